@@ -85,7 +85,7 @@ func (s *stats) addPartition(
 	st.ActiveTenants += part.ActiveTenants
 	st.DeadLetters += part.DeadLetters
 
-	loads, err := ledger.Loads(ctx, s.conn, p, part.Types)
+	loads, err := ledger.Loads(ctx, s.conn.Cmd, p, part.Types)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,9 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -9,8 +11,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-var admit = script("jobs/admit", "signals", "states", "blob", "tenants", "priority", "fair_queue", "pauses", "ready",
-	"non_ready", "limiters", "shares", "dequeue")
+var (
+	admit = script("jobs/admit", "signals", "states", "blob", "tenants", "priority", "fair_queue", "pauses", "ready",
+		"non_ready", "limiters", "shares", "dequeue")
+	promote = script("jobs/promote", "signals", "states", "blob", "tenants", "pauses", "ready",
+		"non_ready", "limiters", "shares")
+)
 
 // AdmitArgs are the arguments of Admit.
 type AdmitArgs struct {
@@ -49,12 +55,21 @@ type AdmitReply struct {
 	AtUS     int64         // Redis time, µs
 }
 
-// AdmitTrace is a sampled job that left the fair queue. The script has made the id of its span.
-type AdmitTrace struct {
+// TracedJob is a sampled job that a script has moved. The script has made the id of its span.
+type TracedJob struct {
 	Group, Tenant  string
 	Ordinal        int64
-	Parent, SpanID string        // the job's traceparent before the call; the id of the new span
-	Accepted, Now  time.Time     // when the job was accepted and when it left, by Redis's clock
+	Parent, SpanID string // the job's traceparent before the call; the id of the new span
+}
+
+func (r reply) traced() TracedJob {
+	return TracedJob{Group: r.str(0), Ordinal: r.num(1), Tenant: r.str(2), Parent: r.str(3), SpanID: r.str(4)}
+}
+
+// AdmitTrace is a sampled job that left the fair queue.
+type AdmitTrace struct {
+	TracedJob
+	Now            time.Time     // when it left, by Redis's clock
 	Fairness, Rate time.Duration // how long it waited for the fair queue and for the rate limit
 }
 
@@ -73,16 +88,72 @@ func Admit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AdmitAr
 		State:    AdmitState(r.str(0)),
 		Moved:    int(r.num(1)),
 		NonReady: int(r.num(2)),
-		Wait:     time.Duration(r.num(3)) * time.Millisecond,
+		Wait:     r.span(3),
 		Permits:  r.list(4).permits(),
 		Denials:  r.list(5).denials(),
 		AtUS:     r.num(7),
 	}
-	for t := r.list(6); len(t) >= 9; t = t[9:] {
+	for t := range slices.Chunk(r.list(6), 8) {
 		out.Traced = append(out.Traced, AdmitTrace{
-			Group: t.str(0), Ordinal: t.num(1), Tenant: t.str(2), Parent: t.str(3), SpanID: t.str(4),
-			Accepted: time.UnixMilli(t.num(5)), Now: time.UnixMilli(t.num(6)),
-			Fairness: time.Duration(t.num(7)) * time.Millisecond, Rate: time.Duration(t.num(8)) * time.Millisecond,
+			TracedJob: t.traced(), Now: time.UnixMilli(t.num(5)), Fairness: t.span(6), Rate: t.span(7),
+		})
+	}
+	return out, nil
+}
+
+// keepStats returns how long congestion statistics are kept, in ms. The default is one hour.
+func keepStats(d time.Duration) int64 { return cmp.Or(d, time.Hour).Milliseconds() }
+
+// PromoteArgs are the arguments of Promote.
+type PromoteArgs struct {
+	Most     int // most jobs to promote
+	Limit    Limit
+	Seed     string         // 8 hex digits, with which the span ids of traced jobs begin
+	FullWait time.Duration  // when to look again at a tenant whose ready stream is full
+	Caps     map[string]int // type → most undelivered jobs in its ready stream; jobs of other types stay
+}
+
+// PromoteReply says what Promote has done.
+type PromoteReply struct {
+	Moved   int            // jobs that are ready now
+	Skipped int            // due jobs whose ready stream is full, or whose type is not in Caps
+	Wait    time.Duration  // until another call can promote jobs; negative: no tenant that may run has non-ready ones
+	Permits []Permit       // that the promoted jobs have spent, by tenant
+	Denials []Denial       // tenants that were refused a permit
+	Traced  []PromoteTrace // the sampled jobs among the promoted ones
+	AtUS    int64          // Redis time, µs
+}
+
+// PromoteTrace is a sampled job that was promoted.
+type PromoteTrace struct {
+	TracedJob
+	Since, Now time.Time // when the job began to wait and when it became ready, by Redis's clock
+	Attempt    int       // the new attempt
+	Reason     string    // why it was non-ready, as in the blob
+}
+
+// Promote moves due non-ready jobs to their ready streams, with one permit each. It suspends due
+// jobs of paused groups and types; those of a paused tenant stay non-ready. It makes a batch of
+// suspended jobs of one resumed tenant non-ready again, before anything else.
+// Twice: the second call takes the next jobs.
+func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a PromoteArgs) (PromoteReply, error) {
+	args := append([]any{a.Most}, a.Limit.args()...)
+	args = append(args, a.Limit.share(), a.Seed, max(1, a.FullWait.Milliseconds()))
+	for typ, limit := range a.Caps {
+		args = append(args, typ, limit)
+	}
+	r, err := run(ctx, c, promote, p, args...)
+	if err != nil {
+		return PromoteReply{}, err
+	}
+	out := PromoteReply{
+		Moved: int(r.num(0)), Skipped: int(r.num(1)), Wait: r.span(2),
+		Permits: r.list(3).permits(), Denials: r.list(4).denials(), AtUS: r.num(6),
+	}
+	for t := range slices.Chunk(r.list(5), 9) {
+		out.Traced = append(out.Traced, PromoteTrace{
+			TracedJob: t.traced(), Since: time.UnixMilli(t.num(5)), Now: time.UnixMilli(t.num(6)),
+			Attempt: int(t.num(7)), Reason: t.str(8),
 		})
 	}
 	return out, nil

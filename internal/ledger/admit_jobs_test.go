@@ -60,7 +60,7 @@ func TestAdmitMintsSpans(t *testing.T) {
 			since := time.UnixMilli(j.SinceMS)
 			require.Equal(w, fmt.Sprintf("0badcafe%08x", i+1), tr.SpanID)
 			require.Equal(w, strings.Replace(parent, "b7ad6b7169203331", tr.SpanID, 1), j.Trace)
-			require.Equal(w, ledger.AdmitTrace{Group: "g", Tenant: "acme", Ordinal: int64(2 * i), Parent: parent, SpanID: tr.SpanID, Accepted: j.Accepted, Now: since, Fairness: since.Sub(j.Accepted)}, tr)
+			require.Equal(w, ledger.AdmitTrace{TracedJob: ledger.TracedJob{Group: "g", Tenant: "acme", Ordinal: int64(2 * i), Parent: parent, SpanID: tr.SpanID}, Now: since, Fairness: since.Sub(j.Accepted)}, tr)
 		}
 		require.Empty(w, run[1].Trace)
 		require.Equal(w, []string{"1", "2", `"|"`}, []string{run[0].Payload, run[1].Payload, run[2].Payload})

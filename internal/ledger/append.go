@@ -187,27 +187,15 @@ func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
 }
 
 func appendReply(r reply, group string, limit int64, request *Request) (AppendReply, error) {
+	piece := strings.TrimPrefix(request.ID, SubmissionPrefix)
+	if err := r.refused(appendJobs, group, limit, len(request.Jobs), piece); err != nil {
+		return AppendReply{}, err
+	}
 	switch r.str(0) {
 	case "OK":
 		return AppendReply{First: r.num(1), N: r.num(2)}, nil
 	case "DUP":
 		return AppendReply{Duplicate: true}, nil
-	case "GAP":
-		return AppendReply{}, fmt.Errorf("group %s: piece %s: %d are there: %w",
-			group, strings.TrimPrefix(request.ID, SubmissionPrefix), r.num(1), ErrGap)
-	case "NOGROUP":
-		return AppendReply{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
-	case "SEALED":
-		return AppendReply{}, fmt.Errorf("group %s is %s and takes no more jobs: start another group: %w",
-			group, r.str(1), api.ErrSealed)
-	case "TOTAL":
-		return AppendReply{}, fmt.Errorf("group %s: %d jobs were announced, %d are there, %d more are too many: %w",
-			group, r.num(1), r.num(2), len(request.Jobs), api.ErrConflict)
-	case "LIMIT":
-		return AppendReply{}, fmt.Errorf(
-			"group %s: a group holds at most %d jobs, %d are there: start another group: %w",
-			group, limit, r.num(1), api.ErrConflict,
-		)
 	}
 	return AppendReply{}, fmt.Errorf("script append: unknown reply %q", r.str(0))
 }

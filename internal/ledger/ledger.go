@@ -10,11 +10,15 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"iter"
 	"path"
+	"slices"
 	"strconv"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/lua"
@@ -40,7 +44,41 @@ type Permit struct {
 // its own limit or share, and "global" if all tenants together have spent the limit.
 type Denial struct{ Tenant, Reason string }
 
-// run executes a script on a partition and returns its reply, which is always an array.
+// refusal is the error of a reply code. In its text, the verbs %[1]v and %[2]v stand for the values
+// behind the code in the reply, %[3]v and the following ones for the script's arguments.
+type refusal struct {
+	text string
+	is   error
+}
+
+// refusals holds the codes by which a script refuses a call, by script and code; script "" stands
+// for every script. Codes that are not listed are no errors: they are values of the reply.
+var refusals = map[[2]string]refusal{
+	{"", "NOGROUP"}:        {"group %[3]v", api.ErrNotFound},
+	{"pause", "NOGROUP"}:   {"group %[4]v", api.ErrNotFound},
+	{"why", "NOJOB"}:       {"job %[3]v.%[4]v", api.ErrNotFound},
+	{"advance", "FENCED"}:  {"advance group %[3]v", ErrFenced},
+	{"expire", "FENCED"}:   {"expire group %[3]v", ErrFenced},
+	{"create", "CONFLICT"}: {"group %[3]v: another group has this id: choose another id", api.ErrConflict},
+	{"cancel", "ENDED"}:    {"group %[3]v is %[1]v and can't be cancelled any more", api.ErrConflict},
+	{"pause", "ENDED"}:     {"group %[4]v is %[1]v and can't be paused or resumed any more", api.ErrConflict},
+	{"seal", "CANCELLED"}:  {"group %[3]v is CANCELLED and can't be sealed any more", api.ErrConflict},
+	{"seal", "TOTAL"}:      {"group %[3]v: has %[1]v jobs, which disagrees with the total of %[2]v", api.ErrConflict},
+	{"reopen", "STATE"}:    {"group %[3]v is %[1]v: only a completed or failed group can be retried", api.ErrConflict},
+	{"reopen", "NONE"}:     {"group %[3]v: no job has failed, so there is nothing to retry", api.ErrConflict},
+	// The arguments of append are the group, the limit, the request's number of jobs and its piece.
+	{"append", "GAP"}:    {"group %[3]v: piece %[6]v: %[1]v are there", ErrGap},
+	{"append", "SEALED"}: {"group %[3]v is %[1]v and takes no more jobs: start another group", api.ErrSealed},
+	{"append", "TOTAL"}: {
+		"group %[3]v: %[1]v jobs were announced, %[2]v are there, %[5]v more are too many", api.ErrConflict,
+	},
+	{"append", "LIMIT"}: {
+		"group %[3]v: a group holds at most %[4]v jobs, %[1]v are there: start another group", api.ErrConflict,
+	},
+}
+
+// run executes a script on a partition and returns its reply, which is always an array. A reply
+// that begins with a code of the table refusals is an error. After an error the reply is empty.
 func run(ctx context.Context, c redis.Cmdable, s *call.Script, p keyspace.Partition, args ...any) (reply, error) {
 	r, err := s.Run(ctx, c, p.Keys(), args)
 	if err != nil {
@@ -50,11 +88,74 @@ func run(ctx context.Context, c redis.Cmdable, s *call.Script, p keyspace.Partit
 	if !ok {
 		return nil, fmt.Errorf("partition %d: script %s: unexpected reply %T", p.Index(), s.Name(), r)
 	}
+	if err := reply(list).refused(s, args...); err != nil {
+		return nil, err
+	}
 	return list, nil
 }
 
-// reply is a script's reply. Its methods return zero for a value that is not there.
+// pipelined sends one pipeline, to which each of the items adds its commands by queue. It returns
+// what queue has returned, in the order of the items, and the error of the first command that has
+// failed. Without items it sends nothing.
+func pipelined[T, R any](
+	ctx context.Context, c redis.Cmdable, items []T, queue func(pipe redis.Pipeliner, item T) R,
+) ([]R, error) {
+	if len(items) == 0 {
+		return nil, nil
+	}
+	replies := make([]R, len(items))
+	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, item := range items {
+			replies[i] = queue(pipe, item)
+		}
+		return nil
+	})
+	return replies, err
+}
+
+// scan returns the pairs of a hash (field and value) or sorted set (member and score), which page
+// reads at a cursor. A pair may come more than once. After an error there are no more pairs.
+func scan(page func(cursor uint64) *redis.ScanCmd) iter.Seq2[[]string, error] {
+	return func(yield func([]string, error) bool) {
+		for cursor := uint64(0); ; {
+			pairs, next, err := page(cursor).Result()
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for pair := range slices.Chunk(pairs, 2) {
+				if !yield(pair, nil) {
+					return
+				}
+			}
+			if cursor = next; cursor == 0 {
+				return
+			}
+		}
+	}
+}
+
+// reply is a script's reply, or the values of some fields of a hash. Its methods return zero for a
+// value that is not there.
 type reply []any
+
+// refused returns the error of a reply that begins with a code of the table refusals, otherwise
+// nil.
+func (r reply) refused(s *call.Script, args ...any) error {
+	if len(r) == 0 {
+		return nil
+	}
+	code, _ := r[0].(string)
+	refused, ok := refusals[[2]string{s.Name(), code}]
+	if !ok {
+		refused, ok = refusals[[2]string{"", code}]
+	}
+	if !ok {
+		return nil
+	}
+	values := append([]any{r.str(1), r.str(2)}, args...)
+	return fmt.Errorf("%s: %w", fmt.Sprintf(refused.text, values...), refused.is)
+}
 
 func (r reply) str(i int) string {
 	if i >= len(r) {
@@ -82,6 +183,22 @@ func (r reply) num(i int) int64 {
 	return 0
 }
 
+// has reports whether a field exists.
+func (r reply) has(i int) bool { return i < len(r) && r[i] != nil }
+
+// when reads a time in ms. It may be the score of a sorted set, which Redis may write with an
+// exponent. 0, and a value that is no time, is the zero time.
+func (r reply) when(i int) time.Time {
+	ms, err := strconv.ParseFloat(r.str(i), 64)
+	if err != nil || !(ms > 0 && ms < 1<<53) {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(ms))
+}
+
+// span reads a duration in ms.
+func (r reply) span(i int) time.Duration { return time.Duration(r.num(i)) * time.Millisecond }
+
 func (r reply) list(i int) reply {
 	if i >= len(r) {
 		return nil
@@ -90,26 +207,33 @@ func (r reply) list(i int) reply {
 	return l
 }
 
-func (r reply) nums() []int64 {
-	out := make([]int64, len(r))
+// all returns the values as value reads each of them.
+func all[T any](r reply, value func(r reply, i int) T) []T {
+	out := make([]T, len(r))
 	for i := range r {
-		out[i] = r.num(i)
+		out[i] = value(r, i)
 	}
 	return out
 }
 
 func (r reply) permits() []Permit {
 	out := make([]Permit, 0, len(r)/2)
-	for i := 0; i+1 < len(r); i += 2 {
-		out = append(out, Permit{Tenant: r.str(i), N: r.num(i + 1)})
+	for pair := range slices.Chunk(r, 2) {
+		out = append(out, Permit{Tenant: pair.str(0), N: pair.num(1)})
 	}
 	return out
 }
 
 func (r reply) denials() []Denial {
 	out := make([]Denial, 0, len(r)/2)
-	for i := 0; i+1 < len(r); i += 2 {
-		out = append(out, Denial{Tenant: r.str(i), Reason: r.str(i + 1)})
+	for pair := range slices.Chunk(r, 2) {
+		out = append(out, Denial{Tenant: pair.str(0), Reason: pair.str(1)})
 	}
 	return out
+}
+
+// integer parses the number of a field; it returns 0 for other text.
+func integer(value string) int64 {
+	n, _ := strconv.ParseInt(value, 10, 64)
+	return n
 }

@@ -2,8 +2,23 @@ package ledger
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+var (
+	policy     = script("tenants/policy", "priority")
+	quota      = script("tenants/quota", "signals", "tenants", "pauses", "ready", "limiters", "shares")
+	limitState = script("tenants/limit_state", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 )
 
 // The limiters. lua/parts/limiters.lua says what each of them guarantees.
@@ -77,5 +92,114 @@ func (r Rate) RPSOf(partitions int) int64 {
 	return max(1, r.RPS/int64(partitions))
 }
 
-// keepStats returns how long congestion statistics are kept, in ms. The default is one hour.
-func keepStats(d time.Duration) int64 { return cmp.Or(d, time.Hour).Milliseconds() }
+// OwnPermit returns when the tenant's own limit or share allows its next permit. With elastic
+// shares a tenant that has used its share may borrow; then only the time until which the tenant is
+// rate-limited counts.
+func (r Rate) OwnPermit(st TenantState) time.Time {
+	if r.Share == ShareElastic && st.Settings.RPS == nil || st.RateLimitedUntil.After(st.NextPermit) {
+		return st.RateLimitedUntil
+	}
+	return st.NextPermit
+}
+
+// Bound returns speed, in jobs per second, or the highest speed that the tenant's limits allow if
+// that is lower.
+func (r Rate) Bound(st TenantState, speed float64) float64 {
+	bound := func(perSecond float64) {
+		if perSecond > 0 {
+			speed = min(speed, perSecond)
+		}
+	}
+	bound(r.PerSecond(st.GlobalLimit))
+	switch {
+	case st.Settings.RPS != nil:
+		bound(*st.Settings.RPS)
+	case r.Share != ShareElastic: // with elastic shares a tenant may use what others leave
+		bound(r.PerSecond(st.Limit))
+	}
+	return speed
+}
+
+// PerSecond converts permits per window to permits per second, rounded to three decimals.
+func (r Rate) PerSecond(permits int64) float64 {
+	window := r.Window.Milliseconds()
+	if window <= 0 {
+		return 0
+	}
+	return math.Round(float64(permits)*1000/float64(window)*1000) / 1000
+}
+
+// PermitsUsed returns how many permits of the global limit a partition has spent: in the current
+// window (fixed), in the last Window (sliding), or how many the bucket lacks (token). It is 0
+// without a limit. The numbers of all partitions add up to the number of the installation.
+func PermitsUsed(ctx context.Context, c redis.Cmdable, p keyspace.Partition, limit Limit) (int64, error) {
+	if limit.Permits <= 0 {
+		return 0, nil
+	}
+	r, err := run(ctx, c, limitState, p, limit.args()...)
+	return r.num(0), err
+}
+
+// Quota is the part of the global limit that is assigned to one partition.
+type Quota struct {
+	Fenced    bool  // another process rebalances now; the other fields mean nothing
+	Effective int64 // permits a window that it may spend now, or has spent in the last one (sliding)
+	Freed     int64 // the part of this call's decrease that other partitions may have at once
+	FromUS    int64 // Redis time (µs) from which they may have all of it; 0: they may have it now
+	Demand    int64 // permits that its waiting and due jobs could use
+	Active    int64 // number of its active tenants
+}
+
+// Increase tells when an increase of a quota becomes effective: AtOnce permits now, the whole at
+// NotBeforeUS (Redis time, µs). The zero Increase is effective at once.
+type Increase struct{ NotBeforeUS, AtOnce int64 }
+
+// ReadQuota reads a partition's quota. From then on Redis refuses the calls of earlier leaders,
+// those with a smaller fence.
+func ReadQuota(ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit) (Quota, error) {
+	return SetQuota(ctx, c, p, fence, limit, -1, Increase{})
+}
+
+// SetQuota changes a partition's quota. A decrease is effective at once. The caller increases a
+// quota only by what it has taken from other partitions before: by Freed at once, by the rest from
+// FromUS on. Twice: the second call changes nothing and returns Freed 0.
+func SetQuota(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit, permits int64,
+	increase Increase,
+) (Quota, error) {
+	args := append([]any{fence}, limit.args()...)
+	r, err := run(ctx, c, quota, p, append(args, permits, increase.NotBeforeUS, increase.AtOnce)...)
+	return Quota{
+		Fenced:    r.str(0) == "FENCED",
+		Effective: r.num(1), Freed: r.num(2), FromUS: r.num(3), Demand: r.num(4), Active: r.num(5),
+	}, err
+}
+
+// rankGroups is the number of groups that one script ranks. It also ranks all groups that were
+// created in the same ms as the last of them.
+const rankGroups = 200
+
+// SetPolicy makes a partition choose the next jobs by the priority formula over all groups, with
+// this ALPHA; nil is by the fair queue. If that is a change, it ranks all open groups, in several
+// calls. Twice: the second call begins again if the first one was interrupted; otherwise it does
+// nothing.
+func SetPolicy(ctx context.Context, c redis.Cmdable, p keyspace.Partition, alpha *float64) error {
+	want := ""
+	if alpha != nil {
+		want = strconv.FormatFloat(*alpha, 'f', -1, 64)
+	}
+	have, err := c.HGet(ctx, p.Rate(), layout.RateRanked).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return fmt.Errorf("read policy of partition %d: %w", p.Index(), err)
+	}
+	if have == want {
+		return nil
+	}
+	for from := int64(0); ; {
+		r, err := run(ctx, c, policy, p, want, from, rankGroups)
+		if err != nil || r.num(0) == 0 {
+			return err
+		}
+		from = r.num(1)
+	}
+}

@@ -16,15 +16,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Fields of an entry of the outbox, as the scripts write them.
-const (
-	outboxGroup    = "group"
-	outboxStatus   = "status"
-	outboxRound    = "round"
-	outboxAt       = "at"       // ms
-	outboxSnapshot = "snapshot" // the group's hash: an array of names and values as JSON
-)
-
 // OutboxEntry is an entry of the outbox: a group has entered a status.
 type OutboxEntry struct {
 	ID     string // of the entry
@@ -48,45 +39,42 @@ func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n in
 	if err != nil {
 		return nil, fmt.Errorf("read outbox: %w", err)
 	}
-	if len(entries) == 0 {
-		return nil, nil
-	}
-	parts := map[string]groupRead{}
-	_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for _, e := range entries {
-			id, _ := e.Values[outboxGroup].(string)
-			if _, ok := parts[id]; !ok {
-				parts[id] = readParts(ctx, pipe, p, id)
-			}
+	parts := map[string]groupParts{}
+	_, err = pipelined(ctx, c, entries, func(pipe redis.Pipeliner, e redis.XMessage) any {
+		id, _ := e.Values["group"].(string)
+		if _, ok := parts[id]; !ok {
+			parts[id] = readParts(ctx, pipe, p, id)
 		}
 		return nil
 	})
 	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
 		return nil, fmt.Errorf("read groups of the outbox: %w", err)
 	} // any other error is of one group: outboxEntry reports it
-	all := make([]OutboxEntry, len(entries))
+	all, fields := make([]OutboxEntry, len(entries)), map[string]string{}
 	for i, e := range entries {
-		id, _ := e.Values[outboxGroup].(string)
-		all[i] = outboxEntry(e, id, parts[id])
+		id, _ := e.Values["group"].(string)
+		all[i] = outboxEntry(e, id, parts[id], fields)
 	}
 	return all, nil
 }
 
-func outboxEntry(e redis.XMessage, id string, parts groupRead) OutboxEntry {
+// outboxEntry reads an entry, as the scripts write it. It uses the map fields.
+func outboxEntry(e redis.XMessage, id string, parts groupParts, fields map[string]string) OutboxEntry {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
-	out := OutboxEntry{
-		ID: e.ID, Group: id, Round: text(outboxRound), Status: api.Status(text(outboxStatus)), values: e.Values,
-	}
-	at, err := strconv.ParseInt(text(outboxAt), 10, 64)
+	at, err := strconv.ParseInt(text("at"), 10, 64)
 	if err != nil {
 		err = fmt.Errorf("read time: %w", err)
 	}
-	out.At, out.After = time.UnixMilli(at).UTC(), parts.parts()
-	out.Err = errors.Join(err, parts.codes.Err(), parts.aggregate.Err())
-	if err := readSnapshot(text(outboxSnapshot), out.After.set); err != nil {
-		out.Err = fmt.Errorf("read snapshot: %w", err)
+	err = errors.Join(err, parts.codes.Err(), parts.aggregate.Err())
+	clear(fields)
+	set := func(field, value string) { fields[field] = value }
+	if unreadable := readSnapshot(text("snapshot"), set); unreadable != nil {
+		err = fmt.Errorf("read snapshot: %w", unreadable)
 	}
-	return out
+	return OutboxEntry{
+		ID: e.ID, Group: id, Round: text("round"), Status: api.Status(text("status")),
+		At: time.UnixMilli(at).UTC(), After: newGroup(fields, parts), Err: err, values: e.Values,
+	}
 }
 
 // errSnapshot says that a snapshot is not a JSON array of strings.

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -14,6 +15,7 @@ var (
 	repair          = script("repair/repair", "signals")
 	repairCounter   = script("repair/repair_counter", "tenants")
 	repairMisplaced = script("repair/repair_misplaced", "signals", "states", "blob", "non_ready")
+	lose            = script("jobs/lose", "signals", "states", "blob", "tenants", "priority", "fair_queue", "endings")
 )
 
 // RepairGroup corrects the counts of a group, and the lists that name it. It adds each of the
@@ -51,7 +53,7 @@ func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n
 		scope = "tenant"
 	}
 	r, err := run(ctx, c, repairCounter, p, scope, n.Of, n.Name, n.Have, n.Want)
-	return err == nil && r.num(0) == 1, err
+	return r.num(0) == 1, err
 }
 
 // Misplaced is an element at a location: a job that may be misplaced, or something that is no job.
@@ -69,5 +71,31 @@ type Misplaced struct {
 // a job. It reports whether it has. Twice: the second call reports false.
 func RepairMisplaced(ctx context.Context, c redis.Cmdable, p keyspace.Partition, m Misplaced) (bool, error) {
 	r, err := run(ctx, c, repairMisplaced, p, m.Location, m.Owner, m.Type, m.Item, m.Twin)
-	return err == nil && r.num(0) == 1, err
+	return r.num(0) == 1, err
+}
+
+// MaxLose is the most jobs of one Lose.
+const MaxLose = 200
+
+// Missed is a job that was at none of its possible locations, and the state that it had then.
+type Missed struct {
+	Ordinal int64
+	State   State
+}
+
+// Lose fails jobs of a group that vanished from Redis, with code LOST. typ is their type, "" if
+// they may be of several types. It returns the ordinals of the jobs that have failed: not those of
+// jobs that have moved since they were missed. Twice: the second call finds that they have failed.
+func Lose(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, typ string, jobs []Missed,
+) ([]int64, error) {
+	if len(jobs) > MaxLose {
+		return nil, fmt.Errorf("lose jobs of group %s: %d are more than %d", group, len(jobs), MaxLose)
+	}
+	args := []any{group, typ}
+	for _, j := range jobs {
+		args = append(args, j.Ordinal, string(j.State))
+	}
+	r, err := run(ctx, c, lose, p, args...)
+	return all(r, reply.num), err
 }

@@ -2,11 +2,15 @@ package ledger
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -46,31 +50,28 @@ func Failures(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, yield func(JobError) error,
 ) error {
 	var seen bitset // HSCAN may return a field more than once
-	for cursor := uint64(0); ; {
-		page, next, err := c.HScan(ctx, p.Failures(group), cursor, "", 100).Result()
+	for record, err := range scan(func(cursor uint64) *redis.ScanCmd {
+		return c.HScan(ctx, p.Failures(group), cursor, "", 100)
+	}) {
 		if err != nil {
 			return fmt.Errorf("read failures of group %s: %w", group, err)
 		}
-		for i := 1; i < len(page); i += 2 {
-			text, _, _ := strings.Cut(page[i], layout.RecordSeparator)
-			e, err := parseJobError(text)
-			if err != nil {
-				return fmt.Errorf("failures of group %s: %w", group, err)
-			}
-			if e.Ordinal < 0 || e.Ordinal >= maxJobs {
-				return fmt.Errorf("failures of group %s: no job has the ordinal %d", group, e.Ordinal)
-			}
-			if !seen.add(e.Ordinal) {
-				continue
-			}
-			if err := yield(e); err != nil {
-				return err
-			}
+		text, _, _ := strings.Cut(record[1], layout.RecordSeparator)
+		e, err := parseJobError(text)
+		if err != nil {
+			return fmt.Errorf("failures of group %s: %w", group, err)
 		}
-		if cursor = next; cursor == 0 {
-			return nil
+		if e.Ordinal < 0 || e.Ordinal >= maxJobs {
+			return fmt.Errorf("failures of group %s: no job has the ordinal %d", group, e.Ordinal)
+		}
+		if !seen.add(e.Ordinal) {
+			continue
+		}
+		if err := yield(e); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // bitset is a set of ordinals. A group may have millions of jobs.
@@ -85,4 +86,53 @@ func (b *bitset) add(ordinal int64) bool {
 	fresh := (*b)[word]&bit == 0
 	(*b)[word] |= bit
 	return fresh
+}
+
+// DeadLetters reads a partition's n newest dead letters that are older than the entry before; ""
+// means the newest of all.
+func DeadLetters(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, before string, n int,
+) ([]api.DeadLetter, error) {
+	top := "+"
+	if before != "" {
+		top = "(" + before
+	}
+	entries, err := c.XRevRangeN(ctx, p.DeadLetters(), top, "-", int64(n)).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read dead letters of partition %d: %w", p.Index(), err)
+	}
+	all := make([]api.DeadLetter, len(entries))
+	for i, e := range entries {
+		all[i] = deadLetter(e)
+	}
+	return all, nil
+}
+
+// deadLetter reads an entry, as fail_job in lua/parts/endings.lua writes it. Other programs may
+// write to the stream as well: a missing or invalid field is empty, and the result can always be
+// written as JSON.
+func deadLetter(e redis.XMessage) api.DeadLetter {
+	text := func(field string) string { v, _ := e.Values[field].(string); return v }
+	const year9999 = 253402300799999 // the last time that JSON can express
+	at, err := strconv.ParseInt(text("at"), 10, 64)
+	if err != nil || at < 0 || at > year9999 {
+		ms, _, _ := strings.Cut(e.ID, "-")
+		at = min(integer(ms), year9999)
+	}
+	d := api.DeadLetter{
+		EntryID:  e.ID,
+		Job:      text("job"),
+		Tenant:   text("tenant"),
+		Group:    text("group"),
+		Ordinal:  integer(text("ordinal")),
+		Type:     text("type"),
+		Code:     text("code"),
+		Error:    text("error"),
+		Attempts: int(integer(text("attempts"))),
+		At:       time.UnixMilli(at).UTC(),
+	}
+	if payload := text("payload"); json.Valid([]byte(payload)) {
+		d.Payload = []byte(payload)
+	}
+	return d
 }

@@ -1,5 +1,9 @@
 package ledger
 
+import (
+	"strconv"
+)
+
 // A job's state is two bytes in the string states:GROUP, at twice its ordinal: the state letter and
 // the mark of its attempt. The report of another attempt is stale. A person can read the string in
 // redis-cli.
@@ -19,25 +23,21 @@ const (
 	Cancelled Letter = 'C'
 )
 
+// words are the names of the states in the API.
+var words = map[Letter]string{
+	Waiting: "waiting", NonReady: "non_ready", Ready: "ready", InFlight: "in_flight",
+	Done: "done", Reduced: "done", Failed: "failed", Cancelled: "cancelled",
+}
+
 // Word returns the state's name in the API; "" for a byte that is no letter.
-func (l Letter) Word() string {
-	switch l {
-	case Waiting:
-		return "waiting"
-	case NonReady:
-		return "non_ready"
-	case Ready:
-		return "ready"
-	case InFlight:
-		return "in_flight"
-	case Done, Reduced:
-		return "done"
-	case Failed:
-		return "failed"
-	case Cancelled:
-		return "cancelled"
+func (l Letter) Word() string { return words[l] }
+
+// letterOf returns the letter at the beginning of a state; 0 for "".
+func letterOf(state string) Letter {
+	if state == "" {
+		return 0
 	}
-	return ""
+	return Letter(state[0])
 }
 
 // StateBytes is the length of a [State].
@@ -66,3 +66,40 @@ const (
 )
 
 func mark(attempt int) byte { return byte(firstMark + attempt%marks) }
+
+// jobRanges encodes jobs of one group for scripts: each range of consecutive ordinals with the same
+// attempt as 'first n attempt', joined by spaces.
+type jobRanges struct {
+	b       []byte
+	lo, n   int64
+	attempt int
+}
+
+// add adds a job. Its ordinal is higher than those before.
+func (r *jobRanges) add(ordinal int64, attempt int) {
+	if r.n > 0 && ordinal == r.lo+r.n && attempt == r.attempt {
+		r.n++
+		return
+	}
+	r.flush()
+	r.lo, r.n, r.attempt = ordinal, 1, attempt
+}
+
+func (r *jobRanges) flush() {
+	if r.n == 0 {
+		return
+	}
+	if len(r.b) > 0 {
+		r.b = append(r.b, ' ')
+	}
+	r.b = strconv.AppendInt(r.b, r.lo, 10)
+	r.b = strconv.AppendInt(append(r.b, ' '), r.n, 10)
+	r.b = strconv.AppendInt(append(r.b, ' '), int64(r.attempt), 10)
+	r.n = 0
+}
+
+// text returns the encoded ranges.
+func (r *jobRanges) text() []byte {
+	r.flush()
+	return r.b
+}

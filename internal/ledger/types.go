@@ -10,14 +10,13 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger/layout"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // Types returns the job types that a partition has seen and that were not retired.
-func Types(ctx context.Context, conn *redisx.Conn, p keyspace.Partition) ([]string, error) {
-	types, err := conn.Cmd.ZRange(ctx, p.Types(), 0, -1).Result()
+func Types(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string, error) {
+	types, err := c.ZRange(ctx, p.Types(), 0, -1).Result()
 	if err != nil {
 		return nil, fmt.Errorf("list types of partition %d: %w", p.Index(), err)
 	}
@@ -27,47 +26,37 @@ func Types(ctx context.Context, conn *redisx.Conn, p keyspace.Partition) ([]stri
 // Loads returns, for each of the types, how many of its jobs wait and run in one partition, and how
 // many stale reports and lost leases were counted. It makes one round trip. A type whose ready
 // stream has no consumer group yet has no jobs in flight.
-func Loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types []string) ([]api.TypeStats, error) {
-	out := make([]api.TypeStats, len(types))
-	if len(types) == 0 {
-		return out, nil
-	}
+func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []string) ([]api.TypeStats, error) {
 	type replies struct {
 		load    *redis.SliceCmd
 		length  *redis.IntCmd
 		pending *redis.XPendingCmd
 	}
-	cmds := make([]replies, len(types))
-	_, _ = conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for i, typ := range types {
-			cmds[i] = replies{
-				load: pipe.HMGet(ctx, p.Load(typ),
-					layout.LoadWaiting, layout.LoadNonReady, layout.LoadStale, layout.LoadLost),
-				length:  pipe.XLen(ctx, p.Ready(typ)),
-				pending: pipe.XPending(ctx, p.Ready(typ), keyspace.GroupWorkers),
-			}
+	// Each reply has the error of the pipeline or its own.
+	reads, _ := pipelined(ctx, c, types, func(pipe redis.Pipeliner, typ string) replies {
+		return replies{
+			load: pipe.HMGet(ctx, p.Load(typ),
+				layout.LoadWaiting, layout.LoadNonReady, layout.LoadStale, layout.LoadLost),
+			length:  pipe.XLen(ctx, p.Ready(typ)),
+			pending: pipe.XPending(ctx, p.Ready(typ), keyspace.GroupWorkers),
 		}
-		return nil
 	})
-	for i, typ := range types {
-		load, err := cmds[i].load.Result()
+	out := make([]api.TypeStats, len(types))
+	for i, read := range reads {
+		pending, err := read.pending.Result()
+		if err == nil || !call.IsUnavailable(err) {
+			err = read.load.Err()
+		}
 		if err != nil {
-			return nil, fmt.Errorf("read load of type %s: %w", typ, err)
+			return nil, fmt.Errorf("read load of type %s: %w", types[i], err)
 		}
-		var inFlight int64
-		pending, err := cmds[i].pending.Result()
-		switch {
-		case err == nil:
-			inFlight = pending.Count
-		case call.IsUnavailable(err):
-			return nil, fmt.Errorf("read load of type %s: %w", typ, err)
+		s := api.TypeStats{Type: types[i]}
+		if pending != nil {
+			s.InFlight = pending.Count
 		}
-		ready := max(0, cmds[i].length.Val()-inFlight)
-		numbers := reply(load)
-		s := api.TypeStats{
-			Type: typ, Waiting: numbers.num(0), NonReady: numbers.num(1), Ready: ready, InFlight: inFlight,
-			StaleOutcomes: numbers.num(2), LeasesLost: numbers.num(3),
-		}
+		s.Ready = max(0, read.length.Val()-s.InFlight)
+		load := reply(read.load.Val())
+		s.Waiting, s.NonReady, s.StaleOutcomes, s.LeasesLost = load.num(0), load.num(1), load.num(2), load.num(3)
 		s.Backlog = s.Waiting + s.NonReady + s.Ready
 		out[i] = s
 	}
@@ -77,22 +66,69 @@ func Loads(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, types [
 // PausedTypes returns the paused types in alphabetical order, also those without jobs.
 func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string, error) {
 	var types []string
-	for cursor := uint64(0); ; { // in pages: the hash also holds the paused tenants, of which there may be many
-		page, next, err := c.HScan(ctx, p.Pauses(), cursor, layout.PauseOfType+"*", 1000).Result()
+	// In pages: the hash also holds the paused tenants, of which there may be many.
+	for pause, err := range scan(func(cursor uint64) *redis.ScanCmd {
+		return c.HScan(ctx, p.Pauses(), cursor, layout.PauseOfType+"*", 1000)
+	}) {
 		if err != nil {
 			return nil, fmt.Errorf("read pauses of partition %d: %w", p.Index(), err)
 		}
-		for i := 0; i < len(page); i += 2 {
-			types = append(types, strings.TrimPrefix(page[i], layout.PauseOfType))
-		}
-		if cursor = next; cursor == 0 {
-			slices.Sort(types)
-			return slices.Compact(types), nil // HSCAN may return a field more than once
-		}
+		types = append(types, strings.TrimPrefix(pause[0], layout.PauseOfType))
 	}
+	slices.Sort(types)
+	return slices.Compact(types), nil // HSCAN may return a field more than once
 }
 
 // TypePaused reports whether a type is paused.
 func TypePaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string) (bool, error) {
 	return c.HExists(ctx, p.Pauses(), layout.PauseOfType+typ).Result()
+}
+
+// HaveJobs returns for each type of a partition whether it has waiting, non-ready or ready jobs, or
+// jobs in flight. It costs one round trip.
+func HaveJobs(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []string) ([]bool, error) {
+	type replies struct {
+		load  *redis.SliceCmd
+		ready *redis.IntCmd
+	}
+	reads, err := pipelined(ctx, c, types, func(pipe redis.Pipeliner, typ string) replies {
+		return replies{
+			load:  pipe.HMGet(ctx, p.Load(typ), layout.LoadWaiting, layout.LoadNonReady),
+			ready: pipe.XLen(ctx, p.Ready(typ)),
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the jobs of types: %w", err)
+	}
+	have := make([]bool, len(types))
+	for i, read := range reads {
+		load := reply(read.load.Val())
+		have[i] = load.num(0) != 0 || load.num(1) != 0 || read.ready.Val() != 0
+	}
+	return have, nil
+}
+
+// PartitionStats are numbers of one partition as a whole.
+type PartitionStats struct {
+	Types         []string // the job types that the partition has seen and that were not retired
+	Groups        int64    // all groups, ended ones too
+	ActiveTenants int64
+	DeadLetters   int64
+}
+
+// ReadPartition reads a partition's numbers in one round trip.
+func ReadPartition(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (PartitionStats, error) {
+	var types *redis.StringSliceCmd
+	var groups, active, dead *redis.IntCmd
+	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		types = pipe.ZRange(ctx, p.Types(), 0, -1)
+		groups, active, dead = pipe.ZCard(ctx, p.Groups()), pipe.SCard(ctx, p.Active()), pipe.XLen(ctx, p.DeadLetters())
+		return nil
+	})
+	if err != nil {
+		return PartitionStats{}, fmt.Errorf("read stats of partition %d: %w", p.Index(), err)
+	}
+	return PartitionStats{
+		Types: types.Val(), Groups: groups.Val(), ActiveTenants: active.Val(), DeadLetters: dead.Val(),
+	}, nil
 }

@@ -2,8 +2,7 @@ package ledger
 
 import (
 	"context"
-	"fmt"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -51,25 +50,17 @@ func Why(
 	if err != nil {
 		return WaitingJob{}, err
 	}
-	switch r.str(0) {
-	case "NOGROUP":
-		return WaitingJob{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
-	case "NOJOB":
-		return WaitingJob{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
-	}
-	paused := map[rune]bool{}
-	for _, what := range r.str(7) {
-		paused[what] = true
-	}
-	j := WaitingJob{
+	paused := r.str(7)
+	return WaitingJob{
 		Now:              time.UnixMilli(r.num(1)),
+		State:            letterOf(r.str(2)),
 		Ordinal:          r.num(3),
 		Tenant:           r.str(4),
 		Status:           api.Status(r.str(5)),
 		Type:             r.str(6),
-		GroupPaused:      paused['g'],
-		TenantPaused:     paused['t'],
-		TypePaused:       paused['y'],
+		GroupPaused:      strings.Contains(paused, "g"),
+		TenantPaused:     strings.Contains(paused, "t"),
+		TypePaused:       strings.Contains(paused, "y"),
 		HeldUntil:        r.when(8),
 		RateLimitedUntil: r.when(9),
 		Place:            r.num(10),
@@ -79,24 +70,9 @@ func Why(
 		Started:          r.when(14),
 		Ended:            r.num(15),
 		Accepted:         r.num(16),
-	}
-	if state := r.str(2); state != "" {
-		j.State = Letter(state[0])
-	}
-	counts := r.list(17)
-	j.NonReady, j.Ready, j.InFlight = counts.num(0), counts.num(1), counts.num(2)
-	for i, types := 0, r.list(18); i < len(types); i++ {
-		j.Types = append(j.Types, types.str(i))
-	}
-	return j, nil
-}
-
-// when reads a time in ms. It may be the score of a sorted set, which Redis may write with an
-// exponent. A value that is no time is the zero time.
-func (r reply) when(i int) time.Time {
-	ms, err := strconv.ParseFloat(r.str(i), 64)
-	if err != nil || !(ms > 0 && ms < 1<<53) {
-		return time.Time{}
-	}
-	return time.UnixMilli(int64(ms))
+		NonReady:         r.num(17),
+		Ready:            r.num(18),
+		InFlight:         r.num(19),
+		Types:            all(r.list(20), reply.str),
+	}, nil
 }

@@ -36,8 +36,8 @@
 --     permits    {tenant, jobs, …}: the admitted jobs; with a limit, each spent a permit
 --     denials    {tenant, reason, …}: per_group or global, as its own share or all permits are used
 --                up
---     traced     {group, ordinal, tenant, trace, span id, accepted ms, now ms, ms waited for the
---                fair queue, ms waited for the rate limit, …}
+--     traced     {group, ordinal, tenant, trace, span id, now ms, ms waited for the fair queue, ms
+--                waited for the rate limit, …}
 --     now        Redis time, µs
 -- Tenants whose next permit has come return to the fair queue first.
 -- A job is never between two locations: the script adds it to the new one, then removes it from the

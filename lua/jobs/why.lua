@@ -28,8 +28,10 @@
 --     15  started        ms      when the first job of the round started, 0 = none has
 --     16  ended          jobs    jobs of the group that have ended
 --     17  accepted       jobs    all jobs of the group
---     18  counts         jobs    {non-ready, ready, in flight} of the group
---     19  types          -       {type, …} of the group
+--     18  non_ready      jobs    non-ready jobs of the group
+--     19  ready          jobs    ready jobs of the group
+--     20  in_flight      jobs    its jobs in flight
+--     21  types          -       {type, …} of the group
 -- The script finds a waiting job in its queue by bisection, because appends add jobs in the order
 -- of their ordinals. It may not find a job that a later round has put there.
 -- Twice: the second call answers again.
@@ -96,4 +98,4 @@ end
 local n = function(i) return tonumber(g[i] or 0) or 0 end
 return { 'OK', now_ms(), state, ordinal, tenant, g[2] or '', typ, paused,
   call('ZSCORE', B .. 'scheduled', group) or 0, limited_until or 0, place, before, jobs, by_priority,
-  n(7), n(8) + n(9) + n(10), n(11), { n(12), n(13), n(14) }, types }
+  n(7), n(8) + n(9) + n(10), n(11), n(12), n(13), n(14), types }

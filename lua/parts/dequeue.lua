@@ -17,7 +17,7 @@
 --   settle(group, of, field, went, gone, n)    writes the counters after a take
 
 local typ, stream, fair, load_key, seed, now, by_group
-local traced = {} -- nine values for each sampled job, as in the reply of admit
+local traced = {} -- eight values for each sampled job, as in the reply of admit
 local next_group, take, to_ready, to_non_ready, settle
 
 do
@@ -162,7 +162,7 @@ do
     if s.trace == '' then return blob end
     traces = traces + 1
     local id = mint(seed, traces)
-    for _, v in ipairs({ group, s.lo, tenant, s.trace, id, s.accepted, now, fairness, rate }) do
+    for _, v in ipairs({ group, s.lo, tenant, s.trace, id, now, fairness, rate }) do
       traced[#traced + 1] = v
     end
     local front = format('%d|', s.lo) .. s.accepted .. '|'

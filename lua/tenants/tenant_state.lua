@@ -20,24 +20,23 @@
 --   7   wanted         jobs     jobs that want a permit
 --   8   unfinished     jobs     jobs that have not ended
 --   9   non_ready      jobs     non-ready jobs, suspended ones too
---   10  due            ms       due time of its first non-ready job, 0 = none
---   11  pace           -        two marks of time (ms) and ended, for its present speed
---   12  ended          jobs     jobs that were reported done or failed, ever
---   13  throttles      n        times that one of its jobs became the marker, for want of a permit
---   14  returns        n        times that one of its jobs was retried or throttled
---   15  waited         ms       sum of the waits that these retries and throttles set
---   16  longest        ms       the longest of these waits
---   17  last           ms       time of the last event that 13 or 14 counts, 0 = none
---   18  used           permits  permits that it has spent in this window
---   19  limit          permits  its own limit or share, in a window; 0 = no limit
---   20  global_used    permits  permits that all tenants of the partition have spent
---   21  global_limit   permits  permits that they may spend in a window; 0 = no limit
---   22  active_tenants n        active tenants; with a limit also this one, and up to 16 that have
+--   10  pace           -        two marks of time (ms) and ended, for its present speed
+--   11  ended          jobs     jobs that were reported done or failed, ever
+--   12  throttles      n        times that one of its jobs became the marker, for want of a permit
+--   13  returns        n        times that one of its jobs was retried or throttled
+--   14  waited         ms       sum of the waits that these retries and throttles set
+--   15  longest        ms       the longest of these waits
+--   16  last           ms       time of the last event that 12 or 13 counts, 0 = none
+--   17  used           permits  permits that it has spent in this window
+--   18  limit          permits  its own limit or share, in a window; 0 = no limit
+--   19  global_used    permits  permits that all tenants of the partition have spent
+--   20  global_limit   permits  permits that they may spend in a window; 0 = no limit
+--   21  active_tenants n        active tenants; with a limit also this one, and up to 16 that have
 --                               due jobs
---   23  next_permit    µs       time of the tenant's next permit; now, if it has one left
---   24  global_permit  µs       time of the partition's next permit; now, if one is left
---   25  now            µs       Redis time
---   26  limited_until  ms       until then it is rate-limited (the latest time of all types); 0 =
+--   22  next_permit    µs       time of the tenant's next permit; now, if it has one left
+--   23  global_permit  µs       time of the partition's next permit; now, if one is left
+--   24  now            µs       Redis time
+--   25  limited_until  ms       until then it is rate-limited (the latest time of all types); 0 =
 --                               it is not
 -- It changes nothing, except for the state of a limiter whose time is in the future because the
 -- clock was set back.
@@ -52,7 +51,6 @@ local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'base_priority', 'paus
   'ended')
 local c = call('HMGET', B .. 'congestion:' .. tenant, 'throttles', 'returns', 'waited', 'longest', 'last')
 local active = call('SISMEMBER', B .. 'active', tenant)
-local first = call('ZRANGE', B .. 'non-ready:' .. tenant, 0, 0, 'WITHSCORES')
 local limited_until = 0
 for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
   limited_until = math.max(limited_until, tonumber(call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) or 0))
@@ -74,6 +72,6 @@ end
 local known = call('ZSCORE', B .. 'tenants', tenant) and 1 or 0
 return { known, h[3] or '', h[4] or '', h[5] or '', h[6] and 1 or 0, active, tonumber(h[7] or 0), tonumber(h[8] or 0),
   call('ZCARD', B .. 'non-ready:' .. tenant) + call('ZCARD', B .. 'suspended:' .. tenant),
-  first[2] and string.format('%.0f', first[2]) or '0', h[9] or '', h[10] or '0',
+  h[9] or '', h[10] or '0',
   c[1] or '0', c[2] or '0', c[3] or '0', c[4] or '0', c[5] or '0',
   used, limit, global_used, g.permits, g.active, math.floor(next_at), math.floor(global_next), US, limited_until }

@@ -14,7 +14,6 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // The lease bounds how long a worker may be silent, not how long a job may run.
@@ -37,7 +36,7 @@ func TestJobsOutliveTheirLeases(t *testing.T) {
 // load returns the counters of a type in the first partition.
 func (s *system) load(typ string) api.TypeStats {
 	s.t.Helper()
-	loads, err := ledger.Loads(s.ctx(), &redisx.Conn{Cmd: s.rdb}, s.space.Partition(0), []string{typ})
+	loads, err := ledger.Loads(s.ctx(), s.rdb, s.space.Partition(0), []string{typ})
 	require.NoError(s.t, err)
 	return loads[0]
 }

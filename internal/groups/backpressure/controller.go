@@ -142,11 +142,11 @@ func (c *Controller) readView(ctx context.Context) error {
 	since := c.readAt
 	backlog := c.inTransit.Load() // read before the backlog: jobs may be counted twice, but none is missed
 	for _, part := range c.space.All() {
-		types, err := ledger.Types(ctx, c.conn, part)
+		types, err := ledger.Types(ctx, c.conn.Cmd, part)
 		if err != nil {
 			return err
 		}
-		loads, err := ledger.Loads(ctx, c.conn, part, types)
+		loads, err := ledger.Loads(ctx, c.conn.Cmd, part, types)
 		if err != nil {
 			return err
 		}

@@ -115,7 +115,7 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	types, err := ledger.Types(ctx, p.Conn, p.partition)
+	types, err := ledger.Types(ctx, p.Conn.Cmd, p.partition)
 	if err != nil {
 		return 0, err
 	}
@@ -175,7 +175,7 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 	if err != nil || wait > 0 {
 		return min(max(wait, time.Millisecond), pause), err
 	}
-	types, err := ledger.Types(ctx, p.Conn, p.partition)
+	types, err := ledger.Types(ctx, p.Conn.Cmd, p.partition)
 	if err != nil {
 		return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 	}

@@ -125,7 +125,7 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	age := time.Since(p.typesListedAt)
 	if age > p.cfg.Interval || p.wasIdle && age > typesInterval {
 		age = 0
-		types, err := ledger.Types(ctx, p.Conn, p.partition)
+		types, err := ledger.Types(ctx, p.Conn.Cmd, p.partition)
 		if err != nil {
 			return 0, err
 		}

@@ -70,7 +70,7 @@ func (u *unservedTypes) find(ctx context.Context) error {
 			served[typ] = true
 		}
 	}
-	types, err := ledger.Types(ctx, u.Conn, u.Partition)
+	types, err := ledger.Types(ctx, u.Conn.Cmd, u.Partition)
 	if err != nil {
 		return err
 	}

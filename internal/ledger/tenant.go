@@ -41,11 +41,24 @@ func Resume(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pau
 }
 
 func setPaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string, on int) error {
-	r, err := run(ctx, c, pause, p, string(what), id, on)
-	if err != nil {
-		return err
+	_, err := run(ctx, c, pause, p, string(what), id, on)
+	return err
+}
+
+// Tenants returns the first n known tenants of a partition whose id is greater than after, ordered
+// by id; after "" means from the first one on.
+func Tenants(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, after string, n int,
+) ([]string, error) {
+	low := "-"
+	if after != "" {
+		low = "(" + after
 	}
-	return r.refused(id, "paused or resumed")
+	ids, err := c.ZRangeByLex(ctx, p.Tenants(), &redis.ZRangeBy{Min: low, Max: "+", Count: int64(n)}).Result()
+	if err != nil {
+		return nil, fmt.Errorf("list tenants of partition %d: %w", p.Index(), err)
+	}
+	return ids, nil
 }
 
 // TenantSettings are an operator's settings of a tenant; nil means the default.
@@ -58,18 +71,16 @@ type TenantSettings struct {
 // SetTenant replaces all settings of a tenant; a nil field removes one. The next admission follows
 // them. Twice: the same settings.
 func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, s TenantSettings) error {
-	rps, weight, base := "", "", ""
-	if s.RPS != nil {
-		rps = fmt.Sprint(*s.RPS)
-	}
-	if s.Weight != nil {
-		weight = fmt.Sprint(*s.Weight)
-	}
-	if s.BasePriority != nil {
-		base = fmt.Sprint(*s.BasePriority)
-	}
-	_, err := run(ctx, c, setting, p, tenant, rps, weight, base)
+	_, err := run(ctx, c, setting, p, tenant, orEmpty(s.RPS), orEmpty(s.Weight), orEmpty(s.BasePriority))
 	return err
+}
+
+// orEmpty returns the value of an argument that may be absent; "" for nil.
+func orEmpty[T any](value *T) any {
+	if value == nil {
+		return ""
+	}
+	return *value
 }
 
 // TenantState is the limits, the usage and the queue of a tenant.
@@ -81,10 +92,9 @@ type TenantState struct {
 	// Jobs that want a permit: waiting ones, except for those of scheduled and paused groups, and
 	// markers.
 	Wanting    int64
-	Unfinished int64     // jobs that have not ended
-	NonReady   int64     // non-ready jobs, suspended ones too
-	NextDue    time.Time // when the first non-ready job is due; zero: none
-	PerSecond  float64   // jobs a second that were done or failed, over the last 5 to 10 s; 0: none, or not known
+	Unfinished int64   // jobs that have not ended
+	NonReady   int64   // non-ready jobs, suspended ones too
+	PerSecond  float64 // jobs a second that were done or failed, over the last 5 to 10 s; 0: none, or not known
 	// Congestion statistics, kept for CONGESTION_STATS_RETENTION after the last event, or until the
 	// tenant's last group ends.
 	Throttles   int64         // times that one of its jobs became the marker, because it got no permit
@@ -112,13 +122,6 @@ func Tenant(
 	if err != nil {
 		return TenantState{}, err
 	}
-	ms := func(i int) time.Time {
-		if r.num(i) == 0 {
-			return time.Time{}
-		}
-		return time.UnixMilli(r.num(i))
-	}
-	span := func(i int) time.Duration { return time.Duration(r.num(i)) * time.Millisecond }
 	s := TenantState{
 		Known:            r.num(0) == 1,
 		Paused:           r.num(4) == 1,
@@ -126,21 +129,20 @@ func Tenant(
 		Wanting:          r.num(6),
 		Unfinished:       r.num(7),
 		NonReady:         r.num(8),
-		NextDue:          ms(9),
-		Throttles:        r.num(12),
-		Returns:          r.num(13),
-		Waits:            span(14),
-		LongestWait:      span(15),
-		LastEvent:        ms(16),
-		Used:             r.num(17),
-		Limit:            r.num(18),
-		GlobalUsed:       r.num(19),
-		GlobalLimit:      r.num(20),
-		ActiveTenants:    r.num(21),
-		NextPermit:       time.UnixMicro(r.num(22)),
-		GlobalPermit:     time.UnixMicro(r.num(23)),
-		Now:              time.UnixMicro(r.num(24)),
-		RateLimitedUntil: ms(25),
+		Throttles:        r.num(11),
+		Returns:          r.num(12),
+		Waits:            r.span(13),
+		LongestWait:      r.span(14),
+		LastEvent:        r.when(15),
+		Used:             r.num(16),
+		Limit:            r.num(17),
+		GlobalUsed:       r.num(18),
+		GlobalLimit:      r.num(19),
+		ActiveTenants:    r.num(20),
+		NextPermit:       time.UnixMicro(r.num(21)),
+		GlobalPermit:     time.UnixMicro(r.num(22)),
+		Now:              time.UnixMicro(r.num(23)),
+		RateLimitedUntil: r.when(24),
 	}
 	if v, err := strconv.ParseFloat(r.str(1), 64); err == nil {
 		s.Settings.RPS = &v
@@ -151,7 +153,7 @@ func Tenant(
 	if v, err := strconv.ParseInt(r.str(3), 10, 64); err == nil {
 		s.Settings.BasePriority = &v
 	}
-	s.PerSecond = pace(r.str(10), r.num(11), s.Now)
+	s.PerSecond = pace(r.str(9), r.num(10), s.Now)
 	return s, nil
 }
 

@@ -1,0 +1,274 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// The scripts with which a worker works on an attempt, and reclaim, which ends the attempts of dead
+// workers.
+var (
+	start   = script("jobs/start", "signals", "states", "ranges", "blob", "pauses", "ready", "non_ready")
+	renew   = script("jobs/renew", "states")
+	outcome = script("jobs/outcome", "signals", "states", "ranges", "blob", "priority", "ready", "non_ready", "endings")
+	reclaim = script("jobs/reclaim", "signals", "states", "blob", "ready", "non_ready", "endings")
+)
+
+// StartGroup is one group's part of a batch. Its jobs are ordered by ordinal.
+type StartGroup struct {
+	Group string
+	Jobs  []StartJob
+}
+
+// StartJob is a job that was read from a ready stream.
+type StartJob struct {
+	Entry   string
+	Ordinal int64
+	Attempt int
+}
+
+// GroupTerms are the tenant of a group and the settings that its jobs run with.
+type GroupTerms struct {
+	Tenant     string        // "": the group does not exist
+	JobTimeout time.Duration // 0: the worker's default
+	MaxRetries int           // negative: the worker's default
+}
+
+// StartReply says which jobs were started.
+type StartReply struct {
+	Tokens []int64      // for each job, in the order of the call: the attempt to report under, or -1
+	Groups []GroupTerms // for each group, in the order of the call
+	AtUS   int64        // Redis time, µs
+}
+
+// Start moves jobs that a worker has read to in flight. The worker must not run a job with token
+// -1: it is stale, its group is cancelled or deleted, or it is paused and suspended now. Start
+// removes the entry of such a job, unless Reclaim has to decide about it. Twice: the second call
+// starts a new attempt of each job, so the worker reports under the tokens of its last call.
+func Start(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, groups []StartGroup,
+) (StartReply, error) {
+	n := 0
+	for i := range groups {
+		n += len(groups[i].Jobs)
+	}
+	args := make([]any, 0, 2+3*len(groups))
+	args = append(args, typ, len(groups))
+	for i := range groups {
+		var ranges jobRanges
+		var entries []byte
+		for _, j := range groups[i].Jobs {
+			ranges.add(j.Ordinal, j.Attempt)
+			entries = append(append(entries, j.Entry...), ' ')
+		}
+		args = append(args, groups[i].Group, ranges.text(), entries)
+	}
+	r, err := run(ctx, c, start, p, args...)
+	if err != nil {
+		return StartReply{}, err
+	}
+	out := StartReply{Tokens: make([]int64, 0, n), Groups: make([]GroupTerms, 0, len(groups)), AtUS: r.num(2)}
+	for i := range groups {
+		if own := r.list(0); own.str(i) == "all" {
+			for _, j := range groups[i].Jobs {
+				out.Tokens = append(out.Tokens, int64(j.Attempt))
+			}
+		} else {
+			out.Tokens = append(out.Tokens, all(own.list(i), reply.num)...)
+		}
+	}
+	if len(out.Tokens) != n {
+		return StartReply{}, fmt.Errorf("script start: %d tokens for %d jobs", len(out.Tokens), n)
+	}
+	for i := range groups {
+		g := r.list(1).list(i)
+		t := GroupTerms{Tenant: g.str(0), JobTimeout: g.span(1), MaxRetries: -1}
+		if g.str(2) != "" {
+			t.MaxRetries = int(g.num(2))
+		}
+		out.Groups = append(out.Groups, t)
+	}
+	return out, nil
+}
+
+// Held is a job that a worker holds.
+type Held struct {
+	Entry, Group string
+	Ordinal      int64
+	Attempt      int
+	Known        bool // the worker knows that it may be lost: it is not counted as a lost lease
+}
+
+// Renew extends the leases of a worker's jobs of one type. It returns the positions in jobs, from
+// 0, of those that the worker has lost: they were taken back, cancelled, or have ended. Twice: the
+// second call extends them again.
+func Renew(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ, consumer string, jobs []Held,
+) ([]int, error) {
+	args := make([]any, 0, 3+5*len(jobs))
+	args = append(args, typ, consumer, len(jobs))
+	for _, j := range jobs {
+		flag := ""
+		if j.Known {
+			flag = "k"
+		}
+		args = append(args, j.Entry, j.Group, j.Ordinal, j.Attempt, flag)
+	}
+	r, err := run(ctx, c, renew, p, args...)
+	return all(r, func(r reply, i int) int { return int(r.num(i)) - 1 }), err
+}
+
+// OutcomeKind is the outcome of a job that is not done.
+type OutcomeKind string
+
+// Kinds of outcomes.
+const (
+	OutcomeRetry     OutcomeKind = "r" // a transient error: the job gets another attempt later
+	OutcomeThrottled OutcomeKind = "t" // the downstream API asked to wait: another attempt later
+	OutcomeFailed    OutcomeKind = "f" // the job has failed
+	OutcomeReleased  OutcomeKind = "h" // the worker gives it back and may have started it: due at once
+	OutcomeUnstarted OutcomeKind = "u" // the worker gives it back and has not started it: ready at once
+)
+
+// DoneJob is a job whose processor succeeded.
+type DoneJob struct {
+	Entry   string // id of its entry in the ready stream
+	Ordinal int64
+	Attempt int    // the attempt that the worker reports on
+	Line    []byte // its result line: one JSON object without a newline, never empty
+	Trace   string // its traceparent; "": it is not sampled
+	Marked  bool   // Redis holds an error or a payload of it, which are deleted
+}
+
+// OtherJob is a job that is not done. Retries, Throttles, Losses and Waits are those that its next
+// moving blob gets: they contain this outcome.
+type OtherJob struct {
+	Entry      string // id of its entry in the ready stream
+	Ordinal    int64
+	Attempt    int // the attempt that the worker reports on
+	Kind       OutcomeKind
+	Retries    int
+	Throttles  int
+	Losses     int
+	Waits      string        // ms, as in the moving blob: fair|rate|congestion
+	Queued     []byte        // the queued blob
+	Delay      time.Duration // least wait; of OutcomeThrottled: Retry-After, or -Delay is the least wait
+	Code, Text string        // of the error
+}
+
+// GroupOutcome is one group's part of a batch. Each list is ordered by ordinal.
+type GroupOutcome struct {
+	Group  string
+	Took   time.Duration // run time, added up, of its jobs in this batch that ran and were not released
+	Ran    int           // how many these jobs are
+	Done   []DoneJob
+	Others []OtherJob
+}
+
+// Congestion says how long jobs wait that are retried or throttled.
+type Congestion struct {
+	Base, Cap time.Duration // the least and the longest wait; a longer Retry-After is kept
+	RPS       int64         // permits a second for all tenants of the partition; 0: no limit
+	KeepStats time.Duration // how long congestion statistics are kept after a tenant's last event
+}
+
+// OutcomeReply counts the outcomes that took effect and those that were stale.
+type OutcomeReply struct{ Owned, Stale int64 }
+
+// Outcome stores the outcomes of a batch of jobs of one type, and removes their entries from the
+// ready stream. An outcome is stale if the job has another attempt by now, has ended, or its group
+// is cancelled: it changes nothing but a counter of the type. The entry of a stale outcome stays if
+// it may hold the job's present attempt; Reclaim then decides. Twice: all outcomes of the second
+// call are stale.
+func Outcome(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
+	typ string, terms Congestion, groups []GroupOutcome,
+) (OutcomeReply, error) {
+	n, jobs := 7, 0
+	for i := range groups {
+		jobs += len(groups[i].Done) + len(groups[i].Others)
+		n += 9 + 11*len(groups[i].Others)
+	}
+	args := make([]any, 0, n+jobs)
+	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS,
+		keepStats(terms.KeepStats), len(groups), jobs)
+	for i := range groups {
+		for j := range groups[i].Done {
+			args = append(args, groups[i].Done[j].Entry)
+		}
+		for j := range groups[i].Others {
+			args = append(args, groups[i].Others[j].Entry)
+		}
+	}
+	for i := range groups {
+		g := &groups[i]
+		args = append(args, g.Group, len(g.Done), len(g.Others), float64(g.Took.Microseconds())/1000, g.Ran)
+		if len(g.Done) > 0 {
+			args = appendDone(args, g.Done)
+		}
+		for j := range g.Others {
+			o := &g.Others[j]
+			args = append(args, o.Ordinal, o.Attempt, string(o.Kind), o.Retries, o.Throttles,
+				o.Losses, o.Waits, o.Queued, o.Delay.Milliseconds(), o.Code, o.Text)
+		}
+	}
+	r, err := run(ctx, c, outcome, p, args...)
+	return OutcomeReply{Owned: r.num(0), Stale: r.num(1)}, err
+}
+
+// appendDone encodes the done jobs of a group as four arguments, however many jobs there are.
+func appendDone(args []any, jobs []DoneJob) []any {
+	size := 0
+	for i := range jobs {
+		size += len(jobs[i].Line) + 1
+	}
+	var ranges jobRanges
+	var traces, marked []byte
+	lines := make([]byte, 0, size)
+	for i := range jobs {
+		d := &jobs[i]
+		ranges.add(d.Ordinal, d.Attempt)
+		if i > 0 {
+			lines = append(lines, '\n')
+		}
+		lines = append(lines, d.Line...)
+		if d.Trace != "" {
+			if len(traces) > 0 {
+				traces = append(traces, '\n')
+			}
+			traces = append(append(strconv.AppendInt(traces, d.Ordinal, 10), ' '), d.Trace...)
+		}
+		if d.Marked {
+			marked = append(strconv.AppendInt(marked, d.Ordinal, 10), ' ')
+		}
+	}
+	return append(args, ranges.text(), lines, traces, marked)
+}
+
+// ReclaimReply says what Reclaim has done.
+type ReclaimReply struct {
+	Taken   int      // jobs that are non-ready now, due at once
+	Failed  int      // jobs that have failed, because they lost more than maxLosses workers
+	Stale   int      // entries that were no jobs, or whose job has another attempt or a cancelled group by now
+	Missing []string // pending entries that another program has deleted from the stream: an incident
+}
+
+// Reclaim takes back the jobs of dead workers: it takes at most `most` pending entries of a type's
+// ready stream that were idle for a lease. Twice: the second call takes the next ones.
+func Reclaim(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
+	typ string, lease time.Duration, most, maxLosses int,
+) (ReclaimReply, error) {
+	r, err := run(ctx, c, reclaim, p, typ, lease.Milliseconds(), most, maxLosses)
+	out := ReclaimReply{Taken: int(r.num(0)), Failed: int(r.num(1)), Stale: int(r.num(3))}
+	if missing := r.list(2); len(missing) > 0 {
+		out.Missing = all(missing, reply.str)
+	}
+	return out, err
+}

@@ -1,0 +1,175 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// The scripts of the folder lua/groups, except for pause.
+var (
+	create   = script("groups/create", "signals")
+	seal     = script("groups/seal", "signals")
+	schedule = script("groups/schedule", "signals", "tenants", "priority", "fair_queue")
+	cancel   = script("groups/cancel", "signals", "tenants", "priority", "fair_queue")
+	sweep    = script("groups/sweep", "signals", "tenants", "non_ready", "blob")
+	reopen   = script("groups/reopen", "signals")
+	requeue  = script("groups/requeue", "signals", "blob", "tenants", "priority", "fair_queue")
+	advance  = script("groups/advance", "signals", "tenants")
+	expire   = script("groups/expire", "tenants")
+)
+
+// ErrFenced says that another watcher is the partition's leader now.
+var ErrFenced = errors.New("another watcher leads the partition")
+
+// GroupFields are the fields of a group that a submission chooses.
+type GroupFields struct {
+	Lane             string
+	Name             string
+	BasePriority     float64
+	MaxRetries       *int          // nil: the worker's default
+	JobTimeout       time.Duration // 0: the worker's default
+	RunAt            *time.Time    // nil: at once
+	FailureThreshold *float64      // nil: 1
+	Total            *int64        // nil: not announced
+	Aggregate        string        // the aggregates that were asked for, as JSON; "": none
+}
+
+// Encode returns the fields as the group's hash stores them, for [CreateArgs].
+func (g *GroupFields) Encode() map[string]string {
+	f := map[string]string{
+		layout.GroupLane:         g.Lane,
+		layout.GroupName:         g.Name,
+		layout.GroupBasePriority: strconv.FormatFloat(g.BasePriority, 'f', -1, 64),
+	}
+	if g.MaxRetries != nil {
+		f[layout.GroupMaxRetries] = strconv.Itoa(*g.MaxRetries)
+	}
+	if g.JobTimeout > 0 {
+		f[layout.GroupJobTimeout] = strconv.FormatInt(g.JobTimeout.Milliseconds(), 10)
+	}
+	if g.RunAt != nil {
+		f[layout.GroupRunAt] = strconv.FormatInt(g.RunAt.UnixMilli(), 10)
+	}
+	if g.FailureThreshold != nil {
+		f[layout.GroupFailureThreshold] = strconv.FormatFloat(*g.FailureThreshold, 'f', -1, 64)
+	}
+	if g.Total != nil {
+		f[layout.GroupTotal] = strconv.FormatInt(*g.Total, 10)
+	}
+	if g.Aggregate != "" {
+		f[layout.GroupAggregate] = g.Aggregate
+	}
+	return f
+}
+
+// CreateArgs are the arguments of Create.
+type CreateArgs struct {
+	Group, Tenant string
+	Type          string            // of jobs that name none
+	Hash          string            // digest of the submission, by which a repetition is recognized
+	Fields        map[string]string // further fields of the group's hash
+}
+
+// Create creates a group without jobs and returns its status. Twice: the second call, with the same
+// Hash, changes nothing and returns the status that the group has then. Errors: api.ErrConflict if
+// a submission with another Hash has created a group with this id.
+func Create(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a CreateArgs) (api.Status, error) {
+	args := []any{a.Group, a.Tenant, a.Type, a.Hash}
+	for k, v := range a.Fields {
+		args = append(args, k, v)
+	}
+	r, err := run(ctx, c, create, p, args...)
+	return api.Status(r.str(1)), err
+}
+
+// Seal seals a group: it gets no more jobs. With total it announces that the group gets exactly
+// total jobs, and the group is sealed as soon as it has them. Seal reports whether the group is
+// sealed now. Twice: the second call reports the same. Errors: api.ErrNotFound; api.ErrConflict if
+// the group is cancelled, has more than total jobs, has announced another total, or without total
+// has fewer jobs than announced.
+func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, total *int64) (bool, error) {
+	arg := any("")
+	if total != nil {
+		arg = *total
+	}
+	r, err := run(ctx, c, seal, p, group, arg)
+	return r.str(0) == "OK", err
+}
+
+// Schedule takes groups whose run_at has come from the schedule, at most `most` of them, and puts
+// them into the fair queue; a paused group enters it when it is resumed. It returns how many it has
+// taken, and the time until the next one (negative: there is none). Twice: the second call takes
+// the next groups.
+func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most int) (int, time.Duration, error) {
+	r, err := run(ctx, c, schedule, p, most)
+	return int(r.num(0)), r.span(1), err
+}
+
+// Cancel ends a group at once and seals it: none of its jobs starts any more, and the outcomes of
+// jobs in flight are stale. It deletes the group's queues; Sweep then moves the jobs that have not
+// ended to cancelled. Twice: the second call changes nothing. Errors: api.ErrNotFound;
+// api.ErrConflict if the group is completed or failed.
+func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
+	_, err := run(ctx, c, cancel, p, group)
+	return err
+}
+
+// SweepJobs is the number of jobs that one Sweep moves: some milliseconds of Redis's time.
+const SweepJobs = 5000
+
+// Sweep moves a batch of a cancelled group's jobs to cancelled; more says that something may be
+// left to do. The last calls remove its non-ready and suspended jobs, its large payloads and latest
+// errors, and put it among the ended groups. It does nothing to a group that is not cancelled.
+// Twice: the second call moves the next ones.
+func Sweep(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
+	r, err := run(ctx, c, sweep, p, group, SweepJobs)
+	return r.str(0) == "MORE", err
+}
+
+// Reopen opens the next round of an ended group and returns its number. Requeue then moves the
+// failed jobs. Twice: with the same request id ("": none) the second call returns the same number,
+// whatever has happened since. Errors: api.ErrNotFound; api.ErrConflict if the group has not ended,
+// was cancelled, or has no failed jobs.
+func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string) (int, error) {
+	r, err := run(ctx, c, reopen, p, group, request)
+	return int(r.num(1)), err
+}
+
+// Requeue moves a batch of a reopened group's failed jobs into the fair queue; more says that
+// others may be left. The jobs of a paused group enter the fair queue when it is resumed. Twice:
+// the second call moves the next ones.
+func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
+	r, err := run(ctx, c, requeue, p, group, 100)
+	return r.str(0) == "MORE", err
+}
+
+// Advance moves a group through its states as far as its counts allow, and removes it from the
+// dirty groups. It returns the number of transitions; each is in the outbox. Twice: the second call
+// makes none. Errors: ErrFenced.
+func Advance(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64) (int, error) {
+	r, err := run(ctx, c, advance, p, group, fence)
+	return int(r.num(1)), err
+}
+
+// Expire deletes an ended group, or with resultsOnly only its result lines. The group's owner key,
+// dead letters and outbox entries stay. With the last group of a tenant that has no settings and is
+// not paused it deletes the tenant. It does nothing to a group that has not ended, or whose
+// cancellation Sweep has not completed. Twice: the second call finds nothing. Errors: ErrFenced.
+func Expire(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64, resultsOnly bool,
+) error {
+	scope := "all"
+	if resultsOnly {
+		scope = "results"
+	}
+	_, err := run(ctx, c, expire, p, group, fence, scope)
+	return err
+}
