@@ -13,9 +13,9 @@ import (
 
 var (
 	admit = script("jobs/admit", "signals", "states", "blob", "tenants", "priority", "fair_queue", "pauses", "ready",
-		"non_ready", "limiters", "shares", "dequeue")
+		"non_ready", "limiters", "shares", "permits", "dequeue")
 	promote = script("jobs/promote", "signals", "states", "blob", "tenants", "pauses", "ready",
-		"non_ready", "limiters", "shares")
+		"non_ready", "limiters", "shares", "permits")
 )
 
 // AdmitArgs are the arguments of Admit.

@@ -77,7 +77,7 @@ func ParseJob(blob string) (Job, error) {
 }
 
 // Parse reads a moving blob into an empty j. After an error j must not be used. It allocates
-// nothing: the fields are parts of the blob.
+// nothing, because the fields are parts of the blob: BenchmarkParseJob shows what that saves.
 func (j *Job) Parse(blob string) error {
 	c := cutter{rest: blob}
 	c.head(j)

@@ -169,6 +169,8 @@ var builtins = []string{
 var foreignFields = map[string][]string{
 	// of a group's hash
 	"groups/advance": {"failure_threshold", "requeue", "round", "sealed", "started", "status", "tenant"},
+	// of a consumer, as XINFO describes it
+	"processes/drop_consumer": {"idle", "name", "pending"},
 	// of an error record
 	"groups/requeue": {"code", "round"},
 	// of an entry of the results stream

@@ -53,8 +53,7 @@ while g.status do
   call('HSET', key, 'status', to, at, now)
   set('status', to)
   set(at, now)
-  call('XADD', B .. 'outbox', '*', 'group', group, 'status', to, 'round', g.round, 'at', now,
-    'snapshot', cjson.encode(flat))
+  announce(group, to, g.round, now, flat)
   moved = moved + 1
   if to == 'COMPLETED' or to == 'FAILED' then
     call('ZREM', B .. 'open', group)

@@ -23,19 +23,14 @@ if g[1] == 'CANCELLED' then return { 'OK' } end
 if g[1] == 'COMPLETED' or g[1] == 'FAILED' then return { 'ENDED', g[1] } end
 local now, tenant = now_ms(), g[2]
 local held = g[6] or call('ZSCORE', B .. 'scheduled', group)
-local waiting = {} -- type → number of its waiting jobs
-for typ in string.gmatch(g[3] or '', '[^|]+') do
-  waiting[typ] = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
-  precheck('HLEN', B .. 'load:' .. typ)
-  precheck_enqueue(typ, g[4], tenant)
-end
+local waiting = waiting_by_type(group, g[3], g[4], tenant)
+for typ in pairs(waiting) do precheck('HLEN', B .. 'load:' .. typ) end
 precheck_activate(tenant)
 precheck_mark_dirty()
 allow_oom()
 call('HSET', key, 'status', 'CANCELLED', 'at:cancelled', now, 'sealed', 1, 'sweep', 0)
 call('HDEL', key, 'requeue', 'paused')
-call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CANCELLED', 'round', g[5], 'at', now,
-  'snapshot', cjson.encode(call('HGETALL', key)))
+announce(group, 'CANCELLED', g[5], now, call('HGETALL', key))
 for typ, n in pairs(waiting) do
   if n > 0 then
     call('HINCRBY', B .. 'load:' .. typ, 'waiting', -n)

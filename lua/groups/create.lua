@@ -13,19 +13,16 @@
 --   +1  field  -  its name
 --   +2  value  -  its value
 -- Reply
---   {'OK', status}        the group was created
---   {'SAME', status}      the same submission created the group before
+--   {'OK', status}        the group was created, by this or an earlier call
 --   {'CONFLICT', status}  another submission created the group
--- Twice: the second call answers SAME.
+-- Twice: the second call answers OK and changes nothing.
 -- Out of memory: refused.
 -- Cost: constant.
 local group, tenant, typ, hash = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local key = B .. 'group:' .. group
 local have = call('HMGET', key, 'hash', 'status')
-if have[1] then
-  if have[1] == hash then return { 'SAME', have[2] } end
-  return { 'CONFLICT', have[2] or '' }
-end
+if have[1] == hash then return { 'OK', have[2] } end
+if have[1] then return { 'CONFLICT', have[2] or '' } end
 precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'tenants')
 precheck('XLEN', B .. 'outbox')
 precheck('LLEN', B .. 'wake:watcher')
@@ -40,7 +37,6 @@ call('ZADD', B .. 'groups', now, group)
 call('ZADD', B .. 'groups:' .. tenant, now, group)
 call('ZADD', B .. 'open', now, group)
 call('ZADD', B .. 'tenants', 0, tenant)
-call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CREATED', 'round', 1, 'at', now,
-  'snapshot', cjson.encode(call('HGETALL', key)))
+announce(group, 'CREATED', 1, now, call('HGETALL', key))
 wake('watcher')
 return { 'OK', 'CREATED' }

@@ -24,7 +24,6 @@
 -- tenant with suspended jobs.
 local scope, id, paused = ARGV[1], ARGV[2], ARGV[3] == '1'
 local now, factor = now_ms(), alpha()
-local LANES = { 'high', 'normal', 'low' }
 precheck('SCARD', B .. 'suspended', B .. 'resuming')
 precheck('HLEN', B .. 'rate')
 precheck('LLEN', B .. 'wake:fetcher', B .. 'wake:dispatcher')
@@ -50,12 +49,8 @@ if scope == 'group' then
   if not g[1] then return { 'NOGROUP' } end
   if g[1] == 'COMPLETED' or g[1] == 'FAILED' or g[1] == 'CANCELLED' then return { 'ENDED', g[1] } end
   if paused == (g[5] and true or false) then return { 'OK' } end
-  local tenant, lane, waiting, all = g[2], g[4], {}, 0
-  for typ in string.gmatch(g[3] or '', '[^|]+') do
-    waiting[typ] = call('LLEN', B .. 'queue:' .. id .. ':' .. typ)
-    all = all + waiting[typ]
-    precheck_enqueue(typ, lane, tenant)
-  end
+  local tenant, lane = g[2], g[4]
+  local waiting, all = waiting_by_type(id, g[3], lane, tenant)
   precheck_activate(tenant)
   local scheduled = call('ZSCORE', B .. 'scheduled', id)
   allow_oom()
@@ -67,9 +62,7 @@ if scope == 'group' then
   else
     call('HDEL', key, 'paused')
     if not scheduled then
-      for typ, n in pairs(waiting) do
-        if n > 0 then enqueue(typ, lane, tenant, id, n, now, factor) end
-      end
+      enqueue_all(waiting, lane, tenant, id, now, factor)
       activate(tenant, all)
     end
     bring_back(tenant)
@@ -92,17 +85,7 @@ elseif scope == 'tenant' then
     call('HDEL', key, 'paused')
     if tonumber(call('HGET', key, 'active') or 0) > 0 then set_active(id) end
     for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
-      for _, lane in ipairs(LANES) do
-        local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. id
-        if call('ZCARD', of) > 0 and not call('ZSCORE', B .. 'rate-limited:' .. typ, id) then
-          if not in_lane(typ, lane, id) then enter_lane(typ, lane, id) end
-          if factor then
-            for _, group in ipairs(call('ZRANGE', of, 0, -1)) do
-              call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group)
-            end
-          end
-        end
-      end
+      if not call('ZSCORE', B .. 'rate-limited:' .. typ, id) then enter_lanes(typ, id, factor) end
     end
     reindex(id)
     bring_back(id)

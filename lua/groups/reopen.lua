@@ -29,8 +29,7 @@ precheck_mark_dirty()
 local now, round = now_ms(), tonumber(g[2]) + 1
 call('HSET', key, 'status', 'CREATED', 'round', round, 'requeue', 0, 'reopened', request, 'at:created', now)
 call('HDEL', key, 'at:dispatched', 'at:running', 'at:aggregating', 'at:completed', 'at:failed', 'started')
-call('XADD', B .. 'outbox', '*', 'group', group, 'status', 'CREATED', 'round', round, 'at', now,
-  'snapshot', cjson.encode(call('HGETALL', key)))
+announce(group, 'CREATED', round, now, call('HGETALL', key))
 call('ZREM', B .. 'ended', group)
 call('ZADD', B .. 'open', now, group)
 mark_dirty(group)

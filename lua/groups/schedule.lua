@@ -16,29 +16,19 @@ local now = now_ms()
 local due = call('ZRANGEBYSCORE', B .. 'scheduled', '-inf', now, 'LIMIT', 0, most)
 if #due > 0 then
   local factor = alpha()
-  local ready = {} -- {group, tenant, lane, type → number of waiting jobs} of groups that may start
+  local ready = {} -- {group, tenant, lane, waiting jobs by type and in all} of groups that may start
   for _, group in ipairs(due) do
     local g = call('HMGET', B .. 'group:' .. group, 'tenant', 'lane', 'types', 'status', 'paused')
     if g[1] and g[4] ~= 'CANCELLED' and not g[5] then -- a paused group enters when it is resumed
-      local waiting = {}
-      for typ in string.gmatch(g[3] or '', '[^|]+') do
-        local n = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
-        precheck_enqueue(typ, g[2], g[1])
-        if n > 0 then waiting[typ] = n end
-      end
       precheck_activate(g[1])
-      ready[#ready + 1] = { group, g[1], g[2], waiting }
+      ready[#ready + 1] = { group, g[1], g[2], waiting_by_type(group, g[3], g[2], g[1]) }
     end
   end
   precheck('LLEN', B .. 'wake:fetcher')
   allow_oom()
   for _, r in ipairs(ready) do
-    local all = 0
-    for typ, n in pairs(r[4]) do
-      enqueue(typ, r[3], r[2], r[1], n, now, factor)
-      all = all + n
-    end
-    activate(r[2], all)
+    enqueue_all(r[4], r[3], r[2], r[1], now, factor)
+    activate(r[2], r[5])
   end
   call('ZREM', B .. 'scheduled', unpack(due))
   wake('fetcher')

@@ -50,14 +50,13 @@ local most, cap, slots, ahead = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(A
 local total, elastic, keep = tonumber(ARGV[8]), ARGV[11] == 'elastic', tonumber(ARGV[13])
 LIMITER, WIDTH = ARGV[6], tonumber(ARGV[7])
 local weights = { high = tonumber(ARGV[14]), normal = tonumber(ARGV[15]), low = tonumber(ARGV[16]) }
-local LANES = { 'high', 'normal', 'low' }
 local PICK = 50 -- most jobs of a tenant in a row; twice as many if the workers run them within 1 ms
 local LOOKS = 200 -- most tenants that one call looks at
 stream, fair, load_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ
 local over, rate_limited = B .. 'over:' .. typ, B .. 'rate-limited:' .. typ
 US = now_us()
 now = floor(US / 1000)
-local moved, non_ready, allowed, denied = 0, 0, {}, {}
+local moved, non_ready = 0, 0
 
 if any_paused() and is_paused('y', typ) then return { 'PAUSED', 0, 0, -1, {}, {}, {}, US } end
 local load = call('HMGET', load_key, 'full', 'est', 'due', 'quick', 'quick_at', 'yield')
@@ -121,17 +120,7 @@ do
   -- end_rate_limit puts a tenant whose next permit has come back into its lanes.
   local function end_rate_limit(tenant)
     precheck('HLEN', B .. 'tenant:' .. tenant)
-    for _, lane in ipairs(LANES) do
-      local of = fair .. ':' .. lane .. ':' .. tenant
-      if call('ZCARD', of) > 0 then
-        enter_lane(typ, lane, tenant)
-        if by_group then
-          for _, group in ipairs(call('ZRANGE', of, 0, -1)) do
-            call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group)
-          end
-        end
-      end
-    end
+    enter_lanes(typ, tenant, factor, true)
     call('ZREM', rate_limited, tenant)
   end
   for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, '-inf', now, 'LIMIT', 0, 100)) do
@@ -221,40 +210,45 @@ local function leave_lanes(tenant)
   end
 end
 
+-- group_of returns the next group of a tenant that is in the set (fair or over) of a lane, and its
+-- waiting jobs. A tenant that is paused leaves all lanes, one without waiting jobs leaves this one;
+-- then group_of returns nil.
+local function group_of(t, lane, start, set)
+  if t.paused then return leave_lanes(t.name) end
+  local group, n = next_group(lane, t.name)
+  if not group then
+    leave_lane(typ, lane, t.name, start)
+    count_left(lane, set)
+  end
+  return group, n
+end
+
 -- rate_limit_tenant removes a tenant from its lanes until its next permit. The first waiting job of
 -- group becomes its marker (non-ready, due at that time), unless the tenant has one. If the tenant
 -- has permits that its due jobs may claim, it leaves its lanes for 2 ms, without a marker.
 local function rate_limit_tenant(t, lane, group, n)
-  if t.left > 0 then
-    -- It has permits, but its due jobs may claim them.
-    call('ZADD', rate_limited, now + 2, t.name)
-    leave_lanes(t.name)
-    if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
-    return
-  end
-  local due = math.ceil(t.next_at / 1000)
-  denied[#denied + 1] = t.name
-  denied[#denied + 1] = 'per_group'
-  local of = fair .. ':' .. lane .. ':' .. t.name
-  if t.marker or call('ZSCORE', rate_limited, t.name) then -- its marker has no permit yet
-    rate_bound(t.key, t.rs, t.rd, now)
-    call('ZADD', rate_limited, due, t.name)
-  else
-    local went, gone = take(group, 1, to_non_ready(group, t.name, t.bound or now, due))
-    rate_bound(t.key, t.rs, t.rd, now)
-    settle(group, of, 'non_ready', went, gone, n)
-    call('ZADD', rate_limited, due, t.name)
-    if went > 0 then
-      call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
-      call('HINCRBY', t.key, 'congested', went)
-      call('HSET', t.key, 'marker', typ)
-      call('HINCRBY', B .. 'congestion:' .. t.name, 'throttles', went)
-      call('HSET', B .. 'congestion:' .. t.name, 'last', now)
-      call('PEXPIRE', B .. 'congestion:' .. t.name, keep)
+  local due = now + 2
+  if t.left <= 0 then
+    due = math.ceil(t.next_at / 1000)
+    deny(t.name, 'per_group')
+    -- A tenant that is still rate-limited has a marker, which has no permit yet.
+    if not t.marker and not call('ZSCORE', rate_limited, t.name) then
+      local went, gone = take(group, 1, to_non_ready(group, t.name, t.bound or now, due))
+      settle(group, fair .. ':' .. lane .. ':' .. t.name, 'non_ready', went, gone, n)
+      if went > 0 then
+        call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
+        call('HINCRBY', t.key, 'congested', went)
+        call('HSET', t.key, 'marker', typ)
+        call('HINCRBY', B .. 'congestion:' .. t.name, 'throttles', went)
+        call('HSET', B .. 'congestion:' .. t.name, 'last', now)
+        call('PEXPIRE', B .. 'congestion:' .. t.name, keep)
+      end
+      if gone > went then activate(t.name, went - gone) end
+      non_ready = non_ready + went
     end
-    if gone > went then activate(t.name, went - gone) end
-    non_ready = non_ready + went
+    rate_bound(t.key, t.rs, t.rd, now)
   end
+  call('ZADD', rate_limited, due, t.name)
   leave_lanes(t.name)
   if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
 end
@@ -268,13 +262,8 @@ local function admit_jobs(t, lane, group, n, k)
   local went, gone = take(group, k, to_ready(group, t.name, t.bound))
   local empty = settle(group, of, 'ready', went, gone, n)
   activate(t.name, -gone)
-  if went > 0 and t.limit then spend[LIMITER](t.key, t.limit, went) end
-  if went > 0 and limited then
-    g.left = g.left - went
-    spend[LIMITER](B .. 'rate', g.state, went)
-  end
+  spend_permits(g, t, went)
   moved = moved + went
-  allowed[t.name] = (allowed[t.name] or 0) + went
   return went, empty
 end
 
@@ -357,8 +346,7 @@ end
 -- deny_global stores that the global limit has no permit left for a tenant. It sets the reply's
 -- denials, state (LIMITED) and wait (until the next permit).
 local function deny_global(tenant)
-  denied[#denied + 1] = tenant
-  denied[#denied + 1] = 'global'
+  deny(tenant, 'global')
   rate_bound(B .. 'rate', g.rs, g.rd, now)
   if moved > 0 then -- g.next_at is older than the permits that this call has spent
     local h = call('HMGET', B .. 'rate', LIMIT_FIELDS[LIMITER][1], LIMIT_FIELDS[LIMITER][2])
@@ -427,13 +415,8 @@ local function by_fairness()
       return false
     end
     t = t or look(first[1])
-    local group, n
-    if not t.paused then group, n = next_group(lane, t.name) end
-    if t.paused then
-      leave_lanes(t.name)
-    elseif not group then
-      leave_lane(typ, lane, t.name, start)
-      count_left(lane, from)
+    local group, n = group_of(t, lane, start, from)
+    if not group then -- the tenant has left
     elseif next_long and lane == next_long.lane and start > next_long.start + 2 * next_long.cost then
       await_next_long()
       return false
@@ -474,21 +457,15 @@ local function by_borrowing()
       if g.left <= 0 then
         deny_global(first[1])
       else
-        denied[#denied + 1] = first[1]
-        denied[#denied + 1] = 'per_group'
+        deny(first[1], 'per_group')
         rate_bound(B .. 'rate', g.rs, g.rd, now)
         state, wait = 'LIMITED', math.max(1, math.min(2, math.ceil((g.next_at - US) / 1000)))
       end
       return
     end
     local t, start = look(first[1]), tonumber(first[2])
-    local group, n
-    if not t.paused then group, n = next_group(lane, t.name) end
-    if t.paused then
-      leave_lanes(t.name)
-    elseif not group then
-      leave_lane(typ, lane, t.name, start)
-      count_left(lane, 'over')
+    local group, n = group_of(t, lane, start, 'over')
+    if not group then -- the tenant has left
     elseif t.rps then -- the tenant has a rate limit of its own now: it can't borrow
       rate_limit_tenant(t, lane, group, n)
     else
@@ -545,9 +522,4 @@ if state == 'EMPTY' then
   local next_permit = call('ZRANGE', rate_limited, 0, 0, 'WITHSCORES')
   if #next_permit > 0 then wait = math.max(0, tonumber(next_permit[2]) - now) end
 end
-local flat = {}
-for tenant, n in pairs(allowed) do
-  flat[#flat + 1] = tenant
-  flat[#flat + 1] = n
-end
-return { state, moved, non_ready, wait, flat, denied, traced, US }
+return { state, moved, non_ready, wait, permits, denials, traced, US }

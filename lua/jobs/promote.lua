@@ -49,7 +49,7 @@ local NEW_TYPE_MS = 20
 US = now_us()
 local now = floor(US / 1000)
 local limited = total > 0
-local moved, skipped, looked, allowed, denied, traced, traces = 0, 0, 0, {}, {}, {}, 0
+local moved, skipped, looked = 0, 0, 0
 local pauses = any_paused()
 local status = {} -- by group: {gone, paused}
 
@@ -143,15 +143,14 @@ local spare
 local function look(tenant)
   local key = B .. 'tenant:' .. tenant
   local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'paused', 'active', 'look')
-  local t = { key = key, paused = h[5], offset = tonumber(h[7] or 0), can = most }
+  local t = { name = tenant, key = key, paused = h[5], offset = tonumber(h[7] or 0), can = most }
   if not limited and not h[3] then return t end
   t.left, t.next_at, t.limit = left[LIMITER](key, h[1], h[2], permits_of(g, limited, h[3], h[4], false))
   t.can = t.left
   if limited then
     t.can = math.min(t.can, g.left)
     if t.can > 0 then
-      t.others = math.max(0, math.min(tonumber(h[6] or 0) - 1, t.can - half_for_due(t.can)))
-      t.can = t.can - t.others
+      t.can = t.can - math.max(0, math.min(tonumber(h[6] or 0) - 1, t.can - half_for_due(t.can)))
     elseif g.left > 0 and elastic and not h[3] then
       spare = spare or g.left - reserved(g, nil, now)
       t.can = math.max(0, spare - reserved_due(g, now, tenant))
@@ -162,7 +161,7 @@ local function look(tenant)
 end
 
 -- choose decides what becomes of a tenant's due jobs and moves none of them. It counts in looked,
--- skipped, denied, capacity and full, and it writes or deletes the tenant's field look. It returns
+-- skipped, denials, capacity and full, and it writes or deletes the tenant's field look. It returns
 -- these lists, and a time (ms) before which it makes no sense to look at the tenant again, or nil:
 --   going       {job, blob}: the jobs that become ready
 --   paused      {job, blob}: the jobs that will be suspended
@@ -203,8 +202,7 @@ local function choose(tenant, t)
           -- A tenant that was denied by the global limit only keeps its place in the order of
           -- tenants.
           local own = not limited or t.left - #c.going <= 0
-          denied[#denied + 1] = tenant
-          denied[#denied + 1] = (own or g.left > 0) and 'per_group' or 'global'
+          deny(tenant, (own or g.left > 0) and 'per_group' or 'global')
           if own and not t.borrows then return c, math.ceil(t.next_at / 1000) end
           return c, (limited and g.left > 0) and now + full_wait or nil
         else
@@ -225,13 +223,8 @@ local function to_ready(tenant, j, blob)
   local waited = math.max(0, now - j.since)
   if j.reason == 'R' then j.wr = j.wr + waited elseif j.reason == 'A' or j.reason == 'E' then j.wc = j.wc + waited end
   if j.trace ~= '' then
-    traces = traces + 1
-    local id = mint(seed, traces)
     local since = string.format('%.0f', j.since)
-    for _, v in ipairs({ j.group, j.ordinal, tenant, j.trace, id, since, now, j.attempt + 1, j.reason }) do
-      traced[#traced + 1] = v
-    end
-    j.trace = follow(j.trace, id)
+    j.trace = new_span(seed, j.group, j.ordinal, tenant, j.trace, since, now, j.attempt + 1, j.reason)
   end
   j.attempt, j.since, j.reason = j.attempt + 1, now, ''
   call('XADD', B .. 'ready:' .. j.typ, '*', 'j', compose(j, blob))
@@ -280,18 +273,9 @@ local function promote_tenant(tenant, t)
     if wanted > 0 then call('HDEL', t.key, 'marker') end
     call('ZREM', set, unpack(gone))
   end
-  local n = #c.going
-  if n > 0 then
-    moved = moved + n
-    allowed[#allowed + 1] = tenant
-    allowed[#allowed + 1] = n
-    if t.limit then spend[LIMITER](t.key, t.limit, n) end
-    if limited then
-      g.left = g.left - n
-      if spare then spare = spare - n end
-      spend[LIMITER](B .. 'rate', g.state, n)
-    end
-  end
+  moved = moved + #c.going
+  if spare then spare = spare - #c.going end
+  spend_permits(g, t, #c.going)
   reindex(tenant, not_before)
 end
 
@@ -315,7 +299,7 @@ local first, wait = call('ZRANGE', B .. 'non-ready', 0, 0, 'WITHSCORES'), -1
 if #first > 0 and tonumber(first[2]) < FAR then wait = math.max(0, tonumber(first[2]) - now) end
 if wait == 0 and limited and g and g.left <= 0 then
   wait = math.max(1, math.ceil((g.next_at - US) / 1000))
-  if #denied == 0 then denied = { first[1], 'global' } end
+  if #denials == 0 then deny(first[1], 'global') end
 end
 if call('SCARD', B .. 'resuming') > 0 then wait = 0 end
-return { moved, skipped, wait, allowed, denied, traced, US }
+return { moved, skipped, wait, permits, denials, traced, US }

@@ -13,8 +13,9 @@
 --   compose(j, blob)          the moving blob of such fields, with the payload of blob
 --   payload_and_key(text)     the payload, and the key behind it ('' = none)
 --   entry_blob(fields)        the moving blob of an entry of a ready stream
---   mint(seed, n)             the n-th span id of a script's run
---   follow(trace, span)       the trace with span as its parent
+--   new_span(seed, group, ordinal, tenant, trace, ...)
+--                             starts a span of a sampled job, which traced then describes
+--   traced                    {group, ordinal, tenant, trace, span id, ..., …}: the new spans
 --   quarantine(where, what)    stores text that is no job, or is misplaced
 
 -- parse reads a moving blob up to its payload; nil if it can't be read. payload_at is where the
@@ -57,9 +58,16 @@ local function payload_and_key(text)
   return payload or text, key or ''
 end
 
--- mint returns the n-th span id of a script's run. The seed is 8 random hex digits.
-local function mint(seed, n) return seed .. string.format('%08x', n) end
-local function follow(trace, span) return string.sub(trace, 1, 36) .. span .. string.sub(trace, 53) end
+-- new_span starts the next span of a sampled job: it adds the job, the id of the span and further
+-- values to traced. It returns the trace with this span as its parent. The seed is 8 random hex
+-- digits; the id is the seed and the number of the span in this run of the script.
+local traced, spans = {}, 0
+local function new_span(seed, group, ordinal, tenant, trace, ...)
+  spans = spans + 1
+  local id = seed .. string.format('%08x', spans)
+  for _, v in ipairs({ group, ordinal, tenant, trace, id, ... }) do traced[#traced + 1] = v end
+  return string.sub(trace, 1, 36) .. id .. string.sub(trace, 53)
+end
 
 -- quarantine stores the first 1024 bytes of a text, behind the location where it was found, in a
 -- list of the newest 1000 that operators read. The caller removes the text from its location.

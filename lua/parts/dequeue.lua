@@ -9,7 +9,6 @@
 --   now         Redis time, ms
 --   by_group    whether groups are ordered by priority
 -- OFFERS
---   traced                                     the sampled jobs that were dequeued
 --   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
 --   take(group, k, place)                      takes jobs out of a group's queue
 --   to_ready(group, tenant, bound)             a place function: the ready stream
@@ -17,14 +16,12 @@
 --   settle(group, of, field, went, gone, n)    writes the counters after a take
 
 local typ, stream, fair, load_key, seed, now, by_group
-local traced = {} -- eight values for each sampled job, as in the reply of admit
 local next_group, take, to_ready, to_non_ready, settle
 
 do
   local match, find, sub, rep = string.match, string.find, string.sub, string.rep
   local byte, format = string.byte, string.format
   local WAITING = byte('W')
-  local traces = 0
 
   -- next_group returns the tenant's next group, and how many jobs it has waiting. It removes groups
   -- without waiting jobs from the fair queue.
@@ -156,17 +153,13 @@ do
     return all - rate, rate
   end
 
-  -- trace_job reports a sampled job in traced. It returns the job's blob with the new span as its
+  -- trace_job starts the next span of a sampled job. It returns the job's blob with the new span as its
   -- parent; the blob of another job unchanged.
   local function trace_job(group, tenant, blob, s, fairness, rate)
     if s.trace == '' then return blob end
-    traces = traces + 1
-    local id = mint(seed, traces)
-    for _, v in ipairs({ group, s.lo, tenant, s.trace, id, now, fairness, rate }) do
-      traced[#traced + 1] = v
-    end
     local front = format('%d|', s.lo) .. s.accepted .. '|'
-    return front .. follow(s.trace, id) .. sub(blob, #front + #s.trace + 1)
+    local trace = new_span(seed, group, s.lo, tenant, s.trace, now, fairness, rate)
+    return front .. trace .. sub(blob, #front + #s.trace + 1)
   end
 
   -- to_ready and to_non_ready return place functions for take. bound is since when permits are

@@ -2,16 +2,21 @@
 -- NEEDS  base, priority
 -- OFFERS
 --   AGE_MS                                               age that counts as one waiting job, ms
+--   LANES                                                the names of the lanes
 --   precheck_enqueue(typ, lane, tenant)                  reads the keys that the others write
---   enter_lane(typ, lane, tenant)                        adds a tenant to a lane
+--   enter_lanes(typ, tenant, factor, absent)             adds a tenant to all lanes where it waits
 --   leave_lane(typ, lane, tenant, tag)                   removes a tenant, and keeps its tag
 --   in_lane(typ, lane, tenant)                           the tenant's start tag, or false
 --   enqueue(typ, lane, tenant, group, n, now, factor)    adds a group with n waiting jobs
+--   waiting_by_type(group, types, lane, tenant)          the waiting jobs of a group
+--   enqueue_all(waiting, lane, tenant, group, now, factor)
+--                                                        adds a group with jobs of several types
 --   withdraw(typ, lane, tenant, group)                   removes a group
 
 -- A tenant's groups are ordered by their work left, with aging: the score of a group is the time at
 -- which it entered (ms), plus AGE_MS for each waiting job. The lowest is next.
 local AGE_MS = 100
+local LANES = { 'high', 'normal', 'low' }
 
 local function precheck_enqueue(typ, lane, tenant)
   precheck('HLEN', B .. 'fair:' .. typ, B .. 'tenant:' .. tenant)
@@ -46,6 +51,21 @@ local function in_lane(typ, lane, tenant)
     or call('ZSCORE', B .. 'over:' .. typ .. ':' .. lane, tenant)
 end
 
+-- enter_lanes adds a tenant to each lane in which it has waiting jobs, and its groups to the order by
+-- priority. absent says that the tenant is in no lane now; otherwise a lane that has it keeps its
+-- tag.
+local function enter_lanes(typ, tenant, factor, absent)
+  for _, lane in ipairs(LANES) do
+    local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
+    if call('ZCARD', of) > 0 then
+      if absent or not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
+      for _, group in ipairs(factor and call('ZRANGE', of, 0, -1) or {}) do
+        call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group)
+      end
+    end
+  end
+end
+
 -- enqueue adds n waiting jobs of a group to its tenant's order of groups, and the tenant to the
 -- lane; a rate-limited tenant enters the lane later (see admit). The caller adds the jobs to the
 -- list queue:GROUP:TYPE.
@@ -56,6 +76,22 @@ local function enqueue(typ, lane, tenant, group, n, now, factor)
   if call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) then return end
   if factor then call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
   if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
+end
+-- waiting_by_type returns how many waiting jobs a group has by type, and in all. It reads the keys
+-- that enqueue and withdraw write. types is the field types of the group's hash.
+local function waiting_by_type(group, types, lane, tenant)
+  local waiting, all = {}, 0
+  for typ in string.gmatch(types or '', '[^|]+') do
+    waiting[typ] = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
+    all = all + waiting[typ]
+    precheck_enqueue(typ, lane, tenant)
+  end
+  return waiting, all
+end
+local function enqueue_all(waiting, lane, tenant, group, now, factor)
+  for typ, n in pairs(waiting) do
+    if n > 0 then enqueue(typ, lane, tenant, group, n, now, factor) end
+  end
 end
 -- withdraw removes a group from the fair queue of a type, and its tenant from the lane if this was
 -- the tenant's last group there. The jobs stay in the list queue:GROUP:TYPE.

@@ -1,7 +1,9 @@
--- signals: wakes idle processes and marks groups for the watcher.
+-- signals: wakes idle processes, marks groups for the watcher and announces their states.
 -- NEEDS  base
 -- OFFERS
 --   wake(role)               wakes an idle process of a role
+--   announce(group, status, round, at, hash)
+--                            adds an event to the outbox
 --   precheck_mark_dirty()    reads the keys that mark_dirty writes
 --   mark_dirty(group)        asks the watcher to look at a group
 
@@ -9,6 +11,13 @@
 local function wake(role)
   local key = B .. 'wake:' .. role
   if call('LLEN', key) == 0 then call('LPUSH', key, '1') end
+end
+
+-- announce adds an event to the outbox: a group has entered a status. hash is the group's hash, as
+-- HGETALL returns it.
+local function announce(group, status, round, at, hash)
+  call('XADD', B .. 'outbox', '*', 'group', group, 'status', status, 'round', round, 'at', at,
+    'snapshot', cjson.encode(hash))
 end
 
 -- mark_dirty adds a group to the set of those that the watcher has to look at, and wakes the

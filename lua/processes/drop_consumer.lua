@@ -16,13 +16,10 @@
 -- Cost: the number of consumers of the group.
 local stream, group, consumer, idle = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 for _, c in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
-  local name, pending, age
-  for i = 1, #c, 2 do
-    local field, value = c[i], c[i + 1]
-    if field == 'name' then name = value elseif field == 'pending' then pending = value end
-    if field == 'idle' then age = value end
-  end
-  if name == consumer and pending == 0 and math.max(0, age) >= idle then -- age -1: it has not read yet
+  local has = {}
+  for i = 1, #c, 2 do has[c[i]] = c[i + 1] end
+  -- idle is -1 if it has not read yet
+  if has.name == consumer and has.pending == 0 and math.max(0, has.idle) >= idle then
     redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer)
     return 1
   end

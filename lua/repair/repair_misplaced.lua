@@ -62,7 +62,7 @@ if location == 'queue' then
 end
 
 if location == 'non-ready' or location == 'suspended' then
-  local key = location == 'non-ready' and B .. 'non-ready:' .. owner or B .. 'suspended:' .. owner
+  local key = B .. location .. ':' .. owner
   if not call('ZSCORE', key, item) then return { 0 } end
   local j, other = parse(item), parse(twin)
   if j then
@@ -74,7 +74,7 @@ if location == 'non-ready' or location == 'suspended' then
     if g[1] == owner and letter == 'N' and m == mark(j.attempt) and not has_twin then return { 0 } end
   end
   precheck('ZCARD', B .. 'non-ready')
-  drop(item, location == 'non-ready' and 'non-ready:' .. owner or 'suspended:' .. owner, 'ZREM', key, item)
+  drop(item, location .. ':' .. owner, 'ZREM', key, item)
   if location == 'non-ready' then reindex(owner) end
   return { 1 }
 end

@@ -1,0 +1,27 @@
+-- permits: the permits that one run of a script spends and refuses.
+-- NEEDS  base, limiters
+-- OFFERS
+--   spend_permits(g, t, n)    spends n permits of a tenant
+--   permits                   {tenant, n, …}: the permits that were spent
+--   deny(tenant, reason)      notes that a tenant was refused a permit
+--   denials                   {tenant, reason, …}
+
+local permits, denials, position = {}, {}, {}
+
+-- spend_permits spends n permits of a tenant's limit and of the partition's. t has the tenant's name,
+-- its key and the state of its limit for spend (limit; nil = no limit). g is what global has returned.
+local function spend_permits(g, t, n)
+  if n == 0 then return end
+  local at = position[t.name] or #permits + 1
+  position[t.name], permits[at], permits[at + 1] = at, t.name, (permits[at + 1] or 0) + n
+  if t.limit then spend[LIMITER](t.key, t.limit, n) end
+  if not g.state then return end
+  g.left = g.left - n
+  spend[LIMITER](B .. 'rate', g.state, n)
+end
+
+-- deny notes that a tenant was refused a permit: reason is per_group or global.
+local function deny(tenant, reason)
+  denials[#denials + 1] = tenant
+  denials[#denials + 1] = reason
+end
