@@ -79,7 +79,11 @@ func (s Space) index(id string) int {
 
 // Partition returns partition i, counted from 0.
 func (s Space) Partition(i int) Partition {
-	return Partition{index: i, base: s.prefix + "{" + strconv.Itoa(i) + "}:"}
+	base := s.prefix + "{" + strconv.Itoa(i) + "}:"
+	return Partition{
+		index: i, base: base, GroupKeys: GroupKeys(base), FairKeys: FairKeys(base), TenantKeys: TenantKeys(base),
+		JobKeys: JobKeys(base), WatchKeys: WatchKeys(base),
+	}
 }
 
 // All returns every partition.
@@ -97,6 +101,12 @@ func (s Space) All() []Partition {
 type Partition struct {
 	index int
 	base  string
+
+	GroupKeys
+	FairKeys
+	TenantKeys
+	JobKeys
+	WatchKeys
 }
 
 // Index returns the number of the partition, counted from 0.
@@ -111,188 +121,203 @@ func (p Partition) Base() string { return p.base }
 // of which one is missing. So no script runs while some of its data is on another node.
 func (p Partition) Keys() []string { return []string{p.base, p.base + "-"} }
 
-// Waited is a string. Ingest writes it before WAIT, so that WAIT has a write to wait for.
-func (p Partition) Waited() string { return p.base + "waited" }
+// GroupKeys are the keys of the groups' data.
+type GroupKeys string
 
 // Owner is a string: the tenant that a group belongs to. It is in the partition of the group's id
 // (OfGroup). Ingest writes it, and the watcher deletes it some time after the group.
-func (p Partition) Owner(group string) string { return p.base + "owner:" + group }
+func (k GroupKeys) Owner(group string) string { return string(k) + "owner:" + group }
 
 // Group is a hash: a group's settings, status and counts (all scripts that move its jobs).
-func (p Partition) Group(group string) string { return p.base + "group:" + group }
+func (k GroupKeys) Group(group string) string { return string(k) + "group:" + group }
 
 // States is a string: two bytes for each job, its state letter and attempt mark (append, the
 // scripts that move jobs).
-func (p Partition) States(group string) string { return p.base + "states:" + group }
+func (k GroupKeys) States(group string) string { return string(k) + "states:" + group }
 
 // Queue is a list: the waiting jobs of a group and type, oldest first (append, admit, requeue,
 // cancel, repairs).
-func (p Partition) Queue(group, typ string) string { return p.base + "queue:" + group + ":" + typ }
+func (k GroupKeys) Queue(group, typ string) string { return string(k) + "queue:" + group + ":" + typ }
 
 // Payloads is a hash: ordinal → a payload that is too large for the blob (append, outcome, lose,
 // sweep).
-func (p Partition) Payloads(group string) string { return p.base + "payloads:" + group }
+func (k GroupKeys) Payloads(group string) string { return string(k) + "payloads:" + group }
 
 // Results is a list: batches of result lines (reduce).
-func (p Partition) Results(group string) string { return p.base + "results:" + group }
+func (k GroupKeys) Results(group string) string { return string(k) + "results:" + group }
 
 // Aggregate is a hash: partial aggregates and their versions (reduce).
-func (p Partition) Aggregate(group string) string { return p.base + "aggregate:" + group }
+func (k GroupKeys) Aggregate(group string) string { return string(k) + "aggregate:" + group }
 
 // Failures is a hash: ordinal → the error, and the job, so that a later round can run it (outcome,
 // reclaim, lose, requeue, repairs).
-func (p Partition) Failures(group string) string { return p.base + "failures:" + group }
+func (k GroupKeys) Failures(group string) string { return string(k) + "failures:" + group }
 
 // Errors is a hash: ordinal → the latest error of a job that is retried (outcome, reclaim, lose,
 // sweep).
-func (p Partition) Errors(group string) string { return p.base + "errors:" + group }
+func (k GroupKeys) Errors(group string) string { return string(k) + "errors:" + group }
 
 // Codes is a hash: error code → number of failed jobs (outcome, reclaim, lose, requeue, repairs).
-func (p Partition) Codes(group string) string { return p.base + "codes:" + group }
+func (k GroupKeys) Codes(group string) string { return string(k) + "codes:" + group }
+
+// FairKeys are the keys of the fair queue and of job types.
+type FairKeys string
 
 // Fair is a hash: start tags and virtual times of a type's lanes (admit, retire).
-func (p Partition) Fair(typ string) string { return p.base + "fair:" + typ }
+func (k FairKeys) Fair(typ string) string { return string(k) + "fair:" + typ }
 
 // FairLane is a sorted set: tenants with waiting jobs of a type and lane that are neither borrowing
 // (see FairOver) nor rate-limited, by start tag (admit, retire, and the scripts that enqueue or
 // withdraw groups: append, requeue, schedule, pause, cancel, lose).
-func (p Partition) FairLane(typ, lane string) string { return p.base + "fair:" + typ + ":" + lane }
+func (k FairKeys) FairLane(typ, lane string) string { return string(k) + "fair:" + typ + ":" + lane }
+
+// FairOver is a sorted set: tenants of a lane that have spent their share and may borrow, by start
+// tag (admit, and the scripts that withdraw groups).
+func (k FairKeys) FairOver(typ, lane string) string { return string(k) + "over:" + typ + ":" + lane }
 
 // FairTenant is a sorted set: a tenant's groups with waiting jobs of a type and lane, except for
 // scheduled and paused ones, by age and work left (admit, and the scripts that enqueue or withdraw
 // groups).
-func (p Partition) FairTenant(typ, lane, tenant string) string {
-	return p.base + "fair:" + typ + ":" + lane + ":" + tenant
+func (k FairKeys) FairTenant(typ, lane, tenant string) string {
+	return string(k) + "fair:" + typ + ":" + lane + ":" + tenant
 }
-
-// RateLimited is a sorted set: tenants that are rate-limited for a type, by the time (ms) at which
-// admit lets them return, normally that of their next permit (admit, setting, retire).
-func (p Partition) RateLimited(typ string) string { return p.base + "rate-limited:" + typ }
-
-// Types is a sorted set: job types, by the time (ms) when a live worker last served them, or of
-// their first job (append, requeue, retire, and the watcher).
-func (p Partition) Types() string { return p.base + "types" }
-
-// Load is a hash: the counters of a type, and what admit has to know of it (the scripts that move
-// jobs, renew, retire, repairs).
-func (p Partition) Load(typ string) string { return p.base + "load:" + typ }
-
-// Tenant is a hash: a tenant's settings, counters and rate limit (setting, pause, the scripts that
-// move jobs, repairs).
-func (p Partition) Tenant(tenant string) string { return p.base + "tenant:" + tenant }
-
-// Tenants is a sorted set: every tenant that has groups or settings or is paused, all with score 0,
-// so that they are ordered by name (create, setting, pause, repairs; expire deletes).
-func (p Partition) Tenants() string { return p.base + "tenants" }
-
-// Pauses is a hash: paused tenants and types, as t:TENANT or y:TYPE (pause). A tenant's pause is
-// also in the tenant's hash; a group's pause is in the group's hash only.
-func (p Partition) Pauses() string { return p.base + "pauses" }
-
-// SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by the time (ms)
-// of their suspension; a job that a resumption leaves suspended gets a time behind the resumption
-// (promote, start, sweep, repairs).
-func (p Partition) SuspendedOf(tenant string) string { return p.base + "suspended:" + tenant }
-
-// Suspended is a set: tenants with jobs in SuspendedOf (promote, start, sweep).
-func (p Partition) Suspended() string { return p.base + "suspended" }
-
-// Resuming is a set: tenants whose suspended jobs promote makes non-ready again (pause, promote,
-// sweep).
-func (p Partition) Resuming() string { return p.base + "resuming" }
-
-// FairOver is a sorted set: tenants of a lane that have spent their share and may borrow, by start
-// tag (admit, and the scripts that withdraw groups).
-func (p Partition) FairOver(typ, lane string) string { return p.base + "over:" + typ + ":" + lane }
 
 // FairPriority is a sorted set: groups with waiting jobs of a type by priority, the highest next,
 // with FAIR_QUEUE_POLICY=priority (policy, admit, retire, the scripts that enqueue or withdraw
 // groups, and those that rank them again: outcome, setting). Groups of rate-limited and paused
 // tenants are not in it, from when admit meets them.
-func (p Partition) FairPriority(typ string) string { return p.base + "priority:" + typ }
+func (k FairKeys) FairPriority(typ string) string { return string(k) + "priority:" + typ }
 
-// Congestion is a hash: statistics of the waits of a tenant's jobs (outcome, admit). It expires;
-// advance and sweep delete it when the tenant has no unfinished jobs.
-func (p Partition) Congestion(tenant string) string { return p.base + "congestion:" + tenant }
+// RateLimited is a sorted set: tenants that are rate-limited for a type, by the time (ms) at which
+// admit lets them return, normally that of their next permit (admit, setting, retire).
+func (k FairKeys) RateLimited(typ string) string { return string(k) + "rate-limited:" + typ }
 
 // Policy is a string: ALPHA, if the priority formula chooses the next jobs; otherwise it does not
 // exist (policy).
-func (p Partition) Policy() string { return p.base + "policy" }
+func (k FairKeys) Policy() string { return string(k) + "policy" }
 
-// Rebalance is a hash: the process that rebalances the quotas of all partitions, the end of its
-// lease, and its fencing number (lead). It is in partition 0.
-func (p Partition) Rebalance() string { return p.base + "rebalance" }
+// Types is a sorted set: job types, by the time (ms) when a live worker last served them, or of
+// their first job (append, requeue, retire, and the watcher).
+func (k FairKeys) Types() string { return string(k) + "types" }
+
+// Load is a hash: the counters of a type, and what admit has to know of it (the scripts that move
+// jobs, renew, retire, repairs).
+func (k FairKeys) Load(typ string) string { return string(k) + "load:" + typ }
+
+// TenantKeys are the keys of tenants and limits.
+type TenantKeys string
+
+// Tenant is a hash: a tenant's settings, counters and rate limit (setting, pause, the scripts that
+// move jobs, repairs).
+func (k TenantKeys) Tenant(tenant string) string { return string(k) + "tenant:" + tenant }
+
+// Tenants is a sorted set: every tenant that has groups or settings or is paused, all with score 0,
+// so that they are ordered by name (create, setting, pause, repairs; expire deletes).
+func (k TenantKeys) Tenants() string { return string(k) + "tenants" }
+
+// GroupsOf is a sorted set: a tenant's groups by time of creation (ms) (create, repairs).
+func (k TenantKeys) GroupsOf(tenant string) string { return string(k) + "groups:" + tenant }
+
+// Congestion is a hash: statistics of the waits of a tenant's jobs (outcome, admit). It expires;
+// advance and sweep delete it when the tenant has no unfinished jobs.
+func (k TenantKeys) Congestion(tenant string) string { return string(k) + "congestion:" + tenant }
 
 // Active is a set: active tenants (append, admit, promote and others that change what wants a
 // permit, repairs).
-func (p Partition) Active() string { return p.base + "active" }
+func (k TenantKeys) Active() string { return string(k) + "active" }
 
 // Rate is a hash: the limit of all tenants, and the quota of the partition (admit, promote, quota,
 // policy, pause, and the scripts that write Active).
-func (p Partition) Rate() string { return p.base + "rate" }
+func (k TenantKeys) Rate() string { return string(k) + "rate" }
+
+// Rebalance is a hash: the process that rebalances the quotas of all partitions, the end of its
+// lease, and its fencing number (lead). It is in partition 0.
+func (k TenantKeys) Rebalance() string { return string(k) + "rebalance" }
+
+// Pauses is a hash: paused tenants and types, as t:TENANT or y:TYPE (pause). A tenant's pause is
+// also in the tenant's hash; a group's pause is in the group's hash only.
+func (k TenantKeys) Pauses() string { return string(k) + "pauses" }
+
+// JobKeys are the keys of jobs outside of the fair queue.
+type JobKeys string
 
 // NonReady is a sorted set: tenants with non-ready jobs, by the time (ms) when promote looks at
 // them next: when their first such job is due, or later if promote could not promote it. A paused
 // tenant's time never comes (the scripts of NonReadyOf, pause, lose).
-func (p Partition) NonReady() string { return p.base + "non-ready" }
+func (k JobKeys) NonReady() string { return string(k) + "non-ready" }
 
 // NonReadyOf is a sorted set: a tenant's non-ready jobs by due time (ms) (append, admit, outcome,
 // reclaim, promote, sweep, repairs).
-func (p Partition) NonReadyOf(tenant string) string { return p.base + "non-ready:" + tenant }
+func (k JobKeys) NonReadyOf(tenant string) string { return string(k) + "non-ready:" + tenant }
+
+// Suspended is a set: tenants with jobs in SuspendedOf (promote, start, sweep).
+func (k JobKeys) Suspended() string { return string(k) + "suspended" }
+
+// SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by the time (ms)
+// of their suspension; a job that a resumption leaves suspended gets a time behind the resumption
+// (promote, start, sweep, repairs).
+func (k JobKeys) SuspendedOf(tenant string) string { return string(k) + "suspended:" + tenant }
+
+// Resuming is a set: tenants whose suspended jobs promote makes non-ready again (pause, promote,
+// sweep).
+func (k JobKeys) Resuming() string { return string(k) + "resuming" }
 
 // Scheduled is a sorted set: groups that may not start yet, by their run_at (ms) (append, schedule,
 // cancel).
-func (p Partition) Scheduled() string { return p.base + "scheduled" }
+func (k JobKeys) Scheduled() string { return string(k) + "scheduled" }
 
 // Ready is a stream: the ready jobs of a type, and those in flight (admit, promote, outcome, start,
 // reclaim, renew, retire, repairs).
-func (p Partition) Ready(typ string) string { return p.base + "ready:" + typ }
+func (k JobKeys) Ready(typ string) string { return string(k) + "ready:" + typ }
 
 // ResultStream is a stream: results that are not reduced yet (outcome, reduce, repairs).
-func (p Partition) ResultStream() string { return p.base + "results" }
+func (k JobKeys) ResultStream() string { return string(k) + "results" }
 
 // DeadLetters is a stream: failed jobs (outcome, reclaim, lose).
-func (p Partition) DeadLetters() string { return p.base + "dead-letters" }
-
-// Dirty is a set: groups that the watcher has to look at, because they may advance (each script
-// that may let a group advance; advance removes the group).
-func (p Partition) Dirty() string { return p.base + "dirty" }
-
-// Outbox is a stream: transitions of groups that are not in the stream events yet (create, advance,
-// cancel, reopen). The watcher deletes entries that it has published.
-func (p Partition) Outbox() string { return p.base + "outbox" }
-
-// Messages is a sorted set: ids of requests that were applied, by time (ms) (append).
-func (p Partition) Messages() string { return p.base + "messages" }
-
-// Entries is a sorted set: entries of the ingest stream that were applied and may still be pending,
-// by their time (ms) (append).
-func (p Partition) Entries() string { return p.base + "entries" }
-
-// Groups is a sorted set: every group by its time of creation (ms) (create, repairs).
-func (p Partition) Groups() string { return p.base + "groups" }
-
-// GroupsOf is a sorted set: a tenant's groups by time of creation (ms) (create, repairs).
-func (p Partition) GroupsOf(tenant string) string { return p.base + "groups:" + tenant }
-
-// Open is a sorted set: groups that have not ended, and cancelled ones that sweep has not
-// completed, by the time (ms) when they were created or reopened (create, reopen, advance, sweep,
-// repairs).
-func (p Partition) Open() string { return p.base + "open" }
-
-// Ended is a sorted set: groups that have ended, by the time (ms) of their end; cancelled ones by
-// the time when sweep has completed (advance, sweep, reopen, repairs).
-func (p Partition) Ended() string { return p.base + "ended" }
-
-// Watch is a hash: the leader of the partition, the end of its lease, its fencing number, and marks
-// for the watcher (lead, reclaim, and the watcher).
-func (p Partition) Watch() string { return p.base + "watch" }
+func (k JobKeys) DeadLetters() string { return string(k) + "dead-letters" }
 
 // Quarantine is a list: entries that can't be read as a job or message, and misplaced jobs, the
 // newest 1,000, newest first (admit, promote, reclaim, requeue, repairs, and the worker, aggregator
 // and watcher).
-func (p Partition) Quarantine() string { return p.base + "quarantine" }
+func (k JobKeys) Quarantine() string { return string(k) + "quarantine" }
+
+// WatchKeys are the keys of lists of groups, request ids, the outbox, the leader and wake tokens.
+type WatchKeys string
+
+// Groups is a sorted set: every group by its time of creation (ms) (create, repairs).
+func (k WatchKeys) Groups() string { return string(k) + "groups" }
+
+// Open is a sorted set: groups that have not ended, and cancelled ones that sweep has not
+// completed, by the time (ms) when they were created or reopened (create, reopen, advance, sweep,
+// repairs).
+func (k WatchKeys) Open() string { return string(k) + "open" }
+
+// Ended is a sorted set: groups that have ended, by the time (ms) of their end; cancelled ones by
+// the time when sweep has completed (advance, sweep, reopen, repairs).
+func (k WatchKeys) Ended() string { return string(k) + "ended" }
+
+// Dirty is a set: groups that the watcher has to look at, because they may advance (each script
+// that may let a group advance; advance removes the group).
+func (k WatchKeys) Dirty() string { return string(k) + "dirty" }
+
+// Outbox is a stream: transitions of groups that are not in the stream events yet (create, advance,
+// cancel, reopen). The watcher deletes entries that it has published.
+func (k WatchKeys) Outbox() string { return string(k) + "outbox" }
+
+// Messages is a sorted set: ids of requests that were applied, by time (ms) (append).
+func (k WatchKeys) Messages() string { return string(k) + "messages" }
+
+// Entries is a sorted set: entries of the ingest stream that were applied and may still be pending,
+// by their time (ms) (append).
+func (k WatchKeys) Entries() string { return string(k) + "entries" }
+
+// Waited is a string. Ingest writes it before WAIT, so that WAIT has a write to wait for.
+func (k WatchKeys) Waited() string { return string(k) + "waited" }
+
+// Watch is a hash: the leader of the partition, the end of its lease, its fencing number, and marks
+// for the watcher (lead, reclaim, and the watcher).
+func (k WatchKeys) Watch() string { return string(k) + "watch" }
 
 // Wake is a list, with one token while there may be work for the idle processes of a role (each
 // script that adds such work). An idle process takes the token.
-func (p Partition) Wake(role string) string { return p.base + "wake:" + role }
+func (k WatchKeys) Wake(role string) string { return string(k) + "wake:" + role }
