@@ -35,17 +35,10 @@ const (
 
 // String returns the kind in lower-case words, for log attributes.
 func (k Kind) String() string {
-	switch k {
-	case Done:
-		return "done"
-	case RetryLater:
-		return "retry"
-	case Throttle:
-		return "throttle"
-	case Fail:
-		return "fail"
+	if k < Done || k > Fail {
+		return "unknown"
 	}
-	return "unknown"
+	return [...]string{Done: "done", RetryLater: "retry", Throttle: "throttle", Fail: "fail"}[k]
 }
 
 // Verdict is the decision that follows from the error of an attempt, with its code and text.
@@ -115,17 +108,8 @@ func Classify(err error) Verdict {
 }
 
 func validCode(code string) bool {
-	if code == "" || len(code) > maxCodeBytes {
-		return false
-	}
-	for i := range len(code) {
-		c := code[i]
-		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
-		if !letter && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
-			return false
-		}
-	}
-	return true
+	const allowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+	return code != "" && len(code) <= maxCodeBytes && strings.Trim(code, allowed) == ""
 }
 
 // boundedText returns s as valid UTF-8 of at most maxMessageBytes bytes. It splits no character.
@@ -134,11 +118,8 @@ func boundedText(s string) string {
 		s = s[:maxMessageBytes+utf8.UTFMax] // avoids copying a huge text
 	}
 	s = strings.ToValidUTF8(s, string(utf8.RuneError))
-	if len(s) <= maxMessageBytes {
-		return s
-	}
-	end := maxMessageBytes
-	for !utf8.RuneStart(s[end]) {
+	end := min(len(s), maxMessageBytes)
+	for end < len(s) && !utf8.RuneStart(s[end]) {
 		end--
 	}
 	return s[:end]

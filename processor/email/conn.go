@@ -19,6 +19,22 @@ const (
 	codeShuttingDown = 421             // the server closes the connection after this reply
 )
 
+// tlsOptions holds go-mail's option for each value of [Config.TLS].
+var tlsOptions = map[string]mail.Option{
+	TLSNone:          mail.WithTLSPolicy(mail.NoTLS),
+	TLSOpportunistic: mail.WithTLSPolicy(mail.TLSOpportunistic),
+	TLSMandatory:     mail.WithTLSPolicy(mail.TLSMandatory),
+	TLSImplicit:      mail.WithSSL(),
+}
+
+// authOptions holds go-mail's option for each value of [Config.Auth] but AuthNone.
+var authOptions = map[string]mail.Option{
+	AuthPlain:   mail.WithSMTPAuth(mail.SMTPAuthPlain),
+	AuthLogin:   mail.WithSMTPAuth(mail.SMTPAuthLogin),
+	AuthCRAMMD5: mail.WithSMTPAuth(mail.SMTPAuthCramMD5),
+	AuthAuto:    mail.WithOpportunisticSMTPAuth(autoAuth...),
+}
+
 // autoAuth lists the mechanisms of AuthAuto, the strongest first. go-mail refuses to send a
 // password unencrypted, except to localhost.
 var autoAuth = []mail.SMTPAuthType{
@@ -44,31 +60,13 @@ func newDialer(config Config) (*dialer, error) {
 	}
 	d := &dialer{config: config, tls: tlsConfig, options: []mail.Option{
 		mail.WithPort(config.Port), mail.WithTimeout(config.Timeout), mail.WithTLSConfig(tlsConfig),
-		mail.WithUsername(config.Username), mail.WithPassword(password),
+		mail.WithUsername(config.Username), mail.WithPassword(password), tlsOptions[config.TLS],
 	}}
 	if config.HELO != "" {
 		d.options = append(d.options, mail.WithHELO(config.HELO))
 	}
-	switch config.TLS {
-	case TLSNone:
-		d.options = append(d.options, mail.WithTLSPolicy(mail.NoTLS))
-	case TLSOpportunistic:
-		d.options = append(d.options, mail.WithTLSPolicy(mail.TLSOpportunistic))
-	case TLSMandatory:
-		d.options = append(d.options, mail.WithTLSPolicy(mail.TLSMandatory))
-	case TLSImplicit:
-		d.options = append(d.options, mail.WithSSL())
-	}
-	switch {
-	case config.Username == "" || config.Auth == AuthNone:
-	case config.Auth == AuthPlain:
-		d.options = append(d.options, mail.WithSMTPAuth(mail.SMTPAuthPlain))
-	case config.Auth == AuthLogin:
-		d.options = append(d.options, mail.WithSMTPAuth(mail.SMTPAuthLogin))
-	case config.Auth == AuthCRAMMD5:
-		d.options = append(d.options, mail.WithSMTPAuth(mail.SMTPAuthCramMD5))
-	case config.Auth == AuthAuto:
-		d.options = append(d.options, mail.WithOpportunisticSMTPAuth(autoAuth...))
+	if config.Username != "" && config.Auth != AuthNone {
+		d.options = append(d.options, authOptions[config.Auth])
 	}
 	return d, nil
 }
