@@ -153,8 +153,8 @@ do
     return all - rate, rate
   end
 
-  -- trace_job starts the next span of a sampled job. It returns the job's blob with the new span as its
-  -- parent; the blob of another job unchanged.
+  -- trace_job starts the next span of a sampled job. It returns the job's blob with the new span as
+  -- its parent; the blob of another job unchanged.
   local function trace_job(group, tenant, blob, s, fairness, rate)
     if s.trace == '' then return blob end
     local front = format('%d|', s.lo) .. s.accepted .. '|'

@@ -51,9 +51,9 @@ local function in_lane(typ, lane, tenant)
     or call('ZSCORE', B .. 'over:' .. typ .. ':' .. lane, tenant)
 end
 
--- enter_lanes adds a tenant to each lane in which it has waiting jobs, and its groups to the order by
--- priority. absent says that the tenant is in no lane now; otherwise a lane that has it keeps its
--- tag.
+-- enter_lanes adds a tenant to each lane in which it has waiting jobs, and its groups to the order
+-- by priority. absent says that the tenant is in no lane now; otherwise a lane that has it keeps
+-- its tag.
 local function enter_lanes(typ, tenant, factor, absent)
   for _, lane in ipairs(LANES) do
     local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant

@@ -8,8 +8,9 @@
 
 local permits, denials, position = {}, {}, {}
 
--- spend_permits spends n permits of a tenant's limit and of the partition's. t has the tenant's name,
--- its key and the state of its limit for spend (limit; nil = no limit). g is what global has returned.
+-- spend_permits spends n permits of a tenant's limit and of the partition's. t has the tenant's
+-- name, its key and the state of its limit for spend (limit; nil = no limit). g is what global has
+-- returned.
 local function spend_permits(g, t, n)
   if n == 0 then return end
   local at = position[t.name] or #permits + 1

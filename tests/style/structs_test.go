@@ -25,9 +25,8 @@ const (
 // largeTypes are the types that have more methods than mostMethods, with their bounds. A type that
 // got small must be taken out. No type has too many mutexes.
 var largeTypes = map[string]int{
-	"internal/messages.bodyDecoder":      24,
-	"internal/redisx/keyspace.Partition": 50,
-	"internal/testkit/stagetest.World":   26,
+	"internal/messages.bodyDecoder":    24,
+	"internal/testkit/stagetest.World": 26,
 }
 
 // TestTypesFitInAHead holds each type of non-test code to mostMethods and mostMutexes. The methods
