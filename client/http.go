@@ -11,11 +11,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"regexp"
 	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/propagation"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // apiCall is one call of the API, with the rule for its retries.
@@ -37,13 +38,11 @@ type apiCall struct {
 // id, which could change the URL, makes the call invalid.
 func callOn(verb, method, kind, id, rest string) apiCall {
 	c := apiCall{action: verb + " " + kind + " " + id, method: method, path: "/v1/" + kind + "s/" + id + rest}
-	if !validID.MatchString(id) || id == "." || id == ".." {
-		c.invalid = fmt.Errorf("%s id %q: must match %s", kind, id, validID)
+	if !api.ValidID(id) || id == "." || id == ".." {
+		c.invalid = fmt.Errorf("%s id %q: must match %s", kind, id, api.IDPattern)
 	}
 	return c
 }
-
-var validID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
 // mayRepeat reports whether a call that failed with err may be attempted again.
 func (c *apiCall) mayRepeat(err error) bool {

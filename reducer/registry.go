@@ -4,17 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // maxNameBytes bounds an aggregate's name.
 const maxNameBytes = 128
-
-var opName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
 // Registry holds reducers by the name of their op. Call Register only before the registry is
 // shared; afterwards it is safe for concurrent use.
@@ -35,8 +34,8 @@ func NewRegistry() *Registry {
 // ^[A-Za-z0-9._-]{1,128}$.
 func (r *Registry) Register(op string, factory Factory) error {
 	switch {
-	case !opName.MatchString(op):
-		return fmt.Errorf("register reducer %q: the name must match %s", op, opName)
+	case !api.ValidID(op):
+		return fmt.Errorf("register reducer %q: the name must match %s", op, api.IDPattern)
 	case factory == nil:
 		return fmt.Errorf("register reducer %q: it has no factory", op)
 	case r.factories[op] != nil:

@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // childVariable makes the test binary run as a process under [Main]. The child prints a line
@@ -356,7 +358,7 @@ func TestInstancesAreUniqueAndFitForKeys(t *testing.T) {
 	require.NotEqual(t, newInstance("worker"), p.Instance)
 	require.Regexp(t, `^worker-[A-Za-z0-9._-]+-[0-9]+-[0-9a-f]{8}$`, p.Instance)
 	require.Regexp(t, regexp.MustCompile(`^fetcher-`), q.Instance)
-	require.True(t, id.MatchString(p.Instance))
+	require.True(t, api.ValidID(p.Instance))
 	require.Same(t, p.Ready, q.Ready)
 	require.Equal(t, "fetcher", q.Role)
 	require.Equal(t, "worker", p.Role)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -98,7 +99,7 @@ var checks = map[string]rule{
 	"ids": {
 		"a comma list of names of 1 to 128 letters, digits, dots, underscores or dashes, without spaces",
 		func(v reflect.Value) bool {
-			return all(v, func(e reflect.Value) bool { return id.MatchString(e.String()) })
+			return all(v, func(e reflect.Value) bool { return api.ValidID(e.String()) })
 		},
 	},
 	"seldom": {
@@ -116,10 +117,7 @@ var checks = map[string]rule{
 	},
 }
 
-var (
-	id        = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
-	keyPrefix = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,64}$`)
-)
+var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,64}$`)
 
 func all(list reflect.Value, holds func(reflect.Value) bool) bool {
 	for i := range list.Len() {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 // States that a command prints.
@@ -129,8 +128,8 @@ func requireID(kind string) cobra.PositionalArgs {
 
 // checkID returns an error unless id is valid.
 func checkID(kind, id string) error {
-	if !messages.ValidID(id) {
-		return usagef("%s id %q: must match ^[A-Za-z0-9._-]{1,128}$", kind, id)
+	if !api.ValidID(id) {
+		return usagef("%s id %q: must match %s", kind, id, api.IDPattern)
 	}
 	return nil
 }

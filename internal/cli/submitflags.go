@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 // flagValues has the values of the flags of submit.
@@ -86,8 +86,8 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 		addError("--type is missing")
 	}
 	for _, id := range []struct{ flag, value string }{{"type", v.typ}, {"tenant", v.tenant}, {"id", v.id}} {
-		if id.value != "" && !messages.ValidID(id.value) {
-			addError("--%s %q: must match ^[A-Za-z0-9._-]{1,128}$", id.flag, id.value)
+		if id.value != "" && !api.ValidID(id.value) {
+			addError("--%s %q: must match %s", id.flag, id.value, api.IDPattern)
 		}
 	}
 	if !slices.Contains([]string{"", client.PriorityHigh, client.PriorityNormal, client.PriorityLow}, v.priority) {

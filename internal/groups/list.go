@@ -31,7 +31,7 @@ func parseCursor(cursor string) (ledger.CreatedGroup, error) {
 	}
 	ms, id, ok := strings.Cut(cursor, ".")
 	created, err := strconv.ParseInt(ms, 10, 64)
-	if !ok || err != nil || !messages.ValidID(id) {
+	if !ok || err != nil || !api.ValidID(id) {
 		return ledger.CreatedGroup{}, badCursor()
 	}
 	return ledger.CreatedGroup{Created: float64(created), ID: id}, nil
@@ -126,7 +126,7 @@ func (s *views) DeadLetters(ctx context.Context, cursor string, limit int) (api.
 	var all []letter
 	more := false
 	for i, p := range parts {
-		if before[i] != "" && !messages.ValidID(before[i]) {
+		if before[i] != "" && !api.ValidID(before[i]) {
 			return list, badCursor()
 		}
 		found, err := ledger.DeadLetters(ctx, s.conn.Cmd, p, before[i], limit)

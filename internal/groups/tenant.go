@@ -12,7 +12,6 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -49,7 +48,7 @@ func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error)
 // Tenants lists tenants by id. The cursor is the last id of the page before.
 func (s *tenants) Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
-	if cursor != "" && !messages.ValidID(cursor) {
+	if cursor != "" && !api.ValidID(cursor) {
 		return list, badCursor()
 	}
 	type member struct {

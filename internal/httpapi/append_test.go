@@ -51,7 +51,7 @@ func TestAppendNDJSON(t *testing.T) {
 	require.NotEmpty(t, a.Rejected[0].Error)
 	require.Equal(t, []string{`{"a":1}`, `2`, `3`}, f.payloads("g"))
 	require.Equal(t, traceparent, f.appends[0].TraceParent)
-	require.True(t, messages.ValidID(f.appends[0].RequestID))
+	require.True(t, api.ValidID(f.appends[0].RequestID))
 }
 
 func TestAppendCSV(t *testing.T) {

@@ -17,7 +17,7 @@ const (
 	defaultLimit = 50
 	maxLimit     = 1000
 	maxCursor    = 512 // in bytes
-	idProblem    = "must match ^[A-Za-z0-9._-]{1,128}$"
+	idProblem    = "must match " + api.IDPattern
 )
 
 func (s *calls) submitGroup(w http.ResponseWriter, r *http.Request) error {
@@ -86,7 +86,7 @@ func pathID(r *http.Request) (string, error) { return pathValue(r, "id") }
 
 func pathValue(r *http.Request, name string) (string, error) {
 	id := r.PathValue(name)
-	if !messages.ValidID(id) {
+	if !api.ValidID(id) {
 		return "", invalidField(name, idProblem)
 	}
 	return id, nil
@@ -182,7 +182,7 @@ func (s *calls) listGroups(r *http.Request) (l api.GroupList, err error) {
 	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
 		return l, err
 	}
-	if query.Tenant != "" && !messages.ValidID(query.Tenant) {
+	if query.Tenant != "" && !api.ValidID(query.Tenant) {
 		return l, invalidField("tenant", idProblem)
 	}
 	if query.Status != "" && rank(query.Status) == 0 {

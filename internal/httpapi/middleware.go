@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // ServeHTTP serves one request. Besides calling the handler, it sets the request's id, writes a log
@@ -27,7 +27,7 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	r.Body = newBodyReader(rw, r)
 	start := time.Now()
 	id := r.Header.Get("X-Request-Id")
-	if !messages.ValidID(id) {
+	if !api.ValidID(id) {
 		id = uuid.NewString()
 	}
 	w.Header().Set("X-Request-Id", id)

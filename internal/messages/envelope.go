@@ -1,6 +1,10 @@
 package messages
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/bulkaction/bulkaction/api"
+)
 
 // The fields of an entry of the ingest stream.
 const (
@@ -52,7 +56,7 @@ func (e Envelope) check(bad *problems, entryID string) (Envelope, error) {
 	if e.ID == "" {
 		e.ID = entryID
 	}
-	if !ValidID(e.ID) {
+	if !api.ValidID(e.ID) {
 		bad.add(fieldParent{}, fieldID, problemID)
 	}
 	switch e.Type {

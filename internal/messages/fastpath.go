@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"math/bits"
 	"unicode/utf8"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // The functions of this file are the fast path: most messages are valid and simple, and these
@@ -223,7 +225,7 @@ func fastString(b []byte, i int) (text []byte, end int) {
 
 func fastID(b []byte, i int) (id string, end int) {
 	text, end := fastString(b, i)
-	if id = string(text); end < 0 || !ValidID(id) {
+	if id = string(text); end < 0 || !api.ValidID(id) {
 		return "", -1
 	}
 	return id, end

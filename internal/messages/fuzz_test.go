@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
@@ -152,7 +153,7 @@ func FuzzParseEntry(f *testing.F) {
 			require.Zero(t, e)
 			return
 		}
-		require.True(t, messages.ValidID(e.ID))
+		require.True(t, api.ValidID(e.ID))
 		require.True(t, json.Valid(e.Data))
 		again, err := messages.ParseEntry("0-0", e.Values())
 		require.NoError(t, err)

@@ -8,6 +8,8 @@ import (
 	"iter"
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 const whiteSpace = " \t\r\n"
@@ -252,7 +254,7 @@ func lastMember(broken []byte) (key, value []byte) {
 func fieldName(key []byte) string {
 	const limit = 64
 	name := string(key)
-	if ValidID(name) && len(name) <= limit {
+	if api.ValidID(name) && len(name) <= limit {
 		return name
 	}
 	if len(name) > limit {

@@ -1,6 +1,6 @@
 // Package messages decodes and validates what producers send: requests to the HTTP API and messages
-// on the ingest stream. Its errors name every bad field with the limit that it breaks. It imports
-// no package of this module.
+// on the ingest stream. Its errors name every bad field with the limit that it breaks. Of this
+// module it imports only package api.
 package messages
 
 import (
@@ -18,7 +18,6 @@ const (
 
 // These limits bound what a submission may contain.
 const (
-	MaxIDLength     = 128        // bytes of an id of a tenant, group, type or message
 	MaxNameLength   = 256        // bytes of a group's name
 	MaxPayloadBytes = 256 << 10  // bytes of one job's payload
 	MaxMessageBytes = 32 << 20   // bytes of one message's data, or of one request body that is not streamed

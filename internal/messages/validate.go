@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // AggregateOps are the built-in reducers.
@@ -22,24 +24,9 @@ const (
 )
 
 const (
-	problemID       = "must match ^[A-Za-z0-9._-]{1,128}$"
+	problemID       = "must match " + api.IDPattern
 	problemRequired = "required"
 )
-
-// ValidID reports whether id may name a tenant, group, type or message: ^[A-Za-z0-9._-]{1,128}$.
-func ValidID(id string) bool {
-	if len(id) == 0 || len(id) > MaxIDLength {
-		return false
-	}
-	for i := range len(id) {
-		switch c := id[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return true
-}
 
 // ValidIdempotencyKey reports whether key has 1 to 255 bytes, all of them visible ASCII.
 func ValidIdempotencyKey(key string) bool {
@@ -124,7 +111,7 @@ func (r *bodyDecoder) boolean(at fieldParent, field string, v []byte) bool {
 
 func (r *bodyDecoder) id(at fieldParent, field string, v []byte) string {
 	id := r.text(at, field, v)
-	if id != "" && !ValidID(id) {
+	if id != "" && !api.ValidID(id) {
 		r.problems.add(at, field, problemID)
 	}
 	return id

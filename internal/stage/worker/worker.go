@@ -16,7 +16,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
@@ -77,9 +76,9 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 		rates: newRates(),
 	}
 	for _, p := range procs {
-		if !messages.ValidID(p.Type()) {
+		if !api.ValidID(p.Type()) {
 			return nil, fmt.Errorf("processor type %q: must be 1 to %d characters of A-Z a-z 0-9 . _ -",
-				p.Type(), messages.MaxIDLength)
+				p.Type(), api.MaxIDLength)
 		}
 		if w.procs[p.Type()] != nil {
 			return nil, fmt.Errorf("two processors for type %s: keep one", p.Type())

@@ -1,0 +1,29 @@
+package api_test
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// TestValidID compares ValidID with IDPattern: each byte at the start, in the middle and at the end
+// of an id, and each length around the limit.
+func TestValidID(t *testing.T) {
+	t.Parallel()
+	pattern := regexp.MustCompile(api.IDPattern)
+	var ids []string
+	for c := range 256 {
+		b := string([]byte{byte(c)})
+		ids = append(ids, b, b+"a", "a"+b+"a", "a"+b)
+	}
+	for n := range api.MaxIDLength + 3 {
+		ids = append(ids, strings.Repeat("a", n))
+	}
+	for _, id := range append(ids, ".", "..", "SEND_EMAIL", "ä", "{0}") {
+		require.Equal(t, pattern.MatchString(id), api.ValidID(id), "%q", id)
+	}
+}
