@@ -1,13 +1,13 @@
 package reducer
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"strconv"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
 )
 
 // Bounds of a field path.
@@ -176,30 +176,4 @@ func (v *value) number() (*number, bool) {
 }
 
 // text returns the content of a JSON string. It copies only a string with escapes or invalid UTF-8.
-func (v *value) text() ([]byte, bool) { return unquote(v.raw) }
-
-func unquote(raw []byte) ([]byte, bool) {
-	if len(raw) < 2 || raw[0] != '"' || raw[len(raw)-1] != '"' {
-		return nil, false
-	}
-	inner := raw[1 : len(raw)-1]
-	ascii := true
-	for _, c := range inner {
-		if c < ' ' || c == '\\' || c == '"' {
-			return unescape(raw)
-		}
-		ascii = ascii && c < utf8.RuneSelf
-	}
-	if ascii || utf8.Valid(inner) {
-		return inner, true
-	}
-	return unescape(raw)
-}
-
-func unescape(raw []byte) ([]byte, bool) {
-	var s string
-	if json.Unmarshal(raw, &s) != nil {
-		return nil, false
-	}
-	return []byte(s), true
-}
+func (v *value) text() ([]byte, bool) { return jsonscan.Unquote(v.raw) }

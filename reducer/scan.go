@@ -1,26 +1,29 @@
 package reducer
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
+)
 
 // scanner reads JSON text once and stores the values that a tree of paths leads to. It validates
 // only what it needs to find its way, stops as soon as everything is found or the text is
-// malformed, and recurses only as deep as the paths.
+// malformed, and recurses only as deep as the paths. BenchmarkAdd measures it.
 type scanner struct {
 	text    []byte
-	pos     int
 	values  []value
 	missing int // values still to find
 }
 
-// root scans the whole text. The scanning methods return false to stop: every value is found, or
-// the text is malformed.
+// root scans the whole text. Each scanning method takes the offset of a value and returns the
+// offset behind it, or -1 to stop: every value is found, or the text is malformed.
 func (s *scanner) root(n *node) {
 	s.text = bytes.TrimSpace(s.text)
 	if n.slot != noSlot {
 		s.found(n.slot, s.text)
 	}
 	if s.missing > 0 && len(n.edges) > 0 {
-		s.into(n)
+		s.into(n, 0)
 	}
 }
 
@@ -31,75 +34,63 @@ func (s *scanner) found(slot int, raw []byte) {
 	}
 }
 
-func (s *scanner) value(n *node) bool {
-	start := s.pos
-	if !s.into(n) {
-		return false
+// value reads the value at a place of the tree; nil stands for a value that no path leads to.
+func (s *scanner) value(n *node, start int) int {
+	if n == nil {
+		return jsonscan.SkipValue(s.text, start)
 	}
-	if n.slot != noSlot {
-		s.found(n.slot, s.text[start:s.pos])
+	end := s.into(n, start)
+	if end >= 0 && n.slot != noSlot {
+		s.found(n.slot, s.text[start:end])
 	}
-	return s.missing > 0
+	if s.missing == 0 {
+		return -1
+	}
+	return end
 }
 
 // into reads one value. It looks inside the value if paths of the node continue there.
-func (s *scanner) into(n *node) bool {
+func (s *scanner) into(n *node, i int) int {
 	switch {
-	case len(n.edges) > 0 && s.at('{'):
-		return s.object(n)
-	case n.maxIndex >= 0 && s.at('['):
-		return s.array(n)
+	case len(n.edges) > 0 && jsonscan.Is(s.text, i, '{'):
+		return s.object(n, i)
+	case n.maxIndex >= 0 && jsonscan.Is(s.text, i, '['):
+		return s.array(n, i)
 	}
-	return s.skip()
+	return jsonscan.SkipValue(s.text, i)
 }
 
-func (s *scanner) object(n *node) bool {
-	s.pos++
-	if s.space(); s.at('}') {
-		s.pos++
-		return true
+func (s *scanner) object(n *node, i int) int {
+	if i = jsonscan.Space(s.text, i+1); jsonscan.Is(s.text, i, '}') {
+		return i + 1
 	}
-	for {
-		name, ok := s.name()
+	for more := true; more; {
+		start, end := i, jsonscan.SkipString(s.text, i)
+		if i = jsonscan.Token(s.text, end, ':'); i < 0 {
+			return -1
+		}
+		name, ok := jsonscan.Unquote(s.text[start:end])
 		if !ok {
-			return false
+			return -1
 		}
-		next := n.named(name)
-		if next != nil {
-			ok = s.value(next)
-		} else {
-			ok = s.skip()
-		}
-		if !ok {
-			return false
-		}
-		if more, ok := s.more('}'); !more {
-			return ok
-		}
+		i = s.value(n.named(name), i)
+		i, more = jsonscan.Next(s.text, i, '}')
 	}
+	return i
 }
 
-func (s *scanner) array(n *node) bool {
-	s.pos++
-	if s.space(); s.at(']') {
-		s.pos++
-		return true
+func (s *scanner) array(n *node, i int) int {
+	if i = jsonscan.Space(s.text, i+1); jsonscan.Is(s.text, i, ']') {
+		return i + 1
 	}
-	for i := 0; i <= n.maxIndex; i++ {
-		next, ok := n.indexed(i), false
-		if next != nil {
-			ok = s.value(next)
-		} else {
-			ok = s.skip()
-		}
-		if !ok {
-			return false
-		}
-		if more, ok := s.more(']'); !more {
-			return ok
+	for index := 0; index <= n.maxIndex; index++ {
+		var more bool
+		i = s.value(n.indexed(index), i)
+		if i, more = jsonscan.Next(s.text, i, ']'); !more {
+			return i
 		}
 	}
-	return s.close(1)
+	return jsonscan.SkipRest(s.text, i)
 }
 
 func (n *node) named(name []byte) *node {
@@ -118,119 +109,4 @@ func (n *node) indexed(i int) *node {
 		}
 	}
 	return nil
-}
-
-// name reads an object's key and the colon after it.
-func (s *scanner) name() ([]byte, bool) {
-	s.space()
-	start := s.pos
-	if !s.at('"') || !s.str() {
-		return nil, false
-	}
-	raw := s.text[start:s.pos]
-	if s.space(); !s.at(':') {
-		return nil, false
-	}
-	s.pos++
-	s.space()
-	return unquote(raw)
-}
-
-// more reads a comma (more is true) or the end of the container (more is false, ok is true).
-func (s *scanner) more(end byte) (more, ok bool) {
-	s.space()
-	more, ok = s.at(','), s.at(end)
-	if more || ok {
-		s.pos++
-	}
-	s.space()
-	return more, ok
-}
-
-func (s *scanner) skip() bool {
-	if s.pos == len(s.text) {
-		return false
-	}
-	switch s.text[s.pos] {
-	case '"':
-		return s.str()
-	case '{', '[':
-		s.pos++
-		return s.close(1)
-	}
-	start := s.pos
-	for s.pos < len(s.text) && !delimits[s.text[s.pos]] {
-		s.pos++
-	}
-	return s.pos > start
-}
-
-// delimits are the bytes that end a number or a literal.
-var delimits = [256]bool{
-	',':  true,
-	':':  true,
-	'"':  true,
-	'{':  true,
-	'}':  true,
-	'[':  true,
-	']':  true,
-	' ':  true,
-	'\t': true,
-	'\n': true,
-	'\r': true,
-}
-
-// close reads up to the end of the given number of open containers.
-func (s *scanner) close(depth int) bool {
-	for s.pos < len(s.text) {
-		switch s.text[s.pos] {
-		case '"':
-			if !s.str() {
-				return false
-			}
-			continue
-		case '{', '[':
-			depth++
-		case '}', ']':
-			depth--
-		}
-		s.pos++
-		if depth == 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// str reads a string.
-func (s *scanner) str() bool {
-	for from := s.pos + 1; ; {
-		length := bytes.IndexByte(s.text[from:], '"')
-		if length < 0 {
-			return false
-		}
-		end := from + length
-		first := end
-		for first > from && s.text[first-1] == '\\' {
-			first--
-		}
-		from = end + 1
-		if (end-first)%2 == 0 { // the quote isn't escaped
-			s.pos = from
-			return true
-		}
-	}
-}
-
-func (s *scanner) at(c byte) bool { return s.pos < len(s.text) && s.text[s.pos] == c }
-
-func (s *scanner) space() {
-	for s.pos < len(s.text) {
-		switch s.text[s.pos] {
-		case ' ', '\t', '\n', '\r':
-			s.pos++
-		default:
-			return
-		}
-	}
 }

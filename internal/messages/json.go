@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
 )
 
 const whiteSpace = " \t\r\n"
@@ -22,16 +23,26 @@ type cursor struct{ rest []byte }
 // white space.
 func openContainer(container []byte) cursor { return cursor{container[min(1, len(container)):]} }
 
-// next returns the next value as it is written, or nothing at the end.
+// next returns the next value as it is written, or nothing at the end. A value that doesn't end is
+// the whole rest.
 func (c *cursor) next() []byte {
-	i := 0
-	for i < len(c.rest) && isSeparator(c.rest[i]) {
-		i++
+	start := 0
+	for start < len(c.rest) && isSeparator(c.rest[start]) {
+		start++
 	}
-	n := i + valueLength(c.rest[i:])
-	value := c.rest[i:n:n]
-	c.rest = c.rest[n:]
+	end := start
+	if end < len(c.rest) && c.rest[end] != '}' && c.rest[end] != ']' {
+		if end = jsonscan.SkipValue(c.rest, start); end < 0 {
+			end = len(c.rest)
+		}
+	}
+	value := c.rest[start:end:end]
+	c.rest = c.rest[end:]
 	return value
+}
+
+func isSeparator(c byte) bool {
+	return c == ' ' || c == ',' || c == ':' || c == '\n' || c == '\t' || c == '\r'
 }
 
 // member returns the next key, in quotes, and its value. An empty value marks the end of the
@@ -42,60 +53,6 @@ func (c *cursor) member() (key, value []byte) {
 	}
 	return key, c.next()
 }
-
-// valueLength returns the length of the value at the start of b; 0 if there is none.
-func valueLength(b []byte) int {
-	if len(b) == 0 || isClosing(b[0]) {
-		return 0
-	}
-	switch b[0] {
-	case '"':
-		return stringLength(b)
-	case '{', '[':
-		return containerLength(b)
-	}
-	for i, c := range b {
-		if isSeparator(c) || isClosing(c) {
-			return i
-		}
-	}
-	return len(b)
-}
-
-func stringLength(b []byte) int {
-	for i := skipPlain(b, 1); i < len(b); i = skipPlain(b, i) {
-		switch b[i] {
-		case '"':
-			return i + 1
-		case '\\':
-			i++
-		}
-		i++
-	}
-	return len(b)
-}
-
-func containerLength(b []byte) int {
-	for i, depth := 0, 0; i < len(b); i++ {
-		switch b[i] {
-		case '"':
-			i += stringLength(b[i:]) - 1
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth--; depth == 0 {
-				return i + 1
-			}
-		}
-	}
-	return len(b)
-}
-
-func isSeparator(c byte) bool {
-	return c == ' ' || c == ',' || c == ':' || c == '\n' || c == '\t' || c == '\r'
-}
-
-func isClosing(c byte) bool { return c == '}' || c == ']' }
 
 // members iterates over the members of an object. It yields each key without quotes, and its value.
 func members(object []byte) iter.Seq2[[]byte, []byte] {
@@ -131,20 +88,13 @@ func countElements(array []byte) (n int) {
 	return n
 }
 
-// unquote returns the text of a string literal. It shares the literal's memory if nothing is
-// escaped.
+// unquote returns the text of a string literal, and a literal that is not valid as it is. It shares
+// the literal's memory if nothing is escaped.
 func unquote(literal []byte) []byte {
-	if len(literal) < 2 {
-		return nil
+	if text, ok := jsonscan.Unquote(literal); ok || len(literal) < 2 {
+		return text
 	}
-	if bytes.IndexByte(literal, '\\') < 0 {
-		return literal[1 : len(literal)-1]
-	}
-	var s string
-	if json.Unmarshal(literal, &s) != nil {
-		return literal
-	}
-	return []byte(s)
+	return literal
 }
 
 // jsonType names the JSON type of a value, for error messages.

@@ -1,6 +1,6 @@
 // Package messages decodes and validates what producers send: requests to the HTTP API and messages
 // on the ingest stream. Its errors name every bad field with the limit that it breaks. Of this
-// module it imports only package api.
+// module it imports only packages api and jsonscan.
 package messages
 
 import (

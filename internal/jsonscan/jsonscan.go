@@ -1,0 +1,295 @@
+// Package jsonscan finds the ends of JSON values in a text without decoding them. The packages that
+// read large JSON quickly are built on it; see BenchmarkValue and BenchmarkSkip for what it saves
+// against encoding/json.
+//
+// Each function takes the offset at which to start and returns the offset behind what it has read,
+// or -1. It also takes -1 and then returns -1, so that a caller may check for it once, at the end.
+// There are two strictnesses. String, Number and Value validate: they accept nothing that
+// encoding/json refuses, except that they don't check UTF-8, which encoding/json doesn't either.
+// SkipString, SkipRest and SkipValue find the end in text that is valid already; of other text they
+// read any part, but they end and do not panic.
+package jsonscan
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"math/bits"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// Bytes returns the bytes of a text without copying them. They must not be changed.
+func Bytes(text string) []byte {
+	return unsafe.Slice(unsafe.StringData(text), len(text)) // #nosec G103: callers only read the bytes
+}
+
+// Space skips white space. It fails only for -1.
+func Space(b []byte, i int) int {
+	for uint(i) < uint(len(b)) && isSpace(b[i]) {
+		i++
+	}
+	return i
+}
+
+func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\r' }
+
+// Is reports whether the byte at i is c.
+func Is(b []byte, i int, c byte) bool { return uint(i) < uint(len(b)) && b[i] == c }
+
+// Token skips the byte c, and the white space around it.
+func Token(b []byte, i int, c byte) int {
+	if i = Space(b, i); !Is(b, i, c) {
+		return -1
+	}
+	return Space(b, i+1)
+}
+
+// Next skips what follows an element of an object or array: a comma (more is true), or the byte end
+// that closes it; and white space.
+func Next(b []byte, i int, end byte) (next int, more bool) {
+	i = Space(b, i)
+	switch {
+	case Is(b, i, ','):
+		return Space(b, i+1), true
+	case Is(b, i, end):
+		return Space(b, i+1), false
+	}
+	return -1, false
+}
+
+// Literal skips want.
+func Literal(b []byte, i int, want string) int {
+	if end := i + len(want); i >= 0 && end <= len(b) && string(b[i:end]) == want {
+		return end
+	}
+	return -1
+}
+
+// Value skips a valid value without white space before it, in which at most depth arrays and
+// objects are nested. An empty one does not count.
+func Value(b []byte, i, depth int) int {
+	if uint(i) >= uint(len(b)) {
+		return -1
+	}
+	switch b[i] {
+	case '"':
+		return String(b, i)
+	case '{':
+		return container(b, i, depth, '}')
+	case '[':
+		return container(b, i, depth, ']')
+	case 't':
+		return Literal(b, i, "true")
+	case 'f':
+		return Literal(b, i, "false")
+	case 'n':
+		return Literal(b, i, "null")
+	}
+	return Number(b, i)
+}
+
+// container skips the object or array that the byte end closes.
+func container(b []byte, i, depth int, end byte) int {
+	if i = Space(b, i+1); Is(b, i, end) {
+		return i + 1
+	}
+	for depth > 0 {
+		if end == '}' {
+			if i = Token(b, String(b, i), ':'); i < 0 {
+				return -1
+			}
+		}
+		if i = Space(b, Value(b, i, depth-1)); i < 0 {
+			return -1
+		}
+		if Is(b, i, end) {
+			return i + 1
+		}
+		if !Is(b, i, ',') {
+			return -1
+		}
+		i = Space(b, i+1)
+	}
+	return -1
+}
+
+// Number skips a valid number.
+func Number(b []byte, i int) int {
+	if Is(b, i, '-') {
+		i++
+	}
+	if Is(b, i, '0') {
+		i++
+	} else {
+		i = digits(b, i)
+	}
+	if Is(b, i, '.') {
+		i = digits(b, i+1)
+	}
+	if Is(b, i, 'e') || Is(b, i, 'E') {
+		if i++; Is(b, i, '+') || Is(b, i, '-') {
+			i++
+		}
+		return digits(b, i)
+	}
+	return i
+}
+
+// digits skips at least one digit.
+func digits(b []byte, i int) int {
+	start := i
+	for uint(i) < uint(len(b)) && b[i]-'0' <= 9 {
+		i++
+	}
+	if i == start {
+		return -1
+	}
+	return i
+}
+
+// String skips a valid string.
+func String(b []byte, i int) int {
+	if !Is(b, i, '"') {
+		return -1
+	}
+	for i++; ; {
+		i = Plain(b, i)
+		if Is(b, i, '"') {
+			return i + 1
+		}
+		if !Is(b, i, '\\') || i+1 >= len(b) {
+			return -1
+		}
+		switch b[i+1] {
+		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+			i += 2
+		case 'u':
+			if i += 6; i > len(b) {
+				return -1
+			}
+			for _, c := range b[i-4 : i] {
+				if c-'0' > 9 && (c|0x20)-'a' > 5 {
+					return -1
+				}
+			}
+		default:
+			return -1
+		}
+	}
+}
+
+// Plain skips the characters of a string up to the next quote, backslash or control character. It
+// tests eight bytes at a time.
+// https://graphics.stanford.edu/~seander/bithacks.html#HasLessInWord
+func Plain(b []byte, i int) int {
+	const (
+		ones  = 0x0101010101010101
+		highs = 0x80 * ones
+	)
+	for ; i+8 <= len(b); i += 8 {
+		w := binary.LittleEndian.Uint64(b[i:])
+		quote, slash := w^('"'*ones), w^('\\'*ones)
+		// The lowest bit that is set is right. Bits above it may be wrong.
+		if found := ((w-' '*ones)&^w | (quote-ones)&^quote | (slash-ones)&^slash) & highs; found != 0 {
+			return i + bits.TrailingZeros64(found)/8
+		}
+	}
+	for i < len(b) && b[i] >= ' ' && b[i] != '"' && b[i] != '\\' {
+		i++
+	}
+	return i
+}
+
+// SkipString skips a string. It fails if there is no quote at i, or none that ends the string.
+func SkipString(b []byte, i int) int {
+	if !Is(b, i, '"') {
+		return -1
+	}
+	// Plain is faster for a short string without escapes, and IndexByte for a long one.
+	const short = 64
+	from := Plain(b[:min(i+short, len(b))], i+1)
+	if Is(b, from, '"') {
+		return from + 1
+	}
+	for {
+		length := bytes.IndexByte(b[from:], '"')
+		if length < 0 {
+			return -1
+		}
+		end := from + length
+		escapes := end // where the backslashes before the quote begin
+		for escapes > from && b[escapes-1] == '\\' {
+			escapes--
+		}
+		from = end + 1
+		if (end-escapes)%2 == 0 { // the quote isn't escaped
+			return from
+		}
+	}
+}
+
+// SkipRest skips the rest of an object or array, from a place between its elements. It fails if the
+// object or array doesn't end.
+func SkipRest(b []byte, i int) int {
+	for depth := 1; uint(i) < uint(len(b)); i++ {
+		switch b[i] {
+		case '"':
+			if i = SkipString(b, i) - 1; i < 0 {
+				return -1
+			}
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+	}
+	return -1
+}
+
+// SkipValue skips a value without white space before it. It fails if there is none, or if it
+// doesn't end.
+func SkipValue(b []byte, i int) int {
+	if uint(i) >= uint(len(b)) {
+		return -1
+	}
+	switch b[i] {
+	case '"':
+		return SkipString(b, i)
+	case '{', '[':
+		return SkipRest(b, i+1)
+	}
+	start := i
+	for i < len(b) && !delimits[b[i]] {
+		i++
+	}
+	if i == start {
+		return -1
+	}
+	return i
+}
+
+// delimits are the bytes that end a number or a literal.
+var delimits = [256]bool{
+	',': true, ':': true, '"': true, '{': true, '}': true, '[': true, ']': true,
+	' ': true, '\t': true, '\n': true, '\r': true,
+}
+
+// Unquote returns the text that a string stands for, as encoding/json decodes it. It shares memory
+// with the string unless that has escapes or invalid UTF-8.
+func Unquote(literal []byte) (text []byte, ok bool) {
+	end := len(literal) - 1
+	if end < 1 || literal[0] != '"' || literal[end] != '"' {
+		return nil, false
+	}
+	if text = literal[1:end]; Plain(literal, 1) == end && utf8.Valid(text) {
+		return text, true
+	}
+	var s string
+	if json.Unmarshal(literal, &s) != nil {
+		return nil, false
+	}
+	return []byte(s), true
+}
