@@ -1,6 +1,6 @@
-// Package api holds the JSON documents that the HTTP API answers with, and the rule for ids. The
-// server, the client and the command line share them. Request bodies are in the server's package
-// messages; a producer builds them with package client.
+// Package api holds the JSON documents that the HTTP API answers with, the rule for ids, and the
+// parser of traceparents. The server, the client and the command line share them. Request bodies
+// are in the server's package messages; a producer builds them with package client.
 package api
 
 import (

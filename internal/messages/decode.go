@@ -2,7 +2,9 @@ package messages
 
 import (
 	"bytes"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -57,9 +59,7 @@ func (d Decoder) DecodeJob(line []byte) (Job, error) {
 		job.Payload = bytes.Clone(job.Payload)
 		return job, nil
 	}
-	job, err := decode(d, "line", line, func(r *bodyDecoder, object []byte) Job {
-		return r.readJob(fieldParent{}, object)
-	})
+	job, err := decode(d, "line", line, (*bodyDecoder).readLine)
 	job.Payload = bytes.Clone(job.Payload)
 	return job, err
 }
@@ -89,123 +89,127 @@ type bodyDecoder struct {
 
 func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 	g := new(SubmitGroup)
-	var at fieldParent
+	var top fieldParent
 	jobs := 0
-	for key, v := range members(object) {
+	for key, value := range members(object) {
+		f := field{&r.problems, top, key, value}
 		switch string(key) {
 		case "id":
-			g.ID = r.id(at, "id", v)
+			g.ID = f.id()
 		case "tenant":
-			g.Tenant = r.id(at, "tenant", v)
+			g.Tenant = f.id()
 		case "name":
-			g.Name = r.groupName(at, "name", v)
+			g.Name = f.groupName()
 		case "type":
-			g.Type = r.id(at, "type", v)
+			g.Type = f.id()
 		case "priority":
-			g.Priority = r.lane(at, "priority", v)
+			g.Priority = f.lane()
 		case "base_priority":
-			g.BasePriority = r.basePriority(at, "base_priority", v)
+			g.BasePriority = f.basePriority()
 		case "max_retries":
-			g.MaxRetries = r.maxRetries(at, "max_retries", v)
+			g.MaxRetries = f.maxRetries()
 		case "job_timeout":
-			g.JobTimeout = r.jobTimeout(at, "job_timeout", v)
+			g.JobTimeout = f.jobTimeout()
 		case "run_at":
-			g.RunAt = r.runAt(at, "run_at", v)
+			g.RunAt = f.runAt(r.Now)
 		case "failure_threshold":
-			g.FailureThreshold = r.failureThreshold(at, "failure_threshold", v)
+			g.FailureThreshold = f.failureThreshold()
 		case "aggregate":
-			g.Aggregate = r.readAggregates("aggregate", v)
+			g.Aggregate = r.readAggregates(f)
 		case "callback_url":
-			if r.text(at, "callback_url", v) != "" {
-				r.problems.add(at, "callback_url",
-					"not supported yet; leave it out and read /v1/groups/{id}/events instead")
+			if f.text() != "" {
+				f.problem("not supported yet; leave it out and read /v1/groups/{id}/events instead")
 			}
 		case "total":
-			g.Total = r.integer(at, "total", v, MaxTotal)
+			g.Total = f.integer(MaxTotal)
 		case "jobs":
-			g.Jobs, jobs = r.readJobs("jobs", v)
+			g.Jobs, jobs = r.readJobs(f)
 		case "seal":
-			g.Seal = r.boolean(at, "seal", v)
+			g.Seal = f.boolean()
 		default:
-			r.addUnknown(at, key)
+			f.unknown()
 		}
 	}
-	r.require(at, "type", g.Type)
+	r.require(top, "type", g.Type)
 	if g.Total != nil && int64(jobs) > *g.Total {
-		r.problems.add(at, "jobs", "must be no more than total, which is %d", *g.Total)
+		r.problems.add(top, "jobs", "must be no more than total, which is %d", *g.Total)
 	}
 	return g
 }
 
 func (r *bodyDecoder) readAppend(object []byte) *AppendJobs {
 	a := new(AppendJobs)
-	var at fieldParent
-	for key, v := range members(object) {
+	var top fieldParent
+	for key, value := range members(object) {
+		f := field{&r.problems, top, key, value}
 		switch string(key) {
 		case "group":
-			a.Group = r.id(at, "group", v)
+			a.Group = f.id()
 		case "jobs":
-			a.Jobs, _ = r.readJobs("jobs", v)
+			a.Jobs, _ = r.readJobs(f)
 		default:
-			r.addUnknown(at, key)
+			f.unknown()
 		}
 	}
-	r.require(at, "group", a.Group)
+	r.require(top, "group", a.Group)
 	if a.Jobs == nil {
-		r.problems.add(at, "jobs", problemRequired)
+		r.problems.add(top, "jobs", problemRequired)
 	}
 	return a
 }
 
 func (r *bodyDecoder) readSeal(object []byte) *SealGroup {
 	s := new(SealGroup)
-	var at fieldParent
-	for key, v := range members(object) {
+	var top fieldParent
+	for key, value := range members(object) {
+		f := field{&r.problems, top, key, value}
 		switch string(key) {
 		case "group":
-			s.Group = r.id(at, "group", v)
+			s.Group = f.id()
 		case "total":
-			s.Total = r.integer(at, "total", v, MaxTotal)
+			s.Total = f.integer(MaxTotal)
 		default:
-			r.addUnknown(at, key)
+			f.unknown()
 		}
 	}
-	r.require(at, "group", s.Group)
+	r.require(top, "group", s.Group)
 	return s
 }
 
 func (r *bodyDecoder) readCancel(object []byte) *CancelGroup {
-	g := new(CancelGroup)
-	var at fieldParent
-	for key, v := range members(object) {
+	c := new(CancelGroup)
+	var top fieldParent
+	for key, value := range members(object) {
+		f := field{&r.problems, top, key, value}
 		switch string(key) {
 		case "group":
-			g.Group = r.id(at, "group", v)
+			c.Group = f.id()
 		default:
-			r.addUnknown(at, key)
+			f.unknown()
 		}
 	}
-	r.require(at, "group", g.Group)
-	return g
+	r.require(top, "group", c.Group)
+	return c
 }
+
+func (r *bodyDecoder) readLine(object []byte) Job { return r.readJob(fieldParent{}, object) }
 
 // readJobs decodes an array of jobs and counts its elements, bad ones included. After the body's
 // first bad field it adds no more jobs. jobs is nil only when the array is absent.
-func (r *bodyDecoder) readJobs(list string, v []byte) (jobs []Job, n int) {
-	if !r.hasType('[', "an array of jobs", fieldParent{}, list, v) {
+func (r *bodyDecoder) readJobs(f field) (jobs []Job, n int) {
+	if !f.hasType('[', "an array of jobs") {
 		return nil, 0
 	}
-	if jobs, end := fastDecodeJobs(v, 0); end == len(v) {
+	if jobs, end := fastDecodeJobs(f.value, 0); end == len(f.value) {
 		return jobs, len(jobs)
 	}
 	// Bound the allocation by the smallest size of a job, so that an array of other short elements
 	// gets no memory for jobs.
-	jobs = make([]Job, 0, min(countElements(v), 1+len(v)/len(`{"payload":0},`)))
-	for i, element := range elements(v) {
+	jobs = make([]Job, 0, min(countElements(f.value), 1+len(f.value)/len(`{"payload":0},`)))
+	for i, element := range elements(f.value) {
 		n++
-		at := fieldParent{list, i}
-		if element[0] != '{' {
-			r.problems.add(at, "", "must be an object, not %s", jsonType(element))
+		at := fieldParent{"jobs", i}
+		if !r.isObject(at, element) {
 			continue
 		}
 		if job := r.readJob(at, element); r.problems.isEmpty() {
@@ -216,18 +220,19 @@ func (r *bodyDecoder) readJobs(list string, v []byte) (jobs []Job, n int) {
 }
 
 func (r *bodyDecoder) readJob(at fieldParent, object []byte) (job Job) {
-	for key, v := range members(object) {
+	for key, value := range members(object) {
+		f := field{&r.problems, at, key, value}
 		switch string(key) {
 		case "payload":
-			job.Payload = v
+			job.Payload = value
 		case "type":
-			job.Type = r.id(at, "type", v)
+			job.Type = f.id()
 		case "run_at":
-			job.RunAt = r.runAt(at, "run_at", v)
+			job.RunAt = f.runAt(r.Now)
 		case "traceparent":
-			job.TraceParent = normalizeTraceParent(r.text(at, "traceparent", v))
+			job.TraceParent = normalizeTraceParent(f.text())
 		default:
-			r.addUnknown(at, key)
+			f.unknown()
 		}
 	}
 	switch size := len(job.Payload); {
@@ -239,18 +244,17 @@ func (r *bodyDecoder) readJob(at fieldParent, object []byte) (job Job) {
 	return job
 }
 
-func (r *bodyDecoder) readAggregates(list string, v []byte) (all []Aggregate) {
-	if !r.hasType('[', "an array of aggregates", fieldParent{}, list, v) {
+func (r *bodyDecoder) readAggregates(f field) (all []Aggregate) {
+	if !f.hasType('[', "an array of aggregates") {
 		return nil
 	}
-	if n := countElements(v); n > MaxAggregates {
-		r.problems.add(fieldParent{}, list, "must have at most %d aggregates, not %d", MaxAggregates, n)
+	if n := countElements(f.value); n > MaxAggregates {
+		f.problem("must have at most %d aggregates, not %d", MaxAggregates, n)
 		return nil
 	}
-	for i, element := range elements(v) {
-		at := fieldParent{list, i}
-		if element[0] != '{' {
-			r.problems.add(at, "", "must be an object, not %s", jsonType(element))
+	for i, element := range elements(f.value) {
+		at := fieldParent{"aggregate", i}
+		if !r.isObject(at, element) {
 			continue
 		}
 		a := r.readAggregate(at, element)
@@ -263,28 +267,55 @@ func (r *bodyDecoder) readAggregates(list string, v []byte) (all []Aggregate) {
 }
 
 func (r *bodyDecoder) readAggregate(at fieldParent, object []byte) (a Aggregate) {
-	for key, v := range members(object) {
+	for key, value := range members(object) {
+		f := field{&r.problems, at, key, value}
 		switch string(key) {
 		case "as":
-			if a.As = r.id(at, "as", v); len(a.As) > maxAsLength {
-				r.problems.add(at, "as", "must be at most %d bytes", maxAsLength)
+			if a.As = f.id(); len(a.As) > maxAsLength {
+				f.problem("must be at most %d bytes", maxAsLength)
 			}
 		case "op":
-			a.Op = r.text(at, "op", v)
+			a.Op = f.text()
 		case "field":
-			a.Field = r.resultPath(at, "field", v)
+			a.Field = f.resultPath()
 		default:
-			r.addUnknown(at, key)
+			f.unknown()
 		}
 	}
 	r.require(at, "as", a.As)
 	r.require(at, "op", a.Op)
-	if a.Op != "" && !slices.Contains(AggregateOps, a.Op) && !r.Ops[a.Op] {
+	builtin := slices.Contains(AggregateOps, a.Op)
+	if a.Op != "" && !builtin && !r.Ops[a.Op] {
 		r.problems.add(at, "op", "must be one of %s", r.opNames())
 	}
 	// a custom reducer checks its field itself
-	if custom := r.Ops[a.Op] && !slices.Contains(AggregateOps, a.Op); a.Op != "count" && !custom {
+	if custom := r.Ops[a.Op] && !builtin; a.Op != "count" && !custom {
 		r.require(at, "field", a.Field)
 	}
 	return a
+}
+
+// opNames lists the reducers that an aggregate may ask for.
+func (r *bodyDecoder) opNames() string {
+	names := slices.Clone(AggregateOps)
+	for _, op := range slices.Sorted(maps.Keys(r.Ops)) {
+		if r.Ops[op] && !slices.Contains(names, op) {
+			names = append(names, op)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func (r *bodyDecoder) require(at fieldParent, field, value string) {
+	if value == "" {
+		r.problems.add(at, field, problemRequired)
+	}
+}
+
+// isObject reports whether an element of a list is an object, and records the problem otherwise.
+func (r *bodyDecoder) isObject(at fieldParent, element []byte) bool {
+	if element[0] != '{' {
+		r.problems.add(at, "", "must be an object, not %s", jsonType(element))
+	}
+	return element[0] == '{'
 }

@@ -114,6 +114,8 @@ func TestTraceParents(t *testing.T) {
 		"later version, more":     {"cc" + traceParent[2:] + "-what-else", traceParent},
 		"later version, run-on":   {"cc" + traceParent[2:] + "what-else", ""},
 		"version 00, more":        {traceParent + "-01", ""},
+		"version 00, new flags":   {traceParent[:53] + "05", ""},
+		"later version, flags":    {"cc" + traceParent[2:53] + "05", traceParent[:53] + "01"},
 		"forbidden version":       {"ff" + traceParent[2:], ""},
 		"upper case":              {strings.ToUpper(traceParent), ""},
 		"no trace":                {"00-" + strings.Repeat("0", 32) + traceParent[35:], ""},

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -68,30 +69,30 @@ func batcherOptions() []sdktrace.BatchSpanProcessorOption {
 // same variables but does not export its sampler; [Telemetry.NewJobTrace] needs it to decide before
 // it builds a span.
 func samplerFromEnv() (sdktrace.Sampler, error) {
-	name := strings.ToLower(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER")))
-	switch name {
-	case "", "parentbased_always_on":
-		return sdktrace.ParentBased(sdktrace.AlwaysSample()), nil
-	case "parentbased_always_off":
-		return sdktrace.ParentBased(sdktrace.NeverSample()), nil
+	const byDefault = "parentbased_always_on"
+	name := cmp.Or(strings.ToLower(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER"))), byDefault)
+	var sampler sdktrace.Sampler
+	root, followsParent := strings.CutPrefix(name, "parentbased_")
+	switch root {
 	case "always_on":
-		return sdktrace.AlwaysSample(), nil
+		sampler = sdktrace.AlwaysSample()
 	case "always_off":
-		return sdktrace.NeverSample(), nil
-	case "traceidratio", "parentbased_traceidratio":
+		sampler = sdktrace.NeverSample()
+	case "traceidratio":
 		ratio, err := samplerRatio()
 		if err != nil {
 			return nil, err
 		}
-		if name == "traceidratio" {
-			return sdktrace.TraceIDRatioBased(ratio), nil
-		}
-		return sdktrace.ParentBased(sdktrace.TraceIDRatioBased(ratio)), nil
+		sampler = sdktrace.TraceIDRatioBased(ratio)
+	default:
+		return nil, fmt.Errorf(
+			"OTEL_TRACES_SAMPLER=%q: must be always_on, always_off, traceidratio, or one of these after parentbased_",
+			name)
 	}
-	return nil, fmt.Errorf(
-		"OTEL_TRACES_SAMPLER=%q: must be always_on, always_off, traceidratio, or one of these after parentbased_",
-		name,
-	)
+	if followsParent {
+		sampler = sdktrace.ParentBased(sampler)
+	}
+	return sampler, nil
 }
 
 func samplerRatio() (float64, error) {

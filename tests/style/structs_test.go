@@ -25,7 +25,6 @@ const (
 // largeTypes are the types that have more methods than mostMethods, with their bounds. A type that
 // got small must be taken out. No type has too many mutexes.
 var largeTypes = map[string]int{
-	"internal/messages.bodyDecoder":    24,
 	"internal/testkit/stagetest.World": 26,
 }
 

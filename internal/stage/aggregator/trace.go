@@ -13,27 +13,13 @@ import (
 // recordSpans records the reduce span of each sampled job, which ends the job's trace, and a span
 // of the batch that links to them. began is when the batch began.
 func (p *partitionReducer) recordSpans(ctx context.Context, tenant, group string, jobs []jobResult, began time.Time) {
-	var links []trace.Link
+	batch := p.Tel.NewBatch("reduce", p.partition.ResultStream(), began)
 	for i := range jobs {
 		j := &jobs[i]
-		if j.trace == "" {
-			continue
-		}
-		_, span := p.Tel.StartJob(ctx,
-			telemetry.JobSpan{Parent: j.trace, Name: "reduce", Kind: trace.SpanKindConsumer, Start: began},
-			func() []attribute.KeyValue {
-				attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.partition.ResultStream())
-				return append(attrs, telemetry.JobAttributes(tenant, group, j.Ordinal, j.Attempts)...)
-			})
-		span.End()
-		links = append(links, trace.Link{SpanContext: span.SpanContext()})
+		span := telemetry.JobSpan{Parent: j.trace, Kind: trace.SpanKindConsumer, Start: began}
+		batch.Job(ctx, span, func() []attribute.KeyValue {
+			return telemetry.JobAttributes(tenant, group, j.Ordinal, j.Attempts)
+		})
 	}
-	if len(links) == 0 {
-		return
-	}
-	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "reduce", p.partition.ResultStream()),
-		telemetry.MessageCount(len(jobs)))
-	_, batch := p.Tel.Tracer.Start(ctx, "reduce batch", trace.WithTimestamp(began),
-		trace.WithLinks(links...), trace.WithAttributes(attributes...))
-	batch.End()
+	batch.End(ctx, len(jobs))
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -24,25 +23,17 @@ func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.Promo
 	if len(r.Traced) == 0 {
 		return
 	}
-	destination := p.partition.NonReady()
-	links := make([]trace.Link, 0, len(r.Traced))
+	batch := p.Tel.NewBatch("promote", p.partition.NonReady(), r.Traced[0].Now)
 	for i := range r.Traced {
 		t := &r.Traced[i]
-		_, span := p.Tel.StartJob(ctx, telemetry.JobSpan{
-			Parent: t.Parent, ID: t.SpanID, Name: "promote", Start: t.Now}, func() []attribute.KeyValue {
-			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination)
-			attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, t.Attempt)...)
-			return append(attrs, attribute.String("bulkaction.non_ready.reason", nonReadyReasons[t.Reason]),
+		span := telemetry.JobSpan{Parent: t.Parent, ID: t.SpanID, Start: t.Now}
+		batch.Job(ctx, span, func() []attribute.KeyValue {
+			return append(telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, t.Attempt),
+				attribute.String("bulkaction.non_ready.reason", nonReadyReasons[t.Reason]),
 				attribute.Int64("bulkaction.non_ready.waited_ms", max(0, t.Now.Sub(t.Since)).Milliseconds()))
 		})
-		span.End()
-		links = append(links, trace.Link{SpanContext: span.SpanContext()})
 	}
-	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "promote", destination),
-		telemetry.MessageCount(r.Moved))
-	_, batch := p.Tel.Tracer.Start(ctx, "promote batch", trace.WithTimestamp(r.Traced[0].Now),
-		trace.WithLinks(links...), trace.WithAttributes(attributes...))
-	batch.End()
+	batch.End(ctx, r.Moved)
 }
 
 // nonReadyReasons maps the letter by which the scripts say why a job was non-ready to the name that

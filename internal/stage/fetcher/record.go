@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -32,22 +31,14 @@ func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r led
 	if len(r.Traced) == 0 {
 		return
 	}
-	destination := p.partition.Ready(typ)
-	links := make([]trace.Link, 0, len(r.Traced))
+	batch := p.Tel.NewBatch("admit", p.partition.Ready(typ), r.Traced[0].Now)
 	for i := range r.Traced {
 		t := &r.Traced[i]
-		_, span := p.Tel.StartJob(ctx, telemetry.JobSpan{
-			Parent: t.Parent, ID: t.SpanID, Name: "admit", Start: t.Now}, func() []attribute.KeyValue {
-			attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination)
-			attrs = append(attrs, telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, 0)...)
+		span := telemetry.JobSpan{Parent: t.Parent, ID: t.SpanID, Start: t.Now}
+		batch.Job(ctx, span, func() []attribute.KeyValue {
+			attrs := telemetry.JobAttributes(t.Tenant, t.Group, t.Ordinal, 0)
 			return append(attrs, telemetry.WaitAttributes(t.Fairness, t.Rate, 0)...)
 		})
-		span.End()
-		links = append(links, trace.Link{SpanContext: span.SpanContext()})
 	}
-	attributes := append(telemetry.MessagingAttributes(telemetry.OpProcess, "admit", destination),
-		telemetry.MessageCount(r.Moved))
-	_, batch := p.Tel.Tracer.Start(ctx, "admit batch", trace.WithTimestamp(r.Traced[0].Now),
-		trace.WithLinks(links...), trace.WithAttributes(attributes...))
-	batch.End()
+	batch.End(ctx, r.Moved)
 }
