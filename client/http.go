@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -17,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // apiCall is one call of the API, with the rule for its retries.
@@ -172,7 +172,7 @@ func backoff(err error, attempt int) time.Duration {
 		return e.RetryAfter
 	}
 	d := min(minBackoff<<min(attempt-1, 10), maxBackoff)
-	return d/2 + rand.N(d/2)
+	return redisx.Jitter(d)
 }
 
 // deadlineWithin reports whether ctx's deadline comes within d, so that waiting for d would be

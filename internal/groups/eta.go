@@ -5,8 +5,6 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -75,25 +73,17 @@ func moving(g *api.Group) bool {
 // speeds sets how many jobs of each tenant end per second, at most what its limits allow. It leaves
 // 0 for a paused tenant.
 func (s *views) speeds(ctx context.Context, p keyspace.Partition, of map[string]float64) error {
-	tenants := make([]string, 0, len(of))
+	tenants := make([]tenantAt, 0, len(of))
 	for t := range of {
-		tenants = append(tenants, t)
+		tenants = append(tenants, tenantAt{t, p})
 	}
-	states := make([]ledger.TenantState, len(tenants))
-	reads, ctx := errgroup.WithContext(ctx)
-	reads.SetLimit(maxConcurrentReads)
-	for i, t := range tenants {
-		reads.Go(func() (err error) {
-			states[i], err = s.tenants.state(ctx, p, t)
-			return err
-		})
-	}
-	if err := reads.Wait(); err != nil {
+	states, err := s.tenants.states(ctx, tenants)
+	if err != nil {
 		return err
 	}
 	for i, t := range tenants {
 		if !states[i].Paused {
-			of[t] = s.cfg.Rate.Bound(states[i], states[i].PerSecond)
+			of[t.id] = s.cfg.Rate.Bound(states[i], states[i].PerSecond)
 		}
 	}
 	return nil

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -68,37 +70,30 @@ func (s *views) newest(
 // Results calls yield with the result of each reduced job, in the order in which they were reduced.
 // It stops at an error of yield and returns it.
 func (s *views) Results(ctx context.Context, id string, yield func(result []byte) error) error {
-	p, _, err := s.locateGroup(ctx, id)
-	if err != nil {
-		return err
-	}
-	var refused error
-	err = ledger.Results(ctx, s.conn.Cmd, p, id, func(result []byte) error {
-		refused = yield(result)
-		return refused
-	})
-	if refused != nil {
-		return refused
-	}
-	return apiError(err)
+	return eachOf(ctx, s, id, ledger.Results, yield)
 }
 
 // Failures calls yield once with each failed job, in no order. It stops at an error of yield and
 // returns it.
 func (s *views) Failures(ctx context.Context, id string, yield func(api.Failure) error) error {
+	return eachOf(ctx, s, id, ledger.Failures, func(e ledger.JobError) error {
+		return yield(api.Failure{Ordinal: e.Ordinal, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time()})
+	})
+}
+
+// eachOf calls yield with each item that read finds in a group. An error of yield stays as it is.
+func eachOf[T any](
+	ctx context.Context, s *views, id string,
+	read func(context.Context, redis.Cmdable, keyspace.Partition, string, func(T) error) error,
+	yield func(T) error,
+) error {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return err
 	}
 	var refused error
-	err = ledger.Failures(ctx, s.conn.Cmd, p, id, func(e ledger.JobError) error {
-		refused = yield(api.Failure{
-			Ordinal:  e.Ordinal,
-			Code:     e.Code,
-			Error:    e.Error,
-			Attempts: e.Attempts,
-			At:       e.Time(),
-		})
+	err = read(ctx, s.conn.Cmd, p, id, func(item T) error {
+		refused = yield(item)
 		return refused
 	})
 	if refused != nil {

@@ -51,36 +51,46 @@ func (s *tenants) Tenants(ctx context.Context, cursor string, limit int) (api.Te
 	if cursor != "" && !api.ValidID(cursor) {
 		return list, badCursor()
 	}
-	type member struct {
-		id string
-		p  keyspace.Partition
-	}
-	var page []member
+	var page []tenantAt
 	for _, p := range s.space.All() {
 		ids, err := ledger.Tenants(ctx, s.conn.Cmd, p, cursor, limit+1)
 		if err != nil {
 			return list, apiError(err)
 		}
 		for _, id := range ids {
-			page = append(page, member{id, p})
+			page = append(page, tenantAt{id, p})
 		}
 	}
-	slices.SortFunc(page, func(a, b member) int { return strings.Compare(a.id, b.id) })
+	slices.SortFunc(page, func(a, b tenantAt) int { return strings.Compare(a.id, b.id) })
 	if len(page) > limit {
 		page = page[:limit]
 		list.Cursor = page[limit-1].id
 	}
-	list.Tenants = slices.Grow(list.Tenants, len(page))[:len(page)]
+	states, err := s.states(ctx, page)
+	for i, st := range states {
+		list.Tenants = append(list.Tenants, s.view(page[i].id, st))
+	}
+	return list, apiError(err)
+}
+
+// tenantAt is a tenant and its partition.
+type tenantAt struct {
+	id string
+	p  keyspace.Partition
+}
+
+// states reads the states of several tenants at the same time.
+func (s *tenants) states(ctx context.Context, of []tenantAt) ([]ledger.TenantState, error) {
+	states := make([]ledger.TenantState, len(of))
 	reads, ctx := errgroup.WithContext(ctx)
 	reads.SetLimit(maxConcurrentReads)
-	for i, m := range page {
-		reads.Go(func() error {
-			st, err := s.state(ctx, m.p, m.id)
-			list.Tenants[i] = s.view(m.id, st)
+	for i, t := range of {
+		reads.Go(func() (err error) {
+			states[i], err = s.state(ctx, t.p, t.id)
 			return err
 		})
 	}
-	return list, apiError(reads.Wait())
+	return states, reads.Wait()
 }
 
 // maxConcurrentReads is how many scripts run at the same time to read one list.

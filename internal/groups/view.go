@@ -3,11 +3,11 @@ package groups
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/aggregate"
+	"github.com/bulkaction/bulkaction/internal/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/groups/why"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -116,7 +116,7 @@ func eta(g *api.Group, started, now time.Time) *float64 {
 	if g.Status.Ended() || started.IsZero() || ended == 0 || elapsed <= 0 {
 		return nil
 	}
-	seconds := math.Round(float64(g.Counts.Accepted-ended)/(float64(ended)/elapsed)*10) / 10
+	seconds := apivalue.Round(float64(g.Counts.Accepted-ended)/(float64(ended)/elapsed), 10)
 	return &seconds
 }
 
