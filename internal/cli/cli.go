@@ -140,16 +140,25 @@ func (r *Root) show(v any, rows func(table)) error {
 func ask[T any](
 	r *Root, call func(ctx context.Context, a *client.API, args []string) (T, error), rows func(table, T),
 ) func(*cobra.Command, []string) error {
+	return r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+		answer, err := call(ctx, a, args)
+		if err != nil {
+			return err
+		}
+		return r.show(answer, func(t table) { rows(t, answer) })
+	})
+}
+
+// withAPI returns the RunE of a command that uses the API.
+func (r *Root) withAPI(
+	run func(ctx context.Context, a *client.API, args []string) error,
+) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		a, err := r.API()
 		if err != nil {
 			return err
 		}
-		answer, err := call(cmd.Context(), a, args)
-		if err != nil {
-			return err
-		}
-		return r.show(answer, func(t table) { rows(t, answer) })
+		return run(cmd.Context(), a, args)
 	}
 }
 

@@ -28,10 +28,13 @@ func newDeadLetters(r *Root) *cobra.Command {
 					if err == nil && (code != "" && d.Code != code || group != "" && d.Group != group) {
 						continue
 					}
-					if more = err == nil && limit > 0 && seen == limit; more || !yield(d, err) {
+					if limit > 0 && seen == limit {
+						more = err == nil
 						return
 					}
-					seen++
+					if seen++; !yield(d, err) {
+						return
+					}
 				}
 			}
 			err = printLines(r, letters, &columns[api.DeadLetter]{

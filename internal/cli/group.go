@@ -18,12 +18,8 @@ func newStatus(r *Root) *cobra.Command {
 		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 3 if it " +
 			"has ended with failed jobs.",
 		Args: requireID("group"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			a, err := r.API()
-			if err != nil {
-				return err
-			}
-			g, err := a.Group(cmd.Context(), args[0])
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			g, err := a.Group(ctx, args[0])
 			if err != nil {
 				return err
 			}
@@ -31,7 +27,7 @@ func newStatus(r *Root) *cobra.Command {
 				return err
 			}
 			return failedJobs(g)
-		},
+		}),
 	}
 }
 
@@ -40,13 +36,9 @@ func newResults(r *Root) *cobra.Command {
 		Use:   "results GROUP",
 		Short: "Print the results of a group's done jobs, one line of JSON each",
 		Args:  requireID("group"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			a, err := r.API()
-			if err != nil {
-				return err
-			}
-			return printLines(r, a.Results(cmd.Context(), args[0]), nil)
-		},
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			return printLines(r, a.Results(ctx, args[0]), nil)
+		}),
 	}
 }
 
@@ -55,19 +47,15 @@ func newFailures(r *Root) *cobra.Command {
 		Use:   "failures GROUP",
 		Short: "Print a group's failed jobs: a table on a terminal, otherwise one line of JSON each",
 		Args:  requireID("group"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			a, err := r.API()
-			if err != nil {
-				return err
-			}
-			return printLines(r, a.Failures(cmd.Context(), args[0]), &columns[api.Failure]{
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			return printLines(r, a.Failures(ctx, args[0]), &columns[api.Failure]{
 				format: "%-10v %-20v %-8v %-20v %v",
 				head:   []any{"JOB", "CODE", "ATTEMPTS", "AT", "ERROR"},
 				cells: func(f api.Failure) []any {
 					return []any{f.Ordinal, f.Code, f.Attempts, formatTime(f.At), f.Error}
 				},
 			})
-		},
+		}),
 	}
 }
 
@@ -78,12 +66,8 @@ func newWatch(r *Root) *cobra.Command {
 		Long: "Follow a group to its end. It prints a line for each change of the group's state, or with --json for\n" +
 			"each event, and then a summary. The exit code is 3 if the group ends with failed jobs.",
 		Args: requireID("group"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			a, err := r.API()
-			if err != nil {
-				return err
-			}
-			g, err := r.follow(cmd.Context(), a, args[0], r.printEvent)
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			g, err := r.follow(ctx, a, args[0], r.printEvent)
 			if err != nil {
 				return err
 			}
@@ -93,7 +77,7 @@ func newWatch(r *Root) *cobra.Command {
 				}
 			}
 			return failedJobs(g)
-		},
+		}),
 	}
 }
 

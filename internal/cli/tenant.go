@@ -29,12 +29,8 @@ func newTenantLs(r *Root) *cobra.Command {
 		Use:   "ls",
 		Short: "List the tenants that have groups or settings: a table on a terminal, otherwise one line of JSON each",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			a, err := r.API()
-			if err != nil {
-				return err
-			}
-			return printLines(r, a.Tenants(cmd.Context()), &columns[api.Tenant]{
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
+			return printLines(r, a.Tenants(ctx), &columns[api.Tenant]{
 				format: "%-24v %-8v %10v %8v %12v %12v %8v",
 				head:   []any{"TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC"},
 				cells: func(t api.Tenant) []any {
@@ -44,7 +40,7 @@ func newTenantLs(r *Root) *cobra.Command {
 					}
 				},
 			})
-		},
+		}),
 	}
 }
 
@@ -53,12 +49,8 @@ func newTenantShow(r *Root) *cobra.Command {
 		Use:   "show TENANT",
 		Short: "Show a tenant: settings, current window, waiting jobs, congestion",
 		Args:  requireID("tenant"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			a, err := r.API()
-			if err != nil {
-				return err
-			}
-			t, err := a.Tenant(cmd.Context(), args[0])
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			t, err := a.Tenant(ctx, args[0])
 			if isNotFound(err) {
 				return withHint(err,
 					"A tenant is known once it has a group or settings (`bulkaction tenant set %s --rps N`). "+
@@ -67,8 +59,8 @@ func newTenantShow(r *Root) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return r.showTenant(cmd.Context(), a, t)
-		},
+			return r.showTenant(ctx, a, t)
+		}),
 	}
 }
 

@@ -33,21 +33,17 @@ func newWhy(r *Root) *cobra.Command {
 			}
 			return checkID("group", args[0])
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			a, err := r.API()
-			if err != nil {
-				return err
-			}
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
 			if len(args) == 1 {
-				why, err := a.Why(cmd.Context(), args[0])
+				why, err := a.Why(ctx, args[0])
 				if err != nil {
 					return err
 				}
 				return r.show(why, func(t table) { whyRows(t, why, nil) })
 			}
-			j, err := a.Job(cmd.Context(), args[0], ordinal)
+			j, err := a.Job(ctx, args[0], ordinal)
 			if isNotFound(err) {
-				return hintUnknownJob(cmd.Context(), a, args[0], err)
+				return hintUnknownJob(ctx, a, args[0], err)
 			}
 			if err != nil {
 				return err
@@ -57,7 +53,7 @@ func newWhy(r *Root) *cobra.Command {
 				why = *j.Why
 			}
 			return r.show(j, func(t table) { whyRows(t, why, &j) })
-		},
+		}),
 	}
 }
 
