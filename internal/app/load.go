@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -79,7 +80,8 @@ func (c *Config) processors(bad map[string]bool) []error {
 	for i := range sections.NumField() {
 		section, ok := sections.Field(i).Interface().(interface{ Validate() error })
 		prefix := envPrefix + sections.Type().Field(i).Tag.Get("envPrefix")
-		if !ok || anyPrefixed(bad, prefix) {
+		inSection := func(name string) bool { return strings.HasPrefix(name, prefix) }
+		if !ok || slices.ContainsFunc(slices.Collect(maps.Keys(bad)), inSection) {
 			continue
 		}
 		for _, err := range split(section.Validate()) {
@@ -87,15 +89,6 @@ func (c *Config) processors(bad map[string]bool) []error {
 		}
 	}
 	return mistakes
-}
-
-func anyPrefixed(names map[string]bool, prefix string) bool {
-	for name := range names {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return false
 }
 
 // split returns the errors that errors.Join has joined.

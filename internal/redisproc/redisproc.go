@@ -64,16 +64,13 @@ type Server struct {
 // takes the port first, Start tries another port. It waits until ctx ends, and at most 30 seconds
 // for each port. ctx bounds only the start: the server runs until Close. After an error no server
 // runs; the error wraps ErrNoBinary if there is no redis-server.
-func Start(ctx context.Context, opts Options) (*Server, error) {
-	s, err := start(ctx, opts)
-	if err != nil {
-		return nil, fmt.Errorf("start redis-server: %w", err)
-	}
-	return s, nil
-}
-
-func start(ctx context.Context, opts Options) (_ *Server, err error) {
+func Start(ctx context.Context, opts Options) (_ *Server, err error) {
 	s := &Server{opts: opts}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start redis-server: %w", errors.Join(err, s.Close()))
+		}
+	}()
 	if s.binary, err = findBinary(); err != nil {
 		return nil, err
 	}
@@ -83,11 +80,6 @@ func start(ctx context.Context, opts Options) (_ *Server, err error) {
 			return nil, err
 		}
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.Close())
-		}
-	}()
 	if s.log, err = os.OpenFile(filepath.Join(s.opts.Dir, "redis.log"),
 		os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600); err != nil {
 		return nil, err
@@ -104,7 +96,10 @@ func start(ctx context.Context, opts Options) (_ *Server, err error) {
 			break
 		}
 	}
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 func findBinary() (string, error) {

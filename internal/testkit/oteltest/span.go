@@ -2,6 +2,7 @@ package oteltest
 
 import (
 	"encoding/hex"
+	"strings"
 	"time"
 
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
@@ -36,20 +37,6 @@ type Event struct {
 	Attributes map[string]any
 }
 
-var kinds = map[tracepb.Span_SpanKind]string{
-	tracepb.Span_SPAN_KIND_INTERNAL: "internal",
-	tracepb.Span_SPAN_KIND_SERVER:   "server",
-	tracepb.Span_SPAN_KIND_CLIENT:   "client",
-	tracepb.Span_SPAN_KIND_PRODUCER: "producer",
-	tracepb.Span_SPAN_KIND_CONSUMER: "consumer",
-}
-
-var statuses = map[tracepb.Status_StatusCode]string{
-	tracepb.Status_STATUS_CODE_UNSET: "Unset",
-	tracepb.Status_STATUS_CODE_OK:    "Ok",
-	tracepb.Status_STATUS_CODE_ERROR: "Error",
-}
-
 func flatten(batch *collector.ExportTraceServiceRequest) []Span {
 	var spans []Span
 	for _, resource := range batch.GetResourceSpans() {
@@ -67,14 +54,14 @@ func span(service string, s *tracepb.Span) Span {
 	out := Span{
 		Service:       service,
 		Name:          s.GetName(),
-		Kind:          kinds[s.GetKind()],
+		Kind:          strings.ToLower(strings.TrimPrefix(s.GetKind().String(), "SPAN_KIND_")),
 		TraceID:       hex.EncodeToString(s.GetTraceId()),
 		SpanID:        hex.EncodeToString(s.GetSpanId()),
 		ParentID:      hex.EncodeToString(s.GetParentSpanId()),
 		Start:         time.Unix(0, int64(s.GetStartTimeUnixNano())),
 		End:           time.Unix(0, int64(s.GetEndTimeUnixNano())),
 		Attributes:    attributes(s.GetAttributes()),
-		StatusCode:    statuses[s.GetStatus().GetCode()],
+		StatusCode:    statusCode(s.GetStatus().GetCode()),
 		StatusMessage: s.GetStatus().GetMessage(),
 	}
 	for _, l := range s.GetLinks() {
@@ -87,6 +74,12 @@ func span(service string, s *tracepb.Span) Span {
 		out.Events = append(out.Events, Event{Name: e.GetName(), Attributes: attributes(e.GetAttributes())})
 	}
 	return out
+}
+
+// statusCode turns STATUS_CODE_OK into Ok.
+func statusCode(code tracepb.Status_StatusCode) string {
+	name := strings.TrimPrefix(code.String(), "STATUS_CODE_")
+	return name[:1] + strings.ToLower(name[1:])
 }
 
 func attributes(pairs []*common.KeyValue) map[string]any {

@@ -15,6 +15,8 @@ import (
 // building them.
 const EnvBinaries = "BULKACTION_TEST_BIN"
 
+const module = "github.com/bulkaction/bulkaction"
+
 // binaries is the folder of the binaries under test; they are built when the first one is needed.
 type binaries struct {
 	dir  string
@@ -24,8 +26,9 @@ type binaries struct {
 var built *binaries // set by Main
 
 // Main runs the tests of a package that starts processes; its TestMain must call it. ./cmd/... and
-// the commands in packages are built when the first process starts, with the race detector if the
-// tests use it. Main removes the binaries and exits.
+// the commands in packages (patterns that begin with ./ for the module's folder) are built when the
+// first process starts, with the race detector if the tests use it. Main removes the binaries and
+// exits.
 func Main(m *testing.M, packages ...string) { os.Exit(run(m, append(packages, "./cmd/...")...)) }
 
 func run(m *testing.M, packages ...string) int {
@@ -52,39 +55,17 @@ func prepare(packages []string) (*binaries, func(), error) {
 }
 
 func build(dir string, packages []string) error {
-	root, err := moduleRoot()
-	if err != nil {
-		return err
-	}
 	args := []string{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator)}
 	if raceEnabled {
 		args = append(args, "-race")
 	}
-	cmd := exec.Command("go", append(args, packages...)...)
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
+	for _, p := range packages {
+		args = append(args, module+strings.TrimPrefix(p, "."))
+	}
+	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %s: %w\n%s", strings.Join(packages, " "), err, out)
 	}
 	return nil
-}
-
-// moduleRoot returns the module's folder: the nearest parent of the working directory
-// with a go.mod.
-func moduleRoot() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir, nil
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", errors.New("find module root: no go.mod above the tests")
-		}
-		dir = parent
-	}
 }
 
 // path builds the binaries if necessary and returns a binary's path.

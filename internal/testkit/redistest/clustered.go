@@ -78,28 +78,14 @@ func (r *Redis) owners(ctx context.Context) (map[int]string, error) {
 	if err := r.clusterOK(ctx); err != nil {
 		return nil, err
 	}
-	nodes, err := r.admin.ClusterNodes(ctx).Result()
+	spans, err := r.admin.ClusterSlots(ctx).Result()
 	if err != nil {
 		return nil, err
 	}
 	owners := map[int]string{}
-	for line := range strings.Lines(nodes) { // id, addr@port, flags, master, two times, epoch, link, slots
-		fields := strings.Fields(line)
-		if len(fields) < 8 {
-			continue
-		}
-		addr, _, _ := strings.Cut(fields[1], "@")
-		for _, span := range fields[8:] {
-			var first, last int
-			switch n, _ := fmt.Sscanf(span, "%d-%d", &first, &last); n {
-			case 0:
-				continue // a migrating slot; the owner's line contains it as well
-			case 1:
-				last = first
-			}
-			for slot := first; slot <= last; slot++ {
-				owners[slot] = addr
-			}
+	for _, span := range spans {
+		for slot := span.Start; slot <= span.End; slot++ {
+			owners[slot] = span.Nodes[0].Addr // the master; its replicas follow
 		}
 	}
 	return owners, nil

@@ -59,13 +59,6 @@ func (w *World) Take(typ, consumer string, n int) []Held {
 	return jobs
 }
 
-func (w *World) ensure(stream, group string) {
-	w.T.Helper()
-	if err := w.Conn.Cmd.XGroupCreateMkStream(w.ctx(), stream, group, "0").Err(); err != nil {
-		require.ErrorContains(w.T, err, "BUSYGROUP")
-	}
-}
-
 // Done reports jobs of one type as done, each with data as its result. Consecutive jobs of a group
 // share an entry of the results stream.
 func (w *World) Done(data string, jobs ...Held) {

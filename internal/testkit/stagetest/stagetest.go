@@ -25,9 +25,9 @@ import (
 // Patience is the time limit for events that must happen; a healthy run needs a fraction of it.
 const Patience = 30 * time.Second
 
-// World is an installation: a Redis with a key prefix, and a store. A method that fails
-// ends the test.
-type World struct {
+// Installation is a Redis with a key prefix, connections and a store, and the roles that a test
+// runs on it. A method that fails ends the test.
+type Installation struct {
 	T     testing.TB
 	URL   string
 	Conn  *redisx.Conn
@@ -37,10 +37,14 @@ type World struct {
 	Store *groups.Store
 }
 
+// World is an installation whose jobs the test submits, moves and reads. A method that fails ends
+// the test.
+type World struct{ Installation }
+
 // New returns an installation with this number of partitions on the Redis at url.
 func New(t testing.TB, url, prefix string, partitions int) *World {
 	t.Helper()
-	w := &World{T: t, URL: url, Tel: telemetry.Nop()}
+	w := &World{Installation{T: t, URL: url, Tel: telemetry.Nop()}}
 	w.Conn = w.Connect()
 	var err error
 	w.Space, err = keyspace.New(prefix, partitions)
@@ -69,7 +73,7 @@ func Both(t *testing.T, test func(*World)) {
 }
 
 // Connect opens another connection, like another process.
-func (w *World) Connect() *redisx.Conn {
+func (w *Installation) Connect() *redisx.Conn {
 	w.T.Helper()
 	conn, err := redisx.Connect(w.ctx(), redisx.Config{
 		URL:            w.URL,
@@ -83,16 +87,16 @@ func (w *World) Connect() *redisx.Conn {
 }
 
 // NewStore returns another store on the installation.
-func (w *World) NewStore(cfg groups.Config) *groups.Store {
+func (w *Installation) NewStore(cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), nil)
 }
 
 // ctx returns a context that does not end with the test, for clean-ups.
-func (w *World) ctx() context.Context { return context.WithoutCancel(w.T.Context()) }
+func (w *Installation) ctx() context.Context { return context.WithoutCancel(w.T.Context()) }
 
 // Run runs a role in the background until stop is called, at the latest until the end of the test.
 // stop waits until the role has ended.
-func (w *World) Run(role interface{ Run(context.Context) error }) (stop func()) {
+func (w *Installation) Run(role interface{ Run(context.Context) error }) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx())
 	ended := make(chan error, 1)
 	go func() { ended <- role.Run(ctx) }()
@@ -117,7 +121,7 @@ func (w *World) Run(role interface{ Run(context.Context) error }) (stop func()) 
 
 // Await calls ok repeatedly until it returns true, for states that no event announces. The test
 // fails after Patience.
-func (w *World) Await(what string, ok func() bool) {
+func (w *Installation) Await(what string, ok func() bool) {
 	w.T.Helper()
 	expired := time.After(Patience)
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -128,6 +132,22 @@ func (w *World) Await(what string, ok func() bool) {
 		case <-expired:
 			require.Fail(w.T, "await "+what, "not so after %s", Patience)
 		}
+	}
+}
+
+// Pending returns how many entries of a stream are delivered and not acknowledged.
+func (w *Installation) Pending(stream, group string) int64 {
+	w.T.Helper()
+	p, err := w.Conn.Cmd.XPending(w.ctx(), stream, group).Result()
+	require.NoError(w.T, err)
+	return p.Count
+}
+
+// ensure creates a consumer group unless it exists.
+func (w *Installation) ensure(stream, group string) {
+	w.T.Helper()
+	if err := w.Conn.Cmd.XGroupCreateMkStream(w.ctx(), stream, group, "0").Err(); err != nil {
+		require.ErrorContains(w.T, err, "BUSYGROUP")
 	}
 }
 
@@ -171,19 +191,24 @@ func (w *World) Admit(typ string) {
 	w.T.Helper()
 	for _, p := range w.Space.All() {
 		for {
-			r, err := ledger.Admit(w.ctx(), w.Conn.Cmd, p, ledger.AdmitArgs{
-				Type:        typ,
-				Most:        200,
-				Cap:         1 << 30,
-				Limit:       ledger.Limit{Window: time.Second},
-				Seed:        "0badcafe",
-				LaneWeights: [3]int{6, 3, 1},
-			})
+			r, err := ledger.Admit(w.ctx(), w.Conn.Cmd, p, unlimited(typ))
 			require.NoError(w.T, err)
 			if r.Moved == 0 {
 				break
 			}
 		}
+	}
+}
+
+// unlimited returns the arguments of a fetcher without a rate limit.
+func unlimited(typ string) ledger.AdmitArgs {
+	return ledger.AdmitArgs{
+		Type:        typ,
+		Most:        200,
+		Cap:         1 << 30,
+		Limit:       ledger.Limit{Window: time.Second},
+		Seed:        "0badcafe",
+		LaneWeights: [3]int{6, 3, 1},
 	}
 }
 
@@ -202,14 +227,7 @@ func (w *World) Feed(lease time.Duration, types ...string) {
 		for redisx.Sleep(ctx, 2*time.Millisecond) == nil {
 			for _, p := range w.Space.All() {
 				for _, typ := range types {
-					_, _ = ledger.Admit(ctx, conn.Cmd, p, ledger.AdmitArgs{
-						Type:        typ,
-						Most:        200,
-						Cap:         1 << 30,
-						Limit:       ledger.Limit{Window: time.Second},
-						Seed:        "0badcafe",
-						LaneWeights: [3]int{6, 3, 1},
-					})
+					_, _ = ledger.Admit(ctx, conn.Cmd, p, unlimited(typ))
 					_, _ = ledger.Reclaim(ctx, conn.Cmd, p, typ, lease, 100, 5)
 				}
 				_, _ = ledger.Promote(ctx, conn.Cmd, p, ledger.PromoteArgs{
