@@ -93,7 +93,7 @@ func (a *auditCommand) run(cmd *cobra.Command) error {
 	if err := receipts.Check(ctx, conn, space, &report); err != nil {
 		return err
 	}
-	return a.root.showAudit(report, repairs, receipts)
+	return a.show(report, repairs, receipts)
 }
 
 func (a *auditCommand) readReceipts(cmd *cobra.Command) (audit.Receipts, error) {
@@ -179,7 +179,7 @@ func (a *auditCommand) audit(
 	return report, repairs, err
 }
 
-func (r *Root) showAudit(report audit.Report, repairs []repair.Result, receipts audit.Receipts) error {
+func (a *auditCommand) show(report audit.Report, repairs []repair.Result, receipts audit.Receipts) error {
 	scope, compared := fmt.Sprintf("%s groups, %s jobs", thousands(report.Groups), thousands(report.Jobs)), (*int)(nil)
 	if receipts != nil {
 		n := len(receipts)
@@ -191,7 +191,7 @@ func (r *Root) showAudit(report audit.Report, repairs []repair.Result, receipts 
 		Receipts *int            `json:"receipts,omitempty"`
 		Repairs  []repair.Result `json:"repairs,omitzero"`
 	}{report, compared, repairs}
-	err := r.show(shown, func(t table) {
+	err := a.root.show(shown, func(t table) {
 		if report.OK {
 			t.row("ok: " + scope)
 			return

@@ -120,8 +120,8 @@ func (r *Root) API(opts ...client.Option) (*client.API, error) {
 }
 
 // Print writes v to Out as one line of JSON.
-func (r *Root) Print(v any) error {
-	e := json.NewEncoder(r.Out)
+func (o IO) Print(v any) error {
+	e := json.NewEncoder(o.Out)
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
 }
@@ -181,7 +181,7 @@ func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Com
 }
 
 // Notef writes a line to Err.
-func (r *Root) Notef(format string, args ...any) { _, _ = fmt.Fprintf(r.Err, format+"\n", args...) }
+func (o IO) Notef(format string, args ...any) { _, _ = fmt.Fprintf(o.Err, format+"\n", args...) }
 
 // exitCode prints err with a hint on Err, and returns the exit code for it. If the reader of Out
 // has closed it, that is no error.

@@ -78,15 +78,15 @@ func failedJobs(g api.Group) error {
 }
 
 // printError prints an error and the hint for it.
-func (r *Root) printError(err error) {
-	r.Notef("bulkaction: %s", printable(err.Error()))
-	r.printAdvice(err)
+func (o IO) printError(err error) {
+	o.Notef("bulkaction: %s", printable(err.Error()))
+	o.printAdvice(err)
 }
 
 // printAdvice prints a hint what to do about an error, if there is one.
-func (r *Root) printAdvice(err error) {
+func (o IO) printAdvice(err error) {
 	if hint := advice(err); hint != "" {
-		r.Notef("%s", hint)
+		o.Notef("%s", hint)
 	}
 }
 

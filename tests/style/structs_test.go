@@ -22,12 +22,6 @@ const (
 	mostMutexes = 3
 )
 
-// largeTypes are the types that have more methods than mostMethods, with their bounds. A type that
-// got small must be taken out. No type has too many mutexes.
-var largeTypes = map[string]int{
-	"internal/testkit/stagetest.World": 26,
-}
-
 // TestTypesFitInAHead holds each type of non-test code to mostMethods and mostMutexes. The methods
 // that it gets from embedded types don't count.
 func TestTypesFitInAHead(t *testing.T) {
@@ -46,16 +40,12 @@ func TestTypesFitInAHead(t *testing.T) {
 	var offences []string
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		size := found[name]
-		if most := max(mostMethods, largeTypes[name]); size.methods > most {
-			offences = append(offences, fmt.Sprintf("%s has %d methods, at most %d are allowed", name, size.methods, most))
+		if size.methods > mostMethods {
+			offences = append(offences,
+				fmt.Sprintf("%s has %d methods, at most %d are allowed", name, size.methods, mostMethods))
 		}
 		if size.mutexes > mostMutexes {
 			offences = append(offences, fmt.Sprintf("%s has %d mutexes, at most %d are allowed", name, size.mutexes, mostMutexes))
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(largeTypes)) {
-		if found[name].methods <= mostMethods {
-			offences = append(offences, name+" needs no exception any more: remove it from largeTypes")
 		}
 	}
 	require.Empty(t, strings.Join(offences, "\n"), "types that are too large")
