@@ -3,6 +3,7 @@ package groups
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,21 +30,46 @@ type appends struct {
 // Append adds jobs to a group. A repeated call with the same request id adds nothing and succeeds.
 // While too many jobs wait, Append returns an *api.BackpressureError, for a repeated call too.
 func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
-	prefix := "a#" + group + "#" + request + "#"
-	return s.appendToGroup(ctx, &pendingAppend{group: group, jobs: jobs, requestPrefix: prefix, origin: o})
+	a := &pendingAppend{
+		group:         group,
+		jobs:          jobs,
+		requestPrefix: "a#" + group + "#" + request + "#",
+		origin:        o,
+	}
+	if err := s.appendToGroup(ctx, group, []*pendingAppend{a}); err != nil {
+		return err
+	}
+	return a.err
 }
 
-// AppendEntry adds the jobs of an entry of the ingest stream. entry is the entry's id. message is
-// the id that the producer gave the message; "" when it gave none. An entry or message that was
-// added before adds nothing and succeeds. Backpressure is as for Append.
-func (s *appends) AppendEntry(
-	ctx context.Context, group string, jobs []messages.Job, entry, message string, o Origin,
-) error {
-	prefix := "m#" + message + "#" // another prefix than that of HTTP requests, because producers choose both ids
-	if message == "" {
-		prefix = ledger.EntryRequest(entry) + "#"
+// EntryJobs holds the jobs of one entry of the ingest stream.
+type EntryJobs struct {
+	Entry   string // id of the entry
+	Message string // id that the producer gave the message; "" when it gave none
+	Jobs    []messages.Job
+	Origin  Origin
+}
+
+// AppendEntries adds the jobs of entries of the ingest stream to a group, small ones together. It
+// returns the error of each entry. An entry or message that was added before adds nothing and
+// succeeds. Backpressure is as for Append.
+func (s *appends) AppendEntries(ctx context.Context, group string, entries []EntryJobs) []error {
+	all := make([]*pendingAppend, len(entries))
+	for i, e := range entries {
+		request := "m#" + e.Message + "#" // another prefix than that of HTTP requests: producers choose both ids
+		if e.Message == "" {
+			request = ledger.EntryRequest(e.Entry) + "#"
+		}
+		all[i] = &pendingAppend{group: group, jobs: e.Jobs, requestPrefix: request, origin: e.Origin}
 	}
-	return s.appendToGroup(ctx, &pendingAppend{group: group, jobs: jobs, requestPrefix: prefix, origin: o})
+	err := s.appendToGroup(ctx, group, all)
+	errs := make([]error, len(all))
+	for i, a := range all {
+		if errs[i] = err; err == nil {
+			errs[i] = a.err
+		}
+	}
+	return errs
 }
 
 // pendingAppend holds jobs that are to be added to a group.
@@ -72,41 +98,63 @@ func (a *pendingAppend) fitsOnePiece() bool {
 // firstRequest returns the request id of the first piece.
 func (a *pendingAppend) firstRequest() string { return a.requestPrefix + "0" }
 
-func (s *appends) appendToGroup(ctx context.Context, a *pendingAppend) error {
-	if err := s.backpressure.Check(ctx, len(a.jobs)); err != nil {
-		return apiError(err)
-	}
-	tenant, known := s.owners.get(a.group)
-	if known {
-		a.tenant = tenant
-		if err := s.appendToPartition(ctx, s.space.OfTenant(tenant), a); !errors.Is(err, api.ErrNotFound) {
-			return err
+// appendToGroup stores appends to one group and sets the error of each. It returns an error only
+// when ctx ends. The caller must then not use the appends any more: they may still be stored.
+func (s *appends) appendToGroup(ctx context.Context, group string, all []*pendingAppend) error {
+	left := make([]*pendingAppend, 0, len(all))
+	for _, a := range all {
+		if a.err = apiError(s.backpressure.Check(ctx, len(a.jobs))); a.err == nil {
+			left = append(left, a)
 		}
 	}
-	p, tenant, err := s.locateGroup(ctx, a.group)
-	if err != nil {
-		return err
+	if tenant, known := s.owners.get(group); known {
+		if err := s.appendToPartition(ctx, s.space.OfTenant(tenant), tenant, left); err != nil {
+			return apiError(err)
+		}
+		left = slices.DeleteFunc(left, func(a *pendingAppend) bool { return !errors.Is(a.err, api.ErrNotFound) })
 	}
-	s.owners.put(a.group, tenant)
-	a.tenant = tenant
-	return s.appendToPartition(ctx, p, a)
+	if len(left) == 0 {
+		return nil
+	}
+	p, tenant, err := s.locateGroup(ctx, group)
+	if err != nil {
+		setErrors(left, err)
+		return nil
+	}
+	s.owners.put(group, tenant)
+	return apiError(s.appendToPartition(ctx, p, tenant, left))
 }
 
-func (s *appends) appendToPartition(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
-	switch {
-	case !a.fitsOnePiece():
-		return apiError(s.appendPieces(ctx, p, a))
-	case s.cfg.WaitReplicas == 0:
-		// Thousands of goroutines may wait here. Without the closure of retryLost their stacks stay
-		// small.
-		return apiError(s.appendInBatch(ctx, p, a))
+func setErrors(appends []*pendingAppend, err error) {
+	for _, a := range appends {
+		a.err = err
 	}
-	return apiError(retryLost(ctx, func(ctx context.Context) error {
-		if err := s.appendInBatch(ctx, p, a); err != nil {
+}
+
+// appendToPartition stores appends to one group in the partition of its tenant and sets the error
+// of each: small appends together, then the others one after the other. Its own error is as of
+// appendToGroup.
+func (s *appends) appendToPartition(
+	ctx context.Context, p keyspace.Partition, tenant string, all []*pendingAppend,
+) error {
+	small := make([]*pendingAppend, 0, len(all))
+	for _, a := range all {
+		if a.tenant = tenant; a.fitsOnePiece() {
+			small = append(small, a)
+		}
+	}
+	if len(small) > 0 {
+		if err := s.appendInBatch(ctx, p, small); err != nil {
 			return err
 		}
-		return s.durability.await(ctx, p, requestsStored(p, a.firstRequest()))
-	}))
+	}
+	for _, a := range all {
+		if !a.fitsOnePiece() {
+			a.err = s.appendPieces(ctx, p, a)
+		}
+		a.err = apiError(a.err)
+	}
+	return nil
 }
 
 func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
@@ -126,19 +174,45 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 // Small appends to a partition that arrive at the same time are stored together, with one script
 // call per group. Each keeps its own request id, and is accepted or refused on its own.
 
-// appendInBatch stores a together with other appends. The trace contexts of a published message are
-// made by the goroutine that runs the batch.
-func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, a *pendingAppend) error {
-	if !a.origin.Published {
-		a.newJobs = s.traceJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
+// appendInBatch stores small appends together with those of other calls, waits until the replicas
+// have those that were accepted, and sets the error of each. The trace contexts of a published
+// message are made by the goroutine that runs the batch. Its own error is as of appendToGroup.
+func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all []*pendingAppend) error {
+	for _, a := range all {
+		if !a.origin.Published {
+			a.newJobs = s.traceJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
+		}
 	}
-	err := s.batchers[p.Index()].do(ctx, a, func(ctx context.Context, all []*pendingAppend) {
-		s.storeAppends(ctx, p, all)
+	store := func(ctx context.Context) error {
+		return s.batchers[p.Index()].do(ctx, func(ctx context.Context, all []*pendingAppend) {
+			s.storeAppends(ctx, p, all)
+		}, all...)
+	}
+	if s.cfg.WaitReplicas == 0 {
+		return store(ctx) // without retryLost, because thousands of goroutines may wait here: their stacks stay small
+	}
+	var accepted []*pendingAppend
+	var ended error
+	err := retryLost(ctx, func(ctx context.Context) error {
+		accepted = nil
+		if ended = store(ctx); ended != nil {
+			return ended
+		}
+		var requests []string
+		for _, a := range all {
+			if a.err == nil {
+				accepted, requests = append(accepted, a), append(requests, a.firstRequest())
+			}
+		}
+		if len(accepted) == 0 {
+			return nil
+		}
+		return s.durability.await(ctx, p, requestsStored(p, requests...))
 	})
 	if err != nil {
-		return err
+		setErrors(accepted, err)
 	}
-	return a.err
+	return ended
 }
 
 // storeAppends stores appends in as few script calls as possible. The calls run concurrently.
@@ -190,9 +264,7 @@ func (s *appends) storeCall(ctx context.Context, p keyspace.Partition, appends [
 			a.err = s.storeRequests(ctx, p, []*pendingAppend{a})
 		}
 	default:
-		for _, a := range appends {
-			a.err = err
-		}
+		setErrors(appends, err)
 	}
 }
 

@@ -42,6 +42,11 @@ func open(w *stagetest.World, g messages.SubmitGroup) {
 	require.NoError(w.T, err)
 }
 
+// appendEntry appends the jobs of one entry.
+func appendEntry(ctx context.Context, s *groups.Store, group string, jobs []messages.Job, entry, message string, o groups.Origin) error {
+	return s.AppendEntries(ctx, group, []groups.EntryJobs{{Entry: entry, Message: message, Jobs: jobs, Origin: o}})[0]
+}
+
 // Messages that are stored together are accepted or refused one by one, each as a whole and once.
 func TestAppendsTogether(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
@@ -58,7 +63,7 @@ func TestAppendsTogether(t *testing.T) {
 		)
 		add := func(what, group, entry, message string, jobs []messages.Job) {
 			all.Go(func() {
-				err := s.AppendEntry(ctx, group, jobs, entry, message, published)
+				err := appendEntry(ctx, s, group, jobs, entry, message, published)
 				mu.Lock()
 				defer mu.Unlock()
 				errs[what] = append(errs[what], err)
@@ -130,7 +135,7 @@ func BenchmarkAppendTogether(b *testing.B) {
 			i++
 			entry := fmt.Sprintf("5-%d", i)
 			n.Unlock()
-			if err := w.Store.AppendEntry(ctx, "bench", jobs, entry, "", published); err != nil {
+			if err := appendEntry(ctx, w.Store, "bench", jobs, entry, "", published); err != nil {
 				b.Error(err)
 				return
 			}

@@ -32,18 +32,18 @@ func newBatchers[T any](space keyspace.Space) []*batcher[T] {
 	return all
 }
 
-// do adds item to a batch and returns after run has been called with that batch. The caller that
+// do adds items to a batch and returns after run has been called with that batch. The caller that
 // starts a batch runs it on behalf of all its callers, so run's context ignores that caller's
-// cancellation. do returns an error only when ctx ends. The caller must then not use item any more,
-// because the batch may still run.
-func (q *batcher[T]) do(ctx context.Context, item T, run func(context.Context, []T)) error {
+// cancellation. do returns an error only when ctx ends. The caller must then not use the items any
+// more, because the batch may still run.
+func (q *batcher[T]) do(ctx context.Context, run func(context.Context, []T), items ...T) error {
 	q.mu.Lock()
 	if q.nextBatch == nil {
 		q.nextBatch = &batch[T]{done: make(chan struct{})}
 	}
 	b := q.nextBatch
 	first := len(b.items) == 0
-	b.items = append(b.items, item)
+	b.items = append(b.items, items...)
 	q.mu.Unlock()
 	if first {
 		q.runBatch(context.WithoutCancel(ctx), b, run)

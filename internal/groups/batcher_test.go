@@ -39,7 +39,7 @@ func TestCallsShareABatch(t *testing.T) {
 		<-release
 	}
 	var calls sync.WaitGroup
-	do := func(i int) { calls.Go(func() { require.NoError(t, q.do(t.Context(), i, run)) }) }
+	do := func(i int) { calls.Go(func() { require.NoError(t, q.do(t.Context(), run, i)) }) }
 	do(0)
 	require.Equal(t, []int{0}, <-batches) // the first item runs at once, alone
 	for i := 1; i < 5; i++ {
@@ -48,7 +48,7 @@ func TestCallsShareABatch(t *testing.T) {
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
-	go func() { failed <- q.do(cancelled, 5, run) }()
+	go func() { failed <- q.do(cancelled, run, 5) }()
 	awaitQueued(t, q, 5)
 	cancel()
 	require.ErrorIs(t, <-failed, context.Canceled) // a cancelled call returns at once; the others still wait
@@ -66,10 +66,10 @@ func TestBatchSurvivesTheCancellationOfItsFirstCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	ran := false
-	err := q.do(ctx, 1, func(ctx context.Context, _ []int) { ran = ctx.Err() == nil })
+	err := q.do(ctx, func(ctx context.Context, _ []int) { ran = ctx.Err() == nil }, 1)
 	require.True(t, ran)
 	require.True(t, err == nil || errors.Is(err, context.Canceled))
-	require.NoError(t, q.do(t.Context(), 2, func(context.Context, []int) {}))
+	require.NoError(t, q.do(t.Context(), func(context.Context, []int) {}, 2))
 }
 
 func TestSplitCalls(t *testing.T) {

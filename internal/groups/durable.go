@@ -95,9 +95,9 @@ func (s *durability) await(ctx context.Context, p keyspace.Partition, check writ
 	}
 	c := s.waiters[p.Index()]
 	w := &replicaWait{check: check}
-	if err := c.batcher.do(ctx, w, func(ctx context.Context, all []*replicaWait) {
+	if err := c.batcher.do(ctx, func(ctx context.Context, all []*replicaWait) {
 		c.waitForReplicas(ctx, s.access, p, all)
-	}); err != nil {
+	}, w); err != nil {
 		return err
 	}
 	if w.err == nil && !w.present() {

@@ -58,9 +58,9 @@ func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 			return err
 		},
 		"append":       func() error { return w.Store.Append(ctx, "open", stagetest.Numbered(300), "r", now) },
-		"append entry": func() error { return w.Store.AppendEntry(ctx, "open", stagetest.Numbered(1), "1-1", "", now) },
+		"append entry": func() error { return appendEntry(ctx, w.Store, "open", stagetest.Numbered(1), "1-1", "", now) },
 		"append message": func() error {
-			return w.Store.AppendEntry(ctx, "open", stagetest.Numbered(1), "1-2", "mine", now)
+			return appendEntry(ctx, w.Store, "open", stagetest.Numbered(1), "1-2", "mine", now)
 		},
 		"seal with total": func() error { total := int64(900); _, err := w.Store.Seal(ctx, "pausing", &total); return err },
 		"cancel":          func() error { _, err := w.Store.Cancel(ctx, "doomed"); return err },
@@ -145,7 +145,7 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 		"seal":         {unseal("sealed"), submit(empty("sealed", true, nil))},
 		"seal of none": {unseal("none"), submit(empty("none", false, &none))},
 		"append":       {drop(w.P.Messages()), func() error { return w.Store.Append(ctx, "o", stagetest.Numbered(1), "r", now) }},
-		"entry":        {drop(w.P.Entries()), func() error { return w.Store.AppendEntry(ctx, "o", stagetest.Numbered(1), "1-1", "", now) }},
+		"entry":        {drop(w.P.Entries()), func() error { return appendEntry(ctx, w.Store, "o", stagetest.Numbered(1), "1-1", "", now) }},
 	} {
 		require.NoError(t, meet(tt.loss, tt.call), name)
 		require.True(t, lost, name)
@@ -240,10 +240,10 @@ func TestAppendOutlivesALostPiece(t *testing.T) {
 		for j, add := range []func(*groups.Store) error{
 			func(s *groups.Store) error { return s.Append(t.Context(), g, stagetest.Numbered(n), "r", now) },
 			func(s *groups.Store) error {
-				return s.AppendEntry(t.Context(), g, stagetest.Numbered(n), "1-1", fmt.Sprint("m", i), now)
+				return appendEntry(t.Context(), s, g, stagetest.Numbered(n), "1-1", fmt.Sprint("m", i), now)
 			},
 			func(s *groups.Store) error {
-				return s.AppendEntry(t.Context(), g, stagetest.Numbered(n), fmt.Sprint("2-", i), "", now)
+				return appendEntry(t.Context(), s, g, stagetest.Numbered(n), fmt.Sprint("2-", i), "", now)
 			},
 		} {
 			d := &dying{unheard: func(script int) bool { return script == i }}

@@ -255,15 +255,15 @@ func TestAppend(t *testing.T) {
 		require.NoError(w.T, err)
 		for range 2 { // the same request, and the same entry, twice
 			require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(250), "r", now))
-			require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-0", "", now))
-			require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-1", "m", now))
+			require.NoError(w.T, appendEntry(ctx, w.Store, "g", stagetest.Numbered(250), "1700000000000-0", "", now))
+			require.NoError(w.T, appendEntry(ctx, w.Store, "g", stagetest.Numbered(250), "1700000000000-1", "m", now))
 		}
 		// The message's id decides, not the id of its entry.
-		require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(250), "1700000000000-2", "m", now))
+		require.NoError(w.T, appendEntry(ctx, w.Store, "g", stagetest.Numbered(250), "1700000000000-2", "m", now))
 		require.Equal(w.T, api.Counts{Accepted: 750, Waiting: 750}, w.Counts("g"))
 		// Equal ids of different kinds of requests do not collide.
 		require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(1), "m", now))
-		require.NoError(w.T, w.Store.AppendEntry(ctx, "g", stagetest.Numbered(1), "1700000000000-3", "r", now))
+		require.NoError(w.T, appendEntry(ctx, w.Store, "g", stagetest.Numbered(1), "1700000000000-3", "r", now))
 		require.Equal(w.T, api.Counts{Accepted: 752, Waiting: 752}, w.Counts("g"))
 
 		_, err = w.Store.Seal(ctx, "g", nil)

@@ -7,7 +7,7 @@ import (
 
 // The fields of an entry of the ingest stream.
 const (
-	fieldType        = "type"
+	FieldType        = "type"
 	fieldData        = "data"
 	fieldID          = "id"
 	fieldTraceParent = "traceparent"
@@ -23,7 +23,7 @@ func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
 	var bad problems
 	e := Envelope{
 		ID:          entryText(&bad, values, fieldID),
-		Type:        entryText(&bad, values, fieldType),
+		Type:        entryText(&bad, values, FieldType),
 		TraceParent: entryText(&bad, values, fieldTraceParent),
 		Data:        entryBytes(&bad, values, fieldData),
 	}
@@ -39,7 +39,7 @@ func ParseFields(entryID string, fields []string) (Envelope, error) {
 		switch value := fields[i+1]; fields[i] {
 		case fieldID:
 			e.ID = value
-		case fieldType:
+		case FieldType:
 			e.Type = value
 		case fieldTraceParent:
 			e.TraceParent = value
@@ -63,7 +63,7 @@ func (e Envelope) check(bad *problems, entryID string) (Envelope, error) {
 		e.decoded = fastDecodeAppend(e.Data)
 	case TypeGroupSubmit, TypeGroupSeal, TypeGroupCancel:
 	default:
-		bad.add(fieldParent{}, fieldType, "must be one of "+
+		bad.add(fieldParent{}, FieldType, "must be one of "+
 			TypeGroupSubmit+", "+TypeJobsAppend+", "+TypeGroupSeal+", "+TypeGroupCancel)
 	}
 	if e.decoded == nil {
@@ -86,7 +86,7 @@ func (e Envelope) checkData(bad *problems) {
 
 // Values returns the fields to write to a stream. It leaves out fields that are empty.
 func (e Envelope) Values() map[string]any {
-	values := map[string]any{fieldType: e.Type, fieldData: e.Data}
+	values := map[string]any{FieldType: e.Type, fieldData: e.Data}
 	if e.ID != "" {
 		values[fieldID] = e.ID
 	}

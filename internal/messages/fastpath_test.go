@@ -58,8 +58,8 @@ func FuzzFastPath(f *testing.F) {
 				require.NoError(t, err)
 				require.Equal(t, complete, fast)
 			}
-			one, oneErr := ParseFields("1-0", []string{fieldType, TypeJobsAppend, fieldData, string(data)})
-			other, otherErr := ParseEntry("1-0", map[string]any{fieldType: TypeJobsAppend, fieldData: data})
+			one, oneErr := ParseFields("1-0", []string{FieldType, TypeJobsAppend, fieldData, string(data)})
+			other, otherErr := ParseEntry("1-0", map[string]any{FieldType: TypeJobsAppend, fieldData: data})
 			require.Equal(t, otherErr, oneErr)
 			require.Equal(t, other.decoded, one.decoded)
 			require.Equal(t, string(other.Data), string(one.Data))

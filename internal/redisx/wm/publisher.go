@@ -1,6 +1,5 @@
-// Package wm implements watermill's Publisher and Subscriber with our connection and batch reader.
-// It hides the form of a message in a stream entry, the batching of acknowledgements, and the
-// redelivery of nacked and abandoned messages.
+// Package wm implements watermill's Publisher with our connection. It hides the form of a message
+// in a stream entry.
 package wm
 
 import (
@@ -14,6 +13,15 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Field names of a message's entry. type and traceparent are also the names of the message's
+// metadata.
+const (
+	FieldType        = "type"
+	FieldTraceParent = "traceparent"
+	fieldData        = "data"
+	fieldID          = "id"
 )
 
 // NewPublisher returns a watermill Publisher that writes flat stream entries, which redis-cli can

@@ -2,7 +2,6 @@ package wm
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -16,10 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-const (
-	patience = 30 * time.Second // limit for events that must happen; a healthy run needs a fraction of it
-	glance   = 10 * time.Millisecond
-)
+// patience is the limit for events that must happen; a healthy run needs a fraction of it.
+const patience = 30 * time.Second
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
@@ -31,23 +28,9 @@ func connect(t testing.TB, url string) *redisx.Conn {
 	return c
 }
 
-var names atomic.Int64
-
-// unique returns a name that no other test uses.
-func unique(what string) string { return fmt.Sprintf("%s-%d", what, names.Add(1)) }
-
-func add(t testing.TB, c *redisx.Conn, stream string, fields ...string) string {
-	t.Helper()
-	id, err := c.Cmd.XAdd(context.Background(), &redis.XAddArgs{Stream: stream, Values: fields}).Result()
-	require.NoError(t, err)
-	return id
-}
-
 // calls is a hook that counts the client's successful commands that begin with the arguments begin.
-// If has is not nil, it counts only those that also have this argument.
 type calls struct {
 	begin []any
-	has   any
 	n     atomic.Int64
 }
 
@@ -56,8 +39,7 @@ func (c *calls) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if args := cmd.Args(); err == nil && len(args) >= len(c.begin) && slices.Equal(args[:len(c.begin)], c.begin) &&
-			(c.has == nil || slices.Contains(args, c.has)) {
+		if args := cmd.Args(); err == nil && len(args) >= len(c.begin) && slices.Equal(args[:len(c.begin)], c.begin) {
 			c.n.Add(1)
 		}
 		return err

@@ -7,13 +7,10 @@ package aggregator
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"hash/crc32"
 	"slices"
 	"strconv"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -164,30 +161,15 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 // acknowledged for a lease. That aggregator may still be alive and reduce them as well; the states
 // of the jobs then let only one of both count. The next call goes on where this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
-	msgs, next, err := p.Conn.Cmd.XAutoClaim(ctx, &redis.XAutoClaimArgs{
-		Stream:   p.partition.ResultStream(),
-		Group:    keyspace.GroupAggregator,
-		Consumer: p.ID,
-		MinIdle:  p.cfg.Lease,
-		Start:    cmp.Or(p.claimStart, "0-0"),
-		Count:    minRead,
-	}).Result()
+	entries, next, _, err := p.reader.Claim(ctx, p.partition.ResultStream(), p.cfg.Lease, cmp.Or(p.claimStart, "0-0"),
+		minRead)
 	if call.IsNoGroup(err) {
 		return nil, nil // the next read creates the consumer group
 	}
 	if err != nil {
-		return nil, fmt.Errorf("claim results: %w", err)
+		return nil, err
 	}
 	p.claimStart = next // so that entries that can't be reduced do not hide those after them
-	entries := make([]stream.Entry, 0, len(msgs))
-	for _, m := range msgs {
-		e := stream.Entry{ID: m.ID}
-		for k, v := range m.Values {
-			s, _ := v.(string)
-			e.Fields = append(e.Fields, k, s)
-		}
-		entries = append(entries, e)
-	}
 	if len(entries) > 0 {
 		p.Tel.Log.Warn("claimed results of a lost aggregator",
 			"partition", p.partition.Index(), "entries", len(entries))
@@ -288,16 +270,6 @@ func (p *partitionReducer) quarantine(ctx context.Context, group string, entries
 	e := entries[0]
 	p.Tel.Log.Warn("quarantined an unreadable results entry",
 		"partition", p.partition.Index(), "entry", e.ID, "reason", reason)
-	text := fmt.Sprintf("results %s: %v: %.1024q", e.ID, reason, fmt.Sprint(e.Fields))
-	_, err := p.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.LPush(ctx, p.partition.Quarantine(), text)
-		pipe.LTrim(ctx, p.partition.Quarantine(), 0, 999)
-		pipe.XAck(ctx, p.partition.ResultStream(), keyspace.GroupAggregator, e.ID)
-		pipe.XDel(ctx, p.partition.ResultStream(), e.ID)
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("quarantine entry %s: %w", e.ID, err)
-	}
-	return nil
+	to := stream.Quarantine{Key: p.partition.Quarantine(), Source: "results"}
+	return p.reader.Quarantine(ctx, p.partition.ResultStream(), to, e, reason)
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
 const (
@@ -20,15 +19,15 @@ const (
 // earlyCancel applies cancellations that are still unread in the ingest stream, while the messages
 // before them wait for the backlog to shrink. A cancellation makes the backlog smaller, so it must
 // not wait behind those messages. It looks for them only if this process refused a message within
-// the last groupWait. When the subscription reads the cancellation later, it applies it again,
+// the last groupWait. When the consumer reads the cancellation later, it applies it again,
 // which changes nothing. If Redis is away, the next run tries the cancellation again; any other
-// error is left to the subscription.
+// error is left to the consumer.
 type earlyCancel struct{ lastRead string } // id of the last entry that was read
 
 func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if time.Since(time.Unix(0, in.lastRefusal.Load())) > groupWait {
-			return nil // no message waits for the backlog: the subscription reads the cancellation soon
+			return nil // no message waits for the backlog: the consumer reads the cancellation soon
 		}
 		for bytes := 0; bytes < earlyCancelMaxBytes; {
 			from := "-"
@@ -45,7 +44,7 @@ func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 						bytes += len(text)
 					}
 				}
-				if e.Values[wm.FieldType] == messages.TypeGroupCancel {
+				if e.Values[messages.FieldType] == messages.TypeGroupCancel {
 					if err := in.cancelEarly(ctx, e.ID, e.Values); err != nil {
 						return err
 					}
@@ -63,11 +62,11 @@ func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 func (in *Ingest) cancelEarly(ctx context.Context, entry string, values map[string]any) error {
 	env, err := messages.ParseEntry(entry, values)
 	if err != nil {
-		return nil //nolint:nilerr // the entry is rejected when the subscription reads it
+		return nil //nolint:nilerr // the entry is rejected when the consumer reads it
 	}
 	c, err := in.decoder.DecodeCancel(env.Data)
 	if err != nil {
-		return nil //nolint:nilerr // the subscription rejects the entry, see above
+		return nil //nolint:nilerr // the consumer rejects the entry, see above
 	}
 	_, err = in.store.Cancel(ctx, c.Group)
 	if errors.Is(err, api.ErrUnavailable) {

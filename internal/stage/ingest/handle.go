@@ -4,21 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx/wm"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // groupWait is how long a message waits at least for its group, whose submission may come later in
@@ -31,112 +29,96 @@ const groupWait = 30 * time.Second
 // the message is rejected, so that it does not block others for ever.
 const redisErrorRetryTime = 10 * time.Minute
 
-// The limits of the stream of rejected entries: bytes of one field, and number of entries.
-const (
-	maxRejectedField = 256 << 10
-	maxRejected      = 100_000
-)
-
-// quietLogger lowers the level of the router's messages and drops its trace messages, of which
-// there are several per stream entry.
-type quietLogger struct{ watermill.LoggerAdapter }
-
-func routerLog(log *slog.Logger) watermill.LoggerAdapter {
-	levels := map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug, slog.LevelError: slog.LevelDebug}
-	return quietLogger{watermill.NewSlogLoggerWithLevelMapping(log, levels)}
-}
-
-func (quietLogger) Trace(string, watermill.LogFields) {}
-
-func (q quietLogger) With(fields watermill.LogFields) watermill.LoggerAdapter {
-	return quietLogger{q.LoggerAdapter.With(fields)}
-}
-
-// errRetryLater makes the subscription deliver a message again later, because what the message
-// needs may still come.
+// errRetryLater makes the consumer deliver a message again later, because what the message needs
+// may still come.
 var errRetryLater = errors.New("not yet")
 
-// decideOutcome chooses, by the handler's error, what happens to a message: it is accepted,
-// rejected with the reason, or delivered again later. No message is dropped, and none is delivered
-// again at once; one that can't be rejected is delivered again. decideOutcome also notes when the
-// backlog refused a message, for earlyCancel.
-func (in *Ingest) decideOutcome(next message.HandlerFunc) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
-		_, err := next(msg)
-		if err == nil {
-			return nil, nil
-		}
-		var full *api.BackpressureError
-		if errors.As(err, &full) {
-			in.lastRefusal.Store(time.Now().UnixNano())
-		}
-		if errors.Is(err, errRetryLater) || errors.Is(err, api.ErrUnavailable) || errors.As(err, &full) ||
-			msg.Context().Err() != nil {
-			in.Tel.Log.Debug("message postponed", "entry", msg.Metadata.Get(wm.MetadataEntryID), "reason", err)
-			return nil, err
-		}
-		var refused redis.Error
-		if entry := msg.Metadata.Get(wm.MetadataEntryID); errors.As(err, &refused) &&
-			min(entryAge(entry), time.Since(in.created)) < redisErrorRetryTime {
-			in.Tel.Log.Warn("redis answered a message with an error, trying again", "entry", entry, "error", err)
-			return nil, err
-		}
-		if err := in.reject(msg, err); err != nil {
-			return nil, err
-		}
-		return nil, nil
+// handle carries out messages that were read together. It stores the appends to one group together;
+// every other message has a goroutine of its own, because it needs several calls of Redis.
+func (in *Ingest) handle(ctx context.Context, entries []stream.Entry) []stream.Verdict {
+	errs := make([]error, len(entries))
+	appends := map[string]*groupAppends{}
+	var running sync.WaitGroup
+	panics := make(chan string, len(entries))
+	start := func(task func()) {
+		running.Go(func() {
+			defer func() {
+				if p := recover(); p != nil {
+					panics <- fmt.Sprintf("%v\n%s", p, debug.Stack())
+				}
+			}()
+			task()
+		})
 	}
+	for i, e := range entries {
+		env, err := messages.ParseFields(e.ID, e.Fields)
+		switch {
+		case err != nil:
+			errs[i] = err
+		case env.Type == messages.TypeJobsAppend:
+			errs[i] = in.collectAppend(appends, i, e.ID, env)
+		default:
+			start(func() { errs[i] = in.handleMessage(ctx, env, e.ID) })
+		}
+	}
+	for group, a := range appends {
+		start(func() { in.handleAppends(ctx, group, a, errs) })
+	}
+	running.Wait()
+	select {
+	case p := <-panics:
+		panic(p) // the consumer finds the message that is to blame
+	default:
+	}
+	verdicts := make([]stream.Verdict, len(entries))
+	for i, err := range errs {
+		verdicts[i] = in.verdict(ctx, entries[i], err)
+	}
+	return verdicts
 }
 
-// reject adds a message to the stream ingest:rejected, with the reason. It cuts fields that are
-// larger than maxRejectedField.
-func (in *Ingest) reject(msg *message.Message, reason error) error {
-	e, _ := wm.EntryOf(msg)
-	values := []any{"reason", reason.Error(), "entry", e.ID, "at", time.Now().UTC().Format(time.RFC3339Nano)}
-	for i := 0; i+1 < len(e.Fields); i += 2 {
-		v := e.Fields[i+1]
-		if len(v) > maxRejectedField {
-			v = v[:maxRejectedField] + fmt.Sprintf("… (%d more bytes)", len(v)-maxRejectedField)
-		}
-		values = append(values, e.Fields[i], v)
+// verdict chooses, by the error of a message, what happens to it: it is accepted, rejected with the
+// reason, or delivered again later. verdict also notes when the backlog refused a message, for
+// earlyCancel.
+func (in *Ingest) verdict(ctx context.Context, e stream.Entry, err error) stream.Verdict {
+	if err == nil {
+		return stream.Verdict{Action: stream.Ack}
 	}
-	in.Tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(wm.FieldType)))
-	err := in.Conn.Cmd.XAdd(msg.Context(),
-		&redis.XAddArgs{Stream: in.Space.Rejected(), MaxLen: maxRejected, Approx: true, Values: values}).Err()
-	if err != nil {
-		return fmt.Errorf("reject entry %s: %w", e.ID, err)
+	var full *api.BackpressureError
+	if errors.As(err, &full) {
+		in.lastRefusal.Store(time.Now().UnixNano())
 	}
-	return nil
+	if errors.Is(err, errRetryLater) || errors.Is(err, api.ErrUnavailable) || full != nil || ctx.Err() != nil {
+		in.Tel.Log.Debug("message postponed", "entry", e.ID, "reason", err)
+		return stream.Verdict{Action: stream.RetryAfter}
+	}
+	var refused redis.Error
+	if errors.As(err, &refused) && min(entryAge(e.ID), time.Since(in.created)) < redisErrorRetryTime {
+		in.Tel.Log.Warn("redis answered a message with an error, trying again", "entry", e.ID, "error", err)
+		return stream.Verdict{Action: stream.RetryAfter}
+	}
+	in.Tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(messages.FieldType)))
+	return stream.Verdict{Action: stream.Reject, Reason: err}
 }
 
-// handleMessage carries out one message of the ingest stream. decideOutcome handles its error.
-func (in *Ingest) handleMessage(msg *message.Message) error {
-	e, ok := wm.EntryOf(msg)
-	if !ok {
-		return errors.New("message without an entry")
-	}
-	env, err := messages.ParseFields(e.ID, e.Fields)
-	if err != nil {
-		return err
-	}
-	// A message gets no reservation when the backlog is full: it stays in the stream, and the
-	// subscription delivers it again until there is space.
-	ctx, request := backpressure.WithoutReservation(msg.Context())
-	defer request.End()
-	origin := groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
+// handleMessage carries out a message that is no append.
+func (in *Ingest) handleMessage(ctx context.Context, env messages.Envelope, entry string) error {
 	switch env.Type {
 	case messages.TypeGroupSubmit:
-		return in.handleSubmit(ctx, env, origin)
-	case messages.TypeJobsAppend:
-		return in.handleAppend(ctx, env, e.ID, origin)
+		return in.handleSubmit(ctx, env)
 	case messages.TypeGroupSeal:
-		return in.handleSeal(ctx, env, e.ID)
+		return in.handleSeal(ctx, env, entry)
 	default:
-		return in.handleCancel(ctx, env, e.ID)
+		return in.handleCancel(ctx, env, entry)
 	}
 }
 
-func (in *Ingest) handleSubmit(ctx context.Context, env messages.Envelope, o groups.Origin) error {
+// origin returns the origin of a message.
+func origin(env messages.Envelope) groups.Origin {
+	return groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
+}
+
+func (in *Ingest) handleSubmit(ctx context.Context, env messages.Envelope) error {
 	g, err := in.decoder.DecodeSubmit(env.Data)
 	if err != nil {
 		return err
@@ -144,20 +126,46 @@ func (in *Ingest) handleSubmit(ctx context.Context, env messages.Envelope, o gro
 	if g.ID == "" {
 		g.ID = env.ID
 	}
-	_, err = in.store.Submit(ctx, g, o)
+	// A message gets no reservation when the backlog is full: it stays in the stream, and is
+	// delivered again until there is space.
+	ctx, request := backpressure.WithoutReservation(ctx)
+	defer request.End()
+	_, err = in.store.Submit(ctx, g, origin(env))
 	return err
 }
 
-func (in *Ingest) handleAppend(ctx context.Context, env messages.Envelope, entry string, o groups.Origin) error {
-	a, err := in.decoder.DecodeAppendEntry(env)
+// groupAppends holds the appends to one group that were read together.
+type groupAppends struct {
+	entries []groups.EntryJobs
+	index   []int // of each entry in its batch
+}
+
+// collectAppend adds an append, the message i of its batch, to those of its group.
+func (in *Ingest) collectAppend(appends map[string]*groupAppends, i int, entry string, env messages.Envelope) error {
+	body, err := in.decoder.DecodeAppendEntry(env)
 	if err != nil {
 		return err
 	}
-	id := env.ID
-	if id == entry {
-		id = ""
+	a := appends[body.Group]
+	if a == nil {
+		a = &groupAppends{}
+		appends[body.Group] = a
 	}
-	return in.waitForGroup(ctx, entry, in.store.AppendEntry(ctx, a.Group, a.Jobs, entry, id, o))
+	jobs := groups.EntryJobs{Entry: entry, Jobs: body.Jobs, Origin: origin(env)}
+	if env.ID != entry {
+		jobs.Message = env.ID
+	}
+	a.entries, a.index = append(a.entries, jobs), append(a.index, i)
+	return nil
+}
+
+// handleAppends carries out the appends to a group, and sets their errors in those of their batch.
+func (in *Ingest) handleAppends(ctx context.Context, group string, a *groupAppends, errs []error) {
+	ctx, request := backpressure.WithoutReservation(ctx) // see handleSubmit
+	defer request.End()
+	for n, err := range in.store.AppendEntries(ctx, group, a.entries) {
+		errs[a.index[n]] = in.waitForGroup(ctx, a.entries[n].Entry, err)
+	}
 }
 
 // handleSeal seals a group. With a total the seal takes effect when the group has total jobs.
@@ -228,7 +236,7 @@ func (in *Ingest) hasOlderPending(ctx context.Context, entry string) (bool, erro
 	if time.Since(o.readAt) < 5*time.Millisecond && !entryBefore(o.id, entry) {
 		return false, nil // entry was the oldest at the last read, and no older one can become pending
 	}
-	id, ok, err := in.sub.OldestPending(ctx, in.Space.Ingest())
+	id, ok, err := in.consumer.OldestPending(ctx)
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", api.ErrUnavailable, err)
 	}

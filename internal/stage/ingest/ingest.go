@@ -14,15 +14,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
-
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/redisx/wm"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
@@ -44,7 +42,7 @@ type Ingest struct {
 	store   *groups.Store
 	decoder messages.Decoder
 
-	sub         *wm.Subscriber
+	consumer    *stream.Consumer
 	listener    net.Listener
 	oldest      oldestPending
 	created     time.Time
@@ -65,33 +63,34 @@ const (
 func New(
 	ctx context.Context, p stage.Process, cfg Config, store *groups.Store, decoder messages.Decoder,
 ) (*Ingest, error) {
-	sub, err := wm.NewSubscriber(p.Conn, wm.SubscriberConfig{
-		Group:        keyspace.GroupIngest,
-		Consumer:     p.ID,
-		MinIdle:      cfg.Lease,
-		MaxInFlight:  cmp.Or(cfg.MaxInFlight, defaultInFlight),
-		MaxBytes:     inFlightBytes,
-		DeleteOnAck:  true,
-		CloseTimeout: drainTimeout,
-		Logger:       p.Tel.Log,
-	})
-	if err != nil {
-		return nil, err
-	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.APIAddr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for the API: %w: set BULKACTION_API_ADDR to another address", err)
 	}
 	p.Tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String())
-	return &Ingest{
+	in := &Ingest{
 		Process:  p,
 		cfg:      cfg,
 		store:    store,
 		decoder:  decoder,
-		sub:      sub,
 		listener: listener,
 		created:  time.Now(),
-	}, nil
+	}
+	in.consumer = stream.NewConsumer(p.Conn, stream.ConsumerConfig{
+		Stream:       p.Space.Ingest(),
+		Group:        keyspace.GroupIngest,
+		Name:         p.ID,
+		Rejected:     stream.Quarantine{Key: p.Space.Rejected()},
+		Handle:       in.handle,
+		MaxInFlight:  cmp.Or(cfg.MaxInFlight, defaultInFlight),
+		MaxBytes:     inFlightBytes,
+		Block:        redisx.MaxBlock,
+		Lease:        cfg.Lease,
+		RetryAfter:   retryAfter,
+		CloseTimeout: drainTimeout,
+		Log:          p.Tel.Log,
+	})
+	return in, nil
 }
 
 // APIAddr returns the address on which the API listens, as host:port.
@@ -104,7 +103,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 	in.running.Store(true)
 	r := in.Runner()
 	r.Add(in.serveAPI)
-	r.Add(in.consumeStream)
+	r.Add(in.consumer.Run)
 	r.Report(in.Status)
 	r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
 	return r.Run(ctx)
@@ -115,6 +114,9 @@ func (in *Ingest) Run(ctx context.Context) error {
 func (in *Ingest) Status() api.StageStatus {
 	return api.StageStatus{ID: in.ID, Role: "ingest", Running: in.running.Load(), SeenAt: time.Now()}
 }
+
+// retryAfter is the first wait before a message is handled again.
+const retryAfter = 250 * time.Millisecond
 
 // drainTimeout is how long open requests and messages may take after ctx has ended.
 const drainTimeout = 5 * time.Second
@@ -142,21 +144,4 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 	}
 	<-stopped
 	return nil
-}
-
-// consumeStream handles the messages of the ingest stream until ctx ends. It returns an error if
-// reading ends before.
-func (in *Ingest) consumeStream(ctx context.Context) error {
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: drainTimeout}, routerLog(in.Tel.Log))
-	if err != nil {
-		return fmt.Errorf("create router: %w", err)
-	}
-	router.AddMiddleware(in.decideOutcome, middleware.Recoverer)
-	router.AddConsumerHandler("ingest", in.Space.Ingest(), in.sub, in.handleMessage)
-	err = router.Run(ctx)
-	if ctx.Err() == nil { // the router also returns when its subscription has ended
-		return fmt.Errorf("read the ingest stream: %w",
-			errors.Join(err, in.sub.Close(), errors.New("the subscription has ended")))
-	}
-	return in.sub.Close()
 }

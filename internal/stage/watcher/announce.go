@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
@@ -51,7 +52,8 @@ func (o *outbox) announce(ctx context.Context) (worked bool, err error) {
 // that can't be turned into an event is quarantined and removed.
 func (o *outbox) announceBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
 	var msgs []*message.Message
-	var unreadable []any
+	var unreadable []func(redis.Pipeliner)
+	quarantine := stream.Quarantine{Key: o.Quarantine(), Source: "outbox"}
 	ids := make([]string, len(entries))
 	for i := range entries {
 		e := &entries[i]
@@ -62,7 +64,7 @@ func (o *outbox) announceBatch(ctx context.Context, entries []ledger.OutboxEntry
 			continue
 		}
 		o.log.Warn("quarantined an unreadable event of the outbox", "entry", e.ID, "error", err)
-		unreadable = append(unreadable, fmt.Sprintf("outbox %s: %v: %.1024q", e.ID, err, e.Text()))
+		unreadable = append(unreadable, func(pipe redis.Pipeliner) { quarantine.AddText(ctx, pipe, e.ID, err, e.Text()) })
 	}
 	if len(msgs) > 0 {
 		if err := o.publish(msgs...); err != nil {
@@ -70,9 +72,8 @@ func (o *outbox) announceBatch(ctx context.Context, entries []ledger.OutboxEntry
 		}
 	}
 	_, err := o.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		if len(unreadable) > 0 {
-			pipe.LPush(ctx, o.Quarantine(), unreadable...)
-			pipe.LTrim(ctx, o.Quarantine(), 0, 999)
+		for _, add := range unreadable {
+			add(pipe)
 		}
 		pipe.XDel(ctx, o.Outbox(), ids...)
 		return nil

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
@@ -350,14 +348,8 @@ func (p *partitionFeed) queueReport(t *task) {
 func (p *partitionFeed) quarantine(ctx context.Context, typ string, e stream.Entry, reason error) {
 	p.Tel.Log.Warn("quarantined an unreadable entry",
 		"partition", p.partition.Index(), "type", typ, "entry", e.ID, "reason", reason)
-	text := fmt.Sprintf("ready:%s %s: %v: %.1024q", typ, e.ID, reason, fmt.Sprint(e.Fields))
-	_, err := p.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.LPush(ctx, p.partition.Quarantine(), text)
-		pipe.LTrim(ctx, p.partition.Quarantine(), 0, 999)
-		pipe.XAck(ctx, p.partition.Ready(typ), keyspace.GroupWorkers, e.ID)
-		pipe.XDel(ctx, p.partition.Ready(typ), e.ID)
-		return nil
-	})
+	to := stream.Quarantine{Key: p.partition.Quarantine(), Source: "ready:" + typ}
+	err := p.reader.Quarantine(ctx, p.partition.Ready(typ), to, e, reason)
 	if err != nil {
 		p.Tel.Log.Error("quarantine failed, the entry stays pending", "entry", e.ID, "error", err)
 	}

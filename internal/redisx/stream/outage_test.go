@@ -1,4 +1,4 @@
-package wm
+package stream
 
 import (
 	"bytes"
@@ -10,52 +10,51 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-func TestSubscriberSurvivesFlush(t *testing.T) {
+func TestConsumerSurvivesFlush(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
-		out := subscribe(t, subscriber(t, c, SubscriberConfig{}), stream)
+		out, _, _ := subscribe(t, c, stream, ConsumerConfig{})
 		publish(t, c, stream, 0, 1)
 		held := receive(t, out)
 		require.NoError(t, c.Cmd.FlushAll(context.Background()).Err())
 		require.Eventually(t, func() bool { // otherwise the new entry may get the old one's id
-			return held.Metadata[MetadataEntryID] < fmt.Sprint(time.Now().UnixMilli())
+			return held.ID < fmt.Sprint(time.Now().UnixMilli())
 		}, patience, time.Millisecond)
 		publish(t, c, stream, 1, 2)
-		msg := receive(t, out)
-		require.Equal(t, "m1", msg.UUID)
-		require.True(t, held.Ack())
-		require.True(t, msg.Ack())
+		d := receive(t, out)
+		require.Equal(t, "m1", d.Get("id"))
+		held.Ack()
+		d.Ack()
 		awaitEmpty(t, c, stream)
 	})
 }
 
 // A recreated group delivers entries again that handlers of this process have; they are not handled
 // twice.
-func TestSubscriberSurvivesLostGroup(t *testing.T) {
+func TestConsumerSurvivesLostGroup(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
 		stream := unique("ingest")
-		out := subscribe(t, subscriber(t, c, SubscriberConfig{}), stream)
+		out, _, _ := subscribe(t, c, stream, ConsumerConfig{})
 		publish(t, c, stream, 0, 1)
 		held := receive(t, out)
 		require.NoError(t, c.Cmd.XGroupDestroy(context.Background(), stream, group).Err())
 		publish(t, c, stream, 1, 2)
-		msg := receive(t, out)
-		require.Equal(t, "m1", msg.UUID)
+		d := receive(t, out)
+		require.Equal(t, "m1", d.Get("id"))
 		held.Ack()
-		msg.Ack()
+		d.Ack()
 		awaitEmpty(t, c, stream)
 	})
 }
 
-func TestSubscriberSurvivesRestart(t *testing.T) {
+func TestConsumerSurvivesRestart(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t, redistest.AOF)
 	c := connect(t, s.URL())
@@ -65,39 +64,39 @@ func TestSubscriberSurvivesRestart(t *testing.T) {
 	var log logBuffer
 	var got tally
 	half, resume := make(chan struct{}), make(chan struct{})
-	stop := route(t, subscriber(t, c, SubscriberConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}), stream, func(msg *message.Message) error {
-		got.add(msg.UUID)
-		if msg.UUID == "m99" {
+	stop := route(t, c, stream, ConsumerConfig{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(id string) error {
+		got.add(id)
+		if id == "m99" {
 			close(half)
 		}
-		if msg.UUID >= "m2" && msg.UUID < "m3" {
+		if id >= "m2" && id < "m3" {
 			<-resume // the handler works during the outage
 		}
 		return nil
 	})
 	<-half
 	s.Kill()
-	require.Eventually(t, func() bool { return log.count("stream cannot be served") > 0 }, patience, glance)
+	require.Eventually(t, func() bool { return log.count("step failed") > 0 }, patience, glance)
 	close(resume)
 	s.Restart()
 	publish(t, c, stream, 200, 300)
 	awaitEmpty(t, c, stream)
-	require.Eventually(t, func() bool { return log.count("stream is served again") > 0 }, patience, glance)
+	require.Eventually(t, func() bool { return log.count("step works again") > 0 }, patience, glance)
 	stop()
 	require.Equal(t, 300, got.size())
-	require.Equal(t, 1, log.count("stream cannot be served"), "%s", &log)
-	require.Equal(t, 1, log.count("stream is served again"), "%s", &log)
+	require.Equal(t, 1, log.count("step failed"), "%s", &log)
+	require.Equal(t, 1, log.count("step works again"), "%s", &log)
 }
 
-func TestSubscriberSurvivesFailover(t *testing.T) {
+func TestConsumerSurvivesFailover(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	s := redistest.Sentinel(t)
 	c := connect(t, s.URL)
 	stream := unique("ingest")
 	var got tally
-	stop := route(t, subscriber(t, c, SubscriberConfig{}), stream, func(msg *message.Message) error {
-		got.add(msg.UUID)
+	stop := route(t, c, stream, ConsumerConfig{}, func(id string) error {
+		got.add(id)
 		return nil
 	})
 	publish(t, c, stream, 0, 100)

@@ -1,0 +1,65 @@
+package redisx
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+)
+
+// Loops repeats steps that need Redis, in any number of loops. It logs an outage once for all of
+// them: when the first of them fails, and when all of them work again.
+type Loops struct {
+	Log *slog.Logger
+
+	mu      sync.Mutex
+	since   time.Time
+	failing map[string]bool // by the name of the loop
+}
+
+// Run calls step until ctx ends. When step fails, Run repeats it after the next wait of retry;
+// after a success it calls wait, unless idle is 0. wait fails only when ctx ends. name is for the
+// log.
+func (l *Loops) Run(
+	ctx context.Context, name string, retry Backoff,
+	step func(context.Context) (idle time.Duration, err error), wait func(context.Context, time.Duration) error,
+) {
+	for ctx.Err() == nil {
+		idle, err := step(ctx)
+		switch {
+		case err == nil:
+			l.worked(name)
+			retry.Reset()
+			if idle != 0 {
+				_ = wait(ctx, idle)
+			}
+		case ctx.Err() == nil:
+			l.failed(name, err)
+			_ = Sleep(ctx, retry.Next())
+		}
+	}
+}
+
+func (l *Loops) failed(name string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.failing) == 0 {
+		l.since, l.failing = time.Now(), map[string]bool{}
+		l.Log.Error("step failed, trying again until it works",
+			"loop", name, "redis_unavailable", call.IsUnavailable(err), "error", err)
+	}
+	l.failing[name] = true
+}
+
+func (l *Loops) worked(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.failing[name] {
+		return
+	}
+	if delete(l.failing, name); len(l.failing) == 0 {
+		l.Log.Info("step works again", "loop", name, "after", time.Since(l.since))
+	}
+}

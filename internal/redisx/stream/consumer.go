@@ -1,0 +1,325 @@
+package stream
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+)
+
+const (
+	readBatch  = 200       // entries of one read
+	readBytes  = 4 << 20   // target bytes of one read, estimated from recent entries
+	firstSize  = 16 << 10  // assumed bytes of an entry before the first one is read
+	largeEntry = 16 << 10  // a larger entry is handled alone, so that it delays no other
+	deadAfter  = time.Hour // consumers idle for so long, with nothing pending, are deleted
+	maxWait    = 32        // longest wait before an entry is delivered again, in units of RetryAfter
+	lastFlush  = 3 * time.Second
+)
+
+// Verdict is what a handler decides about an entry.
+type Verdict struct {
+	Action Action
+	Reason error // why the entry is rejected
+}
+
+// Action is what happens to an entry.
+type Action int
+
+// The actions of a Verdict.
+const (
+	RetryAfter Action = iota // The entry is delivered again after a wait, which doubles each time.
+	Ack                      // The entry is acknowledged and deleted from the stream.
+	Reject                   // The entry is quarantined with the reason, and deleted from the stream.
+)
+
+// ConsumerConfig configures a Consumer. All fields must be set.
+type ConsumerConfig struct {
+	Stream, Group string
+	Name          string     // of the consumer, unique for each start of a process
+	Rejected      Quarantine // where rejected entries go
+
+	// Handle handles entries that were read together and returns a verdict for each. Several calls
+	// run at the same time. An entry may come more than once. If Handle panics, it is called for
+	// each of the entries alone, and an entry with which it panics again is rejected. ctx ends only
+	// when Handle must stop.
+	Handle func(ctx context.Context, entries []Entry) []Verdict
+
+	MaxInFlight int // most entries that were read and are not acknowledged yet
+	// most bytes of these entries, as far as sizes are known in advance; handlers have at most a
+	// quarter of these bytes at once
+	MaxBytes     int
+	Block        time.Duration // longest wait of one read
+	Lease        time.Duration // an entry idle for this time is claimed; its owner renews it after a third of it
+	RetryAfter   time.Duration // first wait before an entry is delivered again
+	CloseTimeout time.Duration // how long Run waits for handlers after its ctx has ended
+	Log          *slog.Logger
+}
+
+// Consumer reads a stream in batches and gives them to a handler. It acknowledges in batches too,
+// delivers entries again for which the handler asks that, claims the entries of dead consumers, and
+// continues after an outage of Redis. An entry that the handler delays does not delay others.
+// Delivery is at least once.
+//
+// It has these goroutines: Run, which reads and claims; one that renews the entries in flight; one
+// that sends acknowledgements; and one for each batch until all its entries are done.
+type Consumer struct {
+	cfg     ConsumerConfig
+	conn    *redisx.Conn
+	reader  *Reader
+	flight  *inFlight
+	acks    *acker
+	loops   redisx.Loops
+	batches sync.WaitGroup
+
+	// Only the goroutine that reads uses these.
+	entrySize int       // expected bytes of an entry
+	claimAt   time.Time // time of the next search for abandoned entries
+	claimFrom string    // id at which the search continues
+}
+
+// firstID is where a search for abandoned entries begins.
+const firstID = "0-0"
+
+// NewConsumer returns a Consumer. Only one call of its Run may run at a time.
+func NewConsumer(conn *redisx.Conn, cfg ConsumerConfig) *Consumer {
+	log := cfg.Log.With("stream", cfg.Stream, "group", cfg.Group, "consumer", cfg.Name)
+	cfg.Log = log
+	c := &Consumer{
+		cfg:       cfg,
+		conn:      conn,
+		reader:    NewReader(conn, cfg.Group, cfg.Name),
+		flight:    newInFlight(cfg.MaxInFlight, cfg.MaxBytes),
+		loops:     redisx.Loops{Log: log},
+		entrySize: firstSize,
+		claimFrom: firstID,
+	}
+	c.acks = &acker{
+		reader: c.reader, stream: cfg.Stream, confirmed: c.flight.remove,
+		some: make(chan struct{}, 1), full: make(chan struct{}, 1),
+	}
+	return c
+}
+
+// Run reads until ctx ends. It then waits for the handlers, whose contexts end after CloseTimeout,
+// acknowledges what they have finished, and hands back the other entries, so that another consumer
+// can claim them at once. It returns an error if handlers did not end by themselves, or if Redis
+// did not accept the last acknowledgements.
+func (c *Consumer) Run(ctx context.Context) error {
+	work, interrupt := context.WithCancel(context.WithoutCancel(ctx))
+	defer interrupt()
+	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: 2 * time.Second}
+	renewal := c.cfg.Lease / 3
+	var keepers sync.WaitGroup
+	keepers.Go(func() {
+		retry := redisx.Backoff{Min: min(retry.Min, renewal), Max: min(retry.Max, renewal)}
+		c.loops.Run(work, "renew", retry, func(ctx context.Context) (time.Duration, error) {
+			return renewal, c.renew(ctx)
+		}, redisx.Sleep)
+	})
+	keepers.Go(func() {
+		c.loops.Run(work, "acknowledge", retry, func(ctx context.Context) (time.Duration, error) {
+			c.acks.awaitBatch(ctx)
+			return 0, c.acks.flush(ctx)
+		}, redisx.Sleep)
+	})
+	c.loops.Run(ctx, "read", retry, func(ctx context.Context) (time.Duration, error) {
+		return 0, c.read(ctx, work)
+	}, redisx.Sleep)
+
+	timeout := time.AfterFunc(c.cfg.CloseTimeout, interrupt)
+	c.batches.Wait()
+	timeout.Stop()
+	interrupted := work.Err() != nil
+	interrupt()
+	keepers.Wait()
+	return c.handBack(context.WithoutCancel(ctx), interrupted)
+}
+
+// handBack sends the last acknowledgements, and gives the other entries the idle time of abandoned
+// ones. interrupted says that handlers have not ended in time.
+func (c *Consumer) handBack(ctx context.Context, interrupted bool) error {
+	ctx, cancel := context.WithTimeout(ctx, lastFlush)
+	defer cancel()
+	if err := c.acks.flush(ctx); err != nil {
+		return err
+	}
+	all, working := c.flight.held()
+	if _, err := c.reader.Renew(ctx, c.cfg.Stream, all, c.cfg.Lease); err != nil {
+		c.cfg.Log.Debug("entries were not handed back, they are taken over later", "error", err)
+	}
+	if interrupted && working > 0 {
+		return fmt.Errorf("stop reading %s: handlers of %d entries did not end in time; they are delivered again",
+			c.cfg.Stream, working)
+	}
+	return nil
+}
+
+// OldestPending returns the id of the oldest pending entry of the stream's group, of any consumer;
+// ok is false if there is none. It first sends the acknowledgements that this process holds back,
+// so that no entry seems pending after its verdict. A handler's own entries are pending while it
+// runs: if OldestPending returns the id of one, no older entry is pending.
+func (c *Consumer) OldestPending(ctx context.Context) (entryID string, ok bool, err error) {
+	if err := c.acks.flush(ctx); err != nil {
+		return "", false, err
+	}
+	pending, err := c.conn.Cmd.XPendingExt(ctx, &redis.XPendingExtArgs{
+		Stream: c.cfg.Stream, Group: c.cfg.Group, Start: "-", End: "+", Count: 1,
+	}).Result()
+	if err != nil {
+		return "", false, fmt.Errorf("find oldest pending entry of stream %s: %w", c.cfg.Stream, err)
+	}
+	if len(pending) == 0 {
+		return "", false, nil
+	}
+	return pending[0].ID, true, nil
+}
+
+// read waits until there is space, claims or reads entries, and starts to handle them. It does not
+// wait for their verdicts.
+func (c *Consumer) read(ctx, work context.Context) error {
+	room := c.flight.awaitRoom(ctx, c.entrySize)
+	if ctx.Err() != nil {
+		return nil
+	}
+	entries, err := c.nextEntries(ctx, max(1, min(room, readBatch, readBytes/c.entrySize)))
+	if err != nil {
+		// The idle time of entries grows while Redis is away. Nothing may be claimed before its
+		// owner had time to renew it.
+		c.claimFrom, c.claimAt = firstID, time.Now().Add(c.cfg.Lease)
+		return err
+	}
+	c.entrySize -= c.entrySize / 4
+	for _, e := range entries {
+		c.entrySize = max(c.entrySize, e.Size())
+	}
+	small := make([]Entry, 0, len(entries))
+	for _, e := range c.flight.begin(entries) {
+		if e.Size() > largeEntry {
+			c.start(ctx, work, []Entry{e})
+		} else {
+			small = append(small, e)
+		}
+	}
+	if len(small) > 0 {
+		c.start(ctx, work, small)
+	}
+	return nil
+}
+
+// nextEntries returns the next page of abandoned entries if a search is due, otherwise new entries,
+// for which it waits up to Block. At the beginning of a search it also deletes dead consumers.
+func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) {
+	if time.Now().Before(c.claimAt) {
+		batches, err := c.reader.Read(ctx, []string{c.cfg.Stream}, count, c.cfg.Block)
+		if err != nil || len(batches) == 0 {
+			return nil, err
+		}
+		return batches[0].Entries, nil
+	}
+	if c.claimFrom == firstID {
+		n, err := c.reader.ForgetDead(ctx, c.cfg.Stream, deadAfter)
+		if err != nil {
+			return nil, err
+		}
+		if n > 0 {
+			c.cfg.Log.InfoContext(ctx, "forgot dead consumers", "count", n)
+		}
+	}
+	entries, next, deleted, err := c.reader.Claim(ctx, c.cfg.Stream, c.cfg.Lease, c.claimFrom, count)
+	if err != nil && !call.IsNoGroup(err) {
+		return nil, err
+	}
+	if deleted > 0 {
+		c.cfg.Log.WarnContext(ctx, "pending entries had been deleted from the stream", "count", deleted)
+	}
+	if c.claimFrom = next; err != nil || next == firstID {
+		c.claimFrom, c.claimAt = firstID, time.Now().Add(redisx.Jitter(c.cfg.Lease))
+	}
+	return entries, nil
+}
+
+// start handles a batch in a goroutine of its own until each of its entries is acknowledged or
+// rejected, lost to another consumer, or left because ctx or work has ended.
+func (c *Consumer) start(ctx, work context.Context, batch []Entry) {
+	c.batches.Go(func() {
+		retry := redisx.Backoff{Min: c.cfg.RetryAfter, Max: maxWait * c.cfg.RetryAfter}
+		for {
+			batch = c.handle(work, batch)
+			if len(batch) == 0 || work.Err() != nil {
+				return
+			}
+			c.flight.pause(batch)
+			if redisx.Sleep(ctx, retry.Next()) != nil {
+				return
+			}
+			batch = c.flight.resume(batch)
+		}
+	})
+}
+
+// handle calls the handler and carries out its verdicts. It returns the entries that must be
+// delivered again.
+func (c *Consumer) handle(ctx context.Context, batch []Entry) (again []Entry) {
+	if len(batch) == 0 {
+		return nil
+	}
+	var done []string
+	for i, v := range c.verdicts(ctx, batch) {
+		e := batch[i]
+		switch v.Action {
+		case Ack:
+			done = append(done, e.ID)
+		case Reject:
+			if err := c.reader.store(ctx, c.cfg.Rejected, e, v.Reason); err != nil {
+				c.cfg.Log.DebugContext(ctx, "entry is not rejected yet, trying again", "entry", e.ID, "error", err)
+				again = append(again, e)
+				continue
+			}
+			done = append(done, e.ID)
+		default:
+			again = append(again, e)
+		}
+	}
+	c.acks.add(done)
+	return again
+}
+
+// verdicts calls the handler. If the handler panics, verdicts calls it for each entry alone, and
+// rejects the one with which it panics again.
+func (c *Consumer) verdicts(ctx context.Context, batch []Entry) (all []Verdict) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		if len(batch) == 1 {
+			all = []Verdict{{Reject, fmt.Errorf("panic occurred: %v, stacktrace:\n%s", p, debug.Stack())}}
+			c.cfg.Log.ErrorContext(ctx, "handler panicked", "entry", batch[0].ID, "error", all[0].Reason)
+			return
+		}
+		all = nil
+		for i := range batch {
+			all = append(all, c.verdicts(ctx, batch[i:i+1])...)
+		}
+	}()
+	return c.cfg.Handle(ctx, batch)
+}
+
+// renew renews the entries in flight, so that no other consumer claims them. It marks those that
+// another consumer has claimed nevertheless.
+func (c *Consumer) renew(ctx context.Context) error {
+	ids, _ := c.flight.held()
+	lost, err := c.reader.Renew(ctx, c.cfg.Stream, ids, 0)
+	if n := c.flight.setLost(lost); n > 0 {
+		c.cfg.Log.WarnContext(ctx, "entries in work were taken over by another consumer", "count", n)
+	}
+	return err
+}

@@ -1,0 +1,610 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+const group = "workers"
+
+// delivered is an entry that a handler has. The handler returns when all entries of its batch have
+// a verdict, or when its context ends.
+type delivered struct {
+	Entry
+	ctx     context.Context
+	verdict chan Verdict
+}
+
+func (d delivered) Ack()  { d.verdict <- Verdict{Action: Ack} }
+func (d delivered) Nack() { d.verdict <- Verdict{Action: RetryAfter} }
+
+// run runs a consumer of the given settings, or of the defaults for those that are not set, until
+// stop is called. stop returns the error of Run.
+func run(t testing.TB, c *redisx.Conn, stream string, cfg ConsumerConfig) (consumer *Consumer, stop func() error) {
+	t.Helper()
+	cfg.Stream, cfg.Group, cfg.Block = stream, group, 50*time.Millisecond
+	cfg.Rejected.Key = stream + ":rejected"
+	if cfg.Name == "" {
+		cfg.Name = unique("consumer")
+	}
+	if cfg.MaxInFlight == 0 {
+		cfg.MaxInFlight = 1000
+	}
+	if cfg.MaxBytes == 0 {
+		cfg.MaxBytes = 64 << 20
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	for at, value := range map[*time.Duration]time.Duration{
+		&cfg.Lease: patience, &cfg.RetryAfter: 250 * time.Millisecond, &cfg.CloseTimeout: patience,
+	} {
+		if *at == 0 {
+			*at = value
+		}
+	}
+	consumer = NewConsumer(c, cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- consumer.Run(ctx) }()
+	stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	t.Cleanup(func() { _ = stop() })
+	return consumer, stop
+}
+
+// subscribe runs a consumer that hands each entry to the test, which gives the verdict.
+func subscribe(
+	t testing.TB, c *redisx.Conn, stream string, cfg ConsumerConfig,
+) (out <-chan delivered, consumer *Consumer, stop func() error) {
+	t.Helper()
+	entries := make(chan delivered)
+	cfg.Handle = func(ctx context.Context, batch []Entry) []Verdict {
+		verdicts, sent := make([]Verdict, len(batch)), make([]delivered, len(batch))
+		for i, e := range batch {
+			sent[i] = delivered{e, ctx, make(chan Verdict, 1)}
+			select {
+			case entries <- sent[i]:
+			case <-ctx.Done():
+			}
+		}
+		for i, d := range sent {
+			select {
+			case verdicts[i] = <-d.verdict:
+			case <-ctx.Done():
+			}
+		}
+		return verdicts
+	}
+	consumer, stop = run(t, c, stream, cfg)
+	return entries, consumer, stop
+}
+
+// route runs a consumer that calls handle for the id field of each entry, all of a batch at the
+// same time, and delivers an entry again after an error.
+func route(t testing.TB, c *redisx.Conn, stream string, cfg ConsumerConfig, handle func(id string) error) (stop func()) {
+	t.Helper()
+	cfg.Handle = func(_ context.Context, batch []Entry) []Verdict {
+		verdicts := make([]Verdict, len(batch))
+		var calls sync.WaitGroup
+		for i, e := range batch {
+			calls.Go(func() {
+				if handle(e.Get("id")) == nil {
+					verdicts[i].Action = Ack
+				}
+			})
+		}
+		calls.Wait()
+		return verdicts
+	}
+	_, end := run(t, c, stream, cfg)
+	return func() { require.NoError(t, end()) }
+}
+
+func receive(t testing.TB, out <-chan delivered) delivered {
+	t.Helper()
+	select {
+	case d := <-out:
+		return d
+	case <-time.After(patience):
+		require.FailNow(t, "no entry came")
+		return delivered{}
+	}
+}
+
+// tally counts how often each entry was handled.
+type tally struct {
+	mu   sync.Mutex
+	seen map[string]int
+}
+
+func (y *tally) add(id string) (times int) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if y.seen == nil {
+		y.seen = map[string]int{}
+	}
+	y.seen[id]++
+	return y.seen[id]
+}
+
+func (y *tally) size() int {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return len(y.seen)
+}
+
+func publish(t testing.TB, c *redisx.Conn, stream string, from, to int) {
+	t.Helper()
+	publishData(t, c, stream, from, to, "{}")
+}
+
+// publishLarge publishes entries of which each is handled alone.
+func publishLarge(t testing.TB, c *redisx.Conn, stream string, from, to int) {
+	t.Helper()
+	publishData(t, c, stream, from, to, strings.Repeat("x", largeEntry))
+}
+
+func publishData(t testing.TB, c *redisx.Conn, stream string, from, to int, data string) {
+	t.Helper()
+	for batch := range slices.Chunk(make([]struct{}, to-from), 200) {
+		pipe := c.Cmd.Pipeline()
+		for range batch {
+			pipe.XAdd(context.Background(), &redis.XAddArgs{Stream: stream, Values: []string{"type", "test", "id", fmt.Sprint("m", from), "data", data}})
+			from++
+		}
+		_, err := pipe.Exec(context.Background())
+		require.NoError(t, err)
+	}
+}
+
+func pending(t testing.TB, c *redisx.Conn, stream string) int64 {
+	t.Helper()
+	p, err := c.Cmd.XPending(context.Background(), stream, group).Result()
+	require.NoError(t, err)
+	return p.Count
+}
+
+// awaitEmpty waits until a stream has no entries and no pending entries.
+func awaitEmpty(t testing.TB, c *redisx.Conn, stream string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return c.Cmd.XLen(context.Background(), stream).Val() == 0 && pending(t, c, stream) == 0
+	}, patience, glance)
+}
+
+func deliversEverything(t *testing.T, url string, n int) {
+	c := connect(t, url)
+	stream := unique("ingest")
+	publish(t, c, stream, 0, n/2)
+	var got tally
+	stop := route(t, c, stream, ConsumerConfig{}, func(id string) error {
+		got.add(id)
+		return nil
+	})
+	publish(t, c, stream, n/2, n)
+	awaitEmpty(t, c, stream)
+	stop()
+	require.Equal(t, n, got.size())
+	for id, times := range got.seen {
+		require.Equal(t, 1, times, id)
+	}
+}
+
+func TestConsumerDeliversEverything(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) { deliversEverything(t, url, 5000) })
+}
+
+func TestConsumerDeliversEverythingOfACluster(t *testing.T) {
+	t.Parallel()
+	url, _ := redistest.Cluster(t, 3)
+	deliversEverything(t, url, 500)
+}
+
+// A handler gets each entry as it was written.
+func TestEntriesArriveAsWritten(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		name := unique("ingest")
+		out, _, _ := subscribe(t, c, name, ConsumerConfig{})
+		binary := string([]byte{0, 255, '\r', '\n', 0x80})
+		for _, fields := range [][]string{
+			{"type", "group.seal", "data", `{"group":"g"}`, "id", "m-1", "traceparent", "00-1-2-01"},
+			{"type", "group.seal"}, {"data", "{}"}, {"hello", "world"}, {binary, binary, "data", binary, "id", binary},
+			{"data", "1", "data", "2"}, {"data", "", "", ""},
+		} {
+			id := add(t, c, name, fields...)
+			d := receive(t, out)
+			d.Ack()
+			require.Equal(t, Entry{ID: id, Fields: fields}, d.Entry)
+		}
+		awaitEmpty(t, c, name)
+	})
+}
+
+// An entry that the handler wants again later delays none of its batch.
+func TestRetryDelaysNoOther(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		publish(t, c, stream, 0, 300)
+		var got tally
+		stop := route(t, c, stream, ConsumerConfig{RetryAfter: 5 * time.Millisecond}, func(id string) error {
+			if times := got.add(id); times < 4 && strings.HasSuffix(id, "7") {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		awaitEmpty(t, c, stream)
+		stop()
+		require.Equal(t, 300, got.size())
+		for id, times := range got.seen {
+			require.Equal(t, map[bool]int{true: 4, false: 1}[strings.HasSuffix(id, "7")], times, id)
+		}
+
+		publish(t, c, stream, 0, 300)
+		route(t, c, stream, ConsumerConfig{RetryAfter: time.Hour}, func(id string) error {
+			if strings.HasSuffix(id, "7") {
+				return errors.New("never")
+			}
+			return nil
+		})
+		require.Eventually(t, func() bool { return c.Cmd.XLen(context.Background(), stream).Val() == 30 }, patience, glance)
+	})
+}
+
+// While the handler works on a large entry, the entries that were read with it are handled and
+// acknowledged.
+func TestLargeEntryDelaysNoOther(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		publish(t, c, stream, 0, 50)
+		publishLarge(t, c, stream, 50, 51)
+		publish(t, c, stream, 51, 100)
+		finish := make(chan struct{})
+		stop := route(t, c, stream, ConsumerConfig{}, func(id string) error {
+			if id == "m50" {
+				<-finish
+			}
+			return nil
+		})
+		require.Eventually(t, func() bool { return c.Cmd.XLen(context.Background(), stream).Val() == 1 }, patience, glance)
+		close(finish)
+		awaitEmpty(t, c, stream)
+		stop()
+	})
+}
+
+// A panic rejects the entry that causes it. The others of its batch are handled.
+func TestPanicCostsOneEntry(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		publish(t, c, stream, 0, 100)
+		var got tally
+		_, stop := run(t, c, stream, ConsumerConfig{Handle: func(_ context.Context, batch []Entry) []Verdict {
+			verdicts := make([]Verdict, len(batch))
+			for i, e := range batch {
+				if e.Get("id") == "m42" {
+					panic("boom")
+				}
+				got.add(e.Get("id"))
+				verdicts[i].Action = Ack
+			}
+			return verdicts
+		}})
+		awaitEmpty(t, c, stream)
+		require.NoError(t, stop())
+		require.Equal(t, 99, got.size())
+		rejected := c.Cmd.XRange(context.Background(), stream+":rejected", "-", "+").Val()
+		require.Len(t, rejected, 1)
+		require.Equal(t, "m42", rejected[0].Values["id"])
+		require.Contains(t, rejected[0].Values["reason"], "panic occurred: boom")
+	})
+}
+
+// A rejected entry is quarantined with the reason and all its fields, and cut where it is too long.
+// While that fails, the entry stays.
+func TestRejectedEntryIsQuarantined(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		require.NoError(t, c.Cmd.Set(ctx, stream+":rejected", "of the wrong type", 0).Err())
+		id := add(t, c, stream, "type", "no.such", "data", strings.Repeat("x", maxStoredText+10))
+		var calls tally
+		_, stop := run(t, c, stream, ConsumerConfig{RetryAfter: glance, Handle: func(context.Context, []Entry) []Verdict {
+			calls.add(fmt.Sprint(calls.size()))
+			return []Verdict{{Reject, errors.New("unknown")}}
+		}})
+		require.Eventually(t, func() bool { return calls.size() > 2 }, patience, glance)
+		require.EqualValues(t, 1, c.Cmd.XLen(ctx, stream).Val())
+		require.NoError(t, c.Cmd.Del(ctx, stream+":rejected").Err())
+		awaitEmpty(t, c, stream)
+		require.NoError(t, stop())
+		rejected := c.Cmd.XRange(ctx, stream+":rejected", "-", "+").Val()
+		require.NotEmpty(t, rejected)
+		values := rejected[len(rejected)-1].Values
+		require.Equal(t, "unknown", values["reason"])
+		require.Equal(t, id, values["entry"])
+		require.NotEmpty(t, values["at"])
+		require.Equal(t, "no.such", values["type"])
+		require.Equal(t, strings.Repeat("x", maxStoredText)+"… (10 more bytes)", values["data"])
+	})
+}
+
+func TestInFlightIsBounded(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		publishLarge(t, c, stream, 0, 25)
+		out, _, _ := subscribe(t, c, stream, ConsumerConfig{MaxInFlight: 10})
+		held := make([]delivered, 0, 10)
+		for range 10 {
+			held = append(held, receive(t, out))
+		}
+		require.EqualValues(t, 10, pending(t, c, stream))
+		for i := range 15 {
+			held[i%10].Ack()
+			held[i%10] = receive(t, out) // there is space only because the other entry was acknowledged
+			require.LessOrEqual(t, pending(t, c, stream), int64(10))
+		}
+		for _, d := range held {
+			d.Ack()
+		}
+		awaitEmpty(t, c, stream)
+	})
+}
+
+// Handlers may finish after the consumer was stopped; after CloseTimeout their contexts end.
+func TestHandlerOutlivesItsConsumer(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		publishLarge(t, c, stream, 0, 2)
+		out, consumer, stop := subscribe(t, c, stream, ConsumerConfig{CloseTimeout: 200 * time.Millisecond})
+		quick, stuck := receive(t, out), receive(t, out)
+		stopped := make(chan error, 1)
+		go func() { stopped <- stop() }()
+		require.NoError(t, quick.ctx.Err())
+		quick.Ack()
+		<-stuck.ctx.Done()
+		require.ErrorContains(t, <-stopped, "handlers of 1 entries did not end in time")
+		require.EqualValues(t, 1, pending(t, c, stream))
+		require.EqualValues(t, 1, c.Cmd.XLen(context.Background(), stream).Val())
+		require.NotNil(t, consumer)
+
+		// Another consumer gets at once what the handler has left.
+		out, _, _ = subscribe(t, c, stream, ConsumerConfig{Lease: patience})
+		again := receive(t, out)
+		require.Equal(t, stuck.ID, again.ID)
+		again.Ack()
+		awaitEmpty(t, c, stream)
+	})
+}
+
+// While an entry waits, later entries are delivered. When a consumer stops, another one gets its
+// waiting entries at once.
+func TestStopHandsBack(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		c := connect(t, url)
+		stream := unique("ingest")
+		patient := ConsumerConfig{RetryAfter: time.Hour, Lease: time.Hour}
+		out, _, stop := subscribe(t, c, stream, patient)
+		publish(t, c, stream, 0, 1)
+		nacked := receive(t, out)
+		nacked.Nack()
+		publish(t, c, stream, 1, 100)
+		for range 99 {
+			d := receive(t, out)
+			require.NotEqual(t, nacked.ID, d.ID)
+			d.Ack()
+		}
+		publish(t, c, stream, 100, 101)
+		receive(t, out).Nack()
+		require.Eventually(t, func() bool { return pending(t, c, stream) == 2 }, patience, glance)
+		require.NoError(t, stop())
+		require.EqualValues(t, 2, pending(t, c, stream))
+
+		out, _, _ = subscribe(t, c, stream, patient)
+		for _, want := range []string{"m0", "m100"} {
+			d := receive(t, out)
+			require.Equal(t, want, d.Get("id"))
+			d.Ack()
+		}
+		awaitEmpty(t, c, stream)
+	})
+}
+
+// A slow handler keeps its entry while other consumers claim abandoned ones.
+func TestSlowHandlerKeepsItsEntry(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		stream := unique("ingest")
+		cfg := ConsumerConfig{Lease: 3 * time.Second}
+		slow, other := connect(t, url), connect(t, url)
+		renewals, claims := &calls{begin: []any{"evalsha"}, has: "slow"}, &calls{begin: []any{"xautoclaim"}}
+		slow.Cmd.AddHook(renewals)
+		other.Cmd.AddHook(claims)
+
+		cfg.Name = "slow" // an argument of the renew script, but not of the script that deletes dead consumers: see calls.has
+		out, _, _ := subscribe(t, slow, stream, cfg)
+		publish(t, slow, stream, 0, 1)
+		d := receive(t, out)
+		before := renewals.n.Load()
+		require.Eventually(t, func() bool { return renewals.n.Load() >= before+4 }, patience, glance) // the handler has run longer than Lease
+		cfg.Name = "thief"
+		thief, _, _ := subscribe(t, other, stream, cfg)
+		require.Eventually(t, func() bool { return claims.n.Load() >= 1 }, patience, glance)
+		select {
+		case stolen := <-thief:
+			require.FailNow(t, "taken over", stolen.ID)
+		default:
+		}
+		d.Ack()
+		awaitEmpty(t, slow, stream)
+	})
+}
+
+// The control of TestSlowHandlerKeepsItsEntry: when a process has lost its connection, another
+// consumer claims the entries of this process.
+func TestDeadConsumersEntriesAreTakenOver(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		stream := unique("ingest")
+		cfg := ConsumerConfig{Lease: 300 * time.Millisecond, CloseTimeout: time.Millisecond}
+		dying, c := connect(t, url), connect(t, url)
+		publish(t, c, stream, 0, 50)
+		out, _, stop := subscribe(t, dying, stream, cfg)
+		for range 50 {
+			receive(t, out)
+		}
+		require.NoError(t, dying.Close())
+		require.Error(t, stop())
+
+		var got tally
+		end := route(t, c, stream, cfg, func(id string) error {
+			got.add(id)
+			return nil
+		})
+		awaitEmpty(t, c, stream)
+		end()
+		require.Equal(t, 50, got.size())
+	})
+}
+
+// When a reply of XREADGROUP is lost, its entries are pending and no process knows of them. The
+// consumer claims and delivers them.
+func TestLostBatchIsFound(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		name := unique("ingest")
+		me := ConsumerConfig{Name: "me", Lease: 300 * time.Millisecond}
+		reader := NewReader(c, group, me.Name)
+		require.NoError(t, reader.EnsureGroup(ctx, name))
+		out, _, _ := subscribe(t, c, name, me)
+		publish(t, c, name, 0, 1)
+		known := receive(t, out)
+
+		// The test reads as the same consumer until it gets an entry before the consumer does.
+		lost := 0
+		for id := 1; lost < 5; id++ {
+			publish(t, c, name, id, id+1)
+			batches, err := reader.Read(ctx, []string{name}, 10, 0)
+			require.NoError(t, err)
+			for _, b := range batches {
+				lost += len(b.Entries)
+			}
+			if batches == nil {
+				receive(t, out).Ack()
+			}
+		}
+		for range lost {
+			receive(t, out).Ack()
+		}
+		known.Ack() // this entry was renewed all the time, and delivered only once
+		awaitEmpty(t, c, name)
+	})
+}
+
+func TestOldestPending(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		idle := NewConsumer(c, ConsumerConfig{Stream: stream, Group: group, Name: "idle", Log: slog.Default()})
+		_, _, err := idle.OldestPending(ctx)
+		require.True(t, call.IsNoGroup(err), "%v", err)
+
+		out, consumer, _ := subscribe(t, c, stream, ConsumerConfig{})
+		publishLarge(t, c, stream, 0, 2)
+		first, second := receive(t, out), receive(t, out)
+		if second.ID < first.ID {
+			first, second = second, first
+		}
+		id, ok, err := consumer.OldestPending(ctx)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, first.ID, id)
+
+		// Acknowledged entries do not count as pending, although their acknowledgement is sent
+		// later. The handler must return first.
+		first.Ack()
+		require.Eventually(t, func() bool {
+			id, ok, err := consumer.OldestPending(ctx)
+			return err == nil && ok && id == second.ID
+		}, patience, glance)
+		second.Ack()
+		require.Eventually(t, func() bool {
+			_, ok, err := consumer.OldestPending(ctx)
+			return err == nil && !ok
+		}, patience, glance)
+	})
+}
+
+// OldestPending itself sends the acknowledgements that are held back.
+func TestOldestPendingFlushes(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		idle := NewConsumer(c, ConsumerConfig{Stream: stream, Group: group, Name: "idle", Log: slog.Default()})
+		require.NoError(t, idle.reader.EnsureGroup(ctx, stream))
+		publish(t, c, stream, 0, 2)
+		batches, err := idle.reader.Read(ctx, []string{stream}, 2, 0)
+		require.NoError(t, err)
+		entries := batches[0].Entries
+		idle.acks.add([]string{entries[0].ID})
+		id, ok, err := idle.OldestPending(ctx)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, entries[1].ID, id)
+	})
+}
+
+// BenchmarkConsumer measures entries per second from a stream to a handler that acknowledges at
+// once.
+func BenchmarkConsumer(b *testing.B) {
+	c := connect(b, redistest.Server(b).URL())
+	const n = 50_000
+	b.ReportAllocs()
+	var total time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		stream := unique("ingest")
+		for i := 0; i < n; i += 1000 {
+			publish(b, c, stream, i, i+1000)
+		}
+		b.StartTimer()
+		start := time.Now()
+		_, stop := run(b, c, stream, ConsumerConfig{Handle: func(_ context.Context, batch []Entry) []Verdict {
+			verdicts := make([]Verdict, len(batch))
+			for i := range verdicts {
+				verdicts[i].Action = Ack
+			}
+			return verdicts
+		}})
+		awaitEmpty(b, c, stream)
+		total += time.Since(start)
+		b.StopTimer()
+		require.NoError(b, stop())
+		b.StartTimer()
+	}
+	b.ReportMetric(float64(b.N)*n/total.Seconds(), "entries/s")
+}

@@ -1,0 +1,166 @@
+package stream
+
+import (
+	"context"
+	"sync"
+)
+
+// delivery is an entry that this consumer owns until it is acknowledged.
+type delivery struct {
+	size    int
+	working bool // a handler has it; false: it waits to be delivered again
+	lost    bool // another consumer has claimed it
+}
+
+// Bounds of the entries that handlers have at the same time. A handler needs several times the
+// bytes of an entry, and a few KiB more for each, so handlers may have only a part of all bytes in
+// flight. Entries that wait to be delivered again count only towards MaxBytes, not towards the part
+// of the handlers: a handler may be able to handle them only after a later entry.
+const (
+	workPart = 4       // handlers may have 1/workPart of MaxBytes
+	workCost = 8 << 10 // bytes that a handler needs for an entry beside its own
+)
+
+// inFlight holds the deliveries of one consumer and bounds their number and bytes.
+type inFlight struct {
+	maxEntries, maxBytes int
+
+	mu      sync.Mutex
+	byID    map[string]*delivery
+	bytes   int
+	working int           // bytes of the deliveries that handlers have, with workCost for each
+	freed   chan struct{} // receives a value when there may be space
+}
+
+func newInFlight(maxEntries, maxBytes int) *inFlight {
+	return &inFlight{
+		maxEntries: maxEntries,
+		maxBytes:   maxBytes,
+		byID:       map[string]*delivery{},
+		freed:      make(chan struct{}, 1),
+	}
+}
+
+// begin adds entries that a handler gets now, and returns them. It leaves out those that are in
+// flight already: Redis has only delivered them to this consumer again.
+func (f *inFlight) begin(entries []Entry) (fresh []Entry) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range entries {
+		if d := f.byID[e.ID]; d != nil {
+			d.lost = false
+			continue
+		}
+		d := &delivery{size: e.Size()}
+		f.byID[e.ID] = d
+		f.bytes += d.size
+		f.setWorking(d, true)
+		fresh = append(fresh, e)
+	}
+	return fresh
+}
+
+// pause records that entries wait to be delivered again.
+func (f *inFlight) pause(entries []Entry) {
+	f.mu.Lock()
+	for _, e := range entries {
+		if d := f.byID[e.ID]; d != nil {
+			f.setWorking(d, false)
+		}
+	}
+	f.mu.Unlock()
+	signal(f.freed)
+}
+
+// resume records that a handler gets paused entries again, and returns them. It removes those that
+// another consumer has claimed.
+func (f *inFlight) resume(entries []Entry) (kept []Entry) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range entries {
+		if d := f.byID[e.ID]; d.lost {
+			f.drop(e.ID, d)
+		} else {
+			f.setWorking(d, true)
+			kept = append(kept, e)
+		}
+	}
+	signal(f.freed)
+	return kept
+}
+
+func (f *inFlight) remove(ids []string) {
+	f.mu.Lock()
+	for _, id := range ids {
+		if d := f.byID[id]; d != nil {
+			f.drop(id, d)
+		}
+	}
+	f.mu.Unlock()
+	signal(f.freed)
+}
+
+// drop removes a delivery. The caller holds the lock.
+func (f *inFlight) drop(id string, d *delivery) {
+	f.bytes -= d.size
+	f.setWorking(d, false)
+	delete(f.byID, id)
+}
+
+// awaitRoom waits until there is space and returns how many more entries of the given size fit; at
+// least one fits while there is any space. It returns 0 if ctx ends first.
+func (f *inFlight) awaitRoom(ctx context.Context, size int) int {
+	for {
+		f.mu.Lock()
+		room := f.maxEntries - len(f.byID)
+		free, work := f.maxBytes-f.bytes, f.maxBytes/workPart-f.working
+		f.mu.Unlock()
+		if min(room, free, work) > 0 {
+			return max(1, min(room, free/size, work/(size+workCost)))
+		}
+		select {
+		case <-f.freed:
+		case <-ctx.Done():
+			return 0
+		}
+	}
+}
+
+// setWorking records whether a handler has the delivery. The caller holds the lock.
+func (f *inFlight) setWorking(d *delivery, working bool) {
+	switch cost := d.size + workCost; {
+	case working && !d.working:
+		f.working += cost
+	case !working && d.working:
+		f.working -= cost
+	}
+	d.working = working
+}
+
+// setLost marks deliveries that another consumer has claimed. It returns how many were not marked
+// before.
+func (f *inFlight) setLost(ids []string) (fresh int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, id := range ids {
+		if d := f.byID[id]; d != nil && !d.lost {
+			d.lost = true
+			fresh++
+		}
+	}
+	return fresh
+}
+
+// held returns the ids of all deliveries, and how many of them handlers have.
+func (f *inFlight) held() (ids []string, working int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ids = make([]string, 0, len(f.byID))
+	for id, d := range f.byID {
+		ids = append(ids, id)
+		if d.working {
+			working++
+		}
+	}
+	return ids, working
+}
