@@ -80,7 +80,7 @@ func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (
 	if err != nil {
 		return nil, err
 	}
-	publisher, err := wm.NewPublisher(conn, nil)
+	publisher, err := wm.NewPublisher(conn)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}

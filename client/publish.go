@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
@@ -82,9 +81,8 @@ func (p *Producer) publish(ctx context.Context, id string, m outgoingMessage) er
 		trace.WithAttributes(attrs...))
 	defer span.End()
 
-	msg := message.NewMessage(id, m.data)
+	msg := wm.NewMessage(id, m.typ, m.data)
 	msg.SetContext(ctx)
-	msg.Metadata.Set(wm.FieldType, m.typ)
 	propagation.TraceContext{}.Inject(ctx, propagation.MapCarrier(msg.Metadata))
 
 	err := p.publishWithRetry(ctx, func() error { return p.publisher.Publish(p.stream, msg) })

@@ -259,7 +259,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 // Watcher moves groups through their states, publishes events, cleans up and audits.
 func Watcher(reducers *reducer.Registry) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
-		events, err := wm.NewPublisher(b.Conn, nil)
+		events, err := wm.NewPublisher(b.Conn)
 		if err != nil {
 			return err
 		}

@@ -31,34 +31,16 @@ type loop struct {
 
 // run calls step until ctx ends. Before it returns, it waits for its last blocking read.
 func (l loop) run(ctx context.Context, step Step) {
-	backoff := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
-	failing := false
 	defer l.waker.reads.Wait()
-	for ctx.Err() == nil {
-		idle, err := step(ctx)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return
-		case err != nil:
-			if !failing {
-				l.log.Error("step failed, trying again until it works", "loop", l.name, "error", err)
-			}
-			failing = true
-			_ = redisx.Sleep(ctx, backoff.Next())
-			continue
-		case failing:
-			l.log.Info("step works again", "loop", l.name)
-			failing = false
-		}
-		backoff.Reset()
-		if idle == 0 {
-			continue
-		}
+	loops := redisx.Loops{Log: l.log}
+	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
+	loops.Run(ctx, l.name, retry, step, func(ctx context.Context, idle time.Duration) error {
 		if idle < 0 {
 			idle = redisx.MaxBlock
 		}
 		l.waker.wait(ctx, min(idle, redisx.MaxBlock))
-	}
+		return nil
+	})
 }
 
 // waker waits for a wake token, but no longer than a given time. Redis may end a blocking read up

@@ -1,5 +1,5 @@
-// Package wm implements watermill's Publisher with our connection. It hides the form of a message
-// in a stream entry.
+// Package wm implements watermill's Publisher with our connection. It hides that the messages of
+// one call share a round trip.
 package wm
 
 import (
@@ -12,29 +12,25 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/client/stream"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Field names of a message's entry. type and traceparent are also the names of the message's
-// metadata.
-const (
-	FieldType        = "type"
-	FieldTraceParent = "traceparent"
-	fieldData        = "data"
-	fieldID          = "id"
-)
+// NewMessage returns a message of the given kind.
+func NewMessage(id, typ string, data []byte) *message.Message {
+	msg := message.NewMessage(id, data)
+	msg.Metadata.Set(stream.FieldType, typ)
+	return msg
+}
 
-// NewPublisher returns a watermill Publisher that writes flat stream entries, which redis-cli can
-// read and write: the message's UUID is the field id, its payload the field data, and its metadata
-// type (required) and traceparent are fields too; other metadata is left out. maxLen has the number
-// of entries at which the stream of that name is trimmed, roughly; a stream that carries jobs must
-// not be trimmed. The messages of one call are published in order, all or none. Publishing is not
-// retried: after an error the caller may publish the same messages again, because consumers
-// recognize them by their ids. Close leaves conn open.
-func NewPublisher(conn *redisx.Conn, maxLen map[string]int64) (message.Publisher, error) {
-	p := &publisher{conn: conn, cfg: redisstream.PublisherConfig{Marshaller: flat{}, Maxlens: maxLen}}
+// NewPublisher returns a watermill Publisher that writes the entries of stream.Marshaller. The
+// messages of one call are published in order, all or none. Publishing is not retried: after an
+// error the caller may publish the same messages again, because consumers recognize them by their
+// ids. Close leaves conn open.
+func NewPublisher(conn *redisx.Conn) (message.Publisher, error) {
+	p := &publisher{conn: conn}
 	var err error
-	if p.single, err = p.over(conn.Cmd); err != nil {
+	if p.single, err = over(conn.Cmd); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -44,7 +40,6 @@ func NewPublisher(conn *redisx.Conn, maxLen map[string]int64) (message.Publisher
 // the reply to each message.
 type publisher struct {
 	conn   *redisx.Conn
-	cfg    redisstream.PublisherConfig
 	single message.Publisher
 	closed atomic.Bool
 }
@@ -60,7 +55,7 @@ func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
 	}
 	// A transaction, because no message may be published if an earlier one of the call is refused.
 	tx := p.conn.Cmd.TxPipeline()
-	together, err := p.over(queue{p.conn.Cmd, tx})
+	together, err := over(queue{p.conn.Cmd, tx})
 	if err != nil {
 		return err
 	}
@@ -83,9 +78,8 @@ func (p *publisher) Close() error {
 }
 
 // over returns watermill's Publisher that uses the given client.
-func (p *publisher) over(client redis.UniversalClient) (message.Publisher, error) {
-	cfg := p.cfg
-	cfg.Client = client
+func over(client redis.UniversalClient) (message.Publisher, error) {
+	cfg := redisstream.PublisherConfig{Client: client, Marshaller: stream.Marshaller{}}
 	w, err := redisstream.NewPublisher(cfg, nil)
 	if err != nil {
 		return nil, fmt.Errorf("create publisher: %w", err)
@@ -101,24 +95,4 @@ type queue struct {
 
 func (q queue) XAdd(ctx context.Context, a *redis.XAddArgs) *redis.StringCmd {
 	return q.pipe.XAdd(ctx, a)
-}
-
-type flat struct{}
-
-func (flat) Marshal(_ string, msg *message.Message) (map[string]any, error) {
-	values := map[string]any{
-		fieldID:          msg.UUID,
-		FieldType:        msg.Metadata.Get(FieldType),
-		FieldTraceParent: msg.Metadata.Get(FieldTraceParent),
-	}
-	for field, value := range values {
-		if value == "" {
-			delete(values, field)
-		}
-	}
-	if values[FieldType] == nil {
-		return nil, errors.New("metadata type is missing; set what kind of message it is")
-	}
-	values[fieldData] = []byte(msg.Payload)
-	return values, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/client/stream"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -16,13 +17,13 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
 		c := connect(t, url)
-		p, err := NewPublisher(c, map[string]int64{"bounded": 100})
+		p, err := NewPublisher(c)
 		require.NoError(t, err)
 
 		whole := message.NewMessage("m-1", []byte(`{"group":"g"}`))
-		whole.Metadata = message.Metadata{FieldType: "group.seal", FieldTraceParent: "00-1-2-01", "other": "left out"}
+		whole.Metadata = message.Metadata{stream.FieldType: "group.seal", stream.FieldTraceParent: "00-1-2-01", "other": "left out"}
 		bare := message.NewMessage("", nil)
-		bare.Metadata.Set(FieldType, "audit.violation")
+		bare.Metadata.Set(stream.FieldType, "audit.violation")
 		require.NoError(t, p.Publish("s", whole, bare))
 		entries := c.Cmd.XRange(ctx, "s", "-", "+").Val()
 		require.Len(t, entries, 2)
@@ -30,11 +31,6 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 		require.Equal(t, map[string]any{"type": "audit.violation", "data": ""}, entries[1].Values)
 
 		require.ErrorContains(t, p.Publish("s", message.NewMessage("x", nil)), "metadata type is missing")
-
-		for i := range 1000 {
-			require.NoError(t, p.Publish("bounded", running(fmt.Sprint(i))))
-		}
-		require.Less(t, c.Cmd.XLen(ctx, "bounded").Val(), int64(500))
 
 		require.NoError(t, p.Close())
 		require.Error(t, p.Publish("s", whole))
@@ -49,7 +45,7 @@ func TestPublisherSendsTogether(t *testing.T) {
 		c := connect(t, url)
 		single := &calls{begin: []any{"xadd"}}
 		c.Cmd.AddHook(single)
-		p, err := NewPublisher(c, nil)
+		p, err := NewPublisher(c)
 		require.NoError(t, err)
 		var msgs []*message.Message
 		for i := range 100 {
@@ -83,21 +79,19 @@ func TestPublisherFindsMemoryFull(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	c := connect(t, redistest.Server(t).URL())
-	p, err := NewPublisher(c, nil)
+	p, err := NewPublisher(c)
 	require.NoError(t, err)
 	require.NoError(t, c.Cmd.ConfigSet(ctx, "maxmemory", "1").Err())
 	require.True(t, call.IsOOM(p.Publish("s", running("first"), running("second"))))
 }
 
 func running(id string) *message.Message {
-	msg := message.NewMessage(id, nil)
-	msg.Metadata.Set(FieldType, "group.running")
-	return msg
+	return NewMessage(id, "group.running", nil)
 }
 
 func BenchmarkPublish(b *testing.B) {
 	c := connect(b, redistest.Server(b).URL())
-	p, err := NewPublisher(c, map[string]int64{"s": 1000})
+	p, err := NewPublisher(c)
 	require.NoError(b, err)
 	var msgs []*message.Message
 	for i := range 20 {

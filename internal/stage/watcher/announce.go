@@ -113,9 +113,7 @@ func encode(e api.Event, data any) (*message.Message, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
 	}
-	msg := message.NewMessage(e.ID, encoded)
-	msg.Metadata.Set(wm.FieldType, e.Type)
-	return msg, nil
+	return wm.NewMessage(e.ID, e.Type, encoded), nil
 }
 
 // announceViolation publishes a violation and logs it. The event shows the group of the violation,

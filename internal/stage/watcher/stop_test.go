@@ -42,7 +42,7 @@ func TestStopBetweenReadAndEvent(t *testing.T) {
 	defer cancel()
 	conn := w.Connect()
 	conn.Cmd.AddHook(afterReading{cancel})
-	events, err := wm.NewPublisher(conn, nil)
+	events, err := wm.NewPublisher(conn)
 	require.NoError(t, err)
 	require.NoError(t, watcher.New(stage.Process{ID: "stopped", Conn: conn, Space: w.Space, Tel: w.Tel}, watcher.Config{Interval: time.Hour}, w.Store, events).Run(ctx))
 	require.Error(t, ctx.Err(), "the watcher must have been stopped by the hook")

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 func run(w *stagetest.World, cfg watcher.Config, id string) (stop func()) {
 	w.T.Helper()
 	conn := w.Connect()
-	events, err := wm.NewPublisher(conn, nil)
+	events, err := wm.NewPublisher(conn)
 	require.NoError(w.T, err)
 	if cfg.Interval == 0 {
 		cfg.Interval = time.Hour
@@ -283,7 +283,7 @@ func (f *failing) Publish(topic string, m ...*message.Message) error {
 func TestPublishesUntilItWorks(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	publisher, err := wm.NewPublisher(w.Conn, nil)
+	publisher, err := wm.NewPublisher(w.Conn)
 	require.NoError(t, err)
 	w.Jobs("g", "T", 1)
 	w.Run(watcher.New(stagetest.Process(w, "w"), watcher.Config{Interval: time.Hour}, w.Store, &failing{publisher, 3}))
