@@ -64,7 +64,9 @@ func (o *outbox) announceBatch(ctx context.Context, entries []ledger.OutboxEntry
 			continue
 		}
 		o.log.Warn("quarantined an unreadable event of the outbox", "entry", e.ID, "error", err)
-		unreadable = append(unreadable, func(pipe redis.Pipeliner) { quarantine.AddText(ctx, pipe, e.ID, err, e.Text()) })
+		unreadable = append(unreadable, func(pipe redis.Pipeliner) {
+			quarantine.AddText(ctx, pipe, e.ID, err, e.Text())
+		})
 	}
 	if len(msgs) > 0 {
 		if err := o.publish(msgs...); err != nil {
