@@ -28,7 +28,7 @@ func follow(url, group string) error {
 	if err != nil {
 		return err
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }()
 	messages, err := sub.Subscribe(ctx, sub.Events())
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ const group = "workers"
 // a verdict, or when its context ends.
 type delivered struct {
 	Entry
-	ctx     context.Context
+	ctx     context.Context //nolint:containedctx // tests look at the context that a handler got
 	verdict chan Verdict
 }
 
