@@ -2,8 +2,10 @@ package groups
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -17,11 +19,16 @@ type batcher[T any] struct {
 	nextBatch *batch[T]
 }
 
-// batch is the items of the calls that run together. done is closed after run has returned.
+// batch is the items of the calls that run together.
 type batch[T any] struct {
-	items []T
-	done  chan struct{}
+	items    []T
+	done     chan struct{} // closed after run has returned or panicked
+	panicked bool          // set before done is closed
 }
+
+// errBatchPanicked is the error of the calls that shared a batch with a call that panicked. It is
+// not known whether their items were handled, so the calls must be repeated.
+var errBatchPanicked = fmt.Errorf("a request that was handled together with this one panicked: %w", api.ErrUnavailable)
 
 // newBatchers returns a batcher for each partition.
 func newBatchers[T any](space keyspace.Space) []*batcher[T] {
@@ -34,8 +41,9 @@ func newBatchers[T any](space keyspace.Space) []*batcher[T] {
 
 // do adds items to a batch and returns after run has been called with that batch. The caller that
 // starts a batch runs it on behalf of all its callers, so run's context ignores that caller's
-// cancellation. do returns an error only when ctx ends. The caller must then not use the items any
-// more, because the batch may still run.
+// cancellation. do returns an error when ctx ends; the caller must then not use the items any more,
+// because the batch may still run. If run panics, the panic reaches the caller that runs the batch,
+// and the other callers get errBatchPanicked.
 func (q *batcher[T]) do(ctx context.Context, run func(context.Context, []T), items ...T) error {
 	q.mu.Lock()
 	if q.nextBatch == nil {
@@ -50,6 +58,9 @@ func (q *batcher[T]) do(ctx context.Context, run func(context.Context, []T), ite
 	}
 	select {
 	case <-b.done:
+		if b.panicked {
+			return errBatchPanicked
+		}
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -59,6 +70,7 @@ func (q *batcher[T]) do(ctx context.Context, run func(context.Context, []T), ite
 // runBatch waits until no other batch runs, closes b for further items, and runs it.
 func (q *batcher[T]) runBatch(ctx context.Context, b *batch[T], run func(context.Context, []T)) {
 	q.running <- struct{}{}
+	b.panicked = true
 	defer func() {
 		<-q.running
 		close(b.done)
@@ -67,4 +79,5 @@ func (q *batcher[T]) runBatch(ctx context.Context, b *batch[T], run func(context
 	q.nextBatch = nil
 	q.mu.Unlock()
 	run(ctx, b.items)
+	b.panicked = false
 }

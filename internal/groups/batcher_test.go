@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -56,6 +57,26 @@ func TestCallsShareABatch(t *testing.T) {
 	require.Equal(t, []int{1, 2, 3, 4, 5}, <-batches)
 	release <- struct{}{}
 	calls.Wait()
+}
+
+// When a batch panics, no caller takes its item for handled, and the next batch runs.
+func TestPanicOfABatchIsAnErrorForAllItsCallers(t *testing.T) {
+	t.Parallel()
+	q := newTestBatcher(t)
+	started, release := make(chan struct{}), make(chan struct{})
+	var calls sync.WaitGroup
+	calls.Go(func() {
+		require.NoError(t, q.do(t.Context(), func(context.Context, []int) { close(started); <-release }, 0))
+	})
+	<-started
+	panics := func(context.Context, []int) { panic("broken item") }
+	calls.Go(func() { require.Panics(t, func() { _ = q.do(t.Context(), panics, 1) }) })
+	awaitQueued(t, q, 1)
+	calls.Go(func() { require.ErrorIs(t, q.do(t.Context(), panics, 2), api.ErrUnavailable) })
+	awaitQueued(t, q, 2)
+	close(release)
+	calls.Wait()
+	require.NoError(t, q.do(t.Context(), func(context.Context, []int) {}, 3))
 }
 
 // The caller that starts a batch may be cancelled. The batch still runs, for the calls
