@@ -1,0 +1,64 @@
+package ledger
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// results lists the reply codes that are no errors, for each script. A new code must be put here or
+// into the table refusals, because run passes on a code that it does not know.
+var results = map[string][]string{
+	"admit":   {"FULL", "PAUSED"},
+	"advance": {"OK"},
+	"append":  {"OK", "DUP"},
+	"cancel":  {"OK"},
+	"create":  {"OK"},
+	"expire":  {"OK", "OPEN"},
+	"pause":   {"OK"},
+	"quota":   {"OK", "FENCED"},
+	"reduce":  {"OK", "BAD", "GONE", "VERSION"},
+	"reopen":  {"OK"},
+	"repair":  {"OK", "GONE", "VERSION"},
+	"requeue": {"DONE", "MORE"},
+	"seal":    {"OK", "PENDING"},
+	"setting": {"OK"},
+	"sweep":   {"DONE", "MORE"},
+	"why":     {"OK"},
+}
+
+// Each reply code of a script is either an error of the table refusals or a result.
+func TestEachReplyCodeIsARefusalOrAResult(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../lua/*/*.lua")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	found := map[[2]string]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		name := strings.TrimSuffix(filepath.Base(file), ".lua")
+		for _, match := range regexp.MustCompile(`return \{ '([A-Z]+)'`).FindAllStringSubmatch(string(text), -1) {
+			code := match[1]
+			found[[2]string{name, code}] = true
+			_, ofScript := refusals[[2]string{name, code}]
+			_, ofAll := refusals[[2]string{"", code}]
+			isResult := slices.Contains(results[name], code)
+			require.True(t, ofScript || ofAll || isResult, "%s answers %s, which is neither a refusal nor a result", name, code)
+			require.False(t, ofScript && isResult, "%s of %s is both a refusal and a result", code, name)
+		}
+	}
+	for name, codes := range results {
+		for _, code := range codes {
+			require.True(t, found[[2]string{name, code}], "%s does not answer %s", name, code)
+		}
+	}
+	for key := range refusals {
+		require.True(t, key[0] == "" || found[key], "%s does not answer %s", key[0], key[1])
+	}
+}
