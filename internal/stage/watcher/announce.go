@@ -49,41 +49,46 @@ func (o *outbox) announce(ctx context.Context) (worked bool, err error) {
 }
 
 // announceBatch publishes these entries of the outbox in their order and removes them. An entry
-// that can't be turned into an event is quarantined and removed.
+// that can't be turned into an event is quarantined and removed. If it can't be quarantined, it
+// stays in the outbox; then announceBatch returns an error after it has removed the others.
 func (o *outbox) announceBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
 	var msgs []*message.Message
-	var unreadable []func(redis.Pipeliner)
+	var done, unreadable []string
+	var add []func(redis.Pipeliner)
 	quarantine := stream.Quarantine{Key: o.Quarantine(), Source: "outbox"}
-	ids := make([]string, len(entries))
 	for i := range entries {
 		e := &entries[i]
-		ids[i] = e.ID
 		msg, err := o.event(e)
 		if err == nil {
-			msgs = append(msgs, msg)
+			msgs, done = append(msgs, msg), append(done, e.ID)
 			continue
 		}
-		o.log.Warn("quarantined an unreadable event of the outbox", "entry", e.ID, "error", err)
-		unreadable = append(unreadable, func(pipe redis.Pipeliner) {
-			quarantine.AddText(ctx, pipe, e.ID, err, e.Text())
-		})
+		o.log.Warn("unreadable event of the outbox", "entry", e.ID, "error", err)
+		unreadable = append(unreadable, e.ID)
+		add = append(add, func(pipe redis.Pipeliner) { quarantine.AddText(ctx, pipe, e.ID, err, e.Text()) })
 	}
 	if len(msgs) > 0 {
 		if err := o.publish(msgs...); err != nil {
 			return err
 		}
 	}
-	_, err := o.Conn.Cmd.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
-		for _, add := range unreadable {
+	_, quarantineErr := o.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for _, add := range add {
 			add(pipe)
 		}
-		pipe.XDel(ctx, o.Outbox(), ids...)
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("clear outbox: %w", err)
+	if quarantineErr != nil {
+		quarantineErr = fmt.Errorf("quarantine events of the outbox: %w", quarantineErr)
+	} else {
+		done = append(done, unreadable...)
 	}
-	return nil
+	if len(done) > 0 {
+		if err := o.Conn.Cmd.XDel(ctx, o.Outbox(), done...).Err(); err != nil {
+			return fmt.Errorf("clear outbox: %w", err)
+		}
+	}
+	return quarantineErr
 }
 
 // event makes the message of an outbox entry. It shows the group as it was when it entered the

@@ -170,6 +170,33 @@ func TestRepeatedEventHasTheSameID(t *testing.T) {
 	require.Equal(t, all[i], all[i+1])
 }
 
+// An unreadable entry of the outbox is removed only when it is quarantined. Until then it does not
+// delay the events behind it.
+func TestUnreadableEventStaysUntilItIsQuarantined(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	require.NoError(t, w.Conn.Cmd.Set(t.Context(), w.P.Quarantine(), "of the wrong type", 0).Err())
+	broken, err := w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Outbox(), Values: []string{"x", "rubbish"}}).Result()
+	require.NoError(t, err)
+	w.Jobs("g", "T", 1)
+	run(w, watcher.Config{}, "w")
+	awaitIDs(w, "g", "1.created", "1.dispatched")
+	left := func() (ids []string) {
+		entries, err := w.Conn.Cmd.XRange(context.WithoutCancel(t.Context()), w.P.Outbox(), "-", "+").Result()
+		require.NoError(t, err)
+		for _, e := range entries {
+			ids = append(ids, e.ID)
+		}
+		return ids
+	}
+	w.Await("only the unreadable entry to be left", func() bool { return slices.Equal(left(), []string{broken}) })
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Quarantine()).Err())
+	w.Await("the unreadable entry to be removed", func() bool { return len(left()) == 0 })
+	require.Len(t, w.Quarantined(), 1)
+	require.Contains(t, w.Quarantined()[0], "rubbish")
+	require.Len(t, ids(w, "g"), 2)
+}
+
 // Only one of several watchers leads: each group's events are published once. When the leader
 // stops, another watcher takes over.
 func TestOneWatcherLeads(t *testing.T) {
