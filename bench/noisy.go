@@ -87,8 +87,8 @@ func runBesideNoisy(
 			return err
 		}
 		second, err := x.runAlone(ctx, part, "again", smallTenants, aloneTenant)
-		// Other work on the machine makes small groups that run alone slower, which would make the
-		// ratio better than it is. The faster of the two measurements counts.
+		// Other work on the machine can slow down the measurement of small groups that run alone.
+		// Then the ratio would be too small. So the faster of the two measurements counts.
 		out.alone = slices.MinFunc([][]float64{first, second}, func(a, b []float64) int {
 			return cmp.Compare(measure.Percentile(a, 99), measure.Percentile(b, 99))
 		})

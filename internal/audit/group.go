@@ -224,7 +224,7 @@ func (g *group) jobsIn(letters string) (n int64) {
 }
 
 // repair returns what sets the group's counts and lists right: the differences between its states
-// and its counts. There is none if the states themselves may be wrong.
+// and its counts. The repair is empty if the states themselves may be wrong.
 func (g *group) repair() Repair {
 	differences, sum, counted := map[string]int64{}, int64(0), int64(0)
 	add := func(name string, n int64) {

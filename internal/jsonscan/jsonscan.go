@@ -249,8 +249,8 @@ func SkipRest(b []byte, i int) int {
 	return -1
 }
 
-// SkipValue skips a value without white space before it. It fails if there is none, or if it
-// doesn't end.
+// SkipValue skips a value that begins at i, without white space before it. It fails if no value
+// begins there, or if the value doesn't end.
 func SkipValue(b []byte, i int) int {
 	if uint(i) >= uint(len(b)) {
 		return -1

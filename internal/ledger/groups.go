@@ -106,8 +106,8 @@ func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group stri
 
 // Schedule takes groups whose run_at has come from the schedule, at most `most` of them, and puts
 // them into the fair queue; a paused group enters it when it is resumed. It returns how many it has
-// taken, and the time until the next one (negative: there is none). Twice: the second call takes
-// the next groups.
+// taken, and the time until the next one; the time is negative if no group is scheduled. Twice: the
+// second call takes the next groups.
 func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most int) (int, time.Duration, error) {
 	r, err := run(ctx, c, schedule, p, most)
 	return int(r.num(0)), r.span(1), err

@@ -138,8 +138,8 @@ type NonReadyJob struct {
 }
 
 // FindNonReady finds a job of a group among its tenant's non-ready and suspended jobs; with
-// [NextJob], the one that is due first. It returns false when there is none. It scans all of them,
-// 1,000 a command, because they are not ordered by group.
+// [NextJob], the one that is due first. It returns false when it finds no such job. It
+// scans all jobs, 1,000 with each command, because they are not ordered by group.
 func FindNonReady(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant, group string, ordinal int64,
 ) (first NonReadyJob, found bool, err error) {

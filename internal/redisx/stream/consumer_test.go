@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -434,7 +433,7 @@ func TestStopHandsBack(t *testing.T) {
 }
 
 // A slow handler keeps its entry while other consumers claim abandoned ones.
-func TestSlowHandlerKeepsItsEntry(t *testing.T) {
+func TestEntryOfASlowHandlerIsNotClaimed(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
 		cfg := ConsumerConfig{Lease: 3 * time.Second}
@@ -462,8 +461,8 @@ func TestSlowHandlerKeepsItsEntry(t *testing.T) {
 	})
 }
 
-// The control of TestSlowHandlerKeepsItsEntry: when a process has lost its connection, another
-// consumer claims the entries of this process.
+// The control of TestEntryOfASlowHandlerIsNotClaimed: when a process has lost its connection,
+// another consumer claims the entries of this process.
 func TestDeadConsumersEntriesAreTakenOver(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
@@ -520,61 +519,6 @@ func TestLostBatchIsFound(t *testing.T) {
 		}
 		known.Ack() // this entry was renewed all the time, and delivered only once
 		awaitEmpty(t, c, name)
-	})
-}
-
-func TestOldestPending(t *testing.T) {
-	redistest.BothAlone(t, func(t *testing.T, url string) {
-		ctx := context.Background()
-		c := connect(t, url)
-		stream := unique("ingest")
-		idle := NewConsumer(c, ConsumerConfig{Stream: stream, Group: group, Name: "idle", Log: slog.Default()})
-		_, _, err := idle.OldestPending(ctx)
-		require.True(t, call.IsNoGroup(err), "%v", err)
-
-		out, consumer, _ := subscribe(t, c, stream, ConsumerConfig{})
-		publishLarge(t, c, stream, 0, 2)
-		first, second := receive(t, out), receive(t, out)
-		if second.ID < first.ID {
-			first, second = second, first
-		}
-		id, ok, err := consumer.OldestPending(ctx)
-		require.NoError(t, err)
-		require.True(t, ok)
-		require.Equal(t, first.ID, id)
-
-		// Acknowledged entries do not count as pending, although their acknowledgement is sent
-		// later. The handler must return first.
-		first.Ack()
-		require.Eventually(t, func() bool {
-			id, ok, err := consumer.OldestPending(ctx)
-			return err == nil && ok && id == second.ID
-		}, patience, glance)
-		second.Ack()
-		require.Eventually(t, func() bool {
-			_, ok, err := consumer.OldestPending(ctx)
-			return err == nil && !ok
-		}, patience, glance)
-	})
-}
-
-// OldestPending itself sends the acknowledgements that are held back.
-func TestOldestPendingFlushes(t *testing.T) {
-	redistest.BothAlone(t, func(t *testing.T, url string) {
-		ctx := context.Background()
-		c := connect(t, url)
-		stream := unique("ingest")
-		idle := NewConsumer(c, ConsumerConfig{Stream: stream, Group: group, Name: "idle", Log: slog.Default()})
-		require.NoError(t, idle.reader.EnsureGroup(ctx, stream))
-		publish(t, c, stream, 0, 2)
-		batches, err := idle.reader.Read(ctx, []string{stream}, 2, 0)
-		require.NoError(t, err)
-		entries := batches[0].Entries
-		idle.acks.add([]string{entries[0].ID})
-		id, ok, err := idle.OldestPending(ctx)
-		require.NoError(t, err)
-		require.True(t, ok)
-		require.Equal(t, entries[1].ID, id)
 	})
 }
 

@@ -1,0 +1,67 @@
+package stream
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+func TestOldestPending(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		idle := NewConsumer(c, ConsumerConfig{Stream: stream, Group: group, Name: "idle", Log: slog.Default()})
+		_, _, err := idle.OldestPending(ctx)
+		require.True(t, call.IsNoGroup(err), "%v", err)
+
+		out, consumer, _ := subscribe(t, c, stream, ConsumerConfig{})
+		publishLarge(t, c, stream, 0, 2)
+		first, second := receive(t, out), receive(t, out)
+		if second.ID < first.ID {
+			first, second = second, first
+		}
+		id, ok, err := consumer.OldestPending(ctx)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, first.ID, id)
+
+		// Acknowledged entries do not count as pending, although their acknowledgement is sent
+		// later. The handler must return first.
+		first.Ack()
+		require.Eventually(t, func() bool {
+			id, ok, err := consumer.OldestPending(ctx)
+			return err == nil && ok && id == second.ID
+		}, patience, glance)
+		second.Ack()
+		require.Eventually(t, func() bool {
+			_, ok, err := consumer.OldestPending(ctx)
+			return err == nil && !ok
+		}, patience, glance)
+	})
+}
+
+// OldestPending itself sends the acknowledgements that are held back.
+func TestOldestPendingFlushes(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		idle := NewConsumer(c, ConsumerConfig{Stream: stream, Group: group, Name: "idle", Log: slog.Default()})
+		require.NoError(t, idle.reader.EnsureGroup(ctx, stream))
+		publish(t, c, stream, 0, 2)
+		batches, err := idle.reader.Read(ctx, []string{stream}, 2, 0)
+		require.NoError(t, err)
+		entries := batches[0].Entries
+		idle.acks.add([]string{entries[0].ID})
+		id, ok, err := idle.OldestPending(ctx)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, entries[1].ID, id)
+	})
+}
