@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
@@ -103,6 +104,7 @@ func (d *Dispatcher) Status() api.StageStatus {
 type partitionDispatcher struct {
 	*Dispatcher
 	partition          keyspace.Partition
+	ownersCheckedAt    time.Time // when claimUnowned last ran
 	consumersCheckedAt time.Time
 }
 
@@ -165,10 +167,10 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	return idle, nil
 }
 
-// reclaim takes back jobs whose lease has ended, one batch of each type. Once in consumerInterval
-// it also removes idle consumers. It returns how long to wait before the next call: at most a
-// quarter of the lease, and 0 if there may be more such jobs now. For one lease after an outage of
-// Redis it does nothing.
+// reclaim takes back jobs whose lease has ended, one batch of each type. Twice in a lease it gives
+// those that no consumer owns a lease that ends, and once in consumerInterval it removes idle
+// consumers. It returns how long to wait before the next call: at most a quarter of the lease, and
+// 0 if there may be more such jobs now. For one lease after an outage of Redis it does nothing.
 func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error) {
 	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
 	wait, err := p.outagePause.remaining(ctx, p.Conn, p.cfg.Lease)
@@ -178,6 +180,12 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 	types, err := ledger.Types(ctx, p.Conn.Cmd, p.partition)
 	if err != nil {
 		return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
+	}
+	if time.Since(p.ownersCheckedAt) > p.cfg.Lease/2 {
+		p.ownersCheckedAt = time.Now()
+		if err := p.claimUnowned(ctx, types); err != nil {
+			return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
+		}
 	}
 	for _, typ := range types {
 		r, err := ledger.Reclaim(ctx, p.Conn.Cmd, p.partition, typ, p.cfg.Lease, reclaimBatch, p.cfg.MaxLosses)
@@ -204,6 +212,23 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 		return pause, p.dropConsumers(ctx, types)
 	}
 	return pause, nil
+}
+
+// claimUnowned begins the leases of entries of the ready streams that no consumer owns. A worker
+// that still runs such a job renews its lease; the other jobs are reclaimed when it ends.
+func (p *partitionDispatcher) claimUnowned(ctx context.Context, types []string) error {
+	reader := stream.NewReader(p.Conn, keyspace.GroupWorkers, p.ID)
+	for _, typ := range types {
+		ids, err := reader.ClaimUnowned(ctx, p.partition.Ready(typ), 0)
+		if err != nil {
+			return err
+		}
+		if len(ids) > 0 {
+			p.Tel.Log.Warn("no consumer owned entries of a ready stream that had been delivered",
+				"partition", p.partition.Index(), "type", typ, "entries", len(ids), "first", ids[0])
+		}
+	}
+	return nil
 }
 
 // dropConsumers removes the consumers of workers and aggregators that have been idle for

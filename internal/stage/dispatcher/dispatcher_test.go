@@ -150,6 +150,36 @@ func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 	}
 }
 
+// TestEntriesThatNobodyOwnsAreReclaimed: after an administrator's commands, entries that were
+// delivered are in no pending list, so no worker's death shows.
+func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 5)
+	w.Admit("T")
+	w.Take("T", "dead", 2)
+	alive := w.Take("T", "alive", 1)[0]
+	ready := w.P.Ready("T")
+	for _, consumer := range []string{"dead", "alive"} {
+		require.NoError(t, w.Conn.Cmd.XGroupDelConsumer(t.Context(), ready, keyspace.GroupWorkers, consumer).Err())
+	}
+	require.NoError(t, w.Conn.Cmd.XGroupSetID(t.Context(), ready, keyspace.GroupWorkers, "$").Err())
+	require.Zero(t, w.Pending(ready, keyspace.GroupWorkers))
+
+	cfg := config()
+	cfg.Lease = 300 * time.Millisecond
+	w.Run(dispatcher.New(stagetest.Process(w, "d"), cfg))
+	w.Await("the jobs to be reclaimed", func() bool {
+		held := ledger.Held{Entry: alive.Entry, Group: "g", Ordinal: alive.Ordinal, Attempt: alive.Attempt}
+		lost, err := ledger.Renew(t.Context(), w.Conn.Cmd, w.P, "T", "alive", []ledger.Held{held})
+		require.NoError(t, err)
+		require.Empty(t, lost)
+		return w.Counts("g") == api.Counts{Accepted: 5, InFlight: 1, Ready: 4}
+	})
+	w.Done(`{}`, append(w.Take("T", "next", 4), alive)...)
+	require.Equal(t, api.Counts{Accepted: 5, Done: 5}, w.Counts("g"))
+}
+
 func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -234,11 +264,12 @@ func TestDeadConsumersAreDropped(t *testing.T) {
 	})
 }
 
-// touchAndAck makes the consumer "gone" claim and acknowledge an entry. The claim starts its idle
-// time, because in miniredis a read does not.
+// touchAndAck makes the consumer "gone" claim, acknowledge and delete an entry. The claim starts
+// its idle time, because in miniredis a read does not.
 func touchAndAck(w *stagetest.World, stream, group, entry string) {
 	w.T.Helper()
 	ctx := context.WithoutCancel(w.T.Context())
 	require.NoError(w.T, w.Conn.Cmd.XClaim(ctx, &redis.XClaimArgs{Stream: stream, Group: group, Consumer: "gone", Messages: []string{entry}}).Err())
 	require.NoError(w.T, w.Conn.Cmd.XAck(ctx, stream, group, entry).Err())
+	require.NoError(w.T, w.Conn.Cmd.XDel(ctx, stream, entry).Err())
 }

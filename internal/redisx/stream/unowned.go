@@ -1,0 +1,103 @@
+package stream
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+)
+
+// unownedScript finds entries that were delivered and that no consumer owns: they are in the
+// stream, not behind the group's last delivered id, and not pending. Redis neither delivers nor
+// lists them, so it looks into the gaps between the ids of pending entries. These are nearly always
+// empty, so it reads hardly any entry. It looks and claims in one step: no entry can be read or
+// acknowledged in between.
+//
+//	KEYS: stream. ARGV: group, consumer ('' = only list the entries), idle ms, the id at which to
+//	begin, pending entries and unowned entries to look at (both more than 1).
+//	Reply: the id at which the next call begins ('' = the end), and the unowned entries.
+var unownedScript = call.NewScript("claim-unowned", `
+local stream, group, consumer, idle, from = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local most, most_unowned = tonumber(ARGV[5]), tonumber(ARGV[6])
+local last
+if redis.call('EXISTS', stream) == 1 then
+  for _, pairs in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local about = {}
+    for i = 1, #pairs, 2 do about[pairs[i]] = pairs[i + 1] end
+    if about.name == group then last = about['last-delivered-id'] end
+  end
+end
+if not last then return {''} end
+local unowned, start, at = {}, from == '0-0' and '-' or '(' .. from, from
+local function look(stop)
+  local found = redis.call('XRANGE', stream, start, stop, 'COUNT', most_unowned - #unowned)
+  for _, entry in ipairs(found) do
+    at = entry[1]
+    unowned[#unowned + 1] = at
+  end
+end
+local pending, full = redis.call('XPENDING', stream, group, from, last, most), false
+for _, p in ipairs(pending) do
+  look('(' .. p[1])
+  full = #unowned == most_unowned
+  if full then break end
+  start, at = '(' .. p[1], p[1]
+end
+if not full and #pending < most then
+  if at ~= last then look(last) end
+  full = #unowned == most_unowned
+  if not full then at = '' end
+end
+if consumer ~= '' and #unowned > 0 then
+  local claim = {'XCLAIM', stream, group, consumer, 0, unpack(unowned)}
+  for _, option in ipairs({'IDLE', idle, 'FORCE', 'JUSTID'}) do claim[#claim + 1] = option end
+  redis.call(unpack(claim))
+end
+return {at, unpack(unowned)}
+`)
+
+// The bounds of one call of unownedScript. Each unowned entry is read with its fields.
+const (
+	pendingPage = 500
+	unownedPage = 20
+)
+
+// unownedConsumer owns the entries that ClaimUnowned has found, until another consumer claims them.
+const unownedConsumer = "unowned"
+
+// ClaimUnowned finds the delivered entries of a stream that no consumer owns, for example after
+// XGROUP DELCONSUMER, XGROUP SETID or a restored backup, and returns their ids. Without it they
+// would stay in the stream for ever. It gives them to a consumer that does not live, with this idle
+// time, so that they are then claimed like those of a dead consumer. A missing group has none.
+func (r *Reader) ClaimUnowned(ctx context.Context, stream string, idle time.Duration) ([]string, error) {
+	return r.unowned(ctx, stream, unownedConsumer, idle)
+}
+
+// Unowned returns the ids that ClaimUnowned would claim.
+func (r *Reader) Unowned(ctx context.Context, stream string) ([]string, error) {
+	return r.unowned(ctx, stream, "", 0)
+}
+
+func (r *Reader) unowned(
+	ctx context.Context, stream, consumer string, idle time.Duration,
+) (ids []string, err error) {
+	for from := firstID; from != ""; {
+		reply, err := unownedScript.Run(ctx, r.conn.Cmd, []string{stream},
+			[]any{r.group, consumer, idle.Milliseconds(), from, pendingPage, unownedPage})
+		if err != nil {
+			return ids, fmt.Errorf("find entries of stream %s that no consumer owns: %w", stream, err)
+		}
+		page, _ := reply.([]any)
+		if len(page) == 0 {
+			return ids, fmt.Errorf("find entries of stream %s that no consumer owns: %w", stream, errMalformed)
+		}
+		from, _ = page[0].(string)
+		for _, id := range page[1:] {
+			if id, ok := id.(string); ok {
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids, nil
+}
