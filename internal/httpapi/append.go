@@ -33,7 +33,10 @@ const (
 	maxLineOverhead = 64 << 10 // bytes of a line beside its payload: field names, white space, other fields
 	maxLine         = messages.MaxPayloadBytes + maxLineOverhead
 	maxRecord       = maxLine + 2 // 2 is the length of a line break
-	maxListedLines  = 1000        // rejected lines beyond these are counted but not listed
+	// maxSkipped is the length up to which a line that is too long is rejected alone. A longer one
+	// ends the request: it may have no end. The Go client cuts longer lines to half of this.
+	maxSkipped     = 2 << 20
+	maxListedLines = 1000 // rejected lines beyond these are counted but not listed
 )
 
 // jobSource reads the jobs of a body. next returns a job and the line at which it begins. A
@@ -75,7 +78,7 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	} else {
-		src = &ndjsonSource{lines: records.NewReader(in, records.NDJSON, maxRecord), decoder: s.decoder}
+		src = &ndjsonSource{lines: newRecords(in, records.NDJSON), decoder: s.decoder}
 	}
 	a := &bodyAppender{
 		backend: s.backend, group: id, trace: traceParent(r), requestIDPrefix: newRequestIDPrefix(id, key),
@@ -144,7 +147,8 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan st
 		case errors.Is(err, io.EOF):
 			return a.storeLastBatch(ctx, line)
 		case err != nil && !isBad:
-			return brokenBody(err) // the incomplete batch is dropped: its request id belongs to the complete one
+			// The incomplete batch is dropped: its request id belongs to the complete one.
+			return brokenRecord(err, line)
 		}
 		if a.batchLines == maxBatchLines || a.batchLines > 0 && a.batchBytes+size > maxBatchBytes {
 			if err := a.storeBatch(ctx, line); err != nil {
@@ -202,6 +206,22 @@ func (a *bodyAppender) storeLastBatch(ctx context.Context, end int64) error {
 	}
 	_, err := a.backend.Group(ctx, a.group)
 	return err
+}
+
+func newRecords(in *bufio.Reader, format records.Format) *records.Reader {
+	r := records.NewReader(in, format, maxRecord)
+	r.Longest = maxSkipped
+	return r
+}
+
+// brokenRecord returns the problem for a body that can't be read behind the given line.
+func brokenRecord(err error, line int64) *problemError {
+	if errors.Is(err, records.ErrTooLong) {
+		return newProblem(http.StatusRequestEntityTooLarge, fmt.Sprintf(
+			"the record that begins at line %d is longer than %d bytes: it has no line break, or a quote is open",
+			line, maxSkipped))
+	}
+	return brokenBody(err)
 }
 
 // ndjsonSource reads NDJSON, one job per line: {"payload": …}.

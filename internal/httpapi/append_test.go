@@ -193,6 +193,26 @@ func TestErrorInTheMiddleOfAnAppendReportsWhatIsStored(t *testing.T) {
 	}
 }
 
+// A line without an end is not read for ever: at its limit the request ends, and the answer says
+// what was stored before.
+func TestEndlessLineEndsWithAnError(t *testing.T) {
+	line := &lineGenerator{left: 1 << 40, line: bytes.Repeat([]byte("x"), 1<<20)}
+	for typ, head := range map[string]string{ndjson: numbered(maxBatchLines + 1), "text/csv": "a\n" + strings.Repeat("1\n", maxBatchLines+1) + "\""} {
+		f := newFakeBackend().withGroup("g")
+		req := httptest.NewRequest("POST", "/v1/groups/g/jobs", io.MultiReader(strings.NewReader(head), line))
+		req.Header.Set("Content-Type", typ)
+		rec := httptest.NewRecorder()
+		New(options(f)).ServeHTTP(rec, req)
+		requireDocumented(t, req, rec)
+		p := decode[api.AppendProblem](t, rec)
+		require.Equal(t, 413, p.Status)
+		require.Contains(t, p.Detail, fmt.Sprintf("line %d is longer than 2097152 bytes", strings.Count(head, "\n")+1))
+		require.EqualValues(t, maxBatchLines, p.Accepted)
+	}
+	rec := postJobs(t, New(options(newFakeBackend().withGroup("g"))), "text/csv", strings.Repeat("x", maxSkipped+1))
+	requireProblem(t, rec, 413, "")
+}
+
 // A client that still sends its body must get the problem, not a broken connection.
 func TestProblemReachesAClientThatStillSends(t *testing.T) {
 	f := newFakeBackend().withGroup("g")

@@ -26,8 +26,8 @@ type csvSource struct {
 
 // newCSVSource reads the header row and returns a source of the rows behind it.
 func newCSVSource(in *bufio.Reader) (*csvSource, error) {
-	s := &csvSource{rows: records.NewReader(in, records.CSV, maxRecord)}
-	_, err := s.nextRow()
+	s := &csvSource{rows: newRecords(in, records.CSV)}
+	line, err := s.nextRow()
 	var bad *lineError
 	switch {
 	case errors.Is(err, io.EOF):
@@ -35,7 +35,7 @@ func newCSVSource(in *bufio.Reader) (*csvSource, error) {
 	case errors.As(err, &bad):
 		return nil, invalidField("header", bad.problem)
 	case err != nil:
-		return nil, brokenBody(err)
+		return nil, brokenRecord(err, line)
 	}
 	seen := make(map[string]bool)
 	for i := range s.row.fields() {

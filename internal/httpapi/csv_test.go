@@ -94,7 +94,7 @@ func TestCSVHeader(t *testing.T) {
 }
 
 func TestEndlessRecordUsesBoundedMemory(t *testing.T) {
-	open := io.MultiReader(strings.NewReader("a\n\""), io.LimitReader(endless("\n,x"), 8<<20))
+	open := io.MultiReader(strings.NewReader("a\n\""), io.LimitReader(endless("\n,x"), maxSkipped-1))
 	src, err := newCSVSource(bufio.NewReaderSize(open, readBuffer))
 	require.NoError(t, err)
 	_, _, _, err = src.next()

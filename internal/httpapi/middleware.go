@@ -3,11 +3,13 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -92,6 +94,36 @@ func (s *server) byMethod(m handlersByMethod) http.Handler {
 			s.fail(w.(*responseWriter), r, err)
 		}
 	})
+}
+
+// maxNamedParams is how many unknown query parameters an answer names.
+const maxNamedParams = 10
+
+// onlyQuery refuses requests with a query parameter that is not in known, so that a misspelt one
+// does not go unnoticed.
+func onlyQuery(known []string, serve handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		q, err := url.ParseQuery(r.URL.RawQuery)
+		if err != nil {
+			return newProblem(http.StatusBadRequest, "the query is malformed: "+truncate(err.Error()))
+		}
+		var unknown []api.FieldError
+		for _, name := range slices.Sorted(maps.Keys(q)) {
+			if len(unknown) < maxNamedParams && !slices.Contains(known, name) {
+				unknown = append(unknown, api.FieldError{
+					Field: truncate(name), Problem: "is not a query parameter of this call",
+				})
+			}
+		}
+		if len(unknown) == 0 {
+			return serve(w, r)
+		}
+		detail := fmt.Sprintf("unknown query parameter %q: this call has ", unknown[0].Field)
+		if len(known) == 0 {
+			return newProblem(http.StatusBadRequest, detail+"none", unknown...)
+		}
+		return newProblem(http.StatusBadRequest, detail+strings.Join(known, ", "), unknown...)
+	}
 }
 
 // fail ends a request that could not be served. It answers with a problem. If a part of the answer

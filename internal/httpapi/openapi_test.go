@@ -79,12 +79,22 @@ func TestDocumentAndRoutesAgree(t *testing.T) {
 	require.NoError(t, err)
 	var documented, served []string
 	for path, item := range doc.Paths.Map() {
-		for method := range item.Operations() {
-			documented = append(documented, method+" "+path)
+		for method, op := range item.Operations() {
+			call := method + " " + path
+			for _, param := range slices.Concat(item.Parameters, op.Parameters) {
+				if param.Value.In == "query" {
+					documented = append(documented, call+" ?"+param.Value.Name)
+				}
+			}
+			documented = append(documented, call)
 		}
 	}
 	for _, rt := range newServer(options(newFakeBackend())).routes() {
-		served = append(served, rt.method+" "+strings.TrimSuffix(rt.path, "{$}"))
+		call := rt.method + " " + strings.TrimSuffix(rt.path, "{$}")
+		for _, name := range rt.query {
+			served = append(served, call+" ?"+name)
+		}
+		served = append(served, call)
 	}
 	require.ElementsMatch(t, served, documented)
 }

@@ -173,9 +173,10 @@ func newServer(opt Options) *calls {
 		if paths[rt.path] == nil {
 			paths[rt.path] = handlersByMethod{}
 		}
-		paths[rt.path][rt.method] = rt.serve
+		serve := onlyQuery(rt.query, rt.serve)
+		paths[rt.path][rt.method] = serve
 		if rt.method == http.MethodGet && !rt.stream {
-			paths[rt.path][http.MethodHead] = rt.serve
+			paths[rt.path][http.MethodHead] = serve
 		}
 	}
 	for path, m := range paths {
@@ -193,16 +194,19 @@ type handlersByMethod map[string]handler
 type route struct {
 	method, path string
 	serve        handler
-	stream       bool // the answer has no known end: no HEAD
+	stream       bool     // the answer has no known end: no HEAD
+	query        []string // the query parameters; a request with another one is refused
 }
 
 func (s *calls) routes() []route {
 	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
+	page := []string{"cursor", "limit"}
 	all := []route{
 		{method: get, path: "/{$}", serve: show(s.getIndex)},
 		{method: get, path: "/openapi.yaml", serve: getOpenAPI},
 		{method: post, path: "/v1/groups", serve: s.submitGroup},
-		{method: get, path: "/v1/groups", serve: show(s.listGroups)},
+		{method: get, path: "/v1/groups", serve: show(s.listGroups),
+			query: append([]string{"tenant", "status"}, page...)},
 		{method: get, path: "/v1/groups/{id}", serve: showByID(s.getGroup)},
 		{method: post, path: "/v1/groups/{id}/jobs", serve: s.appendJobs},
 		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: show(s.getJob)},
@@ -215,10 +219,10 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/groups/{id}/results", serve: s.streamResults, stream: true},
 		{method: get, path: "/v1/groups/{id}/failures", serve: s.streamFailures, stream: true},
 		{method: get, path: "/v1/groups/{id}/events", serve: s.watchGroup, stream: true},
-		{method: get, path: "/v1/tenants", serve: showPage(s.listTenants)},
+		{method: get, path: "/v1/tenants", serve: showPage(s.listTenants), query: page},
 		{method: get, path: "/v1/tenants/{id}", serve: showByID(s.backend.Tenant)},
 		{method: put, path: "/v1/tenants/{id}", serve: show(s.setTenant)},
-		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters)},
+		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters), query: page},
 		{method: get, path: "/v1/stats", serve: show(s.getStats)},
 	}
 	for _, kind := range []struct {

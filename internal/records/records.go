@@ -27,8 +27,15 @@ type Record struct {
 	Open      bool   // CSV only: a quoted field is not closed before the end of the body
 }
 
+// ErrTooLong is the error of a record with more than [Reader.Longest] bytes.
+var ErrTooLong = errors.New("record is too long")
+
 // Reader reads records. It keeps at most limit bytes of one.
 type Reader struct {
+	// Longest is the number of bytes after which Next gives up on a record with [ErrTooLong]. 0
+	// means never: then Next reads a record without an end for ever.
+	Longest int
+
 	in     *bufio.Reader
 	format Format
 	limit  int
@@ -47,12 +54,16 @@ func NewReader(in *bufio.Reader, format Format, limit int) *Reader {
 }
 
 // Next returns the next record. At the end of the body it returns io.EOF and a record without data,
-// whose Line is the one behind the last.
+// whose Line is the one behind the last. After an error it must not be called again.
 func (r *Reader) Next() (Record, error) {
 	rec := Record{Line: r.line}
 	r.buf = r.buf[:0]
+	size := 0
 	for state := fieldStart; ; {
 		part, err := r.in.ReadSlice('\n')
+		if size += len(part); r.Longest > 0 && size > r.Longest {
+			return rec, ErrTooLong
+		}
 		full, end := errors.Is(err, bufio.ErrBufferFull), errors.Is(err, io.EOF)
 		if err != nil && !full && !end || end && len(part) == 0 && len(r.buf) == 0 {
 			return rec, err

@@ -64,6 +64,24 @@ func TestEndlessRecordUsesBoundedMemory(t *testing.T) {
 	require.LessOrEqual(t, cap(r.buf), 2<<20)
 }
 
+// A record that is longer than Longest ends the reading, whether it has an end or not; shorter ones
+// are only truncated.
+func TestEndlessRecordIsAnError(t *testing.T) {
+	for format, text := range map[Format]endless{NDJSON: "x", CSV: "x\n"} {
+		body := io.MultiReader(strings.NewReader("a\n"+strings.Repeat("x", 2*limit)+"\n\""), text)
+		r := NewReader(bufio.NewReaderSize(body, 16), format, limit)
+		r.Longest = 4 * limit
+		_, err := r.Next()
+		require.NoError(t, err)
+		rec, err := r.Next()
+		require.NoError(t, err)
+		require.True(t, rec.Truncated)
+		rec, err = r.Next()
+		require.ErrorIs(t, err, ErrTooLong)
+		require.EqualValues(t, 3, rec.Line)
+	}
+}
+
 // endless is a reader that repeats a text without end.
 type endless string
 
