@@ -3,13 +3,13 @@ package api
 // MaxIDLength is the highest number of bytes of an id.
 const MaxIDLength = 128
 
-// IDPattern is the rule of ValidID as a regular expression.
-const IDPattern = "^[A-Za-z0-9._-]{1,128}$"
+// IDRule says in error messages what an id must do: "must " + IDRule.
+const IDRule = "match ^[A-Za-z0-9._-]{1,128}$ and be neither . nor .."
 
-// ValidID reports whether id matches IDPattern. Ids of tenants, groups, types and messages match
-// it, so that they can be part of a Redis key.
+// ValidID reports whether id keeps IDRule. Ids of tenants, groups, types and messages do, so that
+// they can be part of a Redis key and of a URL's path, in which . and .. are no names.
 func ValidID(id string) bool {
-	if len(id) == 0 || len(id) > MaxIDLength {
+	if len(id) == 0 || len(id) > MaxIDLength || id == "." || id == ".." {
 		return false
 	}
 	for i := range len(id) {

@@ -17,8 +17,8 @@ const (
 
 // Group is a bulk action to be submitted. Only Type is required.
 type Group struct {
-	// ID matches ^[A-Za-z0-9._-]{1,128}$. Producer.Submit or the server generates one for an empty
-	// ID.
+	// ID matches ^[A-Za-z0-9._-]{1,128}$ and is neither . nor .. Producer.Submit or the server
+	// generates one for an empty ID.
 	ID string `json:"id,omitempty"`
 	// Tenant is the tenant whose share and limits the group uses. If it is empty, the group is its
 	// own tenant.

@@ -38,8 +38,8 @@ type apiCall struct {
 // id, which could change the URL, makes the call invalid.
 func callOn(verb, method, kind, id, rest string) apiCall {
 	c := apiCall{action: verb + " " + kind + " " + id, method: method, path: "/v1/" + kind + "s/" + id + rest}
-	if !api.ValidID(id) || id == "." || id == ".." {
-		c.invalid = fmt.Errorf("%s id %q: must match %s", kind, id, api.IDPattern)
+	if !api.ValidID(id) {
+		c.invalid = fmt.Errorf("%s id %q: must "+api.IDRule, kind, id)
 	}
 	return c
 }

@@ -30,12 +30,12 @@ func NewRegistry() *Registry {
 	return r
 }
 
-// Register adds a reducer. It refuses a name that is already used or that doesn't match
-// ^[A-Za-z0-9._-]{1,128}$.
+// Register adds a reducer. It refuses a name that is already used or that is no valid
+// id.
 func (r *Registry) Register(op string, factory Factory) error {
 	switch {
 	case !api.ValidID(op):
-		return fmt.Errorf("register reducer %q: the name must match %s", op, api.IDPattern)
+		return fmt.Errorf("register reducer %q: the name must "+api.IDRule, op)
 	case factory == nil:
 		return fmt.Errorf("register reducer %q: it has no factory", op)
 	case r.factories[op] != nil:

@@ -129,7 +129,7 @@ func requireID(kind string) cobra.PositionalArgs {
 // checkID returns an error unless id is valid.
 func checkID(kind, id string) error {
 	if !api.ValidID(id) {
-		return usagef("%s id %q: must match %s", kind, id, api.IDPattern)
+		return usagef("%s id %q: must "+api.IDRule, kind, id)
 	}
 	return nil
 }

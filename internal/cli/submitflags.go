@@ -87,7 +87,7 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 	}
 	for _, id := range []struct{ flag, value string }{{"type", v.typ}, {"tenant", v.tenant}, {"id", v.id}} {
 		if id.value != "" && !api.ValidID(id.value) {
-			addError("--%s %q: must match %s", id.flag, id.value, api.IDPattern)
+			addError("--%s %q: must "+api.IDRule, id.flag, id.value)
 		}
 	}
 	if !slices.Contains([]string{"", client.PriorityHigh, client.PriorityNormal, client.PriorityLow}, v.priority) {

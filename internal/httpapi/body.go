@@ -132,7 +132,7 @@ func brokenBody(err error) *problemError {
 }
 
 // decodeOptionalBody decodes the JSON body of a command into v. Without a body it leaves v
-// unchanged. It refuses fields that v does not have.
+// unchanged. It refuses fields that v does not have, and repeated ones.
 func (s *calls) decodeOptionalBody(r *http.Request, v any) error {
 	body, release, err := s.readBody(r, smallBody)
 	defer release()
@@ -153,7 +153,7 @@ func (s *calls) decodeOptionalBody(r *http.Request, v any) error {
 	if dec.More() {
 		return invalidField("body", "has more than one JSON value")
 	}
-	return nil
+	return messages.RepeatedKey(body)
 }
 
 // truncate shortens a part of invalid input that an error message repeats.

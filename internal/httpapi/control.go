@@ -73,6 +73,9 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return set, invalidField("body", "is not JSON: "+truncate(err.Error()))
 	}
+	if err := messages.RepeatedKey(body); err != nil {
+		return set, err
+	}
 	problems := map[string]string{} // by field
 	number := func(field, problem string, allowed func(float64) bool) *float64 {
 		v, given := fields[field]

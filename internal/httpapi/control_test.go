@@ -42,6 +42,7 @@ func TestPauseAndResumeTenantsAndTypes(t *testing.T) {
 	requireProblem(t, call(t, h, "POST", "/v1/tenants/a%7Bb/pause", ""), 422, "id")
 	requireProblem(t, call(t, h, "POST", "/v1/types/a%2Fb/resume", ""), 422, "type")
 	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", `{"for":"1h"}`, "Content-Type", jsonType), 422, "body")
+	requireProblem(t, call(t, h, "POST", "/v1/groups/g/seal", `{"total":1,"total":2}`, "Content-Type", jsonType), 422, "total")
 	requireProblem(t, call(t, h, "POST", "/v1/tenants/t/pause", "", "Origin", "https://evil.example"), 403, "")
 	requireProblem(t, call(t, h, "GET", "/v1/types/T/pause", ""), 405, "")
 	require.Equal(t, want, f.calls, "a refused request must not reach the backend")
@@ -97,16 +98,17 @@ func TestBadSettingsAreAllNamed(t *testing.T) {
 		`{"rps":"5","weight":true,"base_priority":[]}`:             "base_priority rps weight",
 		`{"rps":1e999,"weight":0.0009,"base_priority":-1e300}`:     "base_priority rps weight",
 		`{"RPS":1,"rps":{},"burst":null,"weight":1}`:               "RPS burst rps",
-		`null`:            "body",
-		`[]`:              "body",
-		`7`:               "body",
-		`"rps"`:           "body",
-		`{"rps":1}{}`:     "body",
-		`{"rps":1`:        "body",
-		`{"rps":NaN}`:     "body",
-		"   ":             "body",
-		`{"weight": 1,}`:  "body",
-		`{"rps": 1} null`: "body",
+		`{"rps":1,"rps":2}`: "rps",
+		`null`:              "body",
+		`[]`:                "body",
+		`7`:                 "body",
+		`"rps"`:             "body",
+		`{"rps":1}{}`:       "body",
+		`{"rps":1`:          "body",
+		`{"rps":NaN}`:       "body",
+		"   ":               "body",
+		`{"weight": 1,}`:    "body",
+		`{"rps": 1} null`:   "body",
 	} {
 		p := requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType), 422, "")
 		var named []string

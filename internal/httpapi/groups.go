@@ -17,7 +17,7 @@ const (
 	defaultLimit = 50
 	maxLimit     = 1000
 	maxCursor    = 512 // in bytes
-	idProblem    = "must match " + api.IDPattern
+	idProblem    = "must " + api.IDRule
 )
 
 func (s *calls) submitGroup(w http.ResponseWriter, r *http.Request) error {

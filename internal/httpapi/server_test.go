@@ -125,6 +125,7 @@ func TestRefusedRequests(t *testing.T) {
 		"unknown events":       {"GET", "/v1/groups/none/events", "", nil, 404, ""},
 		"unknown job":          {"GET", "/v1/groups/g/jobs/7", "", nil, 404, ""},
 		"hostile id":           {"GET", "/v1/groups/a%2F..%2Fb", "", nil, 422, "id"},
+		"dots as id":           {"GET", "/v1/groups/%2E%2E", "", nil, 422, "id"},
 		"hash tag in id":       {"GET", "/v1/groups/%7Bx%7D", "", nil, 422, "id"},
 		"long id":              {"GET", "/v1/groups/" + strings.Repeat("x", 129), "", nil, 422, "id"},
 		"new line in id":       {"POST", "/v1/groups/a%0Ab/seal", "", nil, 422, "id"},

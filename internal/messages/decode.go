@@ -2,6 +2,7 @@ package messages
 
 import (
 	"bytes"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -11,7 +12,7 @@ import (
 
 // Decoder decodes and validates the bodies of requests and messages. Its zero value is ready to
 // use. It refuses unknown fields. null and the empty string count as absent, except in a payload,
-// which may be any JSON. When a key is repeated, its last value counts.
+// which may be any JSON. It refuses repeated keys, but does not look for them inside of a payload.
 //
 // An error is a *ValidationError that lists every bad field, or a *TooLargeError.
 type Decoder struct {
@@ -87,13 +88,49 @@ type bodyDecoder struct {
 	problems problems
 }
 
+// maxFields is the number of fields of a group.submit, the body with the most fields.
+const maxFields = 15
+
+// fields iterates over the fields of an object. It reports a repeated field instead of yielding it
+// again. It remembers only maxFields names: an object with more has an unknown one and is refused.
+func (r *bodyDecoder) fields(at fieldParent, object []byte) iter.Seq[field] {
+	return func(yield func(field) bool) {
+		var array [maxFields][]byte
+		seen := array[:0]
+		for key, value := range members(object) {
+			f := field{&r.problems, at, key, value}
+			if slices.ContainsFunc(seen, func(k []byte) bool { return bytes.Equal(k, key) }) {
+				f.problem(problemRepeated)
+				continue
+			}
+			if len(seen) < maxFields {
+				seen = append(seen, key)
+			}
+			if !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+// RepeatedKey returns an error for the first key of a valid JSON object that occurs twice.
+func RepeatedKey(object []byte) error {
+	seen := map[string]bool{}
+	for key := range members(bytes.Trim(object, whiteSpace)) {
+		if seen[string(key)] {
+			return &ValidationError{Fields: []FieldError{{fieldName(key), problemRepeated}}}
+		}
+		seen[string(key)] = true
+	}
+	return nil
+}
+
 func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 	g := new(SubmitGroup)
 	var top fieldParent
 	jobs := 0
-	for key, value := range members(object) {
-		f := field{&r.problems, top, key, value}
-		switch string(key) {
+	for f := range r.fields(top, object) {
+		switch string(f.key) {
 		case "id":
 			g.ID = f.id()
 		case "tenant":
@@ -140,9 +177,8 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 func (r *bodyDecoder) readAppend(object []byte) *AppendJobs {
 	a := new(AppendJobs)
 	var top fieldParent
-	for key, value := range members(object) {
-		f := field{&r.problems, top, key, value}
-		switch string(key) {
+	for f := range r.fields(top, object) {
+		switch string(f.key) {
 		case "group":
 			a.Group = f.id()
 		case "jobs":
@@ -161,9 +197,8 @@ func (r *bodyDecoder) readAppend(object []byte) *AppendJobs {
 func (r *bodyDecoder) readSeal(object []byte) *SealGroup {
 	s := new(SealGroup)
 	var top fieldParent
-	for key, value := range members(object) {
-		f := field{&r.problems, top, key, value}
-		switch string(key) {
+	for f := range r.fields(top, object) {
+		switch string(f.key) {
 		case "group":
 			s.Group = f.id()
 		case "total":
@@ -179,9 +214,8 @@ func (r *bodyDecoder) readSeal(object []byte) *SealGroup {
 func (r *bodyDecoder) readCancel(object []byte) *CancelGroup {
 	c := new(CancelGroup)
 	var top fieldParent
-	for key, value := range members(object) {
-		f := field{&r.problems, top, key, value}
-		switch string(key) {
+	for f := range r.fields(top, object) {
+		switch string(f.key) {
 		case "group":
 			c.Group = f.id()
 		default:
@@ -220,11 +254,10 @@ func (r *bodyDecoder) readJobs(f field) (jobs []Job, n int) {
 }
 
 func (r *bodyDecoder) readJob(at fieldParent, object []byte) (job Job) {
-	for key, value := range members(object) {
-		f := field{&r.problems, at, key, value}
-		switch string(key) {
+	for f := range r.fields(at, object) {
+		switch string(f.key) {
 		case "payload":
-			job.Payload = value
+			job.Payload = f.value
 		case "type":
 			job.Type = f.id()
 		case "run_at":
@@ -267,9 +300,8 @@ func (r *bodyDecoder) readAggregates(f field) (all []Aggregate) {
 }
 
 func (r *bodyDecoder) readAggregate(at fieldParent, object []byte) (a Aggregate) {
-	for key, value := range members(object) {
-		f := field{&r.problems, at, key, value}
-		switch string(key) {
+	for f := range r.fields(at, object) {
+		switch string(f.key) {
 		case "as":
 			if a.As = f.id(); len(a.As) > maxAsLength {
 				f.problem("must be at most %d bytes", maxAsLength)

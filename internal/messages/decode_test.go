@@ -59,7 +59,6 @@ func TestDecodeSubmitTreatsNullAndEmptyAsAbsent(t *testing.T) {
 			"job_timeout":null,"run_at":null,"failure_threshold":null,"aggregate":null,"callback_url":null,"total":null,
 			"jobs":null,"seal":null}`,
 		`{"type":"T","id":"","tenant":"","name":"","priority":"","run_at":"","base_priority":-0,"job_timeout":0,"seal":false}`,
-		`{"type":"X","name":"x","max_retries":1,"total":9,"type":"T","name":null,"max_retries":null,"total":null}`,
 	} {
 		got, err := decoder.DecodeSubmit([]byte(body))
 		require.NoError(t, err, body)
@@ -73,11 +72,12 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		badTimeout   = `job_timeout: must be a duration such as "1m30s" or a number of seconds, from 1ms to 24h0m0s`
 		badThreshold = "failure_threshold: must be a number above 0, to 1"
 		badName      = "name: must be at most 256 bytes of UTF-8 without control characters"
-		badID        = "must match ^[A-Za-z0-9._-]{1,128}$"
+		badID        = "must match ^[A-Za-z0-9._-]{1,128}$ and be neither . nor .."
 		badRetries   = "max_retries: must be a whole number from 0 to 1000"
 		badTotal     = "total: must be a whole number from 0 to 10000000"
 		badBase      = "base_priority: must be a number from -1e+15 to 1e+15"
 		badPath      = "aggregate[0].field: must be duration_ms, or a path such as data.cost or data.items.0.price, of at most 256 bytes"
+		repeated     = ": is repeated; must be given once"
 		unknown      = ": not a known field; correct its spelling or leave it out"
 	)
 	path := func(s string) string { return `"aggregate":[{"as":"a","op":"sum","field":"` + s + `"}]` }
@@ -86,6 +86,9 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		{`"id":"` + strings.Repeat("a", 129) + `"`, "id: " + badID},
 		{`"id":"a:b"`, "id: " + badID},
 		{`"id":"a\n"`, "id: " + badID},
+		{`"id":"."`, "id: " + badID},
+		{`"tenant":".."`, "tenant: " + badID},
+		{`"type":"..."`, ""},
 		{`"id":5`, "id: must be a string, not a number"},
 		{`"tenant":"{0}"`, "tenant: " + badID},
 		{`"tenant":["x"]`, "tenant: must be a string, not an array"},
@@ -142,6 +145,14 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		{`"jobs":[{"payload":1,"run_at":"x"}]`, "jobs[0]." + badTime},
 		{`"jobs":[{"payload":1,"traceparent":1}]`, "jobs[0].traceparent: must be a string, not a number"},
 		{`"jobs":[{"payload":1,"Type":"x"}]`, "jobs[0].Type" + unknown},
+		{`"name":"a","seal":true,"name":"b"`, "name" + repeated},
+		{`"name":null,"name":"b"`, "name" + repeated},
+		{`"name":"a","n\u0061me":"b"`, "name" + repeated},
+		{`"jobs":[],"jobs":[]`, "jobs" + repeated},
+		{`"jobs":[{"payload":1},{"payload":1,"payload":1}]`, "jobs[1].payload" + repeated},
+		{`"jobs":[{"payload":1,"traceparent":"x","traceparent":"x"}]`, "jobs[0].traceparent" + repeated},
+		{`"jobs":[{"payload":{"a":1,"a":2}}]`, ""},
+		{`"aggregate":[{"as":"a","op":"count","op":"count"}]`, "aggregate[0].op" + repeated},
 		{`"seal":"yes"`, "seal: must be true or false, not a string"},
 		{`"seal":1`, "seal: must be true or false, not a number"},
 		{`"Seal":true`, "Seal" + unknown},
@@ -304,7 +315,7 @@ func TestDecodeSeal(t *testing.T) {
 	require.Equal(t, &messages.SealGroup{Group: "g"}, got)
 
 	_, err = decoder.DecodeSeal([]byte(`{"group":"?","total":-1,"x":1}`))
-	require.EqualError(t, err, "3 fields are wrong: group: must match ^[A-Za-z0-9._-]{1,128}$; "+
+	require.EqualError(t, err, "3 fields are wrong: group: must match ^[A-Za-z0-9._-]{1,128}$ and be neither . nor ..; "+
 		"total: must be a whole number from 0 to 10000000; x: not a known field; correct its spelling or leave it out")
 }
 

@@ -102,6 +102,7 @@ func fastDecodeJobs(b []byte, i int) (jobs []Job, end int) {
 // for other fields.
 func fastDecodeJob(b []byte, i int) (job Job, end int) {
 	i = jsonscan.Token(b, i, '{')
+	traced := false
 	for more := true; more; {
 		var key []byte
 		key, i = fastKey(b, i)
@@ -114,10 +115,10 @@ func fastDecodeJob(b []byte, i int) (job Job, end int) {
 			job.Payload = b[start:i:i]
 		case string(key) == "type" && job.Type == "":
 			job.Type, i = fastID(b, i)
-		case string(key) == "traceparent" && job.TraceParent == "":
+		case string(key) == "traceparent" && !traced:
 			var text []byte
 			text, i = fastString(b, i)
-			job.TraceParent = normalizeTraceParent(string(text))
+			job.TraceParent, traced = normalizeTraceParent(string(text)), true
 		default:
 			return Job{}, -1
 		}

@@ -23,8 +23,9 @@ const (
 )
 
 const (
-	problemID       = "must match " + api.IDPattern
+	problemID       = "must " + api.IDRule
 	problemRequired = "required"
+	problemRepeated = "is repeated; must be given once"
 )
 
 // ValidIdempotencyKey reports whether key has 1 to 255 bytes, all of them visible ASCII.
