@@ -29,6 +29,8 @@ type Result struct {
 	// MessageID is the mail's Message-ID header. It is derived from the job's id: if a mail is sent
 	// twice because the server's answer was lost, both copies have the same Message-ID.
 	MessageID string `json:"message_id"`
+	To        string `json:"to"`      // the recipient's address, without the name
+	Subject   string `json:"subject"` // as the mail has it, also when the payload has none
 }
 
 // Processor runs SEND_EMAIL jobs. The payload is a JSON object with these members:
@@ -91,7 +93,7 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 		p.pool.put(c)
 		switch {
 		case err == nil:
-			return Result{MessageID: m.id}, nil
+			return m.result, nil
 		case stale && reused && ctx.Err() == nil:
 			continue // the server had closed the idle connection; a new connection is never stale
 		case errors.Is(err, errNeedsUTF8):

@@ -111,7 +111,7 @@ func TestSendsAMail(t *testing.T) {
 			result, err := p.Process(t.Context(), job(ordinal, tt.payload))
 			require.NoError(t, err)
 			id := fmt.Sprintf("<promo.%d@example.com>", ordinal)
-			require.Equal(t, email.Result{MessageID: id}, result)
+			require.Equal(t, email.Result{MessageID: id, To: tt.to, Subject: tt.subject}, result)
 
 			envelope, header, body := got.last(t)
 			require.Equal(t, "shop@example.com", envelope.From)
@@ -209,7 +209,7 @@ func TestMessageIDsAreValidAndDistinct(t *testing.T) {
 		for range 2 {
 			result, err := p.Process(t.Context(), processor.Job{Group: group, Payload: json.RawMessage(toBob)})
 			require.NoError(t, err)
-			require.Equal(t, email.Result{MessageID: want}, result)
+			require.Equal(t, email.Result{MessageID: want, To: "bob@example.org", Subject: "Message from Shop"}, result)
 		}
 		require.Equal(t, 2, sink.ReceivedByMessageID(want))
 	}

@@ -21,7 +21,7 @@ const (
 
 // message is a mail that is ready to be sent.
 type message struct {
-	id      string // Message-ID with its angle brackets
+	result  Result // of the job when the mail is sent
 	to      string // the recipient as the RCPT command needs it
 	utf8    bool   // the address is not ASCII, so the server must support SMTPUTF8
 	content *mail.Msg
@@ -68,7 +68,10 @@ func (p *Processor) compose(job processor.Job) (*message, error) {
 	content.SetDate()
 	content.SetMessageIDWithValue(id)
 	content.SetBodyString(mail.TypeTextPlain, payload.Body)
-	return &message{id: "<" + id + ">", to: path(to.Address), utf8: !isASCII(to.Address), content: content}, nil
+	return &message{
+		result: Result{MessageID: "<" + id + ">", To: to.Address, Subject: payload.Subject},
+		to:     path(to.Address), utf8: !isASCII(to.Address), content: content,
+	}, nil
 }
 
 func (p *Processor) senderName() string {
