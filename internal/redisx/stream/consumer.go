@@ -162,10 +162,11 @@ func (c *Consumer) handBack(ctx context.Context, interrupted bool) error {
 	return nil
 }
 
-// OldestPending returns the id of the oldest pending entry of the stream's group, of any consumer;
-// ok is false if there is none. It first sends the acknowledgements that this process holds back,
-// so that no entry seems pending after its verdict. A handler's own entries are pending while it
-// runs: if OldestPending returns the id of one, no older entry is pending.
+// OldestPending returns the id of the oldest pending entry of the stream's group, of any consumer,
+// or of an older one that was delivered and that no consumer owns; ok is false if no entry is
+// pending. It first sends the acknowledgements that this process holds back, so that no entry seems
+// pending after its verdict. A handler's own entries are pending while it runs: if OldestPending
+// returns the id of one, no older entry is left in the stream.
 func (c *Consumer) OldestPending(ctx context.Context) (entryID string, ok bool, err error) {
 	if err := c.acks.flush(ctx); err != nil {
 		return "", false, err
@@ -178,6 +179,13 @@ func (c *Consumer) OldestPending(ctx context.Context) (entryID string, ok bool, 
 	}
 	if len(pending) == 0 {
 		return "", false, nil
+	}
+	older, err := c.conn.Cmd.XRangeN(ctx, c.cfg.Stream, "-", "("+pending[0].ID, 1).Result()
+	if err != nil {
+		return "", false, fmt.Errorf("find oldest entry of stream %s: %w", c.cfg.Stream, err)
+	}
+	if len(older) > 0 {
+		return older[0].ID, true, nil
 	}
 	return pending[0].ID, true, nil
 }
@@ -215,7 +223,8 @@ func (c *Consumer) read(ctx, work context.Context) error {
 }
 
 // nextEntries returns the next page of abandoned entries if a search is due, otherwise new entries,
-// for which it waits up to Block. At the beginning of a search it also deletes dead consumers.
+// for which it waits up to Block. At the beginning of a search it also deletes dead consumers, and
+// finds entries that no consumer owns.
 func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) {
 	if time.Now().Before(c.claimAt) {
 		batches, err := c.reader.Read(ctx, []string{c.cfg.Stream}, count, c.cfg.Block)
@@ -231,6 +240,14 @@ func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) 
 		}
 		if n > 0 {
 			c.cfg.Log.InfoContext(ctx, "forgot dead consumers", "count", n)
+		}
+		ids, err := c.reader.ClaimUnowned(ctx, c.cfg.Stream, c.cfg.Lease)
+		if err != nil {
+			return nil, err
+		}
+		if len(ids) > 0 {
+			c.cfg.Log.WarnContext(ctx, "no consumer owned entries of the stream that had been delivered",
+				"entries", len(ids), "first", ids[0])
 		}
 	}
 	entries, next, deleted, err := c.reader.Claim(ctx, c.cfg.Stream, c.cfg.Lease, c.claimFrom, count)

@@ -65,3 +65,24 @@ func TestOldestPendingFlushes(t *testing.T) {
 		require.Equal(t, entries[1].ID, id)
 	})
 }
+
+// An older entry that no consumer owns counts too: it is delivered again later.
+func TestOldestPendingSeesUnownedEntries(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		me := NewConsumer(c, ConsumerConfig{Stream: "s", Group: "g", Name: "me", Log: slog.Default()})
+		require.NoError(t, me.reader.EnsureGroup(ctx, "s"))
+		first := add(t, c, "s", "k", "v")
+		_, err := NewReader(c, "g", "gone").Read(ctx, []string{"s"}, 1, 0)
+		require.NoError(t, err)
+		require.NoError(t, c.Cmd.XGroupDelConsumer(ctx, "s", "g", "gone").Err())
+		add(t, c, "s", "k", "v")
+		_, err = me.reader.Read(ctx, []string{"s"}, 1, 0)
+		require.NoError(t, err)
+		id, ok, err := me.OldestPending(ctx)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Equal(t, first, id)
+	})
+}

@@ -128,3 +128,33 @@ func TestClaimUnownedInPages(t *testing.T) {
 		require.Len(t, owners(t, c), 4*unownedPage+2*pendingPage+1)
 	})
 }
+
+// A consumer handles entries that no consumer owns within a lease and a half.
+func TestConsumerHandlesUnownedEntries(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		ctx := context.Background()
+		c := connect(t, url)
+		stream := unique("ingest")
+		out, _, _ := subscribe(t, c, stream, ConsumerConfig{Lease: 300 * time.Millisecond})
+		publish(t, c, stream, 0, 1)
+		receive(t, out).Ack()
+		// An entry is delivered to another consumer, which is deleted, before this one reads it.
+		ids := make([]string, 2)
+		for i := range ids {
+			gone, err := c.Cmd.TxPipelined(ctx, func(tx redis.Pipeliner) error {
+				tx.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []string{"k", "v"}})
+				tx.XReadGroup(ctx, &redis.XReadGroupArgs{Group: group, Consumer: "gone", Streams: []string{stream, ">"}, Block: -1})
+				tx.XGroupDelConsumer(ctx, stream, group, "gone")
+				return nil
+			})
+			require.NoError(t, err)
+			ids[i] = gone[0].(*redis.StringCmd).Val()
+		}
+		for _, id := range ids {
+			d := receive(t, out)
+			require.Equal(t, id, d.ID)
+			d.Ack()
+		}
+		require.Eventually(t, func() bool { return c.Cmd.XLen(ctx, stream).Val() == 0 }, patience, glance)
+	})
+}

@@ -5,7 +5,6 @@
 package aggregator
 
 import (
-	"cmp"
 	"context"
 	"hash/crc32"
 	"slices"
@@ -40,6 +39,8 @@ const (
 	maxPause    = 20 * time.Millisecond
 )
 
+const firstEntry = "0-0" // claimStart at the beginning of a search
+
 // Aggregator is one aggregator process. It reduces the results of all partitions.
 type Aggregator struct {
 	stage.Process
@@ -65,6 +66,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			Aggregator: a,
 			partition:  p,
 			reader:     stream.NewReader(a.Conn, keyspace.GroupAggregator, a.ID),
+			claimStart: firstEntry,
 			readCount:  minRead,
 			cache:      groupCache{groups: map[string]*cachedGroup{}},
 		}
@@ -84,7 +86,7 @@ type partitionReducer struct {
 	partition  keyspace.Partition
 	reader     *stream.Reader
 	claimedAt  time.Time      // time of the last claim
-	claimStart string         // entry id at which the next claim begins; "": the first entry
+	claimStart string         // entry id at which the next claim begins
 	readCount  int            // entries that the next read asks for
 	unreduced  []stream.Entry // entries that were read, but not reduced, because Redis failed
 	cache      groupCache
@@ -158,11 +160,21 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 }
 
 // claimEntries takes over up to minRead entries that another aggregator has read but not
-// acknowledged for a lease. That aggregator may still be alive and reduce them as well; the states
-// of the jobs then let only one of both count. The next call goes on where this one ended.
+// acknowledged for a lease, or that no consumer owns. That aggregator may still be alive and reduce
+// them as well; the states of the jobs then let only one of both count. The next call goes on where
+// this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
-	entries, next, _, err := p.reader.Claim(ctx, p.partition.ResultStream(), p.cfg.Lease, cmp.Or(p.claimStart, "0-0"),
-		minRead)
+	if p.claimStart == firstEntry {
+		ids, err := p.reader.ClaimUnowned(ctx, p.partition.ResultStream(), p.cfg.Lease)
+		if err != nil {
+			return nil, err
+		}
+		if len(ids) > 0 {
+			p.Tel.Log.Warn("no consumer owned entries of the results stream that had been delivered",
+				"partition", p.partition.Index(), "entries", len(ids), "first", ids[0])
+		}
+	}
+	entries, next, _, err := p.reader.Claim(ctx, p.partition.ResultStream(), p.cfg.Lease, p.claimStart, minRead)
 	if call.IsNoGroup(err) {
 		return nil, nil // the next read creates the consumer group
 	}

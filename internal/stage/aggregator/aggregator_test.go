@@ -135,6 +135,31 @@ func TestStopReducesWhatWasRead(t *testing.T) {
 	})
 }
 
+// TestEntriesThatNobodyOwnsAreReduced: after an administrator's commands, entries that were
+// delivered are in no pending list.
+func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	submitCosts(w, "read", 20, 5)
+	w.ReadResults("dead")
+	submitCosts(w, "unread", 20, 5)
+	results := w.P.ResultStream()
+	require.NoError(t, w.Conn.Cmd.XGroupDelConsumer(t.Context(), results, keyspace.GroupAggregator, "dead").Err())
+	require.NoError(t, w.Conn.Cmd.XGroupSetID(t.Context(), results, keyspace.GroupAggregator, "$").Err())
+	cfg := config()
+	cfg.Lease = 100 * time.Millisecond
+	runAggregator(w, cfg, "a", reducer.NewRegistry())
+	awaitReduced(w, "read", 20)
+	awaitReduced(w, "unread", 20)
+	awaitEmptyStream(w)
+
+	// All entries are delivered again: each counts once.
+	submitCosts(w, "again", 20, 5)
+	require.NoError(t, w.Conn.Cmd.XGroupSetID(t.Context(), results, keyspace.GroupAggregator, "0").Err())
+	awaitReduced(w, "again", 20)
+	awaitEmptyStream(w)
+}
+
 // TestRepeatedEntriesCountOnce: an entry that is added again counts once, alone or together with
 // others in one entry.
 func TestRepeatedEntriesCountOnce(t *testing.T) {

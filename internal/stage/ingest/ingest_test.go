@@ -135,6 +135,37 @@ func TestInvalidMessagesAreRejected(t *testing.T) {
 	})
 }
 
+// After an administrator's commands, messages that were delivered are in no pending list. They are
+// stored all the same, and before a later seal takes effect.
+func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	addEntry(w, "group.submit", `{"id":"g","type":"T","jobs":[{"payload":0}]}`)
+	startIngest(w, 500*time.Millisecond)
+	awaitGroup(w, "g", func(api.Group) bool { return true })
+	for i := range 10 {
+		_, err := w.Conn.Cmd.TxPipelined(t.Context(), func(tx redis.Pipeliner) error {
+			tx.XAdd(t.Context(), &redis.XAddArgs{Stream: w.Space.Ingest(), Values: []string{
+				"type", "jobs.append", "data", fmt.Sprintf(`{"group":"g","jobs":[{"payload":%d}]}`, i)}})
+			tx.XGroupSetID(t.Context(), w.Space.Ingest(), keyspace.GroupIngest, "$")
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	addEntry(w, "group.seal", `{"group":"g"}`)
+	awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
+	require.Equal(t, api.Counts{Accepted: 11, Waiting: 11}, w.Counts("g"))
+	awaitEmptyStream(w)
+	require.Empty(t, waitForRejected(w, 0))
+
+	// Going back delivers messages twice: each counts once.
+	addEntry(w, "group.submit", `{"id":"h","type":"T","seal":true,"jobs":[{"payload":0}]}`)
+	require.NoError(t, w.Conn.Cmd.XGroupSetID(t.Context(), w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
+	awaitGroup(w, "h", func(g api.Group) bool { return g.Sealed })
+	awaitEmptyStream(w)
+	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("h"))
+}
+
 // A seal without a total waits for older entries, which another process may be handling.
 func TestSealWaitsForOlderEntries(t *testing.T) {
 	t.Parallel()
