@@ -132,8 +132,8 @@ func (c *retryingClients) record(p tryResult, g group) {
 	c.x.options.progress("retry-after", len(c.x.groups)-1, retryClientCount*retryBatches)
 }
 
-// post sends a request without an idempotency key, so that ingest recognizes the client as it does
-// most clients.
+// post sends a request without an idempotency key: ingest recognizes a repeated request by its
+// group id.
 func (c *retryingClients) post(ctx context.Context, g group) (tryResult, error) {
 	body, err := g.complete(0)
 	if err != nil {

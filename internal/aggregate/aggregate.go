@@ -1,5 +1,5 @@
 // Package aggregate encodes the aggregates that a group asks for into a field of the group, and
-// compiles them from this field. It hides the encoding.
+// compiles them from this field. It hides the encoding of the field.
 package aggregate
 
 import (
@@ -28,6 +28,22 @@ func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, err
 		return "", fmt.Errorf("encode aggregates: %w", err)
 	}
 	return string(b), nil
+}
+
+// Counts returns the names of the aggregates that count all results, from the field's value. It
+// returns none if the value can't be decoded.
+func Counts(encoded string) []string {
+	var asked []struct{ As, Op, Field string }
+	if json.Unmarshal([]byte(encoded), &asked) != nil {
+		return nil
+	}
+	var names []string
+	for _, a := range asked {
+		if a.Op == "count" && a.Field == "" {
+			names = append(names, a.As)
+		}
+	}
+	return names
 }
 
 // Plan compiles the aggregates of a group from the field's value; "" has none. It returns an error

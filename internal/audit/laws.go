@@ -235,7 +235,7 @@ func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
 		return
 	}
 	values, _ := all.Values() // an aggregate that can't be computed is not compared
-	for _, as := range countAggregates(l.Fields["aggregate"]) {
+	for _, as := range aggregate.Counts(l.Fields["aggregate"]) {
 		if n := string(values[as]); n != strconv.FormatInt(reduced, 10) {
 			l.report(LawResults, "count "+as+" "+n,
 				"%d jobs are reduced, but its aggregate %q counts %s", reduced, as, n)
@@ -259,20 +259,4 @@ func mergePartial(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64
 	}
 	n := part.Count()
 	return n, all.Merge(part)
-}
-
-// countAggregates returns the names of the group's aggregates that count all results. Asked is the
-// JSON of the aggregates that the submission asked for.
-func countAggregates(asked string) []string {
-	var specs []struct{ As, Op, Field string }
-	if json.Unmarshal([]byte(asked), &specs) != nil {
-		return nil // the group has no aggregates
-	}
-	var names []string
-	for _, s := range specs {
-		if s.Op == "count" && s.Field == "" {
-			names = append(names, s.As)
-		}
-	}
-	return names
 }

@@ -1,13 +1,12 @@
 // Package jsonscan finds the ends of JSON values in a text without decoding them. The packages that
-// read large JSON quickly are built on it; see BenchmarkValue and BenchmarkSkip for what it saves
-// against encoding/json.
+// read large JSON quickly are built on it.
 //
-// Each function takes the offset at which to start and returns the offset behind what it has read,
-// or -1. It also takes -1 and then returns -1, so that a caller may check for it once, at the end.
-// There are two strictnesses. String, Number and Value validate: they accept nothing that
-// encoding/json refuses, except that they don't check UTF-8, which encoding/json doesn't either.
-// SkipString, SkipRest and SkipValue find the end in text that is valid already; of other text they
-// read any part, but they end and do not panic.
+// A function that skips something takes the offset at which it starts, and returns the offset
+// behind what it has skipped, or -1. From -1 it returns -1, so that a caller needs one check at the
+// end. Only Plain does not take -1.
+// String, Number and Value check the text: they accept nothing that encoding/json refuses. Like
+// encoding/json, they do not check UTF-8. SkipString, SkipRest and SkipValue find the end in text
+// that is valid already. In other text they return some offset or -1, and do not panic.
 package jsonscan
 
 import (
@@ -67,7 +66,7 @@ func Literal(b []byte, i int, want string) int {
 }
 
 // Value skips a valid value without white space before it, in which at most depth arrays and
-// objects are nested. An empty one does not count.
+// objects are nested. An empty array or object does not count as a level.
 func Value(b []byte, i, depth int) int {
 	if uint(i) >= uint(len(b)) {
 		return -1

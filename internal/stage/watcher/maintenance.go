@@ -16,14 +16,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
-// maintenance is the periodic work on one partition: retention, and jobs of types that no worker
-// serves.
+// maintenance is the periodic work on one partition: it deletes what is past its retention, fails
+// the jobs of types that no worker serves, deletes idle types, and checks Redis's setup again.
 type maintenance struct {
 	*partition
 	unserved unservedTypes
 	doneAt   time.Time // when the tasks last ran and left nothing to do
-	// resultsExpiredTo is an end time (Unix ms): this process has deleted the results of groups
-	// that ended up to then.
+	// resultsExpiredTo is a time in Unix ms: this process has already deleted the results of groups
+	// that ended then or before.
 	resultsExpiredTo float64
 }
 
