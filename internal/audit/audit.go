@@ -23,6 +23,8 @@
 //     entry of the results stream. The result of each reduced job is in exactly one line of its
 //     group's results, until these expire. The partial aggregates hold as many results as there are
 //     reduced jobs.
+//   - delivery ([LawDelivery]): each entry of a ready stream, the results stream or the ingest
+//     stream that was delivered is pending with a consumer, until it is deleted.
 //   - lifecycle ([LawLifecycle]): a group's status agrees with its timestamps, with its jobs, and
 //     with the lists of open and of ended groups. If all jobs of a sealed group have ended and are
 //     reduced, the group has ended too or is dirty.
@@ -89,6 +91,7 @@ const (
 	LawStates       = "states"
 	LawLocation     = "location"
 	LawResults      = "results"
+	LawDelivery     = "delivery"
 	LawLifecycle    = "lifecycle"
 	LawCounters     = "counters"
 	LawRegistry     = "registry"
@@ -98,8 +101,8 @@ const (
 
 // Laws lists the names of all laws.
 var Laws = []string{
-	LawConservation, LawStates, LawLocation, LawResults, LawLifecycle, LawCounters, LawRegistry, LawDurability,
-	LawReceipt,
+	LawConservation, LawStates, LawLocation, LawResults, LawDelivery, LawLifecycle, LawCounters, LawRegistry,
+	LawDurability, LawReceipt,
 }
 
 // Report is the result of an audit.

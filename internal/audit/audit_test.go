@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -134,4 +136,34 @@ func TestCancelledMeanwhile(t *testing.T) {
 	require.EqualValues(t, 2, w.C.XLen(w.Context(), p.Ready("T")).Val(), "the entries that no worker has read")
 	w.Reduce(p, "0", 10)
 	require.Empty(t, run(w, Options{}).Violations)
+}
+
+// Delivered entries that no consumer owns break a law, in each of the streams.
+func TestUnownedEntries(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		t.Parallel()
+		w := audittest.New(t, url, prefix, 1)
+		p := w.Space.Partition(0)
+		w.Create("g", "acme", "T")
+		w.Append("g", audittest.Jobs(3))
+		w.Admit(p, "T", 3, audittest.NoLimit)
+		w.Done(p, "T", w.Start(p, "T", w.Read(p, "T", "gone", 1))...)
+		w.Read(p, "T", "gone", 1)
+		w.OK(w.C.XAdd(w.Context(), &redis.XAddArgs{Stream: w.Space.Ingest(), Values: []string{"k", "v"}}).Err())
+		require.Empty(t, run(w, Options{}).Violations)
+		for key, group := range map[string]string{
+			p.Ready("T"): keyspace.GroupWorkers, p.ResultStream(): keyspace.GroupAggregator, w.Space.Ingest(): keyspace.GroupIngest,
+		} {
+			if key != p.Ready("T") {
+				w.OK(w.C.XGroupCreate(w.Context(), key, group, "0").Err())
+			}
+			read := w.C.XReadGroup(w.Context(), &redis.XReadGroupArgs{Group: group, Consumer: "gone", Streams: []string{key, ">"}, Block: -1})
+			w.OK(read.Err())
+			w.OK(w.C.XGroupDelConsumer(w.Context(), key, group, "gone").Err())
+		}
+		found := run(w, Options{}).Violations
+		require.Equal(t, []string{LawDelivery}, audittest.Summary(found))
+		require.Len(t, found, 4)
+		require.Contains(t, fmt.Sprint(found), "of "+w.Space.Ingest()+" was delivered, but no consumer owns it")
+	})
 }

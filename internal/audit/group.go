@@ -68,7 +68,7 @@ func (ps *pass) run(ctx context.Context) error {
 	if err := (counters{ps.scope}).check(ctx); err != nil {
 		return fmt.Errorf("read counters: %w", err)
 	}
-	return nil
+	return ps.checkDeliveries(ctx)
 }
 
 // checkGroups reads groups by id and checks each one by itself. A group that doesn't exist is left

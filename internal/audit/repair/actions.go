@@ -153,6 +153,8 @@ func whyNotRepaired(v audit.Violation) string {
 	switch {
 	case v.Law == audit.LawLocation && kind == "key":
 		return "another program has written it: delete or rename it, and audit again to find what was lost"
+	case v.Law == audit.LawDelivery:
+		return "the role that reads the stream takes it back within two leases: start it"
 	case v.Law == audit.LawConservation || v.Law == audit.LawStates || v.Law == audit.LawLifecycle && kind == "status":
 		return "its states are wrong and the right ones are not known: cancel the group and submit its jobs again"
 	case v.Law == audit.LawLifecycle && kind == "threshold":

@@ -134,6 +134,10 @@ func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
 	w.Reason = api.WhyFairness
 	switch j.State {
 	case ledger.Ready:
+		if unowned, err := isUnowned(ctx, j); err != nil || unowned {
+			w.Detail = unownedDetail
+			return err
+		}
 		w.Position = &j.before
 		w.Detail = "It is ready and waits for a free worker"
 		if j.before > 0 {

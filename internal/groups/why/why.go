@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 const (
@@ -114,6 +115,12 @@ func (j *job) explain(ctx context.Context) (api.Why, error) {
 	if j.State != ledger.Waiting && j.State != ledger.NonReady && j.State != ledger.Ready ||
 		j.Status == api.StatusCancelled {
 		w.Detail = notWaiting[j.State]
+		if j.State == ledger.InFlight {
+			if unowned, err := isUnowned(ctx, j); err != nil || unowned {
+				w.Detail = unownedDetail
+				return w, err
+			}
+		}
 		if j.Status == api.StatusCancelled {
 			w.Detail = "Its group was cancelled: it does not start any more."
 		}
@@ -207,6 +214,34 @@ func (j *job) findReady(ctx context.Context) error {
 	}
 	j.State, j.Ordinal, j.Type, j.before = ledger.Ready, r.Ordinal, r.Type, r.Before
 	return nil
+}
+
+const unownedDetail = "It was delivered to a worker, but no worker owns it any more, as after XGROUP DELCONSUMER " +
+	"or SETID. The dispatcher takes it back within two leases."
+
+// isUnowned says whether no consumer owns a job's entry of a ready stream, although it was
+// delivered.
+func isUnowned(ctx context.Context, j *job) (bool, error) {
+	for _, typ := range j.Types {
+		key := j.p.Ready(typ)
+		ids, err := stream.Unowned(ctx, j.e.conn.Cmd, key, keyspace.GroupWorkers)
+		if err != nil {
+			return false, err
+		}
+		for _, id := range ids[:min(len(ids), mostRead)] {
+			entries, err := j.e.conn.Cmd.XRange(ctx, key, id, id).Result()
+			if err != nil {
+				return false, err
+			}
+			for _, e := range entries {
+				at, err := ledger.ParseJob(ledger.MessageBlob(e.Values))
+				if err == nil && at.Group == j.group && at.Ordinal == j.Ordinal {
+					return true, nil
+				}
+			}
+		}
+	}
+	return false, nil
 }
 
 // readTenant reads the state of the job's tenant, once.

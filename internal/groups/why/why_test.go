@@ -6,14 +6,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/groups/why"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
@@ -155,6 +158,26 @@ func TestWhyReady(t *testing.T) {
 }
 
 // The next job of a group with running and ready jobs counts the entries that are really before it.
+// A job whose entry no consumer owns is neither running nor waiting for a worker.
+func TestWhyUnowned(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		w.Jobs("g", "T", 2)
+		w.Admit("T")
+		w.Take("T", "gone", 1)
+		require.NotContains(w.T, job(w, "g", 1).Why.Detail, "no worker owns it")
+		_, err := w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{
+			Group: keyspace.GroupWorkers, Consumer: "gone", Streams: []string{w.P.Ready("T"), ">"}, Block: -1}).Result()
+		require.NoError(w.T, err)
+		require.NoError(w.T, w.Conn.Cmd.XGroupDelConsumer(ctx, w.P.Ready("T"), keyspace.GroupWorkers, "gone").Err())
+		for ordinal := range int64(2) {
+			_, why, err := why.New(w.Conn, w.Space, ledger.Rate{}).Job(ctx, w.P, "g", ordinal, nil)
+			require.NoError(w.T, err)
+			require.Contains(w.T, why.Detail, "no worker owns it")
+		}
+	})
+}
+
 func TestWhyReadyBehindOtherGroups(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

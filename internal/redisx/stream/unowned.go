@@ -5,8 +5,13 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
+
+// unownedConsumer owns the entries that ClaimUnowned has found, until another consumer claims them.
+const unownedConsumer = "unowned"
 
 // unownedScript finds entries that were delivered and that no consumer owns: they are in the
 // stream, not behind the group's last delivered id, and not pending. Redis neither delivers nor
@@ -14,8 +19,9 @@ import (
 // empty, so it reads hardly any entry. It looks and claims in one step: no entry can be read or
 // acknowledged in between.
 //
-//	KEYS: stream. ARGV: group, consumer ('' = only list the entries), idle ms, the id at which to
-//	begin, pending entries and unowned entries to look at (both more than 1).
+//	KEYS: stream. ARGV: group, consumer ('' = only list the entries, and those that were claimed
+//	for unownedConsumer), idle ms, the id at which to begin, pending entries and unowned entries
+//	to look at (both more than 1).
 //	Reply: the id at which the next call begins ('' = the end), and the unowned entries.
 var unownedScript = call.NewScript("claim-unowned", `
 local stream, group, consumer, idle, from = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -30,24 +36,27 @@ if redis.call('EXISTS', stream) == 1 then
 end
 if not last then return {''} end
 local unowned, start, at = {}, from == '0-0' and '-' or '(' .. from, from
+local function full() return #unowned == most_unowned end
+local function add(id)
+  at = id
+  unowned[#unowned + 1] = id
+end
 local function look(stop)
-  local found = redis.call('XRANGE', stream, start, stop, 'COUNT', most_unowned - #unowned)
-  for _, entry in ipairs(found) do
-    at = entry[1]
-    unowned[#unowned + 1] = at
+  if full() then return end
+  for _, entry in ipairs(redis.call('XRANGE', stream, start, stop, 'COUNT', most_unowned - #unowned)) do
+    add(entry[1])
   end
 end
-local pending, full = redis.call('XPENDING', stream, group, from, last, most), false
+local pending = redis.call('XPENDING', stream, group, from, last, most)
 for _, p in ipairs(pending) do
   look('(' .. p[1])
-  full = #unowned == most_unowned
-  if full then break end
+  if full() then break end
   start, at = '(' .. p[1], p[1]
+  if consumer == '' and p[2] == '`+unownedConsumer+`' and at ~= from then add(at) end
 end
-if not full and #pending < most then
+if #pending < most then
   if at ~= last then look(last) end
-  full = #unowned == most_unowned
-  if not full then at = '' end
+  if not full() then at = '' end
 end
 if consumer ~= '' and #unowned > 0 then
   local claim = {'XCLAIM', stream, group, consumer, 0, unpack(unowned)}
@@ -63,28 +72,26 @@ const (
 	unownedPage = 20
 )
 
-// unownedConsumer owns the entries that ClaimUnowned has found, until another consumer claims them.
-const unownedConsumer = "unowned"
-
 // ClaimUnowned finds the delivered entries of a stream that no consumer owns, for example after
 // XGROUP DELCONSUMER, XGROUP SETID or a restored backup, and returns their ids. Without it they
 // would stay in the stream for ever. It gives them to a consumer that does not live, with this idle
 // time, so that they are then claimed like those of a dead consumer. A missing group has none.
 func (r *Reader) ClaimUnowned(ctx context.Context, stream string, idle time.Duration) ([]string, error) {
-	return r.unowned(ctx, stream, unownedConsumer, idle)
+	return findUnowned(ctx, r.conn.Cmd, stream, r.group, unownedConsumer, idle)
 }
 
-// Unowned returns the ids that ClaimUnowned would claim.
-func (r *Reader) Unowned(ctx context.Context, stream string) ([]string, error) {
-	return r.unowned(ctx, stream, "", 0)
+// Unowned returns the ids of the entries that ClaimUnowned would claim for a group of the stream,
+// and of those that it has claimed and that no other consumer has claimed since.
+func Unowned(ctx context.Context, c redis.Cmdable, stream, group string) ([]string, error) {
+	return findUnowned(ctx, c, stream, group, "", 0)
 }
 
-func (r *Reader) unowned(
-	ctx context.Context, stream, consumer string, idle time.Duration,
+func findUnowned(
+	ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration,
 ) (ids []string, err error) {
 	for from := firstID; from != ""; {
-		reply, err := unownedScript.Run(ctx, r.conn.Cmd, []string{stream},
-			[]any{r.group, consumer, idle.Milliseconds(), from, pendingPage, unownedPage})
+		reply, err := unownedScript.Run(ctx, c, []string{stream},
+			[]any{group, consumer, idle.Milliseconds(), from, pendingPage, unownedPage})
 		if err != nil {
 			return ids, fmt.Errorf("find entries of stream %s that no consumer owns: %w", stream, err)
 		}

@@ -31,11 +31,14 @@ func TestClaimUnowned(t *testing.T) {
 		c := connect(t, url)
 		r := NewReader(c, "g", "me")
 		claim := func() []string {
-			listed, err := r.Unowned(ctx, "s")
+			listed, err := Unowned(ctx, c.Cmd, "s", "g")
 			require.NoError(t, err)
 			ids, err := r.ClaimUnowned(ctx, "s", time.Hour)
 			require.NoError(t, err)
 			require.Equal(t, listed, ids)
+			listed, err = Unowned(ctx, c.Cmd, "s", "g")
+			require.NoError(t, err)
+			require.Equal(t, listed, ids, "until another consumer claims them")
 			again, err := r.ClaimUnowned(ctx, "s", time.Hour)
 			require.NoError(t, err)
 			require.Empty(t, again, "once")
@@ -86,7 +89,7 @@ func TestClaimUnownedAfterSetID(t *testing.T) {
 	require.NoError(t, err)
 	for setID, want := range map[string][]string{ids[0]: nil, ids[1]: nil, ids[2]: ids[2:3], "$": ids[2:]} {
 		require.NoError(t, c.Cmd.XGroupSetID(ctx, "s", "g", setID).Err())
-		unowned, err := r.Unowned(ctx, "s")
+		unowned, err := Unowned(ctx, c.Cmd, "s", "g")
 		require.NoError(t, err)
 		require.Equal(t, want, unowned, setID)
 	}
@@ -126,6 +129,9 @@ func TestClaimUnownedInPages(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, ids, 4*unownedPage)
 		require.Len(t, owners(t, c), 4*unownedPage+2*pendingPage+1)
+		listed, err := Unowned(ctx, c.Cmd, "s", "g")
+		require.NoError(t, err)
+		require.Equal(t, ids, listed)
 	})
 }
 
