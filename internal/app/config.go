@@ -117,7 +117,8 @@ type WorkerConfig struct {
 	MaxDeliveries int `env:"MAX_DELIVERIES" envDefault:"5" min:"1" max:"1000" unit:"workers"`
 	// Length of a job lease: a worker that is silent for so long loses its jobs.
 	Lease time.Duration `env:"LEASE" envDefault:"30s" min:"100ms" max:"1h"`
-	// How long running jobs may continue after the process was told to stop.
+	// How long running jobs, and the requests and messages of ingest, may continue after the
+	// process was told to stop.
 	ShutdownGracePeriod time.Duration `env:"SHUTDOWN_GRACE_PERIOD" envDefault:"30s" min:"0s" max:"1h"`
 	// Longest pause of the fetcher while no jobs wait.
 	FetchInterval time.Duration `env:"FETCH_INTERVAL" envDefault:"200ms" min:"1ms" max:"1m"`

@@ -81,10 +81,10 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 		src = &ndjsonSource{lines: newRecords(in, records.NDJSON), decoder: s.decoder}
 	}
 	a := &bodyAppender{
-		backend: s.backend, group: id, trace: traceParent(r), requestIDPrefix: newRequestIDPrefix(id, key),
+		calls: s, group: id, trace: traceParent(r), requestIDPrefix: newRequestIDPrefix(id, key),
 		answer: api.Appended{Rejected: []api.LineError{}}, nextLine: 1,
 	}
-	err = a.run(r.Context(), src, s.closing)
+	err = a.run(r.Context(), src)
 	switch {
 	case errors.Is(err, context.Canceled):
 		return err
@@ -120,7 +120,7 @@ func newRequestIDPrefix(group, key string) string {
 
 // bodyAppender divides the lines of a body into batches and stores them in order.
 type bodyAppender struct {
-	backend         Backend
+	*calls
 	group           string
 	trace           string
 	requestIDPrefix string // prefix of the request ids of the batches
@@ -136,9 +136,8 @@ type bodyAppender struct {
 	nextLine int64        // first line of the current batch
 }
 
-// run appends all jobs of src, batch by batch. Between two batches it stops with errShutdown when
-// closing is closed. After an error, a.answer counts what is stored.
-func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan struct{}) error {
+// run appends all jobs of src, batch by batch. After an error, a.answer counts what is stored.
+func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 	for {
 		job, line, size, err := src.next()
 		var bad *lineError
@@ -153,11 +152,6 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan st
 		if a.batchLines == maxBatchLines || a.batchLines > 0 && a.batchBytes+size > maxBatchBytes {
 			if err := a.storeBatch(ctx, line); err != nil {
 				return err
-			}
-			select {
-			case <-closing:
-				return errShutdown
-			default:
 			}
 		}
 		a.batchLines++
@@ -174,13 +168,14 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource, closing <-chan st
 // one. next is the line behind it. After an error the batch stays.
 func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
-		defer cancel()
 		opt := AppendOptions{
 			RequestID:   a.requestIDPrefix + "." + strconv.FormatInt(a.batchNumber, 10),
 			TraceParent: a.trace,
 		}
-		if err := a.backend.Append(ctx, a.group, a.batch, opt); err != nil {
+		err := a.write(ctx, func(ctx context.Context) error {
+			return a.backend.Append(ctx, a.group, a.batch, opt)
+		})
+		if err != nil {
 			return err
 		}
 		a.stored = true

@@ -40,15 +40,18 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 // bodyReader reads a request's body under a read deadline. It remembers how the body ended.
 type bodyReader struct {
 	io.ReadCloser
-	ctl         *http.ResponseController
-	idleTimeout time.Duration // renews the deadline before each read; 0: the deadline stays
+	server *server
+	ctl    *http.ResponseController
+	// idleTimeout renews the deadline before each read of a streamed body, which the server's
+	// shutdown interrupts. 0: the deadline stays.
+	idleTimeout time.Duration
 	// err is the error that ended the body. After it, no deadline may be set: net/http then reads
 	// in the background, and a deadline would cancel the request's context.
 	err error
 }
 
-func newBodyReader(w http.ResponseWriter, r *http.Request) *bodyReader {
-	b := &bodyReader{ReadCloser: r.Body, ctl: http.NewResponseController(w)}
+func (s *server) newBodyReader(w http.ResponseWriter, r *http.Request) *bodyReader {
+	b := &bodyReader{ReadCloser: r.Body, server: s, ctl: http.NewResponseController(w)}
 	if r.Body == http.NoBody {
 		b.err = io.EOF
 	}
@@ -65,11 +68,21 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	}
 	if b.idleTimeout > 0 {
 		b.setDeadline(b.idleTimeout)
+		defer context.AfterFunc(b.server.closing, b.interrupt)()
+		if b.server.closing.Err() != nil {
+			return 0, errShutdown
+		}
 	}
 	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) && b.idleTimeout > 0 && b.server.closing.Err() != nil {
+		return n, errShutdown
+	}
 	b.err = err
 	return n, err
 }
+
+// interrupt makes a Read that waits for the client return.
+func (b *bodyReader) interrupt() { _ = b.ctl.SetReadDeadline(time.Unix(1, 0)) }
 
 // setDeadline sets the deadline for later reads. It ignores the error of a test server without
 // deadlines.
@@ -125,6 +138,9 @@ func bodyTooLarge(limit int64) *problemError {
 
 // brokenBody returns the problem for a body that could not be read to its end.
 func brokenBody(err error) *problemError {
+	if errors.Is(err, errShutdown) {
+		return errShutdown
+	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return newProblem(http.StatusRequestTimeout, "the body did not arrive in time")
 	}

@@ -57,9 +57,11 @@ func (s *calls) setTenant(r *http.Request) (t api.Tenant, err error) {
 	if err != nil {
 		return t, err
 	}
-	ctx, cancel := detachedContext(r)
-	defer cancel()
-	return s.backend.SetTenant(ctx, id, set)
+	err = s.write(r.Context(), func(ctx context.Context) (err error) {
+		t, err = s.backend.SetTenant(ctx, id, set)
+		return err
+	})
+	return t, err
 }
 
 // decodeSettings decodes the body of PUT /v1/tenants/{id}. A field that is null counts as absent.

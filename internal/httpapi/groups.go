@@ -41,24 +41,20 @@ func (s *calls) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	if !named {
 		g.ID = uuid.Must(uuid.NewV7()).String()
 	}
-	ctx, cancel := detachedContext(r)
-	defer cancel()
-	a, err := s.backend.Submit(ctx, g, SubmitOptions{
-		IdempotencyKey: key,
-		GeneratedID:    !named,
-		TraceParent:    traceParent(r),
+	var a api.Accepted
+	err = s.write(r.Context(), func(ctx context.Context) (err error) {
+		a, err = s.backend.Submit(ctx, g, SubmitOptions{
+			IdempotencyKey: key,
+			GeneratedID:    !named,
+			TraceParent:    traceParent(r),
+		})
+		return err
 	})
 	if err != nil {
 		return err
 	}
 	accept(w, withLinks(a))
 	return nil
-}
-
-// detachedContext returns a context for a write to the store. The write continues when the client
-// disconnects, so that it is not left half done. It ends after storeTimeout.
-func detachedContext(r *http.Request) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(r.Context()), storeTimeout)
 }
 
 // accept answers a submission or a command with status 202.
@@ -106,9 +102,11 @@ func commandOn[B any](
 		if err := s.decodeOptionalBody(r, &body); err != nil {
 			return err
 		}
-		ctx, cancel := detachedContext(r)
-		defer cancel()
-		answer, err := do(ctx, id, body)
+		var answer any
+		err = s.write(r.Context(), func(ctx context.Context) (err error) {
+			answer, err = do(ctx, id, body)
+			return err
+		})
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ import (
 func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw)}
 	r = r.WithContext(r.Context()) // a copy, because net/http needs the body of its own request unchanged
-	r.Body = newBodyReader(rw, r)
+	r.Body = s.newBodyReader(rw, r)
 	start := time.Now()
 	id := r.Header.Get("X-Request-Id")
 	if !api.ValidID(id) {

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -24,6 +23,7 @@ const (
 	lingerTimeout    = 3 * time.Second  // longest time to read the rest of a refused body
 	keepAliveTimeout = 2 * time.Minute  // longest time that a connection stays open between requests
 	storeTimeout     = 30 * time.Second // longest time for the backend to store one request or batch
+	abortTimeout     = time.Second      // longest time for aborted requests to end
 	maxHeader        = 64 << 10         // largest size of a request's headers, in bytes
 	smallBody        = 64 << 10         // up to this size in bytes, no memory is reserved for a body
 	maxBodyMemory    = 128 << 20        // largest number of bytes of all bodies in memory together
@@ -118,15 +118,21 @@ type Options struct {
 // listens on a loopback address.
 func New(opt Options) http.Handler { return newServer(opt) }
 
-// NewServer returns a server of the API with timeouts against slow and hostile clients. The caller
-// must call Serve. addr is the address on which it will listen: on a loopback address it serves
-// only requests with a loopback Host header, so that no web page can reach it by DNS rebinding.
-// Shutdown ends event streams, and answers streamed appends with a request to continue later.
-func NewServer(addr string, opt Options) *http.Server {
+// Server is a server of the API. The caller must call Serve, and then Stop.
+type Server struct {
+	*http.Server
+	abort context.CancelFunc
+}
+
+// NewServer returns a server of the API with timeouts against slow and hostile clients. addr is the
+// address on which it will listen: on a loopback address it serves only requests with a loopback
+// Host header, so that no web page can reach it by DNS rebinding.
+func NewServer(addr string, opt Options) *Server {
 	s := newServer(opt)
 	s.loopbackOnly = isLoopback(addr)
-	closing := make(chan struct{})
-	s.closing = closing
+	var closing, abort context.CancelFunc
+	s.closing, closing = context.WithCancel(context.Background())
+	s.aborted, abort = context.WithCancel(context.Background())
 	srv := &http.Server{
 		Addr:              addr,
 		Handler:           s,
@@ -135,8 +141,25 @@ func NewServer(addr string, opt Options) *http.Server {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	srv.RegisterOnShutdown(sync.OnceFunc(func() { close(closing) }))
-	return srv
+	srv.RegisterOnShutdown(closing)
+	return &Server{srv, abort}
+}
+
+// Stop ends the server. It ends event streams at once, and answers streamed appends with a request
+// to continue later. Other requests may go on for grace; what they then still write to the backend
+// is aborted, and they are answered with 503. When Stop returns, no request is being served, except
+// those that do not end within abortTimeout.
+func (s *Server) Stop(grace time.Duration) {
+	shutdown := func(wait time.Duration) error {
+		ctx, cancel := context.WithTimeout(context.Background(), wait)
+		defer cancel()
+		return s.Shutdown(ctx)
+	}
+	err := shutdown(grace)
+	s.abort()
+	if err != nil && shutdown(abortTimeout) != nil {
+		_ = s.Close() // nothing can be done about an error
+	}
 }
 
 // server does what all requests have in common.
@@ -145,7 +168,23 @@ type server struct {
 	mux          *http.ServeMux
 	csrf         http.CrossOriginProtection
 	loopbackOnly bool
-	closing      <-chan struct{} // closed when the server shuts down; nil in a handler of New
+
+	closing context.Context //nolint:containedctx // ends when the server shuts down; it is not a call's
+	aborted context.Context //nolint:containedctx // ends when the grace period is over; it is not a call's
+}
+
+// write calls do, which writes to the backend. The write continues when the client disconnects, so
+// that it is not left half done. It ends after storeTimeout, or when the server's grace period is
+// over.
+func (s *server) write(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+	defer cancel()
+	defer context.AfterFunc(s.aborted, cancel)()
+	err := do(ctx)
+	if err != nil && s.aborted.Err() != nil {
+		return errShutdown
+	}
+	return err
 }
 
 // calls is the server with the handlers of the API's calls.
@@ -159,7 +198,9 @@ type calls struct {
 
 func newServer(opt Options) *calls {
 	s := &calls{
-		server:     &server{log: opt.Log, mux: http.NewServeMux()},
+		server: &server{
+			log: opt.Log, mux: http.NewServeMux(), closing: context.Background(), aborted: context.Background(),
+		},
 		backend:    opt.Backend,
 		decoder:    opt.Decoder,
 		version:    opt.Version,

@@ -59,7 +59,7 @@ func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := NewServer("127.0.0.1:0", options(newFakeBackend()))
-		client := serveOn(t, srv)
+		client := serveOn(t, srv.Server)
 		for target, status := range map[string]int{
 			"/v1/nothing": 404, "/v1/stats": 405, "/v1/groups": 415, "/v1/groups/%00/jobs": 422, "/v1/groups/g/cancel": 408,
 		} {
@@ -167,11 +167,13 @@ func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	})
 }
 
-func TestShutdownEndsStreams(t *testing.T) {
+// A server that stops ends event streams and streamed appends at once, although their clients would
+// go on.
+func TestStopEndsStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := showingGroup(groupInStates(1, created)).withGroup("g")
 		srv := NewServer("127.0.0.1:0", options(f))
-		client := serveOn(t, srv)
+		client := serveOn(t, srv.Server)
 		events, err := client.Get("http://localhost/v1/groups/g/events")
 		require.NoError(t, err)
 		defer events.Body.Close()
@@ -190,30 +192,59 @@ func TestShutdownEndsStreams(t *testing.T) {
 			resp.Body.Close()
 			answered <- resp.Status + string(body)
 		}()
-		_, err = io.WriteString(out, numbered(maxBatchLines-1))
+		_, err = io.WriteString(out, numbered(maxBatchLines+1))
 		require.NoError(t, err)
 
 		synctest.Wait() // net/http drops a request that no handler has begun
 
-		stopped := make(chan error, 1)
-		go func() { stopped <- srv.Shutdown(t.Context()) }()
+		start := time.Now()
+		srv.Stop(time.Hour)
+		require.Less(t, time.Since(start), time.Second)
 		_, err = io.ReadAll(events.Body)
 		require.Error(t, err, "a watch that the server ends must not look like the group's end")
-		_, err = io.WriteString(out, numbered(2*maxBatchLines)) // the current batch is still stored
-		_ = err                                                 // the server may close the connection before the last line
 		answer := <-answered
 		require.Contains(t, answer, "503")
 		require.Contains(t, answer, `"accepted":500`)
-		require.NoError(t, <-stopped)
-		out.Close()
+		require.NoError(t, out.Close())
 	})
+}
+
+// A server that stops lets requests finish within the grace period, and answers the others at its
+// end.
+func TestStopWaitsForRequests(t *testing.T) {
+	for name, c := range map[string]struct {
+		grace  time.Duration
+		status int
+	}{"within": {20 * time.Second, 202}, "beyond": {7 * time.Second, 503}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				srv := NewServer("127.0.0.1:0", options(slowStore{newFakeBackend(), 10 * time.Second}))
+				client := serveOn(t, srv.Server)
+				answered := make(chan int, 1)
+				go func() {
+					resp, err := client.Post("http://localhost/v1/groups/g/cancel", "", nil)
+					if err != nil {
+						answered <- 0
+						return
+					}
+					answered <- resp.StatusCode
+					resp.Body.Close()
+				}()
+				synctest.Wait()
+				start := time.Now()
+				srv.Stop(c.grace)
+				require.LessOrEqual(t, time.Since(start), min(c.grace, 10*time.Second)+abortTimeout)
+				require.Equal(t, c.status, <-answered)
+			})
+		})
+	}
 }
 
 func TestConnectionIsReusedAfterLongStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
 		srv := NewServer("127.0.0.1:0", options(f))
-		client := serveOn(t, srv)
+		client := serveOn(t, srv.Server)
 		dials := 0
 		dial := client.Transport.(*http.Transport).DialContext
 		client.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -112,7 +112,7 @@ func (s *calls) readGroupAfter(ctx context.Context, f *feed, id string, wait tim
 		select {
 		case <-ctx.Done():
 			return api.Group{}, ctx.Err()
-		case <-s.closing:
+		case <-s.closing.Done():
 			return api.Group{}, errShutdown
 		case <-time.After(wait):
 		}

@@ -148,6 +148,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			APIAddr: p.Config.Ingest.APIAddr,
 			Version: app.Version(),
 			Lease:   p.Config.Worker.Lease,
+			Grace:   p.Config.Worker.ShutdownGracePeriod,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err

@@ -29,6 +29,7 @@ type Config struct {
 	APIAddr string
 	Version string
 	Lease   time.Duration // after a silence of this length, other processes take over the messages of an ingest process
+	Grace   time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
 	// their group. At this number it reads no more messages. 0 means 10,000.
@@ -87,7 +88,7 @@ func New(
 		Block:        redisx.MaxBlock,
 		Lease:        cfg.Lease,
 		RetryAfter:   retryAfter,
-		CloseTimeout: drainTimeout,
+		CloseTimeout: cfg.Grace,
 		Log:          p.Tel.Log,
 	})
 	return in, nil
@@ -97,7 +98,7 @@ func New(
 func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 
 // Run accepts submissions until ctx ends. It then finishes the requests and messages that it has
-// begun, for at most drainTimeout. If the API or the ingest stream fails for good, it stops and
+// begun, for at most Config.Grace. If the API or the ingest stream fails for good, it stops and
 // returns the error.
 func (in *Ingest) Run(ctx context.Context) error {
 	in.running.Store(true)
@@ -118,9 +119,6 @@ func (in *Ingest) Status() api.StageStatus {
 // retryAfter is the first wait before a message is handled again.
 const retryAfter = 250 * time.Millisecond
 
-// drainTimeout is how long open requests and messages may take after ctx has ended.
-const drainTimeout = 5 * time.Second
-
 func (in *Ingest) serveAPI(ctx context.Context) error {
 	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{
 		Backend: backend{in.store},
@@ -132,11 +130,7 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 	go func() {
 		defer close(stopped)
 		<-ctx.Done()
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
-		defer cancel()
-		if srv.Shutdown(end) != nil {
-			_ = srv.Close()
-		}
+		srv.Stop(in.cfg.Grace)
 	}()
 	err := srv.Serve(in.listener)
 	if !errors.Is(err, http.ErrServerClosed) {

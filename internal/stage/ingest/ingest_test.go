@@ -31,7 +31,7 @@ func newIngest(w *stagetest.World, cfg ...ingest.Config) *ingest.Ingest {
 	if len(cfg) > 0 {
 		c = cfg[0]
 	}
-	c.APIAddr = "127.0.0.1:0"
+	c.APIAddr, c.Grace = "127.0.0.1:0", stagetest.Patience
 	in, err := ingest.New(context.WithoutCancel(w.T.Context()), stagetest.Process(w, "in"), c, w.Store, messages.Decoder{})
 	require.NoError(w.T, err)
 	return in
