@@ -70,7 +70,7 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	bodyOf(r).idleTimeout = idleTimeout
+	bodyOf(r).streamed = true
 	in := bufio.NewReaderSize(r.Body, readBuffer)
 	var src jobSource
 	if typ == "text/csv" {

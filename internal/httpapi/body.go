@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"mime"
 	"net/http"
@@ -37,25 +38,32 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 	return typ, nil
 }
 
-// bodyReader reads a request's body under a read deadline. It remembers how the body ended.
+// bodyReader reads a request's body and refuses one that arrives too slowly. It remembers how the
+// body ended.
+//
+// A body has a credit: the time for which the server still waits for it. It starts with slowStart;
+// waiting uses it up, and each KiB adds a second, up to slowStart. A body that is read into memory
+// must also be complete after bodyTimeout. A streamed body may take any time, and may be slower as
+// long as its lines end: at the end of a line its credit is idleTimeout. Time that the server needs
+// for itself does not count.
 type bodyReader struct {
 	io.ReadCloser
-	server *server
-	ctl    *http.ResponseController
-	// idleTimeout renews the deadline before each read of a streamed body, which the server's
-	// shutdown interrupts. 0: the deadline stays.
-	idleTimeout time.Duration
+	server   *server
+	ctl      *http.ResponseController
+	streamed bool // the server's shutdown interrupts it
+	credit   time.Duration
+	waited   time.Duration // for the client, in all
 	// err is the error that ended the body. After it, no deadline may be set: net/http then reads
 	// in the background, and a deadline would cancel the request's context.
 	err error
 }
 
 func (s *server) newBodyReader(w http.ResponseWriter, r *http.Request) *bodyReader {
-	b := &bodyReader{ReadCloser: r.Body, server: s, ctl: http.NewResponseController(w)}
+	b := &bodyReader{ReadCloser: r.Body, server: s, ctl: http.NewResponseController(w), credit: slowStart}
 	if r.Body == http.NoBody {
 		b.err = io.EOF
 	}
-	b.setDeadline(bodyTimeout)
+	b.setDeadline(slowStart) // for a body that no handler reads
 	return b
 }
 
@@ -66,16 +74,32 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	if b.err != nil {
 		return 0, b.err
 	}
-	if b.idleTimeout > 0 {
-		b.setDeadline(b.idleTimeout)
+	wait, most := min(b.credit, bodyTimeout-b.waited), slowStart
+	if b.streamed {
+		wait, most = b.credit, idleTimeout
+	}
+	b.setDeadline(wait)
+	if b.streamed {
 		defer context.AfterFunc(b.server.closing, b.interrupt)()
 		if b.server.closing.Err() != nil {
 			return 0, errShutdown
 		}
 	}
+	start := time.Now()
 	n, err := b.ReadCloser.Read(p)
-	if errors.Is(err, os.ErrDeadlineExceeded) && b.idleTimeout > 0 && b.server.closing.Err() != nil {
+	took := time.Since(start)
+	b.waited += took
+	b.credit = min(b.credit-took+time.Duration(n)*time.Second/minRate, most)
+	if b.streamed && bytes.IndexByte(p[:n], '\n') >= 0 {
+		b.credit = idleTimeout
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		_ = b.ctl.SetReadDeadline(time.Time{})
+	case errors.Is(err, os.ErrDeadlineExceeded) && b.streamed && b.server.closing.Err() != nil:
 		return n, errShutdown
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = b.tooSlow()
 	}
 	b.err = err
 	return n, err
@@ -83,6 +107,14 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 
 // interrupt makes a Read that waits for the client return.
 func (b *bodyReader) interrupt() { _ = b.ctl.SetReadDeadline(time.Unix(1, 0)) }
+
+func (b *bodyReader) tooSlow() *problemError {
+	detail := fmt.Sprintf("the body arrived too slowly: after %s it must bring %d bytes a second, ", slowStart, minRate)
+	if b.streamed {
+		return newProblem(http.StatusRequestTimeout, detail+fmt.Sprintf("or end a line every %s", idleTimeout))
+	}
+	return newProblem(http.StatusRequestTimeout, detail+fmt.Sprintf("and be complete after %s", bodyTimeout))
+}
 
 // setDeadline sets the deadline for later reads. It ignores the error of a test server without
 // deadlines.
@@ -101,34 +133,37 @@ func (b *bodyReader) closeAfterAnswer(h http.Header) {
 	}
 }
 
-// readBody reads a body of at most limit bytes into memory. It reserves memory for a large body, of
-// at most maxBodyMemory for all requests together, until the caller calls release. It waits up to
-// bodyMemoryWait for the memory, then refuses with 429. release may be called after an error too.
+// readBody reads a body of at most limit bytes into memory. It reserves the memory of a large body
+// while the body arrives, so that a client that only announces data holds nothing. release frees
+// the memory; the caller must call it, after an error too.
 func (s *calls) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
-	release = func() {}
-	if r.ContentLength > limit {
-		return nil, release, bodyTooLarge(limit)
+	lease := &memoryLease{pool: s.bodyMemory}
+	size := limit + 1 // a byte more than the body may have, so that the end or a larger body is seen
+	if r.ContentLength >= 0 {
+		size = r.ContentLength + 1
 	}
-	if share := r.ContentLength; share < 0 || share > smallBody {
-		if share < 0 {
-			share = limit
+	if size > limit+1 {
+		return nil, lease.release, bodyTooLarge(limit)
+	}
+	body = make([]byte, 0, min(size, firstBuffer))
+	for {
+		n, err := r.Body.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			return body, lease.release, nil
+		case err != nil:
+			return nil, lease.release, brokenBody(err)
+		case int64(len(body)) > limit:
+			return nil, lease.release, bodyTooLarge(limit)
+		case len(body) == cap(body):
+			grown := min(2*int64(cap(body)), size)
+			if err := lease.grow(r.Context(), grown); err != nil {
+				return nil, lease.release, err
+			}
+			body = append(make([]byte, 0, grown), body...)
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), bodyMemoryWait)
-		defer cancel()
-		if s.bodyMemory.Acquire(ctx, share) != nil {
-			return nil, release, retryLater(http.StatusTooManyRequests, time.Second,
-				"too many large bodies are being read: retry, or stream the jobs")
-		}
-		release = func() { s.bodyMemory.Release(share) }
 	}
-	body, err = io.ReadAll(io.LimitReader(r.Body, limit+1))
-	switch {
-	case err != nil:
-		return nil, release, brokenBody(err)
-	case int64(len(body)) > limit:
-		return nil, release, bodyTooLarge(limit)
-	}
-	return body, release, nil
 }
 
 func bodyTooLarge(limit int64) *problemError {
@@ -138,11 +173,8 @@ func bodyTooLarge(limit int64) *problemError {
 
 // brokenBody returns the problem for a body that could not be read to its end.
 func brokenBody(err error) *problemError {
-	if errors.Is(err, errShutdown) {
-		return errShutdown
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return newProblem(http.StatusRequestTimeout, "the body did not arrive in time")
+	if p, ok := errors.AsType[*problemError](err); ok {
+		return p
 	}
 	return newProblem(http.StatusBadRequest, "the body ended before it was complete")
 }

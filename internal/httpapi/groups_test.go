@@ -54,15 +54,15 @@ func TestLargeBodiesShareAMemoryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(options(newFakeBackend()))
 		large := `{"type":"NOOP"}` + strings.Repeat(" ", smallBody)
-		require.True(t, s.bodyMemory.TryAcquire(maxBodyMemory))
+		require.True(t, s.bodyMemory.free.TryAcquire(maxBodyMemory))
 		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", `{"type":"NOOP"}`, "Content-Type", jsonType).Code, "a small body needs no reserved memory")
 		rec := call(t, s, "POST", "/v1/groups", large, "Content-Type", jsonType)
 		requireProblem(t, rec, 429, "")
 		require.Equal(t, "1", rec.Header().Get("Retry-After"))
 
-		time.AfterFunc(bodyMemoryWait/2, func() { s.bodyMemory.Release(maxBodyMemory) })
+		time.AfterFunc(bodyMemoryWait/2, func() { s.bodyMemory.free.Release(maxBodyMemory) })
 		require.Equal(t, 202, call(t, s, "POST", "/v1/groups", large, "Content-Type", jsonType).Code)
-		require.True(t, s.bodyMemory.TryAcquire(maxBodyMemory), "the memory is released after the request")
+		require.True(t, s.bodyMemory.free.TryAcquire(maxBodyMemory), "the memory is released after the request")
 	})
 }
 

@@ -9,8 +9,6 @@ import (
 	"net/http"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
@@ -18,13 +16,16 @@ import (
 // These limits bound how long a request may use its connection, and how much memory.
 const (
 	headerTimeout    = 10 * time.Second // longest time to read a request's headers
-	bodyTimeout      = 60 * time.Second // longest time to read a body that is not streamed
-	idleTimeout      = 30 * time.Second // longest silence of a streamed body, or of a client that reads no answer
+	slowStart        = 5 * time.Second  // a body may keep the server waiting for so long, whatever it brings
+	minRate          = 1 << 10          // bytes a second that a body must then bring
+	bodyTimeout      = 60 * time.Second // longest wait for a body that is not streamed
+	idleTimeout      = 30 * time.Second // longest wait for a line of a streamed body, or for a client to read an answer
 	lingerTimeout    = 3 * time.Second  // longest time to read the rest of a refused body
 	keepAliveTimeout = 2 * time.Minute  // longest time that a connection stays open between requests
 	storeTimeout     = 30 * time.Second // longest time for the backend to store one request or batch
 	abortTimeout     = time.Second      // longest time for aborted requests to end
 	maxHeader        = 64 << 10         // largest size of a request's headers, in bytes
+	firstBuffer      = 4 << 10          // size of the first buffer for a body; it doubles while data arrives
 	smallBody        = 64 << 10         // up to this size in bytes, no memory is reserved for a body
 	maxBodyMemory    = 128 << 20        // largest number of bytes of all bodies in memory together
 	bodyMemoryWait   = 10 * time.Second // longest wait for memory for a body; then the answer is 429
@@ -193,7 +194,7 @@ type calls struct {
 	backend    Backend
 	decoder    messages.Decoder
 	version    string
-	bodyMemory *semaphore.Weighted
+	bodyMemory *bodyMemory
 }
 
 func newServer(opt Options) *calls {
@@ -204,7 +205,7 @@ func newServer(opt Options) *calls {
 		backend:    opt.Backend,
 		decoder:    opt.Decoder,
 		version:    opt.Version,
-		bodyMemory: semaphore.NewWeighted(maxBodyMemory),
+		bodyMemory: newBodyMemory(),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

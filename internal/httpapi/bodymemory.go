@@ -1,0 +1,87 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// bodyMemory is the memory for the large bodies of all requests.
+//
+// A body takes memory while it arrives. If all bodies that hold memory waited for more, none would
+// ever end. Therefore at most one of them waits; the others are refused, which frees memory.
+type bodyMemory struct {
+	free    *semaphore.Weighted
+	growing *semaphore.Weighted // held by the body that holds memory and waits for more
+
+	mu       sync.Mutex
+	holdTime time.Duration // how long bodies hold memory, averaged
+}
+
+func newBodyMemory() *bodyMemory {
+	return &bodyMemory{free: semaphore.NewWeighted(maxBodyMemory), growing: semaphore.NewWeighted(1)}
+}
+
+// memoryLease is the memory that one body holds.
+type memoryLease struct {
+	pool  *bodyMemory
+	bytes int64
+	since time.Time // when it got its first memory
+}
+
+// grow makes the lease one of size bytes; up to smallBody it needs none. If there is not enough
+// memory, it waits for bodyMemoryWait at most and then returns a problem with status 429.
+func (l *memoryLease) grow(ctx context.Context, size int64) error {
+	if size <= smallBody {
+		return nil
+	}
+	more := size - l.bytes
+	if !l.pool.free.TryAcquire(more) && !l.await(ctx, more) {
+		return l.pool.full(ctx)
+	}
+	if l.bytes == 0 {
+		l.since = time.Now()
+	}
+	l.bytes = size
+	return nil
+}
+
+func (l *memoryLease) await(ctx context.Context, more int64) bool {
+	if l.bytes > 0 {
+		if !l.pool.growing.TryAcquire(1) {
+			return false
+		}
+		defer l.pool.growing.Release(1)
+	}
+	ctx, cancel := context.WithTimeout(ctx, bodyMemoryWait)
+	defer cancel()
+	return l.pool.free.Acquire(ctx, more) == nil
+}
+
+// release frees the memory. It may be called more than once.
+func (l *memoryLease) release() {
+	if l.bytes == 0 {
+		return
+	}
+	l.pool.free.Release(l.bytes)
+	l.bytes = 0
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	l.pool.holdTime += (time.Since(l.since) - l.pool.holdTime) / 4
+}
+
+// full returns the error of a body for which there is no memory. A body that is sent again after
+// the time for which bodies usually hold memory finds memory.
+func (m *bodyMemory) full(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return retryLater(http.StatusTooManyRequests, max(m.holdTime, time.Second),
+		"too many large bodies are being read: retry, or stream the jobs")
+}
