@@ -64,6 +64,13 @@ func (s *Sentinels) await(what, want string) {
 	})
 }
 
+// StartFailover tells Sentinel to exchange the master and the replica, as an administrator does
+// before maintenance.
+func (s *Sentinels) StartFailover() {
+	s.Sentinel.t.Helper()
+	do(s.Sentinel.t, s.Sentinel.admin, "sentinel", "failover", masterName)
+}
+
 // AwaitFailover waits until Sentinel names the replica as the master and it accepts writes.
 func (s *Sentinels) AwaitFailover() {
 	s.Sentinel.t.Helper()

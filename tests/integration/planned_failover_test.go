@@ -1,0 +1,70 @@
+package integration
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// An administrator exchanges the master and its replica while groups arrive. Sentinel promotes the
+// replica about a second before it announces this. What the old master accepts in between is lost,
+// unless ingest waits for the replica or writes were paused before (docs/operations.md).
+func TestPlannedFailover(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		waitReplicas string
+		pause, loses bool
+	}{
+		"plain":    {waitReplicas: "0", loses: true},
+		"replicas": {waitReplicas: "1"},
+		"paused":   {waitReplicas: "0", pause: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			sentinels := redistest.Sentinel(t)
+			s := start(t, onURL(sentinels.URL), env("REDIS_WAIT_REPLICAS", c.waitReplicas),
+				replicas("fetcher", 0), replicas("dispatcher", 0), replicas("worker", 0), replicas("aggregator", 0))
+			var stop atomic.Bool
+			var clients sync.WaitGroup
+			var count atomic.Int64
+			accepted := make([][]string, 4) // group ids by client
+			for i := range accepted {
+				clients.Go(func() {
+					for n := 0; !stop.Load(); n++ {
+						id := fmt.Sprintf("g-%d-%d", i, n)
+						r := do(http.MethodPost, s.url(0)+"/v1/groups", `{"id":"`+id+`","tenant":"acme","type":"NOOP","jobs":[{"payload":{}}]}`)
+						if r.status == http.StatusAccepted {
+							accepted[i] = append(accepted[i], id)
+							count.Add(1)
+						}
+					}
+				})
+			}
+			defer clients.Wait()
+			defer stop.Store(true)
+			s.await("groups before the failover", func() bool { return count.Load() >= 20 })
+			if c.pause {
+				require.NoError(t, sentinels.Master.Client().Do(s.ctx(), "client", "pause", 20_000, "write").Err())
+			}
+			sentinels.StartFailover()
+			sentinels.AwaitFailover()
+			stop.Store(true)
+			clients.Wait()
+			lost := 0
+			for _, id := range slices.Concat(accepted...) {
+				found, err := s.rdb.Exists(s.ctx(), s.space.Partition(0).Group(id)).Result()
+				require.NoError(t, err)
+				lost += 1 - int(found)
+			}
+			t.Logf("lost %d of %d accepted groups", lost, count.Load())
+			require.Equal(t, c.loses, lost > 0)
+		})
+	}
+}
