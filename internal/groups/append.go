@@ -180,7 +180,7 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all []*pendingAppend) error {
 	for _, a := range all {
 		if !a.origin.Published {
-			a.newJobs = s.traceJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
+			a.newJobs = s.newJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
 		}
 	}
 	store := func(ctx context.Context) error {
@@ -219,7 +219,7 @@ func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all [
 func (s *appends) storeAppends(ctx context.Context, p keyspace.Partition, all []*pendingAppend) {
 	for _, a := range all {
 		if a.newJobs == nil {
-			a.newJobs = s.traceJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
+			a.newJobs = s.newJobs(ctx, a.tenant, a.group, a.jobs, a.origin)
 		}
 	}
 	calls := splitCalls(all)

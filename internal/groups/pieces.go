@@ -24,7 +24,7 @@ func (s *pieces) split(
 		return nil
 	}
 	var pieces []ledger.AppendArgs
-	for fresh := s.traceJobs(ctx, tenant, group, jobs, o); len(fresh) > 0; {
+	for fresh := s.newJobs(ctx, tenant, group, jobs, o); len(fresh) > 0; {
 		n, bytes := 0, 0
 		for n < len(fresh) && n < ledger.MaxAppend && (n == 0 || bytes+len(fresh[n].Payload) <= ledger.MaxAppendBytes) {
 			bytes += len(fresh[n].Payload)

@@ -90,14 +90,7 @@ func (s *stats) addPartition(
 		return err
 	}
 	for _, l := range loads {
-		sum := statsOf(byType, l.Type)
-		sum.Backlog += l.Backlog
-		sum.Waiting += l.Waiting
-		sum.NonReady += l.NonReady
-		sum.Ready += l.Ready
-		sum.InFlight += l.InFlight
-		sum.StaleOutcomes += l.StaleOutcomes
-		sum.LeasesLost += l.LeasesLost
+		addStats(statsOf(byType, l.Type), l)
 	}
 	paused, err := ledger.PausedTypes(ctx, s.conn.Cmd, p)
 	if err != nil {
@@ -112,6 +105,17 @@ func (s *stats) addPartition(
 	}
 	st.RateLimit.Used += used
 	return nil
+}
+
+// addStats adds the numbers of jobs of a type in one partition.
+func addStats(sum *api.TypeStats, t api.TypeStats) {
+	sum.Backlog += t.Backlog
+	sum.Waiting += t.Waiting
+	sum.NonReady += t.NonReady
+	sum.Ready += t.Ready
+	sum.InFlight += t.InFlight
+	sum.StaleOutcomes += t.StaleOutcomes
+	sum.LeasesLost += t.LeasesLost
 }
 
 // statsOf returns the entry of a type and adds it if it is missing.

@@ -16,7 +16,8 @@ import (
 var appendJobs = script("jobs/append", "blob", "signals", "tenants", "priority", "fair_queue", "non_ready")
 
 // MaxAppend is the most jobs of one call of Append or AppendMany, MaxAppendBytes the most bytes of
-// their payloads. The callers keep to them: Append and AppendMany don't check.
+// their payloads; their other fields are short and do not count. The callers keep to them: Append
+// and AppendMany don't check.
 const (
 	MaxAppend      = 200
 	MaxAppendBytes = 1 << 20

@@ -85,7 +85,7 @@ func TestReclaimTakesAFewAtATime(t *testing.T) {
 	})
 }
 
-func TestReclaimBuriesWhatKillsItsWorkers(t *testing.T) {
+func TestReclaimFailsWhatKillsItsWorkers(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
 		w.append("g", 1)

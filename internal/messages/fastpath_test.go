@@ -2,6 +2,7 @@ package messages
 
 import (
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -70,4 +71,39 @@ func FuzzFastPath(f *testing.F) {
 			require.Equal(t, complete, job)
 		}
 	})
+}
+
+// Each field of a job is read by both decoders, or makes the fast path fail, and changes the
+// content hash, so that a new field can't be forgotten in one of them.
+func TestEachFieldOfAJob(t *testing.T) {
+	values := map[string]string{
+		"payload": `{"n":2}`, "type": `"OTHER"`, "run_at": `"2030-01-01T00:00:00Z"`,
+		"traceparent": `"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"`,
+	}
+	submission := func(job string) *SubmitGroup {
+		g, err := new(Decoder).DecodeSubmit([]byte(`{"id":"g","type":"T","jobs":[` + job + `]}`))
+		require.NoError(t, err)
+		return g
+	}
+	fields := reflect.TypeFor[Job]()
+	for i := range fields.NumField() {
+		name, _, _ := strings.Cut(fields.Field(i).Tag.Get("json"), ",")
+		value, ok := values[name]
+		require.True(t, ok, "give this test a value of the field %s", name)
+		job := `{"payload":{"n":1},"` + name + `":` + value + `}`
+		if name == "payload" {
+			job = `{"payload":` + value + `}`
+		}
+		g := submission(job)
+		require.False(t, reflect.ValueOf(g.Jobs[0]).Field(i).IsZero(), name)
+		if fast, end := fastDecodeJob([]byte(job), 0); end >= 0 {
+			require.Equal(t, g.Jobs[0], fast, name)
+		}
+		plain := ContentHash(submission(`{"payload":{"n":1}}`))
+		if name == "traceparent" {
+			require.Equal(t, plain, ContentHash(g), name)
+		} else {
+			require.NotEqual(t, plain, ContentHash(g), name)
+		}
+	}
 }

@@ -50,6 +50,8 @@ func ContentHash(g *SubmitGroup) string {
 	optional(&d, g.Total)
 	d.flag(g.Seal)
 	d.number(uint64(len(g.Jobs)))
+	// A field that is added to jobs is hashed only if it is set, behind a tag that nothing else
+	// begins with. Otherwise a submission that is repeated after an upgrade is refused.
 	for _, j := range g.Jobs {
 		d.value(j.Payload, 0)
 		if j.Type == g.Type {

@@ -48,7 +48,8 @@ type Envelope struct {
 	decoded *AppendJobs // the decoded Data, when the fast path could decode it
 }
 
-// Job is one unit of work, as its producer sends it.
+// Job is one unit of work, as its producer sends it. Its JSON is read by readJob and fastDecodeJob;
+// the tags serve other code only.
 type Job struct {
 	Payload     json.RawMessage `json:"payload"`
 	Type        string          `json:"type,omitempty"`        // the group's type when empty

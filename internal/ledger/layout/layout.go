@@ -177,7 +177,8 @@ const (
 	TenantCongested  = "congested"
 )
 
-// Load is the hash load:TYPE: the counters of a type.
+// Load is the hash load:TYPE: the counters of a type. They begin at 0 again after retire has
+// deleted the type.
 //
 //	field              unit  written by           meaning
 //	waiting            jobs  the transitions      the type's waiting jobs

@@ -12,32 +12,27 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// traceJobs gives each job its trace context. A job with its own traceparent, or alone in its
-// message, continues the producer's trace. Every other job starts a trace that is linked to the
-// message's.
-func (s *access) traceJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
+// newJobs returns jobs as the ledger takes them. Each has a trace context: a job with its own
+// traceparent, or alone in its message, continues the producer's trace. Every other job starts a
+// trace that is linked to the message's.
+func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
-	var link trace.SpanContext
 	if !o.Published {
 		message = s.startSendSpan(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
 	}
-	link = telemetry.ParseTraceParent(message)
+	link := telemetry.ParseTraceParent(message)
 	fresh := make([]ledger.NewJob, len(jobs))
 	for i := range jobs {
 		j := &jobs[i]
-		fresh[i] = ledger.NewJob{Type: j.Type, Payload: j.Payload}
-		if j.RunAt != nil {
-			fresh[i].RunAt = *j.RunAt
-		}
+		fresh[i] = newJob(j)
 		attrs := func() []attribute.KeyValue {
 			a := telemetry.MessagingAttributes(telemetry.OpReceive, "ingest", s.space.Ingest())
 			return append(a, telemetry.JobAttributes(tenant, group, -1, 0)...)
 		}
 		switch {
 		case j.TraceParent != "" && !o.Published:
-			fresh[i].Trace = s.tel.ContinueJobTrace(s.startSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1),
-				"ingest",
-				o.At, attrs)
+			parent := s.startSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1)
+			fresh[i].Trace = s.tel.ContinueJobTrace(parent, "ingest", o.At, attrs)
 		case j.TraceParent != "":
 			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
 		case len(jobs) == 1 && message != "":
@@ -45,6 +40,15 @@ func (s *access) traceJobs(ctx context.Context, tenant, group string, jobs []mes
 		default:
 			fresh[i].Trace = s.tel.NewJobTrace(link, "ingest", o.At, attrs)
 		}
+	}
+	return fresh
+}
+
+// newJob returns a job as the ledger takes it, without its trace.
+func newJob(j *messages.Job) ledger.NewJob {
+	fresh := ledger.NewJob{Type: j.Type, Payload: j.Payload}
+	if j.RunAt != nil {
+		fresh.RunAt = *j.RunAt
 	}
 	return fresh
 }

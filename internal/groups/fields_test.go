@@ -1,0 +1,49 @@
+package groups
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+// No field of a job is forgotten on its way into the ledger.
+func TestNewJobHasAllFields(t *testing.T) {
+	at := time.Now()
+	job := messages.Job{Payload: json.RawMessage(`1`), Type: "T", RunAt: &at, TraceParent: "00-"}
+	requireAllFields(t, job)
+	fresh := newJob(&job)
+	require.Equal(t, ledger.NewJob{Payload: []byte(`1`), Type: "T", RunAt: at}, fresh)
+	fresh.Trace, fresh.Key = "set by newJobs", "no producer can give one yet"
+	requireAllFields(t, fresh)
+}
+
+// Each number of jobs of a type is summed over the partitions.
+func TestAddStatsAddsEachNumber(t *testing.T) {
+	var one, sum api.TypeStats
+	for _, f := range reflect.ValueOf(&one).Elem().Fields() {
+		if f.Kind() == reflect.Int64 {
+			f.SetInt(3)
+		}
+	}
+	addStats(&sum, one)
+	addStats(&sum, one)
+	for field, f := range reflect.ValueOf(sum).Fields() {
+		if f.Kind() == reflect.Int64 {
+			require.EqualValues(t, 6, f.Int(), field.Name)
+		}
+	}
+}
+
+func requireAllFields(t *testing.T, v any) {
+	t.Helper()
+	for field, f := range reflect.ValueOf(v).Fields() {
+		require.False(t, f.IsZero(), field.Name)
+	}
+}
