@@ -193,8 +193,8 @@ func (r *run) submit(ctx context.Context, groups ...group) error {
 	return r.fill(ctx, large, perMessage)
 }
 
-// create publishes groups: with their jobs where these are no more than inline, the others without
-// jobs. Each group is sealed when it has as many jobs as g.jobs says.
+// create publishes groups. A group of at most `inline` jobs is published with its jobs, a larger
+// one without. Each group is sealed when it has as many jobs as g.jobs says.
 func (p publisher) create(ctx context.Context, groups []group, inline int) error {
 	pipe, sent := p.pipeline(), 0
 	for _, g := range groups {

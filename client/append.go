@@ -24,8 +24,8 @@ const (
 	maxPartBytes = 4 << 20
 )
 
-// maxListedLines is the highest number of rejected lines that an answer lists; it counts all of
-// them.
+// maxListedLines is the highest number of rejected lines that an answer lists. The answer counts
+// all of them.
 const maxListedLines = 1000
 
 // maxRecordBytes is more than the server accepts in one record. A longer record is cut off at this
@@ -39,8 +39,9 @@ const maxRecordBytes = 1 << 20
 // The jobs are sent in requests of up to 5,000 lines or 4 MiB. Each request is retried as described
 // at API, and its jobs are added once. With an error, AppendNDJSON also returns what was accepted
 // before it. With an idempotency key the caller may repeat the call from the start with the same
-// records: no job is added twice. Of changed records, each changed request is added again. When ctx
-// ends, AppendNDJSON returns without waiting for a Read of r that blocks.
+// records: no job is added twice. If records have changed, all jobs of each request that holds a
+// changed record are added again. When ctx ends, AppendNDJSON returns without waiting for a Read of
+// r that blocks.
 func (a *API) AppendNDJSON(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
 	return a.appendRecords(ctx, group, r, records.NDJSON, opts)
 }

@@ -239,8 +239,9 @@ func compareViolations(a, b Violation) int {
 		cmp.Compare(a.Law, b.Law), cmp.Compare(a.Detail, b.Detail))
 }
 
-// addPartition makes passes over a partition until all findings of a pass are confirmed, or
-// maxPasses passes, and adds the confirmed findings to the report.
+// addPartition adds the confirmed findings of a partition to the report. A finding is confirmed
+// when `confirmations` passes in a row have found it. addPartition makes passes until all findings
+// of the last one are confirmed, at most maxPasses.
 func (r *Report) addPartition(ctx context.Context, s scope) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: 500 * time.Millisecond}
 	confirmed, missing := map[identity]int{}, missingJobs(nil)

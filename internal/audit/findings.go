@@ -89,8 +89,8 @@ func (f Finding) of(ordinal int64) Finding {
 	return f
 }
 
-// at returns the finding as one about a job, or an element that is no job, that is to be
-// quarantined at these locations.
+// at returns the finding with these locations and the repair Quarantine: what is there, a job or an
+// element that is no job, does not belong there.
 func (f Finding) at(locations ...read.Location) Finding {
 	f.Locations, f.Repair.Kind = locations, Quarantine
 	return f

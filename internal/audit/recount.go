@@ -21,8 +21,9 @@ type countedTenant struct {
 	nonReadyCount int64 // about how many non-ready and suspended jobs it has
 }
 
-// cost returns how many commands read the tenant and its groups, and how much of a page its
-// non-ready jobs take.
+// cost returns how many commands read the tenant and its groups, and about how many bytes its
+// non-ready jobs take. The first commands are those of queries, and one for each of the two
+// non-ready sets.
 func (t *countedTenant) cost() (commands int, bytes int64) {
 	commands = 7
 	for _, g := range t.openGroups {

@@ -132,8 +132,8 @@ func setErrors(appends []*pendingAppend, err error) {
 }
 
 // appendToPartition stores appends to one group in the partition of its tenant and sets the error
-// of each: small appends together, then the others one after the other. Its own error is as of
-// appendToGroup.
+// of each: small appends together, then the others one after the other. The error that it returns
+// means the same as that of appendToGroup.
 func (s *appends) appendToPartition(
 	ctx context.Context, p keyspace.Partition, tenant string, all []*pendingAppend,
 ) error {
@@ -176,7 +176,8 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 
 // appendInBatch stores small appends together with those of other calls, waits until the replicas
 // have those that were accepted, and sets the error of each. The trace contexts of a published
-// message are made by the goroutine that runs the batch. Its own error is as of appendToGroup.
+// message are made by the goroutine that runs the batch. The error that it returns means the same
+// as that of appendToGroup.
 func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all []*pendingAppend) error {
 	for _, a := range all {
 		if !a.origin.Published {

@@ -58,8 +58,8 @@ func (s *views) Views(ctx context.Context, p keyspace.Partition, ids []string) (
 	return views, s.estimate(ctx, p, views)
 }
 
-// View returns the view of a group that was read at a time. It estimates the ETA from the group's
-// own speed. After an error, only the aggregate is missing.
+// View returns the view of a group as it was read at the time at. It estimates the ETA from the
+// group's own speed. After an error, only the aggregate is missing.
 func (s *views) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	g := api.Group{
 		ID:             from.ID,

@@ -307,7 +307,7 @@ type QueuedGroup struct {
 	Waiting int64
 }
 
-// ReadQueues reads the first most groups of each queue, in two round trips.
+// ReadQueues reads up to `most` groups from the front of each queue, in two round trips.
 func ReadQueues(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, queues []TenantQueue, most int64,
 ) (map[TenantQueue]QueuedGroups, error) {

@@ -175,13 +175,13 @@ type ReadyBound struct {
 	Ahead int // if Slots is not 0: jobs beyond those that run, so that the stream holds Slots + Ahead jobs at most
 }
 
-// ReadyBound returns the bound of the ready stream of type typ in one partition. Ahead is what the
-// workers take in 100 ms, but not less than least and than the number of slots; it is never more
-// than all slots run in readyWork, so it is small while jobs are long. Cap is Ahead, but with one
-// partition not less than least and than the number of slots. With several partitions, the work is
-// divided among them, and Slots is not known. Neither Cap nor Ahead is more than most. Without
-// reports of workers, only Cap is set: it is least or more, so that some jobs become ready and show
-// that workers are needed.
+// ReadyBound returns the bound of the ready stream of type typ in one partition. Ahead is the
+// number of jobs that the workers start in 100 ms, but at least `least` and the number of slots, at
+// most what all slots run in readyWork (few jobs, while they are long), and at most `most`. With
+// one partition, Cap is Ahead, but at least `least` and the number of slots, and at most `most`.
+// With several partitions, the work is divided among them, Cap is Ahead, and Slots is not known.
+// Without reports of workers, only Cap is set: it is `least` or more, so that some jobs become
+// ready and show that workers are needed.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
 	t, drained := c.types[typ], c.drainRates[typ].current()

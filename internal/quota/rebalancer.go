@@ -100,9 +100,10 @@ type demandPeak struct {
 
 // moveQuotas changes the quotas to want: first those that get smaller, then those that get larger.
 // It does nothing when no partition would gain at least a fiftieth of the limit, unless one has no
-// quota at all. Permits that a partition has spent can't be given away before the end of the window
-// (fixed), or only as their time passes (sliding); so an increase may become effective later, or in
-// several steps. If this process is not the leader any more, moveQuotas stops and returns nil.
+// quota at all. Permits that a partition has spent become free when the window ends (fixed), or in
+// several steps as they leave the span (sliding); so an increase may become effective later, or in
+// several steps. With token, an increase is effective at once. If this process is not the leader
+// any more, moveQuotas stops and returns nil.
 func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
 	all, minMove := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
 	worthwhile, increases, spare := false, int64(0), all

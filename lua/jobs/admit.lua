@@ -357,8 +357,9 @@ local function deny_global(tenant)
 end
 
 -- by_fairness serves lanes and tenants that have permits of their own. Tenants that have spent
--- theirs move to `over`, if shares are elastic, or are rate-limited. It returns whether tenants in
--- `over` may borrow now: no other tenant is left that could be served.
+-- theirs move to `over` (the tenants that have spent their share and may borrow), if shares are
+-- elastic; otherwise they are rate-limited. It returns whether tenants in `over` may borrow now: no
+-- other tenant is left that could be served.
 local function by_fairness()
   -- with_permits returns the first borrowing tenant of a lane and its start tag, if it has permits
   -- of its own again or is paused; otherwise nil.
@@ -373,10 +374,11 @@ local function by_fairness()
     if not t.can or t.can > 0 or t.paused then return t, tonumber(first[2]) end
     return nil
   end
-  -- By lane: what with_permits returned, and whether that is up to date.
-  local returned, returned_start, up_to_date = {}, {}, {}
-  -- A tenant with long jobs that gets no worker now is skipped. The first such tenant is next:
-  -- tenants whose tags are more than two of its jobs above its own tag wait until it gets a worker.
+  -- By lane: what with_permits returned (a tenant and its start tag), and whether that is up to date.
+  local eligible, eligible_start, up_to_date = {}, {}, {}
+  -- A tenant with long jobs that gets no worker now is skipped. The first such tenant is next_long.
+  -- When the turn comes to a tenant of its lane whose tag is higher by the cost of more than two of
+  -- its jobs, the call stops: the fetcher is woken when a worker is free for next_long.
   local skipped, next_long = { high = 0, normal = 0, low = 0 }, nil
   local function await_next_long()
     if moved > 0 then return end
@@ -393,10 +395,10 @@ local function by_fairness()
     local have = {}
     for _, l in ipairs(LANES) do
       if not up_to_date[l] then
-        returned[l], returned_start[l] = with_permits(l)
+        eligible[l], eligible_start[l] = with_permits(l)
         up_to_date[l] = true
       end
-      have[l] = waiting[l] - skipped[l] + (returned[l] and 1 or 0)
+      have[l] = waiting[l] - skipped[l] + (eligible[l] and 1 or 0)
     end
     local lane = next_lane(have)
     if not lane then
@@ -406,8 +408,8 @@ local function by_fairness()
     end
     local first = call('ZRANGE', fair .. ':' .. lane, skipped[lane], skipped[lane], 'WITHSCORES')
     local t, start, from = nil, tonumber(first[2]), 'fair'
-    if returned[lane] and (not start or returned_start[lane] <= start) then
-      t, start, from = returned[lane], returned_start[lane], 'over'
+    if eligible[lane] and (not start or eligible_start[lane] <= start) then
+      t, start, from = eligible[lane], eligible_start[lane], 'over'
       up_to_date[lane] = nil
     end
     if limited and g.left <= 0 then
@@ -422,7 +424,7 @@ local function by_fairness()
       return false
     elseif capacity_for(t) <= 0 then
       if from == 'over' then
-        returned[lane], up_to_date[lane] = nil, true
+        eligible[lane], up_to_date[lane] = nil, true
       else
         skipped[lane] = skipped[lane] + 1
       end
@@ -432,7 +434,7 @@ local function by_fairness()
       local went, empty = admit_jobs(t, lane, group, n, k)
       charge(t, lane, start, went, empty, from, 'fair')
       for _, l in ipairs(LANES) do -- what with_permits read of this tenant is out of date
-        if returned[l] and returned[l].name == t.name then up_to_date[l] = nil end
+        if eligible[l] and eligible[l].name == t.name then up_to_date[l] = nil end
       end
     elseif elastic and not t.rps and t.left <= 0 then
       call('ZADD', over .. ':' .. lane, start, t.name)

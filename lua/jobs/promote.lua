@@ -74,8 +74,8 @@ local function bring_back(tenant)
   local suspended, key = B .. 'suspended:' .. tenant, B .. 'tenant:' .. tenant
   precheck('ZCARD', suspended, B .. 'non-ready', B .. 'non-ready:' .. tenant)
   precheck_activate(tenant)
-  -- A job that is paused for another reason gets a score behind the latest resumption, so that this
-  -- call and later ones look at it once only.
+  -- A job that is paused for another reason gets a score behind the latest resumption, so that no
+  -- later batch of this resumption reads it again.
   local upto = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   local page = call('ZRANGEBYSCORE', suspended, '-inf', upto, 'WITHSCORES', 'LIMIT', 0, most)
   local back, gone, stay, wanted, congested = {}, {}, {}, 0, 0

@@ -9,8 +9,9 @@
 local permits, denials, position = {}, {}, {}
 
 -- spend_permits spends n permits of a tenant's limit and of the partition's. t has the tenant's
--- name, its key and the state of its limit for spend (limit; nil = no limit). g is what global has
--- returned.
+-- name, its key, and limit: what left returned as the state for spend; nil = the tenant has no
+-- limit. g is what global returned (see shares); without a global limit only the tenant's permits
+-- are spent.
 local function spend_permits(g, t, n)
   if n == 0 then return end
   local at = position[t.name] or #permits + 1
@@ -21,7 +22,8 @@ local function spend_permits(g, t, n)
   spend[LIMITER](B .. 'rate', g.state, n)
 end
 
--- deny notes that a tenant was refused a permit: reason is per_group or global.
+-- deny notes that a tenant was refused a permit. The reason is global (all permits of the partition
+-- are used up) or per_group (those of the tenant are; this is the name in the metric's label).
 local function deny(tenant, reason)
   denials[#denials + 1] = tenant
   denials[#denials + 1] = reason

@@ -16,10 +16,10 @@ local function stream_depth(stream)
   return n, math.max(0, n - p[1])
 end
 
--- refill wakes the fetcher, once, if a ready stream that admit found full has free capacity again.
--- The field full of load:TYPE is 'UNDELIVERED ENTRIES SINCE': the stream has free capacity when it
--- has no more undelivered and no more entries than these. Since (ms) says when it became full.
--- refill then deletes the field. It does nothing for a stream without the field.
+-- refill wakes the fetcher if a ready stream that admit found full has free capacity again. The
+-- field full of load:TYPE is 'U E SINCE': there is free capacity when at most U entries are
+-- undelivered and the stream has at most E entries; it became full at SINCE (ms). refill wakes the
+-- fetcher once, because it then deletes the field. Without the field it does nothing.
 local function refill(typ)
   local load_key, stream = B .. 'load:' .. typ, B .. 'ready:' .. typ
   local full = call('HGET', load_key, 'full')

@@ -36,8 +36,9 @@ func (a *admission) update(backlog, peers int64, drain float64, elapsed time.Dur
 	a.freeShare = a.free / a.processes
 }
 
-// exceedsShare reports whether one process's share may never suffice for so many jobs. Such a
-// request is measured by the whole free backlog, so the caller must read a fresh view first.
+// exceedsShare reports whether a request is so large, more than half of this process's share of an
+// empty backlog, that the share may never have enough space for it. Such a request is compared with
+// the free space of all processes, so the caller must read a fresh view first.
 func (a *admission) exceedsShare(jobs int64) bool {
 	return a.processes > 1 && a.limit > 0 && jobs > a.limit/(2*a.processes)
 }

@@ -263,8 +263,10 @@ func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) 
 	return entries, nil
 }
 
-// start handles a batch in a goroutine of its own until each of its entries is acknowledged or
-// rejected, lost to another consumer, or left because ctx or work has ended.
+// start handles a batch in a goroutine of its own until each of its entries is acknowledged,
+// rejected, or lost to another consumer. The end of ctx ends the wait for another delivery, the end
+// of work ends the handler. The entries that are left then stay pending, and handBack hands them
+// back.
 func (c *Consumer) start(ctx, work context.Context, batch []Entry) {
 	c.batches.Go(func() {
 		retry := redisx.Backoff{Min: c.cfg.RetryAfter, Max: maxWait * c.cfg.RetryAfter}

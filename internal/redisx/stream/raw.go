@@ -47,8 +47,9 @@ func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // decodeRaw decodes the RESP2 reply of XREADGROUP; a nil reply is the error redis.Nil. The id and
-// the fields of an entry are substrings of one string. So a caller that keeps a string of one entry
-// keeps no other entry in memory. But the Fields slices of all entries of a stream share one array.
+// the fields of an entry are substrings of one string, so a kept string keeps no other entry in
+// memory. The Fields slices of all entries of a stream share one array, so a kept Fields slice
+// keeps all of them.
 func decodeRaw(reply []byte) ([]Batch, error) {
 	r := resp{rest: reply}
 	streams := r.head('*')

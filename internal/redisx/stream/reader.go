@@ -79,8 +79,8 @@ func (r *Reader) Read(ctx context.Context, streams []string, count int, block ti
 }
 
 // ReadSmall does the same as Read for entries of a few KiB, with a fraction of the CPU time. For a
-// moment it has the reply in memory twice. The Fields slices of the returned entries share one
-// array. So the caller may keep the strings, but a kept entry would keep that array in memory.
+// moment it has the reply in memory twice. A caller may keep strings of an entry: they keep only
+// this entry in memory. A kept Fields slice keeps all entries of the stream's reply in memory.
 func (r *Reader) ReadSmall(ctx context.Context, streams []string, count int, block time.Duration) ([]Batch, error) {
 	return r.readOrCreate(ctx, streams, count, block, r.raw)
 }

@@ -28,12 +28,12 @@ import (
 type Config struct {
 	Interval   time.Duration // longest pause while jobs are non-ready
 	BatchSize  int           // most jobs that one script call promotes
-	FetchBatch int           // least bound of a ready stream whose jobs are quick
-	ReadyCap   int           // largest bound of a ready stream
+	FetchBatch int           // least of presence.ReadyBound: fewer jobs only while jobs are long
+	ReadyCap   int           // largest number of undelivered jobs in a ready stream
 	Rate       ledger.Rate   // the global rate limit
 	Lease      time.Duration // a worker that does not renew a job's lease for this time is dead
 	MaxLosses  int           // a job that has lost more workers than this fails
-	// called with permits that were spent, and the time (µs of Redis); nil outside experiments
+	// called with permits that were spent, and the time by Redis's clock, µs; nil outside experiments
 	OnPermits func(at int64, partition int, permits []ledger.Permit)
 }
 

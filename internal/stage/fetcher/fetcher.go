@@ -21,15 +21,15 @@ import (
 // Config holds the settings of the fetcher role.
 type Config struct {
 	Interval time.Duration // longest pause while there is nothing to admit
-	// jobs that one script call admits, at first; it grows under load. Also the least bound of a
-	// ready stream whose jobs are quick
+	// jobs that one script call admits, at first; it grows under load. Also least of
+	// presence.ReadyBound: the bound of a ready stream is lower only while jobs are long
 	BatchSize   int
 	ReadyCap    int           // largest number of undelivered jobs in a ready stream
 	Rate        ledger.Rate   // the global rate limit
 	LaneWeights [3]int        // for the lanes high, normal and low
 	Alpha       *float64      // factor of the priority formula, which orders all groups; nil: fair shares
 	KeepStats   time.Duration // retention of congestion statistics
-	// called with permits that were spent, and the time (µs of Redis); nil outside experiments
+	// called with permits that were spent, and the time by Redis's clock, µs; nil outside experiments
 	OnPermits func(at int64, partition int, typ string, permits []ledger.Permit)
 }
 
