@@ -24,8 +24,8 @@ const (
 
 var errNotNumber = errors.New("it is not a number within bounds")
 
-// number is an exact decimal, which is as fast as a float64 where its digits fit an int64; see
-// BenchmarkAdd. It is m·10^exp, or wide·10^exp if the digits don't fit m. wide is never
+// number is an exact decimal: m·10^exp, or wide·10^exp if the digits don't fit m. Nearly all
+// numbers fit m, so most arithmetic is that of int64; BenchmarkAdd measures it. wide is never
 // changed after it is set, so copies may share it.
 type number struct {
 	m    int64

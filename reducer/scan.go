@@ -8,7 +8,8 @@ import (
 
 // scanner reads JSON text once and stores the values that a tree of paths leads to. It validates
 // only what it needs to find its way, stops as soon as everything is found or the text is
-// malformed, and recurses only as deep as the paths. BenchmarkAdd measures it.
+// malformed, and recurses only as deep as the paths. So one field of a large result does not cost a
+// full decoding; BenchmarkAdd/sum_behind_10kB measures that.
 type scanner struct {
 	text    []byte
 	values  []value

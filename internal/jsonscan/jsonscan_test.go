@@ -1,6 +1,7 @@
 package jsonscan_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -128,11 +129,23 @@ func BenchmarkValue(b *testing.B) {
 }
 
 func BenchmarkSkip(b *testing.B) {
-	b.SetBytes(int64(len(benchText)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if jsonscan.SkipValue(benchText, 0) != len(benchText) {
-			b.Fatal("no end")
-		}
+	for name, end := range map[string]func() int{
+		"jsonscan": func() int { return jsonscan.SkipValue(benchText, 0) },
+		"encoding/json": func() int {
+			d := json.NewDecoder(bytes.NewReader(benchText))
+			var raw json.RawMessage
+			_ = d.Decode(&raw)
+			return int(d.InputOffset())
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(benchText)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if end() != len(benchText) {
+					b.Fatal("no end")
+				}
+			}
+		})
 	}
 }

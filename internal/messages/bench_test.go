@@ -87,6 +87,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
+// BenchmarkContentHash measures the hash by which a repeated submission is recognized.
 func BenchmarkContentHash(b *testing.B) {
 	g, err := messages.Decoder{}.DecodeSubmit(smallJobs(benchJobs))
 	require.NoError(b, err)

@@ -9,7 +9,8 @@ import (
 )
 
 // The functions of this file are the fast path: most messages are valid and simple, and these
-// functions check and slice them in one pass, which BenchmarkAppend and BenchmarkDecodeJob measure.
+// functions check and slice them in one pass, which BenchmarkAppend and BenchmarkDecodeJob of this
+// package measure.
 // A function that is not certain that a text is valid returns the offset -1, or nil. Its caller
 // then uses the complete decoder, which also reports what is wrong. FuzzFastPath checks that both
 // give the same results.

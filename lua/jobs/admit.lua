@@ -374,7 +374,7 @@ local function by_fairness()
     if not t.can or t.can > 0 or t.paused then return t, tonumber(first[2]) end
     return nil
   end
-  -- By lane: what with_permits returned (a tenant and its start tag), and whether that is up to date.
+  -- By lane: what with_permits returned, and whether that is up to date.
   local eligible, eligible_start, up_to_date = {}, {}, {}
   -- A tenant with long jobs that gets no worker now is skipped. The first such tenant is next_long.
   -- When the turn comes to a tenant of its lane whose tag is higher by the cost of more than two of

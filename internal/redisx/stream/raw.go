@@ -49,7 +49,8 @@ func (w *rawReply) ReadFrom(r io.Reader) (int64, error) {
 // decodeRaw decodes the RESP2 reply of XREADGROUP; a nil reply is the error redis.Nil. The id and
 // the fields of an entry are substrings of one string, so a kept string keeps no other entry in
 // memory. The Fields slices of all entries of a stream share one array, so a kept Fields slice
-// keeps all of them.
+// keeps all of them. It is written by hand because go-redis allocates each value of a reply;
+// BenchmarkDecode compares it ("small") with go-redis's values ("ours") and types ("typed").
 func decodeRaw(reply []byte) ([]Batch, error) {
 	r := resp{rest: reply}
 	streams := r.head('*')

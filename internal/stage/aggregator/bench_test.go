@@ -41,6 +41,23 @@ func BenchmarkParseEntries(b *testing.B) {
 	reportPerJob(b, 200)
 }
 
+// BenchmarkParseLine compares scanLine with encoding/json.
+func BenchmarkParseLine(b *testing.B) {
+	line, _, _ := strings.Cut(entriesOf(1, 1)[0].Get(ledger.ResultsLines), "\n")
+	for name, parse := range map[string]func([]byte) (reducer.Result, bool){
+		"scanLine": scanLine, "encoding/json": decodeLine,
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, ok := parse([]byte(line)); !ok {
+					b.Fatal("no result")
+				}
+			}
+		})
+	}
+}
+
 func BenchmarkGroupBatches(b *testing.B) {
 	entries := entriesOf(50, 10)
 	b.ReportAllocs()

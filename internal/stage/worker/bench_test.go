@@ -1,8 +1,11 @@
 package worker
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,6 +16,55 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
+
+// BenchmarkJobContext compares the context of a job whose processor does not use it with a standard
+// one.
+func BenchmarkJobContext(b *testing.B) {
+	parent, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	b.Run("jobContext", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			c := new(jobContext)
+			c.begin(parent, monotonicNow(), time.Minute)
+			c.finish()
+		}
+	})
+	b.Run("standard", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			timed, release := context.WithTimeout(parent, time.Minute)
+			_, stop := context.WithCancelCause(timed)
+			stop(nil)
+			release()
+		}
+	})
+}
+
+// BenchmarkResultLine compares appendResultLine with encoding/json.
+func BenchmarkResultLine(b *testing.B) {
+	t := &task{Job: ledger.Job{Ordinal: 123456}, currentAttempt: 1, runTime: 1250 * time.Microsecond}
+	t.result = []byte(`{"id":"msg-000001","accepted":true,"cost":0.25}`)
+	b.Run("appendResultLine", func(b *testing.B) {
+		b.ReportAllocs()
+		buffer := make([]byte, 0, 1<<10)
+		for b.Loop() {
+			buffer = appendResultLine(buffer[:0], t)
+		}
+	})
+	b.Run("encoding/json", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, err := json.Marshal(struct {
+				Ordinal    int64           `json:"ordinal"`
+				DurationMS float64         `json:"duration_ms"`
+				Attempts   int             `json:"attempts"`
+				Data       json.RawMessage `json:"data"`
+			}{t.Ordinal, float64(t.runTime) / 1e6, t.currentAttempt, t.result})
+			require.NoError(b, err)
+		}
+	})
+}
 
 // BenchmarkBatch measures what a batch of no-op jobs costs a worker, without Redis: to parse the
 // entries, queue the tasks, run them, and build their outcomes.
