@@ -83,15 +83,15 @@ func newFinding(law, group, tenant, key, format string, args ...any) Finding {
 	}
 }
 
-// of returns the finding as one about a job of its group.
-func (f Finding) of(ordinal int64) Finding {
+// aboutJob returns the finding as one about a job of its group.
+func (f Finding) aboutJob(ordinal int64) Finding {
 	f.Ordinal = &ordinal
 	return f
 }
 
-// at returns the finding with these locations and the repair Quarantine: what is there, a job or an
+// quarantinedAt returns the finding with these locations and the repair Quarantine: what is there, a job or an
 // element that is no job, does not belong there.
-func (f Finding) at(locations ...read.Location) Finding {
+func (f Finding) quarantinedAt(locations ...read.Location) Finding {
 	f.Locations, f.Repair.Kind = locations, Quarantine
 	return f
 }

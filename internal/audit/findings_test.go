@@ -39,10 +39,10 @@ func TestFindingsAreBounded(t *testing.T) {
 	fs := newFindings()
 	for g := range 200 {
 		for i := range int64(2 * maxPerGroupAndLaw) {
-			fs.add(newFinding(LawLocation, fmt.Sprint(g), "", "x", "detail").of(i))
+			fs.add(newFinding(LawLocation, fmt.Sprint(g), "", "x", "detail").aboutJob(i))
 		}
 	}
-	fs.add(newFinding(LawLocation, "0", "", "x", "the same again").of(0))
+	fs.add(newFinding(LawLocation, "0", "", "x", "the same again").aboutJob(0))
 	all := fs.withSummaries()
 	require.Equal(t, "detail", all[identity{LawLocation, "0", 99, "x"}].Detail)
 	require.Equal(t, "and 100 more like these", all[identity{LawLocation, "0", noOrdinal, "more"}].Detail)

@@ -136,5 +136,5 @@ func (sl *sharedLocations) reportMisplaced(j foundJob, fault string) {
 		where += " under " + j.entry
 	}
 	sl.found.add(newFinding(j.kind.law(), j.Group, j.tenant, fmt.Sprint("untracked ", key, j.ID, fault),
-		"something of it lies in %s, but %s", where, fault).of(j.Ordinal).at(j.at), j.Type)
+		"something of it lies in %s, but %s", where, fault).aboutJob(j.Ordinal).quarantinedAt(j.at), j.Type)
 }

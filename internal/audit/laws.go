@@ -82,7 +82,7 @@ func (l *groupLaws) checkCounts() {
 	for i := range l.size() {
 		if letter := ledger.StateAt(l.States, i)[0]; strings.IndexByte(known, letter) < 0 {
 			l.found.add(newFinding(LawStates, l.ID, l.Tenant, string(letter), "its state is %q, which is none",
-				letter).of(i), l.TypeList()...)
+				letter).aboutJob(i), l.TypeList()...)
 		}
 	}
 }

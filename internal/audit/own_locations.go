@@ -94,7 +94,7 @@ func (o *ownLocations) read(ctx context.Context, at read.Location, n int64) erro
 			f := newFinding(kind.law(), o.ID, o.Tenant, fmt.Sprint("unreadable ", kind),
 				"something in %s can't be read", kindNames[kind])
 			if kind != atGroupResults {
-				f = f.at(o.locationsOf(kind, o.Header, "")...)
+				f = f.quarantinedAt(o.locationsOf(kind, o.Header, "")...)
 			}
 			o.found.add(f, o.TypeList()...)
 		case o.whole.index.state(e.Ordinal) == "":

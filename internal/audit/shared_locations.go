@@ -209,7 +209,7 @@ func (sl *sharedLocations) reportUnreadable(j foundJob) {
 	if sl.full() {
 		key := j.at.Key(sl.p)
 		sl.found.add(newFinding(j.kind.law(), "", "", "unreadable "+key+j.entry, "%s can't be read",
-			strings.TrimSpace("something in "+sl.shortKey(key)+" "+j.entry)).at(j.at))
+			strings.TrimSpace("something in "+sl.shortKey(key)+" "+j.entry)).quarantinedAt(j.at))
 	}
 }
 

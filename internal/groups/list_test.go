@@ -232,7 +232,7 @@ func TestViewWithoutItsReducer(t *testing.T) {
 		ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{{As: "x", Op: "own"}}}, now)
 	require.NoError(t, err)
 	w.Jobs("h", "T", 1)
-	views, err := w.Store.Views(t.Context(), w.P, []string{"g", "gone", "h"})
+	views, err := w.Store.ReadViews(t.Context(), w.P, []string{"g", "gone", "h"})
 	require.NoError(t, err)
 	require.Len(t, views, 2)
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, views[0].Counts)

@@ -27,7 +27,7 @@ func (s *views) Group(ctx context.Context, id string) (api.Group, error) {
 	if err != nil {
 		return api.Group{}, err
 	}
-	views, err := s.Views(ctx, p, []string{id})
+	views, err := s.ReadViews(ctx, p, []string{id})
 	if err != nil {
 		return api.Group{}, apiError(err)
 	}
@@ -37,9 +37,9 @@ func (s *views) Group(ctx context.Context, id string) (api.Group, error) {
 	return views[0], nil
 }
 
-// Views returns groups of one partition. If an aggregate can't be computed, it logs that, and the
+// ReadViews returns groups of one partition. If an aggregate can't be computed, it logs that, and the
 // group lacks it. It leaves out groups that do not exist.
-func (s *views) Views(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
+func (s *views) ReadViews(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
 	if len(ids) == 0 {
 		return nil, nil
 	}
@@ -175,7 +175,7 @@ func (s *views) viewPage(ctx context.Context, page []listedGroup) (map[string]ap
 	}
 	all := make(map[string]api.Group, len(page))
 	for p, ids := range byPartition {
-		views, err := s.Views(ctx, p, ids)
+		views, err := s.ReadViews(ctx, p, ids)
 		if err != nil {
 			return nil, err
 		}

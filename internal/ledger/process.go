@@ -54,9 +54,9 @@ func CountRenewal(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (i
 	return n, nil
 }
 
-// TakeSuspicion returns whether [Reclaim] has found deleted entries since the last call, and
-// deletes the mark that says so.
-func TakeSuspicion(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (bool, error) {
+// TakeDeletedFound returns whether [Reclaim] has found pending entries that are gone from their
+// ready stream since the last call, and deletes the mark that says so.
+func TakeDeletedFound(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (bool, error) {
 	removed, err := c.HDel(ctx, p.Watch(), layout.WatchSuspicious).Result()
 	if err != nil {
 		return false, fmt.Errorf("read whether reclaim has found deleted entries: %w", err)

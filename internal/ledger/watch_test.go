@@ -23,11 +23,11 @@ func TestCountRenewal(t *testing.T) {
 }
 
 // The suspicion is taken once.
-func TestTakeSuspicion(t *testing.T) {
+func TestTakeDeletedFound(t *testing.T) {
 	both(t, func(w *world) {
 		take := func() bool {
 			w.Helper()
-			suspicious, err := ledger.TakeSuspicion(w.Context(), w.c, w.p)
+			suspicious, err := ledger.TakeDeletedFound(w.Context(), w.c, w.p)
 			require.NoError(w, err)
 			return suspicious
 		}

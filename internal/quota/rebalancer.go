@@ -53,18 +53,18 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 		return idlePause, err
 	}
 	quotas := make([]ledger.Quota, r.space.Partitions())
-	settled, idle := true, true
+	allEffective, idle := true, true
 	for i := range quotas {
 		limit := r.rate.Of(i, len(quotas))
 		quotas[i], err = ledger.ReadQuota(ctx, r.conn.Cmd, r.space.Partition(i), fence, limit)
 		if err != nil || quotas[i].Fenced {
 			return idlePause, err
 		}
-		settled = settled && quotas[i].FromUS == 0
+		allEffective = allEffective && quotas[i].FromUS == 0
 		idle = idle && quotas[i].Demand == 0
 	}
 	r.applyPeaks(quotas)
-	if settled {
+	if allEffective {
 		window := int(time.Now().UnixNano() / int64(r.rate.Window))
 		if err := r.moveQuotas(ctx, fence, quotas, divide(r.rate.PerWindow(), quotas, window)); err != nil {
 			return 0, err

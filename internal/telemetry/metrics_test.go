@@ -211,14 +211,14 @@ func TestTenantLabelsAreBounded(t *testing.T) {
 	require.Equal(t, "41", got[Other])
 
 	t.Run("a tenant with permits since the last sweep keeps its series", func(t *testing.T) {
-		now = now.Add(settleTime)
+		now = now.Add(keepSeries)
 		limits.Allowed(tenant(99), 1)
 		require.Equal(t, "42", series()[Other])
 	})
 	t.Run("tenants without permits lose their series to new tenants", func(t *testing.T) {
 		limits.Allowed(tenant(0), 1)
 		limits.Denied(tenant(1), DeniedGlobal)
-		now = now.Add(settleTime)
+		now = now.Add(keepSeries)
 		limits.Allowed(tenant(99), 1)
 		limits.Allowed(tenant(2), 1)
 		got := series()

@@ -22,12 +22,12 @@ const (
 	Other     = "other"
 )
 
-// settleTime is the time for which a tenant keeps its series after its last permit, at least.
-const settleTime = 10 * time.Minute
+// keepSeries is the time for which a tenant keeps its series after its last permit, at least.
+const keepSeries = 10 * time.Minute
 
 // rateLimits counts permits per tenant, with a bounded number of series: the first MaxLabels
 // tenants have a series each, all other tenants share Other. When all series are taken and another
-// tenant comes, a sweep runs, at most once in settleTime. It takes the series from each tenant that
+// tenant comes, a sweep runs, at most once in keepSeries. It takes the series from each tenant that
 // was given or denied no permit since the last sweep. If such a tenant returns, its series starts
 // at 0, like that of a restarted process. The counts are kept here because the SDK never removes a
 // series.
@@ -51,7 +51,7 @@ func newRateLimits(i instruments, now func() time.Time) *rateLimits {
 	r := &rateLimits{
 		now:      now,
 		byTenant: make(map[string]*tenantPermits),
-		sweepAt:  now().Add(settleTime),
+		sweepAt:  now().Add(keepSeries),
 		other:    newTenantPermits(Other),
 	}
 	allowed := i.observableCounter("rate_limit_allowed_total", "Permits given to jobs.")
@@ -117,7 +117,7 @@ func (r *rateLimits) admit(tenant string) *tenantPermits {
 // sweep removes the tenants whose counters have not changed since the last sweep. The caller holds
 // the lock.
 func (r *rateLimits) sweep() {
-	r.sweepAt = r.now().Add(settleTime)
+	r.sweepAt = r.now().Add(keepSeries)
 	for tenant, p := range r.byTenant {
 		sum := p.sum()
 		if sum == p.seen {

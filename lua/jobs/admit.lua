@@ -234,7 +234,7 @@ local function rate_limit_tenant(t, lane, group, n)
     -- A tenant that is still rate-limited has a marker, which has no permit yet.
     if not t.marker and not call('ZSCORE', rate_limited, t.name) then
       local went, gone = take(group, 1, to_non_ready(group, t.name, t.bound or now, due))
-      settle(group, fair .. ':' .. lane .. ':' .. t.name, 'non_ready', went, gone, n)
+      count_taken(group, fair .. ':' .. lane .. ':' .. t.name, 'non_ready', went, gone, n)
       if went > 0 then
         call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
         call('HINCRBY', t.key, 'congested', went)
@@ -260,7 +260,7 @@ local function admit_jobs(t, lane, group, n, k)
   if limited then k = math.min(k, g.left) end
   local of = fair .. ':' .. lane .. ':' .. t.name
   local went, gone = take(group, k, to_ready(group, t.name, t.bound))
-  local empty = settle(group, of, 'ready', went, gone, n)
+  local empty = count_taken(group, of, 'ready', went, gone, n)
   activate(t.name, -gone)
   spend_permits(g, t, went)
   moved = moved + went

@@ -90,10 +90,10 @@ local function next_entry(live, owned, state)
   if live and not owned and string.find(state, '^[RI]') then kept[job] = true end
 end
 
--- settle_each checks each of the done jobs and writes nothing. It returns the result lines of those
+-- check_each checks each of the done jobs and writes nothing. It returns the result lines of those
 -- that the worker owns, a function that selects their items from a list, and a function that writes
 -- their states.
-local function settle_each(group, live, ranges, text)
+local function check_each(group, live, ranges, text)
   local ords, attempts = expand(ranges)
   local new, lines, mine_at, i = {}, {}, {}, 0
   local states, span = load_states(group, ords)
@@ -114,10 +114,10 @@ local function settle_each(group, live, ranges, text)
   return lines, only_mine, function() store_states(group, ords, new, span) end
 end
 
--- settle_done reads the done jobs of a group from ARGV. For those that the worker owns it adds one
+-- store_done reads the done jobs of a group from ARGV. For those that the worker owns it adds one
 -- entry to the stream results, writes their states, and deletes their stored errors and payloads.
 -- It returns how many they are. The caller writes the counts.
-local function settle_done(group, live)
+local function store_done(group, live)
   local ranges, n = parse_ranges(ARGV[arg])
   local lines, traces, marked = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
   arg = arg + 4
@@ -127,7 +127,7 @@ local function settle_done(group, live)
     job = job + n
   else
     local found, only_mine
-    found, only_mine, store = settle_each(group, live, ranges, lines)
+    found, only_mine, store = check_each(group, live, ranges, lines)
     n, lines = #found, table.concat(found, '\n')
     traces = table.concat(only_mine(traces, '[^\n]+'), '\n')
     marked = table.concat(only_mine(marked, '%d+'), ' ')
@@ -145,11 +145,11 @@ local function settle_done(group, live)
   return n
 end
 
--- settle_others reads n jobs that are not done from ARGV, moves those that the worker owns, and
+-- store_others reads n jobs that are not done from ARGV, moves those that the worker owns, and
 -- writes their states, errors and the congestion statistics. It returns how many have failed, how
 -- many are non-ready, and how many are ready again because no slot had started them. The caller
 -- writes the counts.
-local function settle_others(group, live, tenant, round, n)
+local function store_others(group, live, tenant, round, n)
   local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
   for i = 1, n do
     ords[i] = tonumber(ARGV[arg])
@@ -221,12 +221,12 @@ local function settle_others(group, live, tenant, round, n)
   return failed, non_ready, readied
 end
 
--- settle_tenant stores what admit needs to know of a tenant: est, the mean run time of its jobs of
+-- store_tenant stores what admit needs to know of a tenant: est, the mean run time of its jobs of
 -- the type, and owe, the run time that they took beyond what the tenant was charged (it may be
 -- negative); a job is charged at least 1 ms. It also counts ended jobs and stores pace, two marks
 -- of time and this count: the speed over the last 5 to 10 s. The type's est and quickest follow.
 local PACE_MS = 5000
-local function settle_tenant(tenant, took, ran, ended)
+local function store_tenant(tenant, took, ran, ended)
   local key = B .. 'tenant:' .. tenant
   local t = call('HMGET', key, 'est:' .. typ, 'owe:' .. typ, 'ended', 'pace')
   local had, set = tonumber(t[1] or charged), {}
@@ -268,8 +268,8 @@ for _ = 1, groups do
     precheck_non_ready(tenant, typ)
     precheck_fail_job(group)
   end
-  if n_done > 0 then done = settle_done(group, live) end
-  if n_other > 0 then failed, non_ready, readied = settle_others(group, live, tenant, tonumber(g[3]), n_other) end
+  if n_done > 0 then done = store_done(group, live) end
+  if n_other > 0 then failed, non_ready, readied = store_others(group, live, tenant, tonumber(g[3]), n_other) end
   if done + failed + non_ready > 0 then
     add(key, 'in_flight', -done - failed - non_ready, 'done', done, 'failed', failed, 'non_ready', non_ready)
     if done + failed > 0 then
@@ -278,7 +278,7 @@ for _ = 1, groups do
       if g[5] and tonumber(g[6] or 0) <= ended then mark_dirty(group) end
       rerank(group, g[4], factor)
     end
-    settle_tenant(tenant, took, ran, done + failed)
+    store_tenant(tenant, took, ran, done + failed)
   end
   local took_effect = done + failed + non_ready + readied
   owned, stale = owned + took_effect, stale + n_done + n_other - took_effect

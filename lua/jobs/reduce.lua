@@ -27,8 +27,8 @@
 -- Cost: some µs a batch.
 local group, partial, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local key, stream, aggregate = B .. 'group:' .. group, B .. 'results', B .. 'aggregate:' .. group
--- settle removes the entries that held the results.
-local function settle()
+-- remove_entries removes the entries that held the results.
+local function remove_entries()
   if #ARGV < 7 then return end
   call('XACK', stream, 'aggregator', unpack(ARGV, 7))
   call('XDEL', stream, unpack(ARGV, 7))
@@ -37,7 +37,7 @@ local g = call('HMGET', key, 'status')
 precheck('XLEN', stream)
 precheck('LLEN', B .. 'results:' .. group)
 if not g[1] then
-  settle()
+  remove_entries()
   return { 'GONE' }
 end
 local have = tonumber(call('HGET', aggregate, 'version:' .. partial) or 0)
@@ -70,5 +70,5 @@ if m > 0 then
   local ended = done + tonumber(e[5] or 0) + tonumber(e[6] or 0)
   if e[1] and tonumber(e[3]) >= done and tonumber(e[4]) <= ended then mark_dirty(group) end
 end
-settle()
+remove_entries()
 return { 'OK', have }

@@ -9,14 +9,14 @@
 --   now         Redis time, ms
 --   by_group    whether groups are ordered by priority
 -- OFFERS
---   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
---   take(group, k, place)                      takes jobs out of a group's queue
---   to_ready(group, tenant, bound)             a place function: the ready stream
---   to_non_ready(group, tenant, bound, due)    a place function: the non-ready jobs
---   settle(group, of, field, went, gone, n)    writes the counters after a take
+--   next_group(lane, tenant)                         the tenant's next group, and its waiting jobs
+--   take(group, k, place)                            takes jobs out of a group's queue
+--   to_ready(group, tenant, bound)                   a place function: the ready stream
+--   to_non_ready(group, tenant, bound, due)          a place function: the non-ready jobs
+--   count_taken(group, of, field, went, gone, n)     writes the counters after a take
 
 local typ, stream, fair, load_key, seed, now, by_group
-local next_group, take, to_ready, to_non_ready, settle
+local next_group, take, to_ready, to_non_ready, count_taken
 
 do
   local match, find, sub, rep = string.match, string.find, string.sub, string.rep
@@ -193,11 +193,11 @@ do
     end
   end
 
-  -- settle writes the group's and the type's counts and the fair queue after a take: went jobs
+  -- count_taken writes the group's and the type's counts and the fair queue after a take: went jobs
   -- moved to the state that field names, gone elements left the queue, which had n. It removes a
   -- group without waiting jobs from the fair queue (of = the tenant's groups), but not the tenant
   -- from its lane. It returns true if no group of the tenant is left in the lane.
-  function settle(group, of, field, went, gone, n)
+  function count_taken(group, of, field, went, gone, n)
     add(B .. 'group:' .. group, 'waiting', -went, field, went)
     call('HINCRBY', load_key, 'waiting', -gone)
     if gone < n then

@@ -109,7 +109,7 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 	ctx = context.WithoutCancel(ctx)
 	began := time.Now()
 	batches := groupBatches(entries)
-	p.prefetchGroups(ctx, batches)
+	p.cacheGroups(ctx, batches)
 	for i, b := range batches {
 		err := p.reduceGroup(ctx, b.group, b.entries)
 		if err == nil {

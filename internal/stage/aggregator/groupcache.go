@@ -64,10 +64,10 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	return p.decodeGroup(group, read[0])
 }
 
-// prefetchGroups loads the groups of batches that are not cached into the cache, in one round trip.
+// cacheGroups loads the groups of batches that are not cached into the cache, in one round trip.
 // It does nothing if there is only one such group. It ignores errors: loadGroup loads such a group
 // again and returns the error.
-func (p *partitionReducer) prefetchGroups(ctx context.Context, batches []*batch) {
+func (p *partitionReducer) cacheGroups(ctx context.Context, batches []*batch) {
 	var missing []string
 	for _, b := range batches {
 		if p.cache.groups[b.group] == nil && !slices.Contains(missing, b.group) {

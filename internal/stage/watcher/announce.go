@@ -28,10 +28,10 @@ const (
 // outbox publishes the events of one partition that scripts have stored in its outbox.
 type outbox struct{ *partition }
 
-// announce publishes the events of the outbox, oldest first, and removes them. It returns whether
+// publishAll publishes the events of the outbox, oldest first, and removes them. It returns whether
 // there were any. If the removal of published events fails, they are published again with the same
 // ids.
-func (o *outbox) announce(ctx context.Context) (worked bool, err error) {
+func (o *outbox) publishAll(ctx context.Context) (worked bool, err error) {
 	for range maxEventBatches {
 		entries, err := ledger.ReadOutbox(ctx, o.Conn.Cmd, o.Partition, eventBatch)
 		if err != nil {
@@ -40,7 +40,7 @@ func (o *outbox) announce(ctx context.Context) (worked bool, err error) {
 		if len(entries) == 0 {
 			break
 		}
-		if err := o.announceBatch(ctx, entries); err != nil {
+		if err := o.publishBatch(ctx, entries); err != nil {
 			return false, err
 		}
 		worked = true
@@ -48,10 +48,10 @@ func (o *outbox) announce(ctx context.Context) (worked bool, err error) {
 	return worked, nil
 }
 
-// announceBatch publishes these entries of the outbox in their order and removes them. An entry
+// publishBatch publishes these entries of the outbox in their order and removes them. An entry
 // that can't be turned into an event is quarantined and removed. If it can't be quarantined, it
-// stays in the outbox; then announceBatch returns an error after it has removed the others.
-func (o *outbox) announceBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
+// stays in the outbox; then publishBatch returns an error after it has removed the others.
+func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry) error {
 	var msgs []*message.Message
 	var done, unreadable []string
 	var add []func(redis.Pipeliner)
@@ -123,9 +123,9 @@ func encode(e api.Event, data any) (*message.Message, error) {
 	return wm.NewMessage(e.ID, e.Type, encoded), nil
 }
 
-// announceViolation publishes a violation and logs it. The event shows the group of the violation,
+// publishViolation publishes a violation and logs it. The event shows the group of the violation,
 // unless the group can't be read: that may be what is wrong with it.
-func (p *partition) announceViolation(ctx context.Context, id string, v api.Violation) error {
+func (p *partition) publishViolation(ctx context.Context, id string, v api.Violation) error {
 	e := api.AuditEvent{Event: api.Event{ID: id, Type: "audit.violation", At: time.Now().UTC()}, Violation: v}
 	if v.Group != "" {
 		shown, err := p.store.Group(ctx, v.Group)

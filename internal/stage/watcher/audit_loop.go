@@ -104,7 +104,7 @@ func (l *auditLoop) step(ctx context.Context) error {
 		l.missingSince = nil
 		l.check = incremental.New(l.Conn, l.Partition)
 	}
-	suspicious, err := ledger.TakeSuspicion(ctx, l.Conn.Cmd, l.Partition)
+	suspicious, err := ledger.TakeDeletedFound(ctx, l.Conn.Cmd, l.Partition)
 	if err != nil {
 		return err
 	}

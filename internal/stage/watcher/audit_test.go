@@ -167,7 +167,7 @@ func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	require.Len(t, r.Missing, 1)
 	w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
 	require.Equal(t, api.Counts{Accepted: 2, InFlight: 1, Failed: 1}, w.Counts("g"))
-	suspicious, err := ledger.TakeSuspicion(t.Context(), w.Conn.Cmd, w.P)
+	suspicious, err := ledger.TakeDeletedFound(t.Context(), w.Conn.Cmd, w.P)
 	require.NoError(t, err)
 	require.False(t, suspicious)
 }

@@ -73,7 +73,7 @@ func (p *partition) countRenewal(ctx context.Context) error {
 	}
 	p.renewals = n
 	p.unannounced = slices.DeleteFunc(p.unannounced, func(v api.Violation) bool {
-		err := p.announceViolation(ctx, violationID(v), v)
+		err := p.publishViolation(ctx, violationID(v), v)
 		if err != nil {
 			p.log.Warn("publishing a violation failed, trying again", "law", v.Law, "error", err)
 		}

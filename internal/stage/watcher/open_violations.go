@@ -68,7 +68,7 @@ func (v *openViolations) replace(
 	var errs error
 	for _, one := range fresh {
 		id := violationID(one)
-		if err := p.announceViolation(ctx, id, one); err != nil {
+		if err := p.publishViolation(ctx, id, one); err != nil {
 			errs = errors.Join(errs, err)
 			continue
 		}

@@ -205,7 +205,7 @@ func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
 func (p *partitionLoop) work(ctx context.Context) (bool, error) {
 	worked, errs := false, error(nil)
 	for _, piece := range []func(context.Context) (bool, error){
-		p.advancer.advanceDirty, p.outbox.announce, p.advancer.reconcile, p.maintenance.run,
+		p.advancer.advanceDirty, p.outbox.publishAll, p.advancer.reconcile, p.maintenance.run,
 	} {
 		some, err := piece(ctx)
 		if endsStep(ctx, err) {
