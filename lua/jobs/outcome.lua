@@ -6,7 +6,7 @@
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  typ          -        the type
---   2  base         ms       least wait of a job that comes back
+--   2  least        ms       least wait of a job that comes back
 --   3  cap          ms       longest wait of such a job, unless a Retry-After is longer
 --   4  rps          1/s      permits of all tenants of the partition; 0 = no limit
 --   5  keep         ms       how long congestion statistics are kept after a tenant's last event
@@ -47,7 +47,7 @@
 -- Twice: all outcomes of the second call are stale.
 -- Out of memory: goes through.
 -- Cost: 1 µs a done job and some µs a group; 4 µs another job.
-local typ, base, cap, rps = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local typ, least, cap, rps = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local keep, groups, all_entries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local job, arg = 0, 8 + all_entries -- number of the job that was read last; index of the next argument
 local stream = B .. 'ready:' .. typ
@@ -70,12 +70,12 @@ local charged = load[2] and now - tonumber(load[3]) <= QUICK_MS and tonumber(loa
 local quickest -- the lowest mean run time of a tenant in this batch, ms
 
 -- congestion returns the wait (ms) of a job that comes back as number n of its tenant:
---   base + floor(n / rate) * 1 s
+--   least + floor(n / rate) * 1 s
 -- The rest of n / rate spreads the jobs within the second, which keeps their order. The rate is the
 -- tenant's own limit, or an equal part of rps for each active tenant; without a limit the wait is
--- base. The wait is at least delay and at most cap.
+-- least. The wait is at least delay and at most cap.
 local function congestion(n, delay, own)
-  local wait, rate = base, own and math.max(1, floor(own)) or math.max(1, floor(rps / active))
+  local wait, rate = least, own and math.max(1, floor(own)) or math.max(1, floor(rps / active))
   if rps > 0 or own then wait = wait + floor(n / rate) * 1000 + floor((n % rate) * 1000 / rate) end
   return math.min(cap, math.max(wait, delay))
 end
