@@ -1,5 +1,6 @@
 // Package jsonscan finds the ends of JSON values in a text without decoding them. The packages that
-// read large JSON quickly are built on it.
+// read large JSON quickly are built on it. BenchmarkValue and BenchmarkSkip compare it with
+// encoding/json.
 //
 // A function that skips something takes the offset at which it starts, and returns the offset
 // behind what it has skipped, or -1. From -1 it returns -1, so that a caller needs one check at the

@@ -160,8 +160,9 @@ func BenchmarkParseJob(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
+			var j ledger.Job
 			for b.Loop() {
-				var j ledger.Job
+				j = ledger.Job{}
 				if err := parse(&j); err != nil || j.Group != "bench-group-7" {
 					b.Fatal(err)
 				}

@@ -136,11 +136,11 @@ local g = global(total, tonumber(ARGV[9]), ARGV[10])
 local limited = total > 0
 local any_due = limited and count_due(g, now)
 local lanes = call('HMGET', fair, 't:high', 't:normal', 't:low', 'v', 'gen')
--- By lane: tag, its start tag; waiting, how many tenants are in fair:TYPE:LANE, with permits of
+-- By lane: tag, its start tag; entitled, how many tenants are in fair:TYPE:LANE, with permits of
 -- their own; borrowing, how many are in over:TYPE:LANE.
-local tag, waiting, borrowing = {}, {}, {}
+local tag, entitled, borrowing = {}, {}, {}
 for i, lane in ipairs(LANES) do
-  tag[lane], waiting[lane] = tonumber(lanes[i] or 0), call('ZCARD', fair .. ':' .. lane)
+  tag[lane], entitled[lane] = tonumber(lanes[i] or 0), call('ZCARD', fair .. ':' .. lane)
   borrowing[lane] = call('ZCARD', over .. ':' .. lane)
 end
 local virtual = tonumber(lanes[4] or 0)
@@ -195,7 +195,7 @@ end
 
 -- count_left counts one tenant less in a set (fair or over) of a lane.
 local function count_left(lane, set)
-  if set == 'over' then borrowing[lane] = borrowing[lane] - 1 else waiting[lane] = waiting[lane] - 1 end
+  if set == 'over' then borrowing[lane] = borrowing[lane] - 1 else entitled[lane] = entitled[lane] - 1 end
 end
 
 -- leave_lanes removes a tenant from all lanes of the type, and stores its start tags.
@@ -286,7 +286,7 @@ local function charge(t, lane, start, went, empty, from, to)
     call('ZADD', (to == 'over' and over or fair) .. ':' .. lane, start + cost, t.name)
     if from ~= to then
       call('ZREM', (from == 'over' and over or fair) .. ':' .. lane, t.name)
-      waiting[lane] = waiting[lane] + (to == 'fair' and 1 or -1)
+      entitled[lane] = entitled[lane] + (to == 'fair' and 1 or -1)
       borrowing[lane] = borrowing[lane] + (to == 'fair' and -1 or 1)
     end
   end
@@ -398,7 +398,7 @@ local function by_fairness()
         eligible[l], eligible_start[l] = with_permits(l)
         up_to_date[l] = true
       end
-      have[l] = waiting[l] - skipped[l] + (eligible[l] and 1 or 0)
+      have[l] = entitled[l] - skipped[l] + (eligible[l] and 1 or 0)
     end
     local lane = next_lane(have)
     if not lane then
@@ -430,7 +430,7 @@ local function by_fairness()
       end
       if not next_long then next_long = { lane = lane, start = start, cost = t.cost } end
     elseif not t.can or t.can > 0 then
-      local k = math.min(math.max(quantum(waiting[lane]), finish(t, n)), t.can or many, capacity_for(t))
+      local k = math.min(math.max(quantum(entitled[lane]), finish(t, n)), t.can or many, capacity_for(t))
       local went, empty = admit_jobs(t, lane, group, n, k)
       charge(t, lane, start, went, empty, from, 'fair')
       for _, l in ipairs(LANES) do -- what with_permits read of this tenant is out of date
@@ -439,7 +439,7 @@ local function by_fairness()
     elseif elastic and not t.rps and t.left <= 0 then
       call('ZADD', over .. ':' .. lane, start, t.name)
       call('ZREM', fair .. ':' .. lane, t.name)
-      waiting[lane], borrowing[lane] = waiting[lane] - 1, borrowing[lane] + 1
+      entitled[lane], borrowing[lane] = entitled[lane] - 1, borrowing[lane] + 1
     else
       rate_limit_tenant(t, lane, group, n)
     end
