@@ -159,9 +159,10 @@ type RetentionConfig struct {
 
 // AuditConfig sets how often watchers check the data by the laws of the audit.
 type AuditConfig struct {
-	// Time between incremental checks of open groups; it is shorter while a job seems to be
-	// missing. A job that stays missing ends as LOST. 0: no audits at all.
-	Interval time.Duration `env:"INTERVAL" envDefault:"1m" check:"seldom"`
+	// Time between incremental checks of open groups; it is longer if a check takes so long that
+	// Redis would be busy with checks for more than 1% of its time. A job that stays missing for a
+	// LEASE ends as LOST. 0: no audits at all.
+	Interval time.Duration `env:"INTERVAL" envDefault:"15s" check:"seldom"`
 	// Time between full audits, which read at most 4 MB/s. 0: no full audits.
 	DeepInterval time.Duration `env:"DEEP_INTERVAL" envDefault:"1h" check:"seldom"`
 }

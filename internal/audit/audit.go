@@ -57,9 +57,10 @@
 // # Three kinds of audit
 //
 //   - An incremental check, which is package incremental, reads the counts of each open group and
-//     the lengths of its structures, and no job. It names candidates. One check of 1,000 groups of
-//     50 tenants costs Redis 5 ms of CPU and 160 KB, candidates included; one check of a group of
-//     1,000,000 waiting jobs costs 20 µs and 300 bytes.
+//     the lengths of its structures, and no job. It names candidates. With 1,000,000 open jobs, of
+//     which 200 are ready, one check and the audit of its candidates cost Redis 0.8 ms of CPU and
+//     2 MB if they are of one group, 9 ms and 0.2 MB if they are of 1,000 groups, and 305 ms and
+//     6 MB if they are of 20,000 groups.
 //   - [RunGroups] audits candidates job by job. It reads only the queues and shared locations in
 //     which something may be wrong with them.
 //   - [Run], and [Partition] for one partition, are full audits. One of a group of 1,000,000

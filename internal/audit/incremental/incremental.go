@@ -20,57 +20,42 @@ import (
 
 // Check looks for candidates among a partition's open groups. A group is a candidate if its counts
 // do not add up or do not agree with the lengths of its states, queues and failures. It is one too
-// if it has ready, in-flight or unreduced jobs and nothing about it has changed since the last
-// check: such a job may be missing. A tenant is a candidate if it has fewer non-ready and suspended
-// jobs than its groups count.
+// if it has ready, in-flight or unreduced jobs: they may have vanished with their stream. Such
+// groups are few, because streams are short. A tenant is a candidate if it has fewer non-ready and
+// suspended jobs than its groups count.
 //
 // It remembers some bytes per group from one check to the next. It is not safe for concurrent use.
 type Check struct {
 	read.Reader
 	p     keyspace.Partition
-	known map[string]*knownGroup // the open groups of the last check, by id
+	known map[string]read.Header // the open groups of the last check, by id
 }
 
-// knownGroup is what a check remembers of an open group.
-type knownGroup struct {
-	read.Header
-	fingerprint uint64 // of the group's counts and the lengths of its queues
-	unchanged   int    // in how many checks in a row the fingerprint has been the same
-	recheckAt   int    // the value of unchanged at which the group becomes a candidate again
-}
-
-// maxRecheckGap is the largest number of checks between two in which an unchanged group is a
-// candidate. The gap grows up to it, because jobs that take long, or have no worker, don't change
-// for long either.
-const maxRecheckGap = 8
-
-// New returns a check of a partition that knows no group yet. Its first run therefore finds no
-// unchanged ones.
+// New returns a check of a partition that knows no group yet.
 func New(conn *redisx.Conn, p keyspace.Partition) *Check {
-	return &Check{Reader: read.Reader{Cmd: conn.Cmd}, p: p, known: map[string]*knownGroup{}}
+	return &Check{Reader: read.Reader{Cmd: conn.Cmd}, p: p, known: map[string]read.Header{}}
 }
 
 // tenantGroups names the open groups of a tenant. They are read in one transaction if they are few.
 type tenantGroups struct {
 	tenant   string
-	groups   []*knownGroup
+	groups   []read.Header
 	commands int // how many commands read them
 }
 
-// Run makes one check of all open groups and returns the candidates. If alarmed is set, each group
-// with ready, in-flight or unreduced jobs is a candidate.
-func (c *Check) Run(ctx context.Context, alarmed bool) (audit.Candidates, error) {
+// Run makes one check of all open groups. It returns the candidates, and how many groups are open.
+func (c *Check) Run(ctx context.Context) (found audit.Candidates, open int, err error) {
 	var ids []string
 	if err := c.ReadByScore(ctx, c.p.Open(), func(page []string) error {
 		ids = append(ids, page...)
 		return nil
 	}); err != nil {
-		return audit.Candidates{}, fmt.Errorf("list open groups: %w", err)
+		return audit.Candidates{}, 0, fmt.Errorf("list open groups: %w", err)
 	}
 	if err := c.updateKnown(ctx, ids); err != nil {
-		return audit.Candidates{}, fmt.Errorf("read groups: %w", err)
+		return audit.Candidates{}, 0, fmt.Errorf("read groups: %w", err)
 	}
-	r := run{Check: c, alarmed: alarmed}
+	r := run{Check: c}
 	cost := func(t *tenantGroups) (int, int64) { return t.commands, 0 }
 	for batch := range read.Batches(c.groupsByTenant(), cost) {
 		check := r.checkTenants
@@ -78,20 +63,20 @@ func (c *Check) Run(ctx context.Context, alarmed bool) (audit.Candidates, error)
 			check = r.checkLargeTenant
 		}
 		if err := check(ctx, batch); err != nil {
-			return audit.Candidates{}, fmt.Errorf("read counts: %w", err)
+			return audit.Candidates{}, 0, fmt.Errorf("read counts: %w", err)
 		}
 	}
 	slices.Sort(r.found.Groups)
 	r.found.Groups = slices.Compact(r.found.Groups)
-	return r.found, nil
+	return r.found, len(ids), nil
 }
 
 // updateKnown forgets the groups that are not open any more, and reads the headers of new ones.
 func (c *Check) updateKnown(ctx context.Context, ids []string) error {
-	known := make(map[string]*knownGroup, len(ids))
+	known := make(map[string]read.Header, len(ids))
 	var unknown []string
 	for _, id := range ids {
-		if g := c.known[id]; g != nil {
+		if g, ok := c.known[id]; ok {
 			known[id] = g
 		} else {
 			unknown = append(unknown, id)
@@ -100,7 +85,7 @@ func (c *Check) updateKnown(ctx context.Context, ids []string) error {
 	c.known = known
 	headers, err := c.Headers(ctx, c.p, unknown)
 	for _, h := range headers {
-		known[h.ID] = &knownGroup{Header: h}
+		known[h.ID] = h
 	}
 	return err
 }
@@ -115,7 +100,7 @@ func (c *Check) groupsByTenant() []*tenantGroups {
 			byTenant[g.Tenant] = t
 		}
 		t.groups = append(t.groups, g)
-		t.commands += read.Numbers.Commands(g.Header)
+		t.commands += read.Numbers.Commands(g)
 	}
 	return slices.Collect(maps.Values(byTenant))
 }
@@ -123,13 +108,12 @@ func (c *Check) groupsByTenant() []*tenantGroups {
 // run is one run of a check.
 type run struct {
 	*Check
-	alarmed bool
-	found   audit.Candidates
+	found audit.Candidates
 }
 
 // queue adds the commands that read the numbers of a known group.
-func (r *run) queue(ctx context.Context, p redis.Pipeliner, g *knownGroup) func() *read.Group {
-	return read.Numbers.Queue(ctx, p, r.p, g.Header)
+func (r *run) queue(ctx context.Context, p redis.Pipeliner, g read.Header) func() *read.Group {
+	return read.Numbers.Queue(ctx, p, r.p, g)
 }
 
 // checkTenants checks the groups and the non-ready jobs of some tenants, which are read in one
@@ -149,8 +133,8 @@ func (r *run) checkTenants(ctx context.Context, tenants []*tenantGroups) error {
 		})
 	for i, reply := range replies {
 		var sum nonReadyCounts
-		for j, group := range reply.groups {
-			r.checkGroup(tenants[i].groups[j], group(), &sum)
+		for _, group := range reply.groups {
+			r.checkGroup(group(), &sum)
 		}
 		r.compareNonReady(tenants[i].tenant, sum, reply.nonReady())
 	}
@@ -166,13 +150,13 @@ func (r *run) checkLargeTenant(ctx context.Context, tenants []*tenantGroups) err
 	var lengths [2][2]int64
 	for reading := range sums {
 		groups, err := read.Ask(ctx, r.Transaction, read.PageSize/10, t.groups,
-			func(p redis.Pipeliner, g *knownGroup) func() *read.Group { return r.queue(ctx, p, g) })
+			func(p redis.Pipeliner, g read.Header) func() *read.Group { return r.queue(ctx, p, g) })
 		if err != nil {
 			return err
 		}
-		for i, group := range groups {
+		for _, group := range groups {
 			if reading == 0 {
-				r.checkGroup(t.groups[i], group(), &sums[0])
+				r.checkGroup(group(), &sums[0])
 			} else {
 				sums[1].add(group())
 			}
@@ -225,11 +209,10 @@ func (r *run) compareNonReady(tenant string, counted nonReadyCounts, lengths [2]
 	}
 }
 
-// checkGroup adds a group to the candidates if its numbers look wrong, or if they haven't changed
-// although jobs are under way. It adds the group's non-ready jobs to nonReady, and remembers the
-// numbers in known for the next check. It forgets a group that was deleted or has other types or
-// another tenant.
-func (r *run) checkGroup(known *knownGroup, g *read.Group, nonReady *nonReadyCounts) {
+// checkGroup adds a group to the candidates if its numbers look wrong, or if jobs are under way. It
+// adds the group's non-ready jobs to nonReady. It forgets a group that was deleted or has other
+// types or another tenant.
+func (r *run) checkGroup(g *read.Group, nonReady *nonReadyCounts) {
 	if len(g.WrongTypes) > 0 {
 		r.found.Groups = append(r.found.Groups, g.ID)
 		nonReady.unknown = true
@@ -250,16 +233,7 @@ func (r *run) checkGroup(known *knownGroup, g *read.Group, nonReady *nonReadyCou
 	underWay := g.Int("ready")+g.Int("in_flight") > 0 || done > reduced
 	wrong := all != accepted || g.StateBytes != 2*accepted || g.Failures != g.Int("failed") || reduced > done ||
 		status != string(api.StatusCancelled) && g.Queued() != g.Int("waiting")
-	if now := g.Fingerprint(); now != known.fingerprint {
-		known.fingerprint, known.unchanged, known.recheckAt = now, 0, 1
-	} else {
-		known.unchanged++
-	}
-	recheck := (wrong || underWay) && known.unchanged >= known.recheckAt
-	if recheck || wrong && known.unchanged == 0 || underWay && r.alarmed {
+	if wrong || underWay {
 		r.found.Groups = append(r.found.Groups, g.ID)
-	}
-	if recheck {
-		known.recheckAt = known.unchanged + min(known.unchanged, maxRecheckGap)
 	}
 }

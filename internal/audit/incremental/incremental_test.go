@@ -18,8 +18,8 @@ import (
 func TestMain(m *testing.M) { audittest.Main(m) }
 
 // watch makes an incremental check, and audits the candidates job by job.
-func watch(w *audittest.World, s *Check, alarmed bool) (audit.Candidates, audit.Report) {
-	found, err := s.Run(w.Context(), alarmed)
+func watch(w *audittest.World, s *Check) (audit.Candidates, audit.Report) {
+	found, _, err := s.Run(w.Context())
 	w.OK(err)
 	if len(found.Groups) == 0 {
 		return found, audit.Report{OK: true}
@@ -29,8 +29,7 @@ func watch(w *audittest.World, s *Check, alarmed bool) (audit.Candidates, audit.
 	return found, r
 }
 
-// Incremental checks find what keeps a group from ending: within some checks, or in the first one
-// if it is alarmed.
+// An incremental check finds what keeps a group from ending.
 func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 	online := []string{
 		"accepted", "two counts whose errors cancel out", "negative count", "no states", "one state too many", "queued job gone", "queue gone", "ready entry gone",
@@ -46,19 +45,13 @@ func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 			w := audittest.New(t, url, prefix, 1)
 			audittest.Inhabit(w)
 			p := w.Space.Partition(0)
-			s, calm := New(w.Conn, p), New(w.Conn, p)
-			found, _ := watch(w, s, false)
-			require.Equal(t, audit.Candidates{}, found, "no group is known yet, so none is unchanged")
-			for range 3 {
-				_, r := watch(w, s, false)
+			s := New(w.Conn, p)
+			for range 2 {
+				_, r := watch(w, s)
 				require.Empty(t, r.Violations)
 			}
 			want := c.Do(w)
-			var r audit.Report
-			for checks := 0; len(r.Violations) == 0; checks++ {
-				require.LessOrEqual(t, checks, maxRecheckGap+1)
-				_, r = watch(w, s, false)
-			}
+			_, r := watch(w, s)
 			got := audittest.Summary(r.Violations)
 			require.Subset(t, want, got)
 			require.NotEmpty(t, got)
@@ -68,33 +61,34 @@ func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, whole.Missing, r.Missing, "as a full audit finds them")
 			}
-			_, again := watch(w, calm, true)
-			require.Equal(t, got, audittest.Summary(again.Violations), "an alarmed check finds it at once")
 		})
 	}
 }
 
-// Groups that don't change, because their jobs take long or have no worker, become candidates less
-// and less often.
-func TestCheckBacksOffWhileAGroupIsUnchanged(t *testing.T) {
+// Groups are candidates while they have jobs in streams.
+func TestCheckNamesGroupsWithJobsInStreams(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := audittest.New(t, url, prefix, 1)
 	p := w.Space.Partition(0)
 	w.Create("idle", "acme", "T")
 	w.Append("idle", audittest.Jobs(5))
-	w.Create("long", "acme", "L")
-	w.Append("long", audittest.Jobs(5))
-	w.Start(p, "L", func() []audittest.Taken { w.Admit(p, "L", 5, audittest.NoLimit); return w.Read(p, "L", "c", 5) }())
-	s, candidates := New(w.Conn, p), ""
-	for range 24 {
-		found, _ := watch(w, s, false)
-		require.NotContains(t, found.Groups, "idle", "its queue is as long as its counts say")
-		candidates += strconv.Itoa(len(found.Groups))
+	w.Create("busy", "acme", "L")
+	w.Append("busy", audittest.Jobs(1))
+	s := New(w.Conn, p)
+	candidates := func() []string {
+		found, _ := watch(w, s)
+		return found.Groups
 	}
-	require.Equal(t, "011010001000000010000000", candidates)
-	found, _ := watch(w, s, true)
-	require.Equal(t, []string{"long"}, found.Groups)
+	require.Empty(t, candidates())
+	w.Admit(p, "L", 1, audittest.NoLimit)
+	require.Equal(t, []string{"busy"}, candidates())
+	jobs := w.Start(p, "L", w.Read(p, "L", "c", 1))
+	require.Equal(t, []string{"busy"}, candidates())
+	w.Done(p, "L", jobs...)
+	require.Equal(t, []string{"busy"}, candidates())
+	w.Reduce(p, "0", 10)
+	require.Empty(t, candidates())
 }
 
 // A tenant with more groups than fit into one transaction is read twice.
@@ -110,28 +104,28 @@ func TestCheckOfALargeTenant(t *testing.T) {
 	}
 	s := New(w.Conn, p)
 	for range 3 {
-		found, _ := watch(w, s, false)
+		found, _ := watch(w, s)
 		require.Empty(t, found)
 	}
 	w.OK(w.C.ZRemRangeByRank(w.Context(), p.NonReadyOf("acme"), 7, 7).Err())
-	found, r := watch(w, s, false)
+	found, r := watch(w, s)
 	require.Equal(t, []string{"acme"}, found.Tenants)
 	require.Len(t, r.Missing, 1)
 	require.Len(t, r.Missing[0].Jobs, 1)
 
 	// A group gets its first type between two checks. Then it is deleted, but stays on the list.
 	w.Create("new", "acme", "T")
-	found, _ = watch(w, s, false)
+	found, _ = watch(w, s)
 	require.Equal(t, []string{"acme"}, found.Tenants)
 	w.Append("new", audittest.Jobs(1))
-	found, _ = watch(w, s, false)
+	found, _ = watch(w, s)
 	require.Empty(t, found.Tenants, "the check learns the new type of the group first")
-	found, r = watch(w, s, false)
+	found, r = watch(w, s)
 	require.Equal(t, []string{"acme"}, found.Tenants)
 	require.Len(t, r.Violations, 1, "%v", r.Violations)
 	w.OK(w.C.Del(w.Context(), p.Group("new")).Err())
-	watch(w, s, false)
-	watch(w, s, false)
+	watch(w, s)
+	watch(w, s)
 }
 
 // While all scripts move jobs, incremental checks and the audits of their candidates find no
@@ -145,7 +139,7 @@ func TestCheckFindsNothingWhileJobsMove(t *testing.T) {
 	t.Cleanup(func() { _ = stop() })
 	s, candidates := New(w.Conn, w.Space.Partition(0)), 0
 	for i := 0; i < 100 || c.Moves.Load() < 500; i++ {
-		found, r := watch(w, s, i%5 == 0)
+		found, r := watch(w, s)
 		require.Empty(t, r.Violations, "%v", found)
 		require.Empty(t, r.Missing)
 		require.Empty(t, found.Tenants)
@@ -155,7 +149,8 @@ func TestCheckFindsNothingWhileJobsMove(t *testing.T) {
 	require.Positive(t, candidates)
 }
 
-// BenchmarkCheck measures what a check costs Redis, compared with a full audit.
+// BenchmarkCheck measures what a check and the audit of its candidates cost Redis, with 200 jobs in
+// the ready stream, compared with a full audit.
 func BenchmarkCheck(b *testing.B) {
 	for name, size := range map[string]struct{ groups, jobs int }{"1000 groups": {1000, 5}, "100000 jobs": {1, 100_000}} {
 		b.Run(name, func(b *testing.B) {
@@ -166,11 +161,12 @@ func BenchmarkCheck(b *testing.B) {
 				w.Create(id, fmt.Sprint("t", i%50), "T")
 				w.Append(id, audittest.Jobs(size.jobs))
 			}
+			w.Admit(w.Space.Partition(0), "T", 200, audittest.NoLimit)
 			s := New(w.Conn, w.Space.Partition(0))
-			watch(w, s, false)
+			watch(w, s)
 			cpu, out := usage(w)
 			for b.Loop() {
-				watch(w, s, false)
+				watch(w, s)
 			}
 			cpuNow, outNow := usage(w)
 			b.ReportMetric((cpuNow-cpu)*1e6/float64(b.N), "redis_us/op")
@@ -205,7 +201,7 @@ func TestGroupWithKeyOfWrongTypeIsACandidate(t *testing.T) {
 				t.Parallel()
 				w := audittest.New(t, url, prefix, 1)
 				c.Do(w)
-				found, r := watch(w, New(w.Conn, w.Space.Partition(0)), false)
+				found, r := watch(w, New(w.Conn, w.Space.Partition(0)))
 				require.Contains(t, found.Groups, "good")
 				require.Contains(t, audittest.Summary(r.Violations), audittest.Of(audit.LawLocation, "good", 0))
 				require.Len(t, r.Missing[0].Jobs, 1)

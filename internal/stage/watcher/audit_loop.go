@@ -42,9 +42,6 @@ type auditLoop struct {
 	// leadershipBegan is the start of the leadership in which the fields up to mu were filled.
 	leadershipBegan time.Time
 	nextAt          time.Time // when the next incremental check is due
-	// alarmed makes the next check due now, and makes it read each group that has jobs in flight,
-	// ready or not reduced: reclaim has found a lease without its job.
-	alarmed bool
 	// missingSince holds the missing jobs of the last check, and when each was first found missing.
 	missingSince map[missingJob]time.Time
 
@@ -89,6 +86,15 @@ func (w *Watcher) addAudits(r *stage.Runner, partitions []*partition) {
 	}
 }
 
+// What a check costs Redis, about: for each open group, and for each that it reads job by job. The
+// pause after a check is at least checkPause times as long, so that checks take about 1% of Redis's
+// time at most, however many groups are open.
+const (
+	groupCost     = 15 * time.Microsecond
+	candidateCost = 50 * time.Microsecond
+	checkPause    = 100
+)
+
 // step runs an incremental check if one is due, or if reclaim has reported a lease without its job.
 // The next one is due after Interval, or earlier, after half a job lease, while jobs are missing.
 // If this process does not lead, step drops the partition's open violations.
@@ -100,7 +106,7 @@ func (l *auditLoop) step(ctx context.Context) error {
 		return nil
 	}
 	if since != l.leadershipBegan { // these fields are of an earlier leadership
-		l.leadershipBegan, l.nextAt, l.alarmed = since, time.Time{}, false
+		l.leadershipBegan, l.nextAt = since, time.Time{}
 		l.missingSince = nil
 		l.check = incremental.New(l.Conn, l.Partition)
 	}
@@ -108,11 +114,14 @@ func (l *auditLoop) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.alarmed = l.alarmed || suspicious
-	if !l.alarmed && time.Now().Before(l.nextAt) {
+	if suspicious {
+		l.nextAt = time.Time{}
+	}
+	if time.Now().Before(l.nextAt) {
 		return nil
 	}
-	switch err := l.checkGroups(ctx); {
+	cost, err := l.checkGroups(ctx)
+	switch {
 	case call.IsOOM(err): // without memory Redis refuses transactions, even if they only read
 		l.log.Warn("audit postponed: redis has no memory left", "error", err)
 		l.nextAt = time.Now().Add(l.cfg.Audit.Interval)
@@ -120,22 +129,22 @@ func (l *auditLoop) step(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	l.alarmed, l.nextAt = false, time.Now().Add(l.cfg.Audit.Interval)
+	pause := l.cfg.Audit.Interval
 	if len(l.missingSince) > 0 {
-		if soon := time.Now().Add(l.cfg.Audit.Lease / 2); soon.Before(l.nextAt) {
-			l.nextAt = soon
-		}
+		pause = min(pause, l.cfg.Audit.Lease/2)
 	}
+	l.nextAt = time.Now().Add(max(pause, checkPause*cost))
 	return nil
 }
 
 // checkGroups runs an incremental check, and then reads job by job: the candidates of that check,
 // the groups with missing jobs, those that a full audit reported and those with open violations. It
-// ends jobs that are missing for too long and publishes new violations.
-func (l *auditLoop) checkGroups(ctx context.Context) error {
-	candidates, err := l.check.Run(ctx, l.alarmed)
+// ends jobs that are missing for too long and publishes new violations. It returns about how much
+// of Redis's time that takes.
+func (l *auditLoop) checkGroups(ctx context.Context) (cost time.Duration, err error) {
+	candidates, open, err := l.check.Run(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for job := range l.missingSince {
 		candidates.Groups = append(candidates.Groups, job.group)
@@ -152,14 +161,15 @@ func (l *auditLoop) checkGroups(ctx context.Context) error {
 	if len(candidates.Groups) > 0 {
 		options := audit.Options{Rate: 10 * fullAuditRate}
 		if report, err = audit.RunGroups(ctx, l.Conn, l.Space, l.Partition, candidates, options); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	err = l.endMissing(ctx, report.Missing)
-	return errors.Join(err, l.open.replace(ctx, l.partition, false, candidates.Groups, report.Violations))
+	cost = time.Duration(open)*groupCost + time.Duration(len(candidates.Groups))*candidateCost
+	return cost, errors.Join(err, l.open.replace(ctx, l.partition, false, candidates.Groups, report.Violations))
 }
 
-// endMissing ends jobs as failed with code LOST when they have been missing for two job leases, and
+// endMissing ends jobs as failed with code LOST when they have been missing for a job lease, and
 // remembers the others for the next check. Until then a worker that runs such a job can still
 // report its outcome, although the job's entry in the ready stream is gone.
 func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) error {
@@ -175,7 +185,7 @@ func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) err
 				first = now
 			}
 			stillMissing[key] = first
-			if ok && now.Sub(first) >= 2*l.cfg.Audit.Lease {
+			if ok && now.Sub(first) >= l.cfg.Audit.Lease {
 				overdue.Jobs = append(overdue.Jobs, j)
 			}
 		}

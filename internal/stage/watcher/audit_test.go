@@ -2,6 +2,7 @@ package watcher_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -14,7 +15,9 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
@@ -131,7 +134,7 @@ func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 	require.NoError(w.T, err)
 }
 
-// A worker that runs a job whose entry was deleted can still report the outcome within two leases.
+// A worker that runs a job whose entry was deleted can still report the outcome within a lease.
 func TestRunningJobIsNotLostAtOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -147,6 +150,44 @@ func TestRunningJobIsNotLostAtOnce(t *testing.T) {
 	w.Reduce()
 	w.Await("the group to end", func() bool { return w.Group("g").Status == api.StatusCompleted })
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g"))
+}
+
+// Jobs that vanish with their stream end as LOST while other jobs of their group make progress.
+func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
+	for name, vanish := range map[string]func(context.Context, *stagetest.World) error{
+		"DEL of the ready stream": func(ctx context.Context, w *stagetest.World) error {
+			return w.Conn.Cmd.Del(ctx, w.P.Ready("T")).Err()
+		},
+		"RENAME of the ready stream": func(ctx context.Context, w *stagetest.World) error {
+			return w.Conn.Cmd.Rename(ctx, w.P.Ready("T"), w.P.Ready("T")+".away").Err()
+		},
+		"DEL of the results stream": func(ctx context.Context, w *stagetest.World) error {
+			w.Done("null", w.Take("T", "c", 3)...)
+			return w.Conn.Cmd.Del(ctx, w.P.ResultStream()).Err()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			ctx := context.WithoutCancel(t.Context())
+			_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3)}, groups.Origin{At: time.Now()})
+			require.NoError(t, err)
+			w.Admit("T")
+			require.NoError(t, vanish(ctx, w))
+			run(w, frequentAudit, "w")
+			ended := int64(0)
+			w.Await("the vanished jobs to end", func() bool {
+				require.NoError(t, w.Store.Append(ctx, "g", stagetest.Numbered(1), fmt.Sprint(ended), groups.Origin{At: time.Now()}))
+				w.Admit("T")
+				w.Done("null", w.Take("T", "c", 1)...)
+				w.Reduce()
+				ended++
+				return w.Group("g").FailuresByCode["LOST"] == 3
+			})
+			require.Equal(t, api.Counts{Accepted: 3 + ended, Done: ended, Failed: 3}, w.Counts("g"))
+			requireSound(w)
+		})
+	}
 }
 
 // When reclaim finds a lease without its job, the next incremental check runs at once, however long
