@@ -89,8 +89,8 @@ func (f Finding) aboutJob(ordinal int64) Finding {
 	return f
 }
 
-// quarantinedAt returns the finding with these locations and the repair Quarantine: what is there, a job or an
-// element that is no job, does not belong there.
+// quarantinedAt returns the finding with these locations and the repair Quarantine: what is there,
+// a job or an element that is no job, does not belong there.
 func (f Finding) quarantinedAt(locations ...read.Location) Finding {
 	f.Locations, f.Repair.Kind = locations, Quarantine
 	return f

@@ -237,7 +237,8 @@ func (s *scope) reportProblems(g *trackedGroup, now reading, judged kindSet) {
 // Any other job is to be quarantined, unless the location is the group's result lines, or the job
 // is unknown and the states may be wrong instead (statesAreWrong).
 func (s *scope) reportJob(h read.Header, p problem, statesAreWrong bool) {
-	f := newFinding(p.kind.law(), h.ID, h.Tenant, fmt.Sprint(p.fault, p.kind, p.state), "%s", p.detail()).aboutJob(p.ordinal)
+	f := newFinding(p.kind.law(), h.ID, h.Tenant, fmt.Sprint(p.fault, p.kind, p.state), "%s", p.detail())
+	f = f.aboutJob(p.ordinal)
 	if p.fault != missing && p.kind != atGroupResults && !statesAreWrong {
 		f = f.quarantinedAt(s.locationsOf(p.kind, h, strconv.FormatInt(p.ordinal, 10))...)
 	}

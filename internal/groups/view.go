@@ -37,8 +37,8 @@ func (s *views) Group(ctx context.Context, id string) (api.Group, error) {
 	return views[0], nil
 }
 
-// ReadViews returns groups of one partition. If an aggregate can't be computed, it logs that, and the
-// group lacks it. It leaves out groups that do not exist.
+// ReadViews returns groups of one partition. If an aggregate can't be computed, it logs that, and
+// the group lacks it. It leaves out groups that do not exist.
 func (s *views) ReadViews(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
 	if len(ids) == 0 {
 		return nil, nil

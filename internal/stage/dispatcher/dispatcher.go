@@ -33,7 +33,7 @@ type Config struct {
 	Rate       ledger.Rate   // the global rate limit
 	Lease      time.Duration // a worker that does not renew a job's lease for this time is dead
 	MaxLosses  int           // a job that has lost more workers than this fails
-	// called with permits that were spent, and the time by Redis's clock, µs; nil outside experiments
+	// called with permits that were spent, and Redis's time, µs; nil outside experiments
 	OnPermits func(at int64, partition int, permits []ledger.Permit)
 }
 

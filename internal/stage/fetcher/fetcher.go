@@ -29,7 +29,7 @@ type Config struct {
 	LaneWeights [3]int        // for the lanes high, normal and low
 	Alpha       *float64      // factor of the priority formula, which orders all groups; nil: fair shares
 	KeepStats   time.Duration // retention of congestion statistics
-	// called with permits that were spent, and the time by Redis's clock, µs; nil outside experiments
+	// called with permits that were spent, and Redis's time, µs; nil outside experiments
 	OnPermits func(at int64, partition int, typ string, permits []ledger.Permit)
 }
 
