@@ -178,8 +178,9 @@ type Congestion struct {
 	KeepStats time.Duration // how long congestion statistics are kept after a tenant's last event
 }
 
-// OutcomeReply counts the outcomes that took effect and those that were stale.
-type OutcomeReply struct{ Owned, Stale int64 }
+// OutcomeReply counts the outcomes that took effect, those that were stale, and the jobs that have
+// failed.
+type OutcomeReply struct{ Owned, Stale, Failed int64 }
 
 // Outcome stores the outcomes of a batch of jobs of one type, and removes their entries from the
 // ready stream. An outcome is stale if the job has another attempt by now, has ended, or its group
@@ -219,7 +220,7 @@ func Outcome(
 		}
 	}
 	r, err := run(ctx, c, outcome, p, args...)
-	return OutcomeReply{Owned: r.num(0), Stale: r.num(1)}, err
+	return OutcomeReply{Owned: r.num(0), Stale: r.num(1), Failed: r.num(2)}, err
 }
 
 // appendDone encodes the done jobs of a group as four arguments, however many jobs there are.

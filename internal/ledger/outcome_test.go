@@ -57,7 +57,8 @@ func TestOutcomeKinds(t *testing.T) {
 			w.create(g, fmt.Sprint("t", i), "T")
 			w.append(g, 1)
 			report := other(k.kind, w.begin("T", "c", 1)[0], 0)
-			require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", report), k.kind)
+			failed := map[bool]int64{true: 1}[k.kind == ledger.OutcomeFailed]
+			require.Equal(w, ledger.OutcomeReply{Owned: 1, Failed: failed}, w.outcome("T", report), k.kind)
 			require.Equal(w, map[string]int64{k.place: 1}, w.ledger(g), k.kind)
 			require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val(), k.kind)
 			require.Empty(w, w.pending(w.p.Ready("T")), k.kind)
@@ -161,7 +162,7 @@ func TestOutcomeFailed(t *testing.T) {
 		for _, j := range []taken{second[0], run[1]} {
 			report := other(ledger.OutcomeFailed, j, 0)
 			report[0].Others[0].Code, report[0].Others[0].Text = `A/"B"`, "line\nbreak"
-			require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", report))
+			require.Equal(w, ledger.OutcomeReply{Owned: 1, Failed: 1}, w.outcome("T", report))
 		}
 		require.Equal(w, map[string]int64{"failed": 2}, w.ledger("g"))
 		require.Equal(w, map[string]string{`A/"B"`: "2"}, w.c.HGetAll(w.Context(), w.p.Codes("g")).Val())
@@ -207,7 +208,7 @@ func TestOutcomeMixed(t *testing.T) {
 			}
 		}
 		batch[0].Others = append(batch[0].Others, batch[0].Others[3]) // the same outcome twice
-		require.Equal(w, ledger.OutcomeReply{Owned: 2 + 1 + 4 + 4, Stale: 1 + 1 + 4 + 1}, w.outcome("T", batch))
+		require.Equal(w, ledger.OutcomeReply{Owned: 2 + 1 + 4 + 4, Stale: 1 + 1 + 4 + 1, Failed: 2}, w.outcome("T", batch))
 		require.Equal(w, "DDDNNFNI", w.states("a"))
 		require.Equal(w, "DIINNFNI", w.states("b"))
 		require.Equal(w, map[string]int64{"done": 3, "non_ready": 3, "failed": 1, "in_flight": 1}, w.ledger("a"))

@@ -62,7 +62,7 @@ func (w *world) failed(group string, n int) {
 	run := w.read("T", "c")
 	w.start("T", run)
 	for _, j := range run {
-		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeFailed, j, 0)))
+		require.Equal(w, ledger.OutcomeReply{Owned: 1, Failed: 1}, w.outcome("T", other(ledger.OutcomeFailed, j, 0)))
 	}
 	w.advance(group)
 	require.Equal(w, "FAILED", w.status(group))

@@ -52,6 +52,12 @@ func (m *FetcherMetrics) EmptyPoll() { m.emptyPolls.add(1) }
 // Rejected counts an admission that was refused because the ready stream was full.
 func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
 
+// deadLetters counts jobs that became dead letters. Roles share the metric: the process that ends a
+// job counts it, so that the sum over all processes counts each job once.
+func (i instruments) deadLetters() counter {
+	return i.counter("worker_dead_letter_total", "Jobs that this process ended as failed for good.")
+}
+
 // DispatcherMetrics are the dispatcher's metrics: how jobs leave non-ready. They include permits,
 // because each promotion spends one.
 type DispatcherMetrics struct {
@@ -69,8 +75,7 @@ func NewDispatcherMetrics(meter metric.Meter) *DispatcherMetrics {
 		skipped:      i.counter("dispatch_skip_total", "Promotions put off because the ready stream was full."),
 		totalMoved:   i.counter("dispatcher_total_moved", "Jobs promoted from non-ready to a ready stream."),
 		totalSkipped: i.counter("dispatcher_total_skipped", "Promotions put off because the ready stream was full."),
-		deadLetter: i.counter("dispatcher_dead_letter_total",
-			"Jobs that failed as WORKER_LOST: each worker that ran them was lost."),
+		deadLetter:   i.deadLetters(),
 		takenBack: i.counter("dispatcher_total_taken_back",
 			"Jobs taken back from workers that gave no sign of life for a lease."),
 		cycle: i.histogram("dispatch_cycle_duration_ms", "Time that one dispatch cycle took.",
@@ -117,7 +122,7 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		failed:     i.counter("worker_job_failed_total", "Attempts that failed."),
 		timedOut:   i.counter("worker_job_timeout_total", "Attempts that failed by running out of time."),
 		retried:    i.counter("worker_job_retry_total", "Attempts that will be followed by another."),
-		deadLetter: i.counter("worker_dead_letter_total", "Jobs that failed for good."),
+		deadLetter: i.deadLetters(),
 		stale: i.counter("worker_stale_total",
 			"Outcomes that changed nothing, since the attempt was not the job's any more."),
 		leasesLost: i.counter("worker_leases_lost_total", "Jobs whose lease was lost while they ran here."),
@@ -192,7 +197,8 @@ func (m *WorkerMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 type WatcherMetrics struct {
 	queues     atomic.Pointer[queues]
 	violations atomic.Pointer[map[string]int]
-	deadLetter map[string]counter
+	deadLetter counter
+	byCode     map[string]counter
 }
 
 type queues struct {
@@ -208,17 +214,19 @@ type typeBacklog struct {
 // NewWatcherMetrics creates the watcher's instruments.
 func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 	i := instruments{meter}
-	m := &WatcherMetrics{deadLetter: map[string]counter{}}
+	m := &WatcherMetrics{deadLetter: i.deadLetters(), byCode: map[string]counter{}}
 	for _, code := range []string{"LOST", "NO_PROCESSOR"} {
-		m.deadLetter[code] = i.counter("watcher_dead_letter_total", "Jobs that the watcher ended as failed, by code.",
+		m.byCode[code] = i.counter("watcher_dead_letter_total", "Jobs that the watcher ended as failed, by code.",
 			attribute.String("code", code))
 	}
-	m.queues.Store(&queues{})
 	ready := i.gauge("ready_queue_size", "Jobs in ready streams that no worker has started.")
 	nonReady := i.gauge("non_ready_queue_size", "Non-ready jobs: each waits until its due time.")
 	backlog := i.gauge("backlog", "Jobs that wait to run, by type.")
 	i.observe(func(o metric.Observer) {
 		q := m.queues.Load()
+		if q == nil {
+			return
+		}
 		o.ObserveInt64(ready, q.ready)
 		o.ObserveInt64(nonReady, q.nonReady)
 		for _, b := range q.backlog {
@@ -238,11 +246,17 @@ func NewWatcherMetrics(meter metric.Meter) *WatcherMetrics {
 }
 
 // DeadLettered counts n jobs that the watcher ended as failed, with code LOST or NO_PROCESSOR.
-func (m *WatcherMetrics) DeadLettered(code string, n int) { m.deadLetter[code].add(n) }
+func (m *WatcherMetrics) DeadLettered(code string, n int) {
+	m.deadLetter.add(n)
+	m.byCode[code].add(n)
+}
 
 // SetViolations replaces the numbers of open violations, by law. The caller must not change the map
 // afterwards.
 func (m *WatcherMetrics) SetViolations(byLaw map[string]int) { m.violations.Store(&byLaw) }
+
+// HideQueues removes the queue gauges until the next SetQueues, because another process shows them.
+func (m *WatcherMetrics) HideQueues() { m.queues.Store(nil) }
 
 // SetQueues replaces the values of the queue gauges: ready jobs, non-ready jobs, and the backlog by
 // type. A type that is missing in backlog is no longer shown. The [MaxLabels] types with the

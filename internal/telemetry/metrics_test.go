@@ -51,7 +51,6 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 		`bulk_action_backpressure_rejected_total 0`,
 		`bulk_action_dispatch_moved_total 0`,
 		`bulk_action_dispatch_skip_total 0`,
-		`bulk_action_dispatcher_dead_letter_total 0`,
 		`bulk_action_dispatcher_total_moved 0`,
 		`bulk_action_dispatcher_total_skipped 0`,
 		`bulk_action_dispatcher_total_taken_back 0`,
@@ -59,8 +58,6 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 		`bulk_action_fetcher_admitted_ready 0`,
 		`bulk_action_fetcher_empty_polls 0`,
 		`bulk_action_fetcher_total_fetched 0`,
-		`bulk_action_non_ready_queue_size 0`,
-		`bulk_action_ready_queue_size 0`,
 		`bulk_action_watcher_dead_letter_total{code="LOST"} 0`,
 		`bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 0`,
 		`bulk_action_worker_dead_letter_total 0`,
@@ -124,7 +121,6 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_dispatch_cycle_duration_ms_sum 1.5`,
 		`bulk_action_dispatch_moved_total 2`,
 		`bulk_action_dispatch_skip_total 1`,
-		`bulk_action_dispatcher_dead_letter_total 5`,
 		`bulk_action_dispatcher_total_moved 2`,
 		`bulk_action_dispatcher_total_skipped 1`,
 		`bulk_action_dispatcher_total_taken_back 4`,
@@ -147,7 +143,7 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_wait_rate_ms_sum 40`,
 		`bulk_action_watcher_dead_letter_total{code="LOST"} 2`,
 		`bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 3`,
-		`bulk_action_worker_dead_letter_total 1`,
+		`bulk_action_worker_dead_letter_total 11`,
 		`bulk_action_worker_job_duration_ms_count 3`,
 		`bulk_action_worker_job_duration_ms_sum 2100`,
 		`bulk_action_worker_job_failed_total 2`,
@@ -167,7 +163,7 @@ func TestMetricNames(t *testing.T) {
 		"backpressure_admitted_total", "backpressure_rejected_total", "fetcher_total_fetched", "fetcher_empty_polls",
 		"fetcher_admitted_ready", "fetcher_admitted_non_ready", "dispatcher_total_moved", "dispatcher_total_skipped",
 		"worker_job_success_total", "worker_job_failed_total", "worker_job_timeout_total", "worker_job_retry_total", "worker_dead_letter_total",
-		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back", "dispatcher_dead_letter_total", "watcher_dead_letter_total",
+		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back", "watcher_dead_letter_total",
 	} {
 		want[namePrefix+name] = "counter"
 	}
@@ -249,6 +245,10 @@ func TestBacklogTypesAreBounded(t *testing.T) {
 	samples, _ = scrape(t, tel)
 	samples = slices.DeleteFunc(samples, func(s string) bool { return strings.Contains(s, "dead_letter") })
 	require.Equal(t, []string{`bulk_action_backlog{type="HTTP"} 3`, `bulk_action_non_ready_queue_size 0`, `bulk_action_ready_queue_size 0`}, samples)
+
+	watcher.HideQueues()
+	samples, _ = scrape(t, tel)
+	require.NotContains(t, strings.Join(samples, "\n"), "queue_size")
 }
 
 func TestAuditViolations(t *testing.T) {

@@ -39,7 +39,7 @@
 --   +10 code       -     error code
 --   +11 message    -     error text
 -- Reply
---   {owned, stale}  outcomes that took effect, and stale ones
+--   {owned, stale, failed}  outcomes that took effect, stale ones, and jobs that have failed
 -- A stale outcome changes nothing but the counter stale of load:TYPE, if its group is not
 -- cancelled. Its entry is removed too, unless it may hold the job's present attempt. All outcomes
 -- of a cancelled or deleted group are stale.
@@ -53,7 +53,7 @@ local job, arg = 0, 8 + all_entries -- number of the job that was read last; ind
 local stream = B .. 'ready:' .. typ
 -- kept has the numbers of jobs whose entries stay. refused counts stale outcomes of groups that are
 -- not cancelled.
-local now, kept, owned, stale, refused = now_ms(), {}, 0, 0, 0
+local now, kept, owned, stale, refused, all_failed = now_ms(), {}, 0, 0, 0, 0
 local since = string.format('%.0f', now)
 precheck('XLEN', stream, B .. 'results')
 precheck('SCARD', B .. 'active')
@@ -281,6 +281,7 @@ for _ = 1, groups do
     store_tenant(tenant, took, ran, done + failed)
   end
   local took_effect = done + failed + non_ready + readied
+  all_failed = all_failed + failed
   owned, stale = owned + took_effect, stale + n_done + n_other - took_effect
   if live then refused = refused + n_done + n_other - took_effect end
 end
@@ -305,4 +306,4 @@ if from <= to then
   call('XDEL', stream, unpack(entries, from, to))
 end
 refill(typ)
-return { owned, stale }
+return { owned, stale, all_failed }

@@ -3,6 +3,9 @@ package dispatcher_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -16,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
@@ -187,6 +191,10 @@ func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	w.Admit("T")
 	cfg := config()
 	cfg.Lease, cfg.MaxLosses = 100*time.Millisecond, 2
+	tel, err := telemetry.Setup(t.Context(), telemetry.Options{Service: "dispatcher", LogWriter: io.Discard})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, tel.Shutdown(context.Background())) })
+	w.Tel = tel
 	d := dispatcher.New(stagetest.Process(w, "d"), cfg)
 	w.Run(d)
 	for range 3 {
@@ -196,6 +204,9 @@ func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	require.Equal(t, map[string]int64{"WORKER_LOST": 1}, w.Group("g").FailuresByCode)
 	require.Equal(t, 3, w.DeadLetters()[0].Attempts)
 	w.Await("the failed job to be counted", func() bool { return d.Status().Counts["worker_lost"] == 1 })
+	answer := httptest.NewRecorder()
+	tel.MetricsHandler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	require.Contains(t, answer.Body.String(), "bulk_action_worker_dead_letter_total 1\n")
 }
 
 // TestNothingIsReclaimedForALeaseAfterAnOutage: idle times grow while Redis is away, so all workers

@@ -186,5 +186,5 @@ func (u *unservedTypes) failEntries(ctx context.Context, typ string, entries []s
 		})
 	}
 	r, err := ledger.Outcome(ctx, u.Conn.Cmd, u.Partition, typ, ledger.Congestion{}, outcomes)
-	return r.Owned, err
+	return r.Failed, err
 }

@@ -90,7 +90,6 @@ func New(p stage.Process, cfg Config, store *groups.Store, events message.Publis
 // once. It logs the errors of its loops and goes on after them; so it returns nil.
 func (w *Watcher) Run(ctx context.Context) error {
 	r := w.Runner()
-	r.Every("queue gauges", measureEvery, w.measure)
 	var partitions []*partition
 	for _, p := range w.Space.All() {
 		part := &partition{Watcher: w, Partition: p, log: w.Tel.Log.With("partition", p.Index())}
@@ -103,6 +102,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		}
 		r.Loop("watch", p.Wake("watcher"), loop.step)
 	}
+	r.Every("queue gauges", measureEvery, partitions[0].measure)
 	w.addAudits(r, partitions)
 	r.OnStop(func(ctx context.Context) {
 		for _, p := range w.Space.All() {
@@ -112,9 +112,15 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return r.Run(ctx)
 }
 
-// measure updates the gauges of ready jobs, of non-ready jobs, and of the backlog of each type.
-func (w *Watcher) measure(ctx context.Context) error {
-	st, err := w.store.Stats(ctx)
+// measure updates the gauges of ready jobs, of non-ready jobs, and of the backlog of each type,
+// which count the jobs of all partitions. Only the leader of this partition has these gauges: so
+// their sum over all processes is right.
+func (p *partition) measure(ctx context.Context) error {
+	if _, leads := p.leadership(); !leads {
+		p.metrics.HideQueues()
+		return nil
+	}
+	st, err := p.store.Stats(ctx)
 	if err != nil {
 		return err
 	}
@@ -125,7 +131,7 @@ func (w *Watcher) measure(ctx context.Context) error {
 		nonReady += int(t.NonReady)
 		backlog[t.Type] = int(t.Backlog)
 	}
-	w.metrics.SetQueues(ready, nonReady, backlog)
+	p.metrics.SetQueues(ready, nonReady, backlog)
 	return nil
 }
 

@@ -232,6 +232,7 @@ func TestDeadLeaderIsFenced(t *testing.T) {
 	w.Jobs("g", "T", 1)
 	run(w, watcher.Config{}, "w")
 	awaitIDs(w, "g", "1.created", "1.dispatched")
+	require.Contains(t, metrics(w), "bulk_action_worker_dead_letter_total 250\n")
 	// The margin is for the difference between the clocks of Redis and the test.
 	require.WithinRange(t, w.Group("g").Timestamps["dispatched"],
 		ends.Add(-50*time.Millisecond), ends.Add(stagetest.Patience))
@@ -317,6 +318,35 @@ func TestPublishesUntilItWorks(t *testing.T) {
 	awaitIDs(w, "g", "1.created", "1.dispatched")
 }
 
+// Only one of several watchers shows how many jobs the whole system has, so that a sum is right.
+func TestOneWatcherShowsTheQueues(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 4)
+	w.Jobs("g", "T", 7)
+	const gauge = `bulk_action_backlog{type="T"} 7`
+	var stops []func()
+	var shown []func() bool
+	for _, id := range []string{"a", "b"} {
+		measured(w)
+		tel := w.Tel
+		shown = append(shown, func() bool {
+			w.Tel = tel
+			return strings.Contains(metrics(w), gauge)
+		})
+		stops = append(stops, run(w, watcher.Config{}, id))
+	}
+	w.Await("the gauge of one process", func() bool { return shown[0]() || shown[1]() })
+	first := 0
+	if shown[1]() {
+		first = 1
+	}
+	other := 1 - first
+	require.False(t, shown[other](), "two processes show the same jobs")
+	stops[first]()
+	w.Await("the gauge of the other process", shown[other])
+}
+
 func TestJobsWithoutProcessorFail(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -345,6 +375,7 @@ func TestJobsWithoutProcessorFail(t *testing.T) {
 	w.Await("the metric", func() bool {
 		return strings.Contains(metrics(w), `bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 250`)
 	})
+	require.Contains(t, metrics(w), "bulk_action_worker_dead_letter_total 250\n")
 	// The margin is for the difference between the clocks of Redis and the test.
 	require.GreaterOrEqual(t, w.DeadLetters()[249].At.Sub(began), timeout-50*time.Millisecond)
 	require.Equal(t, api.Counts{Accepted: 5, Ready: 5}, w.Counts("served"))

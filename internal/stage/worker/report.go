@@ -103,6 +103,7 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 		return
 	}
 	p.held.remove(batch)
+	p.metrics.DeadLettered(int(r.Failed))
 	if err != nil {
 		p.Tel.Log.Error("outcomes could not be reported, the jobs will run again",
 			"type", typ, "jobs", len(batch), "error", err)
@@ -113,7 +114,7 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 }
 
 // groupOutcomes returns the outcomes of batch, which is ordered by byJob, by group. It also counts
-// retries and dead letters in the metrics (see otherOutcome).
+// retries in the metrics (see otherOutcome).
 func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 	size := 0
 	for _, t := range batch {
@@ -149,7 +150,7 @@ func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 }
 
 // otherOutcome returns the outcome of a task that is not done: unstarted, released, throttled, to
-// be retried, or failed. It also counts a throttle, a retry or a dead letter in the metrics.
+// be retried, or failed. It also counts a throttle or a retry in the metrics.
 func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
 		Entry:     t.entryID,
@@ -184,7 +185,6 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 		p.metrics.Retried(1)
 	default:
 		o.Kind = ledger.OutcomeFailed
-		p.metrics.DeadLettered(1)
 	}
 	return o
 }
