@@ -10,6 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // commands changes what groups, tenants and types may do.
@@ -34,7 +35,11 @@ func (s *commands) Cancel(ctx context.Context, group string) (api.Accepted, erro
 			return err
 		}
 		for {
-			if more, err := ledger.Sweep(ctx, s.conn.Cmd, p, group); err != nil || !more {
+			more, steps, err := ledger.Sweep(ctx, s.conn.Cmd, p, group)
+			for _, step := range steps {
+				s.tel.RecordStep(ctx, p.Group(group), telemetry.JobStep(step))
+			}
+			if err != nil || !more {
 				return err
 			}
 		}

@@ -66,6 +66,25 @@ func (r reply) traced() TracedJob {
 	return TracedJob{Group: r.str(0), Ordinal: r.num(1), Tenant: r.str(2), Parent: r.str(3), SpanID: r.str(4)}
 }
 
+// JobStep is a sampled job that a script has ended or taken back. The caller records a span for it.
+type JobStep struct {
+	Name          string // of the span: fail, cancel or reclaim
+	Tenant, Group string
+	Ordinal       int64
+	Attempt       int    // 0: it has not begun
+	Trace         string // the traceparent that the span follows
+	Code          string // of the error, if it failed
+}
+
+// steps reads the list steps of a script.
+func (r reply) steps() (all []JobStep) {
+	for s := range slices.Chunk(r, 7) {
+		all = append(all, JobStep{Name: s.str(0), Group: s.str(1), Ordinal: s.num(2), Tenant: s.str(3), Trace: s.str(4),
+			Attempt: int(s.num(5)), Code: s.str(6)})
+	}
+	return all
+}
+
 // AdmitTrace is a sampled job that left the fair queue.
 type AdmitTrace struct {
 	TracedJob

@@ -40,9 +40,12 @@ type GroupTerms struct {
 	MaxRetries int           // negative: the worker's default
 }
 
+// TokenCancelled is the token of a job whose group was cancelled while the job was ready.
+const TokenCancelled = -2
+
 // StartReply says which jobs were started.
 type StartReply struct {
-	Tokens []int64      // for each job, in the order of the call: the attempt to report under, or -1
+	Tokens []int64      // for each job, in the order of the call: the attempt to report under, or negative
 	Groups []GroupTerms // for each group, in the order of the call
 	AtUS   int64        // Redis time, µs
 }
@@ -180,7 +183,10 @@ type Congestion struct {
 
 // OutcomeReply counts the outcomes that took effect, those that were stale, and the jobs that have
 // failed.
-type OutcomeReply struct{ Owned, Stale, Failed int64 }
+type OutcomeReply struct {
+	Owned, Stale, Failed int64
+	Steps                []JobStep // sampled jobs that have failed, or that were cancelled meanwhile
+}
 
 // Outcome stores the outcomes of a batch of jobs of one type, and removes their entries from the
 // ready stream. An outcome is stale if the job has another attempt by now, has ended, or its group
@@ -220,7 +226,7 @@ func Outcome(
 		}
 	}
 	r, err := run(ctx, c, outcome, p, args...)
-	return OutcomeReply{Owned: r.num(0), Stale: r.num(1), Failed: r.num(2)}, err
+	return OutcomeReply{Owned: r.num(0), Stale: r.num(1), Failed: r.num(2), Steps: r.list(3).steps()}, err
 }
 
 // appendDone encodes the done jobs of a group as four arguments, however many jobs there are.
@@ -254,10 +260,11 @@ func appendDone(args []any, jobs []DoneJob) []any {
 
 // ReclaimReply says what Reclaim has done.
 type ReclaimReply struct {
-	Taken   int      // jobs that are non-ready now, due at once
-	Failed  int      // jobs that have failed, because they lost more than maxLosses workers
-	Stale   int      // entries that were no jobs, or whose job has another attempt or a cancelled group by now
-	Missing []string // pending entries that another program has deleted from the stream: an incident
+	Steps   []JobStep // the sampled ones among the jobs
+	Taken   int       // jobs that are non-ready now, due at once
+	Failed  int       // jobs that have failed, because they lost more than maxLosses workers
+	Stale   int       // entries that were no jobs, or whose job has another attempt or a cancelled group by now
+	Missing []string  // pending entries that another program has deleted from the stream: an incident
 }
 
 // Reclaim takes back the jobs of dead workers: it takes at most `most` pending entries of a type's
@@ -267,7 +274,7 @@ func Reclaim(
 	typ string, lease time.Duration, most, maxLosses int,
 ) (ReclaimReply, error) {
 	r, err := run(ctx, c, reclaim, p, typ, lease.Milliseconds(), most, maxLosses)
-	out := ReclaimReply{Taken: int(r.num(0)), Failed: int(r.num(1)), Stale: int(r.num(3))}
+	out := ReclaimReply{Taken: int(r.num(0)), Failed: int(r.num(1)), Stale: int(r.num(3)), Steps: r.list(4).steps()}
 	if missing := r.list(2); len(missing) > 0 {
 		out.Missing = all(missing, reply.str)
 	}

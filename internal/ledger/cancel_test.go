@@ -46,7 +46,7 @@ func TestCancelEverywhere(t *testing.T) {
 		for _, j := range run {
 			jobs := []taken{j}
 			w.start("T", jobs)
-			require.Equal(w, int64(-1), jobs[0].token)
+			require.Negative(w, jobs[0].token)
 			require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(j)))
 		}
 		require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
@@ -108,7 +108,7 @@ func TestSweepManyJobs(t *testing.T) {
 		calls, n := 0, int64(0)
 		for more := true; more; calls++ {
 			var err error
-			more, err = ledger.Sweep(w.Context(), w.c, w.p, "g")
+			more, _, err = ledger.Sweep(w.Context(), w.c, w.p, "g")
 			require.NoError(w, err)
 			counts := w.ledger("g") // the counts agree with the states between the calls, too
 			require.GreaterOrEqual(w, counts["cancelled"], n)
@@ -138,7 +138,7 @@ func TestSweepManyNonReadyJobs(t *testing.T) {
 		}
 		w.cancel("g")
 		for calls := 0; ; calls++ {
-			more, err := ledger.Sweep(w.Context(), w.c, w.p, "g")
+			more, _, err := ledger.Sweep(w.Context(), w.c, w.p, "g")
 			require.NoError(w, err)
 			if !more {
 				require.Greater(w, calls, 4)

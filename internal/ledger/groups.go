@@ -126,12 +126,15 @@ func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group st
 const SweepJobs = 5000
 
 // Sweep moves a batch of a cancelled group's jobs to cancelled; more says that something may be
-// left to do. The last calls remove its non-ready and suspended jobs, its large payloads and latest
-// errors, and put it among the ended groups. It does nothing to a group that is not cancelled.
-// Twice: the second call moves the next ones.
-func Sweep(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
+// left to do. steps are the sampled jobs that it has removed from their locations. The last calls
+// remove the waiting, non-ready and suspended jobs, the large payloads and latest errors, and put
+// the group among the ended ones. It does nothing to a group that is not cancelled. Twice: the
+// second call moves the next ones.
+func Sweep(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string,
+) (more bool, steps []JobStep, err error) {
 	r, err := run(ctx, c, sweep, p, group, SweepJobs)
-	return r.str(0) == "MORE", err
+	return r.str(0) == "MORE", r.list(2).steps(), err
 }
 
 // Reopen opens the next round of an ended group and returns its number. Requeue then moves the

@@ -40,7 +40,7 @@ func TestLifeOfAGroup(t *testing.T) {
 		require.Equal(w, ledger.OutcomeReply{Owned: 6}, w.outcome("T", done(jobs[:6]...)))
 		require.Equal(w, ledger.OutcomeReply{Stale: 6}, w.outcome("T", done(jobs[:6]...)), "the same outcome again changes nothing")
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeRetry, jobs[6], 0)))
-		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeFailed, jobs[7], 0)))
+		require.Equal(w, ledger.OutcomeReply{Owned: 1, Failed: 1}, w.outcome("T", other(ledger.OutcomeFailed, jobs[7], 0)))
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeReleased, jobs[8], 0)))
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", done(jobs[9])))
 		require.Equal(w, map[string]int64{"done": 7, "failed": 1, "non_ready": 2}, w.ledger("g"))

@@ -279,7 +279,7 @@ func (m *model) actCancel() {
 
 func (m *model) actSweep() {
 	g := m.group()
-	_, err := ledger.Sweep(m.Context(), m.c, m.p, g)
+	_, _, err := ledger.Sweep(m.Context(), m.c, m.p, g)
 	require.NoError(m, err)
 	m.swept(g)
 }

@@ -177,6 +177,7 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 				j := &b.jobs[o.Ordinal]
 				j.retries, j.throttles, j.losses = o.Retries, o.Throttles, o.Losses
 				if to == ledger.Failed {
+					r.Failed++
 					j.retries, j.throttles, j.losses = 0, 0, 0
 				}
 			}

@@ -152,7 +152,7 @@ func (w *world) reducing(e results) act {
 
 func (w *world) sweeping(group string) act {
 	return func() error {
-		_, err := ledger.Sweep(w.Context(), w.c, w.p, group)
+		_, _, err := ledger.Sweep(w.Context(), w.c, w.p, group)
 		return err
 	}
 }

@@ -168,7 +168,7 @@ func (w *world) failSome(group string, n int) int64 {
 		report[0].Others = append(report[0].Others, other(ledger.OutcomeFailed, j, 0)[0].Others...)
 	}
 	r := w.outcome("T", report)
-	require.Equal(w, ledger.OutcomeReply{Owned: int64(n)}, r)
+	require.Equal(w, ledger.OutcomeReply{Owned: int64(n), Failed: int64(n)}, r)
 	return r.Owned
 }
 

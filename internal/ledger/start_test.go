@@ -78,7 +78,7 @@ func TestStartStale(t *testing.T) {
 		stale := []taken{cancelled, ready, back, ended, gone}
 		w.start("T", stale)
 		for _, j := range stale {
-			require.Equal(w, int64(-1), j.token)
+			require.Negative(w, j.token)
 		}
 		require.Equal(w, "RRD", w.states("g"))
 		require.Len(w, w.pending(w.p.Ready("T")), 2, "the new attempts' entries")

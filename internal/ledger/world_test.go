@@ -131,7 +131,7 @@ func (w *world) cancel(group string) {
 func (w *world) sweep(group string) int {
 	w.Helper()
 	for calls := 1; ; calls++ {
-		more, err := ledger.Sweep(w.Context(), w.c, w.p, group)
+		more, _, err := ledger.Sweep(w.Context(), w.c, w.p, group)
 		require.NoError(w, err)
 		if !more {
 			return calls

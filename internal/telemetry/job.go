@@ -5,7 +5,9 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	nooptrace "go.opentelemetry.io/otel/trace/noop"
 )
@@ -18,6 +20,38 @@ type JobSpan struct {
 	ID     string         // the span's id, 16 hex digits, if a script has chosen it; "": random
 	Start  time.Time      // now when zero
 	Links  []trace.Link
+}
+
+// JobStep is a step that only sampled jobs are recorded for: the job failed or was cancelled, which
+// ends its trace, or it was taken back from a dead worker.
+type JobStep struct {
+	Name          string // fail, cancel or reclaim
+	Tenant, Group string
+	Ordinal       int64
+	Attempt       int
+	Trace         string // the job's traceparent; "": the span begins a trace of its own
+	Code          string // of the error, if the job failed
+}
+
+// RecordStep records the span of a step, which ends now. destination is where the job was.
+func (t *Telemetry) RecordStep(ctx context.Context, destination string, s JobStep) {
+	attrs := func() []attribute.KeyValue {
+		a := MessagingAttributes(OpSettle, s.Name, destination)
+		a = append(a, JobAttributes(s.Tenant, s.Group, s.Ordinal, s.Attempt)...)
+		if s.Code != "" {
+			a = append(a, semconv.ErrorTypeKey.String(s.Code))
+		}
+		return a
+	}
+	if s.Trace == "" {
+		t.NewJobTrace(trace.SpanContext{}, s.Name, time.Now(), attrs)
+		return
+	}
+	_, span := t.StartJob(ctx, JobSpan{Parent: s.Trace, Name: s.Name}, attrs)
+	if s.Code != "" {
+		span.SetStatus(codes.Error, s.Code)
+	}
+	span.End()
 }
 
 // noSpan is the span of unsampled jobs. It is one shared value, because each conversion to the

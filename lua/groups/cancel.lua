@@ -24,7 +24,10 @@ if g[1] == 'COMPLETED' or g[1] == 'FAILED' then return { 'ENDED', g[1] } end
 local now, tenant = now_ms(), g[2]
 local held = g[6] or call('ZSCORE', B .. 'scheduled', group)
 local waiting = waiting_by_type(group, g[3], g[4], tenant)
-for typ in pairs(waiting) do precheck('HLEN', B .. 'load:' .. typ) end
+for typ in pairs(waiting) do
+  precheck('HLEN', B .. 'load:' .. typ)
+  precheck('LLEN', B .. 'cancelled:' .. group .. ':' .. typ)
+end
 precheck_activate(tenant)
 precheck_mark_dirty()
 allow_oom()
@@ -35,7 +38,7 @@ for typ, n in pairs(waiting) do
   if n > 0 then
     call('HINCRBY', B .. 'load:' .. typ, 'waiting', -n)
     if not held then activate(tenant, -n) end
-    call('UNLINK', B .. 'queue:' .. group .. ':' .. typ)
+    call('RENAME', B .. 'queue:' .. group .. ':' .. typ, B .. 'cancelled:' .. group .. ':' .. typ)
   end
   withdraw(typ, g[4], tenant, group)
 end

@@ -32,7 +32,9 @@ if g[1] then
   precheck('ZCARD', B .. 'groups:' .. g[1], B .. 'tenants')
   precheck('HLEN', B .. 'tenant:' .. g[1])
 end
-for typ in string.gmatch(g[3] or '', '[^|]+') do call('UNLINK', B .. 'queue:' .. group .. ':' .. typ) end
+for typ in string.gmatch(g[3] or '', '[^|]+') do
+  call('UNLINK', B .. 'queue:' .. group .. ':' .. typ, B .. 'cancelled:' .. group .. ':' .. typ)
+end
 call('UNLINK', key, B .. 'states:' .. group, B .. 'payloads:' .. group, B .. 'results:' .. group,
   B .. 'aggregate:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
 call('ZREM', B .. 'groups', group)

@@ -1,6 +1,7 @@
 -- sweep: moves a batch of the jobs of a cancelled group to cancelled. In the end it removes the
--- group's non-ready and suspended jobs, deletes its payloads and latest errors, and moves it from
--- the open groups to the ended ones. Entries of a ready stream are left to start and reclaim.
+-- group's waiting, non-ready and suspended jobs, deletes its payloads and latest errors, and moves
+-- it from the open groups to the ended ones. Entries of a ready stream are left to start and
+-- reclaim.
 -- State: waiting, non-ready, ready, in flight → cancelled
 --
 -- KEYS
@@ -10,8 +11,9 @@
 --   1  group  -     the group's id
 --   2  most   jobs  most jobs to move
 -- Reply
---   {'MORE', n}  n jobs were moved; more may be left
---   {'DONE', 0}  no job is left to move, or the group is not cancelled
+--   {'MORE', n, steps}  n jobs were moved; more may be left. steps has the sampled jobs that were
+--                       removed from their locations (see parts/blob.lua)
+--   {'DONE', 0, steps}  no job is left to move, or the group is not cancelled
 -- Cursors in the group's hash hold where the next call goes on.
 -- Twice: the second call goes on behind the first.
 -- Out of memory: goes through.
@@ -19,13 +21,16 @@
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key = B .. 'group:' .. group
 local g = call('HMGET', key, 'status', 'sweep', 'accepted', 'tenant', 'sweep_non_ready', 'types')
-if g[1] ~= 'CANCELLED' or not g[2] then return { 'DONE', 0 } end
+if g[1] ~= 'CANCELLED' or not g[2] then return { 'DONE', 0, steps } end
 local at, accepted, tenant = tonumber(g[2]), tonumber(g[3] or 0), g[4]
 local NAMES = { W = 'waiting', N = 'non_ready', R = 'ready', I = 'in_flight' }
 precheck_activate(tenant)
 precheck('SCARD', B .. 'suspended', B .. 'resuming')
 precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'non-ready', B .. 'non-ready:' .. tenant, B .. 'suspended:' .. tenant)
-for typ in string.gmatch(g[6] or '', '[^|]+') do precheck('HLEN', B .. 'load:' .. typ) end
+for typ in string.gmatch(g[6] or '', '[^|]+') do
+  precheck('HLEN', B .. 'load:' .. typ)
+  precheck('LLEN', B .. 'cancelled:' .. group .. ':' .. typ)
+end
 if at < accepted then
   local span = call('GETRANGE', B .. 'states:' .. group, at * 2, (at + most) * 2 - 1)
   local n, counts = 0, { W = 0, N = 0, R = 0, I = 0 }
@@ -40,7 +45,21 @@ if at < accepted then
   add(key, 'cancelled', n)
   add(B .. 'tenant:' .. tenant, 'unfinished', -n)
   call('HSET', key, 'sweep', math.min(accepted, at + most))
-  return { 'MORE', n }
+  return { 'MORE', n, steps }
+end
+-- Then remove the group's waiting jobs, which cancel has renamed.
+for typ in string.gmatch(g[6] or '', '[^|]+') do
+  local queue = B .. 'cancelled:' .. group .. ':' .. typ
+  local blobs = call('LRANGE', queue, 0, most - 1)
+  if #blobs > 0 then
+    allow_oom()
+    for _, blob in ipairs(blobs) do
+      local ordinal, trace = string.match(blob, '^(%d+)|%d+|([^|]+)|')
+      if trace then note_step('cancel', group, ordinal, tenant, trace, 0, '') end
+    end
+    call('LTRIM', queue, #blobs, -1)
+    return { 'MORE', 0, steps }
+  end
 end
 -- Then remove the group's non-ready and suspended jobs, so that no job that is scheduled for next
 -- year stays in memory. The cursor of the suspended ones, which come second, begins with s.
@@ -54,6 +73,7 @@ for i = 1, #page[2], 2 do
   local j = parse(page[2][i])
   if j and j.group == group and call('ZREM', jobs, page[2][i]) == 1 then
     call('HINCRBY', B .. 'load:' .. j.typ, 'non_ready', -1)
+    note_step('cancel', group, j.ordinal, tenant, j.trace, j.attempt, '')
     if not suspended then
       if j.reason ~= 'S' and j.reason ~= 'P' then call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', -1) end
       if j.reason == 'R' then
@@ -69,7 +89,7 @@ if page[1] ~= '0' or not suspended then
   local next_page = page[1]
   if suspended or page[1] == '0' then next_page = 's' .. page[1] end
   call('HSET', key, 'sweep_non_ready', next_page)
-  return { 'MORE', 0 }
+  return { 'MORE', 0, steps }
 end
 if call('ZCARD', B .. 'suspended:' .. tenant) == 0 then
   call('SREM', B .. 'suspended', tenant)
@@ -80,4 +100,4 @@ call('UNLINK', B .. 'payloads:' .. group, B .. 'errors:' .. group)
 call('HDEL', key, 'sweep', 'sweep_non_ready')
 call('ZREM', B .. 'open', group)
 call('ZADD', B .. 'ended', now_ms(), group)
-return { 'DONE', 0 }
+return { 'DONE', 0, steps }

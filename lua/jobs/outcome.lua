@@ -39,7 +39,11 @@
 --   +10 code       -     error code
 --   +11 message    -     error text
 -- Reply
---   {owned, stale, failed}  outcomes that took effect, stale ones, and jobs that have failed
+--   {owned, stale, failed, steps}
+--     owned, stale  outcomes that took effect, and stale ones
+--     failed        jobs that have failed
+--     steps         the sampled jobs that have failed, and those whose outcome is stale because
+--                   their group was cancelled (see parts/blob.lua)
 -- A stale outcome changes nothing but the counter stale of load:TYPE, if its group is not
 -- cancelled. Its entry is removed too, unless it may hold the job's present attempt. All outcomes
 -- of a cancelled or deleted group are stale.
@@ -114,10 +118,18 @@ local function check_each(group, live, ranges, text)
   return lines, only_mine, function() store_states(group, ords, new, span) end
 end
 
+-- note_cancelled notes a sampled job of a cancelled group, if the worker that reports held the job.
+local function note_cancelled(group, tenant, ordinal, attempt, trace)
+  local state = call('GETRANGE', B .. 'states:' .. group, ordinal * 2, ordinal * 2 + 1)
+  if string.find(state, '^[CIR]') and string.sub(state, 2) == mark(attempt) then
+    note_step('cancel', group, ordinal, tenant, trace, attempt, '')
+  end
+end
+
 -- store_done reads the done jobs of a group from ARGV. For those that the worker owns it adds one
 -- entry to the stream results, writes their states, and deletes their stored errors and payloads.
 -- It returns how many they are. The caller writes the counts.
-local function store_done(group, live)
+local function store_done(group, live, tenant)
   local ranges, n = parse_ranges(ARGV[arg])
   local lines, traces, marked = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
   arg = arg + 4
@@ -128,6 +140,13 @@ local function store_done(group, live)
   else
     local found, only_mine
     found, only_mine, store = check_each(group, live, ranges, lines)
+    if traces ~= '' and tenant and not live then
+      local ords, attempts = expand(ranges)
+      for i = 1, #ords do
+        local trace = string.match('\n' .. traces, '\n' .. ords[i] .. ' ([^\n]+)')
+        if trace then note_cancelled(group, tenant, ords[i], attempts[i], trace) end
+      end
+    end
     n, lines = #found, table.concat(found, '\n')
     traces = table.concat(only_mine(traces, '[^\n]+'), '\n')
     marked = table.concat(only_mine(marked, '%d+'), ' ')
@@ -173,6 +192,9 @@ local function store_others(group, live, tenant, round, n)
     if kind == 'u' and state == 'I' .. m then kind = 'h' end
     local mine = live and state == (kind == 'u' and 'R' or 'I') .. m
     next_entry(live, mine, state)
+    if tenant and not live then
+      note_cancelled(group, tenant, ordinal, attempt, string.match(queued, '^%d+|%d+|([^|]*)') or '')
+    end
     if mine then
       if kind == 'f' then
         local blob = head .. '|' .. queued
@@ -268,7 +290,7 @@ for _ = 1, groups do
     precheck_non_ready(tenant, typ)
     precheck_fail_job(group)
   end
-  if n_done > 0 then done = store_done(group, live) end
+  if n_done > 0 then done = store_done(group, live, tenant) end
   if n_other > 0 then failed, non_ready, readied = store_others(group, live, tenant, tonumber(g[3]), n_other) end
   if done + failed + non_ready > 0 then
     add(key, 'in_flight', -done - failed - non_ready, 'done', done, 'failed', failed, 'non_ready', non_ready)
@@ -306,4 +328,4 @@ if from <= to then
   call('XDEL', stream, unpack(entries, from, to))
 end
 refill(typ)
-return { owned, stale, all_failed }
+return { owned, stale, all_failed, steps }

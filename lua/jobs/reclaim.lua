@@ -10,12 +10,13 @@
 --   3  most   entries  most entries to take from the stream
 --   4  cap    n        most losses of a job; with one more it fails
 -- Reply
---   {taken, failed, {entry, …}, stale}
+--   {taken, failed, {entry, …}, stale, steps}
 --     taken   jobs that are non-ready now; they need another permit
 --     failed  jobs that have failed
 --     entry   a pending entry that does not exist any more: another program deleted it
 --     stale   entries that held no job (they are quarantined), another attempt, or a job of a
 --             cancelled or deleted group
+--     steps   the sampled ones among these jobs (see parts/blob.lua)
 -- The script checks the idle times itself, in the step that moves the jobs. Only a job that was in
 -- flight counts a loss. One loss makes it a suspect, which a worker process runs alone: so each
 -- further loss is its own. For deleted entries, the field suspicious of the hash watch makes the
@@ -27,7 +28,7 @@ local typ, lease, most, cap = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ton
 local stream = B .. 'ready:' .. typ
 precheck('XLEN', stream)
 local pending = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', most)
-if pending.err or #pending == 0 then return { 0, 0, {}, 0 } end
+if pending.err or #pending == 0 then return { 0, 0, {}, 0, {} } end
 local now = now_ms()
 local entries, taken, failed, missing, stale = {}, 0, 0, {}, 0
 precheck('LLEN', B .. 'quarantine')
@@ -76,6 +77,7 @@ for _, p in ipairs(pending) do
               attempts = j.attempt, at = now, ['until'] = now, reason = 'E',
             }))
           end
+          note_step('reclaim', group, j.ordinal, tenant, j.trace, j.attempt, '')
           j.since, j.reason = now, 'E'
           add_non_ready(tenant, typ, { now, compose(j, blob) })
           call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', 1)
@@ -84,6 +86,9 @@ for _, p in ipairs(pending) do
           taken = taken + 1
         end
       else
+        if g[2] == 'CANCELLED' and string.find(letter, '[CIR]') and m == mark(j.attempt) then
+          note_step('cancel', group, j.ordinal, g[1], j.trace, j.attempt, '')
+        end
         stale = stale + 1
       end
     end
@@ -96,4 +101,4 @@ end
 call('XACK', stream, 'workers', unpack(entries))
 call('XDEL', stream, unpack(entries))
 refill(typ)
-return { taken, failed, missing, stale }
+return { taken, failed, missing, stale, steps }

@@ -14,10 +14,11 @@
 -- Reply
 --   {tokens, groups, now}
 --     tokens  for each group: 'all' = run all jobs and report each under its own attempt; or a
---             list, with a number for each job: the attempt to report under, or -1 = do not run it
+--             list, with a number for each job: the attempt to report under; -1 = do not run it;
+--             -2 = do not run it, because its group was cancelled while it was ready
 --     groups  for each group: {tenant, job timeout ms, max retries}, '' = the default
 --     now     Redis time, µs
--- A job with token -1 is stale, of a cancelled or deleted group, or paused and suspended now. Its
+-- A job with a negative token is stale, of a cancelled or deleted group, or suspended now. Its
 -- entry is removed, unless the job is ready or in flight under another attempt: then reclaim
 -- decides which entry is right.
 -- The state's letter and attempt say which worker holds the job. An entry that is delivered again
@@ -82,6 +83,8 @@ local function begin(group, g, held, ranges, ids)
       elseif state == 'I' .. mine then
         token = attempts[i] + 1
       end
+    elseif g[1] and string.find(state, '^[CR]') and string.sub(state, 2) == mark(attempts[i]) then
+      token = -2
     end
     if token >= 0 then
       new[i] = 'I' .. mark(token)

@@ -16,6 +16,10 @@
 --   new_span(seed, group, ordinal, tenant, trace, ...)
 --                             starts a span of a sampled job, which traced then describes
 --   traced                    {group, ordinal, tenant, trace, span id, ..., …}: the new spans
+--   note_step(name, group, ordinal, tenant, trace, attempt, code)
+--                             says in steps that a job was ended or taken back, if it is sampled
+--   steps                     {name, group, ordinal, tenant, trace, attempt, code, …}: of each such
+--                             job the caller records a span of this name
 --   quarantine(where, what)    stores text that is no job, or is misplaced
 
 -- parse reads a moving blob up to its payload; nil if it can't be read. payload_at is where the
@@ -67,6 +71,13 @@ local function new_span(seed, group, ordinal, tenant, trace, ...)
   local id = seed .. string.format('%08x', spans)
   for _, v in ipairs({ group, ordinal, tenant, trace, id, ... }) do traced[#traced + 1] = v end
   return string.sub(trace, 1, 36) .. id .. string.sub(trace, 53)
+end
+
+-- note_step adds a sampled job to steps. name is fail, cancel or reclaim; code says why it failed.
+local steps = {}
+local function note_step(name, group, ordinal, tenant, trace, attempt, code)
+  if trace == '' then return end
+  for _, v in ipairs({ name, group, ordinal, tenant, trace, attempt, code }) do steps[#steps + 1] = v end
 end
 
 -- quarantine stores the first 1024 bytes of a text, behind the location where it was found, in a

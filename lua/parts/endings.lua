@@ -3,7 +3,7 @@
 -- OFFERS
 --   precheck_fail_job(group)    reads the keys that fail_job writes
 --   fail_job(group, tenant, round, j, blob, code, message, now)
---                               records a failed job
+--                               records a failed job, and notes it in steps
 --   check_end(group)            marks a sealed group dirty if all its jobs have ended
 
 -- fail_job records a job that has failed: its error with the job itself, so that a later round can
@@ -23,6 +23,7 @@ local function fail_job(group, tenant, round, j, blob, code, message, now)
   call('XADD', B .. 'dead-letters', '*', 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group,
     'ordinal', j.ordinal, 'type', j.typ, 'code', code, 'error', message, 'attempts', j.attempt, 'at', now,
     'payload', payload)
+  note_step('fail', group, j.ordinal, tenant, j.trace, j.attempt, code)
   j.retries, j.throttles, j.losses, j.wf, j.wr, j.wc, j.since, j.reason = 0, 0, 0, 0, 0, 0, 0, ''
   call('HSET', B .. 'failures:' .. group, j.ordinal, err .. '\n' .. compose(j, blob))
   call('HDEL', B .. 'errors:' .. group, j.ordinal)

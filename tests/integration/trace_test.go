@@ -54,7 +54,7 @@ func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []ot
 			path, at = append(path, spans[i]), spans[i].SpanID
 			spans = slices.Delete(spans, i, i+1)
 		}
-		return len(spans) == 0 && len(path) > 0 && path[len(path)-1].Name == "reduce"
+		return len(spans) == 0 && len(path) > 0 && slices.Contains([]string{"reduce", "fail", "cancel"}, path[len(path)-1].Name)
 	})
 	for i := 1; i < len(path); i++ {
 		// Scripts measure time in whole milliseconds.
@@ -296,6 +296,35 @@ func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	}
 	require.Positive(t, denied)
 	silent(t, everything(s, r))
+}
+
+// A trace also says how a job ended that was not done.
+func TestTracesOfFailedAndCancelledJobs(t *testing.T) {
+	t.Parallel()
+	s, r := traced(t)
+	group := func(n int, id, fields string) (traceID, parent string) {
+		header, traceID, parent := parentOf(n, "01")
+		body := `{"id":"` + id + `","tenant":"acme","type":"NOOP","seal":true,` + fields + `}`
+		status, answer := s.call("POST", s.url(0)+"/v1/groups", body, "traceparent", header)
+		require.Equal(t, 202, status, string(answer))
+		return traceID, parent
+	}
+	traceID, parent := group(1, "failing", `"jobs":[{"payload":{"fail":"permanent"}}]`)
+	failed := awaitTrace(t, r, traceID, parent)
+	require.Equal(t, []string{"send ingest", "ingest", "admit", "process NOOP", "fail"}, names(failed))
+	require.Equal(t, "Error", failed[4].StatusCode)
+	require.NotEmpty(t, failed[4].Attributes["error.type"])
+	require.Equal(t, "failing.0", failed[4].Attributes["bulkaction.job"])
+
+	for i, fields := range []string{
+		`"run_at":"2031-01-01T00:00:00Z","jobs":[{"payload":1}]`, // its job is waiting
+		`"jobs":[{"payload":1,"run_at":"2031-01-01T00:00:00Z"}]`, // its job is non-ready
+	} {
+		id := fmt.Sprint("later-", i)
+		traceID, parent := group(2+i, id, fields)
+		s.call("POST", s.url(0)+"/v1/groups/"+id+"/cancel", "")
+		require.Equal(t, []string{"send ingest", "ingest", "cancel"}, names(awaitTrace(t, r, traceID, parent)))
+	}
 }
 
 func TestTracesCanBeOff(t *testing.T) {

@@ -139,6 +139,12 @@ func (k GroupKeys) States(group string) string { return string(k) + "states:" + 
 // cancel, repairs).
 func (k GroupKeys) Queue(group, typ string) string { return string(k) + "queue:" + group + ":" + typ }
 
+// Cancelled is a list: the waiting jobs of a cancelled group and type until sweep removes them
+// (cancel, sweep, expire).
+func (k GroupKeys) Cancelled(group, typ string) string {
+	return string(k) + "cancelled:" + group + ":" + typ
+}
+
 // Payloads is a hash: ordinal → a payload that is too large for the blob (append, outcome, lose,
 // sweep).
 func (k GroupKeys) Payloads(group string) string { return string(k) + "payloads:" + group }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // advancer moves the groups of one partition through their states: dirty groups at once, and all
@@ -87,7 +88,13 @@ func (a *advancer) advanceGroup(ctx context.Context, id string, unsettled bool) 
 // jobs wait again) in chunks, and renews the leader lease between chunks.
 func (a *advancer) settle(ctx context.Context, id string) error {
 	for _, chunk := range []func() (bool, error){
-		func() (bool, error) { return ledger.Sweep(ctx, a.Conn.Cmd, a.Partition, id) },
+		func() (bool, error) {
+			more, steps, err := ledger.Sweep(ctx, a.Conn.Cmd, a.Partition, id)
+			for _, s := range steps {
+				a.Tel.RecordStep(ctx, a.Group(id), telemetry.JobStep(s))
+			}
+			return more, err
+		},
 		func() (bool, error) { return ledger.Requeue(ctx, a.Conn.Cmd, a.Partition, id) },
 	} {
 		for more := true; more; {

@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // Audit says how often the leader of a partition checks its data against the laws of package audit.
@@ -194,6 +195,11 @@ func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) err
 		}
 		lost, err := repair.Lose(ctx, l.Conn, l.Partition, overdue)
 		l.metrics.DeadLettered("LOST", len(lost))
+		for _, ordinal := range lost { // the jobs' traces are lost with them
+			l.Tel.RecordStep(ctx, l.DeadLetters(), telemetry.JobStep{
+				Name: "fail", Tenant: m.Tenant, Group: m.Group, Ordinal: ordinal, Code: "LOST",
+			})
+		}
 		if n := len(lost); n > 0 {
 			l.log.Error("jobs vanished from redis and were ended as failed",
 				"group", m.Group, "jobs", n, "code", "LOST", "ordinals", lost[:min(n, 100)])

@@ -11,6 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // maxPrefetch is how many jobs a process prefetches at most for each partition; partitions beyond
@@ -236,6 +237,12 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 			t.terms = r.Groups[g]
 			if r.Tokens[i] < 0 {
 				dropped = append(dropped, t)
+				if r.Tokens[i] == ledger.TokenCancelled && t.Trace != "" {
+					p.Tel.RecordStep(ctx, p.partition.Ready(typ), telemetry.JobStep{
+						Name: "cancel", Tenant: t.terms.Tenant, Group: t.Group,
+						Ordinal: t.Ordinal, Attempt: t.Attempt, Trace: t.Trace,
+					})
+				}
 			} else {
 				t.currentAttempt, t.inFlight, t.startedAt = int(r.Tokens[i]), true, now
 				started = append(started, t)

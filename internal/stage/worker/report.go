@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -104,6 +105,9 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	}
 	p.held.remove(batch)
 	p.metrics.DeadLettered(int(r.Failed))
+	for _, s := range r.Steps {
+		p.Tel.RecordStep(ctx, p.partition.Ready(typ), telemetry.JobStep(s))
+	}
 	if err != nil {
 		p.Tel.Log.Error("outcomes could not be reported, the jobs will run again",
 			"type", typ, "jobs", len(batch), "error", err)

@@ -220,7 +220,7 @@ func (m mover) watcher() {
 		}
 	}
 	for _, id := range append(m.C.SMembers(m.Context(), m.p.Dirty()).Val(), id) {
-		m.complete(ledger.Sweep, m.p, id)
+		m.complete(sweep, m.p, id)
 		m.complete(ledger.Requeue, m.p, id)
 		m.did(ledger.Advance(m.Context(), m.C, m.p, id, fence))
 	}

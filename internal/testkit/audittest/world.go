@@ -308,7 +308,12 @@ func (w *World) lead(p keyspace.Partition) int64 {
 func (w *World) Cancel(group string) { w.OK(ledger.Cancel(w.Context(), w.C, w.Part(group), group)) }
 
 // Sweep completes the cancellation of a group.
-func (w *World) Sweep(group string) { w.complete(ledger.Sweep, w.Part(group), group) }
+func (w *World) Sweep(group string) { w.complete(sweep, w.Part(group), group) }
+
+func sweep(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
+	more, _, err = ledger.Sweep(ctx, c, p, group)
+	return more, err
+}
 
 // complete repeats a step until nothing is left to do.
 func (w *World) complete(
