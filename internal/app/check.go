@@ -102,6 +102,17 @@ var checks = map[string]rule{
 			return all(v, func(e reflect.Value) bool { return api.ValidID(e.String()) })
 		},
 	},
+	"timeouts": {
+		"a comma list of type=duration, without spaces, with durations from 1ms to 24h",
+		func(v reflect.Value) bool {
+			for typ, d := range v.Interface().(map[string]time.Duration) {
+				if !api.ValidID(typ) || d < time.Millisecond || d > 24*time.Hour {
+					return false
+				}
+			}
+			return true
+		},
+	},
 	"seldom": {
 		"0 or a duration from 1s to 24h",
 		func(v reflect.Value) bool {

@@ -106,8 +106,11 @@ type WorkerConfig struct {
 	Types []string `env:"WORKER_TYPES" check:"ids"`
 	// Longest blocking read. A process that stops may have to wait for its end.
 	Timeout time.Duration `env:"WORKER_TIMEOUT" envDefault:"1s" min:"1ms" max:"1s"`
-	// Longest run of an attempt, if the group sets no timeout.
+	// Longest run of an attempt, if neither the group nor JOB_TIMEOUTS sets a timeout.
 	JobTimeout time.Duration `env:"JOB_TIMEOUT" envDefault:"30s" min:"1ms" max:"24h"`
+	// Longest run of an attempt by job type, such as SEND_EMAIL=10s,HTTP=2m, if the group sets no
+	// timeout.
+	JobTimeouts map[string]time.Duration `env:"JOB_TIMEOUTS" envKeyValSeparator:"=" check:"timeouts"`
 	// Retries after the first attempt, if the group sets no number.
 	MaxRetryCount int `env:"MAX_RETRY_COUNT" envDefault:"3" min:"0" max:"1000" unit:"retries"`
 	// Throttles of a job by downstream APIs before it fails; they use no retry.

@@ -60,7 +60,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 70)
+	require.Len(t, names, 71)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
@@ -143,6 +143,7 @@ func TestChecks(t *testing.T) {
 		{"API_ADDR", []string{"127.0.0.1:0", "[::1]:80", "localhost:65535"}, []string{"127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http", "127.0.0.1:-1"}},
 		{"ADMIN_ADDR", []string{"127.0.0.1:0", "0.0.0.0:9090", ":9090"}, []string{"9090", "[::1"}},
 		{"WORKER_TYPES", []string{"A", "SEND_EMAIL,HTTP", strings.Repeat("x", 128)}, []string{"A, B", "A,,B", ",", "a{b}", strings.Repeat("x", 129)}},
+		{"JOB_TIMEOUTS", []string{"SEND_EMAIL=10s", "A=1ms,B=24h"}, []string{"A", "A=", "=1s", "A=0s", "A=25h", "a b=1s", "A=1s, B=1s", "A=1s;B=1s"}},
 		{"AUDIT_INTERVAL", []string{"0", "0s", "1s", "24h"}, []string{"999ms", "-1s", "25h", "never"}},
 		{"FAIR_QUEUE_LANE_WEIGHTS", []string{"1,1,1", "1000,1,1"}, []string{"1,1", "1,1,1,1", "0,1,1", "1001,1,1", "6, 3, 1", "a,b,c", "1.5,1,1"}},
 	}

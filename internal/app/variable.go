@@ -2,9 +2,12 @@ package app
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/caarlos0/env/v10"
 )
@@ -101,6 +104,13 @@ func (v Variable) redact(value string) string {
 
 // show returns the value as it would be written in the environment; secrets are redacted.
 func (v Variable) show() string {
+	if timeouts, ok := v.value.Interface().(map[string]time.Duration); ok {
+		parts := make([]string, 0, len(timeouts))
+		for _, typ := range slices.Sorted(maps.Keys(timeouts)) {
+			parts = append(parts, typ+"="+timeouts[typ].String())
+		}
+		return strings.Join(parts, ",")
+	}
 	if v.value.Kind() != reflect.Slice {
 		return v.redact(fmt.Sprint(v.value.Interface()))
 	}

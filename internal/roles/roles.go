@@ -218,6 +218,7 @@ func Worker(procs ...processor.Processor) BasedRole {
 			Types:        c.Worker.Types,
 			Block:        c.Worker.Timeout,
 			JobTimeout:   c.Worker.JobTimeout,
+			TypeTimeouts: c.Worker.JobTimeouts,
 			MaxRetries:   c.Worker.MaxRetryCount,
 			MaxThrottles: c.Worker.MaxThrottles,
 			Lease:        c.Worker.Lease,

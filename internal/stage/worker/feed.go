@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -231,7 +232,9 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 	}
 	now, i := time.Now(), 0
 	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
+	timeout := cmp.Or(p.cfg.TypeTimeouts[typ], p.cfg.JobTimeout)
 	for g := range groups {
+		r.Groups[g].JobTimeout = cmp.Or(r.Groups[g].JobTimeout, timeout)
 		for range groups[g].Jobs {
 			t := tasks[i]
 			t.terms = r.Groups[g]

@@ -42,7 +42,7 @@ func (w *Worker) serve(ctx context.Context, sl *slot) {
 // returns false when the task was abandoned meanwhile: then its outcome was set elsewhere, the
 // caller's slot is not in the pool any more, and the caller must end.
 func (w *Worker) runTask(ctx context.Context, t *task) bool {
-	began, limit := monotonicNow(), t.timeout(w.cfg.JobTimeout)
+	began, limit := monotonicNow(), t.terms.JobTimeout
 	t.runStart.Store(began)
 	t.ctx.begin(ctx, began, limit)
 	defer t.ctx.finish()

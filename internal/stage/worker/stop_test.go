@@ -141,9 +141,10 @@ func TestStopReleasesJobsThatNeverRan(t *testing.T) {
 func TestJobTimeoutFailsTheJob(t *testing.T) {
 	t.Parallel()
 	zero := 0
-	for name, tt := range map[string]struct{ worker, group time.Duration }{
+	for name, tt := range map[string]struct{ worker, typ, group time.Duration }{
 		"of the worker": {worker: 20 * time.Millisecond},
-		"of the group":  {worker: stagetest.Patience, group: 20 * time.Millisecond},
+		"of the type":   {worker: stagetest.Patience, typ: 20 * time.Millisecond},
+		"of the group":  {worker: stagetest.Patience, typ: stagetest.Patience, group: 20 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -153,6 +154,7 @@ func TestJobTimeoutFailsTheJob(t *testing.T) {
 			w.Admit("T")
 			cfg := config()
 			cfg.JobTimeout = tt.worker
+			cfg.TypeTimeouts = map[string]time.Duration{"T": tt.typ, "U": time.Millisecond}
 			causes := make(chan error, 1)
 			w.Run(newWorker(w, cfg, processor.Func("T", func(ctx context.Context, _ processor.Job) (any, error) {
 				<-ctx.Done()

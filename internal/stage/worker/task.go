@@ -22,7 +22,7 @@ type task struct {
 	ledger.Job
 	entryID         string            // id of the job's entry in the ready stream
 	currentAttempt  int               // attempt that Redis knows the job under; Job.Attempt until the start
-	terms           ledger.GroupTerms // tenant, timeout and retries, as the group sets them
+	terms           ledger.GroupTerms // tenant and retries, as the group sets them, and the job's timeout
 	feed            *partitionFeed
 	proc            processor.Processor
 	loadedPayload   string        // what the processor gets: Job.Payload or the one from its own key
@@ -48,14 +48,6 @@ type task struct {
 
 // size returns about how many bytes the task's outcome takes in a script call.
 func (t *task) size() int { return len(t.result) + len(t.Queued) + len(t.verdict.Message) }
-
-// timeout returns how long the task may run: what its group says, or else fallback.
-func (t *task) timeout(fallback time.Duration) time.Duration {
-	if t.terms.JobTimeout > 0 {
-		return t.terms.JobTimeout
-	}
-	return fallback
-}
 
 // heldTasks are the tasks that this process has read and whose outcome is not reported yet. Leases
 // are renewed for the tracked ones among them, which are those that were started and the suspects

@@ -28,7 +28,7 @@ func (w *Worker) watch(context.Context) error {
 	releaseAll(w.slots.takeOverdue(w.expectedRunTime(), time.Now()))
 	now := monotonicNow()
 	for _, t := range w.held.tasks() {
-		began, limit := t.runStart.Load(), t.timeout(w.cfg.JobTimeout)
+		began, limit := t.runStart.Load(), t.terms.JobTimeout
 		if began == 0 || time.Duration(now-began) < limit+min(abandonDelay, limit) {
 			continue
 		}

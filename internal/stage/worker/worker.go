@@ -26,17 +26,18 @@ import (
 
 // Config holds the settings of the worker role.
 type Config struct {
-	Count        int               // number of slots: jobs that run at the same time
-	Types        []string          // job types to serve; empty: all that have a processor
-	Block        time.Duration     // longest blocking read of the ready streams
-	JobTimeout   time.Duration     // timeout of a job whose group sets none
-	MaxRetries   int               // retries of a job whose group sets none
-	MaxThrottles int               // throttles that a job may have; the next one fails it
-	Lease        time.Duration     // a worker that does not renew a job's lease for this time loses the job
-	Grace        time.Duration     // how long running jobs may go on after the process is told to stop
-	Backoff      time.Duration     // wait before the first retry; it doubles with each further retry
-	MaxBackoff   time.Duration     // longest wait after an error or a throttle without Retry-After
-	Congestion   ledger.Congestion // its RPS is the rate limit of one partition
+	Count        int                      // number of slots: jobs that run at the same time
+	Types        []string                 // job types to serve; empty: all that have a processor
+	Block        time.Duration            // longest blocking read of the ready streams
+	JobTimeout   time.Duration            // timeout of a job whose group and type set none
+	MaxRetries   int                      // retries of a job whose group sets none
+	MaxThrottles int                      // throttles that a job may have; the next one fails it
+	Lease        time.Duration            // a worker that does not renew a job's lease for this time loses the job
+	Grace        time.Duration            // how long running jobs may go on after the process is told to stop
+	Backoff      time.Duration            // wait before the first retry; it doubles with each further retry
+	MaxBackoff   time.Duration            // longest wait after an error or a throttle without Retry-After
+	Congestion   ledger.Congestion        // its RPS is the rate limit of one partition
+	TypeTimeouts map[string]time.Duration // timeouts by job type, of jobs whose group sets none
 	// called for each job that starts, with the time (µs of Redis); nil outside experiments
 	OnStart func(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int)
 }
