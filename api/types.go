@@ -225,6 +225,9 @@ type Event struct {
 	Type  string    `json:"type"` // group.created, group.dispatched, …
 	At    time.Time `json:"at"`
 	Group *Group    `json:"group,omitempty"`
+	// Omitted names the fields of the group that an event of GET /v1/groups/{id}/events leaves out
+	// because they are large. GET /v1/groups/{id} has them.
+	Omitted []string `json:"omitted,omitempty"`
 }
 
 // AuditEvent is the event audit.violation. Only the stream events carries it.

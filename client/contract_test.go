@@ -75,6 +75,11 @@ func (m *memoryBackend) Group(context.Context, string) (api.Group, error) {
 	return m.group, nil
 }
 
+func (m *memoryBackend) GroupSummary(ctx context.Context, id string, _ int64) (api.Group, bool, error) {
+	g, err := m.Group(ctx, id)
+	return g, true, err
+}
+
 func (m *memoryBackend) Results(_ context.Context, _ string, yield func([]byte) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

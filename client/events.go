@@ -19,7 +19,8 @@ import (
 // With after, the id of an event, the iteration continues behind that event (Last-Event-ID). With
 // an empty after, it begins with the states that the round has been through. Events resumes a
 // connection that breaks or is silent for a minute. After a minute without success, or if the first
-// connection fails, it yields the error. An event may come more than once, with the same id.
+// connection fails, it yields the error. An event may come more than once, with the same id. A
+// large aggregate is missing, see api.Event.Omitted.
 func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
 		c := callOn("follow", http.MethodGet, "group", group, "/events")
@@ -55,7 +56,7 @@ func (a *API) Wait(ctx context.Context, group string) (api.Group, error) {
 		if err != nil {
 			return api.Group{}, err
 		}
-		if ended(e) {
+		if ended(e) && len(e.Omitted) == 0 {
 			return *e.Group, nil
 		}
 	}

@@ -102,7 +102,7 @@ func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(a
 			continue
 		}
 		bar.showGroup("", *e.Group)
-		if e.Group.Status.Ended() {
+		if e.Group.Status.Ended() && len(e.Omitted) == 0 {
 			return *e.Group, nil
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -240,6 +242,57 @@ func TestViewWithoutItsReducer(t *testing.T) {
 	shown, err := knows.Group(t.Context(), "g")
 	require.NoError(t, err)
 	require.Equal(t, "null", string(shown.Aggregate["x"]))
+}
+
+// The summary of a group leaves out an aggregate that is too large, without reading it.
+func TestGroupSummary(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Submit(messages.SubmitGroup{
+		ID: "g", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{{As: "n", Op: "count"}}})
+	summary := func(most int64) (api.Group, bool) {
+		g, complete, err := w.Store.GroupSummary(t.Context(), "g", most)
+		require.NoError(t, err)
+		return g, complete
+	}
+	whole, err := w.Store.Group(t.Context(), "g")
+	require.NoError(t, err)
+	g, complete := summary(0)
+	require.True(t, complete, "there are no results yet")
+	require.Equal(t, whole, g)
+
+	w.Admit("T")
+	w.Done("1", w.Take("T", "test", 2)...)
+	asked, err := aggregate.Encode(reducer.NewRegistry(), []messages.Aggregate{{As: "n", Op: "count"}})
+	require.NoError(t, err)
+	plan, err := aggregate.Plan(reducer.NewRegistry(), asked)
+	require.NoError(t, err)
+	for _, m := range w.ReadResults("test") {
+		state := plan.New()
+		require.NoError(t, state.Add(reducer.Result{Ordinal: 0}))
+		require.NoError(t, state.Add(reducer.Result{Ordinal: 1}))
+		encoded, err := state.Encode()
+		require.NoError(t, err)
+		reply, err := ledger.Reduce(t.Context(), w.Conn.Cmd, w.P, ledger.ReduceArgs{
+			Group: "g", Partial: strconv.Itoa(ledger.Partials - 1), Lines: []byte(m.Values["l"].(string)),
+			Entries: []string{m.ID}, Ordinals: []int64{0, 1}, State: encoded,
+		})
+		require.NoError(t, err)
+		require.Equal(t, ledger.ReduceOK, reply.State)
+	}
+	whole, err = w.Store.Group(t.Context(), "g")
+	require.NoError(t, err)
+	require.Equal(t, "2", string(whole.Aggregate["n"]))
+	g, complete = summary(1000)
+	require.True(t, complete)
+	require.Equal(t, whole, g)
+	g, complete = summary(10)
+	require.False(t, complete)
+	require.Empty(t, g.Aggregate)
+	require.Equal(t, whole.Counts, g.Counts)
+
+	_, _, err = w.Store.GroupSummary(t.Context(), "none", 0)
+	require.ErrorIs(t, err, api.ErrNotFound)
 }
 
 func TestStats(t *testing.T) {

@@ -37,6 +37,32 @@ func (s *views) Group(ctx context.Context, id string) (api.Group, error) {
 	return views[0], nil
 }
 
+// GroupSummary returns one group. An aggregate that takes more than maxAggregate bytes in Redis is
+// left out; then complete is false.
+func (s *views) GroupSummary(
+	ctx context.Context, id string, maxAggregate int64,
+) (g api.Group, complete bool, err error) {
+	p, _, err := s.locateGroup(ctx, id)
+	if err != nil {
+		return g, false, err
+	}
+	from, complete, err := ledger.ReadGroupSummary(ctx, s.conn.Cmd, p, id, maxAggregate)
+	if err != nil {
+		return g, false, apiError(err)
+	}
+	if from.Status == "" {
+		return g, false, fmt.Errorf("group %s: %w", id, api.ErrNotFound)
+	}
+	if !complete {
+		from.Aggregates = ""
+	}
+	views, err := s.show(ctx, p, []ledger.Group{from})
+	if err != nil {
+		return g, false, apiError(err)
+	}
+	return views[0], complete, nil
+}
+
 // ReadViews returns groups of one partition. If an aggregate can't be computed, it logs that, and
 // the group lacks it. It leaves out groups that do not exist.
 func (s *views) ReadViews(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
@@ -47,6 +73,11 @@ func (s *views) ReadViews(ctx context.Context, p keyspace.Partition, ids []strin
 	if err != nil {
 		return nil, err
 	}
+	return s.show(ctx, p, groups)
+}
+
+// show returns the views of groups of one partition.
+func (s *views) show(ctx context.Context, p keyspace.Partition, groups []ledger.Group) ([]api.Group, error) {
 	views := make([]api.Group, 0, len(groups))
 	for i := range groups {
 		v, err := s.View(&groups[i], time.Now())

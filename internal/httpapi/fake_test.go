@@ -18,6 +18,8 @@ type fakeBackend struct {
 	results  func(func([]byte) error) error
 	onGroup  func(ctx context.Context, read int) (api.Group, error) // replaces Group; read counts from 0
 
+	largeAggregate bool // GroupSummary leaves out the aggregate
+
 	mu         sync.Mutex
 	groups     map[string]*fakeGroup
 	keys       map[string]api.Accepted
@@ -237,6 +239,11 @@ func (f *fakeBackend) Group(ctx context.Context, id string) (api.Group, error) {
 	view.Counts.Accepted = int64(len(g.jobs))
 	view.Counts.Waiting = view.Counts.Accepted
 	return view, nil
+}
+
+func (f *fakeBackend) GroupSummary(ctx context.Context, id string, _ int64) (api.Group, bool, error) {
+	g, err := f.Group(ctx, id)
+	return g, !f.largeAggregate, err
 }
 
 func (f *fakeBackend) Groups(_ context.Context, q ListQuery) (api.GroupList, error) {

@@ -173,6 +173,8 @@ type responseWriter struct {
 	ctl    *http.ResponseController
 	status int // 0 until the answer has begun
 	bytes  int64
+
+	ownDeadlines bool // the handler sets the deadlines
 }
 
 func (w *responseWriter) WriteHeader(code int) {
@@ -195,7 +197,11 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 
 // extendDeadline sets the deadline for the next write. It ignores the error of a test server
 // without deadlines.
-func (w *responseWriter) extendDeadline() { _ = w.ctl.SetWriteDeadline(time.Now().Add(idleTimeout)) }
+func (w *responseWriter) extendDeadline() {
+	if !w.ownDeadlines {
+		_ = w.ctl.SetWriteDeadline(time.Now().Add(idleTimeout))
+	}
+}
 
 // Unwrap lets http.ResponseController find the wrapped writer.
 func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

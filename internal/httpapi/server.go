@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/livefeed"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/sse"
 )
 
 // These limits bound how long a request may use its connection, and how much memory.
@@ -67,6 +69,9 @@ type Backend interface {
 	Why(ctx context.Context, group string) (api.Why, error)
 	// Group returns one group.
 	Group(ctx context.Context, id string) (api.Group, error)
+	// GroupSummary returns one group. An aggregate that takes more than maxAggregate bytes in the
+	// store may be left out; then complete is false.
+	GroupSummary(ctx context.Context, id string, maxAggregate int64) (g api.Group, complete bool, err error)
 	// Groups returns a page of groups, newest first.
 	Groups(ctx context.Context, q ListQuery) (api.GroupList, error)
 	// Results calls yield with the result of each reduced job, a JSON object without line breaks,
@@ -195,6 +200,8 @@ type calls struct {
 	decoder    messages.Decoder
 	version    string
 	bodyMemory *bodyMemory
+	streams    sse.Streams
+	groups     *livefeed.Feed[*groupEvents]
 }
 
 func newServer(opt Options) *calls {
@@ -206,6 +213,8 @@ func newServer(opt Options) *calls {
 		decoder:    opt.Decoder,
 		version:    opt.Version,
 		bodyMemory: newBodyMemory(),
+		streams:    sse.Streams{Max: maxStreams},
+		groups:     livefeed.New[*groupEvents](),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

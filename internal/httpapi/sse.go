@@ -8,15 +8,20 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/livefeed"
+	"github.com/bulkaction/bulkaction/internal/sse"
 )
 
 const (
-	minPollInterval   = 200 * time.Millisecond // between two reads of a group that changes
-	maxPollInterval   = time.Second            // between two reads of a group that does not change
-	keepAliveInterval = 15 * time.Second       // then a comment is sent, so that proxies keep the connection
+	maxStreams = 2000 // event streams of a process
+	// maxEventAggregate is the largest aggregate that events have, in bytes as Redis holds it. All
+	// clients that do not read may together cause no more than a few such events to be kept.
+	maxEventAggregate = 64 << 10
+	tooManyRetry      = 5 * time.Second
 )
 
 // lifecycle lists the states of a round with their order. The last three exclude each other.
@@ -38,17 +43,12 @@ func rank(s api.Status) int {
 	return 0
 }
 
-// position is the place of a client in a group's history: the last state that it got, and the
-// number of progress events since. As an event id it is written "round.rank" for a state and
-// "round.rank.progress" for progress.
-type position struct{ round, rank, progress int }
+// position is the place of a client in a group's history: the last state that it got. It is the
+// event id of this state, written "round.rank". The id of a progress event is that of the state
+// before it and the event's time, "round.rank.ms".
+type position struct{ round, rank int }
 
-func (p position) String() string {
-	if p.progress == 0 {
-		return fmt.Sprintf("%d.%d", p.round, p.rank)
-	}
-	return fmt.Sprintf("%d.%d.%d", p.round, p.rank, p.progress)
-}
+func (p position) String() string { return fmt.Sprintf("%d.%d", p.round, p.rank) }
 
 // parsePosition parses a Last-Event-ID. An id that this server did not write means the beginning.
 func parsePosition(id string) position {
@@ -58,130 +58,83 @@ func parsePosition(id string) position {
 	}
 	var n [3]int
 	for i, part := range parts {
-		v, err := strconv.ParseUint(part, 10, 31)
+		v, err := strconv.ParseUint(part, 10, 63)
 		if err != nil {
 			return position{}
 		}
 		n[i] = int(v)
 	}
-	return position{round: n[0], rank: n[1], progress: n[2]}
+	return position{round: n[0], rank: n[1]}
 }
 
-// watchGroup streams the states and the progress of a group until it has ended. It polls the group.
-// It takes the states from the group's timestamps, so that it sends each state even if several
-// follow between two polls.
+// watchGroup streams the states and the progress of a group until it has ended.
 func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
-	g, err := s.backend.Group(r.Context(), id)
+	w.(*responseWriter).ownDeadlines = true
+	stream, err := s.streams.Open(w, s.closing)
 	if err != nil {
-		return err
+		return retryLater(http.StatusTooManyRequests, tooManyRetry,
+			fmt.Sprintf("this server has %d event streams, as many as it may have: ask GET /v1/groups/%s instead, "+
+				"or try again later", maxStreams, id))
 	}
-	f := &feed{w: w, ctl: http.NewResponseController(w), at: parsePosition(r.Header.Get("Last-Event-ID"))}
-	f.startRound(g.Round)
-	if g.Status.Ended() && f.at.rank == rank(g.Status) {
-		w.WriteHeader(http.StatusNoContent) // makes an EventSource stop reconnecting
-		return nil
+	defer stream.Close()
+	viewer := s.groups.Watch(id, func() livefeed.Poll[*groupEvents] { return s.groupPoll(id) })
+	defer viewer.Close()
+	err = follow(r.Context(), w, stream, viewer, parsePosition(r.Header.Get("Last-Event-ID")))
+	if errors.Is(err, sse.ErrClosing) {
+		return errShutdown
 	}
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no")
-	w.WriteHeader(http.StatusOK)
-	if err := f.start(); err != nil {
-		return err
-	}
-	for wait := minPollInterval; ; {
-		sent, err := f.sendChanges(withEmptyMaps(g))
-		if err != nil || g.Status.Ended() {
+	return err
+}
+
+// follow sends the events behind a position, until the group has ended.
+func follow(
+	ctx context.Context, w http.ResponseWriter, stream *sse.Stream, viewer *livefeed.Viewer[*groupEvents], at position,
+) error {
+	for first := true; ; {
+		events, changed, err := viewer.Next()
+		switch {
+		case err != nil:
 			return err
-		}
-		if wait = min(2*wait, maxPollInterval); sent {
-			wait = minPollInterval
-		}
-		if g, err = s.readGroupAfter(r.Context(), f, id, wait); err != nil {
-			return err
-		}
-	}
-}
-
-// readGroupAfter waits and reads the group. While the store is unavailable it sends keep-alives and
-// tries again, without end. It returns errShutdown when the server shuts down.
-func (s *calls) readGroupAfter(ctx context.Context, f *feed, id string, wait time.Duration) (api.Group, error) {
-	for {
-		select {
-		case <-ctx.Done():
-			return api.Group{}, ctx.Err()
-		case <-s.closing.Done():
-			return api.Group{}, errShutdown
-		case <-time.After(wait):
-		}
-		g, err := s.backend.Group(ctx, id)
-		if err == nil || !errors.Is(err, api.ErrUnavailable) {
-			return g, err
-		}
-		wait = maxPollInterval
-		if err := f.sendKeepAlive(); err != nil {
-			return api.Group{}, err
-		}
-	}
-}
-
-// feed writes the events of one client.
-type feed struct {
-	w   http.ResponseWriter
-	ctl *http.ResponseController
-	at  position
-	// lastView is the group as it was last sent, without fields that change by themselves.
-	lastView []byte
-	sentAt   time.Time
-	buf      bytes.Buffer
-}
-
-// start sends the headers, and how long the client should wait before it reconnects. So the client
-// knows at once that it is connected.
-func (f *feed) start() error {
-	f.buf.WriteString("retry: 1000\n\n")
-	return f.flush()
-}
-
-// startRound resets the position when another round has begun.
-func (f *feed) startRound(round int) {
-	if f.at.round != round {
-		f.at = position{round: round}
-	}
-}
-
-// sendChanges sends the states that are new, and moves the position. If there are none, it sends
-// progress when anything else but the ETA has changed, or else a keep-alive if one is due.
-func (f *feed) sendChanges(g api.Group) (sent bool, err error) {
-	f.startRound(g.Round)
-	view := comparableView(g)
-	changed := !bytes.Equal(view, f.lastView)
-	f.lastView = view
-	for _, st := range lifecycle {
-		at, reached := g.Timestamps[strings.ToLower(string(st.status))]
-		if st.rank <= f.at.rank || !reached && st.status != g.Status {
+		case changed != nil:
+			if err := stream.Wait(ctx, changed); err != nil {
+				return err
+			}
 			continue
+		case first && events.ended && at == events.at:
+			w.WriteHeader(http.StatusNoContent) // makes an EventSource stop reconnecting
+			return nil
 		}
-		if !reached {
-			at = time.Now().UTC()
+		first = false
+		if err := stream.Send(events.after(at)...); err != nil || events.ended {
+			return err
 		}
-		f.at.rank, f.at.progress = st.rank, 0
-		then := g
-		then.Status = st.status
-		f.addEvent("state", "group."+strings.ToLower(string(st.status)), at, then)
-		sent = true
+		at = events.at
 	}
-	if changed && !sent {
-		f.at.progress++
-		f.addEvent("progress", "group.progress", time.Now().UTC(), g)
-		sent = true
+}
+
+// groupPoll returns a function that reads a group. The group has changed when anything else but its
+// ETA has.
+func (s *calls) groupPoll(id string) livefeed.Poll[*groupEvents] {
+	var last []byte
+	return func(ctx context.Context) (livefeed.State[*groupEvents], error) {
+		g, complete, err := s.backend.GroupSummary(ctx, id, maxEventAggregate)
+		if err != nil {
+			return livefeed.State[*groupEvents]{}, err
+		}
+		g = withEmptyMaps(g)
+		view := comparableView(g)
+		changed := !bytes.Equal(view, last)
+		last = view
+		state := livefeed.State[*groupEvents]{Changed: changed, Last: g.Status.Ended()}
+		if changed {
+			state.Value = newGroupEvents(g, complete)
+		}
+		return state, nil
 	}
-	if !sent {
-		return false, f.sendKeepAlive()
-	}
-	return true, f.flush()
 }
 
 // comparableView returns the JSON of a group without its ETA. Two equal views mean that nothing
@@ -191,26 +144,66 @@ func comparableView(g api.Group) []byte {
 	return encode(g)
 }
 
-func (f *feed) addEvent(name, typ string, at time.Time, g api.Group) {
-	id := f.at.String()
-	data := encode(api.Event{ID: id, Type: typ, At: at, Group: &g})
-	fmt.Fprintf(&f.buf, "id: %s\nevent: %s\ndata: %s\n\n", id, name, data)
+// groupEvents are the events that show a group as it was read once. Each is rendered when the first
+// client needs it, and then shared.
+type groupEvents struct {
+	at       position // the group's state
+	ended    bool
+	states   []stateEvent // all states of the round
+	progress func() []byte
 }
 
-// sendKeepAlive sends a comment if nothing was sent for keepAliveInterval.
-func (f *feed) sendKeepAlive() error {
-	if time.Since(f.sentAt) < keepAliveInterval {
-		return nil
-	}
-	f.buf.WriteString(": keep-alive\n\n")
-	return f.flush()
+type stateEvent struct {
+	rank  int
+	frame func() []byte
 }
 
-func (f *feed) flush() error {
-	defer f.buf.Reset()
-	f.sentAt = time.Now()
-	if _, err := f.w.Write(f.buf.Bytes()); err != nil {
-		return err
+// newGroupEvents takes the states from the group's timestamps, so that a client gets each state
+// even if several follow between two reads, or while it was slow.
+func newGroupEvents(g api.Group, complete bool) *groupEvents {
+	now := time.Now().UTC()
+	frame := func(id, event, typ string, at time.Time, g api.Group) func() []byte {
+		return sync.OnceValue(func() []byte {
+			e := api.Event{ID: id, Type: typ, At: at, Group: &g}
+			if !complete {
+				e.Omitted = []string{"aggregate"}
+			}
+			return sse.Frame(id, event, encode(e))
+		})
 	}
-	return f.ctl.Flush()
+	events := &groupEvents{at: position{round: g.Round}, ended: g.Status.Ended()}
+	for _, st := range lifecycle {
+		name := strings.ToLower(string(st.status))
+		at, reached := g.Timestamps[name]
+		if !reached && st.status != g.Status {
+			continue
+		}
+		if !reached {
+			at = now
+		}
+		events.at.rank = st.rank
+		then := g
+		then.Status = st.status
+		events.states = append(events.states,
+			stateEvent{st.rank, frame(events.at.String(), "state", "group."+name, at, then)})
+	}
+	id := fmt.Sprintf("%s.%d", events.at, now.UnixMilli())
+	events.progress = frame(id, "progress", "group.progress", now, g)
+	return events
+}
+
+// after returns the frames for a client at a position: the states behind it, or else progress.
+func (e *groupEvents) after(at position) (frames [][]byte) {
+	if at.round != e.at.round {
+		at.rank = 0
+	}
+	for _, st := range e.states {
+		if st.rank > at.rank {
+			frames = append(frames, st.frame())
+		}
+	}
+	if len(frames) == 0 {
+		frames = append(frames, e.progress())
+	}
+	return frames
 }

@@ -66,6 +66,36 @@ func ReadGroups(ctx context.Context, c redis.Cmdable, p keyspace.Partition, ids 
 	return groups, nil
 }
 
+// ReadGroupSummary reads a group for a view that is read often. If the partial aggregates have more
+// than maxAggregate bytes, it does not read them, and complete is false. The status of a group that
+// does not exist is "".
+func ReadGroupSummary(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, id string, maxAggregate int64,
+) (g Group, complete bool, err error) {
+	var fields *redis.MapStringStringCmd
+	var sizes [layout.Partials]*redis.IntCmd
+	parts := groupParts{aggregate: &redis.MapStringStringCmd{}}
+	_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		fields, parts.codes = pipe.HGetAll(ctx, p.Group(id)), pipe.HGetAll(ctx, p.Codes(id))
+		for i := range sizes {
+			sizes[i] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregatePartial+strconv.Itoa(i))
+		}
+		return nil
+	})
+	bytes := int64(0)
+	for _, size := range sizes {
+		bytes += size.Val()
+	}
+	if err == nil && bytes > 0 && bytes <= maxAggregate {
+		parts.aggregate = c.HGetAll(ctx, p.Aggregate(id))
+		err = parts.aggregate.Err()
+	}
+	if err != nil {
+		return Group{}, false, fmt.Errorf("read summary of group %s: %w", id, err)
+	}
+	return newGroup(fields.Val(), parts), bytes <= maxAggregate, nil
+}
+
 // newGroup returns a group with the fields of its hash, and its parts. It ignores fields that Group
 // does not have.
 func newGroup(fields map[string]string, parts groupParts) Group {

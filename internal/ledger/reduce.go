@@ -91,6 +91,9 @@ type PartialAggregate struct {
 	Err        error  // that the group can't be read
 }
 
+// Partials is the number of partial aggregates of a group.
+const Partials = layout.Partials
+
 // ReadPartials reads the partial aggregate with this number of each group of a partition, in the
 // order of the groups and in one round trip.
 func ReadPartials(

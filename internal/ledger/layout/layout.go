@@ -113,9 +113,12 @@ const TypesSeparator = "|"
 //	field              unit  written by           meaning
 //	partial:PARTIAL          reduce               the partial aggregate, encoded by its reducers
 //	version:PARTIAL          reduce               how often it was written
+//
+// PARTIAL is a number below Partials.
 const (
 	AggregatePartial = "partial:" // a prefix
 	AggregateVersion = "version:" // a prefix
+	Partials         = 16
 )
 
 // Other hashes of a group have the ordinal of a job or an error code for a field:

@@ -26,7 +26,6 @@ type Config struct {
 }
 
 const (
-	partialCount = 16 // number of partial aggregates of a group; a process is mapped to one of them by its id
 	// minRead and maxRead bound the entries of one read. Each entry holds the results of up to 200
 	// jobs. readCount grows above minRead when a read was full and its entries had less than
 	// lightRead bytes.
@@ -46,14 +45,14 @@ type Aggregator struct {
 	stage.Process
 	cfg      Config
 	reducers *reducer.Registry
-	partial  string // name of the partial aggregate that this process adds results to
+	partial  string // number of the partial aggregate that this process adds results to, chosen by its id
 }
 
 // New returns the aggregator of a process. It starts no goroutine.
 func New(p stage.Process, cfg Config, reducers *reducer.Registry) *Aggregator {
 	return &Aggregator{
 		Process: p, cfg: cfg, reducers: reducers,
-		partial: strconv.Itoa(int(crc32.ChecksumIEEE([]byte(p.ID)) % partialCount)),
+		partial: strconv.Itoa(int(crc32.ChecksumIEEE([]byte(p.ID)) % ledger.Partials)),
 	}
 }
 

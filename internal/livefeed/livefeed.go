@@ -1,0 +1,162 @@
+// Package livefeed shows things that change, its topics, to any number of viewers. Each topic has
+// one poller for all its viewers in this process. It starts with the first viewer and ends with the
+// last. What a poll has found is shared by all viewers, so that it is rendered only once. A slow
+// viewer misses what was replaced in the meantime, and delays nobody.
+package livefeed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// The poller reads a topic that changes each minInterval, and one that does not change less and
+// less often.
+const (
+	minInterval = 200 * time.Millisecond
+	maxInterval = time.Second
+)
+
+// State is what a poll has found.
+type State[T any] struct {
+	Value   T    // what viewers get; nobody may change it
+	Changed bool // Value differs from that of the poll before
+	Last    bool // the topic does not change any more
+}
+
+// Poll reads a topic once.
+type Poll[T any] func(ctx context.Context) (State[T], error)
+
+// Feed holds the topics that are being watched.
+type Feed[T any] struct {
+	mu     sync.Mutex // guards topics, and the changing fields of each topic
+	topics map[string]*topic[T]
+}
+
+// New returns a feed without topics.
+func New[T any]() *Feed[T] { return &Feed[T]{topics: map[string]*topic[T]{}} }
+
+type topic[T any] struct {
+	name    string
+	stop    context.CancelFunc
+	stopped chan struct{} // closed when the poller has ended
+
+	viewers int
+	value   T
+	version int           // number of values so far
+	changed chan struct{} // closed when there is another value or an error
+	err     error         // the poller has ended with this error
+}
+
+// Viewer is one viewer of a topic. Only one goroutine may use it.
+type Viewer[T any] struct {
+	feed  *Feed[T]
+	topic *topic[T]
+	seen  int // version of the value that it got last
+}
+
+// Watch adds a viewer to a topic. If the topic has no poller, it starts one with the function that
+// newPoll returns. The caller must call Close.
+func (f *Feed[T]) Watch(name string, newPoll func() Poll[T]) *Viewer[T] {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.topics[name]
+	if t == nil {
+		ctx, stop := context.WithCancel(context.Background())
+		t = &topic[T]{name: name, stop: stop, stopped: make(chan struct{}), changed: make(chan struct{})}
+		f.topics[name] = t
+		go f.run(ctx, t, newPoll())
+	}
+	t.viewers++
+	return &Viewer[T]{feed: f, topic: t}
+}
+
+// Close removes the viewer. The last viewer waits until the poller has ended.
+func (v *Viewer[T]) Close() {
+	v.feed.mu.Lock()
+	v.topic.viewers--
+	last := v.topic.viewers == 0
+	if last {
+		v.feed.forget(v.topic)
+	}
+	v.feed.mu.Unlock()
+	if last {
+		v.topic.stop()
+		<-v.topic.stopped
+	}
+}
+
+// Next returns the newest value, if the viewer has not got it yet. Otherwise it returns a channel
+// that is closed when Next should be called again. Its error is the one that ended the poller.
+func (v *Viewer[T]) Next() (value T, changed <-chan struct{}, err error) {
+	v.feed.mu.Lock()
+	defer v.feed.mu.Unlock()
+	switch t := v.topic; {
+	case t.version > v.seen:
+		v.seen = t.version
+		return t.value, nil, nil
+	default:
+		return value, t.changed, t.err
+	}
+}
+
+// forget makes the next viewer start another poller.
+func (f *Feed[T]) forget(t *topic[T]) {
+	if f.topics[t.name] == t {
+		delete(f.topics, t.name)
+	}
+}
+
+// run polls a topic until its last state, an error, or the end of ctx. While the store is
+// unavailable, viewers keep the value that they have; without one, that is an error.
+func (f *Feed[T]) run(ctx context.Context, t *topic[T], poll Poll[T]) {
+	defer close(t.stopped)
+	for wait := minInterval; ; {
+		state, err := safely(ctx, poll)
+		if err == nil && state.Changed {
+			wait = minInterval
+		} else {
+			wait = min(2*wait, maxInterval)
+		}
+		if f.publish(t, state, err) || redisx.Sleep(ctx, wait) != nil {
+			return
+		}
+	}
+}
+
+// safely polls, and turns a panic into an error.
+func safely[T any](ctx context.Context, poll Poll[T]) (state State[T], err error) {
+	defer func() {
+		if recover() != nil { // the value is not shown: it might hold a payload
+			err = fmt.Errorf("poll panicked: %s", debug.Stack())
+		}
+	}()
+	return poll(ctx)
+}
+
+// publish gives a state to the viewers, and reports whether it is the last one.
+func (f *Feed[T]) publish(t *topic[T], state State[T], err error) (last bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case err == nil && state.Changed:
+		t.value = state.Value
+		t.version++
+	case err != nil && (t.version == 0 || !errors.Is(err, api.ErrUnavailable)):
+		t.err = err
+	case err != nil || !state.Last:
+		return false
+	}
+	if last = state.Last || t.err != nil; last {
+		f.forget(t)
+	}
+	close(t.changed)
+	t.changed = make(chan struct{})
+	return last
+}

@@ -1,0 +1,119 @@
+// Package sse writes event streams (text/event-stream). It hides how a client that does not read is
+// disconnected, how a stream is kept open while nothing happens, and how a stopping server ends its
+// streams at once.
+package sse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	writeTimeout = 10 * time.Second // longest time to write one frame
+	keepAlive    = 15 * time.Second // then a comment is sent, so that proxies keep the connection
+	retry        = time.Second      // a client that is disconnected connects again after this time
+)
+
+var (
+	// ErrTooMany means that the server has as many streams as it may have.
+	ErrTooMany = errors.New("too many event streams")
+	// ErrClosing means that the server stops.
+	ErrClosing = errors.New("server is closing")
+)
+
+// Streams are the event streams of a process. The zero value allows none.
+type Streams struct {
+	Max  int64 // most streams at a time
+	open atomic.Int64
+}
+
+// Stream is an event stream to one client. Only one goroutine may use it.
+type Stream struct {
+	w         http.ResponseWriter
+	ctl       *http.ResponseController
+	closing   context.Context //nolint:containedctx // the server's, not a call's
+	keepAlive *time.Timer
+	begun     bool
+	release   func()
+}
+
+// Open reserves a stream for an answer. It sends nothing yet, so that the request can still be
+// answered otherwise. The stream ends when closing ends. w must not set write deadlines itself. The
+// caller must call Close.
+func (s *Streams) Open(w http.ResponseWriter, closing context.Context) (*Stream, error) {
+	if s.open.Add(1) > s.Max {
+		s.open.Add(-1)
+		return nil, ErrTooMany
+	}
+	st := &Stream{
+		w: w, ctl: http.NewResponseController(w), closing: closing, keepAlive: time.NewTimer(keepAlive),
+	}
+	// A write that waits for its client ends at once when the server stops.
+	stop := context.AfterFunc(closing, func() { _ = st.ctl.SetWriteDeadline(time.Unix(1, 0)) })
+	st.release = func() {
+		stop()
+		st.keepAlive.Stop()
+		s.open.Add(-1)
+	}
+	return st, nil
+}
+
+// Close ends the stream.
+func (st *Stream) Close() { st.release() }
+
+// Send sends frames. Each must arrive in the client's system within writeTimeout.
+func (st *Stream) Send(frames ...[]byte) error {
+	if !st.begun {
+		st.begun = true
+		st.w.Header().Set("Content-Type", "text/event-stream")
+		st.w.Header().Set("X-Accel-Buffering", "no") // a proxy must not collect frames
+		st.w.WriteHeader(http.StatusOK)
+		frames = append([][]byte{fmt.Appendf(nil, "retry: %d\n\n", retry.Milliseconds())}, frames...)
+	}
+	for _, frame := range frames {
+		if err := st.write(frame); err != nil {
+			return err
+		}
+	}
+	st.keepAlive.Reset(keepAlive)
+	return nil
+}
+
+func (st *Stream) write(frame []byte) error {
+	_ = st.ctl.SetWriteDeadline(time.Now().Add(writeTimeout)) // a test server may have no deadlines
+	if st.closing.Err() != nil {                              // only now: later, Open's function ends the write
+		return ErrClosing
+	}
+	if _, err := st.w.Write(frame); err != nil {
+		return err
+	}
+	return st.ctl.Flush()
+}
+
+// Wait waits until changed is closed. Meanwhile it keeps the stream open. It returns an error when
+// the client has left or the server stops.
+func (st *Stream) Wait(ctx context.Context, changed <-chan struct{}) error {
+	for {
+		select {
+		case <-changed:
+			return nil
+		case <-st.keepAlive.C:
+			if err := st.Send([]byte(": keep-alive\n\n")); err != nil {
+				return err
+			}
+		case <-st.closing.Done():
+			return ErrClosing
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Frame returns the frame of an event. data must be one line.
+func Frame(id, event string, data []byte) []byte {
+	return fmt.Appendf(nil, "id: %s\nevent: %s\ndata: %s\n\n", id, event, data)
+}
