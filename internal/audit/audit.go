@@ -24,7 +24,8 @@
 //     group's results, until these expire. The partial aggregates hold as many results as there are
 //     reduced jobs.
 //   - delivery ([LawDelivery]): each entry of a ready stream, the results stream or the ingest
-//     stream that was delivered is pending with a consumer, until it is deleted.
+//     stream that was delivered is pending with a consumer, until it is deleted. The ids of these
+//     streams are not in the future.
 //   - lifecycle ([LawLifecycle]): a group's status agrees with its timestamps, with its jobs, and
 //     with the lists of open and of ended groups. If all jobs of a sealed group have ended and are
 //     reduced, the group has ended too or is dirty.

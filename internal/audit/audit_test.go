@@ -165,5 +165,8 @@ func TestUnownedEntries(t *testing.T) {
 		require.Equal(t, []string{LawDelivery}, audittest.Summary(found))
 		require.Len(t, found, 4)
 		require.Contains(t, fmt.Sprint(found), "of "+w.Space.Ingest()+" was delivered, but no consumer owns it")
+
+		w.OK(w.C.XAdd(w.Context(), &redis.XAddArgs{Stream: w.Space.Ingest(), ID: "18446744073709551615-7", Values: []string{"k", "v"}}).Err())
+		require.Len(t, run(w, Options{}).Violations, 5)
 	})
 }

@@ -2,16 +2,20 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// checkDeliveries reports the entries that were delivered and that no consumer owns: of the ready
-// streams, of the results stream and, with partition 0, of the ingest stream.
+// checkDeliveries reports the entries that were delivered and that no consumer owns, and streams
+// whose last id is in the future: of the ready streams, the results stream and, with partition 0,
+// the ingest stream.
 func (s *scope) checkDeliveries(ctx context.Context) error {
 	groups := map[string]string{s.p.ResultStream(): keyspace.GroupAggregator}
 	for typ := range s.types {
@@ -28,6 +32,16 @@ func (s *scope) checkDeliveries(ctx context.Context) error {
 		for _, id := range ids {
 			s.found.add(newFinding(LawDelivery, "", "", "unowned "+key+" "+id,
 				"entry %s of %s was delivered, but no consumer owns it", id, key))
+		}
+		var refused redis.Error // there is no such stream
+		about, err := s.Cmd.XInfoStream(ctx, key).Result()
+		if err != nil && !errors.As(err, &refused) {
+			return err
+		}
+		if err == nil && stream.InFuture(about.LastGeneratedID) {
+			s.found.add(newFinding(LawDelivery, "", "", "future "+key,
+				"the last id of %s is %s, in the future: behind the largest id it takes no entries", key,
+				about.LastGeneratedID))
 		}
 	}
 	return nil

@@ -224,14 +224,14 @@ func (c *Consumer) read(ctx, work context.Context) error {
 
 // nextEntries returns the next page of abandoned entries if a search is due, otherwise new entries,
 // for which it waits up to Block. At the beginning of a search it also deletes dead consumers, and
-// finds entries that no consumer owns.
+// recovers entries that Redis does not deliver by itself.
 func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) {
 	if time.Now().Before(c.claimAt) {
 		batches, err := c.reader.Read(ctx, []string{c.cfg.Stream}, count, c.cfg.Block)
 		if err != nil || len(batches) == 0 {
 			return nil, err
 		}
-		return batches[0].Entries, nil
+		return c.reader.withoutFuture(ctx, c.cfg.Stream, batches[0].Entries, c.cfg.Log)
 	}
 	if c.claimFrom == firstID {
 		n, err := c.reader.ForgetDead(ctx, c.cfg.Stream, deadAfter)
@@ -241,13 +241,8 @@ func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) 
 		if n > 0 {
 			c.cfg.Log.InfoContext(ctx, "forgot dead consumers", "count", n)
 		}
-		ids, err := c.reader.ClaimUnowned(ctx, c.cfg.Stream, c.cfg.Lease)
-		if err != nil {
+		if err := c.reader.Recover(ctx, c.cfg.Stream, c.cfg.Lease, c.cfg.Log); err != nil {
 			return nil, err
-		}
-		if len(ids) > 0 {
-			c.cfg.Log.WarnContext(ctx, "no consumer owned entries of the stream that had been delivered",
-				"entries", len(ids), "first", ids[0])
 		}
 	}
 	entries, next, deleted, err := c.reader.Claim(ctx, c.cfg.Stream, c.cfg.Lease, c.claimFrom, count)

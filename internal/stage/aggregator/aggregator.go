@@ -164,13 +164,8 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 // this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
 	if p.claimStart == firstEntry {
-		ids, err := p.reader.ClaimUnowned(ctx, p.partition.ResultStream(), p.cfg.Lease)
-		if err != nil {
+		if err := p.reader.Recover(ctx, p.partition.ResultStream(), p.cfg.Lease, p.Tel.Log); err != nil {
 			return nil, err
-		}
-		if len(ids) > 0 {
-			p.Tel.Log.Warn("no consumer owned entries of the results stream that had been delivered",
-				"partition", p.partition.Index(), "entries", len(ids), "first", ids[0])
 		}
 	}
 	entries, next, _, err := p.reader.Claim(ctx, p.partition.ResultStream(), p.cfg.Lease, p.claimStart, minRead)

@@ -160,6 +160,25 @@ func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
 	awaitEmptyStream(w)
 }
 
+// TestLargestIDInTheResultsStream: behind an entry with the largest possible id, Redis takes no
+// more entries.
+func TestLargestIDInTheResultsStream(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
+		Stream: w.P.ResultStream(), ID: "18446744073709551615-18446744073709551615", Values: []string{"g", "gone", "l", `{"ordinal":1}`}}).Err())
+	cfg := config()
+	cfg.Lease = 100 * time.Millisecond
+	runAggregator(w, cfg, "a", reducer.NewRegistry())
+	w.Await("the results stream to take entries", func() bool {
+		return w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
+			Stream: w.P.ResultStream(), Values: []string{"g", "gone", "l", `{"ordinal":1}`}}).Err() == nil
+	})
+	submitCosts(w, "g", 20, 5)
+	awaitReduced(w, "g", 20)
+	awaitEmptyStream(w)
+}
+
 // TestRepeatedEntriesCountOnce: an entry that is added again counts once, alone or together with
 // others in one entry.
 func TestRepeatedEntriesCountOnce(t *testing.T) {

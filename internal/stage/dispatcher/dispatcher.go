@@ -104,7 +104,7 @@ func (d *Dispatcher) Status() api.StageStatus {
 type partitionDispatcher struct {
 	*Dispatcher
 	partition          keyspace.Partition
-	ownersCheckedAt    time.Time // when claimUnowned last ran
+	ownersCheckedAt    time.Time // when recoverEntries last ran
 	consumersCheckedAt time.Time
 }
 
@@ -183,7 +183,7 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 	}
 	if time.Since(p.ownersCheckedAt) > p.cfg.Lease/2 {
 		p.ownersCheckedAt = time.Now()
-		if err := p.claimUnowned(ctx, types); err != nil {
+		if err := p.recoverEntries(ctx, types); err != nil {
 			return 0, p.outagePause.noteOutage(err, p.cfg.Lease)
 		}
 	}
@@ -217,18 +217,14 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 	return pause, nil
 }
 
-// claimUnowned begins the leases of entries of the ready streams that no consumer owns. A worker
-// that still runs such a job renews its lease; the other jobs are reclaimed when it ends.
-func (p *partitionDispatcher) claimUnowned(ctx context.Context, types []string) error {
+// recoverEntries begins the leases of entries of the ready streams that no consumer owns. A worker
+// that still runs such a job renews its lease; the other jobs are reclaimed when it ends. It also
+// gives entries with ids in the future new ids.
+func (p *partitionDispatcher) recoverEntries(ctx context.Context, types []string) error {
 	reader := stream.NewReader(p.Conn, keyspace.GroupWorkers, p.ID)
 	for _, typ := range types {
-		ids, err := reader.ClaimUnowned(ctx, p.partition.Ready(typ), 0)
-		if err != nil {
+		if err := reader.Recover(ctx, p.partition.Ready(typ), 0, p.Tel.Log); err != nil {
 			return err
-		}
-		if len(ids) > 0 {
-			p.Tel.Log.Warn("no consumer owned entries of a ready stream that had been delivered",
-				"partition", p.partition.Index(), "type", typ, "entries", len(ids), "first", ids[0])
 		}
 	}
 	return nil

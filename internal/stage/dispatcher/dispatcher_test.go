@@ -184,6 +184,25 @@ func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 5, Done: 5}, w.Counts("g"))
 }
 
+// TestLargestIDInTheReadyStream: behind an entry with the largest possible id, Redis takes no more
+// entries.
+func TestLargestIDInTheReadyStream(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 3)
+	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
+		Stream: w.P.Ready("T"), ID: "18446744073709551615-18446744073709551615", Values: []string{"j", "no job"}}).Err())
+	cfg := config()
+	cfg.Lease = 200 * time.Millisecond
+	w.Run(dispatcher.New(stagetest.Process(w, "d"), cfg))
+	w.Await("the ready stream to take entries", func() bool {
+		id, err := w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Ready("T"), Values: []string{"j", "no job"}}).Result()
+		return err == nil && w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), id).Err() == nil
+	})
+	w.Admit("T")
+	require.Equal(t, api.Counts{Accepted: 3, Ready: 3}, w.Counts("g"))
+}
+
 func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

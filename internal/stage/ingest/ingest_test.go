@@ -166,6 +166,29 @@ func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("h"))
 }
 
+// A message with the largest possible id is stored once and does not block the stream.
+func TestMessageWithTheLargestID(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	startIngest(w, stagetest.Patience)
+	for i := range 3 {
+		require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
+			Stream: w.Space.Ingest(), ID: "18446744073709551615-18446744073709551615",
+			Values: []string{"type", "group.submit", "data", fmt.Sprintf(`{"tenant":"t%d","type":"T","seal":true,"jobs":[{"payload":1}]}`, i)},
+		}).Err())
+		w.Await("the stream to take messages", func() bool {
+			return w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.Space.Ingest(), Values: []string{
+				"type", "group.submit", "data", fmt.Sprintf(`{"id":"g%d","type":"T","seal":true}`, i)}}).Err() == nil
+		})
+		awaitGroup(w, fmt.Sprint("g", i), func(g api.Group) bool { return g.Sealed })
+		awaitEmptyStream(w)
+	}
+	groups, err := w.Conn.Cmd.ZRange(t.Context(), w.P.Groups(), 0, -1).Result()
+	require.NoError(t, err)
+	require.Len(t, groups, 6)
+	require.Empty(t, waitForRejected(w, 0))
+}
+
 // A seal without a total waits for older entries, which another process may be handling.
 func TestSealWaitsForOlderEntries(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,130 @@
+package stream
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+)
+
+// futureAge is how far in the future an id has to be that no clock of a Redis has made.
+const futureAge = 24 * time.Hour
+
+// maxRenumbered is the largest number of entries that one call renumbers.
+const maxRenumbered = 10_000
+
+// renumberScript gives entries with ids in the future new ids, behind all others. Whoever may write
+// into a stream may choose an id. The ids that Redis makes are then behind it, and behind the
+// largest possible id there is none: Redis refuses every further entry, even when this one is
+// deleted. The script sets the last id of the stream, and of its groups, to the present. An entry
+// that is pending is delivered again under its new id.
+//
+//	KEYS: stream. ARGV: how far in the future (ms), most entries.
+//	Reply: the number of entries with new ids; -1 if they are more than most: nothing was changed;
+//	false if the last id of the stream is not in the future.
+var renumberScript = call.NewScript("renumber", `
+local stream, most = KEYS[1], tonumber(ARGV[2])
+local function fields(pairs)
+  local named = {}
+  for i = 1, #pairs, 2 do named[pairs[i]] = pairs[i + 1] end
+  return named
+end
+local function ms(id) return tonumber(string.match(id, '^%d+') or 0) end
+if redis.call('EXISTS', stream) == 0 then return false end
+local last = fields(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local future = now + tonumber(ARGV[1])
+if ms(last) < future then return false end
+local entries = redis.call('XRANGE', stream, string.format('%.0f', future), '+', 'COUNT', most + 1)
+if #entries > most then return -1 end
+redis.call('XSETID', stream, last) -- changes nothing; an error here loses no entry
+for _, e in ipairs(entries) do redis.call('XDEL', stream, e[1]) end
+local newest = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
+last = string.format('%.0f-18446744073709551615', now)
+if newest and ms(newest[1]) > now then last = newest[1] end
+redis.call('XSETID', stream, last)
+for _, pairs in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+  local group = fields(pairs)
+  for _, e in ipairs(entries) do redis.call('XACK', stream, group.name, e[1]) end
+  if ms(group['last-delivered-id']) >= future then redis.call('XGROUP', 'SETID', stream, group.name, last) end
+end
+for _, e in ipairs(entries) do redis.call('XADD', stream, '*', unpack(e[2])) end
+return #entries
+`)
+
+// renumber gives entries with ids in the future new ids, and logs it. Without it, an entry with the
+// largest possible id would block the stream for ever.
+func renumber(ctx context.Context, c redis.Cmdable, stream string, log *slog.Logger) error {
+	reply, err := renumberScript.Run(ctx, c, []string{stream}, []any{futureAge.Milliseconds(), maxRenumbered})
+	if err != nil {
+		return fmt.Errorf("renumber entries of stream %s: %w", stream, err)
+	}
+	switch n, future := reply.(int64); {
+	case !future:
+	case n < 0:
+		log.ErrorContext(ctx, "too many entries have ids in the future, trying again when some are handled",
+			"stream", stream)
+	default:
+		log.WarnContext(ctx, "the last id of a stream was in the future, its entries have new ids",
+			"stream", stream, "entries", n)
+	}
+	return nil
+}
+
+// InFuture reports whether an id is so far in the future that no clock of a Redis has made it.
+func InFuture(id string) bool {
+	ms, _, _ := strings.Cut(id, "-")
+	n, err := strconv.ParseUint(ms, 10, 64)
+	return err == nil && n > uint64(time.Now().Add(futureAge).UnixMilli())
+}
+
+// withoutFuture renumbers the stream if the last of these entries has an id in the future, and
+// leaves out the entries that have new ids: they are delivered under these, and must not be handled
+// under both.
+func (r *Reader) withoutFuture(
+	ctx context.Context, stream string, entries []Entry, log *slog.Logger,
+) (kept []Entry, err error) {
+	if len(entries) == 0 || !InFuture(entries[len(entries)-1].ID) {
+		return entries, nil
+	}
+	if err := renumber(ctx, r.conn.Cmd, stream, log); err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if InFuture(e.ID) {
+			found, err := r.conn.Cmd.XRange(ctx, stream, e.ID, e.ID).Result()
+			if err != nil {
+				return nil, fmt.Errorf("read entry of stream %s: %w", stream, err)
+			}
+			if len(found) == 0 {
+				continue
+			}
+		}
+		kept = append(kept, e)
+	}
+	return kept, nil
+}
+
+// Recover makes entries readable that Redis does not deliver by itself: it claims those that no
+// consumer owns (see ClaimUnowned), and gives those with ids in the future new ids. It logs both.
+func (r *Reader) Recover(ctx context.Context, stream string, idle time.Duration, log *slog.Logger) error {
+	if err := renumber(ctx, r.conn.Cmd, stream, log); err != nil {
+		return err
+	}
+	ids, err := r.ClaimUnowned(ctx, stream, idle)
+	if err != nil {
+		return err
+	}
+	if len(ids) > 0 {
+		log.WarnContext(ctx, "no consumer owned entries of a stream that had been delivered",
+			"stream", stream, "entries", len(ids), "first", ids[0])
+	}
+	return nil
+}
