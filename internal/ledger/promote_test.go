@@ -180,6 +180,24 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
+// A suspect becomes ready although the stream is full, because it waits for an empty process and not
+// for a slot. Other jobs of the same dead worker wait until there is capacity.
+func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.append("g", 4)
+		require.Equal(w, 4, w.admit("T", 4, noLimit).Moved)
+		read := w.readSome("T", "lost", 3)
+		w.start("T", read[:2])
+		require.Equal(w, 3, w.reclaim("T", 3).Taken)
+		require.Equal(w, "NNNR", w.states("g"))
+		caps := map[string]int{"T": 1}
+		moved := w.promoteBelow(caps, noLimit)
+		w.eventually(func() bool { return moved.Moved == 2 || w.promoteBelow(caps, noLimit).Moved+moved.Moved == 2 })
+		require.Equal(w, "RRNR", w.states("g"))
+	})
+}
+
 // Even more blocked jobs than one call can check do not delay other types.
 func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	onRedis(t, func(w *world) {

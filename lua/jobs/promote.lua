@@ -16,7 +16,7 @@
 --   9  full_wait  ms       when to look again at a tenant whose ready stream is full
 --   then for each type:
 --   +1  typ       -        the type
---   +2  cap       jobs     most undelivered jobs in its ready stream
+--   +2  cap       jobs     most undelivered jobs in its ready stream; suspects go beyond it
 -- Reply
 --   {moved, skipped, wait, permits, denials, traced, now}
 --     moved      jobs that are ready now
@@ -28,6 +28,9 @@
 --                up
 --     traced     {group, ordinal, tenant, trace, span id, since ms, now ms, new attempt, reason, …}
 --     now        Redis time, µs
+-- A suspect becomes ready although the stream is full: it runs in no slot, and processes that are
+-- kept busy by other suspects leave the stream full. There are no more suspects than jobs that were
+-- in flight in the dead workers.
 -- Tenants are served in the order of their longest due job, so a tenant that got its share stands
 -- behind those that got none. Due jobs of paused groups and types are suspended; those of a paused
 -- tenant stay non-ready. After a resumption, each call first makes a batch of one tenant's
@@ -196,7 +199,7 @@ local function choose(tenant, t)
           named[job] = true
         elseif not capacity[j.typ] then
           skipped, not_before = skipped + 1, now + math.min(NEW_TYPE_MS, full_wait)
-        elseif capacity[j.typ] <= 0 then
+        elseif capacity[j.typ] <= 0 and j.losses == 0 then
           skipped, not_before, full[j.typ] = skipped + 1, not_before or now + full_wait, (full[j.typ] or 0) + 1
         elseif #c.going >= t.can then
           -- A tenant that was denied by the global limit only keeps its place in the order of

@@ -72,21 +72,11 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 }
 
 // step reads one batch of entries and starts their jobs. While the process has no free capacity, it
-// reads nothing and waits until there may be some, or until ctx ends. While suspects wait for
-// isolation, it looks for more suspects only, with pauses, and releases other jobs that it finds.
-// It always returns 0 as the time to wait.
+// reads nothing and waits until there may be some, or until ctx ends. It always returns 0 as the time
+// to wait.
 func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 	changed := p.held.nextChange()
 	capacity, resumeAt := p.freeCapacity()
-	if pause, ok := p.isolation.nextSearch(); ok {
-		err := p.readEntries(ctx, 4)
-		select {
-		case <-changed:
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
-		return 0, err
-	}
 	if capacity <= 0 {
 		p.held.setResumeAt(resumeAt)
 		select {

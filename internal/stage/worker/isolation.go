@@ -1,12 +1,9 @@
 package worker
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // suspect reports whether the job was in flight when a worker process died. Such a job may have
@@ -14,23 +11,17 @@ import (
 // the job alone is blamed for it.
 func (t *task) suspect() bool { return t.Losses > 0 }
 
-// maxSuspects is the largest number of suspects that wait in a process. At most one of them has
-// lost more than one worker process. Each of the others has lost one; most of these only ran beside
-// the job that killed the process.
-const maxSuspects = 16
-
-// isolation runs suspects one after the other, each while the process holds no other started job:
-// meanwhile no slot begins a job, and other jobs that are read are released. Suspects that have
-// lost the fewest worker processes run first, so that a job that kills again does not delay the
-// others.
+// isolation runs one suspect at a time, while the process holds no other started job: meanwhile no
+// slot begins a job, and other jobs that are read are released. It keeps no second suspect: other
+// processes can run that one at the same time, and it need not wait for a lease when the first one
+// kills this process.
 type isolation struct {
 	w       *Worker
-	arrived chan struct{} // gets a token when a suspect is added
+	arrived chan struct{} // gets a token for each suspect
 
-	mu          sync.Mutex    // guards the next three fields
-	suspects    []*task       // suspects that wait, not started yet; fewest losses first
-	running     bool          // suspects run now; isolation accepts no further ones
-	searchPause time.Duration // until the next read that looks for more suspects
+	mu       sync.Mutex // guards the next two fields
+	waiting  *task      // the suspect, until it is started or released
+	occupied bool       // a suspect waits or runs
 
 	readLimit   atomic.Int64 // entries that one read may deliver; 0: no limit
 	limitedRead sync.Mutex   // held by a read while readLimit is set
@@ -63,50 +54,37 @@ func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)
 	return err
 }
 
-// add queues a suspect to run alone and returns true. It returns false, and the caller must release
-// the suspect, while suspects run, when maxSuspects wait, or when the suspect and a waiting one
-// have both lost more than one worker process.
+// add gives isolation a suspect to run and returns true. It returns false while isolation has
+// another one: the caller must release the suspect.
 func (s *isolation) add(t *task) bool {
 	s.mu.Lock()
-	repeated := t.Losses > 1 && len(s.suspects) > 0 && s.suspects[len(s.suspects)-1].Losses > 1
-	if s.running || repeated || len(s.suspects) == maxSuspects {
-		s.mu.Unlock()
+	defer s.mu.Unlock()
+	if s.occupied {
 		return false
 	}
-	at, _ := slices.BinarySearchFunc(s.suspects, t, func(a, b *task) int { return cmp.Compare(a.Losses, b.Losses) })
-	s.suspects = slices.Insert(s.suspects, at, t)
-	s.mu.Unlock()
-	select {
-	case s.arrived <- struct{}{}:
-	default:
-	}
-	s.w.held.notify() // feeds wait for capacity; they must look for more suspects now
+	s.waiting, s.occupied = t, true
+	s.arrived <- struct{}{} // does not block: run takes the token before it clears occupied
 	return true
 }
 
-// busy reports whether suspects wait or run. The process then starts no other jobs.
+// busy reports whether a suspect waits or runs. The process then starts no other jobs.
 func (s *isolation) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.running || len(s.suspects) > 0
+	return s.occupied
 }
 
-// nextSearch says in ok whether this process should look for more suspects now: it does so while
-// the suspects that it has wait for running jobs to end. pause is the time until it should look
-// again. Each call that returns true doubles the pause, because the process must release all other
-// jobs that it finds.
-func (s *isolation) nextSearch() (pause time.Duration, ok bool) {
+// take removes and returns the suspect that waits, or nil if none does.
+func (s *isolation) take() *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.running || len(s.suspects) == 0 || len(s.suspects) == maxSuspects {
-		return 0, false
-	}
-	s.searchPause = max(50*time.Millisecond, 2*s.searchPause)
-	return s.searchPause, true
+	t := s.waiting
+	s.waiting = nil
+	return t
 }
 
-// run runs suspects as they come, until ctx ends; it leaves suspects that still wait then to drain.
-// Their processors run under workCtx, which outlives ctx.
+// run runs suspects as they come, until ctx ends; it leaves a suspect that still waits then to
+// drain. Their processors run under workCtx, which outlives ctx.
 func (s *isolation) run(ctx, workCtx context.Context) {
 	for {
 		select {
@@ -114,47 +92,28 @@ func (s *isolation) run(ctx, workCtx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if !s.busy() {
-			continue // an earlier round has run the suspect
-		}
 		// The tasks that no slot has begun go back.
 		releaseAll(s.w.slots.block())
-		if s.awaitEmptyProcess(ctx) {
-			for t := s.nextSuspect(); t != nil; t = s.nextSuspect() {
-				s.runAlone(ctx, workCtx, t)
-			}
+		if !s.awaitEmptyProcess(ctx) {
+			return
+		}
+		if t := s.take(); t != nil {
+			s.runAlone(ctx, workCtx, t)
 		}
 		s.w.slots.unblock()
 		s.mu.Lock()
-		s.running, s.searchPause = false, 0
+		s.occupied = false
 		s.mu.Unlock()
 		s.w.held.notify() // feeds may have free capacity again
 	}
 }
 
-// nextSuspect removes and returns the suspect with the fewest losses, or nil if none waits.
-func (s *isolation) nextSuspect() *task {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.suspects) == 0 {
-		return nil
-	}
-	t := s.suspects[0]
-	s.suspects = s.suspects[1:]
-	return t
-}
-
-// awaitEmptyProcess waits until all outcomes are reported and the process holds only waiting
-// suspects. Then it sets running, so that isolation accepts no further suspects, and returns true.
-// It returns false when ctx ends first.
+// awaitEmptyProcess waits until all outcomes are reported and the process holds at most the waiting
+// suspect, and returns true. It returns false when ctx ends first.
 func (s *isolation) awaitEmptyProcess(ctx context.Context) bool {
 	for {
 		changed := s.w.held.nextChange()
-		s.mu.Lock()
-		s.running = int(s.w.held.count.Load()) <= len(s.suspects)
-		empty := s.running
-		s.mu.Unlock()
-		if empty {
+		if s.w.held.count.Load() <= 1 {
 			return true
 		}
 		select {

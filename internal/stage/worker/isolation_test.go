@@ -12,6 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage/worker"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/processor"
 )
@@ -82,6 +83,36 @@ func TestSuspectsRunAlone(t *testing.T) {
 	require.EqualValues(t, 3, alone.Load())
 }
 
+// TestSuspectsSpreadOverProcesses: each process takes one suspect and leaves the others to idle
+// processes, so that suspects run at the same time, each alone in its process.
+func TestSuspectsSpreadOverProcesses(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const processes, jobs = 4, 10
+	suspects(w, "suspects", "T", jobs)
+	proc, cfg := newBlockingProcessor("T"), config()
+	cfg.Count = jobs // one read delivers all of them
+	workers := make([]*worker.Worker, processes)
+	for i := range workers {
+		workers[i] = newWorker(w, cfg, proc)
+		w.Run(workers[i])
+	}
+	for range processes {
+		stagetest.Receive(t, proc.started, "a suspect in each process")
+	}
+	for _, wk := range workers {
+		require.Len(t, wk.Status().CurrentJobs, 1)
+	}
+	require.Equal(t, api.Counts{Accepted: jobs, InFlight: processes, Ready: jobs - processes}, w.Counts("suspects"))
+	for range jobs {
+		proc.end <- nil
+	}
+	w.AwaitCounts("suspects", api.Counts{Accepted: jobs, Done: jobs})
+	for _, r := range w.Results() {
+		require.LessOrEqual(t, r.Attempts, 2*processes+2, "attempts of job %d", r.Ordinal)
+	}
+}
+
 // TestNeighboursOfASuspectAreNotStarted: when a worker dies while it runs a suspect, the other jobs
 // that it has read were not started. They have lost no worker, so they become no suspects.
 func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
@@ -95,12 +126,12 @@ func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	require.Equal(t, []string{"suspects." + fmt.Sprint(first.Ordinal)}, wk.Status().CurrentJobs)
 	w.Jobs("others", "T", 10)
 	w.Admit("T")
-	w.Await("the second suspect to be held", func() bool { return w.Pending(w.P.Ready("T"), keyspace.GroupWorkers) == 2 })
 	require.Equal(t, api.Counts{Accepted: 2, InFlight: 1, Ready: 1}, w.Counts("suspects"))
 	require.Equal(t, api.Counts{Accepted: 10, Ready: 10}, w.Counts("others"))
 	require.Empty(t, g.started)
 
-	loseWorker(w, "T", 2) // as if the worker process had died
+	w.Await("the process to release the second suspect", func() bool { return w.Pending(w.P.Ready("T"), keyspace.GroupWorkers) == 1 })
+	loseWorker(w, "T", 1) // as if the worker process had died
 	for range 2 {
 		j := w.Take("T", "next", 1)[0]
 		for j.Group != "suspects" {

@@ -68,7 +68,7 @@ func (w *Worker) expectedRunTime() time.Duration {
 // reportTimeout, it calls stopReporting, which ends all calls to Redis.
 func (w *Worker) drain(stopReporting func()) {
 	releaseAll(w.slots.close())
-	for t := w.isolation.nextSuspect(); t != nil; t = w.isolation.nextSuspect() {
+	if t := w.isolation.take(); t != nil {
 		t.feed.release(t)
 	}
 	if w.held.waitEmpty(w.cfg.Grace) {
