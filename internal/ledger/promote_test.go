@@ -180,8 +180,8 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
-// A suspect becomes ready although the stream is full, because it waits for an empty process and not
-// for a slot. Other jobs of the same dead worker wait until there is capacity.
+// A suspect becomes ready although the stream is full, because it waits for an empty process and
+// not for a slot. Other jobs of the same dead worker wait until there is capacity.
 func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

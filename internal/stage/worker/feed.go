@@ -72,8 +72,8 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 }
 
 // step reads one batch of entries and starts their jobs. While the process has no free capacity, it
-// reads nothing and waits until there may be some, or until ctx ends. It always returns 0 as the time
-// to wait.
+// reads nothing and waits until there may be some, or until ctx ends. It always returns 0 as the
+// time to wait.
 func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 	changed := p.held.nextChange()
 	capacity, resumeAt := p.freeCapacity()
