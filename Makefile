@@ -61,6 +61,10 @@ race: deps ## Run all tests with the race detector
 integration: deps ## Run only the tests across processes
 	go test $(TESTFLAGS) ./tests/integration/...
 
+.PHONY: mutants
+mutants: deps ## Break one promise at a time and check that a named test fails; MUTANTS='limit reduce-once' selects, RUNS=3 repeats
+	go run ./tests/mutants -runs $(or $(RUNS),1) $(MUTANTS)
+
 .PHONY: fuzz
 fuzz: deps ## Run each fuzz test for FUZZTIME (10s by default)
 	@set -e; \

@@ -70,6 +70,7 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 		require.NoError(t, err)
 		return st.Types[0].Backlog == 0 && st.Types[0].InFlight == 0 && st.ActiveTenants == 0
 	})
+	require.Equal(t, g.Counts, s.group("g").Counts, "all outcomes have been reported")
 	for _, key := range []string{p.NonReady(), p.NonReadyOf("acme"), p.Payloads("g"), p.Queue("g", "NOOP"), p.Scheduled(), p.Active()} {
 		require.Zero(t, s.rdb.Exists(s.ctx(), key).Val(), key)
 	}

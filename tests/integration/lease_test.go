@@ -92,25 +92,51 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 	require.True(t, second.Running())
 }
 
-// Outcomes of a worker that was stopped too long are refused and counted, because other workers
-// have run its jobs.
+// Outcomes of a worker that was stopped too long are refused and counted, also while another worker
+// still runs its jobs. Only the outcomes of the later attempts count.
 func TestLateOutcomesAreRefused(t *testing.T) {
 	t.Parallel()
-	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "20"))
-	const n = 10
+	const n = 3
+	var requests atomic.Int32
+	first, second := make(chan struct{}), make(chan struct{})
+	sink := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		attempt, answer := 1, first
+		if requests.Add(1) > n {
+			attempt, answer = 2, second
+		}
+		select {
+		case <-answer:
+		case <-r.Context().Done():
+		}
+		fmt.Fprintf(w, `{"attempt":%d}`, attempt)
+	}))
+	t.Cleanup(sink.Close)
+	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "20"), env("WORKER_TYPES", "HTTP"),
+		env("HTTP_PROCESSOR_ALLOW_PRIVATE", "true"))
 	frozen := s.proc("worker", 0)
-	// The jobs sleep by the clock: all have ended when the worker continues, so that it reports
-	// before it renews leases.
-	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":500,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data"}}})
-	s.awaitCounts("g", "all run", func(c api.Counts) bool { return c.InFlight == n })
+	s.submit(client.Group{
+		ID: "g", Type: "HTTP", Jobs: jobs(n, `{"url":"`+sink.URL+`"}`), Seal: true,
+		Aggregate: []client.Aggregate{{As: "runs", Op: "count"}},
+	})
+	s.await("all run", func() bool { return requests.Load() == n })
 	frozen.Signal(syscall.SIGSTOP)
-	s.add("worker")
-	g := s.wait("g")
+	close(first) // the stopped worker finds the answers when it continues
+	for range n {
+		s.add("worker") // each runs one of the jobs alone
+	}
+	s.await("all run elsewhere", func() bool { return requests.Load() == 2*n })
 	frozen.Signal(syscall.SIGCONT)
-	s.await("late outcomes are refused, or their leases are lost", func() bool { l := s.load("NOOP"); return l.StaleOutcomes+l.LeasesLost >= n })
+	s.await("each late outcome is refused, or has counted", func() bool {
+		return s.load("HTTP").StaleOutcomes >= n || s.group("g").Counts.InFlight != n
+	})
+	require.Equal(t, api.Counts{Accepted: n, InFlight: n}, s.group("g").Counts)
+	close(second)
+	g := s.wait("g")
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
-	g = s.group("g")
-	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
-	require.JSONEq(t, fmt.Sprint(n), string(g.Aggregate["sum"]))
-	require.Len(t, s.results("g"), n)
+	require.JSONEq(t, fmt.Sprint(n), string(g.Aggregate["runs"]))
+	results := s.results("g")
+	require.Len(t, results, n)
+	for ordinal, r := range results {
+		require.JSONEq(t, `{"status":200,"body":{"attempt":2}}`, string(r.Data), "job %d", ordinal)
+	}
 }

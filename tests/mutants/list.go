@@ -1,0 +1,69 @@
+package main
+
+// mutants are changes that each break a promise (README.md of the repository, docs/reliability.md).
+var mutants = []mutant{
+	{
+		name: "attempt-fence", promise: "the report of a lost attempt counts while another attempt runs",
+		file: "lua/jobs/outcome.lua",
+		edits: []edit{
+			{"transition(group, ranges, 'I', 'D')", "transition(group, ranges, 'I', 'D', true)"},
+			{"mine = live and states[i] == 'I' .. m\n", "mine = live and string.sub(states[i], 1, 1) == 'I'\n"},
+			{
+				"local mine = live and state == (kind == 'u' and 'R' or 'I') .. m\n",
+				"local mine = live and string.sub(state, 1, 1) == (kind == 'u' and 'R' or 'I')\n",
+			},
+		},
+		pkg: "./tests/integration", test: "TestLateOutcomesAreRefused",
+	},
+	{
+		name: "retry-limit", promise: "a job is retried once more than its group allows",
+		file:  "internal/stage/worker/report.go",
+		edits: []edit{{"t.Retries < retries:", "t.Retries <= retries:"}},
+		pkg:   "./tests/integration", test: "TestRetryRunsOnlyWhatFailed",
+	},
+	{
+		name: "repeated-write", promise: "the Redis client repeats a command whose reply was lost",
+		file:  "internal/redisx/connect.go",
+		edits: []edit{{"MaxRetries:            -1,", "MaxRetries:            3,"}},
+		pkg:   "./internal/redisx", test: "TestLostReplyIsNotRetried",
+	},
+	{
+		name: "ack-in-script", promise: "a job's outcome is stored, but its entry stays in the ready stream",
+		file: "lua/jobs/outcome.lua",
+		edits: []edit{
+			{"  call('XACK', stream, 'workers', unpack(entries, from, to))\n", ""},
+			{"  call('XDEL', stream, unpack(entries, from, to))\n", ""},
+		},
+		pkg: "./internal/ledger", test: "TestOutcomeDone",
+	},
+	{
+		name: "reduce-once", promise: "a result that is reduced twice counts twice",
+		file:  "lua/jobs/reduce.lua",
+		edits: []edit{{"if string.sub(states[i], 1, 1) == 'D' then", "if string.find(states[i], '^[DA]') then"}},
+		pkg:   "./internal/ledger", test: "TestReduceWhatIsNotDone",
+	},
+	{
+		name: "cancel-wins", promise: "the outcome of a job changes the counts of its cancelled group",
+		file:  "lua/jobs/outcome.lua",
+		edits: []edit{{"local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]", "local live, tenant = g[1], g[1]"}},
+		pkg:   "./tests/integration", test: "TestCancelEndsJobsWhereverTheyAre",
+	},
+	{
+		name: "limit", promise: "a window has one permit too many",
+		file:  "lua/parts/limiters.lua",
+		edits: []edit{{"return permits - n, (at + WIDTH) * 1000", "return permits + 1 - n, (at + WIDTH) * 1000"}},
+		pkg:   "./internal/ledger", test: "TestLimiters",
+	},
+	{
+		name: "lost-once", promise: "a job that has moved since it was missed ends as lost",
+		file:  "lua/jobs/lose.lua",
+		edits: []edit{{"states[i] == missed[i] and ", "states[i] ~= '' and "}},
+		pkg:   "./internal/ledger", test: "TestLoseOnlyWhatHasNotMoved",
+	},
+	{
+		name: "innocent", promise: "a job that no worker had started becomes a suspect",
+		file:  "lua/jobs/reclaim.lua",
+		edits: []edit{{"if letter == 'I' then j.losses = j.losses + 1 end", "j.losses = j.losses + 1"}},
+		pkg:   "./internal/ledger", test: "TestReclaim",
+	},
+}
