@@ -46,7 +46,7 @@ var mutants = []mutant{
 		name: "cancel-wins", promise: "the outcome of a job changes the counts of its cancelled group",
 		file:  "lua/jobs/outcome.lua",
 		edits: []edit{{"local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]", "local live, tenant = g[1], g[1]"}},
-		pkg:   "./tests/integration", test: "TestCancelEndsJobsWhereverTheyAre",
+		pkg:   "./internal/ledger", test: "TestOutcomeStale",
 	},
 	{
 		name: "limit", promise: "a window has one permit too many",
