@@ -90,6 +90,12 @@ func TestReduceWhatIsNotDone(t *testing.T) {
 			bad.Ordinals = []int64{0, 0}
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(bad), "a job that is named twice")
 		})
+		once := ledger.ReduceArgs{Group: "g", Partial: "0", Ordinals: []int64{0}}
+		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(once))
+		once.Version = 1
+		w.unchanged(func() {
+			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(once), "a job that is reduced")
+		})
 	})
 }
 
