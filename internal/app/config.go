@@ -52,8 +52,8 @@ type RedisConfig struct {
 type FairQueueConfig struct {
 	// Weight of a group's progress in the priority formula.
 	Alpha float64 `env:"ALPHA" envDefault:"10000" min:"0" max:"1e15"`
-	// How the next jobs are chosen: fair shares of the tenants, or the priority formula over all
-	// groups.
+	// How the next jobs of a lane are chosen: fair shares of the tenants, or the priority formula
+	// over all groups.
 	Policy string `env:"POLICY" envDefault:"fair" oneof:"fair,priority"`
 	// Shares of the lanes high, normal and low while all three have waiting jobs.
 	LaneWeights []int `env:"LANE_WEIGHTS" envDefault:"6,3,1" check:"weights"`

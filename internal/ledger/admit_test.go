@@ -131,25 +131,34 @@ func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	})
 }
 
+// Lanes share by weight, also if the groups of a lane are in the order of the priority formula.
 func TestAdmitLanesByWeight(t *testing.T) {
-	both(t, func(w *world) {
-		for _, lane := range []string{"high", "normal", "low"} {
-			w.create(lane[:1], "tenant-"+lane, "T", "lane", lane)
-			w.append(lane[:1], 1000)
-		}
-		order := ""
-		for len(order) < 1000 {
-			w.admit("T", 10, noLimit)
-			order += w.admitted("T", group)
-			w.c.Del(w.Context(), w.p.Ready("T"))
-		}
-		for lane, want := range map[string]float64{"h": 600, "n": 300, "l": 100} {
-			require.InDelta(w, want, strings.Count(order, lane), 20, lane)
-		}
-		for at := 0; at+200 <= len(order); at += 200 {
-			require.Contains(w, order[at:at+200], "l", "no lane starves")
-		}
+	t.Run("fair", func(t *testing.T) { both(t, lanesByWeight) })
+	t.Run("priority", func(t *testing.T) {
+		both(t, func(w *world) {
+			w.byPriority(10_000)
+			lanesByWeight(w)
+		})
 	})
+}
+
+func lanesByWeight(w *world) {
+	for _, lane := range []string{"high", "normal", "low"} {
+		w.create(lane[:1], "tenant-"+lane, "T", "lane", lane)
+		w.append(lane[:1], 1000)
+	}
+	order := ""
+	for len(order) < 1000 {
+		w.admit("T", 10, noLimit)
+		order += w.admitted("T", group)
+		w.c.Del(w.Context(), w.p.Ready("T"))
+	}
+	for lane, want := range map[string]float64{"h": 600, "n": 300, "l": 100} {
+		require.InDelta(w, want, strings.Count(order, lane), 20, lane)
+	}
+	for at := 0; at+200 <= len(order); at += 200 {
+		require.Contains(w, order[at:at+200], "l", "no lane starves")
+	}
 }
 
 // The share of an empty lane goes to the other lanes.

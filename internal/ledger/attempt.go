@@ -17,7 +17,7 @@ var (
 	start   = script("jobs/start", "signals", "states", "ranges", "blob", "pauses", "ready", "non_ready")
 	renew   = script("jobs/renew", "states")
 	outcome = script("jobs/outcome", "signals", "states", "ranges", "blob", "priority", "ready", "non_ready", "endings")
-	reclaim = script("jobs/reclaim", "signals", "states", "blob", "ready", "non_ready", "endings")
+	reclaim = script("jobs/reclaim", "signals", "states", "blob", "priority", "ready", "non_ready", "endings")
 )
 
 // StartGroup is one group's part of a batch. Its jobs are ordered by ordinal.

@@ -179,10 +179,10 @@ func SetQuota(
 // created in the same ms as the last of them.
 const rankGroups = 200
 
-// SetPolicy makes a partition choose the next jobs by the priority formula over all groups, with
-// this ALPHA; nil is by the fair queue. If that is a change, it ranks all open groups, in several
-// calls. Twice: the second call begins again if the first one was interrupted; otherwise it does
-// nothing.
+// SetPolicy makes a partition choose the next jobs by the priority formula over all groups of a
+// lane, with this ALPHA; nil is by the fair queue. If that is a change, it ranks all open groups,
+// in several calls. Twice: the second call begins again if the first one was interrupted; otherwise
+// it does nothing.
 func SetPolicy(ctx context.Context, c redis.Cmdable, p keyspace.Partition, alpha *float64) error {
 	want := ""
 	if alpha != nil {

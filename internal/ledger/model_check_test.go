@@ -48,7 +48,7 @@ func (m *model) look() *sight {
 			s.queue[g+typ] = pipe.LRange(ctx, m.p.Queue(g, typ), 0, -1)
 			s.inTenant[g+typ], s.inLane[g+typ] = pipe.ZScore(ctx, m.p.FairTenant(typ, m.lanes[g], tenant), g), pipe.ZScore(ctx, m.p.FairLane(typ, m.lanes[g]), tenant)
 			s.tenantRateLimited[g+typ] = pipe.ZScore(ctx, m.p.RateLimited(typ), tenant)
-			s.inOver[g+typ], s.inOrder[g+typ] = pipe.ZScore(ctx, m.p.FairOver(typ, m.lanes[g]), tenant), pipe.ZScore(ctx, m.p.FairPriority(typ), g)
+			s.inOver[g+typ], s.inOrder[g+typ] = pipe.ZScore(ctx, m.p.FairOver(typ, m.lanes[g]), tenant), pipe.ZScore(ctx, m.p.FairPriority(typ, m.lanes[g]), g)
 		}
 	}
 	for _, tenant := range owners {

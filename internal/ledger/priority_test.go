@@ -17,19 +17,19 @@ import (
 
 // ranked is a group in the model of the priority formula.
 type ranked struct {
-	id, tenant           string
-	createdMS, base      int64
-	total, done, waiting int64
+	id, tenant, lane      string
+	createdMS, base       int64
+	total, ended, waiting int64
 }
 
 // priority returns -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), where
-// base_priority is the group's plus its tenant's.
+// base_priority is the group's plus its tenant's, and done counts all jobs that have ended.
 func (g *ranked) priority(alpha float64, tenantBase int64) float64 {
-	return -float64(g.createdMS) + float64(g.base) + float64(tenantBase) + alpha*(-1+float64(g.total)/float64(max(1, g.total-g.done)))
+	return -float64(g.createdMS) + float64(g.base) + float64(tenantBase) + alpha*(-1+float64(g.total)/float64(max(1, g.total-g.ended)))
 }
 
-// Jobs are admitted in the order of the formula over the groups of all tenants, while done counts,
-// totals and base priorities change.
+// The jobs of a lane are admitted in the order of the formula over the groups of all tenants, while
+// counts of ended jobs, totals and base priorities change.
 func TestPriorityIsTheFormula(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -52,13 +52,14 @@ func TestPriorityIsTheFormula(t *testing.T) {
 			"admit":       func(*rapid.T) { m.actAdmit() },
 			"finish":      func(*rapid.T) { m.actFinish() },
 			"append":      func(*rapid.T) { m.actAppend() },
+			"lose worker": func(*rapid.T) { m.actLoseWorker() },
 			"set tenant":  func(*rapid.T) { m.actSet() },
 			"there again": func(*rapid.T) { m.byPriority(m.alpha) },
 		})
 		for m.left() > 0 {
 			m.actAdmit()
 		}
-		require.Zero(m, m.c.Exists(m.Context(), m.p.FairPriority("T")).Val())
+		require.Zero(m, m.c.Exists(m.Context(), m.p.FairPriority("T", "high"), m.p.FairPriority("T", "low")).Val())
 	})
 }
 
@@ -73,9 +74,10 @@ type priorityModel struct {
 
 func (m *priorityModel) add(i int) {
 	g := &ranked{id: fmt.Sprint("g", i), tenant: rapid.SampledFrom([]string{"x", "y"}).Draw(m.rt, "tenant")}
+	g.lane = rapid.SampledFrom([]string{"high", "low"}).Draw(m.rt, "lane")
 	g.base = rapid.Int64Range(-20, 20).Draw(m.rt, "base")
 	g.waiting = rapid.Int64Range(1, 6).Draw(m.rt, "jobs")
-	fields := []string{"base_priority", fmtInt(g.base), "lane", rapid.SampledFrom([]string{"high", "low"}).Draw(m.rt, "lane")}
+	fields := []string{"base_priority", fmtInt(g.base), "lane", g.lane}
 	if rapid.Bool().Draw(m.rt, "announced") {
 		g.total = g.waiting + rapid.Int64Range(0, 10).Draw(m.rt, "to come")
 		fields = append(fields, "total", fmtInt(g.total))
@@ -96,39 +98,40 @@ func (m *priorityModel) left() (n int64) {
 	return n
 }
 
-// actAdmit admits some jobs one by one: each must be of the group with the highest priority; among
-// equal priorities the last name is first.
+// actAdmit admits some jobs one by one: each must be of the group with the highest priority of its
+// lane; among equal priorities the last name is first.
 func (m *priorityModel) actAdmit() {
 	for range rapid.IntRange(1, 3).Draw(m.rt, "jobs") {
-		var best *ranked
+		best := map[string]*ranked{} // by lane
 		for _, g := range m.groups {
-			if g.waiting == 0 {
-				continue
-			}
-			if best == nil || cmp.Or(cmp.Compare(g.priority(m.alpha, m.bases[g.tenant]), best.priority(m.alpha, m.bases[best.tenant])), cmp.Compare(g.id, best.id)) > 0 {
-				best = g
+			b := best[g.lane]
+			if g.waiting > 0 && (b == nil || cmp.Or(cmp.Compare(m.priority(g), m.priority(b)), cmp.Compare(g.id, b.id)) > 0) {
+				best[g.lane] = g
 			}
 		}
 		r := m.admit("T", 1, noLimit)
-		if best == nil {
+		if len(best) == 0 {
 			require.Zero(m, r.Moved)
 			return
 		}
 		require.Equal(m, 1, r.Moved)
 		run := m.read("T", "c")
 		require.Len(m, run, 1)
-		require.Equal(m, best.id, run[0].Group, "%v", m.order())
-		best.waiting--
+		g := m.groups[run[0].Group]
+		require.Equal(m, best[g.lane].id, g.id, "%v", m.order())
+		g.waiting--
 		m.start("T", run)
 		m.run = append(m.run, run...)
 	}
 }
 
+func (m *priorityModel) priority(g *ranked) float64 { return g.priority(m.alpha, m.bases[g.tenant]) }
+
 // order returns the model's order of groups, for messages of failed tests.
 func (m *priorityModel) order() []string {
 	var all []string
 	for id, g := range m.groups {
-		all = append(all, fmt.Sprintf("%s: %f (%d waiting)", id, g.priority(m.alpha, m.bases[g.tenant]), g.waiting))
+		all = append(all, fmt.Sprintf("%s: %s, %f (%d waiting)", id, g.lane, m.priority(g), g.waiting))
 	}
 	slices.Sort(all)
 	return all
@@ -140,11 +143,20 @@ func (m *priorityModel) actFinish() {
 		m.run = m.run[1:]
 		if rapid.IntRange(0, 4).Draw(m.rt, "fails") == 0 {
 			m.outcome("T", other(ledger.OutcomeFailed, j, 0))
-			continue
+		} else {
+			m.outcome("T", done(j))
 		}
-		m.outcome("T", done(j))
-		m.groups[j.Group].done++
+		m.groups[j.Group].ended++
 	}
+}
+
+// actLoseWorker fails all jobs that are in flight, because their worker is lost for the last time.
+func (m *priorityModel) actLoseWorker() {
+	require.Equal(m, len(m.run), m.reclaim("T", 0).Failed)
+	for _, j := range m.run {
+		m.groups[j.Group].ended++
+	}
+	m.run = nil
 }
 
 func (m *priorityModel) actAppend() {
@@ -189,6 +201,25 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	})
 }
 
+// Jobs that a new round takes back have not ended any more.
+func TestPriorityFallsInTheNextRound(t *testing.T) {
+	both(t, func(w *world) {
+		w.byPriority(10_000)
+		w.create("g", "a", "T")
+		w.append("g", 4)
+		w.seal("g")
+		for _, j := range w.begin("T", "c", 4) {
+			w.outcome("T", other(ledger.OutcomeFailed, j, 0))
+		}
+		w.advance("g")
+		require.Equal(w, "FAILED", w.status("g"))
+		w.retry("g")
+		created := number(w.c.HGet(w.Context(), w.p.Group("g"), "at:created").Val())
+		want := (&ranked{createdMS: created, total: 4}).priority(10_000, 0)
+		require.Equal(w, want, w.c.ZScore(w.Context(), w.p.FairPriority("T", "normal"), "g").Val())
+	})
+}
+
 // The policy can be switched to priority and back, with more waiting groups than one script call
 // ranks, and all jobs are admitted.
 func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
@@ -203,7 +234,7 @@ func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 		w.pause(ledger.PauseGroup, "g007")
 		w.byPriority(10_000)
 		w.unchanged(func() { w.byPriority(10_000) })
-		require.Equal(w, int64(groups-1), w.c.ZCard(w.Context(), w.p.FairPriority("T")).Val())
+		require.Equal(w, int64(groups-1), w.c.ZCard(w.Context(), w.p.FairPriority("T", "normal")).Val())
 		require.Equal(w, 100, w.admit("T", 100, noLimit).Moved)
 		var first []string
 		for _, j := range w.read("T", "c") {
@@ -220,7 +251,7 @@ func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 		w.resume(ledger.PauseTenant, "t0")
 
 		require.NoError(w, ledger.SetPolicy(w.Context(), w.c, w.p, nil))
-		require.Zero(w, w.c.Exists(w.Context(), w.p.FairPriority("T"), w.p.Policy()).Val())
+		require.Zero(w, w.c.Exists(w.Context(), w.p.FairPriority("T", "normal"), w.p.Policy()).Val())
 		w.unchanged(func() { require.NoError(w, ledger.SetPolicy(w.Context(), w.c, w.p, nil)) })
 		left := groups - 150
 		for moved := 1; moved > 0; left -= moved {
@@ -237,7 +268,7 @@ func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("a", "T", 1)
 		w.byPriority(5)
-		require.NoError(w, w.c.Del(w.Context(), w.p.FairPriority("T")).Err())
+		require.NoError(w, w.c.Del(w.Context(), w.p.FairPriority("T", "normal")).Err())
 		require.NoError(w, w.c.HSet(w.Context(), w.p.Rate(), "ranked", "?").Err())
 		w.byPriority(5)
 		require.Equal(w, 1, w.admit("T", 1, noLimit).Moved)

@@ -31,7 +31,7 @@ type WaitingJob struct {
 	HeldUntil        time.Time // the group's run_at while it is scheduled; zero: it is not
 	RateLimitedUntil time.Time // when the tenant of a waiting job returns to the fair queue; zero: not rate-limited
 	Place            int64     // jobs of its group before it in the same queue; -1: unknown
-	ByPriority       bool      // groups of all tenants are ordered by priority; otherwise each tenant's by age and size
+	ByPriority       bool      // a lane's groups are ordered by priority; otherwise each tenant's by age and size
 	GroupsBefore     int64     // groups before its group in that order, for its type
 	JobsBefore       int64     // waiting jobs of these groups
 	Started          time.Time // when the first job of the group's round started; zero: none has

@@ -20,7 +20,7 @@
 -- Cost: some µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
 local key, failures = B .. 'group:' .. group, B .. 'failures:' .. group
-local g = call('HMGET', key, 'tenant', 'lane', 'requeue', 'status', 'round', 'paused')
+local g = call('HMGET', key, 'tenant', 'lane', 'requeue', 'status', 'round', 'paused', 'types')
 if not g[3] or g[4] == 'CANCELLED' then return { 'DONE', 0 } end
 local now, tenant, lane, factor = now_ms(), g[1], g[2], alpha()
 local page = call('HSCAN', failures, g[3], 'COUNT', most)
@@ -55,6 +55,7 @@ for _, typ in ipairs(order) do
   precheck('HLEN', B .. 'load:' .. typ)
   precheck_enqueue(typ, lane, tenant)
 end
+precheck_rerank(g[7], factor)
 precheck('HLEN', B .. 'codes:' .. group)
 precheck('ZCARD', B .. 'types')
 precheck('LLEN', B .. 'wake:fetcher', B .. 'quarantine')
@@ -74,6 +75,7 @@ for _, value in ipairs(unreadable) do quarantine('failures:' .. group, value) en
 local moved = #ords
 if moved > 0 then
   add(key, 'failed', -moved, 'waiting', moved)
+  rerank(group, g[7], factor)
   add(B .. 'tenant:' .. tenant, 'unfinished', moved)
   if not g[6] then activate(tenant, moved) end
   wake('fetcher')

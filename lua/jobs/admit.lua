@@ -102,8 +102,10 @@ do
 
   precheck('HLEN', fair, load_key, B .. 'rate')
   precheck('SCARD', B .. 'active')
-  precheck('ZCARD', B .. 'non-ready', B .. 'priority:' .. typ)
-  for _, lane in ipairs(LANES) do precheck('ZCARD', fair .. ':' .. lane, over .. ':' .. lane) end
+  precheck('ZCARD', B .. 'non-ready')
+  for _, lane in ipairs(LANES) do
+    precheck('ZCARD', fair .. ':' .. lane, over .. ':' .. lane, B .. 'priority:' .. typ .. ':' .. lane)
+  end
   precheck('LLEN', B .. 'wake:dispatcher', B .. 'quarantine')
   allow_oom()
   if shared and free == 1 then call('HSET', load_key, 'yield', 1) end
@@ -115,7 +117,7 @@ end
 
 do
   local factor = alpha()
-  by_group = factor ~= nil -- priority orders the groups of all tenants
+  by_group = factor ~= nil -- priority orders the groups of a lane
 
   -- end_rate_limit puts a tenant whose next permit has come back into its lanes.
   local function end_rate_limit(tenant)
@@ -234,7 +236,7 @@ local function rate_limit_tenant(t, lane, group, n)
     -- A tenant that is still rate-limited has a marker, which has no permit yet.
     if not t.marker and not call('ZSCORE', rate_limited, t.name) then
       local went, gone = take(group, 1, to_non_ready(group, t.name, t.bound or now, due))
-      count_taken(group, fair .. ':' .. lane .. ':' .. t.name, 'non_ready', went, gone, n)
+      count_taken(group, lane, t.name, 'non_ready', went, gone, n)
       if went > 0 then
         call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
         call('HINCRBY', t.key, 'congested', went)
@@ -250,7 +252,7 @@ local function rate_limit_tenant(t, lane, group, n)
   end
   call('ZADD', rate_limited, due, t.name)
   leave_lanes(t.name)
-  if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
+  if by_group then call('ZREM', B .. 'priority:' .. typ .. ':' .. lane, group) end
 end
 
 -- admit_jobs moves up to k jobs of a tenant's group to the ready stream and spends their permits.
@@ -258,26 +260,30 @@ end
 -- then removes the tenant from the lane.
 local function admit_jobs(t, lane, group, n, k)
   if limited then k = math.min(k, g.left) end
-  local of = fair .. ':' .. lane .. ':' .. t.name
   local went, gone = take(group, k, to_ready(group, t.name, t.bound))
-  local empty = count_taken(group, of, 'ready', went, gone, n)
+  local empty = count_taken(group, lane, t.name, 'ready', went, gone, n)
   activate(t.name, -gone)
   spend_permits(g, t, went)
   moved = moved + went
   return went, empty
 end
 
--- charge adds the work of `went` jobs to the start tags of the tenant and the lane: start-time fair
--- queueing (Goyal, Vin, Cheng 1996), for lanes and for the tenants of a lane. It also charges the
--- tenant for what it owes: the run time of its earlier jobs that it was not charged for (see
--- outcome). The tenant moves from the set `from` (fair or over) to the set `to`; if it is `empty`,
--- it leaves the lane.
+-- charge_lane adds the work of `went` jobs to the start tag of a lane: start-time fair queueing
+-- (Goyal, Vin, Cheng 1996). The caller stores the tag.
+local function charge_lane(t, lane, went)
+  virtual = math.max(tag[lane], virtual)
+  tag[lane] = virtual + went * t.cost * t.weight / weights[lane]
+end
+
+-- charge adds the work of `went` jobs to the start tags of the lane and of the tenant. It also
+-- charges the tenant for what it owes: the run time of its earlier jobs that it was not charged for
+-- (see outcome). The tenant moves from the set `from` (fair or over) to the set `to`; if it is
+-- `empty`, it leaves the lane.
 local function charge(t, lane, start, went, empty, from, to)
   local cost = went * t.cost + t.owe / t.weight
   if t.owe ~= 0 then call('HSET', t.key, 'owe:' .. typ, math.min(0, cost) * t.weight) end
   cost = math.max(0, cost)
-  virtual = math.max(tag[lane], virtual)
-  tag[lane] = virtual + went * t.cost * t.weight / weights[lane]
+  charge_lane(t, lane, went)
   call('HSET', fair, 'v', virtual, 't:' .. lane, tag[lane], 'v:' .. lane, start, 'gen', lanes[5] or now)
   if empty then
     leave_lane(typ, lane, t.name, start + cost)
@@ -478,26 +484,31 @@ local function by_borrowing()
   end
 end
 
--- by_priority serves groups in the order of the priority formula.
+-- by_priority serves the lanes by weight, and the groups of a lane in the order of the priority
+-- formula.
 local function by_priority()
   while moved < capacity do
-    local first = call('ZREVRANGE', B .. 'priority:' .. typ, 0, 0)
-    if #first == 0 then return end
-    local group = first[1]
-    local h = call('HMGET', B .. 'group:' .. group, 'tenant', 'lane')
-    local tenant, lane = h[1], h[2]
+    local groups = {}
+    for _, l in ipairs(LANES) do groups[l] = call('ZCARD', B .. 'priority:' .. typ .. ':' .. l) end
+    local lane = next_lane(groups)
+    if not lane then return end
+    local order = B .. 'priority:' .. typ .. ':' .. lane
+    local group = call('ZREVRANGE', order, 0, 0)[1]
+    local tenant = call('HGET', B .. 'group:' .. group, 'tenant')
     if tenant then precheck('ZCARD', fair .. ':' .. lane .. ':' .. tenant) end
     local n = call('LLEN', B .. 'queue:' .. group .. ':' .. typ)
     if not tenant or n == 0 then
-      call('ZREM', B .. 'priority:' .. typ, group)
+      call('ZREM', order, group)
     elseif limited and g.left <= 0 then
       return deny_global(tenant)
     else
       local t = look(tenant)
       if t.paused then
-        call('ZREM', B .. 'priority:' .. typ, group)
+        call('ZREM', order, group)
       elseif not t.can or t.can > 0 then
-        local _, empty = admit_jobs(t, lane, group, n, math.min(capacity - moved, PICK, t.can or PICK))
+        local went, empty = admit_jobs(t, lane, group, n, math.min(capacity - moved, PICK, t.can or PICK))
+        charge_lane(t, lane, went)
+        call('HSET', fair, 'v', virtual, 't:' .. lane, tag[lane], 'gen', lanes[5] or now)
         local start = empty and in_lane(typ, lane, tenant)
         if start then leave_lane(typ, lane, tenant, start) end
       else

@@ -29,7 +29,7 @@ local stream = B .. 'ready:' .. typ
 precheck('XLEN', stream)
 local pending = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', most)
 if pending.err or #pending == 0 then return { 0, 0, {}, 0, {} } end
-local now = now_ms()
+local now, factor = now_ms(), alpha()
 local entries, taken, failed, missing, stale = {}, 0, 0, {}, 0
 precheck('LLEN', B .. 'quarantine')
 precheck('HLEN', B .. 'watch', B .. 'load:' .. typ)
@@ -50,7 +50,7 @@ for _, p in ipairs(pending) do
       stale = stale + 1
     else
       local group, key = j.group, B .. 'group:' .. j.group
-      local g = call('HMGET', key, 'tenant', 'status', 'round')
+      local g = call('HMGET', key, 'tenant', 'status', 'round', 'types')
       local state = call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2 + 1)
       local letter, m = string.sub(state, 1, 1), string.sub(state, 2)
       -- A job that was started again with the same entry has one attempt more than its blob says.
@@ -60,6 +60,7 @@ for _, p in ipairs(pending) do
         precheck('HLEN', B .. 'tenant:' .. tenant)
         precheck_non_ready(tenant, typ)
         precheck_fail_job(group)
+        precheck_rerank(g[4], factor)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
           local message = 'every worker that ran this job was lost, ' .. cap
@@ -68,6 +69,7 @@ for _, p in ipairs(pending) do
           call('SETRANGE', B .. 'states:' .. group, j.ordinal * 2, 'F' .. m)
           add(key, field, -1, 'failed', 1)
           call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -1)
+          rerank(group, g[4], factor)
           check_end(group)
           failed = failed + 1
         else

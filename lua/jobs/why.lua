@@ -21,10 +21,10 @@
 --     9   held           ms      run_at of the group while it is scheduled, 0 = it is not
 --     10  limited_until  ms      until then its tenant is rate-limited, 0 = it is not
 --     11  place          n       its position in its queue, -1 = not known
---     12  before         groups  groups that are served before its own: of its tenant and lane, or
---                                with by_priority of all tenants
+--     12  before         groups  groups of its lane that are served before its own: of its tenant,
+--                                or with by_priority of all tenants
 --     13  jobs           jobs    waiting jobs of these groups, of its type
---     14  by_priority    0|1     priority orders the groups of all tenants
+--     14  by_priority    0|1     priority orders the groups of a lane
 --     15  started        ms      when the first job of the round started, 0 = none has
 --     16  ended          jobs    jobs of the group that have ended
 --     17  accepted       jobs    all jobs of the group
@@ -89,7 +89,9 @@ local by_priority = alpha() and 1 or 0
 if state == 'W' and typ ~= '' then
   limited_until = call('ZSCORE', B .. 'rate-limited:' .. typ, tenant)
   local order, rank_of, range_of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant, 'ZRANK', 'ZRANGE'
-  if by_priority == 1 then order, rank_of, range_of = B .. 'priority:' .. typ, 'ZREVRANK', 'ZREVRANGE' end
+  if by_priority == 1 then
+    order, rank_of, range_of = B .. 'priority:' .. typ .. ':' .. lane, 'ZREVRANK', 'ZREVRANGE'
+  end
   before = call(rank_of, order, group) or 0
   for _, other in ipairs(before > 0 and call(range_of, order, 0, math.min(before, most) - 1) or {}) do
     jobs = jobs + call('LLEN', B .. 'queue:' .. other .. ':' .. typ)

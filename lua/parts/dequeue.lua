@@ -7,13 +7,14 @@
 --   load_key    its key load:TYPE
 --   seed        eight random hex digits, for span ids
 --   now         Redis time, ms
---   by_group    whether groups are ordered by priority
+--   by_group    whether the groups of a lane are ordered by priority
 -- OFFERS
---   next_group(lane, tenant)                         the tenant's next group, and its waiting jobs
---   take(group, k, place)                            takes jobs out of a group's queue
---   to_ready(group, tenant, bound)                   a place function: the ready stream
---   to_non_ready(group, tenant, bound, due)          a place function: the non-ready jobs
---   count_taken(group, of, field, went, gone, n)     writes the counters after a take
+--   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
+--   take(group, k, place)                      takes jobs out of a group's queue
+--   to_ready(group, tenant, bound)             a place function: the ready stream
+--   to_non_ready(group, tenant, bound, due)    a place function: the non-ready jobs
+--   count_taken(group, lane, tenant, field, went, gone, n)
+--                                              writes the counters after a take
 
 local typ, stream, fair, load_key, seed, now, by_group
 local next_group, take, to_ready, to_non_ready, count_taken
@@ -195,9 +196,10 @@ do
 
   -- count_taken writes the group's and the type's counts and the fair queue after a take: went jobs
   -- moved to the state that field names, gone elements left the queue, which had n. It removes a
-  -- group without waiting jobs from the fair queue (of = the tenant's groups), but not the tenant
-  -- from its lane. It returns true if no group of the tenant is left in the lane.
-  function count_taken(group, of, field, went, gone, n)
+  -- group without waiting jobs from the fair queue, but not the tenant from its lane. It returns
+  -- true if no group of the tenant is left in the lane.
+  function count_taken(group, lane, tenant, field, went, gone, n)
+    local of = fair .. ':' .. lane .. ':' .. tenant
     add(B .. 'group:' .. group, 'waiting', -went, field, went)
     call('HINCRBY', load_key, 'waiting', -gone)
     if gone < n then
@@ -205,7 +207,7 @@ do
       return false
     end
     call('ZREM', of, group)
-    if by_group then call('ZREM', B .. 'priority:' .. typ, group) end
+    if by_group then call('ZREM', B .. 'priority:' .. typ .. ':' .. lane, group) end
     return call('ZCARD', of) == 0
   end
 end

@@ -2,7 +2,6 @@
 -- NEEDS  base, priority
 -- OFFERS
 --   AGE_MS                                               age that counts as one waiting job, ms
---   LANES                                                the names of the lanes
 --   precheck_enqueue(typ, lane, tenant)                  reads the keys that the others write
 --   enter_lanes(typ, tenant, factor, absent)             adds a tenant to all lanes where it waits
 --   leave_lane(typ, lane, tenant, tag)                   removes a tenant, and keeps its tag
@@ -16,12 +15,12 @@
 -- A tenant's groups are ordered by their work left, with aging: the score of a group is the time at
 -- which it entered (ms), plus AGE_MS for each waiting job. The lowest is next.
 local AGE_MS = 100
-local LANES = { 'high', 'normal', 'low' }
 
 local function precheck_enqueue(typ, lane, tenant)
   precheck('HLEN', B .. 'fair:' .. typ, B .. 'tenant:' .. tenant)
   precheck('ZCARD', B .. 'fair:' .. typ .. ':' .. lane, B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant)
-  precheck('ZCARD', B .. 'over:' .. typ .. ':' .. lane, B .. 'rate-limited:' .. typ, B .. 'priority:' .. typ)
+  precheck('ZCARD', B .. 'over:' .. typ .. ':' .. lane, B .. 'rate-limited:' .. typ)
+  precheck('ZCARD', B .. 'priority:' .. typ .. ':' .. lane)
 end
 -- enter_lane adds a tenant to a lane. Its start tag is its own one or the lane's virtual time,
 -- whichever is later: a tenant neither gains nor loses by being idle. A tag is valid for one
@@ -60,7 +59,7 @@ local function enter_lanes(typ, tenant, factor, absent)
     if call('ZCARD', of) > 0 then
       if absent or not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
       for _, group in ipairs(factor and call('ZRANGE', of, 0, -1) or {}) do
-        call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group)
+        call('ZADD', B .. 'priority:' .. typ .. ':' .. lane, rank(group, factor), group)
       end
     end
   end
@@ -74,7 +73,7 @@ local function enqueue(typ, lane, tenant, group, n, now, factor)
   if not call('ZSCORE', of, group) then call('ZADD', of, now, group) end
   call('ZINCRBY', of, n * AGE_MS, group)
   if call('ZSCORE', B .. 'rate-limited:' .. typ, tenant) then return end
-  if factor then call('ZADD', B .. 'priority:' .. typ, rank(group, factor), group) end
+  if factor then call('ZADD', B .. 'priority:' .. typ .. ':' .. lane, rank(group, factor), group) end
   if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
 end
 -- waiting_by_type returns how many waiting jobs a group has by type, and in all. It reads the keys
@@ -97,7 +96,7 @@ end
 -- the tenant's last group there. The jobs stay in the list queue:GROUP:TYPE.
 local function withdraw(typ, lane, tenant, group)
   local of = B .. 'fair:' .. typ .. ':' .. lane .. ':' .. tenant
-  call('ZREM', B .. 'priority:' .. typ, group)
+  call('ZREM', B .. 'priority:' .. typ .. ':' .. lane, group)
   if call('ZREM', of, group) == 0 or call('ZCARD', of) > 0 then return end
   local tag = in_lane(typ, lane, tenant)
   if tag then leave_lane(typ, lane, tenant, tag) end

@@ -23,5 +23,5 @@ call('ZREM', B .. 'types', typ)
 call('UNLINK', B .. 'load:' .. typ, B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'rate-limited:' .. typ,
   B .. 'fair:' .. typ .. ':high', B .. 'fair:' .. typ .. ':normal', B .. 'fair:' .. typ .. ':low',
   B .. 'over:' .. typ .. ':high', B .. 'over:' .. typ .. ':normal', B .. 'over:' .. typ .. ':low',
-  B .. 'priority:' .. typ)
+  B .. 'priority:' .. typ .. ':high', B .. 'priority:' .. typ .. ':normal', B .. 'priority:' .. typ .. ':low')
 return { 1 }

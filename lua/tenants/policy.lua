@@ -1,5 +1,5 @@
--- policy: sets how the next jobs are chosen: by the priority formula over all groups, whose open
--- groups it ranks, a batch in each call; or by the fair queue, which ends all priorities.
+-- policy: sets how the next jobs are chosen: by the priority formula over all groups of a lane, and
+-- it ranks all open groups, a batch in each call; or by the fair queue, which ends all priorities.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -20,14 +20,17 @@
 -- Cost: some µs a group.
 local factor, from, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 precheck('HLEN', B .. 'rate')
-for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do precheck('ZCARD', B .. 'priority:' .. typ) end
+local types = call('ZRANGE', B .. 'types', 0, -1)
+precheck_rerank(table.concat(types, '|'), 0)
 if not factor then allow_oom() end
 if from == 0 then
   call('HSET', B .. 'rate', 'ranked', '?')
   if factor then call('SET', B .. 'policy', ARGV[1]) else call('UNLINK', B .. 'policy') end
 end
 if not factor then
-  for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do call('UNLINK', B .. 'priority:' .. typ) end
+  for _, typ in ipairs(types) do
+    for _, lane in ipairs(LANES) do call('UNLINK', B .. 'priority:' .. typ .. ':' .. lane) end
+  end
   call('HSET', B .. 'rate', 'ranked', '')
   return { 0 }
 end
@@ -40,10 +43,10 @@ for i = 1, #page, 2 do
   local group = page[i]
   local g = call('HMGET', B .. 'group:' .. group, 'types', 'paused', 'status')
   if g[1] and not g[2] and g[3] ~= 'CANCELLED' and not call('ZSCORE', B .. 'scheduled', group) then
-    local score = rank(group, factor)
+    local score, lane = rank(group, factor)
     for typ in string.gmatch(g[1], '[^|]+') do
       if call('LLEN', B .. 'queue:' .. group .. ':' .. typ) > 0 then
-        call('ZADD', B .. 'priority:' .. typ, score, group)
+        call('ZADD', B .. 'priority:' .. typ .. ':' .. lane, score, group)
       end
     end
   end

@@ -20,7 +20,8 @@ precheck_activate(tenant)
 precheck('ZCARD', B .. 'tenants', B .. 'groups:' .. tenant)
 precheck('LLEN', B .. 'wake:fetcher')
 for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
-  precheck('ZCARD', B .. 'rate-limited:' .. typ, B .. 'priority:' .. typ)
+  precheck('ZCARD', B .. 'rate-limited:' .. typ)
+  precheck_rerank(typ, factor)
 end
 call('ZADD', B .. 'tenants', 0, tenant)
 local active = call('SISMEMBER', B .. 'active', tenant) == 1

@@ -188,11 +188,13 @@ func (k FairKeys) FairTenant(typ, lane, tenant string) string {
 	return string(k) + "fair:" + typ + ":" + lane + ":" + tenant
 }
 
-// FairPriority is a sorted set: groups with waiting jobs of a type by priority, the highest next,
-// with FAIR_QUEUE_POLICY=priority (policy, admit, retire, the scripts that enqueue or withdraw
-// groups, and those that rank them again: outcome, setting). Groups of rate-limited and paused
-// tenants are not in it, from when admit meets them.
-func (k FairKeys) FairPriority(typ string) string { return string(k) + "priority:" + typ }
+// FairPriority is a sorted set: groups with waiting jobs of a type and lane by priority, the
+// highest next, with FAIR_QUEUE_POLICY=priority (policy, admit, retire, the scripts that enqueue or
+// withdraw groups, and those that rank them again: outcome, reclaim, setting). Groups of
+// rate-limited and paused tenants are not in it, from when admit meets them.
+func (k FairKeys) FairPriority(typ, lane string) string {
+	return string(k) + "priority:" + typ + ":" + lane
+}
 
 // RateLimited is a sorted set: tenants that are rate-limited for a type, by the time (ms) at which
 // admit lets them return, normally that of their next permit (admit, setting, retire).

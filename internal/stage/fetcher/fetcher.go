@@ -27,7 +27,7 @@ type Config struct {
 	ReadyCap    int           // largest number of undelivered jobs in a ready stream
 	Rate        ledger.Rate   // the global rate limit
 	LaneWeights [3]int        // for the lanes high, normal and low
-	Alpha       *float64      // factor of the priority formula, which orders all groups; nil: fair shares
+	Alpha       *float64      // factor of the priority formula, which orders a lane's groups; nil: fair shares
 	KeepStats   time.Duration // retention of congestion statistics
 	// called with permits that were spent, and Redis's time, µs; nil outside experiments
 	OnPermits func(at int64, partition int, typ string, permits []ledger.Permit)
