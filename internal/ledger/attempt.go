@@ -178,6 +178,7 @@ type GroupOutcome struct {
 type Congestion struct {
 	Base, Cap time.Duration // the least and the longest wait; a longer Retry-After is kept
 	RPS       int64         // permits a second for all tenants of the partition; 0: no limit
+	Flat      bool          // waits depend neither on RPS nor on a tenant's own limit
 	KeepStats time.Duration // how long congestion statistics are kept after a tenant's last event
 }
 
@@ -203,7 +204,11 @@ func Outcome(
 		n += 9 + 11*len(groups[i].Others)
 	}
 	args := make([]any, 0, n+jobs)
-	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), terms.RPS,
+	rps := any(terms.RPS)
+	if terms.Flat {
+		rps = ""
+	}
+	args = append(args, typ, terms.Base.Milliseconds(), terms.Cap.Milliseconds(), rps,
 		keepStats(terms.KeepStats), len(groups), jobs)
 	for i := range groups {
 		for j := range groups[i].Done {

@@ -61,6 +61,29 @@ func TestCongestionIsCountedPerTenant(t *testing.T) {
 	})
 }
 
+// A tenant whose own limit is less than a permit a second waits at least as long as that limit
+// takes for a permit. Flat waits depend on no rate, not even on a tenant's own.
+func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
+	both(t, func(w *world) {
+		waits := func(tenant string, own float64, terms ledger.Congestion) []int64 {
+			w.create(tenant, tenant, "T")
+			w.append(tenant, 4)
+			run := w.begin("T", "c", 4)
+			w.set(tenant, rps(own))
+			for _, j := range run {
+				w.outcomeIn(terms, "T", other(ledger.OutcomeThrottled, j, 0))
+			}
+			_, waits := w.waitsOf(tenant)
+			return waits
+		}
+		terms := ledger.Congestion{Base: time.Second, Cap: 35 * time.Second, RPS: 10}
+		require.Equal(w, []int64{10_000, 20_000, 30_000, 35_000}, waits("slow", 0.1, terms), "at most the cap")
+		terms.Flat = true
+		require.Equal(w, []int64{1000, 1000, 1000, 1000}, waits("flat", 5, terms))
+		require.Equal(w, []int64{1000, 1000, 1000, 1000}, waits("flat-and-slow", 0.1, terms))
+	})
+}
+
 // Jobs that fail later are due later, over many reports, also if hundreds of them share a second.
 func TestCongestionKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {

@@ -203,6 +203,7 @@ func Worker(procs ...processor.Processor) BasedRole {
 		congestion := ledger.Congestion{
 			Base:      c.Backpressure.DefaultBackoff,
 			Cap:       c.Backpressure.MaxBackoff,
+			Flat:      true,
 			KeepStats: c.Congestion.StatsRetention,
 		}
 		if c.Congestion.Enabled {

@@ -8,7 +8,8 @@
 --   1  typ          -        the type
 --   2  least        ms       least wait of a job that comes back
 --   3  cap          ms       longest wait of such a job, unless a Retry-After is longer
---   4  rps          1/s      permits of all tenants of the partition; 0 = no limit
+--   4  rps          1/s      permits of all tenants of the partition; 0 = no limit, '' = waits are
+--                            least, whatever the limits are
 --   5  keep         ms       how long congestion statistics are kept after a tenant's last event
 --   6  groups       groups   number of groups
 --   7  all_entries  entries  number of entries
@@ -51,7 +52,7 @@
 -- Twice: all outcomes of the second call are stale.
 -- Out of memory: goes through.
 -- Cost: 1 µs a done job and some µs a group; 4 µs another job.
-local typ, least, cap, rps = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local typ, least, cap, rps = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]) -- rps: or nil
 local keep, groups, all_entries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local job, arg = 0, 8 + all_entries -- number of the job that was read last; index of the next argument
 local stream = B .. 'ready:' .. typ
@@ -77,11 +78,16 @@ local quickest -- the lowest mean run time of a tenant in this batch, ms
 --   least + floor(n / rate) * 1 s
 -- The rest of n / rate spreads the jobs within the second, which keeps their order. The rate is the
 -- tenant's own limit, or an equal part of rps for each active tenant; without a limit the wait is
--- least. The wait is at least delay and at most cap.
+-- least. If the tenant's own limit gives less than a permit a second, least is at least the time that
+-- it takes for one. The wait is at least delay and at most cap.
 local function congestion(n, delay, own)
-  local wait, rate = least, own and math.max(1, floor(own)) or math.max(1, floor(rps / active))
-  if rps > 0 or own then wait = wait + floor(n / rate) * 1000 + floor((n % rate) * 1000 / rate) end
-  return math.min(cap, math.max(wait, delay))
+  local wait = least
+  if own and own < 1 then
+    wait = math.max(least, math.ceil(1000 / own)) + n * 1000 / own
+  elseif own or rps and rps > 0 then
+    wait = least + n * 1000 / math.max(1, floor(own or rps / active))
+  end
+  return math.min(cap, math.max(floor(wait), delay))
 end
 
 -- next_entry decides whether the entry of the next job stays: then it notes the job in kept. It
@@ -178,7 +184,7 @@ local function store_others(group, live, tenant, round, n)
   local congested, own, waits, longest, returns = 0, nil, 0, 0, 0
   if live then
     local t = call('HMGET', B .. 'tenant:' .. tenant, 'congested', 'rps')
-    congested, own = math.max(0, tonumber(t[1] or 0)), tonumber(t[2] or nil)
+    congested, own = math.max(0, tonumber(t[1] or 0)), rps and tonumber(t[2] or nil)
   end
   for i = 1, n do
     local at = first + (i - 1) * 11
