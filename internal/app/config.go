@@ -77,7 +77,8 @@ type BackpressureConfig struct {
 	ReadyQueueMaxSize int `env:"READY_QUEUE_MAX_SIZE" envDefault:"10000" min:"1" max:"10000000" unit:"jobs"`
 	// Longest pause of the dispatcher while jobs are non-ready.
 	DispatchInterval time.Duration `env:"DISPATCH_INTERVAL" envDefault:"100ms" min:"1ms" max:"1m"`
-	// Jobs that one script call promotes, at first; the number grows under load, to 200 at most.
+	// Most jobs that one script call promotes; above 200 it counts as 200. While more jobs are due,
+	// calls follow at once.
 	DispatchBatchSize int `env:"DISPATCH_BATCH_SIZE" envDefault:"100" min:"1" max:"10000" unit:"jobs"`
 	// Wait before the first retry; the wait doubles with each retry.
 	DefaultBackoff time.Duration `env:"DEFAULT_BACKOFF" envDefault:"1s" min:"1ms" max:"24h"`
@@ -125,7 +126,8 @@ type WorkerConfig struct {
 	ShutdownGracePeriod time.Duration `env:"SHUTDOWN_GRACE_PERIOD" envDefault:"30s" min:"0s" max:"1h"`
 	// Longest pause of the fetcher while no jobs wait.
 	FetchInterval time.Duration `env:"FETCH_INTERVAL" envDefault:"200ms" min:"1ms" max:"1m"`
-	// Jobs that one script call admits, at first; the number grows under load, to 200 at most.
+	// Jobs that one script call admits, at first; the number grows under load, to 200 at most. As
+	// many jobs are made ready while no worker is alive.
 	FetchBatchSize int `env:"FETCH_BATCH_SIZE" envDefault:"50" min:"1" max:"10000" unit:"jobs"`
 	// How long jobs wait for a worker of their type before they fail with NO_PROCESSOR.
 	NoProcessorTimeout time.Duration `env:"NO_PROCESSOR_TIMEOUT" envDefault:"15m" min:"1s" max:"720h"`

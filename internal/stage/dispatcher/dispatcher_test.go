@@ -41,7 +41,13 @@ func TestDueJobsArePromoted(t *testing.T) {
 			jobs[i].RunAt = &due
 		}
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
-		d := dispatcher.New(stagetest.Process(w, "d"), config())
+		cfg, batches := config(), make(chan int64, 25)
+		cfg.OnPermits = func(_ int64, _ int, permits []ledger.Permit) {
+			for _, p := range permits {
+				batches <- p.N
+			}
+		}
+		d := dispatcher.New(stagetest.Process(w, "d"), cfg)
 		stop := w.Run(d)
 		w.AwaitCounts("g", api.Counts{Accepted: 25, Ready: 25})
 		ctx := context.WithoutCancel(w.T.Context())
@@ -50,6 +56,11 @@ func TestDueJobsArePromoted(t *testing.T) {
 		require.GreaterOrEqual(w.T, first[0].ID, stagetest.EntryID(due))
 
 		w.Await("the count of promoted jobs", func() bool { return d.Status().Counts["total_moved"] == 25 })
+		for left := int64(25); left > 0; {
+			n := <-batches
+			require.LessOrEqual(w.T, n, int64(cfg.BatchSize), "one call promotes at most a batch")
+			left -= n
+		}
 		cycles := d.Status().Counts["total_cycles"]
 		require.Positive(w.T, cycles)
 		w.Await("further cycles to be counted", func() bool { return d.Status().Counts["total_cycles"] >= cycles+2 })

@@ -180,7 +180,7 @@ func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitR
 		return r, err
 	}
 	switch {
-	case r.Moved == batch:
+	case r.Moved >= batch: // admit may add a few jobs, to complete a small group
 		p.batchSizes[typ] = 2 * batch
 	case r.State == ledger.AdmitEmpty:
 		p.batchSizes[typ] = 0
