@@ -42,6 +42,13 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, 30*time.Second, c.HTTP.Timeout)
 }
 
+// The values of the document that this project implements are accepted.
+func TestValuesOfTheDocument(t *testing.T) {
+	c, _, err := Load([]string{"BULKACTION_WORKER_TIMEOUT=5s"})
+	require.NoError(t, err)
+	require.Equal(t, 5*time.Second, c.Worker.Timeout)
+}
+
 func TestEveryVariableIsRead(t *testing.T) {
 	samples := map[reflect.Kind]string{reflect.Bool: "true", reflect.Float64: "0.5"}
 	names := map[string]bool{}
