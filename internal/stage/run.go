@@ -72,6 +72,13 @@ func (r *Runner) Report(status func() api.StageStatus) {
 	r.OnStop(func(ctx context.Context) { presence.Withdraw(ctx, p.Conn, p.Space, p.ID) })
 }
 
+// ReportAlive adds the heartbeat of a role that publishes no counts.
+func (r *Runner) ReportAlive(role string) {
+	r.Report(func() api.StageStatus {
+		return api.StageStatus{ID: r.process.ID, Role: role, Running: true, SeenAt: time.Now()}
+	})
+}
+
 // OnStop adds a function that gives up what the role holds in Redis. It is called after all loops
 // have ended, with a context that ends after a second: what remains then is given up by its age.
 func (r *Runner) OnStop(f func(context.Context)) { r.cleanups = append(r.cleanups, f) }

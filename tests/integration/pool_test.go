@@ -38,6 +38,9 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 	require.True(t, s.stage("fetcher").Running)
 	require.EqualValues(t, 10, s.stage("fetcher").Counts["admitted_ready"])
 	require.True(t, s.stage("dispatcher").Running)
+	for _, role := range []string{"ingest", "aggregator", "watcher"} {
+		require.True(t, s.stage(role).Running)
+	}
 
 	s.submit(client.Group{ID: "endless", Type: "NOOP", Jobs: jobs(100, endless), Seal: true})
 	worker := s.proc("worker", 0)

@@ -71,6 +71,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 		}
 		r.Loop("reduce", "", part.step)
 	}
+	r.ReportAlive("aggregator")
 	r.OnStop(func(ctx context.Context) {
 		for _, p := range a.Space.All() {
 			_, _ = ledger.DropConsumer(ctx, a.Conn.Cmd, p.ResultStream(), keyspace.GroupAggregator, a.ID, 0)

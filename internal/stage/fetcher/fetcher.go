@@ -52,8 +52,9 @@ type Fetcher struct {
 	metrics  *telemetry.FetcherMetrics
 	capacity *presence.Capacity
 
-	running                                              atomic.Bool
-	fetched, admittedReady, admittedNonReady, emptyPolls atomic.Int64 // counts since the start of the process
+	running atomic.Bool
+	// Counts since the start of the process.
+	fetched, admittedReady, admittedNonReady, rejected, emptyPolls atomic.Int64
 }
 
 // New returns the fetcher of a process. It starts no goroutine.
@@ -93,7 +94,8 @@ func (f *Fetcher) Status() api.StageStatus {
 		ID: f.ID, Role: "fetcher", Running: f.running.Load(), SeenAt: time.Now(),
 		Counts: map[string]int64{
 			"total_fetched": f.fetched.Load(), "admitted_ready": f.admittedReady.Load(),
-			"admitted_non_ready": f.admittedNonReady.Load(), "empty_polls": f.emptyPolls.Load(),
+			"admitted_non_ready": f.admittedNonReady.Load(), "total_rejected": f.rejected.Load(),
+			"empty_polls": f.emptyPolls.Load(),
 		},
 	}
 }

@@ -17,6 +17,7 @@ func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r led
 	p.admittedNonReady.Add(int64(r.NonReady))
 	p.metrics.Fetched(r.Moved, r.NonReady)
 	if r.State == ledger.AdmitFull {
+		p.rejected.Add(1)
 		p.metrics.Rejected()
 	}
 	if p.cfg.OnPermits != nil {

@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -47,7 +46,6 @@ type Ingest struct {
 	listener    net.Listener
 	oldest      oldestPending
 	created     time.Time
-	running     atomic.Bool
 	lastRefusal atomic.Int64 // when a message was last refused because the backlog was full, in Unix nanoseconds
 }
 
@@ -101,19 +99,12 @@ func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 // begun, for at most Config.Grace. If the API or the ingest stream fails for good, it stops and
 // returns the error.
 func (in *Ingest) Run(ctx context.Context) error {
-	in.running.Store(true)
 	r := in.Runner()
 	r.Add(in.serveAPI)
 	r.Add(in.consumer.Run)
-	r.Report(in.Status)
+	r.ReportAlive("ingest")
 	r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
 	return r.Run(ctx)
-}
-
-// Status returns what the process publishes about itself. Other ingest processes count these
-// reports to know by how many processes the free backlog is divided.
-func (in *Ingest) Status() api.StageStatus {
-	return api.StageStatus{ID: in.ID, Role: "ingest", Running: in.running.Load(), SeenAt: time.Now()}
 }
 
 // retryAfter is the first wait before a message is handled again.

@@ -104,6 +104,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 	r.Every("queue gauges", measureEvery, partitions[0].measure)
 	w.addAudits(r, partitions)
+	r.ReportAlive("watcher")
 	r.OnStop(func(ctx context.Context) {
 		for _, p := range w.Space.All() {
 			_, _ = ledger.Lead(ctx, w.Conn.Cmd, p, w.ID, 0) // after an error, the lease ends by itself
