@@ -78,8 +78,8 @@ local quickest -- the lowest mean run time of a tenant in this batch, ms
 --   least + floor(n / rate) * 1 s
 -- The rest of n / rate spreads the jobs within the second, which keeps their order. The rate is the
 -- tenant's own limit, or an equal part of rps for each active tenant; without a limit the wait is
--- least. If the tenant's own limit gives less than a permit a second, least is at least the time that
--- it takes for one. The wait is at least delay and at most cap.
+-- least. If the tenant's own limit gives less than a permit a second, the wait is at least the time
+-- of one permit. It is at least delay and at most cap.
 local function congestion(n, delay, own)
   local wait = least
   if own and own < 1 then
