@@ -42,11 +42,13 @@ type Group struct {
 	Seal  bool   `json:"seal,omitempty"` // the group gets no jobs besides Jobs
 }
 
-// Aggregate asks for one value that is computed from the results of the group's done jobs.
+// Aggregate asks for one value that is computed from the results of the group's done jobs. With
+// Over it is computed from the errors of its failed jobs, {code, error, attempts}, or from both.
 type Aggregate struct {
 	As    string `json:"as"`              // the value's name in api.Group.Aggregate
 	Op    string `json:"op"`              // count, sum, min, max, mean, distribution, count_by or collect
 	Field string `json:"field,omitempty"` // path into {data, duration_ms} of a result, such as data.cost
+	Over  string `json:"over,omitempty"`  // done (when empty), failed or ended
 }
 
 // Job is one unit of work of a group.

@@ -108,6 +108,9 @@ func (s *State) Add(r Result) error {
 	var errs []error
 	cloned := false
 	for i, acc := range s.accs {
+		if !s.plan.specs[i].covers(r.Failed) {
+			continue
+		}
 		if f := s.byField[i]; f != nil {
 			f.observe(r.Ordinal, s.values, s.plan.parts[i].slot)
 			continue

@@ -1,7 +1,9 @@
-// Package reducer computes a group's aggregates from the results of its done jobs. The submission
+// Package reducer computes a group's aggregates from the results of its done jobs, and from the
+// errors of its failed ones if the aggregate says over failed or ended. The submission
 // lists the aggregates, for example
 //
-//	[{"as": "cost", "op": "sum", "field": "data.cost"}]
+//	[{"as": "cost", "op": "sum", "field": "data.cost"},
+//	 {"as": "why", "op": "count_by", "field": "data.code", "over": "failed"}]
 //
 // An aggregate is a commutative monoid: each of several processes adds results to a partial [State]
 // and stores it as JSON; a reader merges all partial states. The value is exactly the same for
@@ -61,6 +63,9 @@ type Result struct {
 	Attempts   int             // number of attempts
 	DurationMS float64         // duration of the last attempt, in milliseconds
 	Data       json.RawMessage // what the processor returned; may be empty
+	// Failed says that the job failed: Data is then {"code": …, "error": …, "attempts": …}, and
+	// DurationMS is NaN, which counts as missing.
+	Failed bool
 }
 
 // Spec is one aggregate that a submission asks for.
@@ -68,6 +73,19 @@ type Spec struct {
 	As    string // the aggregate's name, unique in a group
 	Op    string // the name of a reducer in the registry
 	Field string // a path into the result; each op decides whether it needs one
+	Over  string // OverDone ("" too), OverFailed or OverEnded
+}
+
+// Over says of which jobs an aggregate is.
+const (
+	OverDone   = "done"
+	OverFailed = "failed"
+	OverEnded  = "ended" // done and failed
+)
+
+// covers reports whether the aggregate is of such a job.
+func (s Spec) covers(failed bool) bool {
+	return s.Over == OverEnded || failed == (s.Over == OverFailed)
 }
 
 // Accumulator is one aggregate's partial state. It is not safe for concurrent use.

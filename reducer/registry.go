@@ -73,6 +73,9 @@ func (r *Registry) compile(p *Plan, spec Spec, duplicate bool) error {
 	if duplicate {
 		return errors.New("the name is used twice")
 	}
+	if !slices.Contains([]string{"", OverDone, OverFailed, OverEnded}, spec.Over) {
+		return fmt.Errorf("over %q is unknown, use done, failed or ended", spec.Over)
+	}
 	factory, ok := r.factories[spec.Op]
 	if !ok {
 		return fmt.Errorf("op %q is unknown, use one of %s", spec.Op, strings.Join(r.Ops(), ", "))

@@ -18,7 +18,7 @@ func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, err
 	}
 	specs := make([]reducer.Spec, len(asked))
 	for i, a := range asked {
-		specs[i] = reducer.Spec{As: a.As, Op: a.Op, Field: a.Field}
+		specs[i] = reducer.Spec{As: a.As, Op: a.Op, Field: a.Field, Over: a.Over}
 	}
 	if _, err := registry.Compile(specs); err != nil {
 		return "", err
@@ -33,13 +33,13 @@ func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, err
 // Counts returns the names of the aggregates that count all results, from the field's value. It
 // returns none if the value can't be decoded.
 func Counts(encoded string) []string {
-	var asked []struct{ As, Op, Field string }
+	var asked []struct{ As, Op, Field, Over string }
 	if json.Unmarshal([]byte(encoded), &asked) != nil {
 		return nil
 	}
 	var names []string
 	for _, a := range asked {
-		if a.Op == "count" && a.Field == "" {
+		if a.Op == "count" && a.Field == "" && a.Over == "" {
 			names = append(names, a.As)
 		}
 	}
@@ -51,12 +51,12 @@ func Counts(encoded string) []string {
 func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
 	var specs []reducer.Spec
 	if encoded != "" {
-		var asked []struct{ As, Op, Field string }
+		var asked []struct{ As, Op, Field, Over string }
 		if err := json.Unmarshal([]byte(encoded), &asked); err != nil {
 			return nil, fmt.Errorf("read aggregates: %w", err)
 		}
 		for _, a := range asked {
-			specs = append(specs, reducer.Spec{As: a.As, Op: a.Op, Field: a.Field})
+			specs = append(specs, reducer.Spec{As: a.As, Op: a.Op, Field: a.Field, Over: a.Over})
 		}
 	}
 	return registry.Compile(specs)

@@ -47,7 +47,7 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&v.runAt, "run-at", "",
 		"start no job before: a time such as 2030-01-31T09:00:00Z, or a duration from now such as 10m")
 	f.StringArrayVar(&v.aggregates, "aggregate", nil,
-		"reduce the results, for example as=cost,op=sum,field=data.cost (repeatable)")
+		"reduce the results, for example as=cost,op=sum,field=data.cost, or with over=failed the errors (repeatable)")
 
 	f.StringVar(&v.file, "file", "", "stream jobs from this .ndjson, .jsonl or .csv file; - is standard input")
 	f.StringVar(&v.format, "format", "", "ndjson or csv (default: by the file's name; ndjson for standard input)")
@@ -164,8 +164,10 @@ func parseAggregate(text string) (a client.Aggregate, err error) {
 			a.Op = value
 		case "field":
 			a.Field = value
+		case "over":
+			a.Over = value
 		default:
-			return a, usagef("--aggregate %q: the keys are as, op and field, not %q", text, key)
+			return a, usagef("--aggregate %q: the keys are as, op, field and over, not %q", text, key)
 		}
 	}
 	if a.As == "" || a.Op == "" {

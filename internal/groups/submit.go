@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -185,6 +186,7 @@ func (s *submissions) groupFields(g *messages.SubmitGroup) (map[string]string, e
 		FailureThreshold: g.FailureThreshold,
 		Total:            g.Total,
 		Aggregate:        asked,
+		ReduceFailures:   slices.ContainsFunc(g.Aggregate, func(a messages.Aggregate) bool { return a.Over != "" }),
 	}
 	return fields.Encode(), nil
 }

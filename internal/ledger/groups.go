@@ -24,6 +24,8 @@ var (
 	requeue  = script("groups/requeue", "signals", "blob", "tenants", "priority", "fair_queue")
 	advance  = script("groups/advance", "signals", "tenants")
 	expire   = script("groups/expire", "tenants")
+
+	reduceFailures = script("groups/reduce_failures", "signals")
 )
 
 // ErrFenced says that another watcher is the partition's leader now.
@@ -40,6 +42,7 @@ type GroupFields struct {
 	FailureThreshold *float64      // nil: 1
 	Total            *int64        // nil: not announced
 	Aggregate        string        // the aggregates that were asked for, as JSON; "": none
+	ReduceFailures   bool          // some of them are of failed jobs
 }
 
 // Encode returns the fields as the group's hash stores them, for [CreateArgs].
@@ -66,6 +69,9 @@ func (g *GroupFields) Encode() map[string]string {
 	}
 	if g.Aggregate != "" {
 		f[layout.GroupAggregate] = g.Aggregate
+	}
+	if g.ReduceFailures {
+		f[layout.GroupReduceFailures] = "1"
 	}
 	return f
 }
@@ -154,12 +160,31 @@ func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group s
 	return r.str(0) == "MORE", err
 }
 
+// AdvanceReply says how far a group has advanced.
+type AdvanceReply struct {
+	Moved    int   // number of transitions
+	Failures int64 // failed jobs that must be reduced before the group can end (see ReduceFailures)
+	Round    int64
+}
+
 // Advance moves a group through its states as far as its counts allow, and removes it from the
-// dirty groups. It returns the number of transitions; each is in the outbox. Twice: the second call
-// makes none. Errors: ErrFenced.
-func Advance(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64) (int, error) {
+// dirty groups. Each transition is in the outbox. Twice: the second call makes none. Errors:
+// ErrFenced.
+func Advance(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64,
+) (AdvanceReply, error) {
 	r, err := run(ctx, c, advance, p, group, fence)
-	return int(r.num(1)), err
+	return AdvanceReply{Moved: int(r.num(1)), Failures: r.num(2), Round: r.num(3)}, err
+}
+
+// ReduceFailures stores the partial aggregate of a group's failed jobs, which the caller has
+// reduced. It does nothing if the group has another number of failed jobs or another round by now.
+// Twice: the second call stores the same again.
+func ReduceFailures(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, a AdvanceReply, state []byte,
+) error {
+	_, err := run(ctx, c, reduceFailures, p, group, a.Round, a.Failures, state)
+	return err
 }
 
 // Expire deletes an ended group, or with resultsOnly only its result lines. The group's owner key,

@@ -168,7 +168,7 @@ var builtins = []string{
 // from Redis.
 var foreignFields = map[string][]string{
 	// of a group's hash
-	"groups/advance": {"failure_threshold", "requeue", "round", "sealed", "started", "status", "tenant"},
+	"groups/advance": {"failure_threshold", "reduce_failures", "requeue", "round", "sealed", "started", "status", "tenant"},
 	// of a consumer, as XINFO describes it
 	"processes/drop_consumer": {"idle", "name", "pending"},
 	// of an error record

@@ -171,3 +171,41 @@ func (w *world) reduceAll() {
 		}
 	}
 }
+
+// The aggregate of a round's failures is stored before the group ends, and deleted with the next
+// round.
+func TestReduceFailures(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T", "reduce_failures", "1")
+		w.append("g", 2)
+		w.seal("g")
+		run := w.begin("T", "c", 2)
+		w.outcome("T", other(ledger.OutcomeFailed, run[0], 0))
+		w.outcome("T", done(run[1]))
+		w.reduceAll()
+		advance := func() ledger.AdvanceReply {
+			r, err := ledger.Advance(w.Context(), w.c, w.p, "g", w.fence())
+			require.NoError(w, err)
+			return r
+		}
+		reduce := func(a ledger.AdvanceReply) {
+			require.NoError(w, ledger.ReduceFailures(w.Context(), w.c, w.p, "g", a, []byte("state")))
+		}
+		r := advance()
+		require.Equal(w, ledger.AdvanceReply{Moved: 3, Failures: 1, Round: 1}, r)
+		require.Equal(w, "AGGREGATING", w.status("g"))
+		for _, other := range []ledger.AdvanceReply{{Failures: 2, Round: 1}, {Failures: 1, Round: 2}} {
+			w.unchanged(func() { reduce(other) })
+		}
+		reduce(r)
+		w.unchanged(func() { reduce(r) })
+		require.Equal(w, "state", w.c.HGet(w.Context(), w.p.Aggregate("g"), "partial:failed").Val())
+		require.Equal(w, ledger.AdvanceReply{Moved: 1, Round: 1}, advance())
+		require.Equal(w, "COMPLETED", w.status("g"))
+
+		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "")
+		require.NoError(w, err)
+		require.False(w, w.c.HExists(w.Context(), w.p.Aggregate("g"), "partial:failed").Val())
+		w.unchanged(func() { reduce(r) })
+	})
+}

@@ -200,6 +200,17 @@ var lifeScenes = []scene{
 			return err
 		}
 	}},
+	{"reduce failures", false, func(w *world) act {
+		w.create("g", "acme", "T", "reduce_failures", "1")
+		w.append("g", 1)
+		w.seal("g")
+		w.outcome("T", other(ledger.OutcomeFailed, w.begin("T", "c", 1)[0], 0))
+		w.advance("g")
+		return func() error {
+			a := ledger.AdvanceReply{Failures: 1, Round: 1}
+			return ledger.ReduceFailures(w.Context(), w.c, w.p, "g", a, []byte("state"))
+		}
+	}},
 	{"cancel", false, func(w *world) act {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: append(jobs(2), ledger.NewJob{Type: "U", Payload: []byte("1")})})

@@ -379,9 +379,9 @@ func (w *world) fence() int64 {
 // of transitions.
 func (w *world) advance(group string) int {
 	w.Helper()
-	n, err := ledger.Advance(w.Context(), w.c, w.p, group, w.fence())
+	r, err := ledger.Advance(w.Context(), w.c, w.p, group, w.fence())
 	require.NoError(w, err)
-	return n
+	return r.Moved
 }
 
 func (w *world) expire(group string) {

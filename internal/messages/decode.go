@@ -310,6 +310,8 @@ func (r *bodyDecoder) readAggregate(at fieldParent, object []byte) (a Aggregate)
 			a.Op = f.text()
 		case "field":
 			a.Field = f.resultPath()
+		case "over":
+			a.Over = f.over()
 		default:
 			f.unknown()
 		}

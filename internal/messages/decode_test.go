@@ -172,6 +172,8 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		{`"aggregate":[{"as":"a"}]`, "2 fields are wrong: aggregate[0].op: required; aggregate[0].field: required"},
 		{`"aggregate":[{"as":"a","op":"sum"}]`, "aggregate[0].field: required"},
 		{`"aggregate":[` + strings.Repeat(`1,`, 32) + `1]`, "aggregate: must have at most 32 aggregates, not 33"},
+		{`"aggregate":[{"as":"a","op":"count","over":"all"}]`, "aggregate[0].over: must be done, failed or ended"},
+		{`"aggregate":[{"as":"a","op":"count","over":"ended"}]`, ""},
 		{path("data"), ""},
 		{path("data.items.0.price"), ""},
 		{path("duration_ms"), ""},

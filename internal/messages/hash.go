@@ -45,6 +45,7 @@ func ContentHash(g *SubmitGroup) string {
 		d.text(a.As)
 		d.text(a.Op)
 		d.text(a.Field)
+		d.text(a.Over)
 	}
 	d.text(g.CallbackURL)
 	optional(&d, g.Total)

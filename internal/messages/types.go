@@ -57,11 +57,13 @@ type Job struct {
 	TraceParent string          `json:"traceparent,omitempty"` // the job continues this trace
 }
 
-// Aggregate asks for one value that is computed from the results of the group's done jobs.
+// Aggregate asks for one value that is computed from the results of the group's done jobs, from the
+// errors of its failed ones, or from both.
 type Aggregate struct {
 	As    string `json:"as"`
 	Op    string `json:"op"`
 	Field string `json:"field,omitempty"` // path into {data, duration_ms} of a job's result
+	Over  string `json:"over,omitempty"`  // failed or ended; done when empty
 }
 
 // SubmitGroup is the body of POST /v1/groups and the data of a group.submit message.

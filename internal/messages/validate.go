@@ -117,6 +117,18 @@ func (f field) lane() Lane {
 	return lane
 }
 
+// over reads of which jobs an aggregate is. It returns "" for done, the default.
+func (f field) over() string {
+	switch over := f.text(); over {
+	case "failed", "ended":
+		return over
+	case "", "done":
+	default:
+		f.problem("must be done, failed or ended")
+	}
+	return ""
+}
+
 // integer reads an integer from 0 to limit. It returns nil for null.
 func (f field) integer(limit int64) *int64 {
 	if f.isNull() {

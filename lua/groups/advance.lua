@@ -8,8 +8,9 @@
 --   1  group  -  the group's id
 --   2  fence  n  fencing number of the partition's leader
 -- Reply
---   {'OK', n}   the group made n transitions
---   {'FENCED'}  another watcher is the leader
+--   {'OK', n, failures, round}  the group made n transitions. It can't end before reduce_failures
+--                               has stored the aggregate of so many failed jobs of this round
+--   {'FENCED'}                  another watcher is the leader
 -- Each transition is timestamped. It goes to the outbox with the group's hash as it is then. The
 -- group is not dirty any more. When it ends, it is not paused any more either; when its tenant has
 -- no unfinished jobs then, the tenant's counters are reset (check_last).
@@ -19,7 +20,7 @@
 local group, fence = ARGV[1], ARGV[2]
 if call('HGET', B .. 'watch', 'fence') ~= fence then return { 'FENCED' } end
 local key = B .. 'group:' .. group
-local moved = 0
+local moved, failures = 0, 0
 precheck('ZCARD', B .. 'open', B .. 'ended')
 precheck_mark_dirty()
 allow_oom()
@@ -44,6 +45,9 @@ while g.status do
     to = 'RUNNING'
   elseif status == 'RUNNING' and all_ended then
     to = 'AGGREGATING'
+  elseif status == 'AGGREGATING' and n('reduced') >= n('done') and g.reduce_failures
+    and n('failures_reduced') ~= n('failed') then
+    failures = n('failed')
   elseif status == 'AGGREGATING' and n('reduced') >= n('done') then
     local too_many = n('failed') > 0 and n('failed') / n('accepted') >= tonumber(g.failure_threshold or 1)
     to = too_many and 'FAILED' or 'COMPLETED'
@@ -63,4 +67,4 @@ while g.status do
   end
 end
 call('SREM', B .. 'dirty', group)
-return { 'OK', moved }
+return { 'OK', moved, failures, n('round') }

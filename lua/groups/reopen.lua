@@ -24,11 +24,14 @@ if g[4] or (request ~= '' and g[5] == request) then return { 'OK', tonumber(g[2]
 if g[1] ~= 'COMPLETED' and g[1] ~= 'FAILED' then return { 'STATE', g[1] } end
 if tonumber(g[3] or 0) == 0 then return { 'NONE' } end
 precheck('XLEN', B .. 'outbox')
+precheck('HLEN', B .. 'aggregate:' .. group)
 precheck('ZCARD', B .. 'open', B .. 'ended')
 precheck_mark_dirty()
 local now, round = now_ms(), tonumber(g[2]) + 1
 call('HSET', key, 'status', 'CREATED', 'round', round, 'requeue', 0, 'reopened', request, 'at:created', now)
-call('HDEL', key, 'at:dispatched', 'at:running', 'at:aggregating', 'at:completed', 'at:failed', 'started')
+call('HDEL', key, 'at:dispatched', 'at:running', 'at:aggregating', 'at:completed', 'at:failed', 'started',
+  'failures_reduced')
+call('HDEL', B .. 'aggregate:' .. group, 'partial:failed')
 announce(group, 'CREATED', round, now, call('HGETALL', key))
 call('ZREM', B .. 'ended', group)
 call('ZADD', B .. 'open', now, group)

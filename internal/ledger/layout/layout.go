@@ -101,6 +101,8 @@ const (
 	GroupRetries          = "retries"
 	GroupSweep            = "sweep"
 	GroupRequeue          = "requeue"
+	GroupReduceFailures   = "reduce_failures"
+	GroupFailuresReduced  = "failures_reduced"
 	GroupResultsExpired   = "results_expired"
 	GroupRepaired         = "repaired"
 )
@@ -113,11 +115,13 @@ const TypesSeparator = "|"
 //	field              unit  written by           meaning
 //	partial:PARTIAL          reduce               the partial aggregate, encoded by its reducers
 //	version:PARTIAL          reduce               how often it was written
+//	partial:failed           reduce_failures      the partial aggregate of the failed jobs
 //
 // PARTIAL is a number below Partials.
 const (
 	AggregatePartial = "partial:" // a prefix
 	AggregateVersion = "version:" // a prefix
+	AggregateFailed  = AggregatePartial + "failed"
 	Partials         = 16
 )
 

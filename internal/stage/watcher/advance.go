@@ -78,10 +78,18 @@ func (a *advancer) advanceGroup(ctx context.Context, id string, unsettled bool) 
 			return err
 		}
 	}
-	if _, err := ledger.Advance(ctx, a.Conn.Cmd, a.Partition, id, a.fence); err != nil {
-		return a.skipGroup(ctx, id, err)
+	for {
+		r, err := ledger.Advance(ctx, a.Conn.Cmd, a.Partition, id, a.fence)
+		if err == nil && r.Failures > 0 {
+			err = a.store.ReduceFailures(ctx, a.Partition, id, r, a.keepLead)
+		}
+		if err != nil {
+			return a.skipGroup(ctx, id, err)
+		}
+		if r.Failures == 0 {
+			return nil
+		}
 	}
-	return nil
 }
 
 // settle completes a group's cancellation (all its jobs become cancelled) or reopening (its failed

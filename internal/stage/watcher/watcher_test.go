@@ -2,6 +2,7 @@ package watcher_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/aggregator"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
@@ -238,6 +240,47 @@ func TestDeadLeaderIsFenced(t *testing.T) {
 	_, err = ledger.Advance(t.Context(), w.Conn.Cmd, w.P, "g", fence)
 	require.ErrorIs(t, err, ledger.ErrFenced)
 	require.ErrorIs(t, ledger.Expire(t.Context(), w.Conn.Cmd, w.P, "g", fence, false), ledger.ErrFenced)
+}
+
+// Aggregates over failed and ended jobs hold the jobs that are failed at the end of each round.
+func TestFailuresAreReducedInEachRound(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(4), Aggregate: []messages.Aggregate{
+			{As: "done", Op: "count"}, {As: "failed", Op: "count", Over: "failed"}, {As: "ended", Op: "count", Over: "ended"},
+			{As: "codes", Op: "count_by", Field: "data.code", Over: "failed"}, {As: "ms", Op: "max", Field: "duration_ms", Over: "failed"},
+		}})
+		run(w, watcher.Config{}, "w")
+		reduce := aggregator.Config{Block: 50 * time.Millisecond, Lease: stagetest.Patience}
+		w.Run(aggregator.New(stagetest.Process(w, "a"), reduce, reducer.NewRegistry()))
+		values := func() string {
+			b, err := json.Marshal(w.Group("g").Aggregate)
+			require.NoError(w.T, err)
+			return string(b)
+		}
+		status := func(want api.Status) {
+			w.T.Helper()
+			w.Await(string(want), func() bool { return w.Group("g").Status == want })
+		}
+		w.Admit("T")
+		jobs := w.Take("T", "c", 4)
+		w.Fail("BOOM", jobs[0], jobs[1])
+		w.Fail("OTHER", jobs[2])
+		w.Done("null", jobs[3])
+		status(api.StatusCompleted)
+		counted := `"done":%d,"ended":%d,"failed":%d,"ms":null}`
+		require.Equal(w.T, `{"codes":{"BOOM":2,"OTHER":1},`+fmt.Sprintf(counted, 1, 4, 3), values())
+
+		_, err := w.Store.Retry(context.WithoutCancel(w.T.Context()), "g")
+		require.NoError(w.T, err)
+		w.Await("the jobs to wait again", func() bool { return w.Counts("g").Waiting == 3 })
+		require.Equal(w.T, `{"codes":{},`+fmt.Sprintf(counted, 1, 1, 0), values(), "the failures of the last round do not count")
+		w.Admit("T")
+		jobs = w.Take("T", "c", 3)
+		w.Fail("LAST", jobs[0])
+		w.Done("null", jobs[1:]...)
+		status(api.StatusCompleted)
+		require.Equal(w.T, `{"codes":{"LAST":1},`+fmt.Sprintf(counted, 3, 4, 1), values())
+	})
 }
 
 // A group that could advance and is not marked dirty is found by the pass over all open groups.

@@ -1,0 +1,29 @@
+-- reduce_failures: stores the partial aggregate of a group's failed jobs when all jobs have ended.
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  group   -     the group's id
+--   2  round   n     the round in which the caller has read the failures
+--   3  failed  jobs  how many there are
+--   4  state   -     the partial aggregate
+-- Reply
+--   {'OK'}
+-- It does nothing if the group is not AGGREGATING, or has another round or number of failed jobs.
+-- The failures of a round are final then, except that lose may add some. reopen deletes this
+-- partial aggregate, so that each round reduces the jobs that are failed at its end.
+-- Twice: the second call stores the same again.
+-- Out of memory: goes through.
+-- Cost: constant.
+local group, round, failed, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local key = B .. 'group:' .. group
+local g = call('HMGET', key, 'status', 'round', 'failed')
+if g[1] ~= 'AGGREGATING' or g[2] ~= round or g[3] ~= failed then return { 'OK' } end
+precheck('HLEN', B .. 'aggregate:' .. group)
+precheck_mark_dirty()
+allow_oom()
+call('HSET', B .. 'aggregate:' .. group, 'partial:failed', state)
+call('HSET', key, 'failures_reduced', failed)
+mark_dirty(group)
+return { 'OK' }
