@@ -109,6 +109,9 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 			j, token, gone := batch[i], -1, !b.live() || !seen.open()
 			switch {
 			case !b.live():
+				if seen.is(ledger.Ready, j.Attempt) || seen.is(ledger.Cancelled, j.Attempt) {
+					token = -2
+				}
 			case seen.is(ledger.Ready, j.Attempt) && l.held(b, typ):
 				b.jobs[j.Ordinal].letter, gone = ledger.NonReady, true
 			case seen.is(ledger.Ready, j.Attempt):
