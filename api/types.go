@@ -186,6 +186,15 @@ type WorkerStatus struct {
 	SeenAt       time.Time `json:"seen_at"`
 }
 
+// MaxWorkers is the largest number of slots of a worker process.
+const MaxWorkers = 10_000
+
+// PoolSize is the number of slots that a worker process is to have, from 0 to MaxWorkers.
+type PoolSize struct {
+	ID      string `json:"id"`
+	Workers int    `json:"workers"`
+}
+
 // StageStatus describes one live process of another role, with its counts since it started.
 type StageStatus struct {
 	ID      string           `json:"id"`

@@ -54,13 +54,14 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 			return err
 		}},
 		{`PUT /v1/tenants/t {"rps":2.5,"base_priority":-3}`, func() error { _, err := a.SetTenant(ctx, "t", set); return err }},
+		{`PUT /v1/workers/w {"workers":0}`, func() error { _, err := a.ResizeWorker(ctx, "w", 0); return err }},
 		{`PUT /v1/tenants/t {}`, func() error { _, err := a.SetTenant(ctx, "t", api.TenantSettings{}); return err }},
 	} {
 		calls = nil
 		require.NoError(t, c.do())
 		require.Equal(t, []string{c.want, c.want}, calls, "each of these calls is retried after status 503")
 	}
-	require.Len(t, w.all(), 10)
+	require.Len(t, w.all(), 11)
 
 	calls = nil
 	for _, id := range []string{"", ".", "..", "a/b", "{x}", "a b"} {

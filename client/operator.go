@@ -50,13 +50,25 @@ func (a *operatorAPI) Tenant(ctx context.Context, tenant string) (api.Tenant, er
 // SetTenant replaces all settings of a tenant: a field of set that is nil gets its default. Pausing
 // is not a setting, and stays. The next admission uses the new settings.
 func (a *operatorAPI) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
-	c := callOn("set", http.MethodPut, "tenant", tenant, "")
-	body, err := marshal(set)
+	return doJSON[api.Tenant](ctx, a.transport, putOn("set", "tenant", tenant, set))
+}
+
+// ResizeWorker asks a worker process for n slots, from 0 to api.MaxWorkers; without slots it starts
+// no job. Stats names the processes, and shows the new number within a second. A process that
+// starts again begins with its configured number.
+func (a *operatorAPI) ResizeWorker(ctx context.Context, worker string, n int) (api.PoolSize, error) {
+	return doJSON[api.PoolSize](ctx, a.transport, putOn("resize", "worker", worker, map[string]int{"workers": n}))
+}
+
+// putOn returns a call that replaces what the API knows of id by body.
+func putOn(verb, kind, id string, body any) apiCall {
+	c := callOn(verb, http.MethodPut, kind, id, "")
+	text, err := marshal(body)
 	if err != nil && c.invalid == nil {
 		c.invalid = fmt.Errorf("%s: %w", c.action, err)
 	}
-	c.body = body
-	return doJSON[api.Tenant](ctx, a.transport, c)
+	c.body = text
+	return c
 }
 
 // Stats returns queue sizes, rates, and the live processes.

@@ -23,6 +23,21 @@ func (f *fakeAPI) pauseOrResume(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusAccepted, api.Paused{ID: r.PathValue("id"), Paused: r.PathValue("verb") == "pause", Links: map[string]string{}})
 }
 
+func (f *fakeAPI) resizeWorker(w http.ResponseWriter, r *http.Request) {
+	size := api.PoolSize{ID: r.PathValue("id")}
+	_ = json.NewDecoder(r.Body).Decode(&size)
+	reply(w, http.StatusAccepted, size)
+}
+
+func TestResizeWorker(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, run{exitOK, "w-1   0\n", ""}, f.exec(t.Context(), console{}, "worker", "resize", "w-1", "0"))
+	require.Equal(t, run{exitOK, `{"id":"w-1","workers":20}` + "\n", ""}, f.exec(t.Context(), console{}, "worker", "resize", "w-1", "20", "--json"))
+	for _, args := range [][]string{{"w-1"}, {"w-1", "-1"}, {"w-1", "10001"}, {"w-1", "many"}, {"w/1", "1"}} {
+		require.Equal(t, exitUsage, f.exec(t.Context(), console{}, append([]string{"worker", "resize", "--"}, args...)...).code, args)
+	}
+}
+
 func (f *fakeAPI) listTenants(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -62,6 +62,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/tenants", f.listTenants)
 	mux.HandleFunc("GET /v1/tenants/{id}", f.tenant)
 	mux.HandleFunc("PUT /v1/tenants/{id}", f.setTenant)
+	mux.HandleFunc("PUT /v1/workers/{id}", f.resizeWorker)
 	mux.HandleFunc("GET /v1/dead-letters", f.deadLetters)
 	mux.HandleFunc("GET /v1/stats", f.stats)
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -22,6 +22,12 @@ func (s *stats) Stats(ctx context.Context) (api.Stats, error) {
 	return st, apiError(err)
 }
 
+// ResizeWorker asks a worker process to have n slots. The process takes the number with its next
+// heartbeat.
+func (s *stats) ResizeWorker(ctx context.Context, id string, n int) error {
+	return apiError(presence.SetPoolSize(ctx, s.conn, s.space, id, n))
+}
+
 func (s *stats) read(ctx context.Context) (api.Stats, error) {
 	st := api.Stats{
 		Partitions: s.space.Partitions(),

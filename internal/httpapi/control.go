@@ -34,6 +34,20 @@ func (s *calls) pauseTenantOrType(
 	})
 }
 
+type poolSizeBody struct {
+	Workers *int `json:"workers"`
+}
+
+func resizeWorker(b Backend) func(context.Context, string, poolSizeBody) (any, error) {
+	return func(ctx context.Context, id string, body poolSizeBody) (any, error) {
+		n := body.Workers
+		if n == nil || *n < 0 || *n > api.MaxWorkers {
+			return nil, invalidField("workers", fmt.Sprintf("must be 0 to %d", api.MaxWorkers))
+		}
+		return api.PoolSize{ID: id, Workers: *n}, b.ResizeWorker(ctx, id, *n)
+	}
+}
+
 func (s *calls) listTenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
 	l, err := s.backend.Tenants(ctx, cursor, limit)
 	l.Tenants = orEmpty(l.Tenants)

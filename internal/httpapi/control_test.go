@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -48,6 +49,27 @@ func TestPauseAndResumeTenantsAndTypes(t *testing.T) {
 	require.Equal(t, want, f.calls, "a refused request must not reach the backend")
 	f.err = api.ErrUnavailable
 	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", ""), 503, "")
+}
+
+func TestResizeWorker(t *testing.T) {
+	f := newFakeBackend()
+	h := New(options(f))
+	put := func(path, body string) *httptest.ResponseRecorder {
+		return call(t, h, "PUT", path, body, "Content-Type", jsonType)
+	}
+	for _, n := range []int{0, 10_000} {
+		rec := put("/v1/workers/w-1", fmt.Sprintf(`{"workers":%d}`, n))
+		require.Equal(t, 202, rec.Code, rec.Body.String())
+		require.Equal(t, api.PoolSize{ID: "w-1", Workers: n}, decode[api.PoolSize](t, rec))
+	}
+	want := []string{"resize worker w-1 0", "resize worker w-1 10000"}
+	require.Equal(t, want, f.calls)
+	for _, bad := range []string{``, `{}`, `{"workers":-1}`, `{"workers":10001}`} {
+		requireProblem(t, put("/v1/workers/w-1", bad), 422, "workers")
+	}
+	requireProblem(t, put("/v1/workers/w-1", `{"workers":1,"id":"x"}`), 422, "body")
+	requireProblem(t, put("/v1/workers/a%7Bb", `{"workers":1}`), 422, "id")
+	require.Equal(t, want, f.calls)
 }
 
 func TestTenants(t *testing.T) {

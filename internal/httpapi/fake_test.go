@@ -189,6 +189,10 @@ func (f *fakeBackend) SetTenant(_ context.Context, id string, set api.TenantSett
 	return tenantView(id, set), f.err
 }
 
+func (f *fakeBackend) ResizeWorker(_ context.Context, id string, n int) error {
+	return f.record(fmt.Sprint("resize worker ", id, " ", n))
+}
+
 func tenantView(id string, set api.TenantSettings) api.Tenant {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	t := api.Tenant{

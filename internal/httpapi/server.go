@@ -84,6 +84,8 @@ type Backend interface {
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
 	// DeadLetters returns a page of dead letters, newest first.
 	DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error)
+	// ResizeWorker asks a live worker process to have n slots.
+	ResizeWorker(ctx context.Context, id string, n int) error
 	// Stats returns queue sizes, rates and live processes.
 	Stats(ctx context.Context) (api.Stats, error)
 }
@@ -274,6 +276,7 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/tenants/{id}", serve: showByID(s.backend.Tenant)},
 		{method: put, path: "/v1/tenants/{id}", serve: show(s.setTenant)},
 		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters), query: page},
+		{method: put, path: "/v1/workers/{id}", serve: commandOn(s, "id", resizeWorker(s.backend))},
 		{method: get, path: "/v1/stats", serve: show(s.getStats)},
 	}
 	for _, kind := range []struct {

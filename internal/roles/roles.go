@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -236,9 +237,7 @@ func Worker(procs ...processor.Processor) BasedRole {
 			writeJSON(rw, w.Status())
 		}))
 		p.HandleAdmin("PUT /pool", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			var asked struct {
-				Workers int `json:"workers"`
-			}
+			asked := api.PoolSize{Workers: -1}
 			err := json.NewDecoder(http.MaxBytesReader(rw, r.Body, 1<<10)).Decode(&asked)
 			if err == nil {
 				err = w.Resize(asked.Workers)
@@ -247,7 +246,6 @@ func Worker(procs ...processor.Processor) BasedRole {
 				http.Error(rw, `{"workers": n} is expected: `+err.Error(), http.StatusUnprocessableEntity)
 				return
 			}
-			p.Tel.Log.Info("pool resized", "workers", asked.Workers)
 			writeJSON(rw, w.Status())
 		}))
 		return w.Run(ctx)

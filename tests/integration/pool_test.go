@@ -72,19 +72,26 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 	resize(7)
 	require.Len(t, shown(7, 7).CurrentJobs, 7)
 	require.Equal(t, 7, s.pool(worker).Workers)
-	for _, bad := range []string{`{"workers":0}`, `{"workers":-1}`, `{"workers":1000000}`, `{}`, `[]`, ``, `{"workers":"many"}`} {
+	for _, bad := range []string{`{"workers":-1}`, `{"workers":1000000}`, `{}`, `[]`, ``, `{"workers":"many"}`} {
 		status, _ := s.call("PUT", "http://"+worker.AdminAddr()+"/pool", bad)
 		require.Equal(t, http.StatusUnprocessableEntity, status, bad)
 	}
 	require.Equal(t, 7, s.pool(worker).Workers)
 
-	// A smaller pool waits until jobs in flight have ended.
-	resize(3)
-	_, err := s.api.Cancel(s.ctx(), "endless")
+	// A smaller pool waits until jobs in flight have ended; one without slots starts none.
+	_, err := s.api.ResizeWorker(s.ctx(), w.ID, 0)
 	require.NoError(t, err)
-	require.Equal(t, 3, shown(3, 0).Idle)
+	shown(0, 7)
+	_, err = s.api.Cancel(s.ctx(), "endless")
+	require.NoError(t, err)
+	shown(0, 0)
 	s.submit(client.Group{ID: "more", Type: "NOOP", Jobs: jobs(50, `{"sleep_ms":5}`), Seal: true})
+	_, err = s.api.ResizeWorker(s.ctx(), w.ID, 3)
+	require.NoError(t, err)
 	s.wait("more")
+	require.Equal(t, 3, shown(3, 0).Idle)
+	_, err = s.api.ResizeWorker(s.ctx(), "gone", 3)
+	require.ErrorContains(t, err, "no live process")
 
 	st, err := s.api.Stats(s.ctx())
 	require.NoError(t, err)

@@ -62,6 +62,10 @@ func (s Space) Workers() string { return s.prefix + "workers" }
 // Stages is a hash: process of another role → its status as JSON (heartbeat).
 func (s Space) Stages() string { return s.prefix + "stages" }
 
+// PoolSize is a string: how many slots an operator wants a worker process to have. It expires
+// (package presence).
+func (s Space) PoolSize(worker string) string { return s.prefix + "pool-size:" + worker }
+
 // Idempotency is a string: what ingest remembers of the first request with an Idempotency-Key, by
 // the hash of that key.
 func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:" + hash }

@@ -7,9 +7,6 @@ import (
 	"time"
 )
 
-// MaxCount is the largest number of slots of one worker process.
-const MaxCount = 10000
-
 // slotPool holds the slots of a worker process, and the started tasks that wait for one. A slot is
 // a goroutine that runs one task at a time. freeCapacity bounds the waiting tasks: while enough of
 // them wait, the process reads no jobs.

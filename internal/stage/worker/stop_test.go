@@ -263,8 +263,33 @@ func TestResize(t *testing.T) {
 	w.AwaitCounts("g", api.Counts{Accepted: n, Done: n})
 	require.LessOrEqual(t, most.Load(), int64(2))
 
-	require.ErrorContains(t, wk.Resize(0), "must be 1 to 10000")
-	require.ErrorContains(t, wk.Resize(worker.MaxCount+1), "must be 1 to 10000")
+	require.ErrorContains(t, wk.Resize(-1), "must be 0 to 10000")
+	require.ErrorContains(t, wk.Resize(api.MaxWorkers+1), "must be 0 to 10000")
+}
+
+// TestPoolOfNoSlots: an operator resizes the pool through Redis. Without slots it starts no job.
+func TestPoolOfNoSlots(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	g := newBlockingProcessor("T")
+	wk := newWorker(w, config(), g)
+	w.Run(wk)
+	resize := func(n int) {
+		w.Await("the pool to be resized", func() bool {
+			err := presence.SetPoolSize(t.Context(), w.Conn, w.Space, wk.ID, n)
+			return err == nil && wk.Status().Workers == n
+		})
+	}
+	w.Jobs("g", "T", 8)
+	w.Admit("T")
+	w.AwaitCounts("g", api.Counts{Accepted: 8, Ready: 4, InFlight: 4})
+	resize(0)
+	close(g.end)
+	w.AwaitCounts("g", api.Counts{Accepted: 8, Ready: 4, Done: 4})
+	require.NoError(t, wk.Resize(1), "a resize that was taken is not taken again")
+	w.AwaitCounts("g", api.Counts{Accepted: 8, Done: 8})
+	require.Equal(t, 1, wk.Status().Workers)
+	require.ErrorIs(t, presence.SetPoolSize(t.Context(), w.Conn, w.Space, "gone", 1), api.ErrNotFound)
 }
 
 // TestPrefetchIsBounded: while jobs are long, a process holds only the jobs that it runs, so that

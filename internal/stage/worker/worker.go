@@ -64,6 +64,7 @@ type Worker struct {
 	rates       *rates        // by type, for the capacity report
 	meanRunTime movingAverage // mean run time of jobs of all types
 	stopping    atomic.Bool   // Run's ctx has ended
+	poolSizes   presence.PoolSizes
 }
 
 // New returns the worker of a process; it runs jobs with the processors procs. It starts no
@@ -167,15 +168,17 @@ func (w *Worker) dropConsumers(ctx context.Context) {
 	}
 }
 
-// Resize sets the number of slots to n, from 1 to MaxCount. New slots open at once. A surplus slot
-// closes when its job ends; Resize does not wait for that. Once Run is stopping, Resize does
-// nothing. The error says that n is out of range.
+// Resize sets the number of slots to n, from 0 to api.MaxWorkers. New slots open at once. A surplus
+// slot closes when its job ends; Resize does not wait for that. Without slots, the process starts
+// no job, but it still serves its types. Once Run is stopping, Resize does nothing. The error says
+// that n is out of range.
 func (w *Worker) Resize(n int) error {
-	if n < 1 || n > MaxCount {
-		return fmt.Errorf("worker count %d: must be 1 to %d", n, MaxCount)
+	if n < 0 || n > api.MaxWorkers {
+		return fmt.Errorf("workers %d: must be 0 to %d", n, api.MaxWorkers)
 	}
 	w.slots.resize(n)
 	w.held.notify() // the feeds may have free capacity
+	w.Tel.Log.Info("pool resized", "workers", n)
 	return nil
 }
 
@@ -189,9 +192,13 @@ func (w *Worker) Status() api.WorkerStatus {
 	}
 }
 
-// publishStatus publishes this process's status and capacity. A worker that is stopping reports no
-// types, so that fetchers stop making jobs ready for its slots.
+// publishStatus publishes this process's status and capacity, after a resize that an operator has
+// asked for. A worker that is stopping reports no types, so that fetchers stop making jobs ready
+// for its slots.
 func (w *Worker) publishStatus(ctx context.Context) error {
+	if err := w.poolSizes.Next(ctx, w.Conn, w.Space, w.ID, w.Resize); err != nil {
+		return err
+	}
 	r := presence.WorkerReport{WorkerStatus: w.Status()}
 	r.StartedPerSecond, r.RunMS = w.rates.report(time.Now())
 	if r.ShuttingDown {
