@@ -85,7 +85,7 @@ func TestLayoutListsEveryField(t *testing.T) {
 		return err
 	}))
 	here := []string{
-		"name", "lane", "base_priority", "max_retries", "job_timeout", "run_at", "failure_threshold", "aggregate", // create takes them as they come
+		"name", "lane", "base_priority", "max_retries", "job_timeout", "run_at", "failure_threshold", "aggregate", "reduce_failures", // create takes them as they come
 		"throttles", "waited", // in lists of names
 		"renewals", // the watcher's, through CountRenewal
 	}
