@@ -4,7 +4,7 @@ package api
 const MaxIDLength = 128
 
 // IDRule says in error messages what an id must do: "must " + IDRule.
-const IDRule = "match ^[A-Za-z0-9._-]{1,128}$ and be neither . nor .."
+const IDRule = "match ^[A-Za-z0-9._-]{1,128}$ (except . and ..)"
 
 // ValidID reports whether id keeps IDRule. Ids of tenants, groups, types and messages do, so that
 // they can be part of a Redis key and of a URL's path, in which . and .. are no names.

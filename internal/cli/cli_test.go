@@ -41,7 +41,7 @@ func TestWrongUsage(t *testing.T) {
 		{"submit --type T --payload 1 --format csv", "--format needs --file"},
 		{"submit --type T --wait --no-seal", "--wait would never end with --no-seal"},
 		{"submit --type T --file cli.go", "unknown format of cli.go: give --format ndjson or --format csv"},
-		{"submit --type a/b --payload 1 --priority urgent --tenant {", `--type "a/b": must match ^[A-Za-z0-9._-]{1,128}$ and be neither . nor ..; --tenant "{": must match`},
+		{"submit --type a/b --payload 1 --priority urgent --tenant {", `--type "a/b": must match ^[A-Za-z0-9._-]{1,128}$ (except . and ..); --tenant "{": must match`},
 		{"submit --type T --payload 1 --priority HIGH", `--priority "HIGH": must be high, normal or low`},
 		{"submit --type T --payload 1 --id a/b", `--id "a/b": must match`},
 		{"pause", "pause needs the id of one group, got 0 arguments"},

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -143,7 +144,7 @@ func TestBodiesDoNotWaitForEachOther(t *testing.T) {
 				if err == nil {
 					err = l.grow(context.Background(), 2*size)
 				}
-				if p, ok := err.(*problemError); ok {
+				if p, ok := errors.AsType[*problemError](err); ok {
 					refused <- p
 					return
 				}
@@ -156,7 +157,7 @@ func TestBodiesDoNotWaitForEachOther(t *testing.T) {
 			require.Equal(t, 429, (<-refused).Status)
 		}
 		require.True(t, m.free.TryAcquire(maxBodyMemory))
-		p, ok := m.full(context.Background()).(*problemError)
+		p, ok := errors.AsType[*problemError](m.full(context.Background()))
 		require.True(t, ok)
 		require.Greater(t, p.retryAfter, 3*time.Second, "bodies have held memory for 3 to 7 s")
 		require.Less(t, p.retryAfter, 7*time.Second)

@@ -74,7 +74,7 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	w.(*responseWriter).ownDeadlines = true
-	stream, err := s.streams.Open(w, s.closing)
+	stream, err := s.streams.Open(s.closing, w)
 	if err != nil {
 		return retryLater(http.StatusTooManyRequests, tooManyRetry,
 			fmt.Sprintf("this server has %d event streams, as many as it may have: ask GET /v1/groups/%s instead, "+

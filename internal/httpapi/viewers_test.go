@@ -100,7 +100,7 @@ func TestSlowClientMissesNoState(t *testing.T) {
 			return withDone(groupInStates(1, states...), int64(read%10)), nil
 		}
 		client := serve(t, New(options(f)))
-		resp, err := client.Get("http://localhost/v1/groups/g/events")
+		resp, err := client.Get("http://localhost/v1/groups/g/events") //nolint:bodyclose // it is closed below
 		require.NoError(t, err)
 		defer resp.Body.Close()
 		slow := reader(func(p []byte) (int, error) {

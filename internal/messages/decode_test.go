@@ -72,7 +72,7 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		badTimeout   = `job_timeout: must be a duration such as "1m30s" or a number of seconds, from 1ms to 24h0m0s`
 		badThreshold = "failure_threshold: must be a number above 0, to 1"
 		badName      = "name: must be at most 256 bytes of UTF-8 without control characters"
-		badID        = "must match ^[A-Za-z0-9._-]{1,128}$ and be neither . nor .."
+		badID        = "must match ^[A-Za-z0-9._-]{1,128}$ (except . and ..)"
 		badRetries   = "max_retries: must be a whole number from 0 to 1000"
 		badTotal     = "total: must be a whole number from 0 to 10000000"
 		badBase      = "base_priority: must be a number from -1e+15 to 1e+15"
@@ -317,7 +317,7 @@ func TestDecodeSeal(t *testing.T) {
 	require.Equal(t, &messages.SealGroup{Group: "g"}, got)
 
 	_, err = decoder.DecodeSeal([]byte(`{"group":"?","total":-1,"x":1}`))
-	require.EqualError(t, err, "3 fields are wrong: group: must match ^[A-Za-z0-9._-]{1,128}$ and be neither . nor ..; "+
+	require.EqualError(t, err, "3 fields are wrong: group: must match ^[A-Za-z0-9._-]{1,128}$ (except . and ..); "+
 		"total: must be a whole number from 0 to 10000000; x: not a known field; correct its spelling or leave it out")
 }
 

@@ -55,7 +55,7 @@ func TestParseEntry(t *testing.T) {
 
 func TestParseEntryNamesEveryBadField(t *testing.T) {
 	const (
-		badID   = "id: must match ^[A-Za-z0-9._-]{1,128}$ and be neither . nor .."
+		badID   = "id: must match ^[A-Za-z0-9._-]{1,128}$ (except . and ..)"
 		badType = "type: must be one of group.submit, jobs.append, group.seal, group.cancel"
 	)
 	tests := map[string]struct {

@@ -44,7 +44,7 @@ type Stream struct {
 // Open reserves a stream for an answer. It sends nothing yet, so that the request can still be
 // answered otherwise. The stream ends when closing ends. w must not set write deadlines itself. The
 // caller must call Close.
-func (s *Streams) Open(w http.ResponseWriter, closing context.Context) (*Stream, error) {
+func (s *Streams) Open(closing context.Context, w http.ResponseWriter) (*Stream, error) {
 	if s.open.Add(1) > s.Max {
 		s.open.Add(-1)
 		return nil, ErrTooMany
