@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -26,7 +27,7 @@ type fakeBackend struct {
 	submits    []SubmitOptions
 	appends    []AppendOptions
 	queries    []ListQuery
-	groupReads int
+	groupReads atomic.Int64
 	limits     []int
 	sealedAt   map[string]*int64
 	tenants    map[string]api.TenantSettings
@@ -232,8 +233,8 @@ func (f *fakeBackend) Group(ctx context.Context, id string) (api.Group, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.onGroup != nil {
-		f.groupReads++
-		return f.onGroup(ctx, f.groupReads-1)
+		read := f.groupReads.Add(1)
+		return f.onGroup(ctx, int(read)-1)
 	}
 	g, err := f.groupByID(id)
 	if err != nil {

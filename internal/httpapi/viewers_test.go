@@ -129,10 +129,10 @@ func TestWatcherThatDoesNotReadIsDisconnected(t *testing.T) {
 		require.NoError(t, err)
 		defer resp.Body.Close()
 		<-time.After(time.Minute)
-		reads := f.groupReads
+		reads := f.groupReads.Load()
 		require.Less(t, reads, 100, "10 s after the buffers are full, nobody is watching")
 		<-time.After(time.Minute)
-		require.Equal(t, reads, f.groupReads)
+		require.Equal(t, reads, f.groupReads.Load())
 	})
 }
 

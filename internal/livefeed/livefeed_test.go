@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,13 +29,13 @@ func next(v *Viewer[int]) (int, error) {
 }
 
 // counter returns a poll that finds the numbers from 1 on, and how often it was called.
-func counter(last int) (newPoll func() Poll[int], polls, pollers *int) {
-	polls, pollers = new(int), new(int)
+func counter(last int) (newPoll func() Poll[int], polls, pollers *atomic.Int64) {
+	polls, pollers = new(atomic.Int64), new(atomic.Int64)
 	return func() Poll[int] {
-		*pollers++
+		pollers.Add(1)
 		n := 0
 		return func(context.Context) (State[int], error) {
-			*polls++
+			polls.Add(1)
 			n++
 			return State[int]{Value: n, Changed: true, Last: n == last}, nil
 		}
@@ -57,14 +58,14 @@ func TestViewersShareAPoller(t *testing.T) {
 				require.Equal(t, want+1, got)
 			}
 		}
-		require.Equal(t, 2, *pollers)
-		require.LessOrEqual(t, *polls, 6)
+		require.EqualValues(t, 2, pollers.Load())
+		require.LessOrEqual(t, polls.Load(), int64(6))
 		for _, v := range append(viewers, other) {
 			v.Close()
 		}
-		seen := *polls
+		seen := polls.Load()
 		<-time.After(time.Minute)
-		require.Equal(t, seen, *polls, "nobody is watching")
+		require.Equal(t, seen, polls.Load(), "nobody is watching")
 
 		v := f.Watch("a", newPoll)
 		defer v.Close()
@@ -89,7 +90,7 @@ func TestSlowViewerGetsTheLastValue(t *testing.T) {
 		defer again.Close()
 		got, _ = next(again)
 		require.Equal(t, 1, got, "the topic had ended")
-		require.Equal(t, 2, *pollers)
+		require.EqualValues(t, 2, pollers.Load())
 		got, _ = next(slow)
 		require.Equal(t, 7, got)
 	})
