@@ -130,7 +130,7 @@ func TestWatcherThatDoesNotReadIsDisconnected(t *testing.T) {
 		defer resp.Body.Close()
 		<-time.After(time.Minute)
 		reads := f.groupReads.Load()
-		require.Less(t, reads, 100, "10 s after the buffers are full, nobody is watching")
+		require.Less(t, reads, int64(100), "10 s after the buffers are full, nobody is watching")
 		<-time.After(time.Minute)
 		require.Equal(t, reads, f.groupReads.Load())
 	})
