@@ -295,6 +295,33 @@ func TestGroupSummary(t *testing.T) {
 	require.ErrorIs(t, err, api.ErrNotFound)
 }
 
+// The aggregate of failed jobs is a part of the summary, also if no job is done, and counts towards
+// its size.
+func TestGroupSummaryOfFailures(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Submit(messages.SubmitGroup{ID: "g", Type: "T", Seal: true, Jobs: stagetest.Numbered(2),
+		Aggregate: []messages.Aggregate{{As: "n", Op: "count", Over: reducer.OverFailed}}})
+	w.Admit("T")
+	w.Fail("BOOM", w.Take("T", "test", 2)...)
+	fence, err := ledger.Lead(t.Context(), w.Conn.Cmd, w.P, "test", time.Minute)
+	require.NoError(t, err)
+	r, err := ledger.Advance(t.Context(), w.Conn.Cmd, w.P, "g", fence)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, r.Failures)
+	alive := func(context.Context) error { return nil }
+	require.NoError(t, w.Store.ReduceFailures(t.Context(), w.P, "g", r, alive))
+
+	g, complete, err := w.Store.GroupSummary(t.Context(), "g", 1000)
+	require.NoError(t, err)
+	require.True(t, complete)
+	require.Equal(t, "2", string(g.Aggregate["n"]))
+	g, complete, err = w.Store.GroupSummary(t.Context(), "g", 10)
+	require.NoError(t, err)
+	require.False(t, complete)
+	require.Empty(t, g.Aggregate)
+}
+
 func TestStats(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -73,13 +73,14 @@ func ReadGroupSummary(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, id string, maxAggregate int64,
 ) (g Group, complete bool, err error) {
 	var fields *redis.MapStringStringCmd
-	var sizes [layout.Partials]*redis.IntCmd
+	var sizes [layout.Partials + 1]*redis.IntCmd
 	parts := groupParts{aggregate: &redis.MapStringStringCmd{}}
 	_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		fields, parts.codes = pipe.HGetAll(ctx, p.Group(id)), pipe.HGetAll(ctx, p.Codes(id))
-		for i := range sizes {
+		for i := range layout.Partials {
 			sizes[i] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregatePartial+strconv.Itoa(i))
 		}
+		sizes[layout.Partials] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregateFailed)
 		return nil
 	})
 	bytes := int64(0)
