@@ -1,9 +1,13 @@
 package stage
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"math/rand/v2"
+
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // SpanSeed returns 8 random hex digits, not all 0, with which a script begins the ids of the spans
@@ -12,4 +16,12 @@ func SpanSeed() string {
 	var b [4]byte
 	binary.BigEndian.PutUint32(b[:], rand.Uint32()|1)
 	return hex.EncodeToString(b[:])
+}
+
+// RecordSteps records the spans of sampled jobs that a script has ended or taken back. destination
+// is where the jobs were.
+func (p Process) RecordSteps(ctx context.Context, destination string, steps []ledger.JobStep) {
+	for _, s := range steps {
+		p.Tel.RecordStep(ctx, destination, telemetry.JobStep(s))
+	}
 }

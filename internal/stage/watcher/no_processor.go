@@ -13,7 +13,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
-	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 const (
@@ -187,8 +186,6 @@ func (u *unservedTypes) failEntries(ctx context.Context, typ string, entries []s
 		})
 	}
 	r, err := ledger.Outcome(ctx, u.Conn.Cmd, u.Partition, typ, ledger.Congestion{}, outcomes)
-	for _, s := range r.Steps {
-		u.Tel.RecordStep(ctx, u.Ready(typ), telemetry.JobStep(s))
-	}
+	u.RecordSteps(ctx, u.Ready(typ), r.Steps)
 	return r.Failed, err
 }

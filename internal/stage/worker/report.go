@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -105,9 +104,7 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	}
 	p.held.remove(batch)
 	p.metrics.DeadLettered(int(r.Failed))
-	for _, s := range r.Steps {
-		p.Tel.RecordStep(ctx, p.partition.Ready(typ), telemetry.JobStep(s))
-	}
+	p.RecordSteps(ctx, p.partition.Ready(typ), r.Steps)
 	if err != nil {
 		p.Tel.Log.Error("outcomes could not be reported, the jobs will run again",
 			"type", typ, "jobs", len(batch), "error", err)
