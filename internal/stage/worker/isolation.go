@@ -16,18 +16,15 @@ func (t *task) suspect() bool { return t.Losses > 0 }
 // processes can run that one at the same time, and it need not wait for a lease when the first one
 // kills this process.
 type isolation struct {
-	w       *Worker
-	arrived chan struct{} // gets a token for each suspect
-
-	mu       sync.Mutex // guards the next two fields
-	waiting  *task      // the suspect, until it is started or released
-	occupied bool       // a suspect waits or runs
+	w        *Worker
+	waiting  chan *task  // holds the suspect until run takes it
+	occupied atomic.Bool // a suspect waits or runs
 
 	readLimit   atomic.Int64 // entries that one read may deliver; 0: no limit
 	limitedRead sync.Mutex   // held by a read while readLimit is set
 }
 
-func newIsolation(w *Worker) *isolation { return &isolation{w: w, arrived: make(chan struct{}, 1)} }
+func newIsolation(w *Worker) *isolation { return &isolation{w: w, waiting: make(chan *task, 1)} }
 
 // withReadLimit calls read with the number of entries that it may read at most (0: no limit); read
 // returns whether suspects were among them. Suspects come in groups, because a dead worker leaves
@@ -57,53 +54,44 @@ func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)
 // add gives isolation a suspect to run and returns true. It returns false while isolation has
 // another one: the caller must release the suspect.
 func (s *isolation) add(t *task) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.occupied {
+	if !s.occupied.CompareAndSwap(false, true) {
 		return false
 	}
-	s.waiting, s.occupied = t, true
-	s.arrived <- struct{}{} // does not block: run takes the token before it clears occupied
+	s.waiting <- t // does not block: run takes the task before it clears occupied
 	return true
 }
 
 // busy reports whether a suspect waits or runs. The process then starts no other jobs.
-func (s *isolation) busy() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.occupied
+func (s *isolation) busy() bool { return s.occupied.Load() }
+
+// releaseWaiting releases the suspect that run has not taken, if there is one.
+func (s *isolation) releaseWaiting() {
+	select {
+	case t := <-s.waiting:
+		t.feed.release(t)
+	default:
+	}
 }
 
-// take removes and returns the suspect that waits, or nil if none does.
-func (s *isolation) take() *task {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t := s.waiting
-	s.waiting = nil
-	return t
-}
-
-// run runs suspects as they come, until ctx ends; it leaves a suspect that still waits then to
+// run runs suspects as they come, until ctx ends; it leaves a suspect that it has not taken then to
 // drain. Their processors run under workCtx, which outlives ctx.
 func (s *isolation) run(ctx, workCtx context.Context) {
 	for {
+		var t *task
 		select {
-		case <-s.arrived:
+		case t = <-s.waiting:
 		case <-ctx.Done():
 			return
 		}
 		// The tasks that no slot has begun go back.
 		releaseAll(s.w.slots.block())
 		if !s.awaitEmptyProcess(ctx) {
+			t.feed.release(t)
 			return
 		}
-		if t := s.take(); t != nil {
-			s.runAlone(ctx, workCtx, t)
-		}
+		s.runAlone(ctx, workCtx, t)
 		s.w.slots.unblock()
-		s.mu.Lock()
-		s.occupied = false
-		s.mu.Unlock()
+		s.occupied.Store(false)
 		s.w.held.notify() // feeds may have free capacity again
 	}
 }

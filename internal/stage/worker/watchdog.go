@@ -68,9 +68,7 @@ func (w *Worker) expectedRunTime() time.Duration {
 // reportTimeout, it calls stopReporting, which ends all calls to Redis.
 func (w *Worker) drain(stopReporting func()) {
 	releaseAll(w.slots.close())
-	if t := w.isolation.take(); t != nil {
-		t.feed.release(t)
-	}
+	w.isolation.releaseWaiting()
 	if w.held.waitEmpty(w.cfg.Grace) {
 		return
 	}
