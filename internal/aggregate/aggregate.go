@@ -33,12 +33,9 @@ func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, err
 // Counts returns the names of the aggregates that count all results, from the field's value. It
 // returns none if the value can't be decoded.
 func Counts(encoded string) []string {
-	var asked []struct{ As, Op, Field, Over string }
-	if json.Unmarshal([]byte(encoded), &asked) != nil {
-		return nil
-	}
+	specs, _ := decode(encoded)
 	var names []string
-	for _, a := range asked {
+	for _, a := range specs {
 		if a.Op == "count" && a.Field == "" && a.Over == "" {
 			names = append(names, a.As)
 		}
@@ -49,15 +46,21 @@ func Counts(encoded string) []string {
 // Plan compiles the aggregates of a group from the field's value; "" has none. It returns an error
 // when the registry refuses one, for example because this process lacks its reducer.
 func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
-	var specs []reducer.Spec
-	if encoded != "" {
-		var asked []struct{ As, Op, Field, Over string }
-		if err := json.Unmarshal([]byte(encoded), &asked); err != nil {
-			return nil, fmt.Errorf("read aggregates: %w", err)
-		}
-		for _, a := range asked {
-			specs = append(specs, reducer.Spec{As: a.As, Op: a.Op, Field: a.Field, Over: a.Over})
-		}
+	specs, err := decode(encoded)
+	if err != nil {
+		return nil, err
 	}
 	return registry.Compile(specs)
+}
+
+// decode returns the aggregates in the field's value; "" has none. After an error it returns none.
+func decode(encoded string) ([]reducer.Spec, error) {
+	if encoded == "" {
+		return nil, nil
+	}
+	var specs []reducer.Spec
+	if err := json.Unmarshal([]byte(encoded), &specs); err != nil {
+		return nil, fmt.Errorf("read aggregates: %w", err)
+	}
+	return specs, nil
 }

@@ -85,8 +85,8 @@ type Consumer struct {
 	claimFrom string    // id at which the search continues
 }
 
-// firstID is where a search for abandoned entries begins.
-const firstID = "0-0"
+// FirstID is the id at which a search for abandoned entries begins (see Reader.Claim).
+const FirstID = "0-0"
 
 // NewConsumer returns a Consumer. Only one call of its Run may run at a time.
 func NewConsumer(conn *redisx.Conn, cfg ConsumerConfig) *Consumer {
@@ -99,7 +99,7 @@ func NewConsumer(conn *redisx.Conn, cfg ConsumerConfig) *Consumer {
 		flight:    newInFlight(cfg.MaxInFlight, cfg.MaxBytes),
 		loops:     redisx.Loops{Log: log},
 		entrySize: firstSize,
-		claimFrom: firstID,
+		claimFrom: FirstID,
 	}
 	c.acks = &acker{
 		reader: c.reader, stream: cfg.Stream, confirmed: c.flight.remove,
@@ -201,7 +201,7 @@ func (c *Consumer) read(ctx, work context.Context) error {
 	if err != nil {
 		// The idle time of entries grows while Redis is away. Nothing may be claimed before its
 		// owner had time to renew it.
-		c.claimFrom, c.claimAt = firstID, time.Now().Add(c.cfg.Lease)
+		c.claimFrom, c.claimAt = FirstID, time.Now().Add(c.cfg.Lease)
 		return err
 	}
 	c.entrySize -= c.entrySize / 4
@@ -233,7 +233,7 @@ func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) 
 		}
 		return c.reader.withoutFuture(ctx, c.cfg.Stream, batches[0].Entries, c.cfg.Log)
 	}
-	if c.claimFrom == firstID {
+	if c.claimFrom == FirstID {
 		n, err := c.reader.ForgetDead(ctx, c.cfg.Stream, deadAfter)
 		if err != nil {
 			return nil, err
@@ -252,8 +252,8 @@ func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) 
 	if deleted > 0 {
 		c.cfg.Log.WarnContext(ctx, "pending entries had been deleted from the stream", "count", deleted)
 	}
-	if c.claimFrom = next; err != nil || next == firstID {
-		c.claimFrom, c.claimAt = firstID, time.Now().Add(redisx.Jitter(c.cfg.Lease))
+	if c.claimFrom = next; err != nil || next == FirstID {
+		c.claimFrom, c.claimAt = FirstID, time.Now().Add(redisx.Jitter(c.cfg.Lease))
 	}
 	return entries, nil
 }

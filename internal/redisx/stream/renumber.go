@@ -19,22 +19,17 @@ const futureAge = 24 * time.Hour
 // maxRenumbered is the largest number of entries that one call renumbers.
 const maxRenumbered = 10_000
 
-// renumberScript gives entries with ids in the future new ids, behind all others. Whoever may write
-// into a stream may choose an id. The ids that Redis makes are then behind it, and behind the
-// largest possible id there is none: Redis refuses every further entry, even when this one is
-// deleted. The script sets the last id of the stream, and of its groups, to the present. An entry
-// that is pending is delivered again under its new id.
+// renumberScript replaces ids that are in the future by new ids, which are larger than all others
+// in the stream. A program that writes into a stream may choose an entry's id, and Redis gives each
+// later entry a larger one. After an entry with the largest possible id, Redis refuses all further
+// entries, even if that entry is deleted. The script sets the last id of the stream, and of its
+// groups, to the present. An entry that is pending is delivered again under its new id.
 //
 //	KEYS: stream. ARGV: how far in the future (ms), most entries.
 //	Reply: the number of entries with new ids; -1 if they are more than most: nothing was changed;
 //	false if the last id of the stream is not in the future.
-var renumberScript = call.NewScript("renumber", `
+var renumberScript = call.NewScript("renumber", luaFields+`
 local stream, most = KEYS[1], tonumber(ARGV[2])
-local function fields(pairs)
-  local named = {}
-  for i = 1, #pairs, 2 do named[pairs[i]] = pairs[i + 1] end
-  return named
-end
 local function ms(id) return tonumber(string.match(id, '^%d+') or 0) end
 if redis.call('EXISTS', stream) == 0 then return false end
 local last = fields(redis.call('XINFO', 'STREAM', stream))['last-generated-id']

@@ -13,6 +13,15 @@ import (
 // unownedConsumer owns the entries that ClaimUnowned has found, until another consumer claims them.
 const unownedConsumer = "unowned"
 
+// luaFields makes a table by name of a reply of XINFO, which has each name before its value.
+const luaFields = `
+local function fields(pairs)
+  local named = {}
+  for i = 1, #pairs, 2 do named[pairs[i]] = pairs[i + 1] end
+  return named
+end
+`
+
 // unownedScript finds entries that were delivered and that no consumer owns: they are in the
 // stream, not behind the group's last delivered id, and not pending. Redis neither delivers nor
 // lists them, so it looks into the gaps between the ids of pending entries. These are nearly always
@@ -23,14 +32,13 @@ const unownedConsumer = "unowned"
 //	for unownedConsumer), idle ms, the id at which to begin, pending entries and unowned entries
 //	to look at (both more than 1).
 //	Reply: the id at which the next call begins ('' = the end), and the unowned entries.
-var unownedScript = call.NewScript("claim-unowned", `
+var unownedScript = call.NewScript("claim-unowned", luaFields+`
 local stream, group, consumer, idle, from = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local most, most_unowned = tonumber(ARGV[5]), tonumber(ARGV[6])
 local last
 if redis.call('EXISTS', stream) == 1 then
   for _, pairs in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local about = {}
-    for i = 1, #pairs, 2 do about[pairs[i]] = pairs[i + 1] end
+    local about = fields(pairs)
     if about.name == group then last = about['last-delivered-id'] end
   end
 end
@@ -89,7 +97,7 @@ func Unowned(ctx context.Context, c redis.Cmdable, stream, group string) ([]stri
 func findUnowned(
 	ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration,
 ) (ids []string, err error) {
-	for from := firstID; from != ""; {
+	for from := FirstID; from != ""; {
 		reply, err := unownedScript.Run(ctx, c, []string{stream},
 			[]any{group, consumer, idle.Milliseconds(), from, pendingPage, unownedPage})
 		if err != nil {

@@ -38,8 +38,6 @@ const (
 	maxPause    = 20 * time.Millisecond
 )
 
-const firstEntry = "0-0" // claimStart at the beginning of a search
-
 // Aggregator is one aggregator process. It reduces the results of all partitions.
 type Aggregator struct {
 	stage.Process
@@ -65,7 +63,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			Aggregator: a,
 			partition:  p,
 			reader:     stream.NewReader(a.Conn, keyspace.GroupAggregator, a.ID),
-			claimStart: firstEntry,
+			claimStart: stream.FirstID,
 			readCount:  minRead,
 			cache:      groupCache{groups: map[string]*cachedGroup{}},
 		}
@@ -164,7 +162,7 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 // them as well; the states of the jobs then let only one of both count. The next call goes on where
 // this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
-	if p.claimStart == firstEntry {
+	if p.claimStart == stream.FirstID {
 		if err := p.reader.Recover(ctx, p.partition.ResultStream(), p.cfg.Lease, p.Tel.Log); err != nil {
 			return nil, err
 		}
