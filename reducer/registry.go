@@ -30,8 +30,7 @@ func NewRegistry() *Registry {
 	return r
 }
 
-// Register adds a reducer. It refuses a name that is already used or that is no valid
-// id.
+// Register adds a reducer. It refuses a name that is already used or that is no valid id.
 func (r *Registry) Register(op string, factory Factory) error {
 	switch {
 	case !api.ValidID(op):

@@ -77,8 +77,8 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	stream, err := s.streams.Open(s.closing, w)
 	if err != nil {
 		return retryLater(http.StatusTooManyRequests, tooManyRetry,
-			fmt.Sprintf("this server has %d event streams, as many as it may have: ask GET /v1/groups/%s instead, "+
-				"or try again later", maxStreams, id))
+			fmt.Sprintf("this server allows %d event streams, and all are in use: try again later, "+
+				"or read the group with GET /v1/groups/%s", maxStreams, id))
 	}
 	defer stream.Close()
 	viewer := s.groups.Watch(id, func() livefeed.Poll[*groupEvents] { return s.groupPoll(id) })

@@ -8,8 +8,9 @@
 --   1  group  -  the group's id
 --   2  fence  n  fencing number of the partition's leader
 -- Reply
---   {'OK', n, failures, round}  the group made n transitions. It can't end before reduce_failures
---                               has stored the aggregate of so many failed jobs of this round
+--   {'OK', n, failures, round}  the group made n transitions. If failures is above 0, the group
+--                               ends only after reduce_failures has stored the aggregate of its
+--                               failed jobs: failures is their number, round the group's round
 --   {'FENCED'}                  another watcher is the leader
 -- Each transition is timestamped. It goes to the outbox with the group's hash as it is then. The
 -- group is not dirty any more. When it ends, it is not paused any more either; when its tenant has

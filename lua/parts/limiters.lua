@@ -59,8 +59,8 @@ function left.sliding(key, a, b, permits)
     log = log_entry(US, sum)
     call('HSET', key, 's', log, 'n', sum)
   end
-  -- The next permit comes when so many of the oldest spent permits have left the span that fewer
-  -- than `permits` remain in it.
+  -- Spent permits leave the span in the order in which they were spent. The next permit comes when
+  -- fewer than `permits` are left in the span.
   local next_at, excess, i = US, sum - permits, 1
   while excess >= 0 and i < #log do
     excess = excess - tonumber(string.sub(log, i + 17, i + 26))

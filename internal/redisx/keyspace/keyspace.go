@@ -2,8 +2,8 @@
 // among partitions, and how a hash tag keeps the keys of a partition in one slot of a Redis
 // Cluster. It contains only pure functions.
 //
-// Ids are parts of keys and are not escaped. Callers must have validated them with
-// api.ValidID, so that no id contains a brace or a colon.
+// Ids are parts of keys and are not escaped. Callers must have validated them with api.ValidID, so
+// that no id contains a brace or a colon.
 package keyspace
 
 import (
