@@ -40,6 +40,7 @@ var full = counts{
 var fewFaults = counts{
 	killProcess: 4, stopProcess: 2, restartRedis: 1, flushScripts: 1, fillMemory: 1,
 	delayAll: 1, resetAll: 1, halfOpen: 1, dropReplies: 1,
+	delConsumer: 3, setID: 3, deleteStream: 2, deleteEntries: 2, writeGarbage: 3, stalledBodies: 1, silentReaders: 1, hostileIDs: 1,
 }
 
 // TestChaos is the full run if CHAOS_FULL is set, and otherwise a short one.
@@ -53,8 +54,9 @@ func TestChaos(t *testing.T) {
 	r := &report{Seed: seed, phase: *newPhase(""), Versions: versions(t)}
 	s := scene{bins: built(t, plainBuild), proxies: 3, replicas: many}
 	if os.Getenv("CHAOS_FULL") == "" {
-		s.name, s.lease = "single", time.Second
-		r.add(single(t, s, rng(1), mix{jobs: 600, crashes: 1, tenants: 3, least: 10, most: 60, during: 10 * time.Second}, fewFaults))
+		s.name, s.lease = "short", time.Second
+		s.env = map[string]string{"BULKACTION_AUDIT_INTERVAL": "1s"}
+		r.add(admin(t, s, rng(1), mix{jobs: 600, crashes: 1, tenants: 3, least: 10, most: 60, during: 10 * time.Second}, fewFaults))
 	} else {
 		s.lease = 2 * time.Second
 		fullRun(t, s, r, rng)
@@ -89,6 +91,25 @@ func fullRun(t *testing.T, s scene, r *report, rng func(uint64) *rand.Rand) {
 		}},
 		{"rolling", func(t testing.TB, s scene, rng *rand.Rand) *phase {
 			return rolling(t, s, rng, mix{jobs: 5000, tenants: 5, least: 20, most: 200, during: 2 * time.Minute}, 20)
+		}},
+		{"admin", func(t testing.TB, s scene, rng *rand.Rand) *phase {
+			s.env = map[string]string{"BULKACTION_WORKER_COUNT": "3"} // few slots, so that jobs wait in the ready stream
+			m := mix{jobs: 5000, crashes: 2, tenants: 5, least: 10, most: 100, during: 90 * time.Second}
+			r := admin(t, s, rng, m, maps.Clone(adminFaults))
+			for kind := range adminFaults {
+				if r.Faults[kind] == 0 {
+					r.violate("no fault of kind %s has had an effect", kind)
+				}
+			}
+			for _, answer := range []string{silentReaders + ": 200", stalledBodies + ": 408", endlessLine + ": 413"} {
+				if r.Answers[answer] == 0 {
+					r.violate("no client got the answer %s", answer)
+				}
+			}
+			if r.EndedAsLost == 0 {
+				r.violate("no job has ended as LOST: the commands have deleted nothing of value")
+			}
+			return r
 		}},
 	} {
 		if only != "" && !strings.Contains(","+only+",", ","+p.name+",") {

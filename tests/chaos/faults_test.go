@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -34,10 +35,28 @@ const (
 	replaceRole  = "graceful_restart"
 )
 
+// These are the kinds of administrators' commands and of misbehaving clients.
+const (
+	delConsumer   = "xgroup_delconsumer"
+	setID         = "xgroup_setid"      // forwards: unread entries are skipped
+	setIDBack     = "xgroup_setid_back" // entries are delivered again
+	destroyGroup  = "xgroup_destroy"
+	deleteStream  = "del_stream"
+	renameStream  = "rename_stream"
+	deleteEntries = "xdel_entries"
+	futureID      = "xadd_future_id" // behind the largest possible id Redis refuses every entry
+	silentReaders = "client_silent_readers"
+	stalledBodies = "client_stalled_bodies"
+	endlessLine   = "client_endless_line"
+	writeGarbage  = "client_garbage"
+	hostileIDs    = "client_hostile_ids"
+)
+
 // fault is one fault of a schedule: its time, its kind, and the random numbers for its choices.
 type fault struct {
 	at   time.Duration
 	kind string
+	n    int // number of the fault among those of its kind
 	rng  *rand.Rand
 }
 
@@ -45,8 +64,8 @@ type fault struct {
 func schedule(rng *rand.Rand, kinds counts, during time.Duration) []fault {
 	var all []fault
 	for _, kind := range slices.Sorted(mapsKeys(kinds)) {
-		for range kinds[kind] {
-			all = append(all, fault{kind: kind})
+		for n := range kinds[kind] {
+			all = append(all, fault{kind: kind, n: n})
 		}
 	}
 	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -78,8 +97,10 @@ type breaker struct {
 	server  *redisproc.Server
 	rdb     *redis.Client
 	proxies []*faultproxy.Proxy
+	admin   *administrator
+	clients *misbehaving
 
-	onRedis sync.Mutex // only one fault of the server at a time
+	onRedis sync.RWMutex // one fault of the server at a time; commands on streams share the lock
 	onProxy []sync.Mutex
 
 	mu     sync.Mutex
@@ -103,6 +124,9 @@ func newBreaker(server *redisproc.Server, lease time.Duration, n int) (*breaker,
 }
 
 func (b *breaker) close() {
+	if b.clients != nil {
+		b.clients.close()
+	}
 	for _, p := range b.proxies {
 		_ = p.Close() // no process uses the proxy any more
 	}
@@ -126,10 +150,13 @@ func (b *breaker) run(ctx context.Context, faults []fault) error {
 		}
 		under.Go(func() {
 			from := time.Now()
-			err := b.do(ctx, f)
+			what, err := b.do(ctx, f)
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			b.log = append(b.log, fmt.Sprintf("%s to %s: %s", from.Format(clock), time.Now().Format(clock), f.kind))
+			b.log = append(b.log, fmt.Sprintf("%s to %s: %s %s", from.Format(clock), time.Now().Format(clock), f.kind, what))
+			if errors.Is(err, errNoEffect) {
+				return
+			}
 			if err != nil {
 				b.failed = append(b.failed, fmt.Errorf("%s: %w", f.kind, err))
 				return
@@ -144,7 +171,24 @@ func (b *breaker) run(ctx context.Context, faults []fault) error {
 	return ctx.Err()
 }
 
-func (b *breaker) do(ctx context.Context, f fault) error {
+// do makes a fault, and returns what it did, for the log, if the kind does not say it all.
+func (b *breaker) do(ctx context.Context, f fault) (what string, err error) {
+	switch f.kind {
+	case delConsumer, setID, setIDBack, destroyGroup, deleteStream, renameStream, deleteEntries, futureID:
+		b.onRedis.RLock()
+		defer b.onRedis.RUnlock()
+		return b.admin.run(ctx, f)
+	case writeGarbage:
+		b.onRedis.RLock()
+		defer b.onRedis.RUnlock()
+		return b.clients.writeGarbage(ctx, f)
+	case silentReaders, stalledBodies, endlessLine, hostileIDs:
+		return b.clients.run(ctx, f)
+	}
+	return "", b.harm(ctx, f)
+}
+
+func (b *breaker) harm(ctx context.Context, f fault) error {
 	switch f.kind {
 	case killProcess:
 		return b.target(f.rng).kill(ctx)

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -29,6 +28,8 @@ type oracle struct {
 	url   string       // Redis's URL, without a proxy
 	space keyspace.Space
 	api   *client.API
+
+	deleted *deletions // by administrators' commands
 }
 
 func newOracle(ctx context.Context, f *fleet, url string, partitions int) (*oracle, error) {
@@ -40,7 +41,7 @@ func newOracle(ctx context.Context, f *fleet, url string, partitions int) (*orac
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return &oracle{fleet: f, conn: conn, url: url, space: space, api: f.apis[0]}, nil
+	return &oracle{fleet: f, conn: conn, url: url, space: space, api: f.apis[0], deleted: newDeletions()}, nil
 }
 
 // awaitEnded waits until groups have ended, and returns those that have not after patience. With
@@ -89,6 +90,7 @@ func (o *oracle) judge(ctx context.Context, r *phase, groups []*group) error {
 			}
 		}
 	}
+	r.DeletedJobs = o.deleted.count()
 	r.recoveries = recoveries(runs, spans)
 	r.RecoveryP99 = percentile(r.recoveries, 0.99).Seconds()
 	r.StaleRefused, err = o.stale(ctx)
@@ -97,9 +99,12 @@ func (o *oracle) judge(ctx context.Context, r *phase, groups []*group) error {
 
 func (o *oracle) judgeGroup(ctx context.Context, r *phase, g *group, runs map[string][]execution) error {
 	r.Jobs += len(g.jobs)
-	for ordinal, job := range g.jobs {
-		o.judgeRuns(r, g, ordinal, job, runs[fmt.Sprintf("%s.%d", g.id, ordinal)])
-	}
+	ends := newEnds(g, o.deleted.ofGroup(g.id))
+	defer func() {
+		for n, job := range g.jobs {
+			o.judgeRuns(r, g, n, job, ends.lost[n], runs[fmt.Sprintf("%s.%d", g.id, n)])
+		}
+	}()
 	got, err := o.api.Group(ctx, g.id)
 	if isMissing(err) {
 		r.Lost += len(g.jobs)
@@ -108,7 +113,6 @@ func (o *oracle) judgeGroup(ctx context.Context, r *phase, g *group, runs map[st
 	if err != nil {
 		return err
 	}
-	ends := newEnds(g)
 	for result, err := range o.api.Results(ctx, g.id) {
 		if err != nil {
 			return err
@@ -122,79 +126,17 @@ func (o *oracle) judgeGroup(ctx context.Context, r *phase, g *group, runs map[st
 		}
 		ends.add(r, result.Ordinal, data.N, func(want payload) bool { return want.done() && want.Value == data.Value }, string(result.Data))
 	}
+	var failures []api.Failure
 	for failure, err := range o.api.Failures(ctx, g.id) {
 		if err != nil {
 			return err
 		}
-		n, err := strconv.Atoi(failure.Error) // the processor's error contains the job's number
-		if err != nil {
-			n = ends.nextCrash()
-		}
-		ends.add(r, failure.Ordinal, n, func(want payload) bool { return want.code() == failure.Code }, fmt.Sprintf("%s (%s)", failure.Code, failure.Error))
+		failures = append(failures, failure)
 	}
+	ends.addFailures(r, failures)
 	ends.judge(r)
-	o.judgeCounts(r, g, got)
+	judgeCounts(r, g, ends.lost, got)
 	return nil
-}
-
-// ends counts how often each job of a group has ended, by its ordinal and by its index in the plan.
-type ends struct {
-	g                 *group
-	ordinals, planned map[int64]int
-	crashes           []int
-}
-
-func newEnds(g *group) *ends {
-	e := &ends{g: g, ordinals: map[int64]int{}, planned: map[int64]int{}}
-	for n, job := range g.jobs {
-		if job.Crash {
-			e.crashes = append(e.crashes, n)
-		}
-	}
-	return e
-}
-
-// nextCrash returns the index of the next job that kills its workers; -1 if there is none left.
-// Failures of such jobs do not say which job it was.
-func (e *ends) nextCrash() int {
-	if len(e.crashes) == 0 {
-		return -1
-	}
-	n := e.crashes[0]
-	e.crashes = e.crashes[1:]
-	return n
-}
-
-func (e *ends) add(r *phase, ordinal int64, n int, asPlanned func(payload) bool, what string) {
-	e.ordinals[ordinal]++
-	e.planned[int64(n)]++
-	if n < 0 || n >= len(e.g.jobs) {
-		r.violate("group %s: ordinal %d ended with %s, and no such job was planned", e.g.id, ordinal, what)
-	} else if want := e.g.jobs[n]; !asPlanned(want) {
-		r.violate("group %s: ordinal %d ended with %s, planned was %+v", e.g.id, ordinal, what, want)
-	}
-}
-
-func (e *ends) judge(r *phase) {
-	lost, twice := 0, 0
-	for n := range e.g.jobs {
-		if e.planned[int64(n)] == 0 {
-			lost++
-			r.violate("group %s: job %d has neither a result nor a failure", e.g.id, n)
-		}
-	}
-	for _, counted := range []map[int64]int{e.ordinals, e.planned} {
-		n := 0
-		for _, times := range counted {
-			n += times - 1
-		}
-		twice = max(twice, n)
-	}
-	if twice > 0 {
-		r.violate("group %s: %d results and failures too many", e.g.id, twice)
-	}
-	r.Lost += lost
-	r.DuplicateEffects += twice
 }
 
 // code is the error code with which the job is expected to fail.
@@ -208,10 +150,16 @@ func (p payload) code() string {
 	return ""
 }
 
-// judgeCounts compares the group's counts and aggregate with the plan.
-func (o *oracle) judgeCounts(r *phase, g *group, got api.Group) {
+// judgeCounts compares the group's counts and aggregate with the plan, except for the jobs that
+// have ended as LOST because their entry was deleted.
+func judgeCounts(r *phase, g *group, lost map[int]bool, got api.Group) {
 	want, codes, sum := api.Counts{Accepted: int64(len(g.jobs))}, map[string]int64{}, int64(0)
-	for _, j := range g.jobs {
+	for n, j := range g.jobs {
+		if lost[n] {
+			want.Failed++
+			codes[codeLost]++
+			continue
+		}
 		if j.done() {
 			want.Done++
 			sum += j.Value
@@ -244,8 +192,9 @@ func (o *oracle) judgeCounts(r *phase, g *group, got api.Group) {
 	}
 }
 
-// judgeRuns compares the runs of one job with the workers' files.
-func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []execution) {
+// judgeRuns compares the runs of one job with the workers' files. A job that has ended as LOST may
+// have had any run, or none.
+func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, lost bool, runs []execution) {
 	r.Executions += len(runs)
 	ends, fails := 0, 0
 	for _, e := range runs {
@@ -257,6 +206,7 @@ func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, runs []
 		}
 	}
 	switch {
+	case lost:
 	case job.done() && ends == 0:
 		r.violate("group %s: no worker has run job %d (%d ms) to its end: %s", g.id, ordinal, job.MS, describeRuns(runs))
 	case job.Permanent && fails == 0:

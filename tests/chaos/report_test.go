@@ -27,13 +27,19 @@ type phase struct {
 	DuplicateEffects    int            `json:"duplicate_effects"`    // results, failures and counts beyond the planned ones
 	StaleRefused        int            `json:"stale_refused"`        // outcomes of stale attempts
 	RecoveryP99         float64        `json:"recovery_p99_seconds"` // from the loss of a job's process to its next start
-	RedisLost           int            `json:"redis_lost"`           // acknowledged jobs that Redis itself lost, before they were submitted again
+	RedisLost           int            `json:"redis_lost"`           // acknowledged jobs that Redis lost, or that vanished with a message, before they were submitted again
 	RedisLostNamed      int            `json:"redis_lost_named"`     // how many of these `bulkaction audit --receipts` reported
+	DeletedJobs         int            `json:"deleted_jobs"`         // jobs of which an administrator's command deleted an entry
+	EndedAsLost         int            `json:"ended_as_lost"`        // how many of these ended as LOST
+	LostWithin          float64        `json:"lost_within_seconds"`  // longest time from the deletion until the job had ended as LOST
 	EndedWithin         float64        `json:"ended_within_seconds"` // time from the end of the faults until all groups had ended
 	SlowestStop         float64        `json:"slowest_stop_seconds,omitempty"`
 	Executions          int            `json:"executions"` // runs of jobs, by the workers' files
 	Seconds             float64        `json:"seconds"`
 	Violations          []string       `json:"violations"`
+
+	// Answers counts the answers to clients that misbehave, by the kind of the fault and status.
+	Answers map[string]int `json:"answers,omitempty"`
 
 	recoveries []time.Duration
 }
@@ -69,6 +75,9 @@ func (r *report) add(p *phase) {
 	r.RecoveryP99 = percentile(r.recoveries, 0.99).Seconds()
 	r.RedisLost += p.RedisLost
 	r.RedisLostNamed += p.RedisLostNamed
+	r.DeletedJobs += p.DeletedJobs
+	r.EndedAsLost += p.EndedAsLost
+	r.LostWithin = math.Max(r.LostWithin, p.LostWithin)
 	r.EndedWithin = math.Max(r.EndedWithin, p.EndedWithin)
 	r.SlowestStop = math.Max(r.SlowestStop, p.SlowestStop)
 	r.Executions += p.Executions

@@ -1,6 +1,8 @@
 package chaos
 
 import (
+	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -8,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // These tests check the harness's own computations.
@@ -65,4 +69,81 @@ func TestRecoveriesAreReadFromTheWorkersFiles(t *testing.T) {
 	write("torn", "end g.9 1 10"+s+"\n")
 	_, err = readRuns(dir)
 	require.ErrorContains(t, err, "its start is missing")
+}
+
+// TestTheOracleSeesLosses gives the oracle one group of three jobs with different ends: it is
+// content only if each job has ended once, as planned, or as LOST after its entry was deleted.
+func TestTheOracleSeesLosses(t *testing.T) {
+	at := time.Unix(100, 0)
+	lost := func(ordinal int64) api.Failure {
+		return api.Failure{Ordinal: ordinal, Code: codeLost, Error: "the job was ready and vanished", At: at.Add(3 * time.Second)}
+	}
+	crashed := func(ordinal int64) api.Failure {
+		return api.Failure{Ordinal: ordinal, Code: "WORKER_LOST", Error: "its workers died", At: at}
+	}
+	group := &group{id: "g", jobs: []payload{{N: 0, Value: 5}, {N: 1, Crash: true}, {N: 2, Value: 7}}}
+	// Ordinals differ from the indices: the job with ordinal 0 is number 2 of the plan.
+	type deleted = map[int64]deletion
+	for name, c := range map[string]struct {
+		deleted  deleted
+		results  map[int64]int // index by ordinal
+		failures []api.Failure
+		done     int64
+		codes    map[string]int64
+		lost     int
+		red      bool
+	}{
+		"as planned":                  {nil, map[int64]int{0: 2, 2: 0}, []api.Failure{crashed(1)}, 2, map[string]int64{"WORKER_LOST": 1}, 0, false},
+		"lost after a deletion":       {deleted{0: {2, at}}, map[int64]int{2: 0}, []api.Failure{crashed(1), lost(0)}, 1, map[string]int64{"WORKER_LOST": 1, codeLost: 1}, 0, false},
+		"a crash lost after deletion": {deleted{1: {1, at}}, map[int64]int{0: 2, 2: 0}, []api.Failure{lost(1)}, 2, map[string]int64{codeLost: 1}, 0, false},
+		"deleted, and done":           {deleted{0: {2, at}}, map[int64]int{0: 2, 2: 0}, []api.Failure{crashed(1)}, 2, map[string]int64{"WORKER_LOST": 1}, 0, false},
+		"a job is missing":            {deleted{0: {2, at}}, map[int64]int{2: 0}, []api.Failure{crashed(1)}, 2, map[string]int64{"WORKER_LOST": 1}, 1, true},
+		"lost without a deletion":     {deleted{2: {0, at}}, map[int64]int{2: 0}, []api.Failure{crashed(1), lost(0)}, 1, map[string]int64{"WORKER_LOST": 1, codeLost: 1}, 1, true},
+		"lost, and done":              {deleted{0: {2, at}}, map[int64]int{0: 2, 2: 0}, []api.Failure{crashed(1), lost(0)}, 1, map[string]int64{"WORKER_LOST": 1, codeLost: 1}, 0, true},
+		"found too late":              {deleted{0: {2, at.Add(-endWithin)}}, map[int64]int{2: 0}, []api.Failure{crashed(1), lost(0)}, 1, map[string]int64{"WORKER_LOST": 1, codeLost: 1}, 0, true},
+		"lost, but counted as done":   {deleted{0: {2, at}}, map[int64]int{2: 0}, []api.Failure{crashed(1), lost(0)}, 2, map[string]int64{"WORKER_LOST": 1}, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, e := newPhase(""), newEnds(group, c.deleted)
+			got := api.Group{Counts: api.Counts{Accepted: 3, Done: c.done, Failed: 3 - c.done}, FailuresByCode: c.codes}
+			sum := int64(0)
+			for ordinal, n := range c.results {
+				e.add(r, ordinal, n, payload.done, "a result")
+				sum += group.jobs[n].Value
+			}
+			e.addFailures(r, c.failures)
+			e.judge(r)
+			got.Aggregate = map[string]json.RawMessage{"n": json.RawMessage(fmt.Sprint(len(c.results))), "sum": json.RawMessage(fmt.Sprint(sum))}
+			judgeCounts(r, group, e.lost, got)
+			require.Equal(t, c.red, r.red(), "%v", r.Violations)
+			require.Equal(t, c.lost, r.Lost, "%v", r.Violations)
+			if r.EndedAsLost > 0 && name != "found too late" {
+				require.InDelta(t, 3, r.LostWithin, 0.01)
+			}
+		})
+	}
+}
+
+func TestDeletionsAreReadFromEntries(t *testing.T) {
+	at := time.Unix(1, 0)
+	d := newDeletions()
+	for _, e := range []struct {
+		in     string
+		fields []string
+	}{
+		{readyStream, []string{"j", `g|CHAOS|0|0|0|0|0|0|0|0||7|0||{"n":3,"value":1}`}},
+		{readyStream, []string{`h|CHAOS|1|0|0|0|0|0|0|0||`, `0|0||{"n":1}`}},
+		{readyStream, []string{garbageText, garbageText}},
+		{resultStream, []string{"g", "g", "l", `{"ordinal":2,"data":{"n":4,"value":1}}` + "\n" + `{"ordinal":3,"data":{"n":5,"value":1}}`, "t", ""}},
+		{resultStream, []string{"g", "g", "l", garbageText, "t", ""}},
+		{ingestStream, []string{"type", "jobs.append", "data", `{"group":"i","jobs":[]}`}},
+		{ingestStream, []string{"type", "group.submit", "data", `{"id":"k"}`}},
+		{ingestStream, []string{"type", "group.submit"}},
+	} {
+		require.NoError(t, d.note(e.in, e.fields, at))
+	}
+	require.Equal(t, map[string]map[int64]deletion{"g": {7: {3, at}, 2: {4, at}, 3: {5, at}}, "h": {0: {1, at}}}, d.jobs)
+	require.Equal(t, map[string]bool{"i": true, "k": true}, d.messages)
+	require.Equal(t, 4, d.count())
+	require.Error(t, d.note(readyStream, []string{"j", `g|CHAOS|0|0|0|0|0|0|0|0||7|0||`}, at), "its payload is missing")
 }

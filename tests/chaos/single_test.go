@@ -80,6 +80,8 @@ func newWorld(t testing.TB, s scene) *world {
 	w := &world{t: t, breaker: b, phase: newPhase(s.name), began: time.Now()}
 	w.start(s, b.url, server.URL(), 1)
 	b.fleet = w.fleet
+	b.admin = newAdministrator(w, s.lease)
+	b.clients = &misbehaving{admin: b.admin, producers: w.producers, answers: map[string]int{}}
 	return w
 }
 

@@ -31,6 +31,9 @@ type phase struct {
 	RecoveryP99         float64        `json:"recovery_p99_seconds"`
 	RedisLost           int            `json:"redis_lost"`
 	RedisLostNamed      int            `json:"redis_lost_named"`
+	DeletedJobs         int            `json:"deleted_jobs"`
+	EndedAsLost         int            `json:"ended_as_lost"`
+	LostWithin          float64        `json:"lost_within_seconds"`
 	EndedWithin         float64        `json:"ended_within_seconds"`
 	Executions          int            `json:"executions"`
 	Seconds             float64        `json:"seconds"`
@@ -108,6 +111,10 @@ func table(r report) string {
 	row("lost by Redis / named by the audit", func(p phase) string {
 		return fmt.Sprintf("%d / %d", p.RedisLost, p.RedisLostNamed)
 	})
+	row("jobs with a deleted entry / ended as `LOST`", func(p phase) string {
+		return fmt.Sprintf("%d / %d", p.DeletedJobs, p.EndedAsLost)
+	})
+	row("deletion → ended as `LOST`, longest", seconds(func(p phase) float64 { return p.LostWithin }))
 	row("loss of a worker → next start, p99", seconds(func(p phase) float64 { return p.RecoveryP99 }))
 	row("healed → all ended", seconds(func(p phase) float64 { return p.EndedWithin }))
 	row("slowest graceful stop", seconds(func(p phase) float64 { return p.SlowestStop }))
