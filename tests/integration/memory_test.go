@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -26,7 +27,10 @@ func TestMemoryIsFull(t *testing.T) {
 	}
 	s.submit(l.group)
 	s.submit(client.Group{ID: "open", Type: "NOOP", Jobs: jobs(1, `{}`)})
-	s.submit(client.Group{ID: "doomed", Tenant: "other", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":100}`), Seal: true})
+	doomed := client.Group{ID: "doomed", Tenant: "other", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":100}`), Seal: true}
+	later := time.Now().Add(time.Hour)
+	doomed.Jobs[0].RunAt = &later // the group cannot end before it is cancelled
+	s.submit(doomed)
 	s.awaitCounts(l.group.ID, "in the middle", func(c api.Counts) bool { return c.Done > 100 })
 	raw := &redis.XAddArgs{Stream: s.space.Ingest(), Values: []string{
 		"type", "group.submit", "data", `{"id":"raw","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`,
