@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -21,74 +20,33 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/luaheader"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/lua"
 )
+
+// ownScripts are the scripts of the ledger and of package presence. Package guard tests its own.
+func ownScripts(t *testing.T) []sent {
+	t.Helper()
+	return slices.DeleteFunc(sentScripts(t), func(s sent) bool { return strings.HasPrefix(s.name(), "guard/") })
+}
 
 // scripts are the sources by name, without the parts.
 func scripts(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, s := range sentScripts(t) {
+	for _, s := range ownScripts(t) {
 		all[path.Base(s.name())] = lua.Source(s.name())
 	}
 	require.Greater(t, len(all), 15)
 	return all
 }
 
-// split takes a script apart into its header and its code without comments.
-func split(source string) (header, code string) {
-	lines := strings.Split(source, "\n")
-	n := slices.IndexFunc(lines, func(l string) bool { return !strings.HasPrefix(l, "--") })
-	comments := regexp.MustCompile(`(?m)(^| )--.*$`)
-	return strings.Join(lines[:n], "\n"), comments.ReplaceAllString(strings.Join(lines[n:], "\n"), "")
-}
-
 func TestHeaders(t *testing.T) {
 	t.Parallel()
 	for name, source := range scripts(t) {
 		t.Run(name, func(t *testing.T) {
-			header, code := split(source)
-			require.Regexp(t, `^-- `+name+`: \S.{20,}`, header, "the first line says what for")
-			sig := signatureOf(t, header)
-			require.Contains(t, [][]string{{"base", "absent"}, {"stream"}, {"hash"}}, sig.keys)
-			require.Regexp(t, `(?m)^-- Twice(, with a request id)?: \S`, header, "what happens when it runs twice")
-			require.Regexp(t, `(?m)^-- Out of memory: (goes through|refused)`, header)
-			require.Regexp(t, `(?m)^-- Cost: \S`, header)
-
-			// The codes that it can answer are those that the header names.
-			codes := func(text, pattern string) []string {
-				var all []string
-				for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
-					all = append(all, found[1])
-				}
-				slices.Sort(all)
-				return slices.Compact(all)
-			}
-			require.Equal(t, codes(strings.Join(table(t, header, "Reply"), "\n"), `'([A-Z]+)'`), codes(code, `(?:return \{ |state = |state, wait = )'([A-Z]+)'`), "reply codes")
-
-			// What it reads of ARGV by number is what the header lists before the repeated part.
-			read := map[int]bool{}
-			for _, found := range regexp.MustCompile(`ARGV\[(\d+)\]`).FindAllStringSubmatch(code, -1) {
-				n, err := strconv.Atoi(found[1])
-				require.NoError(t, err)
-				read[n] = true
-			}
-			want := map[int]bool{}
-			for i := range sig.fixed {
-				want[i+1] = true
-			}
-			if strings.Contains(code, "ARGV[i + 1]") { // it goes over the rest of them
-				require.Subset(t, want, read, "arguments")
-			} else {
-				require.Equal(t, want, read, "arguments")
-			}
-
-			// A local that holds an argument has the argument's name.
-			for n, local := range localsOf(code) {
-				require.LessOrEqual(t, n, len(sig.fixed))
-				require.Equal(t, sig.fixed[n-1].name, local, "ARGV[%d]", n)
-			}
+			luaheader.Check(t, name, source, []string{"base", "absent"}, []string{"stream"}, []string{"hash"})
 		})
 	}
 }
@@ -136,15 +94,15 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	_, err = presence.Stages(t.Context(), conn, space)
 	require.NoError(t, err)
 
-	for _, s := range sentScripts(t) {
+	for _, s := range ownScripts(t) {
 		sum := sha1.Sum([]byte(s.source()))
 		hash := hex.EncodeToString(sum[:])
 		require.NotEmpty(t, seen.of[hash], "nobody has called %s", s.name())
-		header, _ := split(lua.Source(s.name()))
-		sig := signatureOf(t, header)
+		header, _ := luaheader.Split(lua.Source(s.name()))
+		sig := luaheader.Of(t, header)
 		for _, call := range seen.of[hash] {
-			require.Len(t, sig.keys, call.keys, s.name())
-			sig.takes(t, s.name(), call.args)
+			require.Len(t, sig.Keys, call.keys, s.name())
+			sig.Takes(t, s.name(), call.args)
 		}
 		delete(seen.of, hash)
 	}
@@ -165,14 +123,14 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	stems := map[string]string{"over:*": "admit puts the lane behind it"}
 
 	all := map[string]string{}
-	for _, s := range sentScripts(t) {
+	for _, s := range ownScripts(t) {
 		for _, file := range s.files {
 			all[file] = lua.Source(file)
 		}
 	}
 	used := map[string]bool{}
 	for name, source := range all {
-		_, code := split(source)
+		_, code := luaheader.Split(source)
 		for _, key := range keysIn(code) {
 			if stems[key] != "" {
 				key += ":*"
@@ -189,7 +147,7 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 
 	// Names of consumer groups are said twice as well.
 	for name, source := range all {
-		_, code := split(source)
+		_, code := luaheader.Split(source)
 		for _, found := range regexp.MustCompile(`'(?:XACK|XPENDING|XCLAIM)', (?:stream|B [^,]*), '([a-z]+)'`).FindAllStringSubmatch(code, -1) {
 			require.Contains(t, []string{keyspace.GroupWorkers, keyspace.GroupAggregator, "oom"}, found[1], name)
 		}

@@ -41,6 +41,9 @@ func TestEachReplyCodeIsARefusalOrAResult(t *testing.T) {
 	require.NotEmpty(t, files)
 	found := map[[2]string]bool{}
 	for _, file := range files {
+		if filepath.Base(filepath.Dir(file)) == "guard" {
+			continue // of package guard
+		}
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		name := strings.TrimSuffix(filepath.Base(file), ".lua")

@@ -26,6 +26,8 @@ const MaxBlock = time.Second
 type Config struct {
 	URL         string // in the form of ParseURL
 	PoolMinIdle int    // idle connections that are kept open, for each server
+	// most idle connections that are kept; 0: all. At least PoolMinIdle are kept
+	PoolMaxIdle int
 	// most connections to one server for commands; blocking reads have as many of their own
 	PoolMaxActive int
 	// how many blocking reads may run at once; they have at least this many connections
@@ -54,7 +56,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	quietLibrary()
 
 	block := cfg
-	block.PoolMinIdle = 0
+	block.PoolMinIdle, block.PoolMaxIdle = 0, 0
 	block.PoolMaxActive = max(cfg.PoolMaxActive, cfg.BlockingReads)
 	c := &Conn{
 		Cmd:   redis.NewUniversalClient(o.universal(cfg, 0)),
@@ -97,6 +99,9 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 		Protocol:                 2,
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	if cfg.PoolMaxIdle > 0 {
+		u.MaxIdleConns = max(cfg.PoolMaxIdle, cfg.PoolMinIdle)
 	}
 	if cfg.CommandTimeout > 0 {
 		u.ReadTimeout = cfg.CommandTimeout + readBeyond

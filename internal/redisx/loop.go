@@ -10,13 +10,17 @@ import (
 )
 
 // Loops repeats steps that need Redis, in any number of loops. It logs an outage once for all of
-// them: when the first of them fails, and when all of them work again.
+// them: when the first of them fails, and when all of them work again. The move of a hash slot in
+// Redis Cluster is routine: it is logged as a warning. A failure for another reason is logged as an
+// error even if a slot is being moved.
 type Loops struct {
 	Log *slog.Logger
 
 	mu      sync.Mutex
 	since   time.Time
 	failing map[string]bool // by the name of the loop
+	warned  bool            // the present outage was logged, as a warning
+	erred   bool            // the present outage was logged, as an error
 }
 
 // Run calls step until ctx ends. When step fails, Run repeats it after the next wait of retry;
@@ -47,10 +51,19 @@ func (l *Loops) failed(name string, err error) {
 	defer l.mu.Unlock()
 	if len(l.failing) == 0 {
 		l.since, l.failing = time.Now(), map[string]bool{}
+		l.warned, l.erred = false, false
+	}
+	l.failing[name] = true
+	switch migrating := call.IsMigrating(err); {
+	case migrating && !l.warned && !l.erred:
+		l.warned = true
+		l.Log.Warn("a hash slot is being moved to another redis node, trying again until it is there",
+			"loop", name, "error", err)
+	case !migrating && !l.erred:
+		l.erred = true
 		l.Log.Error("step failed, trying again until it works",
 			"loop", name, "redis_unavailable", call.IsUnavailable(err), "error", err)
 	}
-	l.failing[name] = true
 }
 
 func (l *Loops) worked(name string) {

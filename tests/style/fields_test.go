@@ -35,6 +35,8 @@ var fieldUsers = map[string]string{
 	"internal/ledger/":                   "owns the layout",
 	"internal/audit/":                    "recounts for itself, and repairs",
 	"internal/presence/":                 "owns the hashes of processes",
+	"guard/":                             "owns the layout of guards",
+	"internal/cli/audit_repair_test.go":  "damages a guard",
 	"internal/testkit/tamper/":           "damages data for tests",
 	"internal/testkit/audittest/":        "damages data for the tests of the audit",
 	"internal/testkit/stagetest/look.go": "compares the counts of groups with the states of their jobs",

@@ -51,6 +51,10 @@ func IsBusyGroup(err error) bool { return hasCode(err, "BUSYGROUP") }
 // IsNoScript reports whether Redis does not know a script by its hash.
 func IsNoScript(err error) bool { return hasCode(err, "NOSCRIPT") }
 
+// IsMigrating reports whether Redis Cluster refused the command because the hash slot of its keys
+// is being moved to another node. The same call succeeds after the move; see IsUnavailable.
+func IsMigrating(err error) bool { return hasCode(err, "TRYAGAIN") || hasCode(err, "ASK") }
+
 // IsMoved reports whether a cluster node redirected the caller to another node.
 func IsMoved(err error) bool { return hasCode(err, "MOVED") }
 

@@ -78,9 +78,11 @@ func wrap(err error) error {
 
 func TestErrorCodes(t *testing.T) {
 	require.True(t, call.IsNoGroup(answer("UNBLOCKED the stream key no longer exists")))
+	require.True(t, call.IsMigrating(answer("ASK 7 127.0.0.1:1")))
 	codes := map[string]func(error) bool{
 		"OOM command not allowed": call.IsOOM, "NOGROUP No such key": call.IsNoGroup,
 		"NOSCRIPT No matching script": call.IsNoScript, "BUSYGROUP Consumer Group name": call.IsBusyGroup,
+		"TRYAGAIN Multiple keys request during rehashing of slot": call.IsMigrating, "MOVED 7 127.0.0.1:1": call.IsMoved,
 	}
 	for text := range codes {
 		for other, is := range codes {

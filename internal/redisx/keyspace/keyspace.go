@@ -39,6 +39,9 @@ func New(prefix string, partitions int) (Space, error) {
 	return Space{prefix: prefix, partitions: partitions}, nil
 }
 
+// Prefix returns the prefix of all keys.
+func (s Space) Prefix() string { return s.prefix }
+
 // Partitions returns the number of partitions.
 func (s Space) Partitions() int { return s.partitions }
 

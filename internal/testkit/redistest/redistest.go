@@ -6,7 +6,9 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -104,6 +106,34 @@ func (r *Redis) Restart() {
 		r.t.Fatal(err)
 	}
 }
+
+// Backup returns the server's data as a snapshot in Redis's format (RDB).
+func (r *Redis) Backup() []byte {
+	r.t.Helper()
+	do(r.t, r.admin, "bgsave")
+	await(r.t, "snapshot", func(ctx context.Context) error {
+		info := r.admin.Info(ctx, "persistence")
+		return errors.Join(lacks(info, "rdb_bgsave_in_progress:0\r\n"), lacks(info, "rdb_last_bgsave_status:ok\r\n"))
+	})
+	snapshot, err := os.ReadFile(r.snapshotFile())
+	if err != nil {
+		r.t.Fatalf("read the snapshot: %v", err)
+	}
+	return snapshot
+}
+
+// Restore starts the server again on a snapshot of Backup, in place of its present data. The server
+// must be without an AOF, which Redis would load instead.
+func (r *Redis) Restore(snapshot []byte) {
+	r.t.Helper()
+	r.Kill()
+	if err := os.WriteFile(r.snapshotFile(), snapshot, 0o600); err != nil {
+		r.t.Fatalf("restore a snapshot: %v", err)
+	}
+	r.Restart()
+}
+
+func (r *Redis) snapshotFile() string { return filepath.Join(r.server.Dir(), "dump.rdb") }
 
 // Suspend stops the server's process (SIGSTOP) without closing its connections, like a stalled
 // machine.

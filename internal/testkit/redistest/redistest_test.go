@@ -32,6 +32,18 @@ func TestServerSurvivesKillWithAOF(t *testing.T) {
 	require.Equal(t, "v", c.Get(t.Context(), "k").Val())
 }
 
+func TestRestore(t *testing.T) {
+	t.Parallel()
+	r := redistest.Server(t)
+	c := r.Client()
+	require.NoError(t, c.Set(t.Context(), "k", "old", 0).Err())
+	snapshot := r.Backup()
+	require.NoError(t, c.Set(t.Context(), "k", "new", 0).Err())
+
+	r.Restore(snapshot)
+	require.Equal(t, "old", c.Get(t.Context(), "k").Val())
+}
+
 func TestServerOptions(t *testing.T) {
 	t.Parallel()
 	r := redistest.Server(t, redistest.MaxMemory(1<<20), redistest.Args("--databases", "2", "--maxclients", "77"))

@@ -1,0 +1,122 @@
+package guard
+
+import (
+	"context"
+	"fmt"
+)
+
+// The laws of guards. Scripts keep them; a violation is an effect of another program that wrote the
+// keys, or of data that Redis has lost.
+const (
+	LawState = "guard-state" // each member is in exactly one state
+	LawHeld  = "guard-held"  // a member's counters are its leases, and its probes of the present generation
+	LawQueue = "guard-queue" // the queue and the waiters are the same calls
+)
+
+// Finding is a violation of a law by a guard.
+type Finding struct {
+	Guard  string // KIND/NAME
+	Law    string
+	Detail string
+}
+
+const (
+	// mostAuditRuns bounds how often a guard is repaired: a repair may reveal another violation.
+	mostAuditRuns = 8
+	// mostCounted is the number of leases or waiters above which the audit does not recount them:
+	// the script would keep Redis busy for too long.
+	mostCounted = 10_000
+)
+
+// Audit returns what breaks a law in a guard. It changes nothing, and calls may go on. Each finding
+// is certain: it was made at one instant. In a guard with more than 10,000 leases the counters of
+// members are not checked.
+func (o operations) Audit(ctx context.Context, name string) ([]Finding, error) {
+	g, err := o.named(name)
+	if err != nil {
+		return nil, err
+	}
+	return auditOnce(ctx, g, "check")
+}
+
+// Repair sets right what Audit finds, and returns what that was. Calls may go on. A repeated call
+// finds nothing.
+func (o operations) Repair(ctx context.Context, name string) ([]Finding, error) {
+	g, err := o.named(name)
+	if err != nil {
+		return nil, err
+	}
+	var all []Finding
+	for range mostAuditRuns {
+		some, err := auditOnce(ctx, g, "repair")
+		all = append(all, some...)
+		if err != nil || len(some) == 0 {
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+// auditOnce reads each list of a guard once. Leases come first: the counters of members depend on
+// them.
+func auditOnce(ctx context.Context, g *shared, mode string) (all []Finding, err error) {
+	for _, list := range []string{"leases", "members", "free", "cooling", "queue"} {
+		for from, more := 0, true; more; from += rowsPerPage {
+			reply, err := g.send(ctx, auditScript, []any{mode, list, from, rowsPerPage, mostCounted})
+			if err != nil {
+				return all, err
+			}
+			if reply == nil {
+				return all, nil // it has expired
+			}
+			s := scan(reply)
+			more = s.number() == 1
+			for s.more() {
+				row := s.list()
+				f := readFinding(list, row)
+				f.Guard = g.kind + "/" + g.name
+				all = append(all, f)
+				if row.failed != nil {
+					s.failed = row.failed
+				}
+			}
+			if s.failed != nil {
+				return all, fmt.Errorf("audit guard %s: %w", g.name, s.failed)
+			}
+		}
+	}
+	return all, nil
+}
+
+// violations say what each finding of the script means. A text gets the id, and then the counter
+// and what it should be.
+var violations = map[string]string{
+	"state two":     "member %s is free and cooling at once",
+	"state off":     "member %s is off, but free or cooling",
+	"state busy":    "member %s has no lease left to lend, but is free or cooling",
+	"state lost":    "member %s could be lent, but is neither free nor cooling, so it never is",
+	"state retired": "member %s was removed and has no lease, but is still there",
+	"state empty":   "member %s is on the list of members, but does not exist",
+	"state ghost":   "%s is free or cooling, but is no member",
+	"held held":     "member %s counts %d leases, but has %d",
+	"held probes":   "member %s counts %d probes of its breaker, but has %d",
+	"held endless":  "the lease of call %s has no end",
+	"held bare":     "call %s has an end of its lease, but no lease",
+	"held orphan":   "the lease of call %s is of a member that does not exist",
+	"queue bare":    "call %s stands in the queue, but has no record of its client and deadline",
+	"queue left":    "call %s waits, but does not stand in the queue",
+}
+
+// readFinding reads a row of the script's reply.
+func readFinding(list string, row *scanner) Finding {
+	law, what, id, have, want := row.text(), row.text(), row.text(), row.number(), row.number()
+	args := []any{id}
+	if law == "held" && (what == "held" || what == "probes") {
+		args = append(args, have, want)
+	}
+	text, ok := violations[law+" "+what]
+	if !ok {
+		text, args = "unknown finding %s of the list "+list, []any{what}
+	}
+	return Finding{Law: "guard-" + law, Detail: fmt.Sprintf(text, args...)}
+}

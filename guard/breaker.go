@@ -1,0 +1,61 @@
+package guard
+
+import (
+	"context"
+	"errors"
+)
+
+// Breaker is a circuit breaker that processes share. It stays open for its time also when no
+// process uses it, and when Redis's clock steps back; a step forward ends that time earlier.
+// FLUSHALL closes it.
+type Breaker struct{ g *shared }
+
+// BreakerOption is an option of Breaker.
+type BreakerOption interface{ toBreaker(*Spec) }
+
+// Breaker returns a circuit breaker. It is closed until b.Failures calls in a row have failed; then
+// it is open for b.OpenFor; then it is half-open: it lets at most b.Successes probes through at
+// once, and closes when b.Successes have succeeded. A probe that fails, or whose process dies,
+// opens it again. The outcome of a call that began before a change of state does not count.
+func (c *Client) Breaker(name string, b BreakerPolicy, o ...BreakerOption) *Breaker {
+	spec := Spec{Breaker: b, Concurrency: Unbounded}
+	for _, option := range o {
+		option.toBreaker(&spec)
+	}
+	g := c.declared(kindBreaker, name, spec)
+	if b == (BreakerPolicy{}) {
+		g.mu.Lock()
+		g.broken = errors.Join(g.broken, invalid("breaker %s: failures 0: must be 1 to 1000000", name))
+		g.mu.Unlock()
+	}
+	return &Breaker{g}
+}
+
+// Allow asks whether a call may be made. If so, done must be called with its outcome. Otherwise the
+// error is a *DeniedError with the reason CircuitOpen; further errors as those of TryAcquire. When
+// Redis is away the call is allowed, unless the option OnOutage says otherwise.
+func (b *Breaker) Allow(ctx context.Context) (done func(Outcome), err error) {
+	l, err := b.g.acquire(ctx, acquireConfig{})
+	if err != nil {
+		return nil, err
+	}
+	return func(o Outcome) {
+		if err := l.releaseAnyway(ctx, o); err != nil {
+			b.g.c.cfg.logger.Warn("guard: the outcome of a call was lost", "guard", b.g.name, "error", err)
+		}
+	}, nil
+}
+
+// Do calls f if the breaker allows it: Success after nil, Neutral after an error of ctx, Failure
+// after another error or a panic. It returns the error of f.
+func (b *Breaker) Do(ctx context.Context, f func(ctx context.Context) error) error {
+	done, err := b.Allow(ctx)
+	if err != nil {
+		return err
+	}
+	outcome := Failure
+	defer func() { done(outcome) }()
+	err = f(ctx)
+	outcome = outcomeOf(ctx, err)
+	return err
+}

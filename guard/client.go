@@ -1,0 +1,257 @@
+// Package guard controls calls to something that is shared and limited: a downstream API with a
+// rate limit, accounts, a file, a host. Processes that use the same Redis and the same names share
+// the same guards.
+//
+//   - Limiter: permits per time, for any number of keys.
+//   - Pool: members, for example accounts, of which the least recently used is lent. Each member
+//     may have a limit, a circuit breaker and a number of leases at once.
+//   - Semaphore, Lock, PerKey and Breaker: pools with one member.
+//
+// A lease is the right to use one member until a time. The Client renews it until its release. A
+// holder that dies keeps its member until the lease ends. Calls that find no member stand in a
+// queue: first in, first out, over all processes.
+//
+// A lease can end while its holder is suspended and does not notice. Only the lease's fence
+// protects what the guard guards: it grows with each lease of a guard, so a store that remembers
+// the highest fence can refuse an older holder (see the example of Lock).
+//
+// All times are those of Redis, so clocks of processes do not matter. When its clock steps back,
+// guards go on at normal speed; when it steps forward, leases and breakers end earlier by as much.
+//
+// When Redis is away, calls follow the Outage of their guard. A failover loses what the replica did
+// not have yet: limits may be passed by that much, and a member may be lent twice until its old
+// holder renews. Fences go on.
+package guard
+
+import (
+	"container/list"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Client is one process's access to guards. It is safe for concurrent use.
+type Client struct {
+	operations
+
+	rdb redis.UniversalClient
+	cfg config
+	id  string // begins the id of each call, and names the channel on which grants are announced
+
+	calls atomic.Uint64
+	meter *meter
+
+	checking sync.Mutex // held by the call that checks the setup
+	setup    atomic.Pointer[setupResult]
+
+	guards guards
+	mu     sync.Mutex
+	closed bool
+
+	tasks   sync.WaitGroup // goroutines of the Client
+	renewer *renewer
+	waits   *waits
+	stopped chan struct{} // closed when the goroutines shall end
+}
+
+type config struct {
+	prefix, process string
+	allowEviction   bool
+	meter           metric.Meter
+	metricPrefix    string
+	tracers         trace.TracerProvider
+	logger          *slog.Logger
+}
+
+// Option is an option of New.
+type Option func(*config)
+
+// Prefix sets the prefix of all keys and channels; "guard:" by default. It must not hold a brace.
+func Prefix(prefix string) Option { return func(c *config) { c.prefix = prefix } }
+
+// Process sets a name of this process for people. It identifies nothing.
+func Process(label string) Option { return func(c *config) { c.process = label } }
+
+// AllowEviction lets guards work in a Redis that evicts keys when its memory is full. An evicted
+// guard forgets its limits, leases and queue.
+func AllowEviction() Option { return func(c *config) { c.allowEviction = true } }
+
+// Meter sets the OpenTelemetry meter that records the metrics. Without this option the Client
+// records no metrics.
+func Meter(m metric.Meter) Option { return func(c *config) { c.meter = m } }
+
+// MetricPrefix sets the prefix of the names of the metrics; "" by default, so that they begin with
+// guard_.
+func MetricPrefix(prefix string) Option { return func(c *config) { c.metricPrefix = prefix } }
+
+// TracerProvider sets the provider of spans. Without this option the Client makes no spans. With
+// it, a call makes a span only if its ctx has a span that records.
+func TracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
+
+// Logger sets the logger; slog.Default() by default.
+func Logger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
+
+// New returns a Client. It does no I/O and starts nothing: the first call of a guard checks that
+// Redis is suitable, and starts what it needs.
+func New(rdb redis.UniversalClient, opts ...Option) *Client {
+	cfg := config{prefix: "guard:", logger: slog.Default()}
+	for _, o := range opts {
+		o(&cfg)
+	}
+	var random [16]byte
+	_, _ = rand.Read(random[:]) // it never fails
+	c := &Client{rdb: rdb, cfg: cfg, guards: guards{byName: map[string]*list.Element{}}}
+	c.operations.c = c
+	c.id = base64.RawURLEncoding.EncodeToString(random[:]) // Redis stores it twice for each lease
+	c.stopped = make(chan struct{})
+	c.meter = newMeter(c)
+	c.renewer = newRenewer(c)
+	c.waits = newWaits(c)
+	return c
+}
+
+// Close leaves all queues, and waits until all leases are released or ctx ends. It then closes Lost
+// of the remaining leases and renews them no more: they end by their lease. Later calls answer
+// ErrClosed. The Redis client stays open.
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	first := !c.closed
+	c.closed = true
+	c.mu.Unlock()
+	if !first {
+		return nil
+	}
+	close(c.waits.closing)
+	var err error
+	select {
+	case <-c.renewer.close():
+	case <-ctx.Done():
+		if n := c.renewer.loseAll(); n > 0 {
+			err = fmt.Errorf("close guards: %d leases are still held: %w", n, ctx.Err())
+		}
+	}
+	close(c.stopped)
+	c.tasks.Wait()
+	c.meter.close()
+	return err
+}
+
+// start runs a task in a goroutine that Close waits for; it returns false after Close.
+func (c *Client) start(task func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	c.tasks.Go(task)
+	return true
+}
+
+func (c *Client) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+// newCall returns the id of a new call.
+func (c *Client) newCall() string { return c.id + "-" + strconv.FormatUint(c.calls.Add(1), 36) }
+
+// setupResult is the result of a check of Redis.
+type setupResult struct {
+	at           time.Time
+	err, publish error
+	ended        bool // all checks have passed
+}
+
+// check checks once that Redis can hold guards; a failed check is repeated at most once a second.
+// queue says whether the call needs to publish.
+func (c *Client) check(ctx context.Context, queue bool) error {
+	r := c.setup.Load()
+	if r == nil || !r.ended && time.Since(r.at) > time.Second {
+		c.checking.Lock()
+		if now := c.setup.Load(); now == r {
+			r = checkSetup(ctx, c)
+			c.setup.Store(r)
+		} else {
+			r = now
+		}
+		c.checking.Unlock()
+	}
+	if r.err != nil {
+		return r.err
+	}
+	if queue {
+		return r.publish
+	}
+	return nil
+}
+
+func checkSetup(ctx context.Context, c *Client) *setupResult {
+	r := &setupResult{at: time.Now()}
+	if strings.ContainsAny(c.cfg.prefix, "{}") {
+		r.err = invalid("prefix %q: must not hold a brace", c.cfg.prefix)
+		return r
+	}
+	if _, ring := c.rdb.(*redis.Ring); ring {
+		r.err = fmt.Errorf("%w: redis.Ring spreads keys over servers that know nothing of each other; use Client, "+
+			"FailoverClient or ClusterClient", ErrSetup)
+		return r
+	}
+	if !c.cfg.allowEviction {
+		policy, err := evictionPolicy(ctx, c.rdb)
+		if err != nil {
+			return r // the call itself will say what is wrong
+		}
+		if policy != "" && policy != "noeviction" {
+			r.err = fmt.Errorf("%w: maxmemory-policy is %s, so Redis forgets guards when its memory is full; "+
+				"set it to noeviction, or use AllowEviction", ErrSetup, policy)
+			return r
+		}
+	}
+	if err := c.rdb.Publish(ctx, channel(c), "").Err(); err != nil {
+		if !isDenied(err) {
+			return r
+		}
+		r.publish = fmt.Errorf("%w: %w", ErrNoPublish, err)
+		return r
+	}
+	r.ended = true
+	return r
+}
+
+// evictionPolicy returns what Redis does when its memory is full; "" when it does not say so.
+func evictionPolicy(ctx context.Context, rdb redis.UniversalClient) (string, error) {
+	var found string
+	read := func(ctx context.Context, c redis.Cmdable) error {
+		info, err := c.Info(ctx, "memory").Result()
+		if err != nil {
+			if unavailable, _ := outage(err); unavailable {
+				return err
+			}
+			return nil // a server without this section, or a user without this right
+		}
+		for line := range strings.Lines(info) {
+			if policy, ok := strings.CutPrefix(line, "maxmemory_policy:"); ok {
+				if policy = strings.TrimSpace(policy); found == "" || policy != "noeviction" {
+					found = policy
+				}
+			}
+		}
+		return nil
+	}
+	err := eachMaster(ctx, rdb, read)
+	return found, err
+}
+
+func isDenied(err error) bool { return strings.Contains(err.Error(), "NOPERM") }

@@ -1,0 +1,488 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// sizes returns the numbers of members of a pool: all, free, and hashes.
+func sizes(t *testing.T, rdb *redis.Client, base string) [3]int64 {
+	t.Helper()
+	hashes := int64(0)
+	it := rdb.Scan(t.Context(), 0, base+"m:*", 1000).Iterator()
+	for it.Next(t.Context()) {
+		hashes++
+	}
+	require.NoError(t, it.Err())
+	return [3]int64{
+		rdb.ZCard(t.Context(), base+"members").Val(), rdb.ZCard(t.Context(), base+"free").Val(), hashes,
+	}
+}
+
+// A large pool is declared in pieces. A second declaration retires members in pieces; a member that
+// is lent stays until its release.
+func TestLargePool(t *testing.T) {
+	t.Parallel()
+	rdb, c := newTestClient(t, redistest.Server(t).URL(), "t:")
+	base := keyspace.GuardBase("t:", "pool", "p")
+	spec := Spec{}
+	for i := range 10_000 {
+		spec.Members = append(spec.Members, Member{ID: fmt.Sprint("m", i)})
+	}
+	p, err := c.Pool(t.Context(), "p", spec)
+	require.NoError(t, err)
+	require.Equal(t, [3]int64{10_000, 10_000, 10_000}, sizes(t, rdb, base))
+	view, err := p.Inspect(t.Context())
+	require.NoError(t, err)
+	require.Len(t, view.Members, 10_000)
+
+	l, err := p.TryAcquire(t.Context(), On("m9999"))
+	require.NoError(t, err)
+	spec.Members = spec.Members[:3]
+	_, err = c.Pool(t.Context(), "p", spec)
+	require.NoError(t, err)
+	require.Equal(t, [3]int64{4, 3, 4}, sizes(t, rdb, base), "the member that is lent remains")
+	_, err = p.TryAcquire(t.Context(), On("m9999"))
+	var denied *DeniedError
+	require.ErrorAs(t, err, &denied)
+	require.Equal(t, Disabled, denied.Reason)
+	require.NoError(t, l.Release(t.Context(), Success))
+	require.Equal(t, [3]int64{3, 3, 3}, sizes(t, rdb, base))
+	_, err = p.TryAcquire(t.Context(), On("m9999"))
+	require.ErrorIs(t, err, ErrUnknownMember)
+}
+
+// Without Rev the newest declaration wins; with it only one with a higher number does.
+func TestRev(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		declare := func(rev int64, members ...string) []string {
+			spec := Spec{Rev: rev, Lease: time.Duration(len(members)) * time.Second}
+			for _, id := range members {
+				spec.Members = append(spec.Members, Member{ID: id})
+			}
+			p, err := c.Pool(t.Context(), "p", spec)
+			require.NoError(t, err)
+			view, err := p.Inspect(t.Context())
+			require.NoError(t, err)
+			var ids []string
+			for _, m := range view.Members {
+				ids = append(ids, m.ID)
+			}
+			return ids
+		}
+		require.Equal(t, []string{"a"}, declare(0, "a"))
+		require.Equal(t, []string{"a", "b"}, declare(0, "a", "b"), "the newest wins")
+		require.Equal(t, []string{"c"}, declare(7, "c"), "a higher number")
+		require.Equal(t, []string{"c"}, declare(7, "a", "b"), "the same number, another spec")
+		require.Equal(t, []string{"c"}, declare(6, "a"), "a lower number")
+		require.Equal(t, []string{"d"}, declare(8, "d"))
+		require.Equal(t, []string{"e"}, declare(0, "e"), "without a number")
+	})
+}
+
+// A member may have a limit, a breaker and a concurrency of its own.
+func TestOverrides(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		one := PerWindow(1, time.Hour)
+		p, err := c.Pool(t.Context(), "p", Spec{
+			Rate: PerWindow(5, time.Hour), Breaker: BreakerPolicy{Failures: 1, OpenFor: time.Hour, Successes: 1},
+			Members: []Member{
+				{ID: "slow", Rate: &one}, {ID: "wide", Concurrency: 2}, {ID: "tough", Breaker: &BreakerPolicy{}},
+				{ID: "free", Rate: &Rate{}, Concurrency: Unbounded},
+			},
+		})
+		require.NoError(t, err)
+		try := func(member string) Reason {
+			_, err := p.TryAcquire(t.Context(), On(member))
+			var denied *DeniedError
+			if errors.As(err, &denied) {
+				return denied.Reason
+			}
+			require.NoError(t, err)
+			return ""
+		}
+		fail := func(member string) {
+			l, err := p.TryAcquire(t.Context(), On(member))
+			require.NoError(t, err)
+			require.NoError(t, l.Release(t.Context(), Failure))
+		}
+		fail("tough")
+		require.Equal(t, Reason(""), try("tough"), "it has no breaker")
+		require.Equal(t, Busy, try("tough"))
+		require.Equal(t, Reason(""), try("wide"))
+		require.Equal(t, Reason(""), try("wide"))
+		require.Equal(t, Busy, try("wide"))
+		l, err := p.TryAcquire(t.Context(), On("slow"))
+		require.NoError(t, err)
+		require.NoError(t, l.Release(t.Context(), Success))
+		require.Equal(t, RateLimited, try("slow"))
+		for range 7 {
+			require.Equal(t, Reason(""), try("free"))
+		}
+		fail("free")
+		require.Equal(t, CircuitOpen, try("free"))
+	})
+}
+
+// A change of the limit keeps what was spent; another kind of limit begins with what is left.
+func TestLimitChanges(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		left := func(rate Rate) int64 {
+			p, err := c.Pool(t.Context(), "p", Spec{Members: []Member{{ID: "a"}}, Rate: rate})
+			require.NoError(t, err)
+			view, err := p.Inspect(t.Context())
+			require.NoError(t, err)
+			return *view.Members[0].Left
+		}
+		require.Equal(t, int64(10), left(PerWindow(10, time.Hour)))
+		p, err := c.Pool(t.Context(), "p", Spec{Members: []Member{{ID: "a"}}, Rate: PerWindow(10, time.Hour)})
+		require.NoError(t, err)
+		for range 4 {
+			l, err := p.TryAcquire(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, l.Release(t.Context(), Success))
+		}
+		require.Equal(t, int64(6), left(PerWindow(10, time.Hour)))
+		require.Equal(t, int64(1), left(PerWindow(5, time.Hour)), "4 are spent")
+		require.Equal(t, int64(8), left(PerWindow(12, time.Hour)))
+		require.Equal(t, int64(8), left(Bucket(20, time.Hour)), "the minimum of both")
+		require.Equal(t, int64(3), left(PerWindow(3, time.Hour)), "the minimum of both")
+		require.Equal(t, int64(3), left(Bucket(30, time.Hour)))
+	})
+}
+
+// A Redis user that may not publish is told so before any script runs.
+func TestNoPublish(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t)
+	admin := server.Client()
+	for name, rules := range map[string][]string{
+		"command": {"+@all", "-publish", "&*"},
+		"channel": {"+@all", "resetchannels", "&other:*"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []any{"ACL", "SETUSER", name, "on", ">secret", "~*"}
+			for _, r := range rules {
+				args = append(args, r)
+			}
+			require.NoError(t, admin.Do(t.Context(), args...).Err())
+			url := strings.Replace(server.URL(), "redis://", "redis://"+name+":secret@", 1)
+			_, c := newTestClient(t, url, name+":")
+			_, err := c.Lock("l").TryLock(t.Context())
+			require.ErrorIs(t, err, ErrNoPublish)
+			_, err = c.Pool(t.Context(), "p", Spec{Members: []Member{{ID: "a"}}})
+			require.ErrorIs(t, err, ErrNoPublish)
+			require.Empty(t, admin.Keys(t.Context(), name+":*").Val(), "nothing was written")
+			d, err := c.Limiter("l", PerWindow(1, time.Second)).Take(t.Context(), "k", 1)
+			require.NoError(t, err, "a limiter needs no channel")
+			require.True(t, d.Allowed)
+		})
+	}
+}
+
+// Every key of a lock has a time to live at any time, longer than the lease. Keys of breakers live
+// for longer than the breaker is open.
+func TestTimesToLive(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		rdb, c := newTestClient(t, url, prefix)
+		ctx := t.Context()
+		within := func(kind, name string, low, high time.Duration) {
+			t.Helper()
+			base := keyspace.GuardBase(prefix, kind, name)
+			keys := rdb.Keys(ctx, base+"*").Val()
+			require.NotEmpty(t, keys)
+			for _, key := range keys {
+				ttl := rdb.PTTL(ctx, key).Val()
+				require.True(t, low <= ttl && ttl <= high, "%s lives for %v, not %v to %v", key, ttl, low, high)
+			}
+		}
+		k := c.Lock("k", TTL(10*time.Second))
+		l, err := k.TryLock(ctx)
+		require.NoError(t, err)
+		within("lock", "k", 65*time.Second, 70*time.Second)
+		guard := keyspace.GuardBase(prefix, "lock", "k") + "guard"
+		for _, key := range rdb.Keys(ctx, strings.TrimSuffix(guard, "guard")+"*").Val() {
+			require.NoError(t, rdb.PExpire(ctx, key, 38*time.Second).Err())
+		}
+		_, err = k.TryLock(ctx)
+		require.ErrorIs(t, err, ErrDenied)
+		within("lock", "k", 65*time.Second, 70*time.Second) // less than lease + 30 s were left
+
+		waited := make(chan error, 1)
+		go func() {
+			next, err := k.Lock(ctx)
+			if err == nil {
+				err = next.Release(ctx, Neutral)
+			}
+			waited <- err
+		}()
+		require.Eventually(t, func() bool {
+			return rdb.Exists(ctx, strings.TrimSuffix(guard, "guard")+"clients").Val() == 1
+		}, patience, time.Millisecond)
+		within("lock", "k", 60*time.Second, 70*time.Second)
+		require.NoError(t, l.Release(ctx, Neutral))
+		require.NoError(t, <-waited)
+		within("lock", "k", 35*time.Second, 70*time.Second)
+
+		b := c.Breaker("b", BreakerPolicy{Failures: 1, OpenFor: 3 * time.Hour, Successes: 1})
+		done, err := b.Allow(ctx)
+		require.NoError(t, err)
+		done(Failure)
+		within("breaker", "b", 3*time.Hour+59*time.Minute, 4*time.Hour)
+
+		p := c.PerKey("h", Spec{Rate: PerWindow(1, 2*time.Hour), Concurrency: Unbounded})
+		l, err = p.For("Example.org").TryAcquire(ctx)
+		require.NoError(t, err)
+		require.NoError(t, l.Release(ctx, Success))
+		within("key", "h/example.org", 2*time.Hour, 2*time.Hour+time.Minute)
+		_, err = p.For("example.ORG").TryAcquire(ctx)
+		require.ErrorIs(t, err, ErrDenied)
+	})
+}
+
+// A call that comes too late is repeated once with the right clock. A pool that Redis has lost is
+// declared again, and fences go on.
+func TestLateAndUnknown(t *testing.T) {
+	redistest.BothAlone(t, func(t *testing.T, url string) {
+		rdb, c := newTestClient(t, url, "t:")
+		ctx := t.Context()
+		p, err := c.Pool(ctx, "p", Spec{Members: []Member{{ID: "a"}}})
+		require.NoError(t, err)
+		p.g.clock.set(1) // as if the last reply were very old
+		l, err := p.TryAcquire(ctx)
+		require.NoError(t, err)
+		require.Greater(t, p.g.clock.validUntil(), int64(1e15))
+
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		next, err := p.Acquire(ctx)
+		require.NoError(t, err)
+		require.Greater(t, next.Fence(), l.Fence())
+		require.NoError(t, next.Release(ctx, Success))
+		require.NoError(t, l.Release(ctx, Success), "it is gone, which is no error")
+		_, err = p.TryAcquire(ctx, On("b"))
+		require.ErrorIs(t, err, ErrUnknownMember)
+	})
+}
+
+// Calls wait in the queue: first in, first out. A call that gives up leaves it.
+func TestQueue(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		rdb, c := newTestClient(t, url, prefix)
+		ctx := t.Context()
+		p, err := c.Pool(ctx, "p", Spec{Members: []Member{{ID: "a"}}, MaxQueue: 3})
+		require.NoError(t, err)
+		first, err := p.Acquire(ctx)
+		require.NoError(t, err)
+		queue := keyspace.GuardBase(prefix, "pool", "p") + "queue"
+		queued := func(n int64) {
+			t.Helper()
+			require.Eventually(t, func() bool { return rdb.ZCard(ctx, queue).Val() == n }, patience, time.Millisecond)
+		}
+		var mu sync.Mutex
+		var order []int
+		var wg sync.WaitGroup
+		for i := range 2 {
+			wg.Go(func() {
+				err := p.Do(ctx, func(_ context.Context, l *Lease) error {
+					mu.Lock()
+					defer mu.Unlock()
+					order = append(order, i)
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			queued(int64(i) + 1)
+		}
+		limited, cancel := context.WithCancel(ctx)
+		left := make(chan error, 1)
+		go func() {
+			_, err := p.Acquire(limited)
+			left <- err
+		}()
+		queued(3)
+		_, err = p.Acquire(ctx)
+		require.ErrorIs(t, err, ErrQueueFull)
+		var denied *DeniedError
+		_, err = p.TryAcquire(ctx)
+		require.ErrorAs(t, err, &denied)
+		require.Equal(t, Queued, denied.Reason)
+		cancel()
+		require.ErrorIs(t, <-left, context.Canceled)
+		queued(2)
+		_, err = p.Acquire(ctx, MaxWait(20*time.Millisecond))
+		require.ErrorIs(t, err, ErrWaitTimeout)
+		queued(2)
+		view, err := p.Inspect(ctx)
+		require.NoError(t, err)
+		require.Equal(t, int64(2), view.Queue.Length)
+		require.NoError(t, first.Release(ctx, Success))
+		wg.Wait()
+		require.Equal(t, []int{0, 1}, order)
+	})
+}
+
+// An operator takes a member back: its holder learns it, and f's ctx ends with ErrLost.
+func TestTakeBack(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		ctx := t.Context()
+		p, err := c.Pool(ctx, "p", Spec{Members: []Member{{ID: "a"}}, Lease: 300 * time.Millisecond})
+		require.NoError(t, err)
+		err = p.Do(ctx, func(ctx context.Context, l *Lease) error {
+			require.NoError(t, c.Control(ctx, "p", "a", TakeBack))
+			select {
+			case <-ctx.Done():
+			case <-time.After(patience):
+				t.Error("the holder has not learned it")
+			}
+			require.ErrorIs(t, context.Cause(ctx), ErrLost)
+			return nil
+		})
+		require.NoError(t, err)
+		require.ErrorIs(t, c.Control(ctx, "p", "b", Disable), ErrUnknownMember)
+		require.ErrorIs(t, c.Control(ctx, "p", "a", Open), ErrNoBreaker, "it has no breaker")
+		require.NoError(t, c.Control(ctx, "p", "a", Disable))
+		_, err = p.Acquire(ctx)
+		var denied *DeniedError
+		require.ErrorAs(t, err, &denied)
+		require.Equal(t, Disabled, denied.Reason)
+		names, err := c.Guards(ctx, true)
+		require.NoError(t, err)
+		require.Equal(t, []string{"pool/p"}, names)
+		health := c.Health(ctx)
+		require.True(t, health.Healthy, "%+v", health)
+	})
+}
+
+// A breaker opens after failures in a row, lets one probe through, and closes.
+func TestBreaker(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		ctx := t.Context()
+		b := c.Breaker("b", BreakerPolicy{Failures: 2, OpenFor: 100 * time.Millisecond, Successes: 1})
+		broken := errors.New("broken")
+		for range 2 {
+			require.ErrorIs(t, b.Do(ctx, func(context.Context) error { return broken }), broken)
+		}
+		_, err := b.Allow(ctx)
+		var denied *DeniedError
+		require.ErrorAs(t, err, &denied)
+		require.Equal(t, CircuitOpen, denied.Reason)
+		var done func(Outcome)
+		require.Eventually(t, func() bool {
+			done, err = b.Allow(ctx)
+			return err == nil
+		}, patience, 10*time.Millisecond)
+		_, err = b.Allow(ctx)
+		require.ErrorIs(t, err, ErrDenied, "one probe at a time")
+		done(Success)
+		require.NoError(t, b.Do(ctx, func(context.Context) error { return nil }))
+	})
+}
+
+// While Redis is away, calls follow the policy of their guard.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t)
+	_, c := newTestClient(t, server.URL(), "t:")
+	ctx := t.Context()
+	k, b := c.Lock("k"), c.Breaker("b", BreakerPolicy{Failures: 1, OpenFor: time.Second, Successes: 1})
+	open, local := c.Limiter("o", PerWindow(1, time.Hour)), c.Limiter("l", PerWindow(1, time.Hour), OnOutage(Local(Bucket(2, time.Hour))))
+	closed := c.Limiter("c", PerWindow(1, time.Hour), OnOutage(Closed))
+	l, err := k.TryLock(ctx)
+	require.NoError(t, err)
+	require.NoError(t, l.Release(ctx, Neutral))
+	server.Kill()
+	_, err = k.TryLock(ctx)
+	require.ErrorIs(t, err, ErrUnavailable)
+	done, err := b.Allow(ctx)
+	require.NoError(t, err)
+	done(Success)
+	for range 3 {
+		d, err := open.Take(ctx, "x", 1)
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+		_, err = closed.Take(ctx, "x", 1)
+		require.ErrorIs(t, err, ErrUnavailable)
+	}
+	for i := range 3 {
+		d, err := local.Take(ctx, "x", 1)
+		require.NoError(t, err)
+		require.Equal(t, i < 2, d.Allowed)
+	}
+	require.False(t, c.Health(ctx).Healthy)
+}
+
+// Mistakes are errors that name the field; nothing is sent.
+func TestMistakes(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	_, c := newTestClient(t, url, prefix)
+	ctx := t.Context()
+	_, err := c.Pool(ctx, "a b", Spec{Lease: time.Nanosecond, MaxQueue: -1, Rev: -1, Concurrency: -7})
+	require.ErrorIs(t, err, ErrInvalid)
+	for _, field := range []string{"name", "lease", "max queue", "rev", "concurrency", "members"} {
+		require.ErrorContains(t, err, field)
+	}
+	l := c.Limiter("l", Bucket(3, time.Minute))
+	_, err = l.Take(ctx, "k", 4)
+	require.ErrorIs(t, err, ErrTooManyTokens)
+	_, err = l.Take(ctx, "k", 0)
+	require.ErrorIs(t, err, ErrInvalid)
+	_, err = c.Lock("a/b").TryLock(ctx)
+	require.ErrorIs(t, err, ErrInvalid)
+	_, err = c.Inspect(ctx, "nothing")
+	require.ErrorIs(t, err, ErrUnknownGuard)
+	require.NoError(t, c.Close(ctx))
+	_, err = c.Lock("k").TryLock(ctx)
+	require.ErrorIs(t, err, ErrClosed)
+	_, err = l.Take(ctx, "k", 1)
+	require.ErrorIs(t, err, ErrClosed)
+}
+
+// A declaration without a breaker leaves an open member alone until its time has come. Then the
+// breaker is closed for good.
+func TestPolicyRemovedWhileOpen(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		ctx := t.Context()
+		spec := Spec{
+			Members: []Member{{ID: "a"}},
+			Breaker: BreakerPolicy{Failures: 1, OpenFor: 500 * time.Millisecond, Successes: 1},
+		}
+		p, err := c.Pool(ctx, "p", spec)
+		require.NoError(t, err)
+		l, err := p.TryAcquire(ctx)
+		require.NoError(t, err)
+		opened := time.Now()
+		require.NoError(t, l.Release(ctx, Failure))
+		spec.Breaker = BreakerPolicy{}
+		p, err = c.Pool(ctx, "p", spec)
+		require.NoError(t, err)
+		l, err = p.Acquire(ctx) // waits for the rest of the time
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, time.Since(opened), 500*time.Millisecond)
+		require.False(t, l.Probe())
+		require.NoError(t, l.Release(ctx, Failure))
+		view, err := p.Inspect(ctx)
+		require.NoError(t, err)
+		require.Equal(t, "closed", view.Members[0].Breaker)
+		require.Equal(t, "free", view.Members[0].State)
+	})
+}

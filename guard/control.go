@@ -1,0 +1,98 @@
+package guard
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Action is what an operator does with a member.
+type Action string
+
+// The actions of Control, beside Open: it opens the breaker for as long as its policy says.
+const (
+	Disable      Action = "disable"   // no new lease; leases that are out run on
+	Enable       Action = "enable"    // ends Disable
+	CloseBreaker Action = "close"     // closes the breaker
+	TakeBack     Action = "take-back" // ends the member's leases; the holders learn it up to a third of a lease later
+)
+
+// Actions are all actions.
+var Actions = []Action{Disable, Enable, Open, CloseBreaker, TakeBack}
+
+// operations are the methods of a Client that operators use: they take the name of any guard.
+type operations struct{ c *Client }
+
+// Control does something with a member of a guard. guard is KIND/NAME, for example pool/smtp; a
+// NAME alone is that of a pool. Guards that are not pools have one member, "1". A repeated call
+// does no harm. When Redis is away it is ErrUnavailable, whatever the guard's outage policy.
+//
+// Further errors: ErrUnknownGuard, ErrUnknownMember, ErrNoBreaker when the member has no breaker to
+// open or close, and ErrInvalid.
+func (o operations) Control(ctx context.Context, guard, member string, do Action) error {
+	g, err := o.named(guard)
+	if err != nil {
+		return err
+	}
+	if err := checkMember(member); err != nil {
+		return fmt.Errorf("guard %s: %w", guard, err)
+	}
+	if !slices.Contains(Actions, do) {
+		return fmt.Errorf("guard %s: %w", guard,
+			invalid("action %.40q: must be disable, enable, open, close or take-back", string(do)))
+	}
+	for from := int64(0); ; {
+		reply, err := g.send(ctx, controlScript, []any{member, string(do), from})
+		if err != nil {
+			return err
+		}
+		s := scan(reply)
+		verdict, next := s.text(), s.number()
+		switch {
+		case s.failed != nil:
+			return fmt.Errorf("guard %s: %w", guard, s.failed)
+		case verdict == "UNKNOWN":
+			if known, err := g.isDeclared(ctx); err == nil && !known {
+				return fmt.Errorf("guard %s: %w", guard, ErrUnknownGuard)
+			}
+			return fmt.Errorf("guard %s: member %s: %w", guard, member, ErrUnknownMember)
+		case verdict == "REFUSED":
+			return fmt.Errorf("guard %s: member %s: %s: %w", guard, member, do, ErrNoBreaker)
+		case next == 0:
+			return nil
+		}
+		from = next
+	}
+}
+
+// Kinds are the kinds of guards, as they are in the names of guards.
+var Kinds = []string{kindPool, kindBreaker, kindLock, kindSemaphore, kindKey}
+
+// ParseName splits the name of a guard into its kind and the rest: KIND/NAME, key/NAME/KEY, or a
+// NAME alone, which is that of a pool. ok is false for any other text.
+func ParseName(name string) (kind, rest string, ok bool) {
+	kind, rest, found := strings.Cut(name, "/")
+	if !found {
+		kind, rest = kindPool, name
+	}
+	parts := []string{rest}
+	if kind == kindKey {
+		parts = strings.SplitN(rest, "/", 2)
+	}
+	ok = slices.Contains(Kinds, kind) && (kind != kindKey || len(parts) == 2)
+	for _, part := range parts {
+		ok = ok && validID(part)
+	}
+	return kind, rest, ok
+}
+
+// named returns a guard by the name that operators use.
+func (o operations) named(name string) (*shared, error) {
+	kind, rest, ok := ParseName(name)
+	if !ok {
+		return nil, invalid("guard %.300q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore "+
+			"or key (key/NAME/KEY)", name)
+	}
+	return newShared(o.c, kind, rest), nil
+}

@@ -1,0 +1,94 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+)
+
+// The errors of this package, for errors.Is.
+var (
+	// ErrDenied: the guard can't lend now. The error is a *DeniedError, which says when to try
+	// again.
+	ErrDenied = errors.New("denied")
+	// ErrLost: the lease has ended before its release: it expired, or an operator took it back.
+	ErrLost = errors.New("lease lost")
+	// ErrQueueFull: as many calls as MaxQueue allows stand in the queue.
+	ErrQueueFull = errors.New("queue is full")
+	// ErrWaitTimeout: the call has waited for MaxWait.
+	ErrWaitTimeout = errors.New("waited too long")
+	// ErrUnavailable: Redis can't serve the call now, and the outage policy is Closed.
+	ErrUnavailable = errors.New("redis is unavailable")
+	// ErrUnknownMember: the pool has no such member.
+	ErrUnknownMember = errors.New("no such member")
+	// ErrUnknownGuard: Redis knows no guard of this name: it was never used, or its keys have
+	// expired.
+	ErrUnknownGuard = errors.New("no such guard")
+	// ErrNoBreaker: Control was to open or close the breaker of a member that has none.
+	ErrNoBreaker = errors.New("the member has no circuit breaker")
+	// ErrTooManyTokens: a Take of more permits than the limiter can ever hold.
+	ErrTooManyTokens = errors.New("more tokens than the limit can ever allow")
+	// ErrNoPublish: the Redis user may not publish to the channel that wakes waiters.
+	ErrNoPublish = errors.New("the Redis user needs the commands publish and subscribe and the channels " +
+		"PREFIXguard:wake:*")
+	// ErrClosed: the Client has been closed.
+	ErrClosed = errors.New("guard client is closed")
+	// ErrInvalid: a name, id, rate or other setting is outside its limits. Nothing was written.
+	ErrInvalid = errors.New("invalid")
+	// ErrSetup: this Redis can't hold guards, for example because it evicts keys.
+	ErrSetup = errors.New("redis is not suitable for guards")
+)
+
+// Reason says why a guard can't lend.
+type Reason string
+
+// The reasons of a denial, as replies, JSON and metrics show them.
+const (
+	RateLimited Reason = "rate_limited" // no permit left
+	CircuitOpen Reason = "circuit_open" // the breaker is open, or all its probes are out
+	Busy        Reason = "busy"         // all leases are out
+	Queued      Reason = "queued"       // others wait already; a call that does not wait may not overtake them
+	Disabled    Reason = "disabled"     // all members are off
+)
+
+// DeniedError says why a call was denied, and when a member can be lent at the earliest.
+type DeniedError struct {
+	Guard  string        // name of the guard
+	Until  time.Time     // by the clock of this process; zero if it is not known
+	After  time.Duration // rounded up to ms; 0 if it is not known
+	Reason Reason
+}
+
+func (e *DeniedError) Error() string {
+	text := fmt.Sprintf("guard %s: denied: %s", e.Guard, e.Reason)
+	if e.After > 0 {
+		text += fmt.Sprintf(", try again in %v", e.After)
+	}
+	return text
+}
+
+// Unwrap returns ErrDenied.
+func (e *DeniedError) Unwrap() error { return ErrDenied }
+
+// invalid returns an error that names the field and its limit.
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// outage says whether a call failed because Redis is away, and whether it is away for every call of
+// this guard: a refused write or a moving slot concerns one call.
+func outage(err error) (unavailable, away bool) {
+	if call.IsOOM(err) {
+		return true, false
+	}
+	if !call.IsUnavailable(err) {
+		return false, false
+	}
+	var answer redis.Error
+	return true, !errors.As(err, &answer) && !errors.Is(err, context.Canceled)
+}

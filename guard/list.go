@@ -1,0 +1,201 @@
+package guard
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Query selects a page of guards.
+type Query struct {
+	Kind   string // pool, breaker, lock, semaphore or key; "" = all kinds but key
+	Cursor string // of the page before; "" = the first page
+	Limit  int    // the most guards on the page; 0 = 50, at most 1,000
+}
+
+// List is a page of guards.
+type List struct {
+	Guards []Summary `json:"guards"`
+	Cursor string    `json:"cursor,omitempty"` // for the next page; "" on the last one
+}
+
+// Summary is a guard in a List. Members that are neither free nor cooling are busy or off.
+type Summary struct {
+	Name     string           `json:"name"` // KIND/NAME
+	Rev      int64            `json:"rev"`
+	Members  int64            `json:"members"`
+	Free     int64            `json:"free"`
+	Cooling  int64            `json:"cooling"`
+	Leases   int64            `json:"leases"`
+	Queue    int64            `json:"queue"`    // calls that wait
+	Counters map[string]int64 `json:"counters"` // granted, denied, queued, expired, stale, lost
+}
+
+// The cost of one page: SCAN goes over at most scanSteps times scanCount keys.
+const (
+	scanSteps  = 100
+	scanCount  = 1000
+	mostListed = 1000
+	fewListed  = 50
+)
+
+// List returns a page of the guards that Redis knows, in no order. A page may have less than Limit
+// guards, or none, and a cursor all the same: Redis is searched in parts of 100,000 keys. A guard
+// that is made, or that expires, while pages are read may be missing.
+func (o operations) List(ctx context.Context, q Query) (List, error) {
+	if q.Kind != "" && !slices.Contains(Kinds, q.Kind) {
+		return List{}, invalid("kind %.40q: must be pool, breaker, lock, semaphore or key", q.Kind)
+	}
+	q.Limit = min(cmp.Or(max(q.Limit, 0), fewListed), mostListed)
+	names, next, err := o.names(ctx, q)
+	if err != nil {
+		return List{}, err
+	}
+	l := List{Guards: make([]Summary, 0, len(names)), Cursor: next}
+	for _, name := range names {
+		s, err := o.summary(ctx, name)
+		switch {
+		case err == nil:
+			l.Guards = append(l.Guards, s)
+		case !errors.Is(err, ErrUnknownGuard): // else it has expired since
+			return List{}, err
+		}
+	}
+	return l, nil
+}
+
+// Guards returns the names (KIND/NAME) of all guards of this prefix, sorted. Those of a PerKey, one
+// for each key, are left out unless keys is set. It goes over the names of all keys in Redis.
+func (o operations) Guards(ctx context.Context, keys bool) ([]string, error) {
+	var all []string
+	for _, q := range []Query{{}, {Kind: kindKey}} {
+		if q.Kind == kindKey && !keys {
+			break
+		}
+		q.Limit = mostListed
+		for {
+			names, next, err := o.names(ctx, q)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, names...)
+			if q.Cursor = next; next == "" {
+				break
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// position is where a page begins: at a cursor of SCAN on one of the servers, behind a name that
+// this cursor returned before.
+type position struct {
+	server int
+	cursor uint64
+	after  string
+}
+
+func (p position) String() string { return fmt.Sprintf("%d.%d.%s", p.server, p.cursor, p.after) }
+
+func parsePosition(text string) (p position, ok bool) {
+	if text == "" {
+		return p, true
+	}
+	parts := strings.SplitN(text, ".", 3)
+	if len(parts) != 3 {
+		return p, false
+	}
+	server, err := strconv.ParseUint(parts[0], 10, 16)
+	if err != nil {
+		return p, false
+	}
+	cursor, err := strconv.ParseUint(parts[1], 10, 64)
+	return position{int(server), cursor, parts[2]}, err == nil
+}
+
+// names returns the names of a page, and the cursor of the next one. The error is ErrInvalid for a
+// cursor that no page has returned.
+func (o operations) names(ctx context.Context, q Query) (names []string, next string, err error) {
+	at, ok := parsePosition(q.Cursor)
+	if !ok {
+		return nil, "", invalid("cursor %.40q: must be the cursor of an earlier page", q.Cursor)
+	}
+	servers, err := masters(ctx, o.c.rdb)
+	for step := 0; err == nil && at.server < len(servers); step++ {
+		if step == scanSteps {
+			return names, at.String(), nil
+		}
+		var found []string
+		var cursor uint64
+		found, cursor, err = o.scanOnce(ctx, servers[at.server], q.Kind, at)
+		if room := q.Limit - len(names); len(found) > room {
+			names = append(names, found[:room]...)
+			if room > 0 {
+				at.after = found[room-1]
+			}
+			return names, at.String(), nil
+		}
+		names = append(names, found...)
+		at = position{server: at.server, cursor: cursor}
+		if cursor == 0 {
+			at.server++
+		}
+	}
+	if err != nil {
+		if unavailable, _ := outage(err); unavailable {
+			err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+		return nil, "", fmt.Errorf("list guards: %w", err)
+	}
+	return names, "", nil
+}
+
+// scanOnce returns the sorted names that one SCAN finds behind at.after, and the next cursor.
+func (o operations) scanOnce(
+	ctx context.Context, server redis.Cmdable, kind string, at position,
+) (names []string, next uint64, err error) {
+	prefix := o.c.cfg.prefix
+	keys, next, err := server.Scan(ctx, at.cursor, keyspace.GuardPattern(prefix, kind), scanCount).Result()
+	for _, key := range keys {
+		name := strings.TrimSuffix(strings.TrimPrefix(key, prefix+"guard:{"), "}:guard")
+		found, _, ok := ParseName(name)
+		if ok && name > at.after && (found != kindKey || kind == kindKey) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), next, err
+}
+
+// summary reads the counters and sizes of a guard, and none of its members.
+func (o operations) summary(ctx context.Context, name string) (Summary, error) {
+	g, err := o.named(name)
+	if err != nil {
+		return Summary{}, err
+	}
+	reply, err := g.send(ctx, inspectScript, []any{0, 0})
+	if err != nil {
+		return Summary{}, err
+	}
+	if reply == nil {
+		return Summary{}, fmt.Errorf("guard %s: %w", name, ErrUnknownGuard)
+	}
+	s := scan(reply)
+	head, sizes := readHead(s.list()), s.list()
+	sum := Summary{Name: name, Rev: head.rev, Counters: head.counters}
+	sum.Members, sum.Free, sum.Cooling = sizes.number(), sizes.number(), sizes.number()
+	sum.Leases, sum.Queue = sizes.number(), sizes.number()
+	if s.failed == nil {
+		s.failed = sizes.failed
+	}
+	return sum, s.failed
+}

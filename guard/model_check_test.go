@@ -1,0 +1,303 @@
+package guard
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// check holds a test to what must be true.
+type check struct{ t require.TestingT }
+
+func (c check) no(err error) {
+	if err != nil {
+		require.NoError(c.t, err)
+	}
+}
+
+// equal compares fast: require.Equal costs more than a call to Redis.
+func (c check) equal(want, got any, what string, args ...any) {
+	if want != got {
+		require.Equal(c.t, want, got, fmt.Sprintf(what, args...))
+	}
+}
+
+func (c check) number(text string) int64 {
+	if text == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		f, floatErr := strconv.ParseFloat(text, 64)
+		c.no(floatErr)
+		c.equal(f, float64(int64(f)), "a whole number: %s", text)
+		n = int64(f)
+	}
+	return n
+}
+
+// source is a script whose text tests change.
+type source struct{ sha, text string }
+
+func newSource(text string) source {
+	sum := sha1.Sum([]byte(text))
+	return source{hex.EncodeToString(sum[:]), text}
+}
+
+// dumpKeys returns the type, the time to live and the content of every key.
+var dumpKeys = newSource(`
+local out = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local kind, content = redis.call('TYPE', key), {}
+  if type(kind) == 'table' then kind = kind.ok end
+  if kind == 'hash' then
+    content = redis.call('HGETALL', key)
+  elseif kind == 'zset' then
+    content = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  end
+  out[#out + 1] = { key, kind, redis.call('PTTL', key), content }
+end
+return out
+`)
+
+// scripted runs the scripts of the package on a server whose time the test sets.
+type scripted struct {
+	c       *redis.Client
+	scripts map[string]source
+	setTime func(pipe redis.Pipeliner, micros int64)
+}
+
+// clockKey holds the time on a real Redis.
+const clockKey = "clock"
+
+// newScripted loads the scripts. On a real server (setTime == nil) they read the time from a key.
+func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *scripted {
+	t.Helper()
+	opts.DisableIdentity, opts.Protocol = true, 2
+	opts.MaxRetries, opts.ReadTimeout = -1, time.Minute // a script that is repeated is a second call
+	c := redis.NewClient(opts)
+	t.Cleanup(func() { _ = c.Close() })
+	s := &scripted{c: c, scripts: map[string]source{"dump": dumpKeys}}
+	names := []string{"acquire", "control", "declare", "inspect", "release", "renew", "take", "wait"}
+	for _, name := range names {
+		files := []string{"parts/base", "parts/limiters", "parts/guard", "guard/" + name}
+		if name == "take" {
+			files = slices.Delete(files, 2, 3)
+		}
+		text := lua.Source(files...)
+		if setTime == nil {
+			const now = "  local t = call('TIME')\n  return t[1] * 1000000 + t[2]\n"
+			require.Equal(t, 1, strings.Count(text, now))
+			text = strings.Replace(text, now, "  return tonumber(call('GET', '"+clockKey+"'))\n", 1)
+		}
+		s.scripts[name] = newSource(text)
+	}
+	for _, src := range s.scripts {
+		require.NoError(t, c.ScriptLoad(t.Context(), src.text).Err())
+	}
+	s.setTime = func(pipe redis.Pipeliner, micros int64) {
+		if setTime != nil {
+			setTime(time.UnixMicro(micros))
+		} else {
+			pipe.Set(context.Background(), clockKey, micros, 0)
+		}
+	}
+	return s
+}
+
+// key is a key as dumpKeys shows it.
+type key struct {
+	kind    string
+	ttl     int64
+	content []string
+}
+
+func (k key) hash() map[string]string {
+	h := make(map[string]string, len(k.content)/2)
+	for i := 0; i < len(k.content); i += 2 {
+		h[k.content[i]] = k.content[i+1]
+	}
+	return h
+}
+
+// run calls a script at a time, and returns its reply and all keys after it.
+func (s *scripted) run(t check, micros int64, script string, keys []string, args []any) (any, map[string]key) {
+	ctx := context.Background()
+	pipe := s.c.Pipeline()
+	s.setTime(pipe, micros)
+	reply := pipe.EvalSha(ctx, s.scripts[script].sha, keys, args...)
+	dump := pipe.EvalSha(ctx, s.scripts["dump"].sha, nil)
+	_, err := pipe.Exec(ctx)
+	if !errors.Is(err, redis.Nil) {
+		t.no(err)
+	}
+	all := map[string]key{}
+	for _, row := range dump.Val().([]any) {
+		f := row.([]any)
+		k := key{kind: f[1].(string), ttl: f[2].(int64)}
+		for _, v := range f[3].([]any) {
+			k.content = append(k.content, v.(string))
+		}
+		if f[0].(string) != clockKey {
+			all[f[0].(string)] = k
+		}
+	}
+	return reply.Val(), all
+}
+
+// stored is the state of a guard in Redis.
+type stored struct {
+	guard, waiters  map[string]string
+	members         map[string]map[string]string
+	free, cooling   map[string]int64
+	until           map[string]int64 // leases
+	leases          map[string][]string
+	queue           []string // in order
+	seqs            map[string]int64
+	clients, naming map[string]int64
+	permits         map[string]refPermits
+}
+
+// readStored reads the keys of a guard. It checks that there are no others under its base.
+func readStored(t check, base string, keys map[string]key) *stored {
+	s := &stored{members: map[string]map[string]string{}, permits: map[string]refPermits{}}
+	scores := func(name string) map[string]int64 {
+		out := map[string]int64{}
+		for id, score := range keys[base+name].hash() {
+			out[id] = t.number(score)
+		}
+		return out
+	}
+	s.guard, s.waiters = keys[base+"guard"].hash(), keys[base+"waiters"].hash()
+	s.free, s.cooling, s.until, s.seqs = scores("free"), scores("cooling"), scores("leases"), scores("queue")
+	s.clients, s.naming = scores("clients"), scores("members")
+	for i := 0; i < len(keys[base+"queue"].content); i += 2 {
+		s.queue = append(s.queue, keys[base+"queue"].content[i])
+	}
+	s.leases = map[string][]string{}
+	for call, text := range keys[base+"lease"].hash() {
+		s.leases[call] = strings.Split(text, "|")
+	}
+	for name, k := range keys {
+		rest, ok := strings.CutPrefix(name, base)
+		if !ok {
+			continue
+		}
+		if id, ok := strings.CutPrefix(rest, "m:"); ok {
+			h := k.hash()
+			s.members[id] = h
+			limit := strings.Split(h["lim"], "|")
+			window := int64(0)
+			if len(limit) > 2 {
+				window = t.number(limit[2]) * 1000
+			}
+			s.permits[id] = storedPermits(t, limit[0], window, h)
+			continue
+		}
+		known := []string{"guard", "free", "cooling", "leases", "lease", "queue", "waiters", "clients", "members"}
+		t.equal(true, slices.Contains(known, rest), "a key of the design: %s", name)
+	}
+	return s
+}
+
+func or0(text string) string { return cmp.Or(text, "0") }
+
+// show shows the state as reference.String does.
+func (s *stored) show(now int64) string {
+	var lines []string
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	g := s.guard
+	add("guard rev=%s spec=%s fence=%s seq=%s clk=%s offset=%s since=%s", or0(g["rev"]), g["spec"], or0(g["fence"]),
+		or0(g["seq"]), or0(g["clk"]), or0(g["offset"]), or0(g["since"]))
+	for _, name := range []string{"granted", "denied", "queued", "expired", "stale", "lost"} {
+		add("count %s=%s", name, or0(g[name]))
+	}
+	for id, m := range s.members {
+		where, due := "-", int64(0)
+		if at, ok := s.free[id]; ok {
+			where, due = "free", at
+		} else if at, ok := s.cooling[id]; ok {
+			where, due = "cooling", at
+		}
+		add("member %s declared=%d override=%s", id, s.naming[id], m["spec"])
+		add("member %s in=%s due=%d h=%s u=%s uses=%s c=%s off=%s", id, where, due, or0(m["h"]), or0(m["u"]),
+			or0(m["uses"]), or0(m["c"]), m["off"])
+		add("member %s b=%s f=%s k=%s o=%s g=%s p=%s", id, cmp.Or(m["b"], "C"), or0(m["f"]), or0(m["k"]), or0(m["o"]),
+			or0(m["g"]), or0(m["p"]))
+		permits := s.permits[id]
+		add("member %s %s", id, permits.at(now))
+	}
+	for call, l := range s.leases {
+		add("lease %s until=%d %s", call, s.until[call], strings.Join(l, "|"))
+	}
+	for i, call := range s.queue {
+		add("queue %d %s seq=%d %s", i, call, s.seqs[call], s.waiters[call])
+	}
+	for id, sign := range s.clients {
+		add("client %s %d", id, sign)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// lawful checks what must hold in every state, whatever the reference says.
+func (s *stored) lawful(t check, rulesOf func(member string) refRules) {
+	held, probes := map[string]int64{}, map[string]int64{}
+	t.equal(len(s.until), len(s.leases), "leases = lease")
+	for call, l := range s.leases {
+		_, ok := s.until[call]
+		t.equal(true, ok, "lease %s has an expiry", call)
+		t.equal(7, len(l), "fields of lease %s", call)
+		held[l[1]]++
+		if m := s.members[l[1]]; l[3] == "1" && l[2] == or0(m["g"]) && m["b"] == "H" {
+			probes[l[1]]++
+		}
+	}
+	t.equal(len(s.queue), len(s.waiters), "queue = waiters")
+	for _, call := range s.queue {
+		_, ok := s.waiters[call]
+		t.equal(true, ok, "waiter %s", call)
+	}
+	t.equal(len(s.members), len(s.naming), "members = m:ID")
+	for id, m := range s.members {
+		_, named := s.naming[id]
+		t.equal(true, named, "%s is in members", id)
+		t.equal(held[id], t.number(m["h"]), "h of %s", id)
+		t.equal(probes[id], t.number(m["p"]), "p of %s", id)
+		_, free := s.free[id]
+		_, cooling := s.cooling[id]
+		t.equal(false, free && cooling, "%s is free and cooling", id)
+		r := rulesOf(id)
+		allowed := max(1, r.successes-t.number(m["k"]))
+		busy := r.concurrency > 0 && held[id] >= r.concurrency || m["b"] == "H" && probes[id] >= allowed
+		if free || cooling {
+			t.equal("", m["off"], "%s can be lent and is off", id)
+			t.equal(false, busy, "%s can be lent and is busy", id)
+		} else {
+			t.equal(true, busy || m["off"] != "", "%s is in no state: %v", id, m)
+		}
+		delete(held, id)
+	}
+	for id := range held {
+		t.equal("", id, "a lease of a member that does not exist")
+	}
+	for id := range s.free {
+		t.equal(true, s.members[id] != nil, "free member %s exists", id)
+	}
+	for id := range s.cooling {
+		t.equal(true, s.members[id] != nil, "cooling member %s exists", id)
+	}
+}

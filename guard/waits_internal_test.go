@@ -1,0 +1,27 @@
+package guard
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// TestAHeartbeatEndsNoLeaseThatItsCallHolds: a call can learn of its grant while a heartbeat that
+// asks for it is under way.
+func TestAHeartbeatEndsNoLeaseThatItsCallHolds(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		lock := c.Lock("k")
+		lease, err := lock.Lock(t.Context())
+		require.NoError(t, err)
+
+		c.waits.deliver(lease.call, answer{verdict: "GRANTED", fence: lease.fence}, time.Now())
+		_, other := newTestClient(t, url, prefix)
+		_, err = other.Lock("k").TryLock(t.Context())
+		require.ErrorIs(t, err, ErrDenied, "the lease is held")
+		require.NoError(t, lease.Release(t.Context(), Neutral))
+	})
+}

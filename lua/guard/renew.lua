@@ -1,0 +1,38 @@
+-- renew: extends leases to their full length.
+--
+-- KEYS
+--   1  base    prefix of all keys of the guard
+--   2  absent  a key that never exists: the guard stands still while its slot moves
+-- ARGV
+--   1  lease_ms  ms  length of the leases from now on; 0 = as in the spec
+--   then, for each of at most 200 leases:
+--   +1  call   -  call id
+--   +2  fence  -  the lease's fence
+-- Reply
+--   {of_lease, ..., at}  OK, or LOST: expired, released or taken back. at: guard time, µs
+-- Twice: the second call extends again.
+-- Out of memory: goes through.
+-- Cost: some commands per lease.
+local lease_ms = tonumber(ARGV[1])
+open()
+local reply = {}
+if G.spec then
+  allow_oom()
+  maintain()
+  if lease_ms == 0 then lease_ms = SPEC.lease end
+end
+for i = 2, #ARGV, 2 do
+  local lease = G.spec and read_lease(ARGV[i])
+  if lease and lease.fence == ARGV[i + 1] then
+    claim(ARGV[i], lease, lease_ms)
+    reply[#reply + 1] = 'OK'
+  else
+    reply[#reply + 1] = 'LOST'
+  end
+end
+if G.spec then
+  serve()
+  close()
+end
+reply[#reply + 1] = NOW
+return reply

@@ -1,0 +1,52 @@
+-- wait: claims the grants of waiting calls, and is the sign of life of their client.
+--
+-- KEYS
+--   1  base    prefix of all keys of the guard
+--   2  absent  a key that never exists: the guard stands still while its slot moves
+-- ARGV
+--   1  client  -  client id
+--   then, for each of at most 1,000 calls:
+--   +1  call  -  call id
+-- Reply
+--   {of_call, ..., next, at}  next: ms until a member can be lent (0 = call again now, -1 =
+--                             unknown); at: guard time, µs. of_call is one of:
+--   {'GRANTED', fence, member, generation, probe, lease}
+--                             the lease, which is claimed now and runs full; lease: its length, ms
+--   {'QUEUED', position}      still in the queue
+--   {'GONE'}                  neither in the queue nor granted
+-- Twice: the second call answers the same.
+-- Out of memory: goes through.
+-- Cost: some commands per call.
+local client = ARGV[1]
+open()
+local reply = {}
+if not G.spec then
+  for i = 2, #ARGV do reply[i - 1] = { 'GONE' } end
+  reply[#reply + 1] = -1
+  reply[#reply + 1] = NOW
+  return reply
+end
+precheck_guard()
+allow_oom()
+flush()
+call('ZADD', B .. 'clients', whole(MS), client)
+touched('clients')
+maintain()
+serve()
+for i = 2, #ARGV do
+  local id = ARGV[i]
+  local lease = read_lease(id)
+  local position = not lease and call('ZRANK', B .. 'queue', id)
+  if lease then
+    claim(id, lease, SPEC.lease)
+    reply[i - 1] = { 'GRANTED', lease.fence, lease.member, lease.generation, lease.probe, SPEC.lease }
+  elseif position then
+    reply[i - 1] = { 'QUEUED', position + 1 }
+  else
+    reply[i - 1] = { 'GONE' }
+  end
+end
+reply[#reply + 1] = next_ms()
+reply[#reply + 1] = NOW
+close()
+return reply
