@@ -248,8 +248,8 @@ type AuditEvent struct {
 // Violation is a group, job or key that breaks a law of the audit. It holds no payload.
 type Violation struct {
 	Law       string `json:"law"`
-	Partition int    `json:"partition"`
-	Group     string `json:"group"`             // "" when the violation is about a tenant or a type
+	Partition int    `json:"partition"`         // -1 when the violation is about a guard
+	Group     string `json:"group"`             // "" when the violation is about a tenant, a type or a guard
 	Ordinal   *int64 `json:"ordinal,omitempty"` // nil when the violation is not about one job
 	Detail    string `json:"detail"`
 	// Count is the number of violations that this document stands for, when Detail summarizes many

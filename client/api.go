@@ -25,7 +25,11 @@ import (
 // says), after 502 and 504, and after a broken connection. While no server has ever answered at the
 // address, a call that can't connect fails at once. Submissions and appends may be repeated because
 // each carries an idempotency key.
-type API struct{ operatorAPI }
+type API struct {
+	*transport
+	operatorAPI
+	guardAPI
+}
 
 // Option changes a setting of an API from its default.
 type Option func(*API)
@@ -58,14 +62,15 @@ func NewAPI(baseURL string, opts ...Option) *API {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = callTimeout
 
-	a := &API{operatorAPI{&transport{
+	shared := &transport{
 		base:           strings.TrimRight(baseURL, "/"),
 		attempts:       4,
 		maxWait:        30 * time.Second,
 		silenceTimeout: time.Minute,
 		outageTimeout:  time.Minute,
 		sleep:          redisx.Sleep,
-	}}}
+	}
+	a := &API{transport: shared, operatorAPI: operatorAPI{shared}, guardAPI: guardAPI{shared}}
 	WithHTTPClient(&http.Client{Transport: t})(a)
 	for _, o := range opts {
 		o(a)

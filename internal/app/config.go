@@ -32,6 +32,9 @@ type RedisConfig struct {
 	URL string `env:"REDIS_URL" envDefault:"redis://127.0.0.1:6379/0" secret:"url" check:"redis"`
 	// Idle connections that are kept open.
 	PoolMinIdle int `env:"REDIS_POOL_MIN_IDLE" envDefault:"10" min:"0" max:"10000" unit:"connections"`
+	// Most idle connections that are kept; further ones are closed when they are not needed any
+	// more.
+	PoolMaxIdle int `env:"REDIS_POOL_MAX_IDLE" envDefault:"20" min:"1" max:"10000" unit:"connections"`
 	// Most connections that the process opens, without those of blocking reads.
 	PoolMaxActive int `env:"REDIS_POOL_MAX_ACTIVE" envDefault:"50" min:"1" max:"10000" unit:"connections"`
 	// Longest time to connect.

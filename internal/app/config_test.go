@@ -19,7 +19,7 @@ func TestDefaults(t *testing.T) {
 	require.Empty(t, unknown)
 
 	require.Equal(t, RedisConfig{
-		URL: "redis://127.0.0.1:6379/0", PoolMinIdle: 10, PoolMaxActive: 50, DialTimeout: 5 * time.Second, CommandTimeout: 3 * time.Second,
+		URL: "redis://127.0.0.1:6379/0", PoolMinIdle: 10, PoolMaxIdle: 20, PoolMaxActive: 50, DialTimeout: 5 * time.Second, CommandTimeout: 3 * time.Second,
 		KeyPrefix: "bulk-action:", Partitions: 1,
 	}, c.Redis)
 	require.Equal(t, FairQueueConfig{Alpha: 10000, Policy: "fair", LaneWeights: []int{6, 3, 1}}, c.FairQueue)
@@ -67,7 +67,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 71)
+	require.Len(t, names, 72)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}

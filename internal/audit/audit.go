@@ -37,6 +37,11 @@
 //     partition and on its tenant's list. Each owner key has a group ([CheckOwnerKeys]).
 //   - receipt ([LawReceipt]): a group holds as many jobs as its producer was told were accepted
 //     ([Receipts]).
+//   - guard-state ([LawGuardState]): each member of a guard is in exactly one of the states free,
+//     cooling, busy and off ([CheckGuards], as the next two).
+//   - guard-held ([LawGuardHeld]): a member counts as many leases as it has, and as many probes of
+//     its breaker's present generation. Each lease has an end.
+//   - guard-queue ([LawGuardQueue]): the queue of a guard and its waiters are the same calls.
 //   - durability ([LawDurability]): Redis doesn't lose writes that it has confirmed. The watcher
 //     checks this law, not this package.
 //
@@ -81,6 +86,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -99,12 +105,15 @@ const (
 	LawRegistry     = "registry"
 	LawDurability   = "durability"
 	LawReceipt      = "receipt"
+	LawGuardState   = guard.LawState
+	LawGuardHeld    = guard.LawHeld
+	LawGuardQueue   = guard.LawQueue
 )
 
 // Laws lists the names of all laws.
 var Laws = []string{
 	LawConservation, LawStates, LawLocation, LawResults, LawDelivery, LawLifecycle, LawCounters, LawRegistry,
-	LawDurability, LawReceipt,
+	LawDurability, LawReceipt, LawGuardState, LawGuardHeld, LawGuardQueue,
 }
 
 // Report is the result of an audit.

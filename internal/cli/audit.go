@@ -38,8 +38,8 @@ func newAudit(r *Root) *cobra.Command {
 		Use:   "audit",
 		Short: "Prove from the data in Redis that no job is lost or counted twice",
 		Long: "Prove from the data in Redis that no job is lost or counted twice. The audit compares the counts of\n" +
-			"each group with the states of its jobs and with the locations of the jobs. The roles may run\n" +
-			"meanwhile. The exit code is 1 if a law is violated.\n\n" +
+			"each group with the states of its jobs and with the locations of the jobs. It also checks the members,\n" +
+			"leases and queues of guards. The roles may run meanwhile. The exit code is 1 if a law is violated.\n\n" +
 			"--repair sets wrong data right where the right value is certain: it sets counters to the counted\n" +
 			"values, moves entries that are not jobs to the list {N}:quarantine, and ends a job that vanished as\n" +
 			"failed with code LOST. Then it audits again; the exit code is 1 if violations remain.\n\n" +
@@ -158,16 +158,26 @@ func (a *auditCommand) audit(
 			if r.Ordinal != nil {
 				job = fmt.Sprintf("%s.%d", r.Group, *r.Ordinal)
 			}
+			if r.Partition == audit.NoPartition {
+				a.root.Notef("%s: %s: %s", what, r.Law, r.Detail)
+				return
+			}
 			a.root.Notef("%s: partition %d, %s %s: %s", what, r.Partition, r.Law, job, r.Detail)
 		}
 		if report, err = repair.Run(ctx, conn, space, audit.Options{}, tell); err == nil {
 			err = repair.OwnerKeys(ctx, conn, space, tell)
+		}
+		if err == nil {
+			err = repair.Guards(ctx, conn, space, tell)
 		}
 	} else {
 		report, err = audit.Run(ctx, conn, space, audit.Options{})
 	}
 	if err == nil {
 		err = audit.CheckOwnerKeys(ctx, conn, space, &report)
+	}
+	if err == nil {
+		err = audit.CheckGuards(ctx, conn, space, &report)
 	}
 	if call.IsOOM(err) {
 		err = fmt.Errorf(
@@ -202,7 +212,11 @@ func (a *auditCommand) show(report audit.Report, repairs []repair.Result, receip
 			if v.Ordinal != nil {
 				job = strconv.FormatInt(*v.Ordinal, 10)
 			}
-			t.row(v.Law, v.Partition, v.Group, job, v.Detail)
+			partition := strconv.Itoa(v.Partition)
+			if v.Partition == audit.NoPartition {
+				partition = ""
+			}
+			t.row(v.Law, partition, v.Group, job, v.Detail)
 		}
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -79,6 +80,36 @@ func TestAuditRepair(t *testing.T) {
 	tamper.SetEntered(t, c, p, "g", api.StatusRunning, time.Time{})
 	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(t.Context(), "audit", "--repair", "--json"))
 	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
+}
+
+// TestAuditRepairsGuards breaks each law of guards once.
+func TestAuditRepairsGuards(t *testing.T) {
+	c, space := newAuditedGroup(t)
+	ctx := t.Context()
+	guards := guard.New(c, guard.Prefix(space.Prefix()))
+	_, err := guards.Pool(ctx, "smtp", guard.Spec{Members: []guard.Member{{ID: "a"}, {ID: "b"}}})
+	require.NoError(t, err)
+	base := keyspace.GuardBase(space.Prefix(), "pool", "smtp")
+	require.Equal(t, run{exitOK, "ok: 1 groups, 3 jobs\n", ""}, console{}.exec(ctx, "audit"))
+
+	require.NoError(t, c.ZRem(ctx, base+"free", "a").Err())
+	require.NoError(t, c.HSet(ctx, base+"m:b", "h", 0, "p", 2).Err())
+	require.NoError(t, c.HSet(ctx, base+"waiters", "x", "client|1").Err())
+	got := console{}.exec(ctx, "audit")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "found violations: 3")
+	require.NotContains(t, got.out, "-1", "a guard is in no partition")
+	for _, want := range []string{
+		"guard pool/smtp: member a could be lent", "guard pool/smtp: member b counts 2 probes", "guard pool/smtp: call x waits",
+	} {
+		require.Contains(t, got.out, want)
+	}
+	got = console{}.exec(ctx, "audit", "--repair", "--json")
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Contains(t, got.err, "repaired: guard-state: guard pool/smtp: member a could be lent")
+	require.Contains(t, got.err, "repaired: guard-held: ")
+	require.Contains(t, got.err, "repaired: guard-queue: ")
+	require.Equal(t, run{exitOK, `{"ok":true,"groups":1,"jobs":3,"violations":[],"repairs":[]}` + "\n", ""}, console{}.exec(ctx, "audit", "--repair", "--json"))
 }
 
 func TestAuditReceipts(t *testing.T) {

@@ -59,6 +59,7 @@ func newBenchThroughput(r *Root, set *variables) *cobra.Command {
 	f.Float64Var(&o.FailPercent, "fail-percent", 0, "percentage of the jobs that fail once and are retried after 1 ms")
 	f.Float64Var(&o.Sampling, "sampling", 0,
 		"part of the jobs that is traced, from 0 to 1; this process receives the traces")
+	f.IntVar(&o.Backlog, "backlog", 0, "number of jobs of other groups that wait in the fair queue all the time")
 	f.BoolVar(&o.Ceiling, "ceiling", false, "measure the least-work ceiling on the same Redis, before and after")
 	f.BoolVar(&o.Brief, "brief", false, "measure neither latency nor memory")
 	f.StringVar(&o.Profile, "profile", "",
@@ -76,6 +77,8 @@ func checkThroughput(o bench.ThroughputOptions) error {
 	switch {
 	case o.Payload < 0 || o.Payload > 256<<10:
 		return usagef("--payload %d: must be from 0 to %d", o.Payload, 256<<10)
+	case o.Backlog < 0:
+		return usagef("--backlog %d: must be at least 0", o.Backlog)
 	case o.Partitions < 1 || o.Partitions > 1024:
 		return usagef("--partitions %d: must be from 1 to 1024", o.Partitions)
 	case o.FailPercent < 0 || o.FailPercent > 100:

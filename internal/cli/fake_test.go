@@ -63,6 +63,9 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/tenants/{id}", f.tenant)
 	mux.HandleFunc("PUT /v1/tenants/{id}", f.setTenant)
 	mux.HandleFunc("PUT /v1/workers/{id}", f.resizeWorker)
+	mux.HandleFunc("GET /v1/guards", f.listGuards)
+	mux.HandleFunc("GET /v1/guards/{name}", f.showGuard)
+	mux.HandleFunc("POST /v1/guards/{name}/members/{id}/{verb}", f.controlGuard)
 	mux.HandleFunc("GET /v1/dead-letters", f.deadLetters)
 	mux.HandleFunc("GET /v1/stats", f.stats)
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

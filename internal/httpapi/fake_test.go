@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
@@ -312,4 +313,29 @@ func (f *fakeBackend) Stats(context.Context) (api.Stats, error) {
 		Partitions: 1, Workers: []api.WorkerStatus{{ID: "w-1"}}, Stages: []api.StageStatus{{ID: "f-1", Role: "fetcher"}},
 		RateLimit: api.RateLimit{Limiter: "fixed", Share: "elastic"},
 	}, f.err
+}
+
+func (f *fakeBackend) Guards(_ context.Context, q guard.Query) (guard.List, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, fmt.Sprintf("guards %s %s %d", q.Kind, q.Cursor, q.Limit))
+	return guard.List{Guards: []guard.Summary{{Name: "pool/smtp", Members: 3}}, Cursor: "0.5."}, f.err
+}
+
+func (f *fakeBackend) Guard(_ context.Context, name string) (guard.View, error) {
+	if name == "pool/none" {
+		return guard.View{}, fmt.Errorf("guard %s: %w", name, api.ErrNotFound)
+	}
+	left, at := int64(0), time.Unix(1e9, 0)
+	return guard.View{
+		Name: name, Rev: 1, Spec: guard.SpecView{Limiter: "sliding", Permits: 80, WindowMS: 600_000},
+		Members: []guard.MemberView{{ID: "a", State: "cooling", Breaker: "open", OpenUntil: &at, Left: &left, NextAt: &at}},
+	}, f.err
+}
+
+func (f *fakeBackend) ControlGuard(_ context.Context, name, member string, do guard.Action) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, fmt.Sprintf("%s %s of %s", do, member, name))
+	return f.err
 }

@@ -250,6 +250,7 @@ func (s *calls) getIndex(*http.Request) (map[string]any, error) {
 			"groups":       "/v1/groups",
 			"tenants":      "/v1/tenants",
 			"dead_letters": "/v1/dead-letters",
+			"guards":       "/v1/guards",
 			"stats":        "/v1/stats",
 			"openapi":      "/openapi.yaml",
 		},

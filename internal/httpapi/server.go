@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/livefeed"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/sse"
@@ -86,6 +87,12 @@ type Backend interface {
 	DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error)
 	// ResizeWorker asks a live worker process to have n slots.
 	ResizeWorker(ctx context.Context, id string, n int) error
+	// Guards returns a page of guards. Names of guards have the form KIND/NAME here and below.
+	Guards(ctx context.Context, q guard.Query) (guard.List, error)
+	// Guard returns a guard with all its members.
+	Guard(ctx context.Context, name string) (guard.View, error)
+	// ControlGuard does what an operator asks for with a member of a guard.
+	ControlGuard(ctx context.Context, name, member string, do guard.Action) error
 	// Stats returns queue sizes, rates and live processes.
 	Stats(ctx context.Context) (api.Stats, error)
 }
@@ -277,7 +284,14 @@ func (s *calls) routes() []route {
 		{method: put, path: "/v1/tenants/{id}", serve: show(s.setTenant)},
 		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters), query: page},
 		{method: put, path: "/v1/workers/{id}", serve: commandOn(s, "id", resizeWorker(s.backend))},
+		{method: get, path: "/v1/guards", serve: show(listGuards(s.backend)), query: append([]string{"kind"}, page...)},
+		{method: get, path: "/v1/guards/{name}", serve: show(getGuard(s.backend))},
 		{method: get, path: "/v1/stats", serve: show(s.getStats)},
+	}
+	for _, do := range guard.Actions {
+		all = append(all, route{
+			method: post, path: "/v1/guards/{name}/members/{id}/" + string(do), serve: controlGuard(s, do),
+		})
 	}
 	for _, kind := range []struct {
 		root, param   string

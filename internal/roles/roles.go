@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -27,6 +28,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage/ingest"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/stage/worker"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -34,10 +36,12 @@ import (
 // Role runs a role in a process until its context ends.
 type Role func(context.Context, *app.Process) error
 
-// Base holds what every role of a process needs: the Redis connection and the key space.
+// Base holds what every role of a process needs: the Redis connection, the key space, and the
+// guards.
 type Base struct {
-	Conn  *redisx.Conn
-	Space keyspace.Space
+	Conn   *redisx.Conn
+	Space  keyspace.Space
+	Guards *guard.Client
 }
 
 // BasedRole is a role on a connection that it may share with other roles of the process.
@@ -61,8 +65,8 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 		return Base{}, err
 	}
 	conn, err := redisx.Connect(ctx, redisx.Config{
-		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxActive: cfg.PoolMaxActive, DialTimeout: cfg.DialTimeout,
-		CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance,
+		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxIdle: cfg.PoolMaxIdle, PoolMaxActive: cfg.PoolMaxActive,
+		DialTimeout: cfg.DialTimeout, CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance,
 		// if one process has all roles, each of them blocks on each partition
 		BlockingReads: len(Names) * (cfg.Partitions + 1),
 	})
@@ -78,7 +82,10 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	}
 	p.OnStop("redis connection", func(context.Context) error { return conn.Close() })
 	p.Ready.Add("redis", conn.Ping)
-	return Base{Conn: conn, Space: space}, awaitFit(ctx, p, conn, space)
+	guards := guard.New(conn.Cmd, guard.Prefix(cfg.KeyPrefix), guard.Process(p.Instance), guard.Meter(p.Tel.Meter),
+		guard.MetricPrefix(telemetry.NamePrefix), guard.TracerProvider(p.Tel.TracerProvider), guard.Logger(p.Tel.Log))
+	p.OnStop("guards", guards.Close)
+	return Base{Conn: conn, Space: space, Guards: guards}, awaitFit(ctx, p, conn, space)
 }
 
 // awaitFit waits until Redis answers, and checks that this process may use it: that Redis evicts no
@@ -150,6 +157,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			Version: app.Version(),
 			Lease:   p.Config.Worker.Lease,
 			Grace:   p.Config.Worker.ShutdownGracePeriod,
+			Guards:  b.Guards,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err
@@ -279,6 +287,7 @@ func Watcher(reducers *reducer.Registry) BasedRole {
 				FullInterval: p.Config.Audit.DeepInterval,
 				Lease:        p.Config.Worker.Lease,
 			},
+			Guards: b.Guards,
 		}, store(p, b, reducers, nil), events).Run(ctx)
 	}
 }

@@ -13,7 +13,8 @@ import (
 // only possible error is an invalid name, which is a bug in this package: it panics.
 type instruments struct{ meter metric.Meter }
 
-const namePrefix = "bulk_action_"
+// NamePrefix begins the names of all metrics.
+const NamePrefix = "bulk_action_"
 
 // counter adds to one series. Recording needs no context: only exemplars would use it, and the
 // Prometheus text format has none.
@@ -24,7 +25,7 @@ type counter struct {
 
 // counter creates a counter. Its series exists from the start, with value 0.
 func (i instruments) counter(name, description string, attrs ...attribute.KeyValue) counter {
-	c := must(i.meter.Int64Counter(namePrefix+name, metric.WithDescription(description)))
+	c := must(i.meter.Int64Counter(NamePrefix+name, metric.WithDescription(description)))
 	series := counter{c: c}
 	if len(attrs) > 0 {
 		series.opts = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
@@ -43,7 +44,7 @@ func (c counter) add(n int) {
 type histogram struct{ h metric.Float64Histogram }
 
 func (i instruments) histogram(name, description string, bounds ...float64) histogram {
-	return histogram{must(i.meter.Float64Histogram(namePrefix+name,
+	return histogram{must(i.meter.Float64Histogram(NamePrefix+name,
 		metric.WithDescription(description), metric.WithUnit("ms"), metric.WithExplicitBucketBoundaries(bounds...)))}
 }
 
@@ -52,11 +53,11 @@ func (h histogram) record(d time.Duration) {
 }
 
 func (i instruments) gauge(name, description string) metric.Int64ObservableGauge {
-	return must(i.meter.Int64ObservableGauge(namePrefix+name, metric.WithDescription(description)))
+	return must(i.meter.Int64ObservableGauge(NamePrefix+name, metric.WithDescription(description)))
 }
 
 func (i instruments) observableCounter(name, description string) metric.Int64ObservableCounter {
-	return must(i.meter.Int64ObservableCounter(namePrefix+name, metric.WithDescription(description)))
+	return must(i.meter.Int64ObservableCounter(NamePrefix+name, metric.WithDescription(description)))
 }
 
 // observe registers f, which is called at each collection of metrics.

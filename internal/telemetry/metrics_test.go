@@ -29,7 +29,7 @@ func scrape(t *testing.T, tel *Telemetry) (samples []string, types map[string]st
 			name, typ, _ := strings.Cut(family, " ")
 			types[name] = typ
 		}
-		if strings.HasPrefix(line, namePrefix) && !strings.Contains(line, "_bucket{") {
+		if strings.HasPrefix(line, NamePrefix) && !strings.Contains(line, "_bucket{") {
 			samples = append(samples, line)
 		}
 	}
@@ -165,13 +165,13 @@ func TestMetricNames(t *testing.T) {
 		"worker_job_success_total", "worker_job_failed_total", "worker_job_timeout_total", "worker_job_retry_total", "worker_dead_letter_total",
 		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back", "watcher_dead_letter_total",
 	} {
-		want[namePrefix+name] = "counter"
+		want[NamePrefix+name] = "counter"
 	}
 	for _, name := range []string{"ready_queue_size", "non_ready_queue_size", "backlog", "worker_pool_size", "worker_pool_active", "worker_pool_idle"} {
-		want[namePrefix+name] = "gauge"
+		want[NamePrefix+name] = "gauge"
 	}
 	for _, name := range []string{"dispatch_cycle_duration_ms", "worker_job_duration_ms", "job_start_delay_ms", "wait_fairness_ms", "wait_rate_ms", "wait_congestion_ms"} {
-		want[namePrefix+name] = "histogram"
+		want[NamePrefix+name] = "histogram"
 	}
 	for name := range types {
 		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
@@ -197,7 +197,7 @@ func TestTenantLabelsAreBounded(t *testing.T) {
 		got := map[string]string{}
 		for _, s := range samples {
 			name, value, _ := strings.Cut(s, " ")
-			got[strings.TrimSuffix(strings.TrimPrefix(name, namePrefix+`rate_limit_allowed_total{tenant="`), `"}`)] = value
+			got[strings.TrimSuffix(strings.TrimPrefix(name, NamePrefix+`rate_limit_allowed_total{tenant="`), `"}`)] = value
 		}
 		return got
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -199,6 +200,7 @@ func TestCluster(t *testing.T) {
 		})
 	}
 	p.awaitProgress("jobs after a reshard", 300)
+	s.requireMovesAreWarnings()
 
 	dead := cluster.MasterOf(cluster.SlotOf(s.space.OfTenant("tenant-0").Base()))
 	dead.Kill()
@@ -208,4 +210,22 @@ func TestCluster(t *testing.T) {
 	cluster.AwaitWhole()
 	p.awaitProgress("jobs after its return", 300)
 	p.check(t)
+}
+
+// requireMovesAreWarnings requires that some process has logged the move of a hash slot, and that
+// none has logged a reply to it as an error.
+func (s *system) requireMovesAreWarnings() {
+	s.t.Helper()
+	warnings := 0
+	for role, procs := range s.procs {
+		for _, p := range procs {
+			for line := range strings.Lines(p.Log()) {
+				if strings.Contains(line, "TRYAGAIN") {
+					require.NotContains(s.t, line, `"level":"ERROR"`, role)
+					warnings++
+				}
+			}
+		}
+	}
+	require.Positive(s.t, warnings)
 }

@@ -2,19 +2,54 @@ package ingest
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// backend implements httpapi.Backend with the store.
-type backend struct{ *groups.Store }
+// backend implements httpapi.Backend with the store and the guards.
+type backend struct {
+	*groups.Store
+	guards *guard.Client
+}
+
+func (b backend) Guards(ctx context.Context, q guard.Query) (guard.List, error) {
+	l, err := b.guards.List(ctx, q)
+	return l, guardError(err)
+}
+
+func (b backend) Guard(ctx context.Context, name string) (guard.View, error) {
+	v, err := b.guards.Inspect(ctx, name)
+	return v, guardError(err)
+}
+
+func (b backend) ControlGuard(ctx context.Context, name, member string, do guard.Action) error {
+	return guardError(b.guards.Control(ctx, name, member, do))
+}
+
+// guardError returns an error of package guard as one of package api.
+func guardError(err error) error {
+	switch {
+	case errors.Is(err, guard.ErrUnknownGuard), errors.Is(err, guard.ErrUnknownMember):
+		return fmt.Errorf("%w: %w", err, api.ErrNotFound)
+	case errors.Is(err, guard.ErrNoBreaker):
+		return fmt.Errorf("%w: %w", err, api.ErrConflict)
+	case errors.Is(err, guard.ErrInvalid):
+		return fmt.Errorf("%w: %w", err, api.ErrInvalid)
+	case errors.Is(err, guard.ErrUnavailable):
+		return fmt.Errorf("%w: %w", err, api.ErrUnavailable)
+	}
+	return err
+}
 
 func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions) (api.Accepted, error) {
 	key, unique := clientKey(g, o)

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -28,6 +29,7 @@ type Config struct {
 	APIAddr string
 	Version string
 	Lease   time.Duration // after a silence of this length, other processes take over the messages of an ingest process
+	Guards  *guard.Client // the guards that operators control; nil: those of the connection's key space
 	Grace   time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
@@ -65,6 +67,9 @@ func New(
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.APIAddr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for the API: %w: set BULKACTION_API_ADDR to another address", err)
+	}
+	if cfg.Guards == nil {
+		cfg.Guards = guard.New(p.Conn.Cmd, guard.Prefix(p.Space.Prefix()))
 	}
 	p.Tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String())
 	in := &Ingest{
@@ -112,7 +117,7 @@ const retryAfter = 250 * time.Millisecond
 
 func (in *Ingest) serveAPI(ctx context.Context) error {
 	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{
-		Backend: backend{in.store},
+		Backend: backend{in.store, in.cfg.Guards},
 		Log:     in.Tel.Log,
 		Decoder: in.decoder,
 		Version: in.cfg.Version,

@@ -18,6 +18,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -37,6 +38,7 @@ type Config struct {
 	NoProcessorTimeout time.Duration
 	Retention          Retention
 	Audit              Audit
+	Guards             *guard.Client // measures what Redis knows of guards; nil: nothing
 }
 
 // Retention says how long data is kept, by kind. 0 or less: for ever.
@@ -59,6 +61,8 @@ const (
 	idle = time.Second
 	// measureEvery is the time between two updates of the queue gauges.
 	measureEvery = 2 * time.Second
+	// measureGuardsEvery is the time between two updates of the metrics of guards.
+	measureGuardsEvery = 15 * time.Second
 	// maintenanceInterval is the longest time between two runs of the maintenance tasks.
 	maintenanceInterval = 10 * time.Second
 )
@@ -103,6 +107,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 		r.Loop("watch", p.Wake("watcher"), loop.step)
 	}
 	r.Every("queue gauges", measureEvery, partitions[0].measure)
+	if w.cfg.Guards != nil {
+		r.Every("guard gauges", measureGuardsEvery, partitions[0].measureGuards)
+	}
 	w.addAudits(r, partitions)
 	r.ReportAlive("watcher")
 	r.OnStop(func(ctx context.Context) {
@@ -134,6 +141,16 @@ func (p *partition) measure(ctx context.Context) error {
 	}
 	p.metrics.SetQueues(ready, nonReady, backlog)
 	return nil
+}
+
+// measureGuards updates the metrics of guards that only Redis knows. As with measure, only the
+// leader of this partition has them.
+func (p *partition) measureGuards(ctx context.Context) error {
+	if _, leads := p.leadership(); !leads {
+		p.cfg.Guards.StopMeasuring()
+		return nil
+	}
+	return p.cfg.Guards.Measure(ctx)
 }
 
 // partition is what the parts of the work on one partition share: this process's claim to lead it.

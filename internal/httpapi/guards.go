@@ -1,0 +1,86 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"slices"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
+)
+
+const (
+	guardProblem = "must be NAME or KIND/NAME, with the slash escaped as %2F, where KIND is pool, breaker, lock, " +
+		"semaphore or key (key/NAME/KEY), and the others match ^[A-Za-z0-9._-]{1,128}$"
+	kindProblem = "must be pool, breaker, lock, semaphore or key"
+)
+
+// guardName returns the name of the guard in the path as KIND/NAME.
+func guardName(r *http.Request) (string, error) {
+	kind, rest, ok := guard.ParseName(r.PathValue("name"))
+	if !ok {
+		return "", badName("name", guardProblem)
+	}
+	return kind + "/" + rest, nil
+}
+
+// badName refuses a path that can name nothing.
+func badName(field, problem string) error {
+	return newProblem(http.StatusBadRequest, field+" "+problem, api.FieldError{Field: field, Problem: problem})
+}
+
+func listGuards(b Backend) func(*http.Request) (guard.List, error) {
+	return func(r *http.Request) (l guard.List, err error) {
+		q := guard.Query{Kind: r.URL.Query().Get("kind")}
+		if q.Cursor, q.Limit, err = pageParams(r); err != nil {
+			return l, err
+		}
+		if q.Kind != "" && !slices.Contains(guard.Kinds, q.Kind) {
+			return l, invalidField("kind", kindProblem)
+		}
+		l, err = b.Guards(r.Context(), q)
+		l.Guards = orEmpty(l.Guards)
+		for i := range l.Guards {
+			l.Guards[i].Counters = orEmptyMap(l.Guards[i].Counters)
+		}
+		return l, err
+	}
+}
+
+func getGuard(b Backend) func(*http.Request) (guard.View, error) {
+	return func(r *http.Request) (v guard.View, err error) {
+		name, err := guardName(r)
+		if err != nil {
+			return v, err
+		}
+		v, err = b.Guard(r.Context(), name)
+		v.Members, v.Counters = orEmpty(v.Members), orEmptyMap(v.Counters)
+		return v, err
+	}
+}
+
+// controlGuard serves an action on a member of a guard. It runs to its end even if the client
+// disconnects.
+func controlGuard(s *calls, do guard.Action) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		name, err := guardName(r)
+		if err != nil {
+			return err
+		}
+		member := r.PathValue("id")
+		if !api.ValidID(member) {
+			return badName("id", idProblem)
+		}
+		if err := s.decodeOptionalBody(r, &struct{}{}); err != nil {
+			return err
+		}
+		err = s.write(r.Context(), func(ctx context.Context) error {
+			return s.backend.ControlGuard(ctx, name, member, do)
+		})
+		if err != nil {
+			return err
+		}
+		accept(w, api.GuardAction{Guard: name, Member: member, Action: string(do)})
+		return nil
+	}
+}
