@@ -12,9 +12,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestMain lets the test binary run as a role too, as the command line does.
+// TestMain lets the test binary run as a role, and as a process that makes calls, too, as the
+// command line does.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "role" {
+	if len(os.Args) > 1 && (os.Args[1] == "role" || os.Args[1] == bench.GuardLoadCommand) {
 		os.Exit(cli.Main(context.Background(), os.Args[1:], cli.Std()))
 	}
 	os.Exit(m.Run())

@@ -24,6 +24,7 @@ type ThroughputOptions struct {
 	FailPercent float64 // this percentage of the jobs fails once and is retried
 	// part of the jobs that is traced; traces are sent to this process; 0: no tracing
 	Sampling float64
+	Backlog  int  // number of jobs of other groups that wait in the fair queue all the time
 	Ceiling  bool // also measure the least-work ceiling, before and after
 	Brief    bool // measure neither latency nor the memory of a queued job
 }
@@ -58,19 +59,22 @@ type Throughput struct {
 	// mean of the measurements before and after the run
 	Ceiling *Ceiling `json:"ceiling,omitempty"`
 	// our speed / the ceiling's speed
-	CeilingRatio float64           `json:"ceiling_ratio,omitempty"`
-	TraceBytes   int64             `json:"trace_bytes,omitempty"` // size of the exported traces
-	Groups       int               `json:"groups_per_tenant"`
-	PayloadBytes int               `json:"payload_bytes"`
-	MessagesJobs int               `json:"jobs_per_message"`
-	Partitions   int               `json:"partitions"`
-	Masters      int               `json:"masters"`
-	AOF          bool              `json:"aof"`
-	Limits       bool              `json:"limits"`
-	FailPercent  float64           `json:"fail_percent"`
-	Sampling     float64           `json:"trace_sampling"`
-	Replicas     map[string]int    `json:"replicas,omitempty"`
-	Overrides    map[string]string `json:"overrides"`
+	CeilingRatio float64 `json:"ceiling_ratio,omitempty"`
+	// Redis's CPU time of a job / that of a job of the ceiling
+	RedisCeilingRatio float64           `json:"redis_ceiling_ratio,omitempty"`
+	TraceBytes        int64             `json:"trace_bytes,omitempty"` // size of the exported traces
+	Backlog           int               `json:"backlog"`
+	Groups            int               `json:"groups_per_tenant"`
+	PayloadBytes      int               `json:"payload_bytes"`
+	MessagesJobs      int               `json:"jobs_per_message"`
+	Partitions        int               `json:"partitions"`
+	Masters           int               `json:"masters"`
+	AOF               bool              `json:"aof"`
+	Limits            bool              `json:"limits"`
+	FailPercent       float64           `json:"fail_percent"`
+	Sampling          float64           `json:"trace_sampling"`
+	Replicas          map[string]int    `json:"replicas,omitempty"`
+	Overrides         map[string]string `json:"overrides"`
 }
 
 // unreachedLimit is a tenant's own limit (permits a second) that no run reaches.
@@ -112,6 +116,7 @@ func RunThroughput(ctx context.Context, o ThroughputOptions) (Throughput, error)
 		Limits:       o.Limits,
 		FailPercent:  o.FailPercent,
 		Sampling:     o.Sampling,
+		Backlog:      o.Backlog,
 		Replicas:     o.Replicas,
 	}
 	var traces *traceSink
@@ -168,6 +173,12 @@ func (t *Throughput) measureLoad(ctx context.Context, r *run, o ThroughputOption
 	if err := r.warmUp(ctx, failingJobs(o.Payload, o.FailPercent), o.Batch); err != nil {
 		return err
 	}
+	if o.Backlog > 0 {
+		backlog := divideJobs(r.name+"-backlog", o.Backlog, o.Tenants, o.Groups, failingJobs(o.Payload, 0))
+		if err := r.queue(ctx, backlog, o.Batch, countAccepted(r)); err != nil {
+			return err
+		}
+	}
 	var before Ceiling
 	var err error
 	if o.Ceiling {
@@ -202,6 +213,7 @@ func (t *Throughput) measureLoad(ctx context.Context, r *run, o ThroughputOption
 		}
 		t.Ceiling = before.mean(after)
 		t.CeilingRatio = measure.Ratio(t.JobsPerSecond, t.Ceiling.JobsPerSecond)
+		t.RedisCeilingRatio = measure.Ratio(t.RedisCPUPerJob, t.Ceiling.RedisCPUPerJob)
 	}
 	return nil
 }
@@ -262,36 +274,54 @@ func (t *Throughput) measureIdleFleet(ctx context.Context, r *run, o ThroughputO
 		waits[i] = float64(g.Started.Sub(g.Created).Milliseconds())
 	}
 	t.P50MS, t.P99MS = measure.Percentile(waits, 50), measure.Percentile(waits, 99)
-	accepted := func(ctx context.Context, g group) int {
-		if now, err := r.states(ctx, []group{g}); err == nil {
-			return int(now[0].Counts.Accepted)
-		}
-		return 0 // the next command returns the error again
-	}
-	t.BytesPerQueuedJob, err = r.queuedBytes(ctx, failingJobs(o.Payload, o.FailPercent), o.Batch, accepted)
+	t.BytesPerQueuedJob, err = r.queuedBytes(ctx, failingJobs(o.Payload, o.FailPercent), o.Batch, countAccepted(r))
 	return err
 }
 
-// queuedBytes returns the bytes of Redis memory that a queued job needs. It submits jobs that may
-// start in an hour, asks accepted until all are stored, and leaves them there.
+// countAccepted returns a function that returns the number of jobs of a group that are stored; 0
+// after an error.
+func countAccepted(r *run) func(context.Context, group) int {
+	return func(ctx context.Context, g group) int {
+		now, err := r.states(ctx, []group{g})
+		if err != nil {
+			return 0 // the next command returns the error again
+		}
+		return int(now[0].Counts.Accepted)
+	}
+}
+
+// queuedBytes returns the bytes of Redis memory that a queued job needs. It queues some jobs and
+// leaves them there. accepted returns the number of jobs of a group that are stored.
 func (r *run) queuedBytes(
 	ctx context.Context, job func(int) []byte, batch int, accepted func(context.Context, group) int,
 ) (float64, error) {
 	const jobs = 20_000
-	g := group{id: r.name + "-queued", tenant: "queued", jobs: jobs, job: job, fields: map[string]any{
-		"run_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339),
-	}}
-	u, err := r.measure(ctx, func() error {
-		if err := r.create(ctx, []group{g}, 0); err != nil {
-			return err
-		}
-		if err := r.fill(ctx, []group{g}, batch); err != nil {
-			return err
-		}
-		return r.await(ctx, "queued jobs", pollInterval, func() (int, error) {
-			unread, err := r.conn.Cmd.XLen(ctx, r.space.Ingest()).Result()
-			return jobs - accepted(ctx, g) + int(unread), err
-		})
-	})
+	g := group{id: r.name + "-queued", tenant: "queued", jobs: jobs, job: job}
+	u, err := r.measure(ctx, func() error { return r.queue(ctx, []group{g}, batch, accepted) })
 	return measure.Round2(float64(u.redisTotal().Memory) / jobs), err
+}
+
+// queue submits groups whose jobs may start in an hour, and waits until all jobs are stored: until
+// accepted returns the number of jobs of each group.
+func (r *run) queue(
+	ctx context.Context, groups []group, batch int, accepted func(context.Context, group) int,
+) error {
+	later := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	for i := range groups {
+		groups[i].fields = map[string]any{"run_at": later}
+	}
+	if err := r.create(ctx, groups, 0); err != nil {
+		return err
+	}
+	if err := r.fill(ctx, groups, batch); err != nil {
+		return err
+	}
+	return r.await(ctx, "queued jobs", pollInterval, func() (int, error) {
+		unread, err := r.conn.Cmd.XLen(ctx, r.space.Ingest()).Result()
+		left := int(unread)
+		for _, g := range groups {
+			left += g.jobs - accepted(ctx, g)
+		}
+		return left, err
+	})
 }

@@ -31,14 +31,17 @@ func TestThroughputMeasuresTheCostOfAJob(t *testing.T) {
 	require.Len(t, r.ProcessCPUByRole, 7)
 	require.Len(t, r.PeakMBByRole, 8)
 	require.Positive(t, r.CeilingRatio)
+	require.Positive(t, r.RedisCeilingRatio)
 	require.Positive(t, r.Ceiling.RedisCPUPerJob)
 	require.Equal(t, "0", r.Overrides["BULKACTION_BACKPRESSURE_GLOBAL_RPS"])
 }
 
-// TestThroughputOfVariants combines in one run: tenant limits, retries, traces and CPU profiles.
+// TestThroughputOfVariants combines in one run: tenant limits, retries, traces, a backlog and CPU
+// profiles.
 func TestThroughputOfVariants(t *testing.T) {
 	o := smallThroughput(t)
 	o.Brief, o.Limits, o.FailPercent, o.Sampling, o.AOF, o.Profile = true, true, 10, 0.5, true, t.TempDir()
+	o.Backlog = 500
 	r, err := bench.RunThroughput(t.Context(), o)
 	require.NoError(t, err)
 	require.Positive(t, r.TraceBytes)

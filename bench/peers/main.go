@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -22,6 +21,9 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if len(os.Args) > 1 && os.Args[1] == guardsCommand {
+		exit(runGuards(ctx, os.Args[2:]))
+	}
 	exit(run(ctx, os.Args[1:]))
 }
 
@@ -54,19 +56,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if output == "-" {
-		return json.NewEncoder(os.Stdout).Encode(rep)
-	}
-	if output != "" {
-		body, err := json.MarshalIndent(rep, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(output, append(body, '\n'), 0o600); err != nil {
-			return err
-		}
-	}
-	return rep.writeTable(os.Stdout)
+	return write(rep, output)
 }
 
 func parse(args []string) (o options, output string, err error) {
@@ -84,13 +74,7 @@ func parse(args []string) (o options, output string, err error) {
 	f.DurationVar(&o.Settings.CheckInterval, "asynq-check", defaultCheckInterval,
 		"asynq's TaskCheckInterval for the tuned figures")
 	peers := f.String("peers", strings.Join(peerNames(), ","), "projects to compare with")
-	f.BoolFunc("json", "print JSON instead of the table; --json=FILE prints the table and writes JSON to FILE",
-		func(s string) error {
-			if output = s; s == "true" {
-				output = "-"
-			}
-			return nil
-		})
+	jsonFlag(f, &output)
 	if err := f.Parse(args); err != nil {
 		return o, "", err
 	}

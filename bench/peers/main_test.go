@@ -54,6 +54,23 @@ func TestCompare(t *testing.T) {
 	require.Contains(t, table.String(), "ours / "+nameAsynq)
 }
 
+func TestCompareGuards(t *testing.T) {
+	c, err := compareGuards(t.Context(), guardOptions{Rounds: 1, Seconds: 0.1}, func(string) {})
+	require.NoError(t, err)
+	require.Len(t, c.Figures, len(guardPeers))
+	for _, f := range c.Figures {
+		require.Positive(t, f.Ours, f.Name)
+		require.Positive(t, f.Peers, f.Name)
+		require.Positive(t, f.Ratio, f.Name)
+	}
+	require.EqualValues(t, failingCallers, c.FailuresCounted[nameOurs], "no failure is lost")
+
+	var table bytes.Buffer
+	require.NoError(t, c.writeTable(&table))
+	require.Contains(t, table.String(), "redsync")
+	require.ErrorContains(t, runGuards(t.Context(), []string{"--rounds", "0"}), "at least 1 round")
+}
+
 func TestCompareReturnsTheErrorOfOurProgram(t *testing.T) {
 	o, _, err := parse([]string{"--bulkaction", fakeProgram(t, "echo no luck >&2; exit 3")})
 	require.NoError(t, err)

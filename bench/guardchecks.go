@@ -1,0 +1,245 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/bulkaction/bulkaction/bench/measure"
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+func (b *guardBench) limits(ctx context.Context) (out GuardLimits, err error) {
+	at, err := url.Parse(b.url)
+	if err != nil {
+		return out, err
+	}
+	proxy, err := startLossyProxy(ctx, at.Host)
+	if err != nil {
+		return out, err
+	}
+	defer proxy.close()
+	at.Host = proxy.listener.Addr().String()
+	for _, t := range []guardTask{
+		{Kind: "take", Names: 2, Rate: guard.Rate{Permits: 200, Window: time.Second, Burst: 50}},
+		{Kind: "take", Names: 2, Rate: guard.PerWindow(200, time.Second)},
+		{
+			Kind: "lease", Members: 4, Capacity: 2, Rate: guard.PerWindow(50, time.Second),
+			Breaker: wideBreaker, Hold: time.Millisecond,
+		},
+	} {
+		t.URL, t.Goroutines, t.Seconds, t.Faults, t.Prefix = at.String(), 4, b.Seconds, true, b.newPrefix()
+		if err := b.prepare(guardProcesses, t); err != nil {
+			return out, err
+		}
+		proxy.lossy.Store(true)
+		if err := b.begin(guardProcesses); err != nil {
+			return out, err
+		}
+		r, err := b.end(guardProcesses)
+		if err != nil {
+			return out, err
+		}
+		proxy.lossy.Store(false)
+		out.Allowed += len(r.Events)
+		out.Overdraws += overdraws(r.Events, t)
+	}
+	out.Dropped = int(proxy.dropped.Load())
+	used, over, err := b.limitUsed()
+	out.LimitUsedRatio, out.Overdraws = used, out.Overdraws+over
+	return out, err
+}
+
+// limitUsed returns the part of a limit that is used while more calls wait than it allows, and the
+// number of calls beyond it.
+func (b *guardBench) limitUsed() (ratio float64, over int, err error) {
+	const members, perSecond = 8, 50
+	window := min(seconds(b.Seconds), time.Second)
+	permits := max(1, int(perSecond*window.Seconds()))
+	t := guardTask{
+		Kind: "lease", Goroutines: 8, Members: members, Capacity: 8, Rate: guard.PerWindow(permits, window),
+		Seconds: b.Seconds + 2*window.Seconds(),
+	}
+	r, err := b.run(guardProcesses, t)
+	if err != nil || len(r.Events) == 0 {
+		return 0, 0, err
+	}
+	// The first window begins with all of its permits, and calls end before the last one is over.
+	first := slices.MinFunc(r.Events, byGrant).Granted
+	windows := int(seconds(b.Seconds) / window)
+	from := first + window.Microseconds()
+	to, used := from+int64(windows)*window.Microseconds(), 0
+	for _, e := range r.Events {
+		if e.Granted >= from && e.Granted < to {
+			used++
+		}
+	}
+	return measure.Ratio(float64(used), float64(windows*members*permits)), overdraws(r.Events, t), nil
+}
+
+// overdraws returns the number of calls beyond the limit of the task, and of leases beyond the
+// concurrency of a member.
+func overdraws(events []guardEvent, t guardTask) (n int) {
+	byName := map[string][]guardEvent{}
+	for _, e := range events {
+		byName[e.Name] = append(byName[e.Name], e)
+	}
+	for _, of := range byName {
+		granted, works := make([]int64, len(of)), make([]int64, len(of))
+		for i, e := range of {
+			granted[i], works[i] = e.Granted, e.Works
+		}
+		switch {
+		case t.Rate.Kind == guard.TokenBucket:
+			n += beyondBucket(granted, t.Rate)
+		case t.Kind == "lease":
+			n += beyondWindow(granted, t.Rate) + beyondWindow(works, t.Rate) + overlaps(of, t.Capacity)
+		default:
+			n += beyondWindow(granted, t.Rate)
+		}
+	}
+	return n
+}
+
+// beyondWindow returns the number of calls (times in µs) that have Permits calls before them in the
+// span of a window that ends with the call.
+func beyondWindow(times []int64, r guard.Rate) (n int) {
+	slices.Sort(times)
+	for i := r.Permits; i < len(times); i++ {
+		if times[i]-times[i-r.Permits] < r.Window.Microseconds() {
+			n++
+		}
+	}
+	return n
+}
+
+// beyondBucket returns the number of calls (times in µs) beyond a bucket that is full at first.
+func beyondBucket(times []int64, r guard.Rate) (n int) {
+	slices.Sort(times)
+	each := float64(r.Window.Microseconds()) / float64(r.Permits)
+	const rounding = 2 // µs; the limiter counts in quarters
+	empty := 0.0       // the time at which the permits that were taken are there again
+	for _, at := range times {
+		empty = max(empty, float64(at)) + each
+		if empty-float64(at) > float64(r.Burst)*each+rounding {
+			n++
+		}
+	}
+	return n
+}
+
+// overlaps returns the number of leases that began while `most` others of the member were held.
+func overlaps(leases []guardEvent, most int) (n int) {
+	slices.SortFunc(leases, byGrant)
+	for i, e := range leases {
+		held := 0
+		for _, before := range leases[:i] {
+			if before.Ends > e.Granted {
+				held++
+			}
+		}
+		if held >= most {
+			n++
+		}
+	}
+	return n
+}
+
+// order puts calls into the queue of a lock one by one, lets some leave, some time out and one
+// process die, and then releases the lock.
+func (b *guardBench) order(ctx context.Context) (out GuardOrder, err error) {
+	const waiters, killed = 64, guardProcesses - 1
+	q, err := b.holdQueue(ctx, guardProcesses)
+	if err != nil {
+		return out, err
+	}
+	defer q.close()
+	for i := range waiters {
+		process, s := i%guardProcesses, guardStep{Number: i, Count: 1}
+		if i%10 == 3 {
+			s.Wait = orderTimeout
+		}
+		if err := q.join(ctx, process, s); err != nil {
+			return out, err
+		}
+		if i%10 == 7 && process != killed {
+			if err := q.loaders[process].send.Encode(guardStep{Number: i, Leave: true}); err != nil {
+				return out, err
+			}
+		}
+	}
+	if err := redisx.Sleep(ctx, orderTimeout); err != nil {
+		return out, err
+	}
+	b.loaders[killed].Kill()
+	_ = b.loaders[killed].out.Close() // it was only read
+	if b.loaders[killed], err = startLoader(b.program); err != nil {
+		return out, err
+	}
+	context.AfterFunc(ctx, b.loaders[killed].Kill)
+	if err := q.lease.Release(ctx, guard.Neutral); err != nil {
+		return out, err
+	}
+	if err := q.await(ctx, "the queue to be empty", 5*time.Millisecond, func() (int, error) {
+		waiting, err := q.conn.Cmd.ZCard(ctx, q.base+"queue").Result()
+		if err != nil {
+			return 0, err
+		}
+		held, err := q.conn.Cmd.ZCard(ctx, q.base+"leases").Result()
+		return int(waiting + held), err
+	}); err != nil {
+		return out, err
+	}
+	r, err := q.finish(killed)
+	out.FIFOGrants, out.FIFOInversions = len(r.Events), inversions(r.Events)
+	return out, err
+}
+
+// orderTimeout is how long the calls wait that time out.
+const orderTimeout = 300 * time.Millisecond
+
+// inversions returns the number of grants that came after a grant of a later call.
+func inversions(events []guardEvent) (n int) {
+	slices.SortFunc(events, byGrant)
+	latest := -1
+	for _, e := range events {
+		if e.Number < latest {
+			n++
+		}
+		latest = max(latest, e.Number)
+	}
+	return n
+}
+
+func byGrant(a, b guardEvent) int { return cmp.Compare(a.Granted, b.Granted) }
+
+func (b *guardBench) probes(context.Context) (out GuardProbes, err error) {
+	t := guardTask{
+		Kind: "probe", Members: 1, Capacity: guard.Unbounded, Goroutines: 4, Seconds: b.Seconds,
+		Hold:    2 * time.Millisecond,
+		Breaker: guard.BreakerPolicy{Failures: 3, OpenFor: 100 * time.Millisecond, Successes: 3},
+	}
+	r, err := b.run(guardProcesses, t)
+	probes := slices.DeleteFunc(r.Events, func(e guardEvent) bool { return !e.Probe })
+	out.Probes, out.ProbesOver = len(probes), probesOver(probes, t.Breaker)
+	return out, err
+}
+
+// probesOver returns the number of probes beyond Successes of each opening. Probes of two openings
+// are OpenFor apart, because the first failure of a probe opens the breaker again.
+func probesOver(probes []guardEvent, b guard.BreakerPolicy) (n int) {
+	slices.SortFunc(probes, byGrant)
+	of := 0 // probes of this opening
+	for i, e := range probes {
+		if i == 0 || e.Granted-probes[i-1].Granted >= b.OpenFor.Microseconds() {
+			of = 0
+		}
+		if of++; of > b.Successes {
+			n++
+		}
+	}
+	return n
+}

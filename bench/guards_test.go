@@ -1,0 +1,51 @@
+package bench_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/bench"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// TestGuards runs each part once, for a moment. Speeds are not compared with goals here.
+func TestGuards(t *testing.T) {
+	r, err := bench.RunGuards(t.Context(), bench.GuardsOptions{
+		Options: options(t, ""), Quick: true, Rounds: 1, Seconds: 0.1,
+		Only: []string{"take", "pairs", "lock", "handover", "limits", "order", "probes"},
+	})
+	require.NoError(t, err)
+	require.Positive(t, r.TakePerSecond)
+	require.Positive(t, r.TakeP99MS)
+	require.Positive(t, r.PairsPerSecond)
+	require.Positive(t, r.Pairs10000Ratio)
+	require.Positive(t, r.LockPairsPerSecond)
+	require.Positive(t, r.LockP99MS)
+	require.Positive(t, r.HandoverP50MS)
+	require.Zero(t, r.Overdraws)
+	require.Positive(t, r.Allowed)
+	require.Zero(t, r.FIFOInversions)
+	require.GreaterOrEqual(t, r.FIFOGrants, 40)
+	require.Zero(t, r.ProbesOver)
+	require.Nil(t, r.GuardMemory, "it was not asked for")
+
+	b, err := json.Marshal(r)
+	require.NoError(t, err)
+	for _, name := range []string{"take_per_second", "overdraws", "fifo_inversions", "probes_over", "overrides"} {
+		require.Contains(t, string(b), `"`+name+`":`)
+	}
+}
+
+func TestGuardsLeaveNothingOnASharedRedis(t *testing.T) {
+	server := redistest.Server(t)
+	r, err := bench.RunGuards(t.Context(), bench.GuardsOptions{
+		Options: options(t, server.URL()), Quick: true, Rounds: 1, Seconds: 0.1, Only: []string{"costs", "waiting"},
+	})
+	require.NoError(t, err)
+	require.Positive(t, r.RedisUS.Take)
+	require.Positive(t, r.ProcessUS.Settle)
+	require.NotNil(t, r.GuardWaiting)
+	require.Empty(t, server.Client().Keys(t.Context(), "*").Val())
+}

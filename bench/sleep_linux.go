@@ -1,0 +1,19 @@
+package bench
+
+import (
+	"syscall"
+	"time"
+)
+
+// sleepUntil sleeps until t. Timers of Go can be 1 ms late, because the runtime waits for events in
+// whole milliseconds; a load generator must not be.
+func sleepUntil(t time.Time) {
+	for {
+		left := time.Until(t)
+		if left <= 0 {
+			return
+		}
+		ts := syscall.NsecToTimespec(left.Nanoseconds())
+		_ = syscall.Nanosleep(&ts, nil) // a signal may interrupt it
+	}
+}

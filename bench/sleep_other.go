@@ -1,0 +1,8 @@
+//go:build !linux
+
+package bench
+
+import "time"
+
+// sleepUntil sleeps until t.
+func sleepUntil(t time.Time) { <-time.After(time.Until(t)) }
