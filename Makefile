@@ -14,6 +14,9 @@ FLOWFLAGS ?=
 # time.
 PERFFLAGS ?=
 
+# GUARDSFLAGS are flags of bench-guards.
+GUARDSFLAGS ?=
+
 LINT_VERSION := 2.15.0
 # LINT is the installed golangci-lint if it has exactly this version; otherwise a copy in .bin.
 LINT = $(shell golangci-lint version 2>/dev/null | grep -q 'version v\?$(LINT_VERSION) ' && command -v golangci-lint || echo $(OWN_LINT))
@@ -95,6 +98,14 @@ bench-peers: deps ## Compare with asynq and a raw stream (some minutes); PEERSFL
 	go build -o bin/ ./cmd/bulkaction
 	cd bench/peers && go build -o ../../bin/ .
 	@bin/peers $(PEERSFLAGS)
+
+.PHONY: bench-guards
+bench-guards: deps ## Measure package guard (5 minutes); write docs/plots/guards.json and its table; GUARDSFLAGS=--quick
+	go build -o bin/ ./cmd/bulkaction
+	@mkdir -p docs/plots
+	bin/bulkaction bench guards $(GUARDSFLAGS) --json > docs/plots/guards.json.new
+	mv docs/plots/guards.json.new docs/plots/guards.json
+	go run ./bench/plots docs/plots docs/performance.md
 
 .PHONY: bench-performance
 bench-performance: deps ## Measure speed (10 minutes); write docs/plots/performance.json and the table of docs/performance.md; PERFFLAGS=--quick
