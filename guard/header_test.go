@@ -125,15 +125,11 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 
 	seen.mu.Lock()
 	defer seen.mu.Unlock()
-	for name, script := range allScripts {
+	for name := range allScripts {
 		file := "guard/" + name
 		header, _ := luaheader.Split(lua.Source(file))
 		signature := luaheader.Of(t, header)
-		files := []string{"parts/base", "parts/limiters", "parts/guard", file}
-		if script == takeScript {
-			files = slices.Delete(files, 2, 3)
-		}
-		hash := newSource(lua.Source(files...)).sha
+		hash := newSource(lua.Source(filesOf(name)...)).sha
 		require.NotEmpty(t, seen.of[hash], "nobody has called %s", name)
 		for _, args := range seen.of[hash] {
 			n := args[0].(int)
@@ -151,7 +147,8 @@ func TestKeysOfScripts(t *testing.T) {
 	t.Parallel()
 	named := regexp.MustCompile(`B \.\. '([^']+)'`)
 	found := map[string]bool{}
-	for _, file := range append(slices.Collect(maps.Keys(allScripts)), "../parts/guard") {
+	for _, file := range append(slices.Collect(maps.Keys(allScripts)),
+		"../parts/guard", "../parts/quick", "../parts/quick_acquire", "../parts/quick_release") {
 		path := strings.TrimPrefix("guard/"+file, "guard/../")
 		_, code := luaheader.Split(lua.Source(path))
 		for _, key := range named.FindAllStringSubmatch(code, -1) {

@@ -83,6 +83,19 @@ type scripted struct {
 // clockKey holds the time on a real Redis.
 const clockKey = "clock"
 
+// filesOf returns the files of a script, in the order in which the package loads them.
+func filesOf(name string) []string {
+	files := []string{"parts/base"}
+	if name == "acquire" || name == "release" {
+		files = append(files, "parts/quick", "parts/quick_"+name)
+	}
+	files = append(files, "parts/limiters")
+	if name != "take" {
+		files = append(files, "parts/guard")
+	}
+	return append(files, "guard/"+name)
+}
+
 // newScripted loads the scripts. On a real server (setTime == nil) they read the time from a key.
 func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *scripted {
 	t.Helper()
@@ -93,11 +106,7 @@ func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *sc
 	s := &scripted{c: c, scripts: map[string]source{"dump": dumpKeys}}
 	names := []string{"acquire", "control", "declare", "inspect", "release", "renew", "take", "wait"}
 	for _, name := range names {
-		files := []string{"parts/base", "parts/limiters", "parts/guard", "guard/" + name}
-		if name == "take" {
-			files = slices.Delete(files, 2, 3)
-		}
-		text := lua.Source(files...)
+		text := lua.Source(filesOf(name)...)
 		if setTime == nil {
 			const now = "  local t = call('TIME')\n  return t[1] * 1000000 + t[2]\n"
 			require.Equal(t, 1, strings.Count(text, now))
