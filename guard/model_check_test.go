@@ -87,7 +87,7 @@ const clockKey = "clock"
 func filesOf(name string) []string {
 	files := []string{"parts/base"}
 	if name == "acquire" || name == "release" {
-		files = append(files, "parts/quick", "parts/quick_"+name)
+		files = append(files, "parts/quick", "guard/"+name+"_quick")
 	}
 	files = append(files, "parts/limiters")
 	if name != "take" {

@@ -22,12 +22,13 @@ import (
 )
 
 // sent is a script as it is sent to Redis: files of package lua in this order, the
-// script itself last.
+// script itself last. Another file that is no part is a first step of the script.
 type sent struct{ files []string }
 
-func (s sent) name() string    { return s.files[len(s.files)-1] }
-func (s sent) source() string  { return lua.Source(s.files...) }
-func (s sent) parts() []string { return s.files[:len(s.files)-1] }
+func (s sent) name() string   { return s.files[len(s.files)-1] }
+func (s sent) source() string { return lua.Source(s.files...) }
+
+func isPart(file string) bool { return strings.HasPrefix(file, "parts/") }
 
 // fileAt returns the file of a line of the whole source.
 func (s sent) fileAt(line int) string {
@@ -222,7 +223,7 @@ func TestParts(t *testing.T) {
 		}
 		for _, v := range chunk.outer {
 			from := s.fileAt(v.line)
-			if !strings.HasPrefix(from, "parts/") {
+			if !isPart(from) {
 				continue
 			}
 			note := func(file string, of map[string]map[string]bool) {
@@ -230,7 +231,7 @@ func TestParts(t *testing.T) {
 					of[from] = map[string]bool{}
 				}
 				of[from][v.name] = true
-				if !strings.HasPrefix(file, "parts/") {
+				if !isPart(file) {
 					used[file] = append(used[file], from)
 				} else if !slices.Contains(needs[file], from) {
 					needs[file] = append(needs[file], from)
@@ -249,12 +250,18 @@ func TestParts(t *testing.T) {
 		}
 	}
 	for _, s := range all {
-		want := slices.Clone(used[s.name()])
+		var want, parts []string
+		for _, file := range s.files {
+			want = append(want, used[file]...)
+			if isPart(file) {
+				parts = append(parts, file)
+			}
+		}
 		for i := 0; i < len(want); i++ {
 			want = append(want, needs[want[i]]...)
 		}
 		slices.Sort(want)
-		require.ElementsMatch(t, slices.Compact(want), s.parts(), "parts that %s uses, and parts that it loads", s.name())
+		require.ElementsMatch(t, slices.Compact(want), parts, "parts that %s uses, and parts that it loads", s.name())
 	}
 	files, err := filepath.Glob("../../lua/parts/*.lua")
 	require.NoError(t, err)

@@ -1,29 +1,29 @@
 -- quick: reads a guard for the most frequent case of acquire and release: no call waits, nothing is
--- due, the guard has no limiter and no breaker, and the member is as its guard says. Such a call
--- costs a third of one that uses part guard, where making that part's functions alone takes longer
--- than all of this. So the two scripts try it before part guard. In any other case nothing has been
--- written yet, and the script goes on with part guard. Both ways write the same; the model test
--- holds them to one reference.
+-- due, the guard has no limiter, the member is as its guard says, and its breaker is closed. Such a
+-- call costs less than half of one that uses part guard: to make that part's functions takes as
+-- long as all of quick. So the two scripts try it before part guard. In any other case nothing has
+-- been written yet, and the script goes on with part guard. Both ways write the same; the model
+-- test holds them to one reference.
 -- NEEDS  base
 -- OFFERS
---   quick_guard(spec)         nil where part guard is needed. Otherwise the fields fence and granted
---                             of the guard; Redis time and guard time, µs; the concurrency; the
---                             length of a lease, ms; the TTL, ms; the first lease and its expiry,
---                             ms; and when the first cooling member is due, µs. The last three
---                             are nil where there is none
+--   quick_guard(spec)         nil where part guard is needed. Otherwise the fields fence and
+--                             granted of the guard; Redis time and guard time, µs; failures,
+--                             concurrency, lease and ttl of the spec; the first lease and its
+--                             expiry, ms; and when the first cooling member is due, µs. The last
+--                             three are nil where there is none
 --   quick_member(id, now)     nil where part guard is needed. Otherwise the member's leases, uses,
---                             generation and time of last use
+--                             generation, time of last use and failures
 --   quick_ttl(ttl)            sets the TTL of the keys that a quick call writes
 --   quick_next(expiry, due, now)
 --                             ms until a member can be lent, as next_ms in part guard
 --   quick_text(n)             n as text, without an exponent
 
--- A spec without limiter and breaker. The captures: concurrency, lease, ttl.
-local QUICK_SPEC = '^none|%d*|%d*|%d*|0|%d*|%d*|(%d+)|(%d+)|%d+|%d+|(%d+)$'
+-- A spec without limiter. The captures: failures, concurrency, lease, ttl.
+local QUICK_SPEC = '^none|%d*|%d*|%d*|(%d+)|%d*|%d*|(%d+)|(%d+)|%d+|%d+|(%d+)$'
 
 local function quick_guard(spec)
   local h = call('HMGET', B .. 'guard', 'spec', 'fence', 'clk', 'offset', 'granted')
-  local most, lease_ms, ttl = string.match(h[1] or '', QUICK_SPEC)
+  local failures, most, lease_ms, ttl = string.match(h[1] or '', QUICK_SPEC)
   if not most or spec ~= '' and spec ~= h[1] then return nil end
   local time = now_us()
   local now = time + (h[4] or 0)
@@ -36,14 +36,16 @@ local function quick_guard(spec)
   if expiry and expiry * 1000 <= now or due and due <= now then return nil end
   lease_ms, ttl = tonumber(lease_ms), tonumber(ttl)
   if ttl > 0 and call('PTTL', B .. 'guard') < math.max(ttl / 2, lease_ms + 30000) then return nil end
-  return h[2] or 0, h[5] or 0, time, now, tonumber(most), lease_ms, ttl, first[1], expiry, due
+  return h[2] or 0, h[5] or 0, time, now, failures, tonumber(most), lease_ms, ttl, first[1], expiry,
+    due
 end
 
 local function quick_member(id, now)
-  local h = call('HMGET', B .. 'm:' .. id, 'h', 'uses', 'g', 'u', 'off', 'spec', 'c', 'b', 'lim')
+  local h = call('HMGET', B .. 'm:' .. id, 'h', 'uses', 'g', 'u', 'off', 'spec', 'c', 'b', 'lim',
+    'f')
   if not h[4] or h[5] or (h[6] or '') ~= '' or (h[7] or 0) + 0 > now then return nil end
   if (h[8] or 'C') ~= 'C' or (h[9] or 'none|||') ~= 'none|||' then return nil end
-  return (h[1] or 0) + 0, (h[2] or 0) + 0, h[3] or '0', h[4]
+  return (h[1] or 0) + 0, (h[2] or 0) + 0, h[3] or '0', h[4], (h[10] or 0) + 0
 end
 
 local function quick_ttl(ttl)

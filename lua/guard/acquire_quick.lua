@@ -1,11 +1,11 @@
--- quick_acquire: the first part of the script acquire: a call that part quick can serve.
--- NEEDS  base, quick
--- OFFERS nothing: it ends the script when it has lent a member
+-- acquire_quick: the first step of the script acquire. It serves a call that part quick can serve,
+-- and ends the script. acquire.lua describes the arguments and the reply.
 
 do
   local id, client, member, spec = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-  local fence, granted, time, now, most, lease_ms, ttl, _, expiry, due = quick_guard(spec)
-  local quick = fence and (ARGV[8] == '' or now <= tonumber(ARGV[8])) and call('HEXISTS', B .. 'lease', id) == 0
+  local fence, granted, time, now, _, most, lease_ms, ttl, _, expiry, due = quick_guard(spec)
+  local quick = fence and (ARGV[8] == '' or now <= tonumber(ARGV[8]))
+    and call('HEXISTS', B .. 'lease', id) == 0
   if quick and member == '' then
     member = call('ZRANGE', B .. 'free', 0, 0)[1]
   elseif quick and not call('ZSCORE', B .. 'free', member) then
