@@ -65,10 +65,12 @@ func (s *Sentinels) await(what, want string) {
 }
 
 // StartFailover tells Sentinel to exchange the master and the replica, as an administrator does
-// before maintenance.
+// before maintenance. Until Sentinel has heard of the replica's state, it answers NOGOODSLAVE.
 func (s *Sentinels) StartFailover() {
 	s.Sentinel.t.Helper()
-	do(s.Sentinel.t, s.Sentinel.admin, "sentinel", "failover", masterName)
+	await(s.Sentinel.t, "a replica that Sentinel would promote", func(ctx context.Context) error {
+		return s.Sentinel.admin.Do(ctx, "sentinel", "failover", masterName).Err()
+	})
 }
 
 // AwaitFailover waits until Sentinel names the replica as the master and it accepts writes.
