@@ -25,19 +25,16 @@ local h = call('HMGET', B, 'clk', 'offset', F[1], F[2])
 local time, clk, offset = now_us(), tonumber(h[1] or 0), tonumber(h[2] or 0)
 US = time + offset
 local stepped = US < clk
-if stepped then
-  US = clk + 1
-  offset = US - time
-end
+if stepped then US = clk + 1 end
 local n, next_at, state = left[kind](B, h[3], h[4], permits)
 local allowed = n >= tokens
+local changed = { 'clk', string.format('%.0f', US) }
+if stepped then changed[3], changed[4] = 'offset', string.format('%.0f', US - time) end
 if allowed then
-  call('HSET', B, 'clk', string.format('%.0f', US), 'offset', string.format('%.0f', offset))
-  spend[kind](B, state, tokens)
+  spend[kind](B, state, tokens, changed)
   n = n - tokens
-elseif stepped then
-  call('HSET', B, 'clk', string.format('%.0f', US), 'offset', string.format('%.0f', offset))
 end
+if allowed or stepped then call('HSET', B, unpack(changed)) end
 
 local full = US
 if kind == 'token' then
