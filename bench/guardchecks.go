@@ -3,26 +3,33 @@ package bench
 import (
 	"cmp"
 	"context"
+	"errors"
+	"math/rand/v2"
 	"net/url"
 	"slices"
 	"time"
 
 	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/faultproxy"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-func (b *guardBench) limits(ctx context.Context) (out GuardLimits, err error) {
+// lostReplies is the part of the replies that get lost in the check of limits.
+const lostReplies = 0.05
+
+func (b *guardBench) limits() (out GuardLimits, err error) {
 	at, err := url.Parse(b.url)
 	if err != nil {
 		return out, err
 	}
-	proxy, err := startLossyProxy(ctx, at.Host)
+	proxy, err := faultproxy.New(at.Host)
 	if err != nil {
 		return out, err
 	}
-	defer proxy.close()
-	at.Host = proxy.listener.Addr().String()
+	defer func() { err = errors.Join(err, proxy.Close()) }()
+	at.Host = proxy.Addr()
+	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	for _, t := range []guardTask{
 		{Kind: "take", Names: 2, Rate: guard.Rate{Permits: 200, Window: time.Second, Burst: 50}},
 		{Kind: "take", Names: 2, Rate: guard.PerWindow(200, time.Second)},
@@ -35,7 +42,7 @@ func (b *guardBench) limits(ctx context.Context) (out GuardLimits, err error) {
 		if err := b.prepare(guardProcesses, t); err != nil {
 			return out, err
 		}
-		proxy.lossy.Store(true)
+		proxy.DropReplies(lostReplies, rng)
 		if err := b.begin(guardProcesses); err != nil {
 			return out, err
 		}
@@ -43,11 +50,11 @@ func (b *guardBench) limits(ctx context.Context) (out GuardLimits, err error) {
 		if err != nil {
 			return out, err
 		}
-		proxy.lossy.Store(false)
+		proxy.Heal()
 		out.Allowed += len(r.Events)
 		out.Overdraws += overdraws(r.Events, t)
 	}
-	out.Dropped = int(proxy.dropped.Load())
+	out.Dropped = proxy.Dropped()
 	used, over, err := b.limitUsed()
 	out.LimitUsedRatio, out.Overdraws = used, out.Overdraws+over
 	return out, err

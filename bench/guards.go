@@ -191,7 +191,7 @@ func RunGuards(ctx context.Context, o GuardsOptions) (_ Guards, err error) {
 		case "costs":
 			out.GuardCosts, err = inRounds(ctx, b, part, b.costs)
 		case "limits":
-			out.GuardLimits, err = measured(b.limits(ctx))
+			out.GuardLimits, err = measured(b.limits())
 		case "order":
 			out.GuardOrder, err = measured(b.order(ctx))
 		case "probes":
