@@ -39,6 +39,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // Client is one process's access to guards. It is safe for concurrent use.
@@ -233,24 +235,13 @@ func checkSetup(ctx context.Context, c *Client) *setupResult {
 // evictionPolicy returns what Redis does when its memory is full; "" when it does not say so.
 func evictionPolicy(ctx context.Context, rdb redis.UniversalClient) (string, error) {
 	var found string
-	read := func(ctx context.Context, c redis.Cmdable) error {
-		info, err := c.Info(ctx, "memory").Result()
-		if err != nil {
-			if unavailable, _ := outage(err); unavailable {
-				return err
-			}
-			return nil // a server without this section, or a user without this right
+	err := eachMaster(ctx, rdb, func(ctx context.Context, c redis.Cmdable) error {
+		policy, err := call.EvictionPolicy(ctx, c)
+		if policy != "" && policy != "noeviction" || found == "" {
+			found = policy
 		}
-		for line := range strings.Lines(info) {
-			if policy, ok := strings.CutPrefix(line, "maxmemory_policy:"); ok {
-				if policy = strings.TrimSpace(policy); found == "" || policy != "noeviction" {
-					found = policy
-				}
-			}
-		}
-		return nil
-	}
-	err := eachMaster(ctx, rdb, read)
+		return err
+	})
 	return found, err
 }
 

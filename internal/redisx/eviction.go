@@ -15,14 +15,12 @@ import (
 // as an embedded one, evicts nothing.
 func (c *Conn) CheckEviction(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
-		info, err := shard.Info(ctx, "memory").Result()
-		if call.IsUnavailable(err) {
+		policy, err := call.EvictionPolicy(ctx, shard)
+		if err != nil {
 			return fmt.Errorf("ask redis for its eviction policy: %w", err)
 		}
-		_, rest, found := strings.Cut(info, "maxmemory_policy:")
-		policy, _, _ := strings.Cut(rest, "\r\n")
-		if err != nil || !found || policy == "noeviction" {
-			return nil //nolint:nilerr // the server does not know this section of INFO
+		if policy == "" || policy == "noeviction" {
+			return nil
 		}
 		at := "redis"
 		// behind Sentinel, Addr is no address: go-redis sets it to a name without a port
