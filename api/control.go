@@ -10,6 +10,7 @@ const (
 	WhyNoProcessor = "no_processor" // no live worker process serves the job's type
 	WhyRetry       = "retry"        // the job's last attempt failed; the job waits for its next attempt
 	WhyCongestion  = "congestion"   // a downstream API asked to wait before it is called again
+	WhyResource    = "resource"     // something that the job needs is busy, such as an account
 	WhyRate        = "rate"         // the tenant's rate limit or the global limit has no permit left
 	WhyFairness    = "fairness"     // nothing holds the job up: other jobs are to be served before it
 )

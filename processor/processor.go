@@ -1,6 +1,6 @@
 // Package processor defines the interface that the author of a job type implements, the job that it
-// receives, and the errors with which it has the job retried, throttled or failed. The package
-// hides how these errors become decisions of the system.
+// receives, and the errors with which it has the job retried, throttled, deferred or failed. The
+// package hides how these errors become decisions of the system.
 //
 // A job is delivered at least once: it runs again when its worker dies or when the worker's report
 // is lost. A processor must therefore be idempotent, or pass [Job.ID], which is the same in all
@@ -45,7 +45,7 @@ func (j Job) ID() string {
 //
 // The result is any value that [encoding/json] can marshal, at most [MaxResultBytes] when encoded.
 // A [json.RawMessage] is passed on unchanged; nil is an empty result. An error decides what
-// follows: see [Retry], [Throttled] and [Permanent]. Any other error means "retry".
+// follows: see [Retry], [Throttled], [Deferred] and [Permanent]. Any other error means "retry".
 type Processor interface {
 	// Type is the job type that the processor serves: 1 to 128 characters of A-Z a-z 0-9 . _ -
 	Type() string

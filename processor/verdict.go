@@ -15,6 +15,7 @@ const (
 	CodeTimeout        = "TIMEOUT"         // the job's timeout was over
 	CodeThrottled      = "API_THROTTLED"   // the downstream API asked to wait
 	CodeInvalidPayload = "INVALID_PAYLOAD" // the payload is not what the processor needs
+	CodeResourceBusy   = "RESOURCE_BUSY"   // what the job needs, e.g. an account, is busy
 )
 
 const (
@@ -31,22 +32,25 @@ const (
 	RetryLater             // it runs again after a wait and uses a retry; it fails if none is left
 	Throttle               // it runs again after the time that the downstream API asked for; no retry is used
 	Fail                   // it failed for good
+	Defer                  // it runs again when what it needs may be free; neither a retry nor a throttle is used
 )
 
 // String returns the kind in lower-case words, for log attributes.
 func (k Kind) String() string {
-	if k < Done || k > Fail {
+	if k < Done || k > Defer {
 		return "unknown"
 	}
-	return [...]string{Done: "done", RetryLater: "retry", Throttle: "throttle", Fail: "fail"}[k]
+	return [...]string{Done: "done", RetryLater: "retry", Throttle: "throttle", Fail: "fail", Defer: "defer"}[k]
 }
 
 // Verdict is the decision that follows from the error of an attempt, with its code and text.
 type Verdict struct {
-	Kind    Kind
-	Code    string        // empty for Done, otherwise a valid code
-	After   time.Duration // for Throttle: how long the downstream API asked to wait; 0 if it named no time
-	Message string        // the error's text, valid UTF-8 of at most 1 KiB
+	Kind Kind
+	Code string // empty for Done, otherwise a valid code
+	// After is how long the job waits: for Throttle as the downstream API asked, 0 if it named no
+	// time; for Defer as the processor asked, above 0.
+	After   time.Duration
+	Message string // the error's text, valid UTF-8 of at most 1 KiB
 }
 
 // Retry marks err as transient: the job runs again after a wait, as long as it has retries left. If
@@ -62,13 +66,24 @@ func Throttled(after time.Duration, err error) error {
 	return &answer{kind: Throttle, code: CodeThrottled, after: max(after, 0), cause: err}
 }
 
+// Deferred says that something the job needs is busy, such as an account, and why: the job runs
+// again after this time, as often as needed, and uses neither a retry nor a throttle. With after
+// <= 0 it waits a second. The code is [CodeResourceBusy]; people read the reason as the error's
+// text.
+func Deferred(after time.Duration, reason string) error {
+	if after <= 0 {
+		after = time.Second
+	}
+	return &answer{kind: Defer, code: CodeResourceBusy, after: after, cause: errors.New(reason)}
+}
+
 // Permanent marks err as one that another attempt cannot change: the job fails and is not retried
 // automatically. If err is nil, Permanent still returns an error; its text is the code.
 func Permanent(code string, err error) error {
 	return &answer{kind: Fail, code: code, cause: err}
 }
 
-// answer is the error type of Retry, Throttled and Permanent: it carries the verdict.
+// answer is the error type of Retry, Throttled, Deferred and Permanent: it carries the verdict.
 type answer struct {
 	kind  Kind
 	code  string
@@ -86,9 +101,9 @@ func (a *answer) Error() string {
 func (a *answer) Unwrap() error { return a.cause }
 
 // Classify turns the error that Process returned into a verdict. It unwraps errors; the outermost
-// [Retry], [Throttled] or [Permanent] decides. If there is none, [context.DeadlineExceeded] is a
-// retry with [CodeTimeout], any other error is a retry with [CodeError], and nil is done. An
-// invalid code is replaced by [CodeError].
+// [Retry], [Throttled], [Deferred] or [Permanent] decides. If there is none,
+// [context.DeadlineExceeded] is a retry with [CodeTimeout], any other error is a retry with
+// [CodeError], and nil is done. An invalid code is replaced by [CodeError].
 func Classify(err error) Verdict {
 	if err == nil {
 		return Verdict{Kind: Done}

@@ -27,6 +27,10 @@ func TestClassify(t *testing.T) {
 			processor.Verdict{Kind: processor.RetryLater, Code: "SMTP_451", Message: "no luck"}},
 		"throttled": {processor.Throttled(3*time.Second, cause),
 			processor.Verdict{Kind: processor.Throttle, Code: "API_THROTTLED", After: 3 * time.Second, Message: "no luck"}},
+		"deferred": {processor.Deferred(3*time.Second, "no account is free"),
+			processor.Verdict{Kind: processor.Defer, Code: "RESOURCE_BUSY", After: 3 * time.Second, Message: "no account is free"}},
+		"deferred without a time": {processor.Deferred(0, "no account is free"),
+			processor.Verdict{Kind: processor.Defer, Code: "RESOURCE_BUSY", After: time.Second, Message: "no account is free"}},
 		"throttled without a time": {processor.Throttled(-time.Second, nil),
 			processor.Verdict{Kind: processor.Throttle, Code: "API_THROTTLED", Message: "API_THROTTLED"}},
 		"permanent": {processor.Permanent("HTTP_404", cause),
@@ -98,8 +102,9 @@ func TestClassifyBoundsTheMessage(t *testing.T) {
 }
 
 func TestKindString(t *testing.T) {
-	require.Equal(t, "done retry throttle fail unknown", fmt.Sprint(
-		processor.Done, " ", processor.RetryLater, " ", processor.Throttle, " ", processor.Fail, " ", processor.Kind(9)))
+	require.Equal(t, "done retry throttle fail defer unknown", fmt.Sprint(
+		processor.Done, " ", processor.RetryLater, " ", processor.Throttle, " ", processor.Fail, " ", processor.Defer, " ",
+		processor.Kind(9)))
 }
 
 func TestJobID(t *testing.T) {

@@ -230,7 +230,7 @@ func (r *tenantRecount) addNonReady(set int, blob string) {
 	case ledger.ReasonRate:
 		r.counted[active]++
 		r.counted[congested]++
-	case ledger.ReasonScheduled, ledger.ReasonPaused:
+	case ledger.ReasonScheduled, ledger.ReasonPaused, ledger.ReasonResource:
 	default:
 		r.counted[congested]++
 	}

@@ -137,6 +137,7 @@ const (
 	OutcomeFailed    OutcomeKind = "f" // the job has failed
 	OutcomeReleased  OutcomeKind = "h" // the worker gives it back and may have started it: due at once
 	OutcomeUnstarted OutcomeKind = "u" // the worker gives it back and has not started it: ready at once
+	OutcomeDeferred  OutcomeKind = "d" // what it needs is busy, whether it was started or not: another attempt later
 )
 
 // DoneJob is a job whose processor succeeded.
@@ -152,17 +153,19 @@ type DoneJob struct {
 // OtherJob is a job that is not done. Retries, Throttles, Losses and Waits are those that its next
 // moving blob gets: they contain this outcome.
 type OtherJob struct {
-	Entry      string // id of its entry in the ready stream
-	Ordinal    int64
-	Attempt    int // the attempt that the worker reports on
-	Kind       OutcomeKind
-	Retries    int
-	Throttles  int
-	Losses     int
-	Waits      string        // ms, as in the moving blob: fair|rate|congestion
-	Queued     []byte        // the queued blob
-	Delay      time.Duration // least wait; of OutcomeThrottled: Retry-After, or -Delay is the least wait
-	Code, Text string        // of the error
+	Entry     string // id of its entry in the ready stream
+	Ordinal   int64
+	Attempt   int // the attempt that the worker reports on
+	Kind      OutcomeKind
+	Retries   int
+	Throttles int
+	Losses    int
+	Waits     string // ms, as in the moving blob: fair|rate|congestion
+	Queued    []byte // the queued blob
+	// Delay is the least wait; of OutcomeThrottled the Retry-After, or -Delay is the least wait; of
+	// OutcomeDeferred the wait.
+	Delay      time.Duration
+	Code, Text string // of the error
 }
 
 // GroupOutcome is one group's part of a batch. Each list is ordered by ordinal.

@@ -60,6 +60,7 @@ const (
 	ReasonError     Reason = 'E' // its last attempt ended with a transient error
 	ReasonScheduled Reason = 'S' // it was submitted with a RunAt of its own
 	ReasonPaused    Reason = 'P' // it was suspended when it was ready
+	ReasonResource  Reason = 'G' // it was deferred because what it needs is busy
 )
 
 var errBlob = errors.New(

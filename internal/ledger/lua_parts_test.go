@@ -128,7 +128,7 @@ func loads(call *goast.CallExpr, inPackage string) sent {
 // Lua 5.1 allows 200 locals that are active at one point of a function, and 60 upvalues of a
 // function. Redis refuses a script with more. The bounds leave space for changes.
 const (
-	luaLocals, mostLocals     = 200, 150
+	luaLocals, mostLocals     = 200, 160
 	luaUpvalues, mostUpvalues = 60, 45
 )
 

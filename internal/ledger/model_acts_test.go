@@ -162,12 +162,18 @@ func (m *model) actRenew() {
 	}
 }
 
-// anything lists the outcomes from which a job's outcome is drawn; d is done.
-var anything = []ledger.OutcomeKind{"d", "d", ledger.OutcomeRetry, ledger.OutcomeThrottled, ledger.OutcomeFailed, ledger.OutcomeReleased, ledger.OutcomeUnstarted}
+// outcomeDone stands for the outcome of a job that is done.
+const outcomeDone ledger.OutcomeKind = "done"
+
+// anything lists the outcomes from which a job's outcome is drawn.
+var anything = []ledger.OutcomeKind{
+	outcomeDone, outcomeDone, ledger.OutcomeRetry, ledger.OutcomeThrottled, ledger.OutcomeDeferred, ledger.OutcomeFailed,
+	ledger.OutcomeReleased, ledger.OutcomeUnstarted,
+}
 
 func (m *model) actReport()     { m.report(some(m, slices.Concat(m.held, m.past), 5), anything) }
 func (m *model) actReportLate() { m.report(some(m, m.past, 5), anything) }
-func (m *model) actReportDone() { m.report(some(m, m.held, 5), []ledger.OutcomeKind{"d"}) }
+func (m *model) actReportDone() { m.report(some(m, m.held, 5), []ledger.OutcomeKind{outcomeDone}) }
 
 // report reports outcomes of random kinds, per type in one batch and some batches twice, and
 // compares the replies with the reference. The picked jobs are not held any more.
@@ -176,7 +182,7 @@ func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 		byGroup := map[string]*ledger.GroupOutcome{}
 		for _, j := range picked {
 			kind := rapid.SampledFrom(kinds).Draw(m.rt, "kind")
-			if j.Type != typ || (j.token < 0 && kind != ledger.OutcomeUnstarted) {
+			if j.Type != typ || (j.token < 0 && kind != ledger.OutcomeUnstarted && kind != ledger.OutcomeDeferred) {
 				continue
 			}
 			g := byGroup[j.Group]
@@ -184,7 +190,7 @@ func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 				g = &ledger.GroupOutcome{Group: j.Group}
 				byGroup[j.Group] = g
 			}
-			if kind == "d" {
+			if kind == outcomeDone {
 				g.Done = append(g.Done, done(j)[0].Done...)
 			} else {
 				g.Others = append(g.Others, other(kind, j, 1<<40)[0].Others...)

@@ -100,7 +100,7 @@ func (m *model) check() {
 			}
 			equal(m, tenant, of, "owner of %s", blob)
 			n.nonReady[d.Type]++
-			if !strings.Contains(blob, "|S|") && !strings.Contains(blob, "|P|") {
+			if !slices.Contains([]ledger.Reason{ledger.ReasonScheduled, ledger.ReasonPaused, ledger.ReasonResource}, d.Reason) {
 				n.congested[tenant]++
 			}
 			if strings.Contains(blob, "|R|") {
@@ -259,7 +259,7 @@ func (m *model) finish() {
 		for _, typ := range types {
 			jobs := m.receive(typ, "last", 1000)
 			m.launch(typ, jobs)
-			m.report(jobs, []ledger.OutcomeKind{"d"})
+			m.report(jobs, []ledger.OutcomeKind{outcomeDone})
 		}
 		m.collectResults()
 		m.reduceRest()

@@ -135,14 +135,12 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 // outcome returns the expected reply of the script outcome, and updates the reference.
 func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.OutcomeReply {
 	var r ledger.OutcomeReply
-	settle := func(b *book, seen job, entry string, ordinal int64, attempt int, to ledger.Letter) bool {
+	// unstarted: the outcome is also valid for a job that was not started
+	settle := func(b *book, seen job, entry string, ordinal int64, attempt int, to ledger.Letter, unstarted bool) bool {
 		if !b.live() || seen.attempt%90 == attempt%90 || !seen.open() {
 			delete(l.unacked[typ], entry)
 		}
-		mine := seen.is(ledger.InFlight, attempt)
-		if to == ledger.Ready {
-			mine = seen.owned(attempt)
-		}
+		mine := seen.is(ledger.InFlight, attempt) || unstarted && seen.owned(attempt)
 		if !b.live() || !mine {
 			r.Stale++
 			if b.live() {
@@ -166,7 +164,7 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 		b := l.groups[g.Group]
 		for i, seen := range b.batch(len(g.Done), func(i int) int64 { return g.Done[i].Ordinal }) {
 			d := g.Done[i]
-			settle(b, seen, d.Entry, d.Ordinal, d.Attempt, ledger.Done)
+			settle(b, seen, d.Entry, d.Ordinal, d.Attempt, ledger.Done, false)
 		}
 		for i, seen := range b.batch(len(g.Others), func(i int) int64 { return g.Others[i].Ordinal }) {
 			o, to := g.Others[i], ledger.NonReady
@@ -176,7 +174,8 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 			case ledger.OutcomeUnstarted:
 				to = ledger.Ready
 			}
-			if settle(b, seen, o.Entry, o.Ordinal, o.Attempt, to) {
+			unstarted := o.Kind == ledger.OutcomeUnstarted || o.Kind == ledger.OutcomeDeferred
+			if settle(b, seen, o.Entry, o.Ordinal, o.Attempt, to, unstarted) {
 				j := &b.jobs[o.Ordinal]
 				j.retries, j.throttles, j.losses = o.Retries, o.Throttles, o.Losses
 				if to == ledger.Failed {

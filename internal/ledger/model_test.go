@@ -325,7 +325,7 @@ func (m *model) actDrain() {
 		m.admitJobs(1000, typ, 50, noLimit)
 		run := m.receive(typ, "drain", 1000)
 		m.launch(typ, run)
-		m.report(run, []ledger.OutcomeKind{rapid.SampledFrom([]ledger.OutcomeKind{"d", ledger.OutcomeFailed}).Draw(m.rt, "kind")})
+		m.report(run, []ledger.OutcomeKind{rapid.SampledFrom([]ledger.OutcomeKind{outcomeDone, ledger.OutcomeFailed}).Draw(m.rt, "kind")})
 	}
 	m.collectResults()
 	m.reduceRest()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -47,6 +48,7 @@ var kinds = []struct {
 	{ledger.OutcomeRetry, "non_ready", "1|1|0|0", "E"},
 	{ledger.OutcomeThrottled, "non_ready", "1|0|1|0", "A"},
 	{ledger.OutcomeReleased, "non_ready", "1|0|0|0", ""},
+	{ledger.OutcomeDeferred, "non_ready", "1|0|0|0", "G"},
 	{ledger.OutcomeFailed, "failed", "", ""},
 }
 
@@ -67,11 +69,54 @@ func TestOutcomeKinds(t *testing.T) {
 				blob := w.c.ZRange(w.Context(), w.p.NonReadyOf(fmt.Sprint("t", i)), 0, -1).Val()
 				require.Len(w, blob, 1)
 				require.Regexp(w, `^`+regexp.QuoteMeta(g+"|T|"+k.counts)+`\|\d+\|0\|0\|\d+\|`+k.reason+`\|0\|\d+\|\|\{"n":0\}$`, blob[0])
-				require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Tenant(fmt.Sprint("t", i)), "congested").Val())
+				congested := w.c.HGet(w.Context(), w.p.Tenant(fmt.Sprint("t", i)), "congested").Val()
+				require.Equal(w, k.kind != ledger.OutcomeDeferred, congested == "1", k.kind)
 			}
 		}
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Group("g0"), "retries").Val())
-		require.Equal(w, "3", w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
+		require.Equal(w, "4", w.c.HGet(w.Context(), w.p.Load("T"), "non_ready").Val())
+	})
+}
+
+// A job is deferred whether it was started or not, as often as needed: it uses neither a retry nor
+// a throttle, waits exactly as long as asked, and lets no other job of its tenant wait longer.
+func TestOutcomeDeferred(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.append("g", 2)
+		w.admit("T", 2, noLimit)
+		for range 5 {
+			run := w.read("T", "c")
+			slices.SortFunc(run, byJob)
+			require.Len(w, run, 2)
+			w.start("T", run[:1])
+			report := other(ledger.OutcomeDeferred, run[0], time.Minute)
+			report[0].Others = append(report[0].Others, other(ledger.OutcomeDeferred, run[1], time.Hour)[0].Others...)
+			require.Equal(w, ledger.OutcomeReply{Owned: 2}, w.outcome("T", report))
+			require.Equal(w, "NN", w.states("g"))
+			require.Equal(w, map[string]int64{"non_ready": 2}, w.ledger("g"))
+			require.Zero(w, w.c.XLen(w.Context(), w.p.Ready("T")).Val())
+			w.unchanged(func() { require.Equal(w, ledger.OutcomeReply{Stale: 2}, w.outcome("T", report)) })
+			for i, wait := range []time.Duration{time.Minute, time.Hour} {
+				var last ledger.JobError
+				require.NoError(w, json.Unmarshal([]byte(w.c.HGet(w.Context(), w.p.Errors("g"), fmt.Sprint(i)).Val()), &last))
+				require.Equal(w, "G", last.Reason)
+				require.Equal(w, wait.Milliseconds(), last.Until-last.At)
+			}
+			require.False(w, w.c.HExists(w.Context(), w.p.Tenant("acme"), "congested").Val())
+			require.Zero(w, w.c.Exists(w.Context(), w.p.Congestion("acme")).Val())
+			keys := []string{w.p.NonReadyOf("acme"), w.p.NonReady()}
+			for _, key := range keys { // both jobs are due
+				for _, member := range w.c.ZRange(w.Context(), key, 0, -1).Val() {
+					w.c.ZAdd(w.Context(), key, redis.Z{Score: 1, Member: member})
+				}
+			}
+			w.promoteAll("T", 2)
+		}
+		run := w.read("T", "c")
+		w.start("T", run)
+		require.Equal(w, []any{0, 0}, []any{run[0].Retries, run[0].Throttles})
+		require.Equal(w, ledger.OutcomeReply{Owned: 2}, w.outcome("T", done(run...)))
 	})
 }
 
@@ -244,11 +289,11 @@ func TestOutcomeCongestion(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 10
 		w.create("g", "acme", "T")
-		w.append("g", n+4)
+		w.append("g", n+5)
 		w.create("b", "beta", "T")
 		w.append("b", 1)
 		w.c.SAdd(w.Context(), w.p.Active(), "acme") // a second active tenant: each has half of the rate
-		run := w.begin("T", "c", n+5)
+		run := w.begin("T", "c", n+6)
 		run = slices.DeleteFunc(run, func(j taken) bool { return j.Group != "g" })
 		w.c.SAdd(w.Context(), w.p.Active(), "acme", "beta")
 		terms := ledger.Congestion{Base: 500 * time.Millisecond, Cap: 2600 * time.Millisecond, RPS: 8}
@@ -278,6 +323,7 @@ func TestOutcomeCongestion(t *testing.T) {
 			{ledger.OutcomeThrottled, 7 * time.Millisecond, 7 * time.Millisecond, terms},                            // and even below the formula
 			{ledger.OutcomeThrottled, -2 * time.Second, 2 * time.Second, ledger.Congestion{Cap: time.Minute}},       // a minimum, if the downstream API named no time
 			{ledger.OutcomeRetry, 3 * time.Second, 3 * time.Second, ledger.Congestion{Cap: time.Minute, RPS: 1000}}, // the longer of the two
+			{ledger.OutcomeDeferred, time.Minute, time.Minute, terms},                                               // as asked, above the cap
 		} {
 			w.c.Del(w.Context(), w.p.NonReadyOf("acme"))
 			report := other(c.kind, run[n+i], c.delay)
@@ -314,7 +360,7 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 // remove the entry, because another worker will run the job.
 func TestOutcomeOfALostStart(t *testing.T) {
 	both(t, func(w *world) {
-		for _, kind := range []ledger.OutcomeKind{"d", ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {
+		for _, kind := range []ledger.OutcomeKind{outcomeDone, ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {
 			g := "g" + string(kind)
 			w.create(g, "acme", "T")
 			w.append(g, 1)
@@ -322,7 +368,7 @@ func TestOutcomeOfALostStart(t *testing.T) {
 			w.c.SetRange(w.Context(), w.p.States(g), 0, "R")
 			w.c.HSet(w.Context(), w.p.Group(g), "ready", 1, "in_flight", 0)
 			report := done(run...)
-			if kind != "d" {
+			if kind != outcomeDone {
 				report = other(kind, run[0], 0)
 			}
 			w.unchanged(func() { require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", report), kind) })

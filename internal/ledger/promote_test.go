@@ -313,6 +313,7 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 			rate, congestion time.Duration
 		}{
 			{"R", 5 * time.Second, 0}, {"A", 0, 5 * time.Second}, {"E", 0, 5 * time.Second}, {"S", 0, 0},
+			{"G", 0, 5 * time.Second},
 		} {
 			w.create(c.reason, "acme", "T")
 			w.appendJobs(ledger.AppendArgs{Group: c.reason, Jobs: []ledger.NewJob{{Payload: []byte("1"), Trace: parent, RunAt: time.Now().Add(time.Hour)}}})

@@ -325,6 +325,10 @@ func other(kind ledger.OutcomeKind, j taken, delay time.Duration) []ledger.Group
 	switch kind {
 	case ledger.OutcomeUnstarted:
 		o.Attempt = j.Attempt
+	case ledger.OutcomeDeferred:
+		if j.token < 0 { // it was not started
+			o.Attempt = j.Attempt
+		}
 	case ledger.OutcomeRetry:
 		o.Retries++
 	case ledger.OutcomeThrottled:

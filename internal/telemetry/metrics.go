@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -108,6 +109,7 @@ var waits = []float64{
 type WorkerMetrics struct {
 	pool                                             atomic.Pointer[func() (size, active int)]
 	succeeded, failed, timedOut, retried, deadLetter counter
+	deferred                                         metric.Int64Counter
 	stale, leasesLost                                counter
 	duration, startDelay                             histogram
 	fairness, rate, congestion                       histogram
@@ -118,10 +120,12 @@ type WorkerMetrics struct {
 func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 	i := instruments{meter}
 	m := &WorkerMetrics{
-		succeeded:  i.counter("worker_job_success_total", "Attempts that succeeded."),
-		failed:     i.counter("worker_job_failed_total", "Attempts that failed."),
-		timedOut:   i.counter("worker_job_timeout_total", "Attempts that failed by running out of time."),
-		retried:    i.counter("worker_job_retry_total", "Attempts that will be followed by another."),
+		succeeded: i.counter("worker_job_success_total", "Attempts that succeeded."),
+		failed:    i.counter("worker_job_failed_total", "Attempts that failed."),
+		timedOut:  i.counter("worker_job_timeout_total", "Attempts that failed by running out of time."),
+		retried:   i.counter("worker_job_retry_total", "Attempts that will be followed by another."),
+		deferred: must(i.meter.Int64Counter(NamePrefix+"worker_job_deferred_total",
+			metric.WithDescription("Jobs that wait again because what they need is busy, by type."))),
 		deadLetter: i.deadLetters(),
 		stale: i.counter("worker_stale_total",
 			"Outcomes that changed nothing, since the attempt was not the job's any more."),
@@ -182,6 +186,11 @@ func (m *WorkerMetrics) Ended(succeeded, failed, timedOut int) {
 
 // Retried counts n jobs that will run again after a failed or throttled attempt.
 func (m *WorkerMetrics) Retried(n int) { m.retried.add(n) }
+
+// Deferred counts a job that waits again because what it needs is busy.
+func (m *WorkerMetrics) Deferred(typ string) {
+	m.deferred.Add(context.Background(), 1, metric.WithAttributes(attribute.String("type", typ)))
+}
 
 // Stale counts outcomes that changed nothing.
 func (m *WorkerMetrics) Stale(n int) { m.stale.add(n) }

@@ -100,6 +100,7 @@ func TestMetricNames(t *testing.T) {
 	worker.Ran(time.Second)
 	worker.Ended(1, 2, 1)
 	worker.Retried(1)
+	worker.Deferred("SEND_EMAIL")
 	worker.DeadLettered(1)
 	worker.Stale(2)
 	worker.LeasesLost(3)
@@ -144,6 +145,7 @@ func TestMetricNames(t *testing.T) {
 		`bulk_action_watcher_dead_letter_total{code="LOST"} 2`,
 		`bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 3`,
 		`bulk_action_worker_dead_letter_total 11`,
+		`bulk_action_worker_job_deferred_total{type="SEND_EMAIL"} 1`,
 		`bulk_action_worker_job_duration_ms_count 3`,
 		`bulk_action_worker_job_duration_ms_sum 2100`,
 		`bulk_action_worker_job_failed_total 2`,
@@ -162,8 +164,8 @@ func TestMetricNames(t *testing.T) {
 		"rate_limit_allowed_total", "rate_limit_denied_total", "dispatch_moved_total", "dispatch_skip_total",
 		"backpressure_admitted_total", "backpressure_rejected_total", "fetcher_total_fetched", "fetcher_empty_polls",
 		"fetcher_admitted_ready", "fetcher_admitted_non_ready", "dispatcher_total_moved", "dispatcher_total_skipped",
-		"worker_job_success_total", "worker_job_failed_total", "worker_job_timeout_total", "worker_job_retry_total", "worker_dead_letter_total",
-		"worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back", "watcher_dead_letter_total",
+		"worker_job_success_total", "worker_job_failed_total", "worker_job_timeout_total", "worker_job_retry_total", "worker_job_deferred_total",
+		"worker_dead_letter_total", "worker_stale_total", "worker_leases_lost_total", "dispatcher_total_taken_back", "watcher_dead_letter_total",
 	} {
 		want[NamePrefix+name] = "counter"
 	}

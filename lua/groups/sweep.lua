@@ -75,7 +75,7 @@ for i = 1, #page[2], 2 do
     call('HINCRBY', B .. 'load:' .. j.typ, 'non_ready', -1)
     note_step('cancel', group, j.ordinal, tenant, j.trace, j.attempt, '')
     if not suspended then
-      if j.reason ~= 'S' and j.reason ~= 'P' then call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', -1) end
+      if is_congested(j.reason) then call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', -1) end
       if j.reason == 'R' then
         activate(tenant, -1)
         call('HDEL', B .. 'tenant:' .. tenant, 'marker')

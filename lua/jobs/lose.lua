@@ -62,6 +62,10 @@ for i = 1, #ords do
     local attempt = string.byte(new[i], 2) - 33
     local head = group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|0|0|0|0||'
       .. string.format('%.0f|%.0f||', ords[i], now)
+    if string.sub(missed[i], 1, 1) == 'N' and attempt > 0 then
+      local last = call('HGET', B .. 'errors:' .. group, ords[i])
+      if not string.find(last or '', '"reason":"G"', 1, true) then congested = congested + 1 end
+    end
     local place = string.gsub(FIELDS[string.sub(missed[i], 1, 1)], '_', '-')
     local message = 'the job was ' .. place .. ' and vanished from Redis'
     if place == 'failed' then message = 'the job has failed and the record of it vanished from Redis' end
@@ -76,7 +80,6 @@ for i = 1, #ords do
     fail_job(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
     -- Without the payload, a retry can't run the job as another type.
     if not type_known then call('HDEL', B .. 'payloads:' .. group, ords[i]) end
-    if string.sub(missed[i], 1, 1) == 'N' and attempt > 0 then congested = congested + 1 end
   end
 end
 store_states(group, ords, new, span)

@@ -1,5 +1,6 @@
 -- outcome: stores the outcomes of jobs that a worker has run or read.
--- State: in flight → done, failed or non-ready; unstarted: ready → ready
+-- State: in flight → done, failed or non-ready; unstarted: ready → ready; deferred: ready or in
+-- flight → non-ready
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -30,13 +31,14 @@
 --   +1  ordinal    n     the job
 --   +2  attempt    n     the attempt that the worker reports on
 --   +3  kind       -     r retry, t throttled by the downstream API, f failed, h released,
---                        u unstarted
+--                        u unstarted, d deferred because a resource is busy
 --   +4  retries    n     its retries
 --   +5  throttles  n     its throttles
 --   +6  losses     n     its losses
 --   +7  waits      -     fair|rate|congestion, ms
 --   +8  queued     -     its queued blob
---   +9  delay      ms    least wait; of kind t: the Retry-After, or the least wait as -delay
+--   +9  delay      ms    least wait; of kind t: the Retry-After, or the least wait as -delay; of
+--                        kind d: the wait
 --   +10 code       -     error code
 --   +11 message    -     error text
 -- Reply
@@ -170,10 +172,13 @@ local function store_done(group, live, tenant)
   return n
 end
 
+-- REASONS has the reason of a non-ready job by the kind of its outcome.
+local REASONS = { r = 'E', t = 'A', h = '', d = 'G' }
+
 -- store_others reads n jobs that are not done from ARGV, moves those that the worker owns, and
 -- writes their states, errors and the congestion statistics. It returns how many have failed, how
--- many are non-ready, and how many are ready again because no slot had started them. The caller
--- writes the counts.
+-- many are non-ready, how many of these were ready before, and how many are ready again because no
+-- slot had started them. The caller writes the counts.
 local function store_others(group, live, tenant, round, n)
   local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
   for i = 1, n do
@@ -181,7 +186,7 @@ local function store_others(group, live, tenant, round, n)
     arg = arg + 11
   end
   local states, span = load_states(group, ords)
-  local congested, own, waits, longest, returns = 0, nil, 0, 0, 0
+  local congested, own, waits, longest, returns, added, unstarted = 0, nil, 0, 0, 0, 0, 0
   if live then
     local t = call('HMGET', B .. 'tenant:' .. tenant, 'congested', 'rps')
     congested, own = math.max(0, tonumber(t[1] or 0)), rps and tonumber(t[2] or nil)
@@ -196,7 +201,7 @@ local function store_others(group, live, tenant, round, n)
     local head = group .. '|' .. typ .. '|' .. attempt .. counts
     -- If the reply to a start was lost, the worker does not know that the job was started.
     if kind == 'u' and state == 'I' .. m then kind = 'h' end
-    local mine = live and state == (kind == 'u' and 'R' or 'I') .. m
+    local mine = live and (state == (kind == 'u' and 'R' or 'I') .. m or kind == 'd' and state == 'R' .. m)
     next_entry(live, mine, state)
     if tenant and not live then
       note_cancelled(group, tenant, ordinal, attempt, string.match(queued, '^%d+|%d+|([^|]*)') or '')
@@ -210,14 +215,18 @@ local function store_others(group, live, tenant, round, n)
         call('XADD', stream, '*', 'j', group .. '|' .. typ .. '|' .. (attempt + 1) .. counts .. '|' .. queued)
         new[i], readied = 'R' .. mark(attempt + 1), readied + 1
       else
-        local wait, reason = 0, kind == 't' and 'A' or kind == 'h' and '' or 'E'
-        if kind == 't' and delay > 0 then
+        local wait, reason = 0, REASONS[kind]
+        if kind == 'd' or kind == 't' and delay > 0 then
           wait = delay
         elseif kind ~= 'h' then
-          wait = congestion(congested + #blobs / 2, math.abs(delay), own)
+          wait = congestion(congested + added, math.abs(delay), own)
+        end
+        if kind == 'd' and state == 'R' .. m then unstarted = unstarted + 1 end
+        if is_congested(reason) then
+          added = added + 1
+          if kind ~= 'h' then returns, waits, longest = returns + 1, waits + wait, math.max(longest, wait) end
         end
         if kind ~= 'h' then
-          returns, waits, longest = returns + 1, waits + wait, math.max(longest, wait)
           errors[#errors + 1] = ordinal
           errors[#errors + 1] = cjson.encode({
             ordinal = ordinal, code = code, error = message, attempts = attempt, at = now,
@@ -235,7 +244,7 @@ local function store_others(group, live, tenant, round, n)
   if non_ready > 0 then
     if #errors > 0 then call('HSET', B .. 'errors:' .. group, unpack(errors)) end
     add_non_ready(tenant, typ, blobs)
-    call('HINCRBY', B .. 'tenant:' .. tenant, 'congested', non_ready)
+    add(B .. 'tenant:' .. tenant, 'congested', added)
   end
   if returns > 0 then
     local stats = B .. 'congestion:' .. tenant
@@ -246,7 +255,7 @@ local function store_others(group, live, tenant, round, n)
   end
   store_states(group, ords, new, span)
   add(B .. 'group:' .. group, 'retries', retries)
-  return failed, non_ready, readied
+  return failed, non_ready, unstarted, readied
 end
 
 -- store_tenant stores what admit needs to know of a tenant: est, the mean run time of its jobs of
@@ -287,7 +296,7 @@ for _ = 1, groups do
   local g = call('HMGET', key, 'tenant', 'status', 'round', 'types', 'sealed', 'accepted', 'done', 'failed',
     'cancelled')
   local live, tenant = g[1] and g[2] ~= 'CANCELLED', g[1]
-  local done, failed, non_ready, readied = 0, 0, 0, 0
+  local done, failed, non_ready, unstarted, readied = 0, 0, 0, 0, 0
   if live then
     precheck('HLEN', B .. 'tenant:' .. tenant, B .. 'congestion:' .. tenant)
     precheck_rerank(g[4], factor)
@@ -297,9 +306,12 @@ for _ = 1, groups do
     precheck_fail_job(group)
   end
   if n_done > 0 then done = store_done(group, live, tenant) end
-  if n_other > 0 then failed, non_ready, readied = store_others(group, live, tenant, tonumber(g[3]), n_other) end
+  if n_other > 0 then
+    failed, non_ready, unstarted, readied = store_others(group, live, tenant, tonumber(g[3]), n_other)
+  end
   if done + failed + non_ready > 0 then
-    add(key, 'in_flight', -done - failed - non_ready, 'done', done, 'failed', failed, 'non_ready', non_ready)
+    add(key, 'in_flight', unstarted - done - failed - non_ready, 'ready', -unstarted, 'done', done, 'failed', failed,
+      'non_ready', non_ready)
     if done + failed > 0 then
       call('HINCRBY', B .. 'tenant:' .. tenant, 'unfinished', -done - failed)
       local ended = tonumber(g[7] or 0) + tonumber(g[8] or 0) + tonumber(g[9] or 0) + done + failed

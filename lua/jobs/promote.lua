@@ -87,7 +87,7 @@ local function bring_back(tenant)
     if j and not held_back(j) then
       back[#back + 1], back[#back + 2], gone[#gone + 1] = page[i + 1], page[i], page[i]
       if j.reason == 'R' then wanted = wanted + 1 end
-      if j.reason ~= 'S' and j.reason ~= 'P' then congested = congested + 1 end
+      if is_congested(j.reason) then congested = congested + 1 end
     else
       stay[#stay + 1], stay[#stay + 2] = upto + 1, page[i]
     end
@@ -224,7 +224,11 @@ end
 -- reports a sampled job in traced. It changes j.
 local function to_ready(tenant, j, blob)
   local waited = math.max(0, now - j.since)
-  if j.reason == 'R' then j.wr = j.wr + waited elseif j.reason == 'A' or j.reason == 'E' then j.wc = j.wc + waited end
+  if j.reason == 'R' then
+    j.wr = j.wr + waited
+  elseif j.reason == 'A' or j.reason == 'E' or j.reason == 'G' then
+    j.wc = j.wc + waited
+  end
   if j.trace ~= '' then
     local since = string.format('%.0f', j.since)
     j.trace = new_span(seed, j.group, j.ordinal, tenant, j.trace, since, now, j.attempt + 1, j.reason)
@@ -244,7 +248,7 @@ local function promote_tenant(tenant, t)
   local gone, load, ready, congested, wanted = c.unreadable, {}, {}, 0, 0
   local function leave(j, blob)
     gone[#gone + 1] = blob
-    if j.reason ~= 'S' and j.reason ~= 'P' then congested = congested + 1 end
+    if is_congested(j.reason) then congested = congested + 1 end
     if j.reason == 'R' then wanted = wanted + 1 end
   end
   local function unload(j) load[j.typ] = (load[j.typ] or 0) + 1 end

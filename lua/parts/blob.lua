@@ -6,10 +6,12 @@
 -- A script that doesn't need the payload handles both as one text.
 -- A payload over 4 KiB is stored in payloads:GROUP and is empty in the blob. The reason says why a
 -- job is non-ready: R rate limited, A throttled by the downstream API, E transient error,
--- S scheduled, P suspended when it was ready; '' = released by a worker.
+-- S scheduled, P suspended when it was ready, G deferred because a resource was busy; '' = released
+-- by a worker.
 -- NEEDS  base
 -- OFFERS
 --   parse(blob)               the fields of a moving blob, or nil
+--   is_congested(reason)      whether a non-ready job counts in its tenant's field congested
 --   compose(j, blob)          the moving blob of such fields, with the payload of blob
 --   payload_and_key(text)     the payload, and the key behind it ('' = none)
 --   entry_blob(fields)        the moving blob of an entry of a ready stream
@@ -35,6 +37,10 @@ local function parse(blob)
     trace = trace, payload_at = at,
   }
 end
+
+-- is_congested says whether a non-ready job with this reason makes other jobs of its tenant wait
+-- longer: a job that waits for its own start or for a resource does not.
+local function is_congested(reason) return reason ~= 'S' and reason ~= 'P' and reason ~= 'G' end
 
 -- entry_blob returns the moving blob of an entry of a ready stream. The entry has one field: either
 -- j, with the moving blob as its value, or the head of the moving blob, with the queued blob as its

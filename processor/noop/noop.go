@@ -31,13 +31,14 @@ const maxSleep = 24 * time.Hour
 
 // Processor runs NOOP jobs. The payload is
 //
-//	{"sleep_ms"?: n, "fail"?: "retry"|"permanent"|"throttle"|"crash", "fail_times"?: n,
-//	 "result"?: any JSON}
+//	{"sleep_ms"?: n, "fail"?: "retry"|"permanent"|"throttle"|"defer"|"crash",
+//	 "fail_times"?: n, "result"?: any JSON}
 //
 // An empty payload makes the job done at once, without a result. Other members are ignored. The
 // processor first sleeps. With "fail", it then fails in each attempt up to number fail_times, or in
-// every attempt if fail_times is absent; "crash" ends the whole process like kill -9. If the
-// processor does not fail, it returns "result". The zero value is ready for use.
+// every attempt if fail_times is absent; "defer" defers the job by 10 ms, and "crash" ends the
+// whole process like kill -9. If the processor does not fail, it returns "result". The zero value
+// is ready for use.
 type Processor struct {
 	// Crash ends the process at once, without any clean-up; nil means os.Exit(137). Tests set it.
 	Crash func()
@@ -94,7 +95,7 @@ func parse(raw []byte) (payload, error) {
 		return p, err
 	}
 	switch p.Fail {
-	case "", "retry", "permanent", "throttle", "crash":
+	case "", "retry", "permanent", "throttle", "defer", "crash":
 	default:
 		return p, errors.New("fail is not one of retry, permanent, throttle, crash")
 	}
@@ -127,6 +128,8 @@ func (p Processor) fail(how string) error {
 		return processor.Permanent(CodePermanent, errAsked)
 	case "throttle":
 		return processor.Throttled(0, errAsked)
+	case "defer":
+		return processor.Deferred(10*time.Millisecond, errAsked.Error())
 	case "crash":
 		if p.Crash == nil {
 			os.Exit(137) // the exit code that a shell shows after kill -9; runs no deferred function

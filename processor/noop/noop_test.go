@@ -35,6 +35,7 @@ func TestProcess(t *testing.T) {
 		"retry":                {payload: `{"fail":"retry"}`, attempt: 9, kind: processor.RetryLater, code: noop.CodeRetry},
 		"permanent":            {payload: `{"fail":"permanent"}`, attempt: 1, kind: processor.Fail, code: noop.CodePermanent},
 		"throttle":             {payload: `{"fail":"throttle"}`, attempt: 1, kind: processor.Throttle, code: "API_THROTTLED"},
+		"defer":                {payload: `{"fail":"defer"}`, attempt: 1, kind: processor.Defer, code: "RESOURCE_BUSY"},
 		"fails for a while":    {payload: `{"fail":"retry","fail_times":2}`, attempt: 2, kind: processor.RetryLater, code: noop.CodeRetry},
 		"then no more":         {payload: `{"fail":"retry","fail_times":2,"result":1}`, attempt: 3, result: json.RawMessage(`1`)},
 		"fails no time":        {payload: `{"fail":"permanent","fail_times":0}`, attempt: 1},

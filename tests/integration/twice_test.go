@@ -167,6 +167,7 @@ func TestEveryScriptTwice(t *testing.T) {
 		require.NoError(t, err)
 	}
 	s.submit(client.Group{ID: "throttled", Type: "NOOP", Jobs: jobs(20, `{"fail":"throttle","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Group{ID: "deferred", Type: "NOOP", Jobs: jobs(20, `{"fail":"defer","fail_times":3,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
 	s.submit(client.Group{ID: "failing", Type: "NOOP", Jobs: jobs(50, `{"fail":"permanent","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
 	s.submit(client.Group{ID: "held", Type: "NOOP", Jobs: jobs(1, `{"sleep_ms":2500}`), Seal: true}) // its lease is renewed every 2 s
 	s.submit(client.Group{ID: "doomed", Type: "NOOP", Jobs: jobs(300, `{"sleep_ms":200}`), Seal: true})
@@ -191,11 +192,13 @@ func TestEveryScriptTwice(t *testing.T) {
 	}
 	require.Equal(t, api.Counts{Accepted: 100, Done: 100}, s.wait("paused").Counts)
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("held").Counts)
-	g := s.wait("throttled")
-	require.Equal(t, api.Counts{Accepted: 20, Done: 20}, g.Counts)
-	require.JSONEq(t, "20", string(g.Aggregate["n"]))
-	require.Equal(t, int64(0), g.Retries)
-	g = s.wait("doomed")
+	for _, again := range []string{"throttled", "deferred"} {
+		g := s.wait(again)
+		require.Equal(t, api.Counts{Accepted: 20, Done: 20}, g.Counts, again)
+		require.JSONEq(t, "20", string(g.Aggregate["n"]), again)
+		require.Equal(t, int64(0), g.Retries, again)
+	}
+	g := s.wait("doomed")
 	require.Equal(t, api.StatusCancelled, g.Status)
 	s.awaitCounts("doomed", "settled", func(c api.Counts) bool { return c.Cancelled+c.Done == 300 })
 

@@ -81,7 +81,8 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// nonReady applies to a job that was retried, throttled or released, and to a tenant's marker.
+// nonReady applies to a job that was retried, throttled, deferred or released, and to a tenant's
+// marker.
 func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	if j.State != ledger.NonReady || j.reason == ledger.ReasonScheduled || j.reason == ledger.ReasonPaused {
 		return nil
@@ -106,6 +107,9 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	case ledger.ReasonThrottled:
 		w.Reason = api.WhyCongestion
 		w.Detail = "A downstream API asked to wait" + codeOf(j.lastErr) + ": " + when + "."
+	case ledger.ReasonResource:
+		w.Reason = api.WhyResource
+		w.Detail = "Something that it needs is busy" + textOf(j.lastErr) + ": " + when + "."
 	default:
 		w.Reason = api.WhyRetry
 		w.Detail = "Its last attempt did not succeed" + codeOf(j.lastErr) + ": " + when + "."
@@ -209,4 +213,12 @@ func codeOf(e *ledger.JobError) string {
 		return ""
 	}
 	return " (" + e.Code + ")"
+}
+
+// textOf returns the text of a job's last error in brackets.
+func textOf(e *ledger.JobError) string {
+	if e == nil || e.Error == "" {
+		return ""
+	}
+	return " (" + e.Error + ")"
 }

@@ -196,9 +196,10 @@ func TestWhyReadyBehindOtherGroups(t *testing.T) {
 
 func TestWhyNonReady(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		w.Jobs("g", "T", 4)
+		w.Jobs("g", "T", 5)
 		w.Admit("T")
-		held := w.Take("T", "c", 4)
+		held := w.Take("T", "c", 5)
+		back(w, held[4], ledger.OutcomeDeferred, 3*time.Hour)
 		back(w, held[0], ledger.OutcomeRetry, time.Hour)
 		back(w, held[1], ledger.OutcomeThrottled, 2*time.Hour)
 		back(w, held[2], ledger.OutcomeReleased, 0)
@@ -208,6 +209,7 @@ func TestWhyNonReady(t *testing.T) {
 		}{
 			0: {api.WhyRetry, `^Its last attempt did not succeed \(BUSY\): its next attempt is at 20`, 1},
 			1: {api.WhyCongestion, `^A downstream API asked to wait \(BUSY\): its next attempt is at 20`, 2},
+			4: {api.WhyResource, `^Something that it needs is busy \(later\): its next attempt is at 20`, 3},
 			2: {api.WhyRetry, `^Its last attempt did not succeed: it is due and waits for a permit and for free capacity in the ready stream\.$`, 0},
 		} {
 			j := job(w, "g", ordinal)

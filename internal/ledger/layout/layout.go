@@ -161,9 +161,10 @@ const (
 //	                         promote …            groups that are not scheduled or paused, and
 //	                                              markers. The set active names the tenants that
 //	                                              have such jobs and are not paused
-//	congested          jobs  outcome, admit,      its non-ready jobs without the scheduled and the
-//	                         promote …            suspended ones: they were retried, throttled,
-//	                                              released or reclaimed, or are the marker
+//	congested          jobs  outcome, admit,      its non-ready jobs without the scheduled, the
+//	                         promote …            suspended and the deferred ones: they were
+//	                                              retried, throttled, released or reclaimed, or
+//	                                              are the marker
 //	marker                   admit, promote,      type of its marker, '' after a resumption;
 //	                         sweep, lose          absent: it has none
 //	look                     promote              number of its due jobs that the next promote

@@ -40,5 +40,5 @@ func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.Promo
 // spans show.
 var nonReadyReasons = map[string]string{
 	"R": "RATE_LIMITED", "A": "API_THROTTLED", "E": "TRANSIENT_ERROR", "S": "SCHEDULED",
-	"P": "SUSPENDED", "": "RELEASED",
+	"P": "SUSPENDED", "G": "RESOURCE_BUSY", "": "RELEASED",
 }

@@ -57,8 +57,8 @@ func byJob(a, b *task) int {
 }
 
 // recordMetrics adds the attempts of batch, which are all of one type, to the metrics and to the
-// mean run times. A released attempt counts only for the wait times and the mean run time. An
-// attempt that never ran counts for nothing.
+// mean run times. A released or deferred attempt counts only for the wait times and the mean run
+// time. An attempt that never ran counts for nothing.
 func (p *partitionFeed) recordMetrics(batch []*task) {
 	var ran, succeeded, failed, timedOut int
 	var took time.Duration
@@ -69,7 +69,7 @@ func (p *partitionFeed) recordMetrics(batch []*task) {
 		ran, took = ran+1, took+t.runTime
 		p.metrics.Waited(t.Waited())
 		switch {
-		case t.released:
+		case t.released, t.verdict.Kind == processor.Defer:
 			continue
 		case t.verdict.Kind == processor.Done:
 			succeeded++
@@ -128,7 +128,7 @@ func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 			groups = append(groups, ledger.GroupOutcome{Group: t.Group, Done: done[len(done):]})
 		}
 		g := &groups[len(groups)-1]
-		if !t.released && t.runStart.Load() != 0 {
+		if !t.released && t.verdict.Kind != processor.Defer && t.runStart.Load() != 0 {
 			g.Took, g.Ran = g.Took+t.runTime, g.Ran+1
 		}
 		if t.released || t.verdict.Kind != processor.Done {
@@ -150,8 +150,9 @@ func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 	return groups
 }
 
-// otherOutcome returns the outcome of a task that is not done: unstarted, released, throttled, to
-// be retried, or failed. It also counts a throttle or a retry in the metrics.
+// otherOutcome returns the outcome of a task that is not done: unstarted, released, throttled,
+// deferred, to be retried, or failed. It also counts a throttle, a deferral or a retry in the
+// metrics.
 func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
 		Entry:     t.entryID,
@@ -181,6 +182,9 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 			o.Delay = -p.retryDelay(t.Throttles) // negative: Redis may choose a longer wait
 		}
 		p.metrics.Retried(1)
+	case t.verdict.Kind == processor.Defer:
+		o.Kind, o.Delay = ledger.OutcomeDeferred, min(t.verdict.After, maxRetryAfter)
+		p.metrics.Deferred(t.Type)
 	case t.verdict.Kind == processor.RetryLater && t.Retries < retries:
 		o.Kind, o.Retries, o.Delay = ledger.OutcomeRetry, t.Retries+1, p.retryDelay(t.Retries)
 		p.metrics.Retried(1)

@@ -223,6 +223,33 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 	}
 }
 
+// A deferred job waits as long as its processor says, as often as it says so.
+func TestDeferredUsesNoRetry(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 2)
+	w.Feed(stagetest.Patience, "T")
+	cfg := config()
+	cfg.MaxThrottles, cfg.MaxRetries = 0, 0
+	w.Run(newWorker(w, cfg, processor.Func("T", func(_ context.Context, j processor.Job) (any, error) {
+		switch {
+		case j.Ordinal == 1:
+			return nil, processor.Deferred(time.Hour, "no account is free")
+		case j.Attempt <= 5:
+			return nil, processor.Deferred(time.Millisecond, "no account is free")
+		}
+		return nil, nil
+	})))
+	w.AwaitCounts("g", api.Counts{Accepted: 2, Done: 1, NonReady: 1})
+	require.Zero(t, w.Group("g").Retries)
+	j := w.Job("g", 1)
+	require.Equal(t, processor.CodeResourceBusy, j.LastError.Code)
+	require.Equal(t, "no account is free", j.LastError.Error)
+	require.Equal(t, time.Hour, j.Until.Sub(j.LastError.At))
+	require.Equal(t, api.WhyResource, j.Waiting)
+	require.Empty(t, w.DeadLetters())
+}
+
 func TestJobFailsAfterMaxThrottles(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

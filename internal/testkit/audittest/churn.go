@@ -178,7 +178,7 @@ func (m mover) worker() {
 		started = append(started, m.Start(m.p, typ, started)...) // delivered once more
 	}
 	for _, j := range started {
-		switch m.r.IntN(12) {
+		switch m.r.IntN(13) {
 		case 0:
 			m.back(m.p, typ, ledger.OutcomeFailed, 0, j)
 		case 1:
@@ -187,7 +187,9 @@ func (m mover) worker() {
 			m.back(m.p, typ, ledger.OutcomeThrottled, 5*time.Millisecond, j)
 		case 3:
 			m.back(m.p, typ, ledger.OutcomeReleased, 0, j)
-		case 4: // the worker dies
+		case 4:
+			m.back(m.p, typ, ledger.OutcomeDeferred, 5*time.Millisecond, j)
+		case 5: // the worker dies
 		default:
 			m.Done(m.p, typ, j)
 		}

@@ -33,6 +33,7 @@ func Inhabit(w *World) {
 	w.back(p, "T", ledger.OutcomeRetry, time.Hour, started[9:11]...)
 	w.back(p, "T", ledger.OutcomeThrottled, time.Hour, started[11:13]...)
 	w.back(p, "T", ledger.OutcomeReleased, 0, started[13:15]...)
+	w.back(p, "T", ledger.OutcomeDeferred, time.Hour, started[15:16]...)
 	w.promote(p, "T")
 	w.Start(p, "T", []Taken{started[20]}) // a second time, with the same entry
 	w.back(p, "T", ledger.OutcomeUnstarted, 0, w.Read(p, "T", "c2", 2)...)
