@@ -3,7 +3,9 @@ package ledger_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -99,6 +101,26 @@ func TestLose(t *testing.T) {
 		w.unchanged(func() { require.Zero(w, w.lose("g", "T", lost...)) })
 		w.advance("g")
 		require.Contains(w, []string{"COMPLETED", "FAILED"}, w.status("g"))
+	})
+}
+
+// A deferred job does not count as congested, so its loss leaves the tenant's counter as it is.
+func TestLoseDeferred(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.append("g", 2)
+		run := w.begin("T", "c", 2)
+		slices.SortFunc(run, byJob)
+		w.outcome("T", other(ledger.OutcomeRetry, run[0], time.Hour))
+		w.outcome("T", other(ledger.OutcomeDeferred, run[1], time.Hour))
+		for _, blob := range w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val() {
+			if strings.Contains(blob, "|G|1|") {
+				w.c.ZRem(w.Context(), w.p.NonReadyOf("acme"), blob)
+			}
+		}
+		require.Equal(w, 1, w.lose("g", "T", w.stateOf("g", 1)))
+		require.Equal(w, "NF", w.states("g"))
+		require.Equal(w, "1", w.countersOf("acme")["congested"])
 	})
 }
 
