@@ -67,14 +67,18 @@ func Throttled(after time.Duration, err error) error {
 }
 
 // Deferred says that something the job needs is busy, such as an account, and why: the job runs
-// again after this time, as often as needed, and uses neither a retry nor a throttle. With after
-// <= 0 it waits a second. The code is [CodeResourceBusy]; people read the reason as the error's
-// text.
+// again after this time, as often as needed, and uses neither a retry nor a throttle. With less
+// than a millisecond it waits a second. The code is [CodeResourceBusy]; people read the reason as
+// the error's text.
 func Deferred(after time.Duration, reason string) error {
-	if after <= 0 {
+	if after = after.Truncate(time.Millisecond); after <= 0 {
 		after = time.Second
 	}
-	return &answer{kind: Defer, code: CodeResourceBusy, after: after, cause: errors.New(reason)}
+	a := &answer{kind: Defer, code: CodeResourceBusy, after: after}
+	if reason != "" {
+		a.cause = errors.New(reason)
+	}
+	return a
 }
 
 // Permanent marks err as one that another attempt cannot change: the job fails and is not retried

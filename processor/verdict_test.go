@@ -31,6 +31,8 @@ func TestClassify(t *testing.T) {
 			processor.Verdict{Kind: processor.Defer, Code: "RESOURCE_BUSY", After: 3 * time.Second, Message: "no account is free"}},
 		"deferred without a time": {processor.Deferred(0, "no account is free"),
 			processor.Verdict{Kind: processor.Defer, Code: "RESOURCE_BUSY", After: time.Second, Message: "no account is free"}},
+		"deferred without a reason": {processor.Deferred(time.Microsecond, ""),
+			processor.Verdict{Kind: processor.Defer, Code: "RESOURCE_BUSY", After: time.Second, Message: "RESOURCE_BUSY"}},
 		"throttled without a time": {processor.Throttled(-time.Second, nil),
 			processor.Verdict{Kind: processor.Throttle, Code: "API_THROTTLED", Message: "API_THROTTLED"}},
 		"permanent": {processor.Permanent("HTTP_404", cause),

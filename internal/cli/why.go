@@ -19,8 +19,8 @@ func newWhy(r *Root) *cobra.Command {
 		Use:   "why GROUP [ORDINAL]",
 		Short: "Say why a job, or the next job of a group, is not running",
 		Long: "Say why a job is not running. The reason is the first of these that applies: paused, scheduled,\n" +
-			"no_processor, retry, congestion, rate, fairness. Without ORDINAL it is the reason of the group's\n" +
-			"next job. --json prints the job, or without ORDINAL the reason.",
+			"no_processor, retry, congestion, resource, rate, fairness. Without ORDINAL it is the reason of the\n" +
+			"group's next job. --json prints the job, or without ORDINAL the reason.",
 		Example: "  bulkaction why promo-7 0",
 		Args: func(cmd *cobra.Command, args []string) (err error) {
 			if len(args) < 1 || len(args) > 2 {

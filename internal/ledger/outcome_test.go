@@ -120,6 +120,24 @@ func TestOutcomeDeferred(t *testing.T) {
 	})
 }
 
+// Of two jobs in one batch, the deferred one does not lengthen the wait of the retried one.
+func TestOutcomeDeferredBesideRetried(t *testing.T) {
+	both(t, func(w *world) {
+		w.create("g", "acme", "T")
+		w.append("g", 2)
+		run := w.begin("T", "c", 2)
+		slices.SortFunc(run, byJob)
+		report := other(ledger.OutcomeDeferred, run[0], time.Hour)
+		report[0].Others = append(report[0].Others, other(ledger.OutcomeRetry, run[1], 0)[0].Others...)
+		w.outcomeIn(ledger.Congestion{Base: 500 * time.Millisecond, Cap: time.Minute, RPS: 1}, "T", report)
+		first := w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf("acme"), 0, 0).Val()[0]
+		d, err := ledger.ParseJob(first.Member.(string))
+		require.NoError(w, err)
+		require.Equal(w, []int64{1, 500}, []int64{d.Ordinal, int64(first.Score) - d.SinceMS})
+		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Congestion("acme"), "returns").Val())
+	})
+}
+
 // A stale outcome of any kind changes nothing but the entry in the ready stream and the counter of
 // stale reports: after a reclaim, of an older start, of a group that was cancelled or is gone.
 func TestOutcomeStale(t *testing.T) {

@@ -154,6 +154,14 @@ var lifeScenes = []scene{
 		w.admit("T", 1, noLimit)
 		return w.reporting(other(ledger.OutcomeUnstarted, w.read("T", "c")[0], 0))
 	}},
+	{"outcome of deferred jobs, one of them not started", false, func(w *world) act {
+		w.create("g", "acme", "T")
+		w.append("g", 2)
+		report := other(ledger.OutcomeDeferred, w.begin("T", "c", 1)[0], time.Hour)
+		w.admit("T", 1, noLimit)
+		report[0].Others = append(report[0].Others, other(ledger.OutcomeDeferred, w.read("T", "c")[0], time.Hour)[0].Others...)
+		return w.reporting(report)
+	}},
 	{"outcome of a group's last job", false, func(w *world) act {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Mode: ledger.AppendSeal, Jobs: jobs(1)})

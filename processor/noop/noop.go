@@ -97,7 +97,7 @@ func parse(raw []byte) (payload, error) {
 	switch p.Fail {
 	case "", "retry", "permanent", "throttle", "defer", "crash":
 	default:
-		return p, errors.New("fail is not one of retry, permanent, throttle, crash")
+		return p, errors.New("fail is not one of retry, permanent, throttle, defer, crash")
 	}
 	if p.SleepMS < 0 || p.SleepMS > maxSleep.Milliseconds() {
 		return p, fmt.Errorf("sleep_ms is not between 0 and %d", maxSleep.Milliseconds())

@@ -90,6 +90,13 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	if err := j.readTenant(ctx); err != nil {
 		return err
 	}
+	if j.lastErr == nil && j.reason != ledger.ReasonRate { // it is a group's next job
+		status, err := ledger.ReadJob(ctx, j.e.conn.Cmd, j.p, j.group, j.Ordinal)
+		if err != nil {
+			return err
+		}
+		j.lastErr = status.Err
+	}
 	when, start := "its next attempt is at "+formatTime(j.due), "its reserved start is at "+formatTime(j.due)
 	if j.due.After(j.Now) {
 		setStart(w, j.Now, j.due)

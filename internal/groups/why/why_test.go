@@ -229,6 +229,11 @@ func TestWhyNonReady(t *testing.T) {
 		require.Equal(w.T, "g.2", why.Job, "the first that is due")
 		require.Equal(w.T, api.WhyRetry, why.Reason)
 
+		w.Jobs("busy", "T", 1)
+		w.Admit("T")
+		back(w, w.Take("T", "c", 1)[0], ledger.OutcomeDeferred, time.Hour)
+		require.Regexp(w.T, `^Something that it needs is busy \(later\): `, whyOf(w, "busy").Detail)
+
 		tamper.SetLastError(w.T, w.Conn.Cmd, w.P, "g", 0, `{"code":"BUSY","until":1,"reason":"A"}`)
 		require.Equal(w.T, api.WhyRetry, job(w, "g", 0).Waiting, "an error record whose time has passed says nothing: the job is searched for")
 		served(w)
