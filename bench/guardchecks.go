@@ -95,9 +95,12 @@ func overdraws(events []guardEvent, t guardTask) (n int) {
 		byName[e.Name] = append(byName[e.Name], e)
 	}
 	for _, of := range byName {
-		granted, works := make([]int64, len(of)), make([]int64, len(of))
-		for i, e := range of {
-			granted[i], works[i] = e.Granted, e.Works
+		var granted, works []int64
+		for _, e := range of {
+			granted = append(granted, e.Granted)
+			if e.Ends-e.Granted < t.Rate.Window.Microseconds() { // a longer lease is outside the promise
+				works = append(works, e.Works)
+			}
 		}
 		switch {
 		case t.Rate.Kind == guard.TokenBucket:
@@ -128,10 +131,10 @@ func beyondBucket(times []int64, r guard.Rate) (n int) {
 	slices.Sort(times)
 	each := float64(r.Window.Microseconds()) / float64(r.Permits)
 	const rounding = 2 // µs; the limiter counts in quarters
-	empty := 0.0       // the time at which the permits that were taken are there again
+	fullAt := 0.0      // the time at which the bucket is full again
 	for _, at := range times {
-		empty = max(empty, float64(at)) + each
-		if empty-float64(at) > float64(r.Burst)*each+rounding {
+		fullAt = max(fullAt, float64(at)) + each
+		if fullAt-float64(at) > float64(r.Burst)*each+rounding {
 			n++
 		}
 	}

@@ -28,6 +28,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -54,7 +55,7 @@ type Client struct {
 	calls atomic.Uint64
 	meter *meter
 
-	checking sync.Mutex // held by the call that checks the setup
+	checking chan struct{} // holds a token while a call checks the setup
 	setup    atomic.Pointer[setupResult]
 
 	guards guards
@@ -82,7 +83,8 @@ type Option func(*config)
 // Prefix sets the prefix of all keys and channels; "guard:" by default. It must not hold a brace.
 func Prefix(prefix string) Option { return func(c *config) { c.prefix = prefix } }
 
-// Process sets a name of this process for people. It identifies nothing.
+// Process sets a name of this process, which the log lines of the Client show. It identifies
+// nothing.
 func Process(label string) Option { return func(c *config) { c.process = label } }
 
 // AllowEviction lets guards work in a Redis that evicts keys when its memory is full. An evicted
@@ -111,12 +113,15 @@ func New(rdb redis.UniversalClient, opts ...Option) *Client {
 	for _, o := range opts {
 		o(&cfg)
 	}
+	if cfg.process != "" {
+		cfg.logger = cfg.logger.With("process", cfg.process)
+	}
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never fails
 	c := &Client{rdb: rdb, cfg: cfg, guards: guards{byName: map[string]*list.Element{}}}
 	c.operations.c = c
 	c.id = base64.RawURLEncoding.EncodeToString(random[:]) // Redis stores it twice for each lease
-	c.stopped = make(chan struct{})
+	c.stopped, c.checking = make(chan struct{}), make(chan struct{}, 1)
 	c.meter = newMeter(c)
 	c.renewer = newRenewer(c)
 	c.waits = newWaits(c)
@@ -135,6 +140,10 @@ func (c *Client) Close(ctx context.Context) error {
 		return nil
 	}
 	close(c.waits.closing)
+	select {
+	case <-c.waits.left():
+	case <-ctx.Done():
+	}
 	var err error
 	select {
 	case <-c.renewer.close():
@@ -144,9 +153,23 @@ func (c *Client) Close(ctx context.Context) error {
 		}
 	}
 	close(c.stopped)
-	c.tasks.Wait()
-	c.meter.close()
-	return err
+	defer c.meter.close()
+	ended := make(chan struct{})
+	go func() {
+		c.tasks.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case <-ended:
+		return err
+	case <-time.After(100 * time.Millisecond):
+		return errors.Join(err, fmt.Errorf("close guards: calls of Redis are still under way: %w", ctx.Err()))
+	}
 }
 
 // start runs a task in a goroutine that Close waits for; it returns false after Close.
@@ -171,24 +194,21 @@ func (c *Client) newCall() string { return c.id + "-" + strconv.FormatUint(c.cal
 
 // setupResult is the result of a check of Redis.
 type setupResult struct {
-	at           time.Time
+	ended        time.Time
 	err, publish error
-	ended        bool // all checks have passed
+	passed       bool // it is not repeated
 }
 
-// check checks once that Redis can hold guards; a failed check is repeated at most once a second.
-// queue says whether the call needs to publish.
+// check checks once that Redis can hold guards. A check that has failed is repeated a second after
+// its end, by one call, while the others get the last result. queue says whether the call needs to
+// publish.
 func (c *Client) check(ctx context.Context, queue bool) error {
 	r := c.setup.Load()
-	if r == nil || !r.ended && time.Since(r.at) > time.Second {
-		c.checking.Lock()
-		if now := c.setup.Load(); now == r {
-			r = checkSetup(ctx, c)
-			c.setup.Store(r)
-		} else {
-			r = now
+	if r == nil || !r.passed && time.Since(r.ended) > time.Second {
+		var err error
+		if r, err = c.checkAgain(ctx, r); err != nil {
+			return err
 		}
-		c.checking.Unlock()
 	}
 	if r.err != nil {
 		return r.err
@@ -199,8 +219,58 @@ func (c *Client) check(ctx context.Context, queue bool) error {
 	return nil
 }
 
+// checkAgain replaces the result last. While another call does so, it returns last, if there is one.
+func (c *Client) checkAgain(ctx context.Context, last *setupResult) (*setupResult, error) {
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	select {
+	case c.checking <- struct{}{}:
+	default:
+		if last != nil {
+			return last, nil
+		}
+		select {
+		case c.checking <- struct{}{}:
+		case <-limited.Done():
+			return nil, c.unchecked(ctx)
+		}
+	}
+	if now := c.setup.Load(); now != last {
+		<-c.checking
+		return now, nil
+	}
+	done := make(chan *setupResult, 1)
+	if !c.start(func() { // go-redis may take longer than ctx
+		r := checkSetup(context.WithoutCancel(ctx), c)
+		r.ended = time.Now()
+		c.setup.Store(r)
+		done <- r
+		<-c.checking
+	}) {
+		<-c.checking
+		return nil, ErrClosed
+	}
+	select {
+	case r := <-done:
+		return r, nil
+	case <-limited.Done():
+	}
+	if ctx.Err() == nil {
+		c.setup.CompareAndSwap(last, &setupResult{err: c.unchecked(ctx), ended: time.Now()})
+	}
+	return nil, c.unchecked(ctx)
+}
+
+// unchecked is the error of a call that has waited for a check in vain.
+func (c *Client) unchecked(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return fmt.Errorf("%w: no answer within %v", ErrUnavailable, callTimeout)
+}
+
 func checkSetup(ctx context.Context, c *Client) *setupResult {
-	r := &setupResult{at: time.Now()}
+	r := &setupResult{}
 	if strings.ContainsAny(c.cfg.prefix, "{}") {
 		r.err = invalid("prefix %q: must not hold a brace", c.cfg.prefix)
 		return r
@@ -213,7 +283,8 @@ func checkSetup(ctx context.Context, c *Client) *setupResult {
 	if !c.cfg.allowEviction {
 		policy, err := evictionPolicy(ctx, c.rdb)
 		if err != nil {
-			return r // the call itself will say what is wrong
+			r.err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+			return r
 		}
 		if policy != "" && policy != "noeviction" {
 			r.err = fmt.Errorf("%w: maxmemory-policy is %s, so Redis forgets guards when its memory is full; "+
@@ -223,12 +294,13 @@ func checkSetup(ctx context.Context, c *Client) *setupResult {
 	}
 	if err := c.rdb.Publish(ctx, channel(c), "").Err(); err != nil {
 		if !isDenied(err) {
+			r.err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 			return r
 		}
 		r.publish = fmt.Errorf("%w: %w", ErrNoPublish, err)
 		return r
 	}
-	r.ended = true
+	r.passed = true
 	return r
 }
 

@@ -44,19 +44,29 @@ var (
 	ErrSetup = errors.New("redis is not suitable for guards")
 )
 
+// errNotSent is the error of a call that was not sent, because Redis is away.
+var errNotSent = fmt.Errorf("%w: the last call got no answer", ErrUnavailable)
+
+// mayHaveArrived says whether a call that ended with err may have reached Redis, so that it must be
+// cancelled.
+func mayHaveArrived(ctx context.Context, err error) bool {
+	return (errors.Is(err, ErrUnavailable) || ctx.Err() != nil) && !errors.Is(err, errNotSent)
+}
+
 // Reason says why a guard can't lend.
 type Reason string
 
 // The reasons of a denial, as replies, JSON and metrics show them.
 const (
-	RateLimited Reason = "rate_limited" // no permit left
+	RateLimited Reason = "rate_limited" // no permit left, or the downstream API asked to wait
 	CircuitOpen Reason = "circuit_open" // the breaker is open, or all its probes are out
 	Busy        Reason = "busy"         // all leases are out
 	Queued      Reason = "queued"       // others wait already; a call that does not wait may not overtake them
 	Disabled    Reason = "disabled"     // all members are off
 )
 
-// DeniedError says why a call was denied, and when a member can be lent at the earliest.
+// DeniedError says why a call was denied, and when a member can be lent unless a lease is released
+// before: it is due, or a lease ends.
 type DeniedError struct {
 	Guard  string        // name of the guard
 	Until  time.Time     // by the clock of this process; zero if it is not known

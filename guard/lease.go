@@ -57,9 +57,11 @@ func (l *Lease) Until() time.Time {
 	return l.until
 }
 
-// Lost returns a channel that is closed when the lease has ended before its release: it could not
-// be renewed in time, or an operator took it back. It is closed before another call can have the
-// member, as far as clocks allow: a suspended process notices it when it continues.
+// Lost returns a channel that is closed when the lease has ended before its release. When it could
+// not be renewed in time, Lost is closed before another call can have the member, as far as clocks
+// allow: a suspended process notices it when it continues. When an operator took the lease back,
+// Lost is closed at the next renewal, up to a third of the lease later; until then there may be two
+// holders.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
 // Release ends the lease and reports how the call went. A lease that has ended already is no error:
@@ -180,14 +182,18 @@ func (r *renewer) add(l *Lease) bool {
 		r.running = true
 	}
 	r.held++
+	due := time.Now().Add(l.length / 3)
 	of := r.guards[l.g]
 	if of == nil {
-		of = &renewals{leases: map[*Lease]struct{}{}, due: time.Now().Add(l.length / 3)}
+		of = &renewals{leases: map[*Lease]struct{}{}, due: due}
 		r.guards[l.g] = of
-		if r.soonest.IsZero() || of.due.Before(r.soonest) {
-			r.soonest = of.due
-			poke(r.wake)
-		}
+	}
+	if !of.busy && due.Before(of.due) { // the guard had longer leases before
+		of.due = due
+	}
+	if !of.busy && (r.soonest.IsZero() || of.due.Before(r.soonest)) {
+		r.soonest = of.due
+		poke(r.wake)
 	}
 	of.leases[l] = struct{}{}
 	return true
@@ -311,12 +317,15 @@ func (r *renewer) renew(g *shared, of *renewals, leases []*Lease) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for l := range of.leases { // some may have been added meanwhile
+		pause = min(pause, l.length/3)
+	}
 	of.busy, of.due = false, time.Now().Add(pause)
 	poke(r.wake)
 }
 
 func (r *renewer) renewSome(g *shared, length time.Duration, leases []*Lease) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), max(length/6, 50*time.Millisecond))
+	ctx, cancel := context.WithTimeout(context.Background(), min(max(length/6, 50*time.Millisecond), callTimeout))
 	defer cancel()
 	sent := time.Now()
 	reply, err := r.c.unpipelined(ctx, renewScript, g.keys, renewArgs(length, leases))

@@ -24,7 +24,7 @@ type Limiter struct {
 	rate   Rate
 	outage Outage
 	broken error
-	g      *shared // its clock and circuit; it has no members
+	g      *shared // its circuit and its metric label; it has no members
 
 	localRate Rate
 	mu        sync.Mutex
@@ -78,7 +78,7 @@ type Decision struct {
 	Left       int           // permits that are left, as far as this call knows
 	RetryAfter time.Duration // until the same call can be allowed, rounded up to µs; 0 if it was
 	ResetAfter time.Duration // until all permits are there again
-	At         time.Time     // Redis's time, without its steps back
+	At         time.Time     // Redis's time, without its steps back; of a call that did not ask Redis, this process's
 }
 
 // Take takes n permits of a key, all or none. A denial is no error: see Decision.Allowed. A key of
@@ -87,7 +87,8 @@ type Decision struct {
 // A call whose reply was lost is repeated, and then takes its permits twice: the limit holds, and n
 // permits are wasted.
 //
-// Errors: ErrTooManyTokens when n is more than the limit can ever allow, ErrInvalid when n is less
+// Errors: ErrTooManyTokens when n is more than the limit can ever allow, or while Redis is away the
+// limit of the process; the error of ctx when ctx ends before Redis has answered; ErrInvalid when n is less
 // than 1, and ErrUnavailable when Redis is away and the limiter is Closed.
 func (l *Limiter) Take(ctx context.Context, key string, n int) (Decision, error) {
 	switch {
@@ -108,7 +109,7 @@ func (l *Limiter) Take(ctx context.Context, key string, n int) (Decision, error)
 			return Decision{Allowed: true, At: time.Now()}, nil
 		case l.locally != nil:
 			l.c.meter.unavailable(l.g)
-			return l.takeLocally(key, n), nil
+			return l.takeLocally(key, n)
 		}
 	}
 	l.c.meter.took(l.g, time.Since(began), d, err)
@@ -123,11 +124,12 @@ func (l *Limiter) take(ctx context.Context, key string, n int) (Decision, error)
 		return Decision{}, fmt.Errorf("limiter %s: %w", l.name, err)
 	}
 	if !l.g.circuit.allow() {
-		return Decision{}, fmt.Errorf("limiter %s: %w", l.name, ErrUnavailable)
+		return Decision{}, fmt.Errorf("limiter %s: %w", l.name, errNotSent)
 	}
+	began := time.Now()
 	reply, err := l.c.pipelined(ctx, takeScript, []string{keyspace.Limiter(l.c.cfg.prefix, l.name, key)},
 		[]any{n, l.rate.kindName(), l.rate.Permits, l.rate.Window.Milliseconds(), l.rate.burst()})
-	if err := l.g.judge(ctx, err); err != nil {
+	if err := l.g.judge(ctx, err, began); err != nil {
 		return Decision{}, err
 	}
 	s := scan(reply)
@@ -148,7 +150,7 @@ func storedKey(key string) string {
 }
 
 // takeLocally takes permits of this process's own limit.
-func (l *Limiter) takeLocally(key string, n int) Decision {
+func (l *Limiter) takeLocally(key string, n int) (Decision, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	local := l.locally[key]
@@ -162,13 +164,14 @@ func (l *Limiter) takeLocally(key string, n int) Decision {
 	now := time.Now()
 	r := local.ReserveN(now, n)
 	if !r.OK() {
-		return Decision{At: now}
+		return Decision{At: now}, fmt.Errorf("limiter %s: Redis is away, and of %d tokens this process allows at most %d: %w",
+			l.name, n, l.localRate.most(), ErrTooManyTokens)
 	}
 	if wait := r.DelayFrom(now); wait > 0 {
 		r.CancelAt(now)
-		return Decision{RetryAfter: wait, At: now}
+		return Decision{RetryAfter: wait, At: now}, nil
 	}
-	return Decision{Allowed: true, Left: int(local.TokensAt(now)), At: now}
+	return Decision{Allowed: true, Left: int(local.TokensAt(now)), At: now}, nil
 }
 
 // mostLocalKeys bounds the memory of the limits that a process keeps while Redis is away.

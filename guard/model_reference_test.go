@@ -299,10 +299,14 @@ func (g *reference) maintain() {
 		} else {
 			g.counts["expired"]++
 			g.end(l, "u", 0)
-			delete(g.clients, l.client)
+			if sign, ok := g.clients[l.client]; ok && g.ms()-max(sign, g.since/1000) >= g.claimMS {
+				delete(g.clients, l.client)
+			}
 		}
 	}
-	maps.DeleteFunc(g.clients, func(_ string, sign int64) bool { return sign <= g.ms()-g.waitMS-g.silentMS })
+	if g.ms()-g.since/1000 > g.silentMS { // a pause of Redis silences nobody
+		maps.DeleteFunc(g.clients, func(_ string, sign int64) bool { return sign <= g.ms()-g.waitMS-g.silentMS })
+	}
 	for _, m := range g.members {
 		if m.where == "cooling" && m.due <= g.now {
 			g.dropPolicy(m)

@@ -15,7 +15,8 @@ type PerKey struct {
 }
 
 // PerKey returns guards with the same spec, one for each key. The spec has no Members. Redis
-// forgets the guard of a key an hour after its last use; until then it needs about 1 KB.
+// forgets the guard of a key an hour after its last use; until then it needs about 1 KB. Call it
+// once: keys in use keep the spec with which they were first used.
 func (c *Client) PerKey(name string, s Spec) *PerKey {
 	p := &PerKey{c: c, name: name, spec: s}
 	if !validID(name) {
@@ -28,9 +29,6 @@ func (c *Client) PerKey(name string, s Spec) *PerKey {
 // a-z 0-9 . _ - is stored as its SHA-256.
 func (p *PerKey) For(key string) *Pool {
 	return &Pool{p.c.use(kindKey, p.name+"/"+storedKey(strings.ToLower(key)), func(g *shared) {
-		g.setSpec(p.spec)
-		if p.err != nil {
-			g.broken = errors.Join(p.err, g.broken)
-		}
+		g.broken = errors.Join(p.err, g.setSpec(p.spec))
 	})}
 }

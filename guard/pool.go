@@ -21,11 +21,12 @@ import (
 type Pool struct{ g *shared }
 
 // Pool declares a pool and returns it. The declaration is stored in Redis: the newest one wins, or
-// with Spec.Rev only one with a higher number. Call it once at the start of a process. The error
-// names each field that is outside its limits.
+// with Spec.Rev only one with a higher number. Call it once at the start of a process, and again to
+// change the pool; it needs Redis, whatever Spec.OnOutage says. The error names each field that is
+// outside its limits; a refused declaration changes nothing.
 func (c *Client) Pool(ctx context.Context, name string, s Spec) (*Pool, error) {
-	g := c.declared(kindPool, name, s)
-	if _, _, err := g.settings(); err != nil {
+	g := c.use(kindPool, name, func(*shared) {})
+	if err := g.setSpec(s); err != nil {
 		return nil, err
 	}
 	if err := c.check(ctx, true); err != nil {
@@ -173,14 +174,13 @@ func (g *shared) acquire(ctx context.Context, cfg acquireConfig) (*Lease, error)
 	if g.c.isClosed() {
 		return nil, fmt.Errorf("guard %s: %w", g.name, ErrClosed)
 	}
-	if err := g.c.check(ctx, true); err != nil {
-		return nil, fmt.Errorf("guard %s: %w", g.name, err)
-	}
 	began := time.Now()
 	ctx, span := g.startSpan(ctx)
 	id := g.c.newCall()
 	var l *Lease
-	if cfg.wait == 0 {
+	if err = g.c.check(ctx, true); err != nil {
+		err = fmt.Errorf("guard %s: %w", g.name, err)
+	} else if cfg.wait == 0 {
 		l, err = g.try(ctx, acquireArgs{call: id, client: g.c.id, member: cfg.member, spec: packed})
 	} else {
 		l, err = g.line(ctx, id, packed, spec.MaxQueue, began.Add(cfg.wait))
@@ -221,7 +221,7 @@ func endSpan(span trace.Span, waited time.Duration, l *Lease, err error) {
 func (g *shared) try(ctx context.Context, args acquireArgs) (*Lease, error) {
 	a, sent, err := g.ask(ctx, args)
 	if err != nil {
-		if errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+		if mayHaveArrived(ctx, err) {
 			g.c.waits.cancelLater(g, args.call) // it may have been granted
 		}
 		return nil, err
@@ -292,10 +292,14 @@ func (g *shared) refusal(a answer) error {
 // line makes a call that may stand in the queue until the deadline.
 func (g *shared) line(ctx context.Context, id, packed string, bound int, deadline time.Time) (*Lease, error) {
 	w := g.c.waits
+	if !w.begin() {
+		return nil, fmt.Errorf("guard %s: %w", g.name, ErrClosed)
+	}
+	defer w.lines.Done()
 	one := w.add(g, id)
 	l, err := g.stand(ctx, one, packed, bound, deadline)
 	w.remove(one)
-	if l == nil && (one.queued || errors.Is(err, ErrUnavailable) || ctx.Err() != nil) {
+	if l == nil && (one.queued || mayHaveArrived(ctx, err)) {
 		w.cancelLater(g, id)
 	}
 	return l, err

@@ -122,6 +122,9 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
+// mostRev is the largest number that a script holds exactly.
+const mostRev = 1 << 53
+
 // check returns every mistake of the spec.
 func (s Spec) check(kind string) []error {
 	errs := append(checkRate("rate", s.Rate), checkBreaker("breaker", s.Breaker)...)
@@ -135,8 +138,8 @@ func (s Spec) check(kind string) []error {
 		errs = append(errs,
 			invalid("on outage %.40q: must be Closed or Open; Local is for a Limiter only", string(s.OnOutage)))
 	}
-	if s.Rev < 0 {
-		errs = append(errs, invalid("rev %d: must not be negative", s.Rev))
+	if s.Rev < 0 || s.Rev > mostRev {
+		errs = append(errs, invalid("rev %d: must be 0 to %d", s.Rev, int64(mostRev)))
 	}
 	if kind != kindPool {
 		if len(s.Members) > 0 {

@@ -97,7 +97,11 @@ func (c *Client) used() []*shared {
 // declared returns the guard of a kind and a name, and sets its spec: the newest one wins.
 func (c *Client) declared(kind, name string, spec Spec) *shared {
 	g := c.use(kind, name, func(*shared) {})
-	g.setSpec(spec)
+	if err := g.setSpec(spec); err != nil {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.broken = err
+	}
 	return g
 }
 
@@ -108,20 +112,23 @@ func newShared(c *Client, kind, name string) *shared {
 	}
 }
 
-// setSpec sets the spec, or notes what is wrong with the name or the spec.
-func (g *shared) setSpec(spec Spec) {
+// setSpec sets the spec. If the name or the spec is wrong, it returns an error and changes nothing.
+func (g *shared) setSpec(spec Spec) error {
+	var errs []error
+	if g.kind == kindSemaphore && spec.Concurrency < 1 {
+		errs = append(errs, invalid("%d leases at once: must be 1 to 1000000", spec.Concurrency))
+	}
 	spec = spec.withDefaults()
-	errs := spec.check(g.kind)
+	errs = append(errs, spec.check(g.kind)...)
 	if g.kind != kindKey { // PerKey has checked its name and made the key
 		errs = append([]error{checkName(g.name)}, errs...)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("guard %s: %w", g.name, err)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.broken = nil
-	if err := errors.Join(errs...); err != nil {
-		g.broken = fmt.Errorf("guard %s: %w", g.name, err)
-		return
-	}
 	if spec.OnOutage == "" {
 		spec.OnOutage = Closed
 		if g.kind == kindBreaker {
@@ -132,6 +139,7 @@ func (g *shared) setSpec(spec Spec) {
 	if g.kind != kindPool {
 		g.packed = spec.pack(spec.ttl(g.kind))
 	}
+	return nil
 }
 
 func (g *shared) settings() (Spec, string, error) {
@@ -192,8 +200,8 @@ func (k *guardClock) validUntil() int64 {
 	return r.micros + (time.Since(r.at) + callTimeout).Microseconds()
 }
 
-// circuit stops calls to a Redis that is away: for 100 ms after the first failure, then for up to
-// one second. One call at a time tries it again.
+// circuit stops the calls of one guard while Redis is away: for 100 ms after the first failure, then
+// for up to one second. One call at a time tries it again.
 type circuit struct {
 	mu     sync.Mutex
 	until  time.Time
@@ -247,20 +255,24 @@ func (k *circuit) isOpen() bool {
 // send runs a script of a guard. It returns ErrUnavailable when Redis can't serve the call now.
 func (g *shared) send(ctx context.Context, s *call.Script, args []any) (any, error) {
 	if !g.circuit.allow() {
-		return nil, fmt.Errorf("guard %s: %w", g.name, ErrUnavailable)
+		return nil, fmt.Errorf("guard %s: %w", g.name, errNotSent)
 	}
 	began := time.Now()
 	reply, err := g.c.pipelined(ctx, s, g.keys, args)
 	g.c.meter.called(s.Name(), time.Since(began))
-	return reply, g.judge(ctx, err)
+	return reply, g.judge(ctx, err, began)
 }
 
-// judge reports the result of a call to the circuit, and names its error.
-func (g *shared) judge(ctx context.Context, err error) error {
+// longAnswer is how long a call waits at least before its end counts as the failure of Redis: a
+// Redis that hangs is away for callers with short deadlines, too.
+const longAnswer = 250 * time.Millisecond
+
+// judge reports the result of a call that began at a time to the circuit, and names its error.
+func (g *shared) judge(ctx context.Context, err error, began time.Time) error {
 	gaveUp := ctx.Err() != nil && errors.Is(err, ctx.Err())
 	unavailable, away := outage(err)
 	if away || gaveUp {
-		g.circuit.failed(gaveUp)
+		g.circuit.failed(gaveUp && time.Since(began) < longAnswer)
 	} else {
 		g.circuit.answered()
 	}

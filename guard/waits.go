@@ -23,7 +23,8 @@ const (
 type waits struct {
 	c       *Client
 	wake    chan struct{}
-	closing chan struct{} // closed by Close: all calls leave their queues
+	closing chan struct{}  // closed by Close: all calls leave their queues
+	lines   sync.WaitGroup // calls that may stand in a queue
 
 	mu        sync.Mutex
 	guards    map[*shared]*waiting
@@ -102,7 +103,9 @@ func (w *waits) queued(ctx context.Context, one *waiter, position int64, next ti
 		w.c.meter.queued(one.g)
 	}
 	of.calls[one.id] = one
-	of.ask(position == 1, next)
+	if askAt := nextAsk(position == 1, next); of.askAt.IsZero() || !askAt.IsZero() && askAt.Before(of.askAt) {
+		of.askAt = askAt
+	}
 	w.startLoop()
 	w.mu.Unlock()
 	poke(w.wake)
@@ -121,16 +124,16 @@ func (w *waits) queued(ctx context.Context, one *waiter, position int64, next ti
 	return true
 }
 
-// ask sets when to ask again whether a member is free.
-func (of *waiting) ask(first bool, next time.Duration) {
-	of.askAt = time.Time{}
+// nextAsk returns when to ask again whether a member is free; zero if that is not known. first: the
+// client has the first waiter.
+func nextAsk(first bool, next time.Duration) time.Time {
 	if next < 0 {
-		return
+		return time.Time{}
 	}
 	if !first {
 		next += laterWake
 	}
-	of.askAt = time.Now().Add(next)
+	return time.Now().Add(next)
 }
 
 func jitter() time.Duration { return heartbeat*3/4 + rand.N(heartbeat/4) }
@@ -200,8 +203,16 @@ func (w *waits) announced(id string) {
 		return
 	}
 	if c, ok := w.cancelled[id]; ok {
-		delete(w.cancelled, id)
-		w.c.start(func() { w.cancelUntil(c.g, id, c.until) })
+		w.repeat(id, c)
+	}
+}
+
+// repeat repeats a cancellation that has failed. The loop itself is a task, so Close waits.
+func (w *waits) repeat(id string, c cancellation) {
+	delete(w.cancelled, id)
+	again := func() { w.cancelUntil(c.g, id, c.until) }
+	if !w.c.start(again) {
+		w.c.tasks.Go(again)
 	}
 }
 
@@ -244,8 +255,7 @@ func (w *waits) beatDue(now time.Time) time.Duration {
 			}
 			continue
 		}
-		delete(w.cancelled, id)
-		w.c.start(func() { w.cancelUntil(c.g, id, c.until) })
+		w.repeat(id, c)
 	}
 	return soonest.Sub(now)
 }
@@ -275,7 +285,7 @@ func (w *waits) beat(g *shared, of *waiting, ids []string) {
 	defer w.mu.Unlock()
 	of.busy = false
 	if answered {
-		of.ask(first, last.next)
+		of.askAt = nextAsk(first, last.next)
 	}
 	poke(w.wake)
 }
@@ -301,7 +311,7 @@ func (w *waits) ask(ctx context.Context, g *shared, ids []string) ([]answer, hin
 	began := time.Now()
 	reply, err := w.c.unpipelined(ctx, waitScript, g.keys, waitArgs(w.c.id, ids))
 	w.c.meter.called(waitScript.Name(), time.Since(began))
-	if err := g.judge(ctx, err); err != nil {
+	if err := g.judge(ctx, err, began); err != nil {
 		return nil, hint{}, err
 	}
 	answers, h, err := readWait(reply, len(ids))
@@ -318,7 +328,8 @@ func (w *waits) cancel(g *shared, id string) { w.cancelUntil(g, id, time.Now().A
 func (w *waits) cancelUntil(g *shared, id string, until time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), claimTime)
 	defer cancel()
-	reply, err := w.c.unpipelined(ctx, releaseScript, g.keys, releaseArgs(ending{call: id, outcome: Unused}))
+	// by the pipeline, so that it does not overtake the acquire that its caller has given up
+	reply, err := w.c.pipelined(ctx, releaseScript, g.keys, releaseArgs(ending{call: id, outcome: Unused}))
 	if err == nil {
 		var h hint
 		if _, h, err = readRelease(reply); err == nil {
@@ -335,6 +346,27 @@ func (w *waits) cancelUntil(g *shared, id string, until time.Time) {
 	w.startLoop()
 	w.mu.Unlock()
 	poke(w.wake)
+}
+
+// begin counts a call that may stand in a queue, so that Close waits for it; it returns false after
+// Close. The caller calls lines.Done.
+func (w *waits) begin() bool {
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	if !w.c.closed {
+		w.lines.Add(1)
+	}
+	return !w.c.closed
+}
+
+// left returns a channel that is closed when no call stands in a queue any more, after Close.
+func (w *waits) left() <-chan struct{} {
+	left := make(chan struct{})
+	go func() {
+		w.lines.Wait()
+		close(left)
+	}()
+	return left
 }
 
 // cancelLater cancels a call in the background: its caller has given up.

@@ -18,7 +18,8 @@ var controls = map[string][]edit{
 	"attempt": {
 		{"outcome", "local mine = live and states[i] == 'I' .. m\n", "local mine = live and states[i] ~= ''\n"},
 		{
-			"outcome", "local mine = live and state == (kind == 'u' and 'R' or 'I') .. m\n",
+			"outcome",
+			"local mine = live and (state == (kind == 'u' and 'R' or 'I') .. m or kind == 'd' and state == 'R' .. m)\n",
 			"local mine = live and state ~= ''\n",
 		},
 	},

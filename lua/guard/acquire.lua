@@ -50,6 +50,7 @@ if spec ~= '' and spec ~= G.spec then
   place(m)
 end
 if not G.spec or member ~= '' and not call('ZSCORE', B .. 'members', member) then
+  if G.begun then close() end
   return { 'UNKNOWN', NOW }
 end
 if lease_ms == 0 then lease_ms = SPEC.lease end

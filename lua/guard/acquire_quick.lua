@@ -5,7 +5,7 @@ do
   local id, client, member, spec = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
   local fence, granted, time, now, _, most, lease_ms, ttl, _, expiry, due = quick_guard(spec)
   local quick = fence and (ARGV[8] == '' or now <= tonumber(ARGV[8]))
-    and call('HEXISTS', B .. 'lease', id) == 0
+    and (ttl == 0 or tonumber(ARGV[5]) <= lease_ms) and call('HEXISTS', B .. 'lease', id) == 0
   if quick and member == '' then
     member = call('ZRANGE', B .. 'free', 0, 0)[1]
   elseif quick and not call('ZSCORE', B .. 'free', member) then

@@ -57,7 +57,7 @@ for i = 1, n do
 end
 local more = 0
 if last then
-  local retired = call('ZRANGEBYSCORE', B .. 'members', '-inf', '(' .. rev, 'LIMIT', 0, 200)
+  local retired = call('ZRANGEBYSCORE', B .. 'members', '-inf', '(' .. whole(rev), 'LIMIT', 0, 200)
   for _, id in ipairs(retired) do
     local m = load(id)
     call('ZREM', B .. 'free', id)

@@ -52,6 +52,7 @@ local noted, written = {}, {}   -- fields that flush will write; keys whose TTL 
 local wake = {}                 -- channel, call id, ...
 local IDLE = false              -- there is no queue, no waiter and no client: nothing to check or serve
 local FIRST = {}                -- first lease and cooling member: {id, score}; false = none, nil = not read
+local throttled_ms = 0          -- the longest time for which the script has throttled a member
 local CLAIM, SILENT = 2000, 5000 -- ms to claim a grant; ms after which a client is silent
 local STEP = 16                 -- leases, clients and members that one call handles
 local TRIES = 64                -- members tried, and dead waiters removed, by one call
@@ -379,7 +380,8 @@ end
 -- failure: its process has died.
 local function settle_breaker(m, probe, outcome, delay)
   if outcome == 't' then
-    m.throttled = NOW + math.min(delay, 86400000) * 1000
+    delay = math.min(delay, 86400000)
+    m.throttled, throttled_ms = NOW + delay * 1000, math.max(throttled_ms, delay)
     note(m, 'c', whole(m.throttled))
   end
   if m.failures == 0 then return false end
@@ -466,7 +468,7 @@ local function maintain()
   precheck('ZCARD', B .. 'free')
   if not IDLE then
     precheck('HLEN', B .. 'waiters')
-    precheck('ZCARD', B .. 'queue')
+    precheck('ZCARD', B .. 'queue', B .. 'clients')
   end
   local over, due, silent = {}, {}, {}
   local lease, member = first('leases'), first('cooling')
@@ -476,7 +478,7 @@ local function maintain()
   if member and member[2] <= NOW then
     due = call('ZRANGEBYSCORE', B .. 'cooling', '-inf', whole(NOW), 'LIMIT', 0, STEP)
   end
-  if SPEC.wait and not IDLE then
+  if SPEC.wait and not IDLE and MS - floor(G.since / 1000) > SILENT then
     silent = call('ZRANGEBYSCORE', B .. 'clients', '-inf', whole(MS - SPEC.wait - SILENT), 'LIMIT', 0, STEP)
   end
   for _, id in ipairs(over) do
@@ -492,7 +494,11 @@ local function maintain()
     else
       count('expired')
       end_lease(id, lease, 'u', 0)
-      call('ZREM', B .. 'clients', lease.client)
+      -- a client that has given a sign since the grant lives: Redis or the network was slow
+      local sign = tonumber(call('ZSCORE', B .. 'clients', lease.client) or nil)
+      if sign and MS - math.max(sign, floor(G.since / 1000)) >= CLAIM then
+        call('ZREM', B .. 'clients', lease.client)
+      end
     end
   end
   if #silent > 0 then
@@ -552,16 +558,21 @@ local function next_ms()
   return math.max(1, math.ceil((at - NOW) / 1000))
 end
 
--- close sets a TTL for each key that was written, and for all keys when less than half is left.
+-- close sets a TTL for each key that was written, and for all keys when less than half is left. The
+-- keys outlive each lease, which may be longer than those of the present spec, and each time at
+-- which a member is free again.
 local KEYS_OF_A_GUARD = { 'guard', 'm:1', 'members', 'free', 'cooling', 'leases', 'lease', 'queue',
   'waiters', 'clients' }
 local function close()
   if #noted > 0 or G.begun and NOW > G.clk then flush() end
   if G.begun and SPEC.ttl and SPEC.ttl > 0 then
-    local kept = call('PTTL', B .. 'guard')
-    local all = kept < math.max(SPEC.ttl / 2, SPEC.lease + 30000)
+    local last = tonumber(call('ZRANGE', B .. 'leases', -1, -1, 'WITHSCORES')[2] or MS) - MS
+    local due = (tonumber(call('ZRANGE', B .. 'cooling', -1, -1, 'WITHSCORES')[2] or NOW) - NOW) / 1000
+    local needed = math.ceil(math.max(SPEC.lease, last, due, throttled_ms))
+    local all = call('PTTL', B .. 'guard') < math.max(SPEC.ttl / 2, needed + 30000)
+    local ttl = math.max(SPEC.ttl, needed + 60000)
     for _, key in ipairs(KEYS_OF_A_GUARD) do
-      if all or written[key] then call('PEXPIRE', B .. key, SPEC.ttl) end
+      if all or written[key] then call('PEXPIRE', B .. key, ttl) end
     end
   end
   for i = 1, #wake, 2 do redis.pcall('PUBLISH', wake[i], wake[i + 1]) end

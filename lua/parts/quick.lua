@@ -34,10 +34,12 @@ local function quick_guard(spec)
   local due = tonumber(call('ZRANGE', B .. 'cooling', 0, 0, 'WITHSCORES')[2])
   local expiry = tonumber(first[2])
   if expiry and expiry * 1000 <= now or due and due <= now then return nil end
-  lease_ms, ttl = tonumber(lease_ms), tonumber(ttl)
-  if ttl > 0 and call('PTTL', B .. 'guard') < math.max(ttl / 2, lease_ms + 30000) then return nil end
-  return h[2] or 0, h[5] or 0, time, now, failures, tonumber(most), lease_ms, ttl, first[1], expiry,
-    due
+  most, lease_ms, ttl = tonumber(most), tonumber(lease_ms), tonumber(ttl)
+  if ttl > 0 then -- a longer TTL than that of the spec is for something that lasts longer
+    local kept = call('PTTL', B .. 'guard')
+    if kept > ttl or kept < math.max(ttl / 2, lease_ms + 30000) then return nil end
+  end
+  return h[2] or 0, h[5] or 0, time, now, failures, most, lease_ms, ttl, first[1], expiry, due
 end
 
 local function quick_member(id, now)

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -39,9 +40,9 @@ func directed(t *testing.T, control string) *phase {
 	b.proxies[theIngest].DropReplies(0.3, rng)
 	b.proxies[theAggregator].DropReplies(0.2, rand.New(rand.NewPCG(2, 2)))
 	produced := w.produce(t.Context(), groups)
+	w.awaitRunning(workerKilled, 2) // both run jobs now: later, on busy cores, few may be left
 	w.awaitRunning(workerCutOff, 2)
 	b.proxies[workerCutOff].HalfOpen()
-	w.awaitRunning(workerKilled, 2)
 	require.NoError(t, w.fleet.slots[workerKilled].kill(t.Context()))
 	require.NoError(t, produced())
 	require.NoError(t, redisx.Sleep(t.Context(), 3*lease))
@@ -64,16 +65,18 @@ func (w *world) awaitRunning(place, n int) {
 		if err != nil {
 			return err
 		}
-		running := 0
+		running, ended := map[string]int{}, map[string]int{} // by process
 		for _, of := range runs {
 			for _, e := range of {
-				if e.process == p.name && e.how == "" {
-					running++
+				if e.how == "" {
+					running[e.process]++
+				} else {
+					ended[e.process]++
 				}
 			}
 		}
-		if running < n {
-			return errTooFew
+		if running[p.name] < n {
+			return fmt.Errorf("%w in %s: running %v, ended %v", errTooFew, p.name, running, ended)
 		}
 		return nil
 	})
