@@ -149,7 +149,7 @@ func (c *Client) Close(ctx context.Context) error {
 	case <-c.renewer.close():
 	case <-ctx.Done():
 		if n := c.renewer.loseAll(); n > 0 {
-			err = fmt.Errorf("close guards: %d leases are still held: %w", n, ctx.Err())
+			err = fmt.Errorf("close guards: %d leases still held: %w", n, ctx.Err())
 		}
 	}
 	close(c.stopped)

@@ -23,7 +23,7 @@ func newGuard(r *Root) *cobra.Command {
 		do                guard.Action
 		done, short, note string
 	}{
-		{guard.Disable, "disabled", "Lend a member to nobody any more; leases that are out run on", ""},
+		{guard.Disable, "disabled", "Stop lending a member; leases that are out run on", ""},
 		{guard.Enable, "enabled", "Lend a disabled member again", ""},
 		{guard.Open, "opened", "Open the circuit breaker of a member, for as long as its policy says", ""},
 		{guard.CloseBreaker, "closed", "Close the circuit breaker of a member", ""},
@@ -78,6 +78,9 @@ func newGuardLs(r *Root) *cobra.Command {
 			}
 			slices.SortFunc(all, func(a, b guard.Summary) int { return cmp.Compare(a.Name, b.Name) })
 			all = slices.CompactFunc(all, func(a, b guard.Summary) bool { return a.Name == b.Name })
+			if len(all) == 0 {
+				r.Notef("No guard is known under the API's BULKACTION_KEY_PREFIX, which guard.Prefix must name.")
+			}
 			return printLines(r, each(all), &columns[guard.Summary]{
 				format: "%-32v %8v %8v %8v %8v %8v %12v %12v %8v",
 				head:   []any{"GUARD", "MEMBERS", "FREE", "COOLING", "LEASES", "QUEUE", "GRANTED", "DENIED", "LOST"},
@@ -164,7 +167,8 @@ func hintGuard(ctx context.Context, a *client.API, name string, err error) error
 	switch {
 	case isNotFound(lost):
 		return withHint(err, "A guard is known once a process has used it; all but pools are forgotten some time "+
-			"after their last use. `bulkaction guard ls` lists those of all kinds but key, and with --kind key those.")
+			"after their last use. Its Prefix must be the API's BULKACTION_KEY_PREFIX. `bulkaction guard ls` lists those of "+
+			"all kinds but key, and with --kind key those.")
 	case lost != nil || len(v.Members) == 0:
 		return err
 	}
