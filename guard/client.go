@@ -219,7 +219,8 @@ func (c *Client) check(ctx context.Context, queue bool) error {
 	return nil
 }
 
-// checkAgain replaces the result last. While another call does so, it returns last, if there is one.
+// checkAgain replaces the result last. While another call does so, it returns last, if there is
+// one.
 func (c *Client) checkAgain(ctx context.Context, last *setupResult) (*setupResult, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

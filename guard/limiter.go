@@ -88,8 +88,8 @@ type Decision struct {
 // permits are wasted.
 //
 // Errors: ErrTooManyTokens when n is more than the limit can ever allow, or while Redis is away the
-// limit of the process; the error of ctx when ctx ends before Redis has answered; ErrInvalid when n is less
-// than 1, and ErrUnavailable when Redis is away and the limiter is Closed.
+// limit of the process; ErrInvalid when n is less than 1; the error of ctx when ctx ends before
+// Redis has answered; and ErrUnavailable when Redis is away and the limiter is Closed.
 func (l *Limiter) Take(ctx context.Context, key string, n int) (Decision, error) {
 	switch {
 	case l.broken != nil:
@@ -164,7 +164,7 @@ func (l *Limiter) takeLocally(key string, n int) (Decision, error) {
 	now := time.Now()
 	r := local.ReserveN(now, n)
 	if !r.OK() {
-		return Decision{At: now}, fmt.Errorf("limiter %s: Redis is away, and of %d tokens this process allows at most %d: %w",
+		return Decision{At: now}, fmt.Errorf("limiter %s: %d tokens, while Redis is away at most %d can be taken at once: %w",
 			l.name, n, l.localRate.most(), ErrTooManyTokens)
 	}
 	if wait := r.DelayFrom(now); wait > 0 {

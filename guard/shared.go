@@ -200,8 +200,8 @@ func (k *guardClock) validUntil() int64 {
 	return r.micros + (time.Since(r.at) + callTimeout).Microseconds()
 }
 
-// circuit stops the calls of one guard while Redis is away: for 100 ms after the first failure, then
-// for up to one second. One call at a time tries it again.
+// circuit stops the calls of one guard while Redis is away: for 100 ms after the first failure,
+// then for up to one second. One call at a time tries it again.
 type circuit struct {
 	mu     sync.Mutex
 	until  time.Time

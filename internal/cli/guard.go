@@ -167,8 +167,8 @@ func hintGuard(ctx context.Context, a *client.API, name string, err error) error
 	switch {
 	case isNotFound(lost):
 		return withHint(err, "A guard is known once a process has used it; all but pools are forgotten some time "+
-			"after their last use. Its Prefix must be the API's BULKACTION_KEY_PREFIX. `bulkaction guard ls` lists those of "+
-			"all kinds but key, and with --kind key those.")
+			"after their last use. Its Prefix must be the API's BULKACTION_KEY_PREFIX. `bulkaction guard ls` lists "+
+			"those of all kinds but key, and with --kind key those.")
 	case lost != nil || len(v.Members) == 0:
 		return err
 	}

@@ -9,8 +9,8 @@ var mutants = []mutant{
 			{"transition(group, ranges, 'I', 'D')", "transition(group, ranges, 'I', 'D', true)"},
 			{"mine = live and states[i] == 'I' .. m\n", "mine = live and string.sub(states[i], 1, 1) == 'I'\n"},
 			{
-				"local mine = live and (state == (kind == 'u' and 'R' or 'I') .. m or kind == 'd' and state == 'R' .. m)\n",
-				"local mine = live and string.sub(state, 1, 1) == (kind == 'u' and 'R' or 'I')\n",
+				"(state == (kind == 'u' and 'R' or 'I') .. m or kind == 'd' and state == 'R' .. m)\n",
+				"string.sub(state, 1, 1) == (kind == 'u' and 'R' or 'I')\n",
 			},
 		},
 		pkg: "./tests/integration", test: "TestLateOutcomesAreRefused",
