@@ -164,7 +164,7 @@ func (l *Limiter) takeLocally(key string, n int) (Decision, error) {
 	now := time.Now()
 	r := local.ReserveN(now, n)
 	if !r.OK() {
-		return Decision{At: now}, fmt.Errorf("limiter %s: %d tokens, while Redis is away at most %d can be taken at once: %w",
+		return Decision{At: now}, fmt.Errorf("limiter %s: %d tokens, at most %d while Redis is away: %w",
 			l.name, n, l.localRate.most(), ErrTooManyTokens)
 	}
 	if wait := r.DelayFrom(now); wait > 0 {
