@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/egress"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -40,9 +41,12 @@ func (c Config) Validate() error {
 	check(c.MaxResponseBytes >= 0 && c.MaxResponseBytes <= processor.MaxResultBytes,
 		"MAX_RESPONSE_BYTES: %d is not between 0 and %d", c.MaxResponseBytes, processor.MaxResultBytes)
 	check(c.MaxIdleConnsPerHost >= 1, "MAX_IDLE_CONNS_PER_HOST: %d is not above 0", c.MaxIdleConnsPerHost)
-	for _, prefix := range c.AllowedCIDRs {
-		check(prefix.IsValid() && !prefix.Addr().Is4In6(),
-			"ALLOWED_CIDRS: %s is not a network; write IPv4 as 10.1.0.0/16", prefix)
+	for _, err := range c.policy().Validate() {
+		check(false, "ALLOWED_CIDRS: %w", err)
 	}
 	return errors.Join(errs...)
+}
+
+func (c Config) policy() egress.Policy {
+	return egress.Policy{AllowPrivate: c.AllowPrivate, AllowedCIDRs: c.AllowedCIDRs}
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -36,16 +35,5 @@ func FuzzNewRequest(f *testing.F) {
 			require.False(t, strings.ContainsAny(name+strings.Join(values, ""), "\r\n\x00"))
 		}
 		_ = r.Write(io.Discard)
-	})
-}
-
-func FuzzRetryAfter(f *testing.F) {
-	for _, seed := range []string{"", "0", "120", "-1", " 5", "18446744073709551615", "Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 GMT", "soon"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, header string) {
-		after, given := retryAfter(header, time.Now())
-		require.True(t, after >= 0 && after <= maxRetryAfter, "%s", after)
-		require.False(t, !given && after != 0)
 	})
 }

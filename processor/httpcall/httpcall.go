@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -16,6 +15,7 @@ import (
 
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/bulkaction/bulkaction/internal/egress"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -29,18 +29,9 @@ const (
 	CodeAddressRefused = "ADDRESS_REFUSED"  // permanent: jobs may not call the host's address
 )
 
-const (
-	// maxRetryAfter bounds the wait that a downstream API can ask for. It also prevents an
-	// overflow.
-	maxRetryAfter = 24 * time.Hour
-	// maxDrainBytes is how much of an unwanted response body is read and discarded, so that its
-	// connection can be used again.
-	maxDrainBytes      = 64 << 10
-	maxHeaderBytes     = 64 << 10
-	idleTimeout        = 90 * time.Second
-	handshakeTimeout   = 10 * time.Second
-	maxIdleConnections = 1024
-)
+// maxDrainBytes is how much of an unwanted response body is read and discarded, so that its
+// connection can be used again.
+const maxDrainBytes = 64 << 10
 
 // Processor runs HTTP jobs. The payload is
 //
@@ -58,20 +49,9 @@ func New(config Config) (*Processor, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("configure HTTP processor: %w", err)
 	}
-	dialer := &net.Dialer{Control: config.checkAddress}
-	return &Processor{config: config, client: &http.Client{
-		Transport: &http.Transport{
-			Proxy:                  nil, // a proxy would connect for this process, without checkAddress
-			DialContext:            dialer.DialContext,
-			ForceAttemptHTTP2:      true,
-			TLSHandshakeTimeout:    handshakeTimeout,
-			IdleConnTimeout:        idleTimeout,
-			MaxIdleConns:           maxIdleConnections,
-			MaxIdleConnsPerHost:    config.MaxIdleConnsPerHost,
-			MaxResponseHeaderBytes: maxHeaderBytes,
-		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}, nil
+	return &Processor{config: config, client: egress.NewClient(egress.Options{
+		Policy: config.policy(), MaxIdleConnsPerHost: config.MaxIdleConnsPerHost,
+	})}, nil
 }
 
 // Type is HTTP.
@@ -130,8 +110,8 @@ func failure(ctx context.Context, request *http.Request, err error) error {
 	}
 	host := request.URL.Hostname()
 	switch {
-	case errors.Is(err, errAddressRefused):
-		return processor.Permanent(CodeAddressRefused, fmt.Errorf("call %s: %w", host, errAddressRefused))
+	case errors.Is(err, egress.ErrAddressRefused):
+		return processor.Permanent(CodeAddressRefused, fmt.Errorf("call %s: %w", host, egress.ErrAddressRefused))
 	case ctx.Err() != nil:
 		return fmt.Errorf("call %s: %w", host, ctx.Err())
 	}
@@ -143,7 +123,7 @@ func refusal(request *http.Request, response *http.Response) error {
 	status := response.StatusCode
 	code := "HTTP_" + strconv.Itoa(status)
 	err := fmt.Errorf("call %s: status %d %s", request.URL.Hostname(), status, http.StatusText(status))
-	after, given := retryAfter(response.Header.Get("Retry-After"), time.Now())
+	after, given := egress.RetryAfter(response.Header.Get("Retry-After"), time.Now())
 	switch {
 	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable && given:
 		return processor.Throttled(after, err)
@@ -151,16 +131,4 @@ func refusal(request *http.Request, response *http.Response) error {
 		return processor.Retry(code, err)
 	}
 	return processor.Permanent(code, err)
-}
-
-// retryAfter parses a Retry-After header: seconds, or a date (RFC 9110, 10.2.3). after is at most
-// maxRetryAfter. given is false if the header is absent or malformed.
-func retryAfter(header string, now time.Time) (after time.Duration, given bool) {
-	if seconds, err := strconv.ParseUint(header, 10, 64); err == nil {
-		return time.Duration(min(seconds, uint64(maxRetryAfter/time.Second))) * time.Second, true
-	}
-	if date, err := http.ParseTime(header); err == nil {
-		return min(max(date.Sub(now), 0), maxRetryAfter), true
-	}
-	return 0, false
 }

@@ -1,4 +1,4 @@
-package httpcall
+package egress
 
 import (
 	"net/netip"
@@ -64,14 +64,14 @@ func TestWhichAddressesArePublic(t *testing.T) {
 	} {
 		t.Run(address, func(t *testing.T) {
 			ip := netip.MustParseAddr(address)
-			require.Equal(t, want, Config{}.mayCall(ip))
-			require.True(t, Config{AllowPrivate: true}.mayCall(ip))
+			require.Equal(t, want, Policy{}.mayCall(ip))
+			require.True(t, Policy{AllowPrivate: true}.mayCall(ip))
 		})
 	}
 }
 
 func TestAllowedNetworks(t *testing.T) {
-	c := Config{AllowedCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")}}
+	c := Policy{AllowedCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/8")}}
 	for address, want := range map[string]bool{
 		"10.1.2.3:80": true, "[::ffff:10.1.2.3]:80": true, "[fd00::1]:80": true, "8.8.8.8:80": true,
 		"10.2.0.1:80": false, "[fe80::1%eth0]:80": false, "not an address": false,
@@ -79,4 +79,10 @@ func TestAllowedNetworks(t *testing.T) {
 		err := c.checkAddress("tcp", address, nil)
 		require.Equal(t, want, err == nil, address)
 	}
+}
+
+func TestNetworksThatAreNotValid(t *testing.T) {
+	good := netip.MustParsePrefix("10.1.0.0/16")
+	require.Empty(t, Policy{AllowedCIDRs: []netip.Prefix{good}}.Validate())
+	require.Len(t, Policy{AllowedCIDRs: []netip.Prefix{good, {}, netip.MustParsePrefix("::ffff:10.0.0.0/104")}}.Validate(), 2)
 }

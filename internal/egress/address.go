@@ -1,13 +1,34 @@
-package httpcall
+package egress
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"syscall"
 )
 
-var errAddressRefused = errors.New("not a public address; ALLOWED_CIDRS or ALLOW_PRIVATE would allow it")
+// ErrAddressRefused is in the error of a call to an address that the policy does not allow. No byte
+// was sent to the address.
+var ErrAddressRefused = errors.New("not a public address; ALLOWED_CIDRS or ALLOW_PRIVATE would allow it")
+
+// Policy says which addresses may be called besides public ones. The zero value allows public
+// addresses alone.
+type Policy struct {
+	AllowPrivate bool           // every address may be called
+	AllowedCIDRs []netip.Prefix // networks that may be called although they are not public
+}
+
+// Validate returns an error for each network that is not valid.
+func (p Policy) Validate() []error {
+	var errs []error
+	for _, prefix := range p.AllowedCIDRs {
+		if !prefix.IsValid() || prefix.Addr().Is4In6() {
+			errs = append(errs, fmt.Errorf("%s is not a network; write IPv4 as 10.1.0.0/16", prefix))
+		}
+	}
+	return errs
+}
 
 // notPublic are the IPv4 networks that are not part of the public Internet, from IANA's
 // special-purpose registry.
@@ -54,17 +75,17 @@ func prefixes(networks ...string) []netip.Prefix {
 // checkAddress is the Control function of a [net.Dialer]. The dialer calls it with the address that
 // it really dials, after name resolution. Therefore a name can't resolve to another address between
 // the check and the connection.
-func (c Config) checkAddress(_, address string, _ syscall.RawConn) error {
+func (p Policy) checkAddress(_, address string, _ syscall.RawConn) error {
 	target, err := netip.ParseAddrPort(address)
-	if err != nil || !c.mayCall(target.Addr()) {
-		return errAddressRefused
+	if err != nil || !p.mayCall(target.Addr()) {
+		return ErrAddressRefused
 	}
 	return nil
 }
 
-func (c Config) mayCall(ip netip.Addr) bool {
+func (p Policy) mayCall(ip netip.Addr) bool {
 	ip = ip.WithZone("").Unmap()
-	return c.AllowPrivate || isPublic(ip) || contains(c.AllowedCIDRs, ip)
+	return p.AllowPrivate || isPublic(ip) || contains(p.AllowedCIDRs, ip)
 }
 
 func isPublic(ip netip.Addr) bool {
