@@ -5,6 +5,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/processor/email"
 	"github.com/bulkaction/bulkaction/processor/httpcall"
+	"github.com/bulkaction/bulkaction/processor/push"
 )
 
 //go:generate go run ./gendocs ../..
@@ -21,6 +22,7 @@ type Config struct {
 	Ingest       IngestConfig       `section:"Ingest"`
 	SMTP         email.Config       `section:"Processor SEND_EMAIL" envPrefix:"SMTP_"`
 	HTTP         httpcall.Config    `section:"Processor HTTP" envPrefix:"HTTP_PROCESSOR_"`
+	Push         push.Config        `section:"Processor PUSH_NOTIFICATION" envPrefix:"PUSH_"`
 	Retention    RetentionConfig    `section:"Retention" envPrefix:"RETENTION_"`
 	Audit        AuditConfig        `section:"Audit" envPrefix:"AUDIT_"`
 	Telemetry    TelemetryConfig    `section:"Telemetry"`

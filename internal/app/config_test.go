@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/processor/push"
 )
 
 // The names and defaults of the variables are a contract.
@@ -40,6 +42,7 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, TelemetryConfig{AdminAddr: "127.0.0.1:0", LogLevel: "info", LogFormat: "json"}, c.Telemetry)
 	require.Equal(t, "127.0.0.1", c.SMTP.Host)
 	require.Equal(t, 30*time.Second, c.HTTP.Timeout)
+	require.Equal(t, push.Config{Timeout: 30 * time.Second}, c.Push)
 }
 
 // The values of the document that this project implements are accepted.
@@ -67,8 +70,8 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 72)
-	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
+	require.Len(t, names, 77)
+	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
 }

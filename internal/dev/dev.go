@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/alicebob/miniredis/v2"
 
@@ -31,7 +32,7 @@ type Options struct {
 // Run runs all roles until ctx ends, and returns the exit code of the process. It logs errors to
 // o.Log.
 func Run(ctx context.Context, o Options) int {
-	environ := append([]string{"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"}, o.Environ...)
+	environ := append([]string{"BULKACTION_WORKER_TYPES=" + builtInTypes(o.Environ)}, o.Environ...)
 	if o.RedisURL == "" {
 		server, err := embedded(o.RedisAddr)
 		if err != nil {
@@ -53,6 +54,20 @@ func Run(ctx context.Context, o Options) int {
 				}
 			})
 		})
+}
+
+// builtInTypes returns the types that a worker with this environment has processors for, and NOOP.
+func builtInTypes(environ []string) string {
+	types, accounts := "SEND_EMAIL,HTTP,NOOP", ""
+	for _, variable := range environ {
+		if value, ok := strings.CutPrefix(variable, "BULKACTION_PUSH_ACCOUNTS_FILE="); ok {
+			accounts = value
+		}
+	}
+	if accounts != "" {
+		types += ",PUSH_NOTIFICATION"
+	}
+	return types
 }
 
 // embedded starts a Redis inside this process (miniredis), at addr or at a free port. Its data is

@@ -1,0 +1,158 @@
+package push
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/egress"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/credential"
+)
+
+const (
+	// maxAnswerBytes is how much of an answer is read. The rest of a longer answer is not read, and
+	// its connection is not used again unless it has HTTP/2.
+	maxAnswerBytes = 64 << 10
+	// throttledWait is how long a job waits after a 429 without Retry-After.
+	throttledWait = time.Minute
+)
+
+// answer is what a push service said, as a decision about the job and about the account.
+type answer struct {
+	status  int // 0: no answer
+	outcome credential.Outcome
+	err     error // nil: the message was accepted
+}
+
+// reply is an answer as it came.
+type reply struct {
+	platform string
+	status   int
+	reason   string // a known word of the platform, such as BadDeviceToken; else ""
+	header   http.Header
+}
+
+func (r reply) error() error {
+	word := r.reason
+	if word == "" {
+		word = http.StatusText(r.status)
+	}
+	return fmt.Errorf("push by %s: status %d %s", r.platform, r.status, word)
+}
+
+func (r reply) accepted() answer {
+	return answer{status: r.status, outcome: credential.Outcome{Kind: credential.Success}}
+}
+
+// permanent is an answer about the recipient or the message. It says nothing about the account.
+func (r reply) permanent(code string) answer {
+	return answer{status: r.status, err: processor.Permanent(code, r.error())}
+}
+
+// failed is an answer about the service or the account.
+func (r reply) failed(code string) answer {
+	return answer{
+		status: r.status, err: processor.Retry(code, r.error()),
+		outcome: credential.Outcome{Kind: credential.Failure},
+	}
+}
+
+func (r reply) throttled() answer {
+	after, given := egress.RetryAfter(r.header.Get("Retry-After"), time.Now())
+	if !given {
+		after = throttledWait
+	}
+	return answer{
+		status: r.status, err: processor.Throttled(after, r.error()),
+		outcome: credential.Outcome{Kind: credential.Throttled, After: after},
+	}
+}
+
+// classify decides about an answer by its status alone. The platforms call it after their own
+// rules.
+//
+//	2xx       accepted
+//	401, 403  retry: the service refuses the account's credential
+//	413       permanent: PUSH_TOO_LARGE
+//	429       throttled
+//	other 4xx permanent: PUSH_INVALID_ARGUMENT
+//	others    retry
+func (r reply) classify() answer {
+	switch {
+	case r.status/100 == 2:
+		return r.accepted()
+	case r.status == http.StatusTooManyRequests:
+		return r.throttled()
+	case r.status == http.StatusUnauthorized, r.status == http.StatusForbidden:
+		return r.failed(CodeCredentialRefused)
+	case r.status == http.StatusRequestEntityTooLarge:
+		return r.permanent(CodeTooLarge)
+	case r.status/100 == 4:
+		return r.permanent(CodeInvalidArgument)
+	}
+	return r.failed(statusCode(r.status))
+}
+
+func statusCode(status int) string { return "PUSH_" + strconv.Itoa(status) }
+
+// unanswered decides about a call without an answer. describe returns the text of an error without
+// anything of the recipient.
+func unanswered(ctx context.Context, platform string, err error, describe func(error) error) answer {
+	failure := credential.Outcome{Kind: credential.Failure}
+	switch {
+	case errors.Is(err, egress.ErrAddressRefused):
+		return answer{
+			err: processor.Permanent(CodeAddressRefused,
+				fmt.Errorf("push by %s: %w", platform, egress.ErrAddressRefused)),
+			outcome: credential.Outcome{Kind: credential.Unused},
+		}
+	case errors.Is(ctx.Err(), context.Canceled): // the job was cancelled or the worker stops
+		return answer{err: fmt.Errorf("push by %s: %w", platform, ctx.Err())}
+	case ctx.Err() != nil:
+		return answer{err: fmt.Errorf("push by %s: %w", platform, ctx.Err()), outcome: failure}
+	}
+	return answer{
+		err:     processor.Retry(CodeUnreachable, fmt.Errorf("push by %s: %w", platform, describe(err))),
+		outcome: failure,
+	}
+}
+
+// withoutURL removes the URL from an error of an HTTP client: it may contain a device token.
+func withoutURL(err error) error {
+	var withURL *url.Error
+	if errors.As(err, &withURL) {
+		return withURL.Err
+	}
+	return err
+}
+
+// kindOnly returns an error that says what failed, without the host, which is part of an endpoint.
+func kindOnly(err error) error {
+	var (
+		name        *net.DNSError
+		certificate *tls.CertificateVerificationError
+	)
+	switch {
+	case errors.As(err, &name):
+		return errors.New("the endpoint's host is not known")
+	case errors.As(err, &certificate):
+		return errors.New("the endpoint's certificate is not valid")
+	}
+	return errors.New("the connection to the endpoint failed")
+}
+
+// read returns the body of a response, at most maxAnswerBytes, and closes it.
+func read(response *http.Response) []byte {
+	defer func() { _ = response.Body.Close() }()
+	// A body that ends early has no reason in it, and the status is known all the same.
+	body, _ := io.ReadAll(io.LimitReader(response.Body, maxAnswerBytes))
+	return body
+}

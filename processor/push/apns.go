@@ -1,0 +1,229 @@
+package push
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/google/uuid"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+const (
+	apnsURL        = "https://api.push.apple.com"
+	apnsSandboxURL = "https://api.sandbox.push.apple.com"
+	// apnsTokenAge is the age at which a provider token is replaced. APNs refuses tokens that are
+	// older than 60 minutes.
+	apnsTokenAge = 50 * time.Minute
+	// apnsTokenPause is the shortest time between two tokens after refusals. APNs refuses accounts
+	// that change their token more than once in 20 minutes.
+	apnsTokenPause = 20 * time.Minute
+	// apnsIdleTimeout is the time after which an unused connection is closed. APNs asks providers
+	// to keep connections open.
+	apnsIdleTimeout = time.Hour
+)
+
+// apnsCodes are the reasons of APNs that make an answer permanent, with the job's error code.
+var apnsCodes = map[string]string{
+	"BadDeviceToken":         CodeInvalidArgument,
+	"DeviceTokenNotForTopic": CodeSenderMismatch,
+	"Unregistered":           CodeUnregistered,
+	"ExpiredToken":           CodeUnregistered,
+	"PayloadTooLarge":        CodeTooLarge,
+}
+
+// apnsAccountReasons are the reasons that mean that the account is configured wrongly.
+var apnsAccountReasons = []string{
+	"BadTopic", "MissingTopic", "TopicDisallowed", "BadCertificate", "BadCertificateEnvironment",
+	"BadEnvironmentKeyInToken", "ExpiredProviderToken", "Forbidden", "InvalidProviderToken", "MissingProviderToken",
+	"UnrelatedKeyIdInToken",
+}
+
+// apnsOtherReasons are named in errors and decide nothing: the status decides.
+var apnsOtherReasons = []string{
+	"BadCollapseId", "BadExpirationDate", "BadMessageId", "BadPath", "BadPriority", "IdleTimeout",
+	"InternalServerError", "InvalidPushType", "MethodNotAllowed", "MissingDeviceToken", "PayloadEmpty",
+	"ServiceUnavailable", "Shutdown", "TooManyProviderTokenUpdates", "TooManyRequests",
+}
+
+// apnsAccount sends with one key of APNs over one connection.
+type apnsAccount struct {
+	url    string
+	topic  string
+	client *http.Client
+	tokens *tokens
+	now    func() time.Time
+}
+
+func newAPNsAccount(base string, key *ecdsa.PrivateKey, e apnsEntry, p parts) *apnsAccount {
+	a := &apnsAccount{url: base + "/3/device/", topic: e.Topic, now: p.now, client: newAPNsClient(p.roots)}
+	a.tokens = &tokens{now: p.now, pause: apnsTokenPause, create: func(context.Context) (string, time.Time, error) {
+		issued := p.now()
+		token := jwt.NewWithClaims(jwt.SigningMethodES256, jwt.MapClaims{"iss": e.TeamID, "iat": issued.Unix()})
+		token.Header["kid"] = e.KeyID
+		signed, err := token.SignedString(key)
+		return signed, issued.Add(apnsTokenAge), err
+	}}
+	return a
+}
+
+// newAPNsClient returns a client that opens one connection and sends all requests over it. When the
+// server allows no further stream on it, requests wait.
+func newAPNsClient(roots *x509.CertPool) *http.Client {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP2(true) // APNs has no other
+	return &http.Client{
+		Transport: &http.Transport{
+			Proxy:           http.ProxyFromEnvironment,
+			Protocols:       protocols,
+			TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+			HTTP2: &http.HTTP2Config{
+				StrictMaxConcurrentRequests: true, SendPingTimeout: pingAfter,
+			},
+			TLSHandshakeTimeout: handshakeTimeout,
+			MaxConnsPerHost:     1,
+			MaxIdleConns:        1,
+			IdleConnTimeout:     apnsIdleTimeout,
+		},
+		CheckRedirect: noRedirect,
+	}
+}
+
+func (a *apnsAccount) close() { a.client.CloseIdleConnections() }
+
+func (a *apnsAccount) send(ctx context.Context, job processor.Job, m *message) answer {
+	body, err := json.Marshal(apnsPayload(m))
+	if err != nil {
+		return answer{err: processor.Permanent(CodeBadPayload, errors.New("the message can't be encoded"))}
+	}
+	token, err := a.tokens.get(ctx, "")
+	if err != nil {
+		return unanswered(ctx, APNs, err, func(error) error { return errors.New("the token can't be signed") })
+	}
+	sent, expired := a.post(ctx, job, m, token, body)
+	if !expired {
+		return sent
+	}
+	fresh, err := a.tokens.get(ctx, token)
+	if err != nil || fresh == token {
+		return sent
+	}
+	sent, _ = a.post(ctx, job, m, fresh, body)
+	return sent
+}
+
+// post sends once. expired is true if APNs says that the token has expired.
+func (a *apnsAccount) post(ctx context.Context, job processor.Job, m *message, token string,
+	body []byte) (sent answer, expired bool) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+url.PathEscape(m.apnsToken),
+		bytes.NewReader(body))
+	if err != nil {
+		return unanswered(ctx, APNs, errors.New("the request can't be made"), withoutURL), false
+	}
+	header := request.Header
+	header.Set("Authorization", "bearer "+token)
+	header.Set("Apns-Id", apnsID(job))
+	header.Set("Apns-Topic", a.topic)
+	header.Set("Apns-Push-Type", "alert")
+	if m.silent() {
+		header.Set("Apns-Push-Type", "background")
+	}
+	if m.silent() || m.priority != "" {
+		header.Set("Apns-Priority", apnsPriority(m))
+	}
+	if m.ttl != nil {
+		header.Set("Apns-Expiration", expiration(*m.ttl, a.now()))
+	}
+	if m.collapseKey != "" {
+		header.Set("Apns-Collapse-Id", m.collapseKey)
+	}
+	response, err := a.client.Do(request)
+	if err != nil {
+		return unanswered(ctx, APNs, err, withoutURL), false
+	}
+	r := reply{platform: APNs, status: response.StatusCode, header: response.Header}
+	r.reason = apnsReason(read(response))
+	code, permanent := apnsCodes[r.reason]
+	switch {
+	case r.status == http.StatusNotFound, r.status == http.StatusMethodNotAllowed:
+		return r.failed(statusCode(r.status)), false // the account's url is wrong, not the recipient
+	case r.status == http.StatusGone:
+		return r.permanent(CodeUnregistered), false
+	case r.status/100 == 4 && permanent:
+		return r.permanent(code), false
+	case r.status/100 == 4 && slices.Contains(apnsAccountReasons, r.reason):
+		return r.failed(CodeCredentialRefused), r.reason == "ExpiredProviderToken"
+	}
+	return r.classify(), false
+}
+
+// apnsReason returns the reason in an answer, or "" if it is not known, because an answer may
+// repeat parts of the request.
+func apnsReason(body []byte) string {
+	var decoded struct {
+		Reason string `json:"reason"`
+	}
+	if json.Unmarshal(body, &decoded) != nil {
+		return ""
+	}
+	if _, ok := apnsCodes[decoded.Reason]; ok || slices.Contains(apnsAccountReasons, decoded.Reason) ||
+		slices.Contains(apnsOtherReasons, decoded.Reason) {
+		return decoded.Reason
+	}
+	return ""
+}
+
+// apnsID returns the id of the notification. It is the same in each attempt, so that a repeated
+// push can be recognized.
+func apnsID(job processor.Job) string {
+	return uuid.NewSHA1(uuid.NameSpaceURL, []byte(job.ID())).String()
+}
+
+// apnsPayload puts the fields of data beside aps, as apps expect them.
+func apnsPayload(m *message) map[string]any {
+	payload := map[string]any{}
+	for name, value := range m.data {
+		payload[name] = value
+	}
+	if m.silent() {
+		payload["aps"] = map[string]any{"content-available": 1}
+		return payload
+	}
+	alert := map[string]string{}
+	if m.title != "" {
+		alert["title"] = m.title
+	}
+	if m.body != "" {
+		alert["body"] = m.body
+	}
+	payload["aps"] = map[string]any{"alert": alert}
+	return payload
+}
+
+// apnsPriority returns 10 for at once and 5 for when it suits the device. APNs allows only 5 for a
+// message that shows nothing.
+func apnsPriority(m *message) string {
+	if m.priority == "high" && !m.silent() {
+		return "10"
+	}
+	return "5"
+}
+
+// expiration returns the time at which APNs gives a message up. 0 means that it tries once.
+func expiration(ttl int, now time.Time) string {
+	if ttl == 0 {
+		return "0"
+	}
+	return strconv.FormatInt(now.Add(time.Duration(ttl)*time.Second).Unix(), 10)
+}

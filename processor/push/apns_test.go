@@ -1,0 +1,261 @@
+package push
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/credential"
+)
+
+const (
+	appleToken = "a1b2c3d4e5f60718a1b2c3d4e5f60718"
+	toApple    = `{"to":{"apns":"` + appleToken + `"},"title":"Sale","body":"All half price"}`
+)
+
+// startAPNs returns a processor with one account of APNs at a fake.
+func startAPNs(t testing.TB, options ...Option) (*service, *Processor, *outcomes) {
+	s := serve(t, status(http.StatusOK, ""))
+	o := &outcomes{}
+	return s, start(t, config(t, newFolder(t), apnsYAML(s.URL)), append(options, WithChoice(o.choice))...), o
+}
+
+// providerToken checks the token of a request and returns the time at which it was issued.
+func providerToken(t testing.TB, r request) time.Time {
+	text, ok := strings.CutPrefix(r.Header.Get("Authorization"), "bearer ")
+	require.True(t, ok)
+	token, err := jwt.Parse(text, func(token *jwt.Token) (any, error) {
+		require.Equal(t, map[string]any{"alg": "ES256", "kid": "KEY1", "typ": "JWT"}, token.Header)
+		return &apnsKey.PublicKey, nil
+	}, jwt.WithValidMethods([]string{"ES256"}), jwt.WithTimeFunc(func() time.Time { return time.Now().Add(24 * time.Hour) }))
+	require.NoError(t, err)
+	claims := token.Claims.(jwt.MapClaims)
+	require.Len(t, claims, 2)
+	require.Equal(t, "TEAM1", claims["iss"])
+	issued, err := claims.GetIssuedAt()
+	require.NoError(t, err)
+	return issued.Time
+}
+
+func TestRequestsToAPNs(t *testing.T) {
+	s, p, _ := startAPNs(t)
+	sent := time.Now()
+	for name, tt := range map[string]struct {
+		payload, body string
+		header        map[string]string
+	}{
+		"alert": {toApple, `{"aps":{"alert":{"title":"Sale","body":"All half price"}}}`,
+			map[string]string{"Apns-Push-Type": "alert", "Apns-Priority": "", "Apns-Expiration": "", "Apns-Collapse-Id": ""}},
+		"data": {`{"to":{"apns":"` + appleToken + `"},"body":"b","data":{"order":{"id":7},"x":"y"}}`,
+			`{"aps":{"alert":{"body":"b"}},"order":{"id":7},"x":"y"}`, nil},
+		"silent": {`{"to":{"apns":"` + appleToken + `"},"data":{"x":"y"},"priority":"high"}`, `{"aps":{"content-available":1},"x":"y"}`,
+			map[string]string{"Apns-Push-Type": "background", "Apns-Priority": "5"}},
+		"high": {`{"to":{"apns":"` + appleToken + `"},"body":"b","priority":"high","ttl_seconds":0}`, `{"aps":{"alert":{"body":"b"}}}`,
+			map[string]string{"Apns-Priority": "10", "Apns-Expiration": "0"}},
+		"normal": {`{"to":{"apns":"` + appleToken + `"},"body":"b","priority":"normal","collapse_key":"sale"}`, `{"aps":{"alert":{"body":"b"}}}`,
+			map[string]string{"Apns-Priority": "5", "Apns-Collapse-Id": "sale"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			result, err := p.Process(t.Context(), job(1, tt.payload))
+			require.NoError(t, err)
+			encoded, err := json.Marshal(result)
+			require.NoError(t, err)
+			require.JSONEq(t, `{"platform":"apns","code":200}`, string(encoded))
+
+			r := s.last(t)
+			require.Equal(t, 2, r.ProtoMajor)
+			require.Equal(t, "POST /3/device/"+appleToken, r.Method+" "+r.URL.Path)
+			require.WithinRange(t, providerToken(t, r), sent.Add(-time.Second), time.Now())
+			require.Equal(t, "org.example.app", r.Header.Get("Apns-Topic"))
+			for name, value := range tt.header {
+				require.Equal(t, value, r.Header.Get(name), name)
+			}
+			require.JSONEq(t, tt.body, string(r.body))
+		})
+	}
+}
+
+func TestExpirationOfAPNs(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	require.Equal(t, "0", expiration(0, now))
+	require.Equal(t, "1000060", expiration(60, now))
+}
+
+func TestARepeatedPushHasTheSameID(t *testing.T) {
+	s, p, _ := startAPNs(t)
+	var ids []string
+	for _, ordinal := range []int64{1, 1, 2} {
+		_, err := p.Process(t.Context(), job(ordinal, toApple))
+		require.NoError(t, err)
+		ids = append(ids, s.last(t).Header.Get("Apns-Id"))
+	}
+	require.Equal(t, ids[0], ids[1])
+	require.NotEqual(t, ids[0], ids[2])
+	id, err := uuid.Parse(ids[0])
+	require.NoError(t, err)
+	require.EqualValues(t, 5, id.Version())
+	require.Equal(t, uuid.NewSHA1(uuid.NameSpaceURL, []byte("sale.1")), id)
+}
+
+func TestAnswersOfAPNs(t *testing.T) {
+	reason := func(word string) string { return `{"reason":"` + word + `"}` }
+	s, p, o := startAPNs(t)
+	for name, tt := range map[string]row{
+		"accepted":               {status: 200, kind: processor.Done, outcome: credential.Success},
+		"410":                    {status: 410, body: reason("Unregistered"), kind: processor.Fail, code: CodeUnregistered, mayContain: "410 Unregistered"},
+		"410 without a reason":   {status: 410, kind: processor.Fail, code: CodeUnregistered},
+		"BadDeviceToken":         {status: 400, body: reason("BadDeviceToken"), kind: processor.Fail, code: CodeInvalidArgument, mayContain: "400 BadDeviceToken"},
+		"DeviceTokenNotForTopic": {status: 400, body: reason("DeviceTokenNotForTopic"), kind: processor.Fail, code: CodeSenderMismatch},
+		"PayloadTooLarge":        {status: 413, body: reason("PayloadTooLarge"), kind: processor.Fail, code: CodeTooLarge},
+		"another 400":            {status: 400, body: reason("BadCollapseId"), kind: processor.Fail, code: CodeInvalidArgument, mayContain: "BadCollapseId"},
+		"unknown reason":         {status: 400, body: reason("SECRET"), kind: processor.Fail, code: CodeInvalidArgument, mayContain: "400 Bad Request"},
+		"TopicDisallowed":        {status: 400, body: reason("TopicDisallowed"), kind: processor.RetryLater, code: CodeCredentialRefused, outcome: credential.Failure},
+		"InvalidProviderToken":   {status: 403, body: reason("InvalidProviderToken"), kind: processor.RetryLater, code: CodeCredentialRefused, outcome: credential.Failure},
+		"403 without a reason":   {status: 403, body: "SECRET", kind: processor.RetryLater, code: CodeCredentialRefused, outcome: credential.Failure},
+		"404":                    {status: 404, body: reason("BadPath"), kind: processor.RetryLater, code: "PUSH_404", outcome: credential.Failure},
+		"429":                    {status: 429, body: reason("TooManyRequests"), kind: processor.Throttle, code: processor.CodeThrottled, after: time.Minute, outcome: credential.Throttled},
+		"429 with Retry-After":   {status: 429, header: "7", kind: processor.Throttle, code: processor.CodeThrottled, after: 7 * time.Second, outcome: credential.Throttled},
+		"500":                    {status: 500, body: reason("InternalServerError"), kind: processor.RetryLater, code: "PUSH_500", outcome: credential.Failure},
+		"503":                    {status: 503, body: reason("Shutdown"), kind: processor.RetryLater, code: "PUSH_503", outcome: credential.Failure},
+		"redirect":               {status: 307, kind: processor.RetryLater, code: "PUSH_307", outcome: credential.Failure},
+	} {
+		t.Run(name, func(t *testing.T) { tt.check(t, s, p, o, toApple, appleToken) })
+	}
+}
+
+// authorizations returns the header Authorization of all requests.
+func (s *service) authorizations() []string {
+	var all []string
+	for _, r := range s.got() {
+		all = append(all, r.Header.Get("Authorization"))
+	}
+	return all
+}
+
+func TestAnExpiredProviderTokenIsReplacedOnce(t *testing.T) {
+	now := &clock{time.Now()}
+	s, p, o := startAPNs(t, now.option)
+	expired := func(times int) answerFunc {
+		return func(call int, w http.ResponseWriter, _ request) {
+			if call <= times {
+				w.WriteHeader(http.StatusForbidden)
+				_, _ = io.WriteString(w, `{"reason":"ExpiredProviderToken"}`)
+			}
+		}
+	}
+	s.set(expired(1))
+	_, err := p.Process(t.Context(), job(1, toApple))
+	require.NoError(t, err)
+	seen := s.authorizations()
+	require.Len(t, seen, 2)
+	require.NotEqual(t, seen[0], seen[1])
+	require.Equal(t, credential.Success, o.last(t).Kind)
+
+	s.set(expired(100))
+	_, err = p.Process(t.Context(), job(1, toApple))
+	require.Equal(t, CodeCredentialRefused, processor.Classify(err).Code)
+	require.Equal(t, processor.RetryLater, processor.Classify(err).Kind)
+	require.Equal(t, credential.Failure, o.last(t).Kind)
+	require.Equal(t, seen[1:], s.authorizations(), "APNs allows one new token in 20 minutes")
+
+	now.at = now.at.Add(apnsTokenPause)
+	s.set(expired(100))
+	_, err = p.Process(t.Context(), job(1, toApple))
+	require.Equal(t, CodeCredentialRefused, processor.Classify(err).Code)
+	seen = s.authorizations()
+	require.Len(t, seen, 2)
+	require.NotEqual(t, seen[0], seen[1])
+}
+
+func TestTheProviderTokenIsRenewedAfter50Minutes(t *testing.T) {
+	begin := time.Now().Truncate(time.Second)
+	now := &clock{}
+	s, p, _ := startAPNs(t, now.option)
+	for _, tt := range []struct{ at, issued time.Duration }{
+		{0, 0}, {50*time.Minute - 1, 0}, {50 * time.Minute, 50 * time.Minute}, {99 * time.Minute, 50 * time.Minute},
+		{100 * time.Minute, 100 * time.Minute},
+	} {
+		now.at = begin.Add(tt.at)
+		_, err := p.Process(t.Context(), job(1, toApple))
+		require.NoError(t, err)
+		require.Equal(t, begin.Add(tt.issued).UTC(), providerToken(t, s.last(t)).UTC(), tt.at)
+	}
+}
+
+func TestAllPushesToAPNsShareOneConnection(t *testing.T) {
+	s, p, _ := startAPNs(t)
+	const workers, each = 20, 25
+	var running sync.WaitGroup
+	errs := make(chan error, workers*each)
+	for w := range int64(workers) {
+		running.Go(func() {
+			for i := range int64(each) {
+				_, err := p.Process(t.Context(), job(w*each+i, toApple))
+				errs <- err
+			}
+		})
+	}
+	running.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(t, err)
+	}
+	connections, calls := s.counts()
+	require.Equal(t, workers*each, calls)
+	require.Equal(t, 1, connections)
+}
+
+func TestALostConnectionToAPNsIsReplaced(t *testing.T) {
+	s, p, _ := startAPNs(t)
+	_, err := p.Process(t.Context(), job(1, toApple))
+	require.NoError(t, err)
+	s.CloseClientConnections()
+	// The client may see the end of the connection only when it sends.
+	require.Eventually(t, func() bool {
+		_, err = p.Process(t.Context(), job(2, toApple))
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
+	connections, _ := s.counts()
+	require.Equal(t, 2, connections)
+}
+
+func BenchmarkProcess(b *testing.B) {
+	for _, platform := range []string{FCM, APNs, WebPush} {
+		b.Run("platform="+platform, func(b *testing.B) {
+			s, google := serve(b, status(http.StatusOK, "{}")), serve(b, newToken)
+			f := newFolder(b)
+			f.fcmKey(b, "fcm.json", "shop", google.URL)
+			p := start(b, config(b, f, fcmYAML(s.URL)+apnsYAML(s.URL)+webPushYAML))
+			payload := map[string]string{FCM: toFCM, APNs: toApple, WebPush: toWeb(s.URL)}[platform]
+			work := make(chan int64)
+			var workers sync.WaitGroup
+			for range 50 {
+				workers.Go(func() {
+					for i := range work {
+						if _, err := p.Process(b.Context(), job(i, payload)); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+			}
+			b.ReportAllocs()
+			var n int64
+			for b.Loop() {
+				work <- n
+				n++
+			}
+			close(work)
+			workers.Wait()
+			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "pushes/s")
+		})
+	}
+}

@@ -1,0 +1,228 @@
+package push
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/jwt"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+const (
+	fcmURL   = "https://fcm.googleapis.com"
+	fcmScope = "https://www.googleapis.com/auth/firebase.messaging"
+	// fcmTokenMargin is how long before its end an access token is replaced.
+	fcmTokenMargin = time.Minute
+	// fcmTokenPause is the shortest time between two tokens after refusals.
+	fcmTokenPause = time.Minute
+)
+
+// fcmErrors are the error codes of FCM v1 that decide about a job or help an operator.
+var fcmErrors = []string{
+	"UNREGISTERED", "INVALID_ARGUMENT", "SENDER_ID_MISMATCH", "QUOTA_EXCEEDED", "UNAVAILABLE", "INTERNAL",
+	"THIRD_PARTY_AUTH_ERROR", "PERMISSION_DENIED", "UNAUTHENTICATED", "NOT_FOUND",
+}
+
+// fcmAccount sends by the API FCM v1 in the name of one service account.
+type fcmAccount struct {
+	url    string // of the method messages:send
+	client *http.Client
+	tokens *tokens
+}
+
+func newFCMAccount(base, project string, key *jwt.Config, p parts) *fcmAccount {
+	client := p.services
+	a := &fcmAccount{url: base + "/v1/projects/" + project + "/messages:send", client: client}
+	a.tokens = &tokens{now: p.now, pause: fcmTokenPause, create: func(ctx context.Context) (string, time.Time, error) {
+		// The library has no parameter for the context of a request.
+		bound := &http.Client{
+			CheckRedirect: client.CheckRedirect,
+			Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				return client.Transport.RoundTrip(r.WithContext(ctx))
+			}),
+		}
+		token, err := key.TokenSource(context.WithValue(ctx, oauth2.HTTPClient, bound)).Token()
+		if err != nil {
+			if ctx.Err() != nil {
+				return "", time.Time{}, ctx.Err() // the library's error does not wrap it
+			}
+			return "", time.Time{}, err
+		}
+		until := token.Expiry.Add(-fcmTokenMargin)
+		if token.Expiry.IsZero() {
+			until = p.now().Add(fcmTokenMargin)
+		}
+		return token.AccessToken, until, nil
+	}}
+	return a
+}
+
+// roundTrip makes a function an [http.RoundTripper].
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func (a *fcmAccount) close() {} // the connections belong to all accounts
+
+func (a *fcmAccount) send(ctx context.Context, _ processor.Job, m *message) answer {
+	body, err := json.Marshal(map[string]any{"message": fcmMessageOf(m, time.Now())})
+	if err != nil {
+		return answer{err: processor.Permanent(CodeBadPayload, errors.New("the message can't be encoded"))}
+	}
+	token, err := a.tokens.get(ctx, "")
+	if err != nil {
+		return a.tokenFailure(ctx, err)
+	}
+	sent := a.post(ctx, token, body)
+	if sent.status != http.StatusUnauthorized {
+		return sent
+	}
+	fresh, err := a.tokens.get(ctx, token)
+	if err != nil {
+		return a.tokenFailure(ctx, err)
+	}
+	if fresh == token {
+		return sent
+	}
+	return a.post(ctx, fresh, body)
+}
+
+func (a *fcmAccount) post(ctx context.Context, token string, body []byte) answer {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url, bytes.NewReader(body))
+	if err != nil {
+		return unanswered(ctx, FCM, err, withoutURL)
+	}
+	request.Header.Set("Authorization", "Bearer "+token)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := a.client.Do(request)
+	if err != nil {
+		return unanswered(ctx, FCM, err, withoutURL)
+	}
+	r := reply{platform: FCM, status: response.StatusCode, header: response.Header}
+	r.reason = fcmReason(read(response))
+	switch {
+	case r.status == http.StatusNotFound && r.reason == "UNREGISTERED":
+		return r.permanent(CodeUnregistered)
+	case r.status == http.StatusNotFound: // the project or the path is wrong, not the recipient
+		return r.failed(statusCode(r.status))
+	case r.status == http.StatusForbidden && r.reason == "SENDER_ID_MISMATCH":
+		return r.permanent(CodeSenderMismatch)
+	}
+	return r.classify()
+}
+
+// fcmReason returns the error code of an answer: that of FCM if there is one, else the general one.
+// It returns "" for a code that is not known, because an answer may repeat parts of the request.
+func fcmReason(body []byte) string {
+	var decoded struct {
+		Error struct {
+			Status  string `json:"status"`
+			Details []struct {
+				ErrorCode string `json:"errorCode"`
+			} `json:"details"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(body, &decoded) != nil {
+		return ""
+	}
+	for _, detail := range decoded.Error.Details {
+		if slices.Contains(fcmErrors, detail.ErrorCode) {
+			return detail.ErrorCode
+		}
+	}
+	if slices.Contains(fcmErrors, decoded.Error.Status) {
+		return decoded.Error.Status
+	}
+	return ""
+}
+
+// tokenFailure decides about a job for which no access token could be got.
+func (a *fcmAccount) tokenFailure(ctx context.Context, err error) answer {
+	var refused *oauth2.RetrieveError
+	if !errors.As(err, &refused) || refused.Response == nil {
+		return unanswered(ctx, FCM, err, func(error) error { return errors.New("no access token: no answer") })
+	}
+	status := refused.Response.StatusCode // the text of RetrieveError has the whole answer in it
+	r := reply{platform: FCM, status: status, reason: "from the token endpoint", header: refused.Response.Header}
+	switch {
+	case status == http.StatusTooManyRequests:
+		return r.throttled()
+	case status/100 == 4:
+		return r.failed(CodeCredentialRefused)
+	}
+	return r.failed(statusCode(status))
+}
+
+type fcmMessage struct {
+	Token        string            `json:"token,omitempty"`
+	Topic        string            `json:"topic,omitempty"`
+	Notification *fcmNotification  `json:"notification,omitempty"`
+	Data         map[string]string `json:"data,omitempty"`
+	Android      *fcmAndroid       `json:"android,omitempty"`
+	APNs         *fcmHeaders       `json:"apns,omitempty"`
+	WebPush      *fcmHeaders       `json:"webpush,omitempty"`
+}
+
+type fcmNotification struct {
+	Title string `json:"title,omitempty"`
+	Body  string `json:"body,omitempty"`
+}
+
+type fcmAndroid struct {
+	CollapseKey string `json:"collapse_key,omitempty"`
+	Priority    string `json:"priority,omitempty"`
+	TTL         string `json:"ttl,omitempty"`
+}
+
+type fcmHeaders struct {
+	Headers map[string]string `json:"headers"`
+}
+
+// fcmMessageOf returns the message as FCM v1 has it. Behind a token of FCM may be a device of
+// Android, of Apple or a browser, each of which has settings of its own.
+func fcmMessageOf(m *message, now time.Time) fcmMessage {
+	out := fcmMessage{Token: m.fcmToken, Topic: m.fcmTopic}
+	if !m.silent() {
+		out.Notification = &fcmNotification{Title: m.title, Body: m.body}
+	}
+	for name, value := range m.data { // FCM has text alone; other values become their JSON
+		var s string
+		if json.Unmarshal(value, &s) != nil || value[0] != '"' {
+			s = string(value)
+		}
+		if out.Data == nil {
+			out.Data = map[string]string{}
+		}
+		out.Data[name] = s
+	}
+	if m.ttl == nil && m.collapseKey == "" && m.priority == "" {
+		return out
+	}
+	android := &fcmAndroid{CollapseKey: m.collapseKey}
+	apns, web := map[string]string{}, map[string]string{}
+	if m.ttl != nil {
+		android.TTL = fmt.Sprintf("%ds", *m.ttl)
+		apns["apns-expiration"] = expiration(*m.ttl, now)
+		web["TTL"] = strconv.Itoa(*m.ttl)
+	}
+	if m.collapseKey != "" {
+		apns["apns-collapse-id"] = m.collapseKey
+		web["Topic"] = webPushTopic(m.collapseKey)
+	}
+	if m.priority != "" {
+		android.Priority = map[string]string{"high": "HIGH", "normal": "NORMAL"}[m.priority]
+		apns["apns-priority"] = apnsPriority(m)
+		web["Urgency"] = m.priority
+	}
+	out.Android, out.APNs, out.WebPush = android, &fcmHeaders{apns}, &fcmHeaders{web}
+	return out
+}

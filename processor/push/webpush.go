@@ -1,0 +1,80 @@
+package push
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"regexp"
+
+	"github.com/SherClockHolmes/webpush-go"
+
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/credential"
+)
+
+// webPushAccount sends with one VAPID key. Endpoints are user input: client refuses addresses that
+// are not public.
+type webPushAccount struct {
+	private, public string // of the VAPID key, in base64url
+	subject         string // an https URL, or an e-mail address without mailto:, which the library adds
+	client          *http.Client
+}
+
+func (a *webPushAccount) close() {} // the connections belong to all accounts
+
+// webPushMessage is what the service worker of the website gets.
+type webPushMessage struct {
+	Title string                     `json:"title,omitempty"`
+	Body  string                     `json:"body,omitempty"`
+	Data  map[string]json.RawMessage `json:"data,omitempty"`
+}
+
+func (a *webPushAccount) send(ctx context.Context, _ processor.Job, m *message) answer {
+	body, err := json.Marshal(webPushMessage{Title: m.title, Body: m.body, Data: m.data})
+	if err != nil {
+		return answer{err: processor.Permanent(CodeBadPayload, errors.New("the message can't be encoded"))}
+	}
+	options := &webpush.Options{
+		HTTPClient: a.client, Subscriber: a.subject, VAPIDPublicKey: a.public, VAPIDPrivateKey: a.private,
+		TTL: maxTTLSeconds, Urgency: webpush.Urgency(m.priority),
+	}
+	if m.ttl != nil {
+		options.TTL = *m.ttl
+	}
+	if m.collapseKey != "" {
+		options.Topic = webPushTopic(m.collapseKey)
+	}
+	response, err := webpush.SendNotificationWithContext(ctx, body, &webpush.Subscription{
+		Endpoint: m.subscription.endpoint,
+		Keys:     webpush.Keys{P256dh: m.subscription.p256dh, Auth: m.subscription.auth},
+	}, options)
+	switch {
+	case errors.Is(err, webpush.ErrMaxPadExceeded):
+		return answer{
+			err:     processor.Permanent(CodeTooLarge, errors.New("push by webpush: the message is too large")),
+			outcome: credential.Outcome{Kind: credential.Unused},
+		}
+	case err != nil:
+		return unanswered(ctx, WebPush, err, kindOnly)
+	}
+	read(response) // so that the connection can be used again
+	r := reply{platform: WebPush, status: response.StatusCode, header: response.Header}
+	if r.status == http.StatusNotFound || r.status == http.StatusGone {
+		return r.permanent(CodeUnregistered)
+	}
+	return r.classify()
+}
+
+var webPushTopicName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)
+
+// webPushTopic returns the key as a Topic header, which has at most 32 characters (RFC 8030, 5.4).
+// A key that does not fit is replaced by its hash.
+func webPushTopic(key string) string {
+	if webPushTopicName.MatchString(key) {
+		return key
+	}
+	hash := sha256.Sum256([]byte(key))
+	return encodeBase64(hash[:24])
+}
