@@ -125,12 +125,12 @@ func TestPlatformsWithoutAnAccount(t *testing.T) {
 // A source decides which account sends, and whether one may be used at all.
 func TestSources(t *testing.T) {
 	s, p, o := startWebPush(t, nil)
-	o.err = &credential.DeniedError{After: 7, Reason: "circuit open"}
+	o.err = &credential.DeniedError{After: 7 * time.Second, Reason: "circuit open"}
 	_, err := p.Process(t.Context(), job(1, toWeb(s.URL)))
-	v := processor.Classify(err)
-	require.Equal(t, processor.Throttle, v.Kind)
-	require.EqualValues(t, 7, v.After)
-	require.Equal(t, "push by webpush: no account is free for 7ns: circuit open", v.Message)
+	require.Equal(t, processor.Verdict{
+		Kind: processor.Defer, Code: processor.CodeResourceBusy, After: 7 * time.Second,
+		Message: "push by webpush: no account is free for 7s: circuit open",
+	}, processor.Classify(err))
 
 	o.err = errors.New("redis is away")
 	_, err = p.Process(t.Context(), job(1, toWeb(s.URL)))
@@ -139,7 +139,7 @@ func TestSources(t *testing.T) {
 
 	o.err, o.next = nil, credential.InTurn("removed")
 	_, err = p.Process(t.Context(), job(1, toWeb(s.URL)))
-	require.Equal(t, processor.Throttle, processor.Classify(err).Kind)
+	require.Equal(t, processor.Defer, processor.Classify(err).Kind)
 	require.Equal(t, credential.Unused, o.last(t).Kind)
 	require.Empty(t, s.got())
 }

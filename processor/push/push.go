@@ -162,8 +162,8 @@ func (p *Processor) Close() error {
 }
 
 // Process sends the job's message and returns a [Result]. An answer about the recipient or the
-// message is a permanent error. The job is throttled after a 429, and retried after any other
-// answer and after a failed connection.
+// message is a permanent error. The job is throttled after a 429, deferred while no account is
+// free, and retried after any other answer and after a failed connection.
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
 	m, err := parsePayload(job.Payload)
 	if err != nil {
@@ -177,7 +177,7 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 	var denied *credential.DeniedError
 	switch {
 	case errors.As(err, &denied):
-		return nil, processor.Throttled(denied.After, fmt.Errorf("push by %s: %w", m.platform, err))
+		return nil, processor.Deferred(denied.After, fmt.Sprintf("push by %s: %v", m.platform, denied))
 	case err != nil:
 		return nil, fmt.Errorf("push by %s: get account: %w", m.platform, err)
 	}
@@ -185,8 +185,7 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 	defer func() { loan.Return(a.outcome) }()
 	account, known := pool.members[loan.ID()]
 	if !known {
-		err := fmt.Errorf("push by %s: the account was removed", m.platform)
-		return nil, processor.Throttled(unknownAccountWait, err)
+		return nil, processor.Deferred(unknownAccountWait, "push by "+m.platform+": the account was removed")
 	}
 	a.outcome = credential.Outcome{} // if send panics
 	ctx, cancel := context.WithTimeout(ctx, p.config.Timeout)
