@@ -18,11 +18,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
 // pushService is a fake of APNs. Its answer depends on the job's ordinal, which is the number at
@@ -141,4 +143,14 @@ func TestPushJobs(t *testing.T) {
 			require.NotContains(t, p.Log(), deviceToken, "%s logs no device token", role)
 		}
 	}
+
+	t.Run("a bad accounts file", func(t *testing.T) {
+		env := maps.Clone(s.env)
+		env["BULKACTION_PUSH_ACCOUNTS_FILE"] = filepath.Join(t.TempDir(), "accounts.yaml")
+		require.NoError(t, os.WriteFile(env["BULKACTION_PUSH_ACCOUNTS_FILE"], []byte("apns: [{id: shop, colour: red}]"), 0o600))
+		worker := proctest.Start(t, "worker", env)
+		require.Equal(t, 2, worker.Wait(time.Minute))
+		require.Contains(t, worker.Log(), "unknown field colour")
+		require.Contains(t, worker.Log(), "apns account shop: key_file is missing")
+	})
 }
