@@ -133,7 +133,7 @@ func (l *loader) load() (map[string][]member, error) {
 		l.mistake("%w", err)
 		return nil, l.list()
 	}
-	if err == nil && decoder.Decode(new(yaml.Node)) == nil {
+	if decoder.Decode(new(yaml.Node)) == nil {
 		l.mistake("the file has a second document")
 	}
 	if len(f.FCM)+len(f.APNs)+len(f.WebPush) == 0 {

@@ -149,10 +149,9 @@ func kindOnly(err error) error {
 	return errors.New("the connection to the endpoint failed")
 }
 
-// read returns the body of a response, at most maxAnswerBytes, and closes it.
-func read(response *http.Response) []byte {
-	defer func() { _ = response.Body.Close() }()
+// read returns at most maxAnswerBytes of a response's body.
+func read(body io.Reader) []byte {
 	// A body that ends early has no reason in it, and the status is known all the same.
-	body, _ := io.ReadAll(io.LimitReader(response.Body, maxAnswerBytes))
-	return body
+	content, _ := io.ReadAll(io.LimitReader(body, maxAnswerBytes))
+	return content
 }

@@ -152,8 +152,9 @@ func (a *apnsAccount) post(ctx context.Context, job processor.Job, m *message, t
 	if err != nil {
 		return unanswered(ctx, APNs, err, withoutURL), false
 	}
+	defer func() { _ = response.Body.Close() }()
 	r := reply{platform: APNs, status: response.StatusCode, header: response.Header}
-	r.reason = apnsReason(read(response))
+	r.reason = apnsReason(read(response.Body))
 	code, permanent := apnsCodes[r.reason]
 	switch {
 	case r.status == http.StatusNotFound, r.status == http.StatusMethodNotAllowed:

@@ -107,8 +107,9 @@ func (a *fcmAccount) post(ctx context.Context, token string, body []byte) answer
 	if err != nil {
 		return unanswered(ctx, FCM, err, withoutURL)
 	}
+	defer func() { _ = response.Body.Close() }()
 	r := reply{platform: FCM, status: response.StatusCode, header: response.Header}
-	r.reason = fcmReason(read(response))
+	r.reason = fcmReason(read(response.Body))
 	switch {
 	case r.status == http.StatusNotFound && r.reason == "UNREGISTERED":
 		return r.permanent(CodeUnregistered)

@@ -59,7 +59,8 @@ func (a *webPushAccount) send(ctx context.Context, _ processor.Job, m *message) 
 	case err != nil:
 		return unanswered(ctx, WebPush, err, kindOnly)
 	}
-	read(response) // so that the connection can be used again
+	defer func() { _ = response.Body.Close() }()
+	read(response.Body) // so that the connection can be used again
 	r := reply{platform: WebPush, status: response.StatusCode, header: response.Header}
 	if r.status == http.StatusNotFound || r.status == http.StatusGone {
 		return r.permanent(CodeUnregistered)
