@@ -78,19 +78,18 @@ func newAPNsAccount(base string, key *ecdsa.PrivateKey, e apnsEntry, p parts) *a
 	return a
 }
 
-// newAPNsClient returns a client that opens one connection and sends all requests over it. When the
-// server allows no further stream on it, requests wait.
+// newAPNsClient returns a client that sends all requests over one connection, and opens another
+// only while the server allows no further stream. StrictMaxConcurrentRequests is not set: with it,
+// a test in which requests exceeded the server's limit of streams did not end.
 func newAPNsClient(roots *x509.CertPool) *http.Client {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(true) // APNs has no other
 	return &http.Client{
 		Transport: &http.Transport{
-			Proxy:           http.ProxyFromEnvironment,
-			Protocols:       protocols,
-			TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-			HTTP2: &http.HTTP2Config{
-				StrictMaxConcurrentRequests: true, SendPingTimeout: pingAfter,
-			},
+			Proxy:               http.ProxyFromEnvironment,
+			Protocols:           protocols,
+			TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+			HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter},
 			TLSHandshakeTimeout: handshakeTimeout,
 			MaxConnsPerHost:     1,
 			MaxIdleConns:        1,
