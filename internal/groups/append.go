@@ -116,7 +116,7 @@ func (s *appends) appendToGroup(ctx context.Context, group string, all []*pendin
 	if len(left) == 0 {
 		return nil
 	}
-	p, tenant, err := s.locateGroup(ctx, group)
+	p, tenant, err := s.findGroup(ctx, group)
 	if err != nil {
 		setErrors(left, err)
 		return nil

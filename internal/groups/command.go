@@ -78,7 +78,7 @@ func (s *commands) command(
 	do func(context.Context, keyspace.Partition) error,
 	applied func(ledger.GroupState) bool,
 ) (api.Accepted, error) {
-	p, _, err := s.locateGroup(ctx, group)
+	p, _, err := s.findGroup(ctx, group)
 	if err != nil {
 		return api.Accepted{}, err
 	}
@@ -88,8 +88,11 @@ func (s *commands) command(
 	if err := s.durability.await(ctx, p, groupSatisfies(p, group, applied)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	statuses, err := ledger.Statuses(ctx, s.conn.Cmd, p, []string{group})
-	if err != nil {
+	var statuses []api.Status
+	if err := retryUnavailable(ctx, func(ctx context.Context) (err error) {
+		statuses, err = ledger.Statuses(ctx, s.conn.Cmd, p, []string{group})
+		return err
+	}); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
 	if statuses[0] == "" {

@@ -88,6 +88,15 @@ func (s *access) partitionLimit(p keyspace.Partition) ledger.Limit {
 	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
 }
 
+// findGroup does the same as locateGroup, and tries again while Redis does not answer.
+func (s *access) findGroup(ctx context.Context, group string) (p keyspace.Partition, tenant string, err error) {
+	err = retryUnavailable(ctx, func(ctx context.Context) (err error) {
+		p, tenant, err = s.locateGroup(ctx, group)
+		return err
+	})
+	return p, tenant, err
+}
+
 // locateGroup returns the partition and the tenant of a group. It returns api.ErrNotFound for an
 // unknown group.
 func (s *access) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
@@ -118,25 +127,11 @@ const retryTime = 5 * time.Second
 // retryUnavailable retries step while Redis does not answer, for retryTime, and returns its last
 // error. step must be harmless when repeated.
 func retryUnavailable(ctx context.Context, step func(context.Context) error) error {
-	return retryWhile(ctx, call.IsUnavailable, step)
+	return redisx.RetryWhile(ctx, retryTime, call.IsUnavailable, step)
 }
 
 // retryLost retries all steps from the first one when a failover has lost the effect of a step, for
 // retryTime. Steps whose effect still exists must change nothing.
 func retryLost(ctx context.Context, steps func(context.Context) error) error {
-	return retryWhile(ctx, func(err error) bool { return errors.Is(err, errWriteLost) }, steps)
-}
-
-func retryWhile(ctx context.Context, retryable func(error) bool, step func(context.Context) error) error {
-	backoff := redisx.Backoff{Min: 10 * time.Millisecond, Max: 500 * time.Millisecond}
-	deadline := time.Now().Add(retryTime)
-	for {
-		err := step(ctx)
-		if err == nil || !retryable(err) || ctx.Err() != nil || time.Now().After(deadline) {
-			return err
-		}
-		if redisx.Sleep(ctx, backoff.Next()) != nil {
-			return err
-		}
-	}
+	return redisx.RetryWhile(ctx, retryTime, func(err error) bool { return errors.Is(err, errWriteLost) }, steps)
 }

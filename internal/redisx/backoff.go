@@ -32,6 +32,25 @@ func Jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
+// RetryWhile calls step until it succeeds or returns an error that retryable refuses, with waits of
+// 10 ms to half a second. It begins no further try when patience is over or ctx has ended, and
+// returns the last error of step.
+func RetryWhile(
+	ctx context.Context, patience time.Duration, retryable func(error) bool, step func(context.Context) error,
+) error {
+	backoff := Backoff{Min: 10 * time.Millisecond, Max: 500 * time.Millisecond}
+	deadline := time.Now().Add(patience)
+	for {
+		err := step(ctx)
+		if err == nil || !retryable(err) || ctx.Err() != nil || time.Now().After(deadline) {
+			return err
+		}
+		if Sleep(ctx, backoff.Next()) != nil {
+			return err
+		}
+	}
+}
+
 // Sleep waits for d and returns nil. If ctx ends first, Sleep returns the error of ctx at once.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)

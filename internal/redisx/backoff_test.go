@@ -2,6 +2,7 @@ package redisx
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -28,4 +29,34 @@ func TestSleepEndsWithContext(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, Sleep(ctx, time.Hour), context.Canceled)
 	require.ErrorIs(t, Sleep(ctx, 0), context.Canceled)
+}
+
+func TestRetryWhile(t *testing.T) {
+	passing, final := errors.New("passing"), errors.New("final")
+	retry := func(ctx context.Context, patience time.Duration, results ...error) (calls int, err error) {
+		err = RetryWhile(ctx, patience, func(err error) bool { return errors.Is(err, passing) }, func(context.Context) error {
+			calls++
+			return results[min(calls, len(results))-1]
+		})
+		return calls, err
+	}
+	for _, tt := range []struct {
+		patience time.Duration
+		results  []error
+		calls    int
+		err      error
+	}{
+		{time.Hour, []error{passing, passing, nil}, 3, nil},
+		{time.Hour, []error{passing, final}, 2, final},
+		{0, []error{passing}, 1, passing},
+	} {
+		calls, err := retry(t.Context(), tt.patience, tt.results...)
+		require.Equal(t, tt.err, err)
+		require.Equal(t, tt.calls, calls)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	calls, err := retry(ended, time.Hour, passing)
+	require.Equal(t, passing, err)
+	require.Equal(t, 1, calls)
 }

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -39,12 +41,17 @@ func directed(t *testing.T, control string) *phase {
 	b := w.breaker
 	b.proxies[theIngest].DropReplies(0.3, rng)
 	b.proxies[theAggregator].DropReplies(0.2, rand.New(rand.NewPCG(2, 2)))
-	produced := w.produce(t.Context(), groups)
-	w.awaitRunning(workerKilled, 2) // both run jobs now: later, on busy cores, few may be left
+	// No job runs before ingest has handled all messages: otherwise the workers may never have
+	// several jobs at once. produce returns when the messages are in the ingest stream.
+	ctx, partition := t.Context(), w.oracle.space.Partition(0)
+	require.NoError(t, ledger.Pause(ctx, w.oracle.conn.Cmd, partition, ledger.PauseType, "CHAOS"))
+	require.NoError(t, w.produce(ctx, groups)())
+	w.awaitHandled(10 * time.Second)
+	require.NoError(t, ledger.Resume(ctx, w.oracle.conn.Cmd, partition, ledger.PauseType, "CHAOS"))
+	w.awaitRunning(workerKilled, 2)
 	w.awaitRunning(workerCutOff, 2)
 	b.proxies[workerCutOff].HalfOpen()
 	require.NoError(t, w.fleet.slots[workerKilled].kill(t.Context()))
-	require.NoError(t, produced())
 	require.NoError(t, redisx.Sleep(t.Context(), 3*lease))
 	for _, p := range b.proxies {
 		p.Heal()
@@ -55,6 +62,23 @@ func directed(t *testing.T, control string) *phase {
 	}
 	return w.settle(groups, patience)
 }
+
+// awaitHandled waits until no message is left in the ingest stream. Ingest loses replies for the
+// time lossy at most: otherwise chance would decide how long it takes.
+func (w *world) awaitHandled(lossy time.Duration) {
+	w.t.Helper()
+	healing := time.AfterFunc(lossy, w.breaker.proxies[theIngest].Heal)
+	defer healing.Stop()
+	w.fleet.await(w.t, "handled messages", endWithin, func(ctx context.Context) error {
+		left, err := w.oracle.conn.Cmd.XLen(ctx, w.oracle.space.Ingest()).Result()
+		if err == nil && left > 0 {
+			err = fmt.Errorf("%w: %d are left", errNotHandled, left)
+		}
+		return err
+	})
+}
+
+var errNotHandled = errors.New("ingest has not handled all messages")
 
 // awaitRunning waits until the worker at this place runs n jobs, by its own file.
 func (w *world) awaitRunning(place, n int) {

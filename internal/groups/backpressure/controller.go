@@ -31,6 +31,11 @@ const (
 	freshViewMaxAge = 20 * time.Millisecond
 )
 
+// readRetryTime is for how long the reads of one view are repeated together. A view takes several
+// commands, and while it can't be read all requests fail: one lost reply must not cause that. It is
+// short, because all requests wait for it while Redis is away.
+const readRetryTime = 500 * time.Millisecond
+
 // stuckMemoryWait is the wait while memory is full and its use does not fall.
 const stuckMemoryWait = 5 * time.Second
 
@@ -138,15 +143,21 @@ func (c *Controller) memoryWait() time.Duration {
 	return max(time.Second, time.Duration(min(over/c.memory.fallRate, time.Minute.Seconds())*float64(time.Second)))
 }
 
+// readView reads the view. It repeats each command that Redis does not answer, for readRetryTime in
+// all.
 func (c *Controller) readView(ctx context.Context) error {
-	since := c.readAt
+	since, until := c.readAt, time.Now().Add(readRetryTime)
 	backlog := c.inTransit.Load() // read before the backlog: jobs may be counted twice, but none is missed
 	for _, part := range c.space.All() {
-		types, err := ledger.Types(ctx, c.conn.Cmd, part)
+		types, err := retry(ctx, until, func(ctx context.Context) ([]string, error) {
+			return ledger.Types(ctx, c.conn.Cmd, part)
+		})
 		if err != nil {
 			return err
 		}
-		loads, err := ledger.Loads(ctx, c.conn.Cmd, part, types)
+		loads, err := retry(ctx, until, func(ctx context.Context) ([]api.TypeStats, error) {
+			return ledger.Loads(ctx, c.conn.Cmd, part, types)
+		})
 		if err != nil {
 			return err
 		}
@@ -154,7 +165,9 @@ func (c *Controller) readView(ctx context.Context) error {
 			backlog += l.Backlog
 		}
 	}
-	workers, err := presence.Workers(ctx, c.conn, c.space)
+	workers, err := retry(ctx, until, func(ctx context.Context) ([]presence.WorkerReport, error) {
+		return presence.Workers(ctx, c.conn, c.space)
+	})
 	if err != nil {
 		return err
 	}
@@ -164,7 +177,9 @@ func (c *Controller) readView(ctx context.Context) error {
 			drain += r
 		}
 	}
-	stages, err := presence.Stages(ctx, c.conn, c.space)
+	stages, err := retry(ctx, until, func(ctx context.Context) ([]api.StageStatus, error) {
+		return presence.Stages(ctx, c.conn, c.space)
+	})
 	if err != nil {
 		return err
 	}
@@ -175,16 +190,42 @@ func (c *Controller) readView(ctx context.Context) error {
 		}
 	}
 	c.admission.update(backlog, peers, drain, time.Since(since))
-	return c.readMemory(ctx)
+	return c.readMemory(ctx, until)
 }
 
-func (c *Controller) readMemory(ctx context.Context) error {
+// retry repeats a read until Redis answers, or no longer than until. It returns the last error.
+func retry[T any](
+	ctx context.Context, until time.Time, read func(context.Context) (T, error),
+) (value T, err error) {
+	err = redisx.RetryWhile(ctx, time.Until(until), call.IsUnavailable, func(ctx context.Context) (err error) {
+		value, err = read(ctx)
+		return err
+	})
+	return value, err
+}
+
+func (c *Controller) readMemory(ctx context.Context, until time.Time) error {
 	if c.cfg.MaxMemoryRatio <= 0 {
 		return nil
 	}
+	ratio, err := retry(ctx, until, c.memoryRatio)
+	if err != nil {
+		return err
+	}
+	m := &c.memory
+	now := time.Now()
+	if elapsed := now.Sub(m.readAt); !m.readAt.IsZero() && elapsed < time.Minute {
+		falls := (m.ratio - ratio) / elapsed.Seconds()
+		m.fallRate += (falls - m.fallRate) * (1 - math.Exp(-elapsed.Seconds()))
+	}
+	m.ratio, m.readAt = ratio, now
+	return nil
+}
+
+// memoryRatio returns the used part of the memory of the fullest server; 0: no server has a limit.
+func (c *Controller) memoryRatio(ctx context.Context) (ratio float64, err error) {
 	var mu sync.Mutex // guards ratio
-	ratio := 0.0
-	err := c.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+	err = c.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "memory").Result()
 		if call.IsUnavailable(err) {
 			return err
@@ -197,17 +238,7 @@ func (c *Controller) readMemory(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	m := &c.memory
-	now := time.Now()
-	if elapsed := now.Sub(m.readAt); !m.readAt.IsZero() && elapsed < time.Minute {
-		falls := (m.ratio - ratio) / elapsed.Seconds()
-		m.fallRate += (falls - m.fallRate) * (1 - math.Exp(-elapsed.Seconds()))
-	}
-	m.ratio, m.readAt = ratio, now
-	return nil
+	return ratio, err
 }
 
 func infoField(info, name string) int64 {
