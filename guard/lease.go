@@ -68,7 +68,8 @@ func (l *Lease) Lost() <-chan struct{} { return l.lost }
 // then the outcome is not counted. After an error the lease ends by itself; Release may be called
 // again.
 func (l *Lease) Release(ctx context.Context, o Outcome) error {
-	l.finish()
+	l.markEnded()
+	defer l.g.c.renewer.remove(l) // at the end, so that Close waits until Redis has answered
 	if l.fence == 0 {
 		return nil
 	}
@@ -101,17 +102,14 @@ func (l *Lease) ReleaseUnknown(ctx context.Context) error {
 
 func (l *Lease) fenceText() string { return strconv.FormatInt(l.fence, 10) }
 
-// finish ends renewals. It returns false if the lease had ended before.
-func (l *Lease) finish() bool {
+// markEnded makes the lease end. It returns false if the lease had ended before.
+func (l *Lease) markEnded() bool {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	ended := l.ended
 	l.ended = true
 	if l.timer != nil {
 		l.timer.Stop()
-	}
-	l.mu.Unlock()
-	if !ended {
-		l.g.c.renewer.remove(l)
 	}
 	return !ended
 }
@@ -123,7 +121,8 @@ func (l *Lease) isEnded() bool {
 }
 
 func (l *Lease) lose() {
-	if l.finish() {
+	if l.markEnded() {
+		l.g.c.renewer.remove(l)
 		close(l.lost)
 	}
 }

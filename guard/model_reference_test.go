@@ -480,7 +480,7 @@ func (g *reference) acquire(raw int64, a acquireArgs) []any {
 	hopeless := m == nil || len(g.leases) == 0 && at > g.now+waitMS*1000
 	if waitMS == 0 || hopeless {
 		switch {
-		case len(g.queue) > 0:
+		case waitMS == 0 && len(g.queue) > 0:
 			return denied(after, "queued")
 		case m == nil:
 			return denied(after, "disabled")

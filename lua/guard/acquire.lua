@@ -146,7 +146,7 @@ local hopeless = not MORE and (not at or not expiry and at > NOW + wait * 1000)
 if wait == 0 or hopeless then
   local after = at and math.max(1, math.ceil((at - NOW) / 1000)) or -1
   if MORE then after = 0 end
-  if waiters > 0 then return denied(after, 'queued') end
+  if wait == 0 and waiters > 0 then return denied(after, 'queued') end
   return denied(after, of and why(of) or (MORE or at) and 'queued' or 'disabled')
 end
 
