@@ -83,6 +83,7 @@ type Consumer struct {
 	entrySize int       // expected bytes of an entry
 	claimAt   time.Time // time of the next search for abandoned entries
 	claimFrom string    // id at which the search continues
+	answered  time.Time // when Redis answered last
 }
 
 // FirstID is the id at which a search for abandoned entries begins (see Reader.Claim).
@@ -200,10 +201,14 @@ func (c *Consumer) read(ctx, work context.Context) error {
 	entries, err := c.nextEntries(ctx, max(1, min(room, readBatch, readBytes/c.entrySize)))
 	if err != nil {
 		// The idle time of entries grows while Redis is away. Nothing may be claimed before its
-		// owner had time to renew it.
-		c.claimFrom, c.claimAt = FirstID, time.Now().Add(c.cfg.Lease)
+		// owner had time to renew it. Owners renew each third of a lease, so an outage of up to a
+		// quarter is too short to matter; a process with such errors now and then must still claim.
+		if time.Since(c.answered) > c.cfg.Lease/4 {
+			c.claimFrom, c.claimAt = FirstID, time.Now().Add(c.cfg.Lease)
+		}
 		return err
 	}
+	c.answered = time.Now()
 	c.entrySize -= c.entrySize / 4
 	for _, e := range entries {
 		c.entrySize = max(c.entrySize, e.Size())
