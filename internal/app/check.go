@@ -113,6 +113,10 @@ var checks = map[string]rule{
 			return true
 		},
 	},
+	// Types that parse themselves have checked their values.
+	"rate":        {"a number above 0 and a time of at most 24h, such as 80/10m, or none", always},
+	"breaker":     {"failures/time/successes, each above 0, such as 3/10m/3, or none", always},
+	"concurrency": {"a number above 0, or unbounded", always},
 	"seldom": {
 		"0 or a duration from 1s to 24h",
 		func(v reflect.Value) bool {
@@ -127,6 +131,8 @@ var checks = map[string]rule{
 		},
 	},
 }
+
+func always(reflect.Value) bool { return true }
 
 var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,64}$`)
 

@@ -19,6 +19,7 @@ type Config struct {
 	Backpressure BackpressureConfig `section:"Backpressure" envPrefix:"BACKPRESSURE_"`
 	Congestion   CongestionConfig   `section:"Congestion" envPrefix:"CONGESTION_"`
 	Worker       WorkerConfig       `section:"Worker pool"`
+	Guard        GuardConfig        `section:"Guards of accounts" envPrefix:"GUARD_"`
 	Ingest       IngestConfig       `section:"Ingest"`
 	SMTP         email.Config       `section:"Processor SEND_EMAIL" envPrefix:"SMTP_"`
 	HTTP         httpcall.Config    `section:"Processor HTTP" envPrefix:"HTTP_PROCESSOR_"`
@@ -137,6 +138,15 @@ type WorkerConfig struct {
 	FetchBatchSize int `env:"FETCH_BATCH_SIZE" envDefault:"50" min:"1" max:"10000" unit:"jobs"`
 	// How long jobs wait for a worker of their type before they fail with NO_PROCESSOR.
 	NoProcessorTimeout time.Duration `env:"NO_PROCESSOR_TIMEOUT" envDefault:"15m" min:"1s" max:"720h"`
+}
+
+// GuardConfig sets how long calls wait for accounts and hosts that workers share.
+type GuardConfig struct {
+	// Longest time that a job waits for a free account before it is deferred. It takes no slot of
+	// the worker meanwhile. 0: jobs don't wait.
+	Wait time.Duration `env:"WAIT" envDefault:"2s" min:"0s" max:"1m"`
+	// Longest time that a program waits that uses the same guards and sets no time of its own.
+	MaxWait time.Duration `env:"MAX_WAIT" envDefault:"60s" min:"10ms" max:"1h"`
 }
 
 // IngestConfig sets the HTTP API's address and the bounds of backpressure.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/processor/credential"
+	"github.com/bulkaction/bulkaction/processor/httpcall"
 	"github.com/bulkaction/bulkaction/processor/push"
 )
 
@@ -40,9 +42,17 @@ func TestDefaults(t *testing.T) {
 		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour,
 	}, c.Retention)
 	require.Equal(t, TelemetryConfig{AdminAddr: "127.0.0.1:0", LogLevel: "info", LogFormat: "json"}, c.Telemetry)
+	limits := credential.Limits{
+		Rate: credential.Rate{Permits: 80, Window: 10 * time.Minute}, Limiter: credential.Sliding,
+		Breaker: credential.Breaker{Failures: 3, OpenFor: 10 * time.Minute, Successes: 3}, Concurrency: 1,
+	}
 	require.Equal(t, "127.0.0.1", c.SMTP.Host)
-	require.Equal(t, 30*time.Second, c.HTTP.Timeout)
-	require.Equal(t, push.Config{Timeout: 30 * time.Second}, c.Push)
+	require.Equal(t, httpcall.Config{
+		Timeout: 30 * time.Second, MaxResponseBytes: 65536, MaxIdleConnsPerHost: 64, Limits: limits,
+	}, c.HTTP)
+	require.Equal(t, push.Config{Limits: limits, Timeout: 30 * time.Second}, c.Push)
+	require.Equal(t, limits, c.SMTP.Limits)
+	require.Equal(t, GuardConfig{Wait: 2 * time.Second, MaxWait: time.Minute}, c.Guard)
 }
 
 // The values of the document that this project implements are accepted.
@@ -70,8 +80,8 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 77)
-	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "RETENTION_EVENTS", "WORKER_TYPES"} {
+	require.Len(t, names, 95)
+	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
 }

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"encoding"
 	"fmt"
 	"maps"
 	"reflect"
@@ -38,24 +39,34 @@ func (c *Config) variables() []Variable {
 	sections := reflect.ValueOf(c).Elem()
 	for i := range sections.NumField() {
 		field, section := sections.Type().Field(i), sections.Field(i)
-		prefix := envPrefix + field.Tag.Get("envPrefix")
-		for j := range section.NumField() {
-			f := section.Type().Field(j)
-			name, _, _ := strings.Cut(f.Tag.Get("env"), ",")
-			if name == "" {
-				continue
-			}
+		of := Variable{Section: field.Tag.Get("section"), prefix: envPrefix + field.Tag.Get("envPrefix")}
+		all = append(all, of.fields(section)...)
+	}
+	return all
+}
+
+// fields returns the variables of a struct and of those that it embeds, with the section and the
+// prefix of v.
+func (v Variable) fields(owner reflect.Value) []Variable {
+	var all []Variable
+	for i := range owner.NumField() {
+		f := owner.Type().Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("env"), ",")
+		switch {
+		case name != "":
 			all = append(all, Variable{
-				Section: field.Tag.Get("section"),
-				Name:    prefix + name,
+				Section: v.Section,
+				Name:    v.prefix + name,
 				Default: f.Tag.Get("envDefault"),
 				Rule:    ruleOf(f).text,
-				Owner:   section.Type(),
+				Owner:   owner.Type(),
 				Field:   f.Name,
-				prefix:  prefix,
+				prefix:  v.prefix,
 				field:   f,
-				value:   section.Field(j),
+				value:   owner.Field(i),
 			})
+		case f.Anonymous:
+			all = append(all, v.fields(owner.Field(i))...)
 		}
 	}
 	return all
@@ -110,6 +121,10 @@ func (v Variable) show() string {
 			parts = append(parts, typ+"="+timeouts[typ].String())
 		}
 		return strings.Join(parts, ",")
+	}
+	if text, ok := v.value.Interface().(encoding.TextMarshaler); ok {
+		b, _ := text.MarshalText() // never fails for the types of variables
+		return v.redact(string(b))
 	}
 	if v.value.Kind() != reflect.Slice {
 		return v.redact(fmt.Sprint(v.value.Interface()))

@@ -111,7 +111,7 @@ func newBenchFairness(r *Root, set *variables) *cobra.Command {
 		},
 	}.command(r, set)
 	f := cmd.Flags()
-	f.IntVar(&o.NoisyJobs, "noisy-jobs", 20_000, "jobs of the noisy tenant")
+	f.IntVar(&o.NoisyJobs, "noisy-jobs", 200_000, "jobs of the noisy tenant")
 	f.StringSliceVar(&o.Only, "only", nil, "parts to run: "+strings.Join(parts, ","))
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random times at which small tenants submit")
 	redisFlag(cmd, &o.Options)

@@ -386,4 +386,7 @@ func TestUnreachableMailServer(t *testing.T) {
 	require.Equal(t, net.JoinHostPort(host, port), unreachableMailServer(t.Context()))
 	t.Setenv("BULKACTION_WORKER_TYPES", "NOOP,HTTP")
 	require.Empty(t, unreachableMailServer(t.Context()))
+	t.Setenv("BULKACTION_WORKER_TYPES", "")
+	t.Setenv("BULKACTION_SMTP_ACCOUNTS_FILE", "accounts.yaml")
+	require.Empty(t, unreachableMailServer(t.Context()))
 }

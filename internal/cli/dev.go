@@ -20,6 +20,9 @@ var errDev = errors.New("the roles could not run: the lines above say why")
 // unreachableMailServer returns the address of the configured mail server if it does not accept
 // connections and SEND_EMAIL jobs would need it; otherwise "".
 func unreachableMailServer(ctx context.Context) string {
+	if os.Getenv("BULKACTION_SMTP_ACCOUNTS_FILE") != "" {
+		return "" // each account has a server of its own
+	}
 	if types := os.Getenv("BULKACTION_WORKER_TYPES"); types != "" && !strings.Contains(types, "SEND_EMAIL") {
 		return ""
 	}

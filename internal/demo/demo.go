@@ -96,7 +96,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		ended <- dev.Run(devCtx, dev.Options{
 			RedisURL: o.RedisURL, Addr: o.Addr, Log: o.Log, Environ: append(slices.Clone(o.Environ),
 				"BULKACTION_SMTP_HOST="+host, "BULKACTION_SMTP_PORT="+port, "BULKACTION_SMTP_TLS=none",
-				"BULKACTION_SMTP_AUTH=none",
+				"BULKACTION_SMTP_AUTH=none", "BULKACTION_SMTP_ACCOUNTS_FILE=", // no mail leaves this host
 				"BULKACTION_WORKER_TYPES=SEND_EMAIL,HTTP,NOOP"),
 			Started: func(api, redis string) { started <- place{api, redis} },
 		})

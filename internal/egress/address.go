@@ -12,11 +12,16 @@ import (
 // was sent to the address.
 var ErrAddressRefused = errors.New("not a public address; ALLOWED_CIDRS or ALLOW_PRIVATE would allow it")
 
+// ErrPublicAddress is in the error of a call to a public address that the policy does not allow. No
+// byte was sent to the address.
+var ErrPublicAddress = errors.New("a public address")
+
 // Policy says which addresses may be called besides public ones. The zero value allows public
 // addresses alone.
 type Policy struct {
 	AllowPrivate bool           // every address may be called
 	AllowedCIDRs []netip.Prefix // networks that may be called although they are not public
+	RefusePublic bool           // a public address may be called only if it is in AllowedCIDRs
 }
 
 // Validate returns an error for each network that is not valid.
@@ -79,6 +84,10 @@ func (p Policy) checkAddress(_, address string, _ syscall.RawConn) error {
 	target, err := netip.ParseAddrPort(address)
 	if err != nil || !p.mayCall(target.Addr()) {
 		return ErrAddressRefused
+	}
+	ip := target.Addr().WithZone("").Unmap()
+	if p.RefusePublic && isPublic(ip) && !contains(p.AllowedCIDRs, ip) {
+		return ErrPublicAddress
 	}
 	return nil
 }

@@ -81,6 +81,22 @@ func TestAllowedNetworks(t *testing.T) {
 	}
 }
 
+func TestPublicAddressesAreRefused(t *testing.T) {
+	for name, p := range map[string]Policy{
+		"private":  {AllowPrivate: true, RefusePublic: true},
+		"networks": {AllowedCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, RefusePublic: true},
+	} {
+		require.NoError(t, p.checkAddress("tcp", "10.1.2.3:80", nil), name)
+		require.ErrorIs(t, p.checkAddress("tcp", "8.8.8.8:80", nil), ErrPublicAddress, name)
+		require.ErrorIs(t, p.checkAddress("tcp", "[::ffff:8.8.8.8]:80", nil), ErrPublicAddress, name)
+		p.AllowedCIDRs = append(p.AllowedCIDRs, netip.MustParsePrefix("8.8.8.0/24"))
+		require.NoError(t, p.checkAddress("tcp", "8.8.8.8:80", nil), name)
+	}
+	nothing := Policy{RefusePublic: true}
+	require.ErrorIs(t, nothing.checkAddress("tcp", "127.0.0.1:80", nil), ErrAddressRefused)
+	require.ErrorIs(t, nothing.checkAddress("tcp", "8.8.8.8:80", nil), ErrPublicAddress)
+}
+
 func TestNetworksThatAreNotValid(t *testing.T) {
 	good := netip.MustParsePrefix("10.1.0.0/16")
 	require.Empty(t, Policy{AllowedCIDRs: []netip.Prefix{good}}.Validate())

@@ -34,6 +34,9 @@ type typeCapacity struct {
 	// jobs that this worker runs; weight is the sum of these weights.
 	runTime, weight float64
 	unserved        int // jobs held by workers that no longer serve the type
+	// permissions a second for jobs of a gated type, as the most optimistic worker knows it;
+	// negative: no bound
+	permissions float64
 }
 
 // NewCapacity returns a Capacity that knows no workers until its first Refresh.
@@ -96,7 +99,13 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	for _, w := range workers {
 		for _, typ := range w.Types {
 			serving[w.ID] = true
-			t := types[typ]
+			t, known := types[typ]
+			if !known {
+				t.permissions = -1
+			}
+			if n, bounded := w.PermissionsPerSecond[typ]; bounded {
+				t.permissions = max(t.permissions, n)
+			}
 			t.slots += w.WorkerStatus.Workers
 			t.startRate += w.StartedPerSecond[typ]
 			if ms := w.RunMS[typ]; ms > 0 {
@@ -180,6 +189,7 @@ type ReadyBound struct {
 // most what all slots run in readyWork (few jobs, while they are long), and at most `most`. With
 // one partition, Cap is Ahead, but at least `least` and the number of slots, and at most `most`.
 // With several partitions, the work is divided among them, Cap is Ahead, and Slots is not known.
+// The same holds for a gated type; its Ahead is at most the permissions of a second, at least 1.
 // Without reports of workers, only Cap is set: it is `least` or more, so that some jobs become
 // ready and show that workers are needed.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
@@ -197,7 +207,11 @@ func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 		meanRun := t.runTime / t.weight * float64(time.Millisecond)
 		bound = min(bound, int(float64(t.slots)*float64(readyWork)/meanRun)/partitions)
 	}
-	if partitions > 1 { // slots serve all partitions; how many run jobs of this partition is unknown
+	if t.permissions >= 0 {
+		bound = min(bound, int(t.permissions)/partitions)
+	}
+	if partitions > 1 || t.permissions >= 0 {
+		// Slots serve all partitions; how many run jobs of this partition is unknown.
 		bound = min(most, max(1, bound))
 		return ReadyBound{Cap: bound, Ahead: bound}
 	}

@@ -63,3 +63,24 @@ func TestReadyBoundOfOnePartition(t *testing.T) {
 	publish("b") // b stops, and serves no type any more
 	require.Equal(t, presence.ReadyBound{Cap: 50, Slots: 13, Ahead: 2}, c.ReadyBound("T", 50, 1000))
 }
+
+// TestReadyBoundOfAGatedType: the ready stream holds the permissions of a second at most.
+func TestReadyBoundOfAGatedType(t *testing.T) {
+	t.Parallel()
+	for _, partitions := range []int{1, 2} {
+		url, prefix := redistest.Shared(t)
+		w := stagetest.New(t, url, prefix, partitions)
+		c := presence.NewCapacity(w.Conn, w.Space)
+		for id, permissions := range map[string]float64{"a": 20, "b": 10} { // b has not yet seen new accounts
+			require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
+				WorkerStatus:         api.WorkerStatus{ID: id, Types: []string{"MANY", "FEW", "OPEN"}, Workers: 10, SeenAt: time.Now()},
+				PermissionsPerSecond: map[string]float64{"MANY": permissions, "FEW": 0.1},
+			}))
+		}
+		require.NoError(t, c.Refresh(t.Context()))
+		n := 20 / partitions
+		require.Equal(t, presence.ReadyBound{Cap: n, Ahead: n}, c.ReadyBound("MANY", 50, 1000))
+		require.Equal(t, presence.ReadyBound{Cap: 1, Ahead: 1}, c.ReadyBound("FEW", 50, 1000))
+		require.Equal(t, 50, c.ReadyBound("OPEN", 50, 1000).Cap)
+	}
+}

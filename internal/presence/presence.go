@@ -33,6 +33,12 @@ type WorkerReport struct {
 	// jobs started in a second, and the mean run time of recent jobs in ms; both by type
 	StartedPerSecond map[string]float64 `json:"started_per_second"`
 	RunMS            map[string]float64 `json:"run_ms"`
+	// by type: how many permissions a second all processes together can get for the jobs of a gated
+	// type; a type without a bound is not listed
+	PermissionsPerSecond map[string]float64 `json:"permissions_per_second,omitempty"`
+	// by type: until then the worker starts no job of a gated type, because it can get no
+	// permission
+	NoPermissionUntil map[string]time.Time `json:"no_permission_until,omitempty"`
 }
 
 // PublishWorker stores the heartbeat of a worker process.

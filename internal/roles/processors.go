@@ -2,10 +2,20 @@ package roles
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"os/signal"
 	"slices"
+	"sync"
+	"syscall"
+	"time"
 
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/accountsfile"
 	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/lending"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/email"
 	"github.com/bulkaction/bulkaction/processor/httpcall"
@@ -16,42 +26,125 @@ import (
 // BuiltIn runs the role worker with the built-in processors. NOOP is for tests and benchmarks: a
 // worker serves it only if WORKER_TYPES contains it. PUSH_NOTIFICATION needs PUSH_ACCOUNTS_FILE.
 func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
-	mail, err := email.New(p.Config.SMTP)
-	if err != nil {
-		return fmt.Errorf("processor SEND_EMAIL: %w", err)
+	set := &processors{process: p, lender: lending.Lender{
+		Guards: b.Guards, Wait: p.Config.Guard.Wait, MaxWait: p.Config.Guard.MaxWait, Log: p.Tel.Log,
+	}}
+	if err := set.create(ctx); err != nil || ctx.Err() != nil {
+		return err
 	}
-	p.OnStop("smtp connections", func(context.Context) error { return mail.Close() })
-	call, err := httpcall.New(p.Config.HTTP)
-	if err != nil {
-		return fmt.Errorf("processor HTTP: %w", err)
-	}
-	p.OnStop("http connections", func(context.Context) error { return call.Close() })
-	procs := []processor.Processor{mail, call}
-	if p.Config.Push.AccountsFile != "" {
-		sender, err := push.New(p.Config.Push)
-		if err != nil {
-			return fmt.Errorf("%w: processor PUSH_NOTIFICATION: %w", app.ErrConfig, err)
-		}
-		p.OnStop("push connections", func(context.Context) error { return sender.Close() })
-		defer watchAccounts(ctx, p, sender)()
-		procs = append(procs, sender)
-	}
-	if drill := new(noop.Processor); slices.Contains(p.Config.Worker.Types, drill.Type()) {
-		procs = append(procs, drill)
-	}
-	return Worker(procs...)(ctx, p, b)
+	defer set.watch(ctx)()
+	return Worker(set.list...)(ctx, p, b)
 }
 
-// watchAccounts has the push accounts read again when they change, until stop is called.
-func watchAccounts(ctx context.Context, p *app.Process, sender *push.Processor) (stop func()) {
+// processors are the built-in processors of a process.
+type processors struct {
+	process *app.Process
+	lender  lending.Lender
+	list    []processor.Processor
+	files   []reloader // processors that have read a file of accounts
+}
+
+type closer interface {
+	processor.Processor
+	Close() error
+}
+
+type reloader interface {
+	processor.Processor
+	Reload() (changed bool, err error)
+}
+
+// create creates all processors. Those with accounts or guards of hosts are gated; the others are
+// not, so they cost as little as without guards. If ctx ends before Redis has the pools of
+// accounts, create returns nil.
+func (s *processors) create(ctx context.Context) error {
+	for _, create := range []func() (closer, error){s.mail, s.http, s.push} {
+		p, err := retried(ctx, s.process, create)
+		switch {
+		case err != nil || ctx.Err() != nil:
+			return err
+		case p == nil:
+			continue
+		}
+		s.process.OnStop("connections of "+p.Type(), func(context.Context) error { return p.Close() })
+		s.list = append(s.list, p)
+		if file, ok := p.(reloader); ok {
+			s.files = append(s.files, file)
+		}
+	}
+	if drill := new(noop.Processor); slices.Contains(s.process.Config.Worker.Types, drill.Type()) {
+		s.list = append(s.list, drill)
+	}
+	return nil
+}
+
+func (s *processors) mail() (closer, error) {
+	c := s.process.Config.SMTP
+	if c.AccountsFile == "" {
+		return email.New(c)
+	}
+	return email.NewAccounts(c, email.WithChoice(s.lender.Choice(c.Limits)))
+}
+
+func (s *processors) http() (closer, error) {
+	c := s.process.Config.HTTP
+	if c.CredentialsFile == "" && !c.GuardsHosts() {
+		return httpcall.New(c)
+	}
+	options := []httpcall.Option{httpcall.WithChoice(s.lender.Choice(c.Limits))}
+	if c.GuardsHosts() {
+		hosts := s.lender.PerKey("http-host", c.HostRate, c.Limiter, c.HostBreaker)
+		options = append(options, httpcall.WithHosts(hosts))
+	}
+	return httpcall.NewGuarded(c, options...)
+}
+
+// push returns nil without accounts: there is no push service that needs none.
+func (s *processors) push() (closer, error) {
+	c := s.process.Config.Push
+	if c.AccountsFile == "" {
+		return nil, nil
+	}
+	return push.New(c, push.WithChoice(s.lender.Choice(c.Limits)))
+}
+
+// retried calls create, which may declare pools of accounts in Redis, until Redis answers or ctx
+// ends.
+func retried(ctx context.Context, p *app.Process, create func() (closer, error)) (closer, error) {
+	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
+	for {
+		created, err := create()
+		switch {
+		case err == nil:
+			return created, nil
+		case !errors.Is(err, guard.ErrUnavailable):
+			return nil, fmt.Errorf("%w: %w", app.ErrConfig, err)
+		}
+		p.Tel.Log.Warn("redis does not take the accounts, trying again", "error", err)
+		if redisx.Sleep(ctx, backoff.Next()) != nil {
+			return nil, nil // the process was told to stop
+		}
+	}
+}
+
+// watch has the accounts read again when their files change or the process gets SIGHUP, until stop
+// is called. Without such files SIGHUP does nothing: it does not end a worker.
+func (s *processors) watch(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		sender.Watch(ctx, p.Tel.Log)
-	}()
+	var watching sync.WaitGroup
+	ignored := make(chan os.Signal, 1)
+	signal.Notify(ignored, syscall.SIGHUP)
+	for _, p := range s.files {
+		hangup := make(chan os.Signal, 1)
+		signal.Notify(hangup, syscall.SIGHUP)
+		watching.Go(func() {
+			defer signal.Stop(hangup)
+			accountsfile.Watch(ctx, s.process.Tel.Log, p.Type(), hangup, p.Reload)
+		})
+	}
 	return func() {
 		cancel()
-		<-ended
+		watching.Wait()
+		signal.Stop(ignored)
 	}
 }

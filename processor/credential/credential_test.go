@@ -30,6 +30,7 @@ func TestNothingIsLentAfterTheEndOfTheContext(t *testing.T) {
 }
 
 func TestTextOfADenial(t *testing.T) {
-	err := &credential.DeniedError{After: 3 * time.Second, Reason: "circuit open"}
-	require.EqualError(t, err, "no account is free for 3s: circuit open")
+	err := &credential.DeniedError{Guard: "smtp", After: 3 * time.Second, Reason: "rate limit"}
+	require.Regexp(t, `^no account of guard smtp is free until \d\d:\d\d:\d\d: rate limit$`, err.Error())
+	require.EqualError(t, &credential.DeniedError{Reason: "others wait for one"}, "no account is free: others wait for one")
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
 // These are the values of [Config.TLS]: whether and how a connection to the mail server is
@@ -33,6 +35,12 @@ const (
 // Config says how to reach the mail server. Each field is set by an environment variable with the
 // prefix SMTP_.
 type Config struct {
+	// AccountsFile is a YAML file that lists accounts, each at a mail server. It is read again when
+	// it changes. The other variables then are what an account has that sets no value of its own,
+	// except HOST, USERNAME, PASSWORD and PASSWORD_FILE, which have no effect. Empty means that
+	// these variables are the only account, which has no limits.
+	AccountsFile string `env:"ACCOUNTS_FILE"`
+	credential.Limits
 	// Host is the name or IP address of the mail server. The server's certificate must be valid for
 	// it.
 	Host string `env:"HOST" envDefault:"127.0.0.1"`
@@ -46,7 +54,8 @@ type Config struct {
 	// PasswordFile is a file that holds the password. Line breaks at the end of the file are
 	// ignored.
 	PasswordFile string `env:"PASSWORD_FILE"`
-	// From is the sender of every mail, such as "Shop <shop@example.com>".
+	// From is the sender of every mail, such as "Shop <shop@example.com>". Message-IDs have its
+	// domain, also if an account has another sender.
 	From string `env:"FROM" envDefault:"bulkaction@localhost"`
 	// TLS is how the connection is encrypted: none, opportunistic, mandatory
 	// (STARTTLS) or implicit.
@@ -59,7 +68,7 @@ type Config struct {
 	// Timeout is the longest time to connect or to send one mail. The job's own timeout applies as
 	// well.
 	Timeout time.Duration `env:"TIMEOUT" envDefault:"30s"`
-	// MaxConnections is how many connections one process opens at most.
+	// MaxConnections is how many connections one process opens at most for one account.
 	MaxConnections int `env:"MAX_CONNECTIONS" envDefault:"10"`
 	// MaxMessagesPerConnection is how many mails are sent over one connection before a new
 	// connection replaces it; 0 means no limit.
@@ -71,38 +80,56 @@ type Config struct {
 	HELO string `env:"HELO"`
 }
 
-// Validate checks every field. The error joins one error for each invalid field and names the field
-// as its environment variable, without the prefix.
+// Validate checks every field, but not the content of AccountsFile, because only workers can read
+// it. The error joins one error for each invalid field and names the field as its environment
+// variable, without the prefix.
 func (c Config) Validate() error {
 	var errs []error
-	check := func(ok bool, format string, args ...any) {
+	for _, m := range c.mistakes() {
+		errs = append(errs, fmt.Errorf("%s: %w", m.field, m.err))
+	}
+	return errors.Join(errs...)
+}
+
+// mistake says what is wrong with a field.
+type mistake struct {
+	field string // as its environment variable, without the prefix
+	err   error
+}
+
+func (c Config) mistakes() []mistake {
+	var all []mistake
+	check := func(ok bool, field, format string, args ...any) {
 		if !ok {
-			errs = append(errs, fmt.Errorf(format, args...))
+			all = append(all, mistake{field, fmt.Errorf(format, args...)})
 		}
 	}
 	check(c.Host != "" && !strings.Contains(c.Host, "/") && !hasControlOrSpace(c.Host),
-		"HOST: must be a host name or an IP address")
-	check(c.Port >= 1 && c.Port <= 65535, "PORT: %d is not between 1 and 65535", c.Port)
+		"HOST", "must be a host name or an IP address")
+	check(c.Port >= 1 && c.Port <= 65535, "PORT", "%d is not between 1 and 65535", c.Port)
 	check(slices.Contains([]string{TLSNone, TLSOpportunistic, TLSMandatory, TLSImplicit}, c.TLS),
-		"TLS: %q is not one of none, opportunistic, mandatory, implicit", c.TLS)
+		"TLS", "%q is not one of none, opportunistic, mandatory, implicit", c.TLS)
 	check(slices.Contains([]string{AuthNone, AuthPlain, AuthLogin, AuthCRAMMD5, AuthAuto}, c.Auth),
-		"AUTH: %q is not one of none, plain, login, cram-md5, auto", c.Auth)
-	check(c.TLS != TLSNone || c.Username == "" || (c.Auth != AuthPlain && c.Auth != AuthLogin) || isLocalhost(c.Host),
-		"AUTH: %s would show the password to the network; set TLS, or use cram-md5", c.Auth)
-	check(c.Username != "" || c.Auth == AuthNone || c.Auth == AuthAuto, "USERNAME: needed for AUTH %s", c.Auth)
-	check(c.Password == "" || c.PasswordFile == "", "PASSWORD: set either it or PASSWORD_FILE, not both")
-	check(c.Timeout > 0, "TIMEOUT: %s is not above 0", c.Timeout)
-	check(c.IdleTimeout > 0, "IDLE_TIMEOUT: %s is not above 0", c.IdleTimeout)
-	check(c.MaxConnections >= 1, "MAX_CONNECTIONS: %d is not above 0", c.MaxConnections)
-	check(c.MaxMessagesPerConnection >= 0, "MAX_MESSAGES_PER_CONNECTION: %d is negative", c.MaxMessagesPerConnection)
-	check(!hasControlOrSpace(c.HELO), "HELO: must not contain spaces or control characters")
+		"AUTH", "%q is not one of none, plain, login, cram-md5, auto", c.Auth)
+	listed := c.AccountsFile != "" // then each account has a host and a user name of its own
+	check(c.TLS != TLSNone || c.Username == "" || (c.Auth != AuthPlain && c.Auth != AuthLogin) ||
+		isLocalhost(c.Host) || listed,
+		"AUTH", "%s would show the password to the network; set TLS, or use cram-md5", c.Auth)
+	check(c.Username != "" || c.Auth == AuthNone || c.Auth == AuthAuto || listed,
+		"USERNAME", "needed to authenticate by %s", c.Auth)
+	check(c.Password == "" || c.PasswordFile == "", "PASSWORD", "set either it or PASSWORD_FILE, not both")
+	check(c.Timeout > 0, "TIMEOUT", "%s is not above 0", c.Timeout)
+	check(c.IdleTimeout > 0, "IDLE_TIMEOUT", "%s is not above 0", c.IdleTimeout)
+	check(c.MaxConnections >= 1, "MAX_CONNECTIONS", "%d is not above 0", c.MaxConnections)
+	check(c.MaxMessagesPerConnection >= 0, "MAX_MESSAGES_PER_CONNECTION", "%d is negative", c.MaxMessagesPerConnection)
+	check(!hasControlOrSpace(c.HELO), "HELO", "must not contain spaces or control characters")
 	from, err := mail.ParseAddress(c.From)
-	check(err == nil && isASCII(from.Address), "FROM: %q is not an e-mail address in ASCII", c.From)
+	check(err == nil && isASCII(from.Address), "FROM", "%q is not an e-mail address in ASCII", c.From)
 	_, err = c.password()
-	check(err == nil, "PASSWORD_FILE: %w", err)
+	check(err == nil, "PASSWORD_FILE", "%w", err)
 	_, err = c.tlsConfig()
-	check(err == nil, "TLS_CA_FILE: %w", err)
-	return errors.Join(errs...)
+	check(err == nil, "TLS_CA_FILE", "%w", err)
+	return all
 }
 
 func (c Config) password() (string, error) {

@@ -9,8 +9,15 @@ import (
 	"github.com/caarlos0/env/v10"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/processor/credential"
 	"github.com/bulkaction/bulkaction/processor/email"
 )
+
+// limits are the defaults.
+var limits = credential.Limits{
+	Rate: credential.Rate{Permits: 80, Window: 10 * time.Minute}, Limiter: credential.Sliding,
+	Breaker: credential.Breaker{Failures: 3, OpenFor: 10 * time.Minute, Successes: 3}, Concurrency: 1,
+}
 
 func parse(t *testing.T, vars map[string]string) email.Config {
 	var c email.Config
@@ -24,6 +31,7 @@ func TestConfigDefaults(t *testing.T) {
 	require.Equal(t, email.Config{
 		Host: "127.0.0.1", Port: 25, From: "bulkaction@localhost", TLS: email.TLSOpportunistic, Auth: email.AuthAuto,
 		Timeout: 30 * time.Second, MaxConnections: 10, MaxMessagesPerConnection: 100, IdleTimeout: 30 * time.Second,
+		Limits: limits,
 	}, c)
 }
 
@@ -32,12 +40,16 @@ func TestConfigFromTheEnvironment(t *testing.T) {
 		"SMTP_HOST": "mail.example.com", "SMTP_PORT": "465", "SMTP_USERNAME": "u", "SMTP_PASSWORD": "p",
 		"SMTP_FROM": "Shop <shop@example.com>", "SMTP_TLS": "implicit", "SMTP_AUTH": "plain", "SMTP_TIMEOUT": "5s",
 		"SMTP_MAX_CONNECTIONS": "3", "SMTP_MAX_MESSAGES_PER_CONNECTION": "0", "SMTP_IDLE_TIMEOUT": "1m", "SMTP_HELO": "here",
+		"SMTP_ACCOUNTS_FILE": "accounts.yaml", "SMTP_ACCOUNT_CONCURRENCY": "3",
 	})
+	own := limits
+	own.Concurrency = 3
 	require.NoError(t, c.Validate())
 	require.Equal(t, email.Config{
 		Host: "mail.example.com", Port: 465, Username: "u", Password: "p", From: "Shop <shop@example.com>",
 		TLS: email.TLSImplicit, Auth: email.AuthPlain, Timeout: 5 * time.Second,
 		MaxConnections: 3, IdleTimeout: time.Minute, HELO: "here",
+		AccountsFile: "accounts.yaml", Limits: own,
 	}, c)
 }
 

@@ -3,11 +3,13 @@ package email
 import (
 	"context"
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"net"
 	"net/textproto"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/wneessen/go-mail"
@@ -17,6 +19,8 @@ import (
 const (
 	quitTimeout      = 2 * time.Second // the longest time for the QUIT command
 	codeShuttingDown = 421             // the server closes the connection after this reply
+	codeTooLarge     = 552             // the mail is larger than the server or the mailbox allows
+	hidden           = "[password]"
 )
 
 // tlsOptions holds go-mail's option for each value of [Config.TLS].
@@ -47,6 +51,7 @@ type dialer struct {
 	config  Config
 	tls     *tls.Config
 	options []mail.Option
+	secrets *strings.Replacer // hides the password; nil: there is none
 }
 
 func newDialer(config Config) (*dialer, error) {
@@ -64,6 +69,14 @@ func newDialer(config Config) (*dialer, error) {
 	}}
 	if config.HELO != "" {
 		d.options = append(d.options, mail.WithHELO(config.HELO))
+	}
+	if password != "" {
+		encode := base64.StdEncoding.EncodeToString
+		d.secrets = strings.NewReplacer(
+			encode([]byte("\x00"+config.Username+"\x00"+password)), hidden, // AUTH PLAIN
+			encode([]byte(password)), hidden, // AUTH LOGIN
+			password, hidden,
+		)
 	}
 	if config.Username != "" && config.Auth != AuthNone {
 		d.options = append(d.options, authOptions[config.Auth])
@@ -103,9 +116,26 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 		if raw != nil {
 			_ = raw.Close()
 		}
-		return nil, err
+		return nil, d.hideSecrets(err)
 	}
 	return &conn{raw: raw, session: session, config: &d.config}, nil
+}
+
+// hideSecrets removes the password from an error: some servers repeat a command that they refuse.
+func (d *dialer) hideSecrets(err error) error {
+	if d.secrets == nil {
+		return err
+	}
+	text := err.Error()
+	shown := d.secrets.Replace(text)
+	var reply *textproto.Error
+	switch {
+	case shown == text:
+		return err
+	case errors.As(err, &reply):
+		return &textproto.Error{Code: reply.Code, Msg: d.secrets.Replace(reply.Msg)}
+	}
+	return errors.New(shown)
 }
 
 // closeAfter closes the socket when ctx ends, so that a blocked read or write on the socket
@@ -126,11 +156,20 @@ type conn struct {
 
 var errNeedsUTF8 = errors.New("the mail server takes no address that is not ASCII")
 
+// step is how far a mail has come.
+type step int
+
+const (
+	connecting   step = iota // the connection is not yet open and authenticated
+	namingSender             // the server has not accepted the MAIL command
+	sending                  // the server has accepted the MAIL command
+)
+
 // send sends one mail in as few round trips as SMTP allows without pipelining: it sends RSET only
-// after a refusal, and it does not probe the connection first. stale is true if the connection
-// turned out to be unusable before the server accepted the MAIL command; then sending the mail over
-// another connection can't duplicate it.
-func (c *conn) send(ctx context.Context, from string, m *message) (stale bool, err error) {
+// after a refusal, and it does not probe the connection first. If there is an error, at is the step
+// that failed. A failure at namingSender can be repeated over another connection without sending
+// the mail twice.
+func (c *conn) send(ctx context.Context, from string, m *message) (at step, err error) {
 	cancel := closeAfter(ctx, c.raw)
 	defer func() {
 		if !cancel() {
@@ -140,32 +179,34 @@ func (c *conn) send(ctx context.Context, from string, m *message) (stale bool, e
 	c.sent++
 	if m.utf8 {
 		if offered, _ := c.session.Extension("SMTPUTF8"); !offered {
-			return false, errNeedsUTF8
+			return namingSender, errNeedsUTF8
 		}
 	}
 	c.session.SkipSMTPUTF8(!m.utf8)
 	if err := c.session.UpdateDeadline(c.config.Timeout); err != nil {
-		return c.judge(err), err
+		c.judge(err)
+		return namingSender, err
 	}
 	if err := c.session.Mail(from); err != nil {
-		return c.judge(err), err
+		c.judge(err)
+		return namingSender, err
 	}
 	if err := c.session.Rcpt(m.to); err != nil {
-		return false, c.abort(err)
+		return sending, c.abort(err)
 	}
 	body, err := c.session.Data()
 	if err != nil {
-		return false, c.abort(err)
+		return sending, c.abort(err)
 	}
 	if _, err := m.content.WriteTo(body); err != nil {
 		c.broken = true
-		return false, err
+		return sending, err
 	}
 	if err := body.Close(); err != nil {
 		c.judge(err)
-		return false, err
+		return sending, err
 	}
-	return false, nil
+	return sending, nil
 }
 
 // judge sets whether the connection is broken, and returns it. It is not broken if err is a 4xx or

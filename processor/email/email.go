@@ -5,13 +5,8 @@ package email
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	stdmail "net/mail"
-	"net/textproto"
-	"regexp"
-	"strconv"
-	"strings"
 
 	"github.com/bulkaction/bulkaction/processor"
 )
@@ -39,9 +34,10 @@ type Result struct {
 //	subject  text without line breaks; optional
 //	body     plain text; optional
 type Processor struct {
-	from   *stdmail.Address
-	sender string // the sender's address as the MAIL command needs it
-	pool   *pool
+	from     *stdmail.Address
+	sender   string // the sender's address as the MAIL command needs it
+	idSender string // the address whose domain Message-IDs have
+	pool     *pool
 }
 
 // New returns a processor. It connects when the first job runs. The error names every invalid
@@ -59,7 +55,7 @@ func New(config Config) (*Processor, error) {
 		return nil, fmt.Errorf("configure e-mail: %w", err)
 	}
 	return &Processor{
-		from: from, sender: path(from.Address),
+		from: from, sender: path(from.Address), idSender: from.Address,
 		pool: &pool{dial: d.dial, idleFor: config.IdleTimeout, slots: make(chan struct{}, config.MaxConnections)},
 	}, nil
 }
@@ -80,50 +76,31 @@ func (p *Processor) Close() error {
 // error, with a code such as SMTP_550. A failed connection means retry, and so does any refusal
 // before the mail itself, for example of the password: the job did not cause it.
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
-	m, err := p.compose(job)
+	r, err := parsePayload(job.Payload)
 	if err != nil {
-		return nil, processor.Permanent(processor.CodeInvalidPayload, fmt.Errorf("compose mail: %w", err))
+		return nil, invalidPayload(err)
 	}
+	m := p.compose(job, r)
+	if at, err := p.send(ctx, m); err != nil {
+		return nil, answer(ctx, at, err)
+	}
+	return m.result, nil
+}
+
+// send sends a mail over one of the processor's connections. If there is an error, at is the step
+// that failed.
+func (p *Processor) send(ctx context.Context, m *message) (at step, err error) {
 	for {
 		c, reused, err := p.pool.get(ctx)
 		if err != nil {
-			return nil, answer(ctx, "connect to mail server", err, processor.Retry)
+			return connecting, err
 		}
-		stale, err := c.send(ctx, p.sender, m)
+		at, err := c.send(ctx, p.sender, m)
+		broken := c.broken
 		p.pool.put(c)
-		switch {
-		case err == nil:
-			return m.result, nil
-		case stale && reused && ctx.Err() == nil:
-			continue // the server had closed the idle connection; a new connection is never stale
-		case errors.Is(err, errNeedsUTF8):
-			return nil, processor.Permanent(processor.CodeInvalidPayload, fmt.Errorf("send mail: %w", err))
+		if at == namingSender && broken && reused && ctx.Err() == nil {
+			continue // the server had closed the idle connection; a new one gets no second try
 		}
-		return nil, answer(ctx, "send mail", err, processor.Permanent)
+		return at, err
 	}
-}
-
-// answer turns the error of a step into the processor's error. on5xx says what a 5xx reply means in
-// this step.
-func answer(ctx context.Context, step string, err error, on5xx func(string, error) error) error {
-	var reply *textproto.Error
-	switch {
-	case errors.As(err, &reply):
-		code := "SMTP_" + strconv.Itoa(reply.Code)
-		err = fmt.Errorf("%s: server replied %d %s", step, reply.Code, redact(reply.Msg))
-		if reply.Code >= 500 {
-			return on5xx(code, err)
-		}
-		return processor.Retry(code, err)
-	case ctx.Err() != nil:
-		return fmt.Errorf("%s: %w", step, ctx.Err())
-	}
-	return processor.Retry(CodeUnreachable, fmt.Errorf("%s: %w", step, err))
-}
-
-var address = regexp.MustCompile(`[^\s<>()"',;:]+@[^\s<>()"',;:]+`)
-
-// redact returns a server's reply as one line without mail addresses, because errors are logged.
-func redact(reply string) string {
-	return address.ReplaceAllLiteralString(strings.ReplaceAll(reply, "\n", " "), "[address]")
 }

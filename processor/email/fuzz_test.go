@@ -1,7 +1,6 @@
 package email
 
 import (
-	"encoding/json"
 	stdmail "net/mail"
 	"strings"
 	"testing"
@@ -21,11 +20,12 @@ func FuzzCompose(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, payload []byte) {
-		p := &Processor{from: &stdmail.Address{Address: "from@example.com"}}
-		m, err := p.compose(processor.Job{Group: "g", Payload: json.RawMessage(payload)})
+		r, err := parsePayload(payload)
 		if err != nil {
 			return
 		}
+		p := &Processor{from: &stdmail.Address{Address: "from@example.com"}, idSender: "from@example.com"}
+		m := p.compose(processor.Job{Group: "g"}, r)
 		require.False(t, strings.ContainsAny(m.to, "\r\n"), "%q", m.to)
 	})
 }

@@ -27,51 +27,62 @@ type message struct {
 	content *mail.Msg
 }
 
-// compose makes the job's mail. An empty subject or body gets a default text. If the payload makes
-// no mail, the error says why and contains no part of the payload. Nothing in a payload can add a
-// header: the address is parsed and formatted again, a subject with control characters is refused,
-// and the body is encoded.
-func (p *Processor) compose(job processor.Job) (*message, error) {
+// request is the content of a payload.
+type request struct {
+	to            *stdmail.Address
+	subject, body string
+}
+
+// parsePayload reads a payload. If it makes no mail, the error says why and contains no part of the
+// payload.
+func parsePayload(content []byte) (request, error) {
 	var payload struct {
 		To      string `json:"to"`
 		Subject string `json:"subject"`
 		Body    string `json:"body"`
 	}
-	if err := json.Unmarshal(job.Payload, &payload); err != nil {
-		return nil, err
+	if err := json.Unmarshal(content, &payload); err != nil {
+		return request{}, err
 	}
 	to, err := stdmail.ParseAddress(payload.To)
 	switch {
 	case payload.To == "":
-		return nil, errors.New("to is missing")
+		return request{}, errors.New("to is missing")
 	case err != nil:
-		return nil, errors.New("to is not an e-mail address")
+		return request{}, errors.New("to is not an e-mail address")
 	case len(to.Address) > maxAddressBytes || len(to.Name) > maxAddressBytes:
-		return nil, fmt.Errorf("to has a name or an address of more than %d bytes", maxAddressBytes)
+		return request{}, fmt.Errorf("to has a name or an address of more than %d bytes", maxAddressBytes)
 	case len(payload.Subject) > maxSubjectBytes:
-		return nil, fmt.Errorf("subject is longer than %d bytes", maxSubjectBytes)
+		return request{}, fmt.Errorf("subject is longer than %d bytes", maxSubjectBytes)
 	case strings.ContainsFunc(payload.Subject, isControl):
-		return nil, errors.New("subject has a line break or another control character")
+		return request{}, errors.New("subject has a line break or another control character")
 	}
-	if payload.Subject == "" {
-		payload.Subject = "Message from " + p.senderName()
+	return request{to, payload.Subject, payload.Body}, nil
+}
+
+// compose makes the job's mail. An empty subject or body gets a default text. Nothing in a payload
+// can add a header: the address was parsed and is formatted again, a subject with control
+// characters was refused, and the body is encoded.
+func (p *Processor) compose(job processor.Job, r request) *message {
+	if r.subject == "" {
+		r.subject = "Message from " + p.senderName()
 	}
-	if payload.Body == "" {
-		payload.Body = defaultBody
+	if r.body == "" {
+		r.body = defaultBody
 	}
 
-	id := messageID(job, p.from.Address)
+	id := messageID(job, p.idSender)
 	content := mail.NewMsg(mail.WithNoDefaultUserAgent())
 	content.FromMailAddress(p.from)
-	content.ToMailAddress(to)
-	content.Subject(payload.Subject)
+	content.ToMailAddress(r.to)
+	content.Subject(r.subject)
 	content.SetDate()
 	content.SetMessageIDWithValue(id)
-	content.SetBodyString(mail.TypeTextPlain, payload.Body)
+	content.SetBodyString(mail.TypeTextPlain, r.body)
 	return &message{
-		result: Result{MessageID: "<" + id + ">", To: to.Address, Subject: payload.Subject},
-		to:     path(to.Address), utf8: !isASCII(to.Address), content: content,
-	}, nil
+		result: Result{MessageID: "<" + id + ">", To: r.to.Address, Subject: r.subject},
+		to:     path(r.to.Address), utf8: !isASCII(r.to.Address), content: content,
+	}
 }
 
 func (p *Processor) senderName() string {

@@ -3,12 +3,16 @@ package email
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
 )
 
-var errClosed = errors.New("the processor is closed")
+var (
+	errClosed = errors.New("the processor is closed")
+	errBusy   = errors.New("wait for a connection") // all are in use
+)
 
 // pool keeps connections for reuse and bounds their number. It takes the most recently used
 // connection first, so that connections that are not needed reach their idle timeout.
@@ -31,7 +35,7 @@ func (p *pool) get(ctx context.Context) (c *conn, reused bool, err error) {
 	select {
 	case p.slots <- struct{}{}:
 	case <-ctx.Done():
-		return nil, false, ctx.Err()
+		return nil, false, fmt.Errorf("%w: %w", errBusy, ctx.Err())
 	}
 	c, err = p.takeIdle()
 	if c != nil {

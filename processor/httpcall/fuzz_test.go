@@ -2,7 +2,9 @@ package httpcall
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -35,5 +37,60 @@ func FuzzNewRequest(f *testing.F) {
 			require.False(t, strings.ContainsAny(name+strings.Join(values, ""), "\r\n\x00"))
 		}
 		_ = r.Write(io.Discard)
+	})
+}
+
+// A secret is found in every text, whatever is around it and whichever of its characters are
+// escaped.
+func FuzzHide(f *testing.F) {
+	f.Add("a", `Bearer s3cret/t0ken+="`, "b", uint64(0))
+	f.Add(`{"a":"\u00`, `s3cret\%`, `41"}`, uint64(0x5555))
+	f.Fuzz(func(t *testing.T, before, secret, after string, escapes uint64) {
+		if secret == "" || strings.Contains(secret, "*") || strings.ContainsFunc(secret, notPrintable) {
+			return
+		}
+		m := &member{value: secret, hidden: hiddenTexts(secret)}
+		var json, url strings.Builder
+		for i, c := range []byte(secret) {
+			switch escaped := escapes>>(i%64)&1 == 1; {
+			case escaped:
+				fmt.Fprintf(&json, `\u00%02X`, c)
+				fmt.Fprintf(&url, `%%%02x`, c)
+			case c == '\\':
+				json.WriteString(`\\`)
+				url.WriteString(`%5C`)
+			case c == '%':
+				json.WriteString(`\u0025`)
+				url.WriteString(`%25`)
+			default:
+				json.WriteByte(c)
+				url.WriteByte(c)
+			}
+		}
+		for _, form := range []string{secret, json.String(), url.String()} {
+			require.LessOrEqual(t, len(form), m.longestForm())
+			text := before + form + after
+			hidden := string(m.hide([]byte(text)))
+			require.Len(t, hidden, len(text))
+			require.NotContains(t, hidden, form)
+		}
+	})
+}
+
+// All URLs of a target have one name, which is a URL of the same target.
+func FuzzTarget(f *testing.F) {
+	for _, seed := range []string{"http://h", "https://H.:0443/a", "http://[::ffff:1.2.3.4]:80", "http://ａ。b", "https://h:99999", "http://[fe80::1%25lo]"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		u, err := url.Parse(s)
+		if err != nil || u.Hostname() == "" {
+			return
+		}
+		name := targetOf(u).String()
+		again, ok := parseTarget(name)
+		if ok {
+			require.Equal(t, name, again.String())
+		}
 	})
 }

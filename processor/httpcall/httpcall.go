@@ -74,46 +74,66 @@ func (p *Processor) Close() error {
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
 	request, err := newRequest(job)
 	if err != nil {
-		return nil, processor.Permanent(processor.CodeInvalidPayload, fmt.Errorf("read HTTP payload: %w", err))
+		return nil, invalidPayload(err)
 	}
+	result, _, err := p.call(ctx, p.client, request, nil)
+	return result, err
+}
+
+func invalidPayload(err error) error {
+	return processor.Permanent(processor.CodeInvalidPayload, fmt.Errorf("read HTTP payload: %w", err))
+}
+
+// call makes a call, and hides in the result and the error what may be the credential that it uses;
+// nil: it uses none. status is that of the response; 0: no whole response came.
+func (p *Processor) call(
+	ctx context.Context, client *http.Client, request *http.Request, used *member,
+) (result any, status int, err error) {
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(request.Header))
 	ctx, cancel := context.WithTimeout(ctx, p.config.Timeout)
 	defer cancel()
 
-	response, err := p.client.Do(request.WithContext(ctx))
+	response, err := client.Do(request.WithContext(ctx))
 	if err != nil {
-		return nil, failure(ctx, request, err)
+		return nil, 0, failure(ctx, request, err, used)
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode/100 != 2 {
 		_, _ = io.CopyN(io.Discard, response.Body, maxDrainBytes)
-		return nil, refusal(request, response)
+		return nil, response.StatusCode, refusal(request, response)
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, int64(p.config.MaxResponseBytes)+1))
+	// A secret that begins in the kept part is read to its end, so that it is found.
+	most := p.config.MaxResponseBytes
+	body, err := io.ReadAll(io.LimitReader(response.Body, int64(most+used.longestForm())+1))
 	if err != nil {
-		return nil, failure(ctx, request, err)
+		return nil, 0, failure(ctx, request, err, used)
 	}
-	truncated := len(body) > p.config.MaxResponseBytes
+	body = used.hide(body)
+	truncated := len(body) > most
 	if truncated {
-		body = body[:p.config.MaxResponseBytes]
+		body = body[:most]
 		_, _ = io.CopyN(io.Discard, response.Body, maxDrainBytes)
 	}
-	return newResult(response.StatusCode, body, truncated), nil
+	return newResult(response.StatusCode, body, truncated), response.StatusCode, nil
 }
 
 // failure returns the error of a call without a whole response. It names only the host, because the
-// rest of a URL may contain a secret.
-func failure(ctx context.Context, request *http.Request, err error) error {
+// rest of a URL may contain a secret. The text of err may contain a part of the response.
+func failure(ctx context.Context, request *http.Request, err error, used *member) error {
 	var withURL *url.Error
 	if errors.As(err, &withURL) {
 		err = withURL.Err
 	}
 	host := request.URL.Hostname()
 	switch {
+	case errors.Is(err, egress.ErrPublicAddress):
+		return invalidPayload(errNotEncrypted)
 	case errors.Is(err, egress.ErrAddressRefused):
 		return processor.Permanent(CodeAddressRefused, fmt.Errorf("call %s: %w", host, egress.ErrAddressRefused))
 	case ctx.Err() != nil:
 		return fmt.Errorf("call %s: %w", host, ctx.Err())
+	case used != nil:
+		err = errors.New(string(used.hide([]byte(err.Error()))))
 	}
 	return processor.Retry(CodeUnreachable, fmt.Errorf("call %s: %w", host, err))
 }

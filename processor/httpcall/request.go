@@ -90,7 +90,7 @@ func encodeBody(raw json.RawMessage) (body io.Reader, contentType string, err er
 func checkHeader(name, value, host string) error {
 	canonical := http.CanonicalHeaderKey(name)
 	switch {
-	case name == "" || strings.ContainsFunc(name, isNoTokenChar):
+	case !isHeaderName(name):
 		return errors.New("headers has a name that is not a token")
 	case strings.ContainsFunc(value, isNoFieldChar):
 		return errors.New("headers has a value with a line break or another control character")
@@ -101,6 +101,8 @@ func checkHeader(name, value, host string) error {
 	}
 	return nil
 }
+
+func isHeaderName(name string) bool { return name != "" && !strings.ContainsFunc(name, isNoTokenChar) }
 
 // isNoTokenChar and isNoFieldChar find characters that are not allowed in a header's name and value
 // (RFC 9110, 5.6.2 and 5.5).

@@ -1,16 +1,12 @@
 package push
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"log/slog"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -29,14 +25,14 @@ fcm:
   - {id: fcm-2, credentials_file: fcm.json, rate: 80/10m, concurrency: 3}
 apns:
   - {id: apns-1, key_file: apns.p8, key_id: KEY1, team_id: TEAM1, topic: org.example.app, rate: none, concurrency: unbounded}
-`+webPushYAML), WithChoice(func(platform string, accounts []credential.Account) (credential.Source, error) {
-		got[platform] = accounts
-		return inTurn(platform, accounts)
+`+webPushYAML), WithChoice(func(pool string, accounts []credential.Account) (credential.Source, error) {
+		got[pool] = accounts
+		return credential.TakeTurns(pool, accounts)
 	}))
 	require.Equal(t, map[string][]credential.Account{
-		FCM:     {{ID: "fcm-1"}, {ID: "fcm-2", Rate: &credential.Rate{Permits: 80, Window: 10 * time.Minute}, Concurrency: 3}},
-		APNs:    {{ID: "apns-1", Rate: &credential.Rate{}, Concurrency: credential.Unbounded}},
-		WebPush: {{ID: "web-1"}},
+		"push.fcm":     {{ID: "fcm-1"}, {ID: "fcm-2", Rate: &credential.Rate{Permits: 80, Window: 10 * time.Minute}, Concurrency: 3}},
+		"push.apns":    {{ID: "apns-1", Rate: &credential.Rate{}, Concurrency: credential.Unbounded}},
+		"push.webpush": {{ID: "web-1"}},
 	}, got)
 }
 
@@ -52,11 +48,11 @@ apns:
   - {id: own, key_file: apns.p8, key_id: K, team_id: T, topic: a, url: "https://127.0.0.1:8443/"}
 `))
 	all := *p.accounts.Load()
-	require.Equal(t, "https://fcm.googleapis.com/v1/projects/shop/messages:send", all[FCM].members["fcm"].sender.(*fcmAccount).url)
+	require.Equal(t, "https://fcm.googleapis.com/v1/projects/shop/messages:send", all[FCM].members["fcm"].sender.(*fcmAccount).url.String())
 	for id, want := range map[string]string{
 		"live": "https://api.push.apple.com/3/device/", "sandbox": "https://api.sandbox.push.apple.com/3/device/", "own": "https://127.0.0.1:8443/3/device/",
 	} {
-		require.Equal(t, want, all[APNs].members[id].sender.(*apnsAccount).url)
+		require.Equal(t, want, all[APNs].members[id].sender.(*apnsAccount).url.String())
 	}
 }
 
@@ -85,7 +81,7 @@ sms: []
 		"accounts.yaml:\n",
 		"line 3: unknown field colour\n",
 		"line 12: unknown field sms\n",
-		"line 8: cannot unmarshal !!str `perhaps` into bool\n",
+		"line 8: cannot unmarshal !!str into bool\n",
 		"fcm account a: credentials_file: open ",
 		"fcm account a: the id is used twice",
 		`fcm account a: rate: "0" is neither`,
@@ -154,7 +150,7 @@ func TestAccountsOfAPlatformAreUsedInTurn(t *testing.T) {
 	p := start(t, config(t, f, "fcm:\n  - {id: a, credentials_file: a.json, url: \""+s.URL+"\"}\n  - {id: b, credentials_file: b.json, url: \""+s.URL+"\"}\n"))
 	var paths []string
 	for i := range int64(4) {
-		_, err := p.Process(t.Context(), job(i, toFCM))
+		_, err := processor.Run(t.Context(), p, job(i, toFCM))
 		require.NoError(t, err)
 		paths = append(paths, s.last(t).URL.Path)
 	}
@@ -167,35 +163,35 @@ func TestAChangeOfTheAccounts(t *testing.T) {
 	f := newFolder(t)
 	p := start(t, config(t, f, apnsYAML(s.URL)))
 	send := func(payload string) string {
-		_, err := p.Process(t.Context(), job(1, payload))
+		_, err := processor.Run(t.Context(), p, job(1, payload))
 		return processor.Classify(err).Code
 	}
 	require.Empty(t, send(toApple))
 	before := account(p, APNs)
 
-	changed, err := p.reload()
+	changed, err := p.Reload()
 	require.NoError(t, err)
 	require.False(t, changed)
 
 	f.write(t, "accounts.yaml", apnsYAML(s.URL)+webPushYAML)
-	changed, err = p.reload()
+	changed, err = p.Reload()
 	require.NoError(t, err)
 	require.True(t, changed)
 	require.Empty(t, send(toWeb(s.URL)))
 	require.Same(t, before, account(p, APNs), "an account that has not changed keeps its token and connection")
 
 	f.write(t, "accounts.yaml", "fcm: [")
-	changed, err = p.reload()
+	changed, err = p.Reload()
 	require.Error(t, err)
 	require.False(t, changed)
 	require.Empty(t, send(toApple), "the old accounts stay")
-	changed, err = p.reload()
+	changed, err = p.Reload()
 	require.NoError(t, err, "a mistake is returned once")
 	require.False(t, changed)
 
 	f.write(t, "accounts.yaml", apnsYAML(s.URL))
 	f.write(t, "apns.p8", keyPEM(otherKey))
-	changed, err = p.reload()
+	changed, err = p.Reload()
 	require.NoError(t, err)
 	require.True(t, changed)
 	require.NotSame(t, before, account(p, APNs), "another secret is another account")
@@ -203,7 +199,7 @@ func TestAChangeOfTheAccounts(t *testing.T) {
 	require.Empty(t, send(toApple))
 
 	require.NoError(t, os.Remove(filepath.Join(string(f), "apns.p8")))
-	_, err = p.reload()
+	_, err = p.Reload()
 	require.ErrorContains(t, err, "apns account apns-1: key_file: open ")
 	require.Empty(t, send(toApple))
 }
@@ -211,50 +207,21 @@ func TestAChangeOfTheAccounts(t *testing.T) {
 func TestASourceThatCannotBeMadeKeepsTheOldAccounts(t *testing.T) {
 	f := newFolder(t)
 	var fault error
-	p := start(t, config(t, f, webPushYAML), WithChoice(func(platform string, accounts []credential.Account) (credential.Source, error) {
+	p := start(t, config(t, f, webPushYAML), WithChoice(func(pool string, accounts []credential.Account) (credential.Source, error) {
 		if fault != nil {
 			return nil, fault
 		}
-		return inTurn(platform, accounts)
+		return credential.TakeTurns(pool, accounts)
 	}))
 	before := account(p, WebPush)
 	fault = errors.New("redis is away")
 	f.write(t, "accounts.yaml", webPushYAML+"# changed\n")
-	_, err := p.reload()
+	_, err := p.Reload()
 	require.ErrorIs(t, err, fault)
 	require.Same(t, before, account(p, WebPush))
 
 	fault = nil
-	changed, err := p.reload()
+	changed, err := p.Reload()
 	require.NoError(t, err)
 	require.True(t, changed, "it is tried again")
-}
-
-func TestWatchSaysWhatItFound(t *testing.T) {
-	f := newFolder(t)
-	p := start(t, config(t, f, webPushYAML))
-	synctest.Test(t, func(t *testing.T) {
-		var text bytes.Buffer
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			p.Watch(ctx, slog.New(slog.NewTextHandler(&text, nil)))
-		}()
-		lines := func() string {
-			time.Sleep(2 * reloadInterval)
-			synctest.Wait()
-			defer text.Reset()
-			return text.String()
-		}
-		require.Empty(t, lines())
-		f.write(t, "accounts.yaml", "fcm: [")
-		found := lines()
-		require.Contains(t, found, "the old accounts stay in use")
-		require.Equal(t, 1, bytes.Count([]byte(found), []byte("level=ERROR")))
-		f.write(t, "accounts.yaml", webPushYAML+"# changed\n")
-		require.Contains(t, lines(), `msg="push accounts changed" accounts=map[webpush:1]`)
-		cancel()
-		<-ended
-	})
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"strconv"
 	"time"
 
@@ -103,35 +102,17 @@ func (r reply) classify() answer {
 
 func statusCode(status int) string { return "PUSH_" + strconv.Itoa(status) }
 
-// unanswered decides about a call without an answer. describe returns the text of an error without
-// anything of the recipient.
-func unanswered(ctx context.Context, platform string, err error, describe func(error) error) answer {
+// unanswered decides about a call without an answer. The text of err must have nothing of the
+// recipient in it.
+func unanswered(ctx context.Context, platform string, err error) answer {
 	failure := credential.Outcome{Kind: credential.Failure}
 	switch {
-	case errors.Is(err, egress.ErrAddressRefused):
-		return answer{
-			err: processor.Permanent(CodeAddressRefused,
-				fmt.Errorf("push by %s: %w", platform, egress.ErrAddressRefused)),
-			outcome: credential.Outcome{Kind: credential.Unused},
-		}
 	case errors.Is(ctx.Err(), context.Canceled): // the job was cancelled or the worker stops
 		return answer{err: fmt.Errorf("push by %s: %w", platform, ctx.Err())}
 	case ctx.Err() != nil:
 		return answer{err: fmt.Errorf("push by %s: %w", platform, ctx.Err()), outcome: failure}
 	}
-	return answer{
-		err:     processor.Retry(CodeUnreachable, fmt.Errorf("push by %s: %w", platform, describe(err))),
-		outcome: failure,
-	}
-}
-
-// withoutURL removes the URL from an error of an HTTP client: it may contain a device token.
-func withoutURL(err error) error {
-	var withURL *url.Error
-	if errors.As(err, &withURL) {
-		return withURL.Err
-	}
-	return err
+	return answer{err: processor.Retry(CodeUnreachable, fmt.Errorf("push by %s: %w", platform, err)), outcome: failure}
 }
 
 // kindOnly returns an error that says what failed, without the host, which is part of an endpoint.
@@ -155,3 +136,7 @@ func read(body io.Reader) []byte {
 	content, _ := io.ReadAll(io.LimitReader(body, maxAnswerBytes))
 	return content
 }
+
+// discard reads at most maxAnswerBytes of a response's body, so that its connection can be used
+// again.
+func discard(body io.Reader) { _, _ = io.Copy(io.Discard, io.LimitReader(body, maxAnswerBytes)) }

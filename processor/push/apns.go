@@ -1,23 +1,26 @@
 package push
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/google/uuid"
 
 	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
 const (
@@ -59,15 +62,19 @@ var apnsOtherReasons = []string{
 
 // apnsAccount sends with one key of APNs over one connection.
 type apnsAccount struct {
-	url    string
-	topic  string
-	client *http.Client
-	tokens *tokens
-	now    func() time.Time
+	url        *url.URL // without the device token at its end
+	topic      string
+	connection *connection
+	tokens     *tokens
+	now        func() time.Time
 }
 
-func newAPNsAccount(base string, key *ecdsa.PrivateKey, e apnsEntry, p parts) *apnsAccount {
-	a := &apnsAccount{url: base + "/3/device/", topic: e.Topic, now: p.now, client: newAPNsClient(p.roots)}
+func newAPNsAccount(base *url.URL, key *ecdsa.PrivateKey, e apnsEntry, p parts) *apnsAccount {
+	address := net.JoinHostPort(base.Hostname(), cmp.Or(base.Port(), "443"))
+	a := &apnsAccount{
+		url: base.JoinPath("3/device/"), topic: e.Topic, now: p.now,
+		connection: newConnection(newAPNsTransport(p.roots), address),
+	}
 	a.tokens = &tokens{now: p.now, pause: apnsTokenPause, create: func(context.Context) (string, time.Time, error) {
 		issued := p.now()
 		token := jwt.NewWithClaims(jwt.SigningMethodES256, jwt.MapClaims{"iss": e.TeamID, "iat": issued.Unix()})
@@ -78,28 +85,22 @@ func newAPNsAccount(base string, key *ecdsa.PrivateKey, e apnsEntry, p parts) *a
 	return a
 }
 
-// newAPNsClient returns a client that sends all requests over one connection, and opens another
-// only while the server allows no further stream. StrictMaxConcurrentRequests is not set: with it,
-// a test in which requests exceeded the server's limit of streams did not end.
-func newAPNsClient(roots *x509.CertPool) *http.Client {
+// newAPNsTransport returns a transport for connections to APNs.
+func newAPNsTransport(roots *x509.CertPool) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(true) // APNs has no other
-	return &http.Client{
-		Transport: &http.Transport{
-			Proxy:               http.ProxyFromEnvironment,
-			Protocols:           protocols,
-			TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-			HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter},
-			TLSHandshakeTimeout: handshakeTimeout,
-			MaxConnsPerHost:     1,
-			MaxIdleConns:        1,
-			IdleConnTimeout:     apnsIdleTimeout,
-		},
-		CheckRedirect: noRedirect,
+	return &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		Protocols:           protocols,
+		TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter},
+		TLSHandshakeTimeout: handshakeTimeout,
+		IdleConnTimeout:     apnsIdleTimeout,
+		DisableCompression:  true,
 	}
 }
 
-func (a *apnsAccount) close() { a.client.CloseIdleConnections() }
+func (a *apnsAccount) close() { a.connection.close() }
 
 func (a *apnsAccount) send(ctx context.Context, job processor.Job, m *message) answer {
 	body, err := json.Marshal(apnsPayload(m))
@@ -108,7 +109,7 @@ func (a *apnsAccount) send(ctx context.Context, job processor.Job, m *message) a
 	}
 	token, err := a.tokens.get(ctx, "")
 	if err != nil {
-		return unanswered(ctx, APNs, err, func(error) error { return errors.New("the token can't be signed") })
+		return unanswered(ctx, APNs, errors.New("the token can't be signed"))
 	}
 	sent, expired := a.post(ctx, job, m, token, body)
 	if !expired {
@@ -125,16 +126,12 @@ func (a *apnsAccount) send(ctx context.Context, job processor.Job, m *message) a
 // post sends once. expired is true if APNs says that the token has expired.
 func (a *apnsAccount) post(ctx context.Context, job processor.Job, m *message, token string,
 	body []byte) (sent answer, expired bool) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+url.PathEscape(m.apnsToken),
-		bytes.NewReader(body))
-	if err != nil {
-		return unanswered(ctx, APNs, errors.New("the request can't be made"), withoutURL), false
+	header := http.Header{
+		"Authorization":  {"bearer " + token},
+		"Apns-Id":        {apnsID(job)},
+		"Apns-Topic":     {a.topic},
+		"Apns-Push-Type": {"alert"},
 	}
-	header := request.Header
-	header.Set("Authorization", "bearer "+token)
-	header.Set("Apns-Id", apnsID(job))
-	header.Set("Apns-Topic", a.topic)
-	header.Set("Apns-Push-Type", "alert")
 	if m.silent() {
 		header.Set("Apns-Push-Type", "background")
 	}
@@ -147,15 +144,24 @@ func (a *apnsAccount) post(ctx context.Context, job processor.Job, m *message, t
 	if m.collapseKey != "" {
 		header.Set("Apns-Collapse-Id", m.collapseKey)
 	}
-	response, err := a.client.Do(request)
+	target := *a.url
+	target.RawPath = target.EscapedPath() + url.PathEscape(m.apnsToken)
+	target.Path += m.apnsToken
+	response, err := a.connection.RoundTrip(newPost(ctx, &target, header, body))
 	if err != nil {
-		return unanswered(ctx, APNs, err, withoutURL), false
+		return unanswered(ctx, APNs, err), false
 	}
 	defer func() { _ = response.Body.Close() }()
 	r := reply{platform: APNs, status: response.StatusCode, header: response.Header}
+	if r.status/100 == 2 {
+		discard(response.Body)
+		return r.accepted(), false
+	}
 	r.reason = apnsReason(read(response.Body))
 	code, permanent := apnsCodes[r.reason]
 	switch {
+	case r.status == http.StatusNotFound && strings.ContainsFunc(m.apnsToken, notInTokens):
+		return r.permanent(CodeInvalidArgument), false // the path is wrong because the token is
 	case r.status == http.StatusNotFound, r.status == http.StatusMethodNotAllowed:
 		return r.failed(statusCode(r.status)), false // the account's url is wrong, not the recipient
 	case r.status == http.StatusGone:
@@ -164,9 +170,16 @@ func (a *apnsAccount) post(ctx context.Context, job processor.Job, m *message, t
 		return r.permanent(code), false
 	case r.status/100 == 4 && slices.Contains(apnsAccountReasons, r.reason):
 		return r.failed(CodeCredentialRefused), r.reason == "ExpiredProviderToken"
+	case r.status == http.StatusTooManyRequests && r.reason == "TooManyRequests":
+		sent = r.throttled()
+		sent.outcome = credential.Outcome{} // too many pushes to this device, not of this account
+		return sent, false
 	}
 	return r.classify(), false
 }
+
+// notInTokens finds characters that device tokens of APNs, which are hexadecimal, never have.
+func notInTokens(r rune) bool { return !strings.ContainsRune("0123456789abcdefABCDEF", r) }
 
 // apnsReason returns the reason in an answer, or "" if it is not known, because an answer may
 // repeat parts of the request.
@@ -191,24 +204,31 @@ func apnsID(job processor.Job) string {
 }
 
 // apnsPayload puts the fields of data beside aps, as apps expect them.
-func apnsPayload(m *message) map[string]any {
-	payload := map[string]any{}
+func apnsPayload(m *message) any {
+	aps := apnsDictionary{Alert: &apnsAlert{Title: m.title, Body: m.body}}
+	if m.silent() {
+		aps = apnsDictionary{ContentAvailable: 1}
+	}
+	if len(m.data) == 0 {
+		return struct {
+			APS apnsDictionary `json:"aps"`
+		}{aps}
+	}
+	payload := map[string]any{"aps": aps}
 	for name, value := range m.data {
 		payload[name] = value
 	}
-	if m.silent() {
-		payload["aps"] = map[string]any{"content-available": 1}
-		return payload
-	}
-	alert := map[string]string{}
-	if m.title != "" {
-		alert["title"] = m.title
-	}
-	if m.body != "" {
-		alert["body"] = m.body
-	}
-	payload["aps"] = map[string]any{"alert": alert}
 	return payload
+}
+
+type apnsDictionary struct {
+	Alert            *apnsAlert `json:"alert,omitempty"`
+	ContentAvailable int        `json:"content-available,omitempty"`
+}
+
+type apnsAlert struct {
+	Title string `json:"title,omitempty"`
+	Body  string `json:"body,omitempty"`
 }
 
 // apnsPriority returns 10 for at once and 5 for when it suits the device. APNs allows only 5 for a

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -65,7 +64,7 @@ func TestRequestsToAPNs(t *testing.T) {
 			map[string]string{"Apns-Priority": "5", "Apns-Collapse-Id": "sale"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			result, err := p.Process(t.Context(), job(1, tt.payload))
+			result, err := processor.Run(t.Context(), p, job(1, tt.payload))
 			require.NoError(t, err)
 			encoded, err := json.Marshal(result)
 			require.NoError(t, err)
@@ -84,6 +83,21 @@ func TestRequestsToAPNs(t *testing.T) {
 	}
 }
 
+func TestDeviceTokensAreEscapedInPaths(t *testing.T) {
+	s := serve(t, status(http.StatusOK, ""))
+	p := start(t, config(t, newFolder(t), apnsYAML(s.URL+"/apple/")))
+	_, err := processor.Run(t.Context(), p, job(1, `{"to":{"apns":"../a/b?c%2F#d"}}`))
+	require.NoError(t, err)
+	require.Equal(t, "/apple/3/device/..%2Fa%2Fb%3Fc%252F%23d", s.last(t).RequestURI)
+}
+
+// A tenant's wrong token says nothing about the account, even if it makes the path wrong.
+func TestATokenThatMakesAWrongPath(t *testing.T) {
+	s, p, o := startAPNs(t)
+	wrong := row{status: 404, body: `{"reason":"BadPath"}`, kind: processor.Fail, code: CodeInvalidArgument, mayContain: "404 BadPath"}
+	wrong.check(t, s, p, o, `{"to":{"apns":"../x"},"body":"b"}`)
+}
+
 func TestExpirationOfAPNs(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	require.Equal(t, "0", expiration(0, now))
@@ -94,7 +108,7 @@ func TestARepeatedPushHasTheSameID(t *testing.T) {
 	s, p, _ := startAPNs(t)
 	var ids []string
 	for _, ordinal := range []int64{1, 1, 2} {
-		_, err := p.Process(t.Context(), job(ordinal, toApple))
+		_, err := processor.Run(t.Context(), p, job(ordinal, toApple))
 		require.NoError(t, err)
 		ids = append(ids, s.last(t).Header.Get("Apns-Id"))
 	}
@@ -122,7 +136,8 @@ func TestAnswersOfAPNs(t *testing.T) {
 		"InvalidProviderToken":   {status: 403, body: reason("InvalidProviderToken"), kind: processor.RetryLater, code: CodeCredentialRefused, outcome: credential.Failure},
 		"403 without a reason":   {status: 403, body: "SECRET", kind: processor.RetryLater, code: CodeCredentialRefused, outcome: credential.Failure},
 		"404":                    {status: 404, body: reason("BadPath"), kind: processor.RetryLater, code: "PUSH_404", outcome: credential.Failure},
-		"429":                    {status: 429, body: reason("TooManyRequests"), kind: processor.Throttle, code: processor.CodeThrottled, after: time.Minute, outcome: credential.Throttled},
+		"429 of a device":        {status: 429, header: "7", body: reason("TooManyRequests"), kind: processor.Throttle, code: processor.CodeThrottled, after: 7 * time.Second, outcome: credential.Neutral},
+		"429 of the account":     {status: 429, body: reason("TooManyProviderTokenUpdates"), kind: processor.Throttle, code: processor.CodeThrottled, after: time.Minute, outcome: credential.Throttled},
 		"429 with Retry-After":   {status: 429, header: "7", kind: processor.Throttle, code: processor.CodeThrottled, after: 7 * time.Second, outcome: credential.Throttled},
 		"500":                    {status: 500, body: reason("InternalServerError"), kind: processor.RetryLater, code: "PUSH_500", outcome: credential.Failure},
 		"503":                    {status: 503, body: reason("Shutdown"), kind: processor.RetryLater, code: "PUSH_503", outcome: credential.Failure},
@@ -153,7 +168,7 @@ func TestAnExpiredProviderTokenIsReplacedOnce(t *testing.T) {
 		}
 	}
 	s.set(expired(1))
-	_, err := p.Process(t.Context(), job(1, toApple))
+	_, err := processor.Run(t.Context(), p, job(1, toApple))
 	require.NoError(t, err)
 	seen := s.authorizations()
 	require.Len(t, seen, 2)
@@ -161,7 +176,7 @@ func TestAnExpiredProviderTokenIsReplacedOnce(t *testing.T) {
 	require.Equal(t, credential.Success, o.last(t).Kind)
 
 	s.set(expired(100))
-	_, err = p.Process(t.Context(), job(1, toApple))
+	_, err = processor.Run(t.Context(), p, job(1, toApple))
 	require.Equal(t, CodeCredentialRefused, processor.Classify(err).Code)
 	require.Equal(t, processor.RetryLater, processor.Classify(err).Kind)
 	require.Equal(t, credential.Failure, o.last(t).Kind)
@@ -169,7 +184,7 @@ func TestAnExpiredProviderTokenIsReplacedOnce(t *testing.T) {
 
 	now.at = now.at.Add(apnsTokenPause)
 	s.set(expired(100))
-	_, err = p.Process(t.Context(), job(1, toApple))
+	_, err = processor.Run(t.Context(), p, job(1, toApple))
 	require.Equal(t, CodeCredentialRefused, processor.Classify(err).Code)
 	seen = s.authorizations()
 	require.Len(t, seen, 2)
@@ -185,77 +200,8 @@ func TestTheProviderTokenIsRenewedAfter50Minutes(t *testing.T) {
 		{100 * time.Minute, 100 * time.Minute},
 	} {
 		now.at = begin.Add(tt.at)
-		_, err := p.Process(t.Context(), job(1, toApple))
+		_, err := processor.Run(t.Context(), p, job(1, toApple))
 		require.NoError(t, err)
 		require.Equal(t, begin.Add(tt.issued).UTC(), providerToken(t, s.last(t)).UTC(), tt.at)
-	}
-}
-
-func TestAllPushesToAPNsShareOneConnection(t *testing.T) {
-	s, p, _ := startAPNs(t)
-	const workers, each = 20, 25
-	var running sync.WaitGroup
-	errs := make(chan error, workers*each)
-	for w := range int64(workers) {
-		running.Go(func() {
-			for i := range int64(each) {
-				_, err := p.Process(t.Context(), job(w*each+i, toApple))
-				errs <- err
-			}
-		})
-	}
-	running.Wait()
-	close(errs)
-	for err := range errs {
-		require.NoError(t, err)
-	}
-	connections, calls := s.counts()
-	require.Equal(t, workers*each, calls)
-	require.Equal(t, 1, connections)
-}
-
-func TestALostConnectionToAPNsIsReplaced(t *testing.T) {
-	s, p, _ := startAPNs(t)
-	_, err := p.Process(t.Context(), job(1, toApple))
-	require.NoError(t, err)
-	s.CloseClientConnections()
-	// The client may see the end of the connection only when it sends.
-	require.Eventually(t, func() bool {
-		_, err = p.Process(t.Context(), job(2, toApple))
-		return err == nil
-	}, 10*time.Second, time.Millisecond)
-	connections, _ := s.counts()
-	require.Equal(t, 2, connections)
-}
-
-func BenchmarkProcess(b *testing.B) {
-	for _, platform := range []string{FCM, APNs, WebPush} {
-		b.Run("platform="+platform, func(b *testing.B) {
-			s, google := serve(b, status(http.StatusOK, "{}")), serve(b, newToken)
-			f := newFolder(b)
-			f.fcmKey(b, "fcm.json", "shop", google.URL)
-			p := start(b, config(b, f, fcmYAML(s.URL)+apnsYAML(s.URL)+webPushYAML))
-			payload := map[string]string{FCM: toFCM, APNs: toApple, WebPush: toWeb(s.URL)}[platform]
-			work := make(chan int64)
-			var workers sync.WaitGroup
-			for range 50 {
-				workers.Go(func() {
-					for i := range work {
-						if _, err := p.Process(b.Context(), job(i, payload)); err != nil {
-							b.Error(err)
-						}
-					}
-				})
-			}
-			b.ReportAllocs()
-			var n int64
-			for b.Loop() {
-				work <- n
-				n++
-			}
-			close(work)
-			workers.Wait()
-			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "pushes/s")
-		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/egress"
+	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
 // Config says where the accounts are and what calls may do. Each field is set by an environment
@@ -17,6 +18,7 @@ type Config struct {
 	// AccountsFile is a YAML file that lists the accounts of FCM, APNs and Web Push. It is read
 	// again when it changes. Empty means that the process does not serve PUSH_NOTIFICATION.
 	AccountsFile string `env:"ACCOUNTS_FILE"`
+	credential.Limits
 	// Timeout is the longest time for one push with its answer. The job's own timeout applies as
 	// well.
 	Timeout time.Duration `env:"TIMEOUT" envDefault:"30s"`

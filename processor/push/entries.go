@@ -24,9 +24,9 @@ var projectID = regexp.MustCompile(`^[A-Za-z0-9.:-]{1,128}$`)
 
 // fcm checks an account of FCM.
 func (l *loader) fcm(i int, e fcmEntry) {
-	c, account := l.begin(FCM, i, e.entry)
-	base := c.url(e.URL, fcmURL)
-	content := c.secret("credentials_file", e.CredentialsFile)
+	c, account := l.Account(FCM, i, e.Entry)
+	base := checkURL(c, e.URL, fcmURL)
+	content := c.Secret("credentials_file", e.CredentialsFile)
 	key := struct {
 		Type         string `json:"type"`
 		ProjectID    string `json:"project_id"`
@@ -37,65 +37,65 @@ func (l *loader) fcm(i int, e fcmEntry) {
 	}{TokenURI: googleTokenURL}
 	if content != nil {
 		err := json.Unmarshal(content, &key)
-		c.check(err == nil, "credentials_file: is not JSON with the fields of a service account's key")
+		c.Check(err == nil, "credentials_file: is not JSON with the fields of a service account's key")
 		if err == nil {
-			c.check(key.Type == "service_account", "credentials_file: type is not service_account")
-			c.check(projectID.MatchString(key.ProjectID), "credentials_file: project_id is missing or not valid")
-			c.check(key.ClientEmail != "", "credentials_file: client_email is missing")
-			c.check(isHTTPS(key.TokenURI), "credentials_file: token_uri is not an absolute https URL")
+			c.Check(key.Type == "service_account", "credentials_file: type is not service_account")
+			c.Check(projectID.MatchString(key.ProjectID), "credentials_file: project_id is missing or not valid")
+			c.Check(key.ClientEmail != "", "credentials_file: client_email is missing")
+			c.Check(isHTTPSText(key.TokenURI), "credentials_file: token_uri is not an absolute https URL")
 			_, err = jwt.ParseRSAPrivateKeyFromPEM([]byte(key.PrivateKey))
-			c.check(err == nil, "credentials_file: private_key is not an RSA key in PEM")
+			c.Check(err == nil, "credentials_file: private_key is not an RSA key in PEM")
 		}
 	}
-	c.end(FCM, account, func() sender {
+	l.add(FCM, c, account, func() sender {
 		return newFCMAccount(base, key.ProjectID, &oauthjwt.Config{
 			Email: key.ClientEmail, PrivateKey: []byte(key.PrivateKey), PrivateKeyID: key.PrivateKeyID,
 			Scopes: []string{fcmScope}, TokenURL: key.TokenURI,
 		}, l.parts)
-	}, base, string(content))
+	}, e.URL, string(content))
 }
 
 // apns checks an account of APNs.
 func (l *loader) apns(i int, e apnsEntry) {
-	c, account := l.begin(APNs, i, e.entry)
-	base := apnsURL
+	c, account := l.Account(APNs, i, e.Entry)
+	instead := apnsURL
 	if e.Sandbox {
-		base = apnsSandboxURL
+		instead = apnsSandboxURL
 	}
-	base = c.url(e.URL, base)
+	base := checkURL(c, e.URL, instead)
 	for _, f := range []struct{ name, value string }{
 		{"key_id", e.KeyID}, {"team_id", e.TeamID}, {"topic", e.Topic},
 	} {
-		c.check(f.value != "" && !strings.ContainsFunc(f.value, notGraphic), "%s is missing or not valid", f.name)
+		c.Check(f.value != "" && !strings.ContainsFunc(f.value, notGraphic), "%s is missing or not valid", f.name)
 	}
 	var key *ecdsa.PrivateKey
-	content := c.secret("key_file", e.KeyFile)
+	content := c.Secret("key_file", e.KeyFile)
 	if content != nil {
 		var err error
 		key, err = jwt.ParseECPrivateKeyFromPEM(content)
-		c.check(err == nil && key.Curve == elliptic.P256(), "key_file: is not a key of the curve P-256 in PEM")
+		c.Check(err == nil && key.Curve == elliptic.P256(), "key_file: is not a key of the curve P-256 in PEM")
 	}
-	c.end(APNs, account, func() sender { return newAPNsAccount(base, key, e, l.parts) },
-		base, e.KeyID, e.TeamID, e.Topic, strconv.FormatBool(e.Sandbox), string(content))
+	l.add(APNs, c, account, func() sender { return newAPNsAccount(base, key, e, l.parts) },
+		e.URL, e.KeyID, e.TeamID, e.Topic, strconv.FormatBool(e.Sandbox), string(content))
 }
 
 // webPush checks an account of Web Push.
 func (l *loader) webPush(i int, e webPushEntry) {
-	c, account := l.begin(WebPush, i, e.entry)
+	c, account := l.Account(WebPush, i, e.Entry)
 	subject := strings.TrimPrefix(e.Subject, "mailto:")
 	address, err := mail.ParseAddress(subject)
-	c.check(isHTTPS(e.Subject) || subject != e.Subject && err == nil && address.Address == subject,
+	c.Check(isHTTPSText(e.Subject) || subject != e.Subject && err == nil && address.Address == subject,
 		"subject is neither mailto: with an e-mail address nor an absolute https URL")
 	a := &webPushAccount{subject: subject, client: l.parts.public}
-	content := c.secret("key_file", e.KeyFile)
+	content := c.Secret("key_file", e.KeyFile)
 	if content != nil {
 		key, err := parseVAPIDKey(content)
-		c.check(err == nil, "key_file: is not a private key of the curve P-256 in base64url or PEM")
+		c.Check(err == nil, "key_file: is not a private key of the curve P-256 in base64url or PEM")
 		if err == nil {
 			a.private, a.public = encodeBase64(key.Bytes()), encodeBase64(key.PublicKey().Bytes())
 		}
 	}
-	c.end(WebPush, account, func() sender { return a }, subject, string(content))
+	l.add(WebPush, c, account, func() sender { return a }, subject, string(content))
 }
 
 func parseVAPIDKey(content []byte) (*ecdh.PrivateKey, error) {
@@ -117,7 +117,9 @@ func parseVAPIDKey(content []byte) (*ecdh.PrivateKey, error) {
 	return key.ECDH()
 }
 
-func isHTTPS(s string) bool {
+func isHTTPS(u *url.URL) bool { return u.Scheme == "https" && u.Hostname() != "" && u.User == nil }
+
+func isHTTPSText(s string) bool {
 	u, err := url.Parse(s)
-	return err == nil && u.Scheme == "https" && u.Hostname() != "" && u.User == nil
+	return err == nil && isHTTPS(u)
 }

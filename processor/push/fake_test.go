@@ -31,7 +31,13 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(serviceVariable) != "" {
+		runService()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // service is a fake of a push service: a TLS server on loopback.
 type service struct {
@@ -40,6 +46,7 @@ type service struct {
 	connections int
 	requests    []request
 	answer      answerFunc
+	concurrent  http.HandlerFunc // if not nil, it answers instead of answer, many requests at a time
 }
 
 // request is a request that a fake has got.
@@ -53,8 +60,13 @@ type answerFunc func(call int, w http.ResponseWriter, r request)
 
 // serve starts a fake. answer is called for one request at a time.
 func serve(t testing.TB, answer answerFunc) *service {
-	s := &service{answer: answer}
+	return serveStreams(t, 0, &service{answer: answer})
+}
+
+// serveStreams starts a fake that allows so many streams on a connection; 0: as many as net/http.
+func serveStreams(t testing.TB, limit int, s *service) *service {
 	s.Server = httptest.NewUnstartedServer(s)
+	s.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: limit}
 	s.EnableHTTP2 = true
 	s.Config.ErrorLog = log.New(io.Discard, "", 0) // some handshakes fail on purpose
 	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
@@ -71,6 +83,10 @@ func serve(t testing.TB, answer answerFunc) *service {
 
 func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
+	if s.concurrent != nil {
+		s.concurrent(w, r)
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests = append(s.requests, request{r, body})
@@ -211,7 +227,7 @@ func (l watchedLoan) Return(o credential.Outcome) {
 
 func (o *outcomes) choice(platform string, accounts []credential.Account) (credential.Source, error) {
 	var err error
-	o.next, err = inTurn(platform, accounts)
+	o.next, err = credential.TakeTurns(platform, accounts)
 	return o, err
 }
 
@@ -286,13 +302,17 @@ func (tt row) check(t *testing.T, s *service, p *Processor, o *outcomes, payload
 		// A service may repeat what it was sent.
 		_, _ = fmt.Fprint(w, strings.ReplaceAll(tt.body, "SECRET", strings.Join(secrets, " ")))
 	})
-	result, err := p.Process(t.Context(), job(7, payload))
+	result, err := processor.Run(t.Context(), p, job(7, payload))
 	v := processor.Classify(err)
 	require.Equal(t, tt.kind, v.Kind, "%v", err)
 	require.Equal(t, tt.code, v.Code)
 	require.Equal(t, tt.after, v.After)
 	require.Contains(t, v.Message, tt.mayContain)
-	require.Equal(t, credential.Outcome{Kind: tt.outcome, After: tt.after}, o.last(t))
+	want := credential.Outcome{Kind: tt.outcome}
+	if tt.outcome == credential.Throttled {
+		want.After = tt.after
+	}
+	require.Equal(t, want, o.last(t))
 	_, calls := s.counts()
 	require.Equal(t, 1+tt.moreCalls, calls)
 	for _, secret := range secrets {

@@ -1,12 +1,12 @@
 package push
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"time"
@@ -15,6 +15,7 @@ import (
 	"golang.org/x/oauth2/jwt"
 
 	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
 const (
@@ -34,20 +35,19 @@ var fcmErrors = []string{
 
 // fcmAccount sends by the API FCM v1 in the name of one service account.
 type fcmAccount struct {
-	url    string // of the method messages:send
-	client *http.Client
-	tokens *tokens
+	url       *url.URL // of the method messages:send
+	transport http.RoundTripper
+	tokens    *tokens
 }
 
-func newFCMAccount(base, project string, key *jwt.Config, p parts) *fcmAccount {
-	client := p.services
-	a := &fcmAccount{url: base + "/v1/projects/" + project + "/messages:send", client: client}
+func newFCMAccount(base *url.URL, project string, key *jwt.Config, p parts) *fcmAccount {
+	a := &fcmAccount{url: base.JoinPath("v1/projects", project, "messages:send"), transport: p.services}
 	a.tokens = &tokens{now: p.now, pause: fcmTokenPause, create: func(ctx context.Context) (string, time.Time, error) {
 		// The library has no parameter for the context of a request.
 		bound := &http.Client{
-			CheckRedirect: client.CheckRedirect,
+			CheckRedirect: noRedirect,
 			Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-				return client.Transport.RoundTrip(r.WithContext(ctx))
+				return p.services.RoundTrip(r.WithContext(ctx))
 			}),
 		}
 		token, err := key.TokenSource(context.WithValue(ctx, oauth2.HTTPClient, bound)).Token()
@@ -74,7 +74,7 @@ func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f
 func (a *fcmAccount) close() {} // the connections belong to all accounts
 
 func (a *fcmAccount) send(ctx context.Context, _ processor.Job, m *message) answer {
-	body, err := json.Marshal(map[string]any{"message": fcmMessageOf(m, time.Now())})
+	body, err := json.Marshal(fcmRequest{fcmMessageOf(m, time.Now())})
 	if err != nil {
 		return answer{err: processor.Permanent(CodeBadPayload, errors.New("the message can't be encoded"))}
 	}
@@ -83,8 +83,8 @@ func (a *fcmAccount) send(ctx context.Context, _ processor.Job, m *message) answ
 		return a.tokenFailure(ctx, err)
 	}
 	sent := a.post(ctx, token, body)
-	if sent.status != http.StatusUnauthorized {
-		return sent
+	if sent.status != http.StatusUnauthorized || sent.outcome.Kind != credential.Failure {
+		return sent // another token would not help
 	}
 	fresh, err := a.tokens.get(ctx, token)
 	if err != nil {
@@ -97,18 +97,17 @@ func (a *fcmAccount) send(ctx context.Context, _ processor.Job, m *message) answ
 }
 
 func (a *fcmAccount) post(ctx context.Context, token string, body []byte) answer {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url, bytes.NewReader(body))
+	header := http.Header{"Authorization": {"Bearer " + token}, "Content-Type": {"application/json"}}
+	response, err := a.transport.RoundTrip(newPost(ctx, a.url, header, body))
 	if err != nil {
-		return unanswered(ctx, FCM, err, withoutURL)
-	}
-	request.Header.Set("Authorization", "Bearer "+token)
-	request.Header.Set("Content-Type", "application/json")
-	response, err := a.client.Do(request)
-	if err != nil {
-		return unanswered(ctx, FCM, err, withoutURL)
+		return unanswered(ctx, FCM, err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	r := reply{platform: FCM, status: response.StatusCode, header: response.Header}
+	if r.status/100 == 2 {
+		discard(response.Body)
+		return r.accepted()
+	}
 	r.reason = fcmReason(read(response.Body))
 	switch {
 	case r.status == http.StatusNotFound && r.reason == "UNREGISTERED":
@@ -117,6 +116,11 @@ func (a *fcmAccount) post(ctx context.Context, token string, body []byte) answer
 		return r.failed(statusCode(r.status))
 	case r.status == http.StatusForbidden && r.reason == "SENDER_ID_MISMATCH":
 		return r.permanent(CodeSenderMismatch)
+	case r.reason == "THIRD_PARTY_AUTH_ERROR":
+		// The project can't reach this kind of device, but it can reach others.
+		a := r.failed(CodeCredentialRefused)
+		a.outcome = credential.Outcome{Kind: credential.Neutral}
+		return a
 	}
 	return r.classify()
 }
@@ -150,7 +154,7 @@ func fcmReason(body []byte) string {
 func (a *fcmAccount) tokenFailure(ctx context.Context, err error) answer {
 	var refused *oauth2.RetrieveError
 	if !errors.As(err, &refused) || refused.Response == nil {
-		return unanswered(ctx, FCM, err, func(error) error { return errors.New("no access token: no answer") })
+		return unanswered(ctx, FCM, errors.New("no access token: no answer"))
 	}
 	status := refused.Response.StatusCode // the text of RetrieveError has the whole answer in it
 	r := reply{platform: FCM, status: status, reason: "from the token endpoint", header: refused.Response.Header}
@@ -161,6 +165,10 @@ func (a *fcmAccount) tokenFailure(ctx context.Context, err error) answer {
 		return r.failed(CodeCredentialRefused)
 	}
 	return r.failed(statusCode(status))
+}
+
+type fcmRequest struct {
+	Message fcmMessage `json:"message"`
 }
 
 type fcmMessage struct {

@@ -50,7 +50,7 @@ func TestRequestsToFCM(t *testing.T) {
 				"webpush":{"headers":{"TTL":"0","Topic":"sale","Urgency":"high"}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			result, err := p.Process(t.Context(), job(1, tt.payload))
+			result, err := processor.Run(t.Context(), p, job(1, tt.payload))
 			require.NoError(t, err)
 			require.Equal(t, Result{Platform: FCM, Code: 200}, result)
 			r := s.last(t)
@@ -64,7 +64,7 @@ func TestRequestsToFCM(t *testing.T) {
 
 func TestTheAccessTokenIsAskedForWithTheServiceAccount(t *testing.T) {
 	_, google, p, _ := startFCM(t)
-	_, err := p.Process(t.Context(), job(1, toFCM))
+	_, err := processor.Run(t.Context(), p, job(1, toFCM))
 	require.NoError(t, err)
 	form, err := url.ParseQuery(string(google.last(t).body))
 	require.NoError(t, err)
@@ -93,6 +93,7 @@ func TestAnswersOfFCM(t *testing.T) {
 		"SENDER_ID_MISMATCH":     {status: 403, body: fault("SENDER_ID_MISMATCH", "PERMISSION_DENIED"), kind: processor.Fail, code: CodeSenderMismatch},
 		"403 of the account":     {status: 403, body: general("PERMISSION_DENIED"), kind: processor.RetryLater, code: CodeCredentialRefused, outcome: credential.Failure},
 		"413":                    {status: 413, body: "SECRET", kind: processor.Fail, code: CodeTooLarge},
+		"401 for iOS devices":    {status: 401, body: fault("THIRD_PARTY_AUTH_ERROR", "UNAUTHENTICATED"), kind: processor.RetryLater, code: CodeCredentialRefused, mayContain: "401 THIRD_PARTY_AUTH_ERROR"},
 		"429":                    {status: 429, body: fault("QUOTA_EXCEEDED", "RESOURCE_EXHAUSTED"), kind: processor.Throttle, code: processor.CodeThrottled, after: time.Minute, outcome: credential.Throttled},
 		"429 with Retry-After":   {status: 429, header: "90", kind: processor.Throttle, code: processor.CodeThrottled, after: 90 * time.Second, outcome: credential.Throttled},
 		"500":                    {status: 500, body: fault("INTERNAL", "INTERNAL"), kind: processor.RetryLater, code: "PUSH_500", outcome: credential.Failure},
@@ -114,13 +115,13 @@ func TestARefusedAccessTokenIsReplacedOnce(t *testing.T) {
 		}
 	}
 	s.set(refused(1))
-	_, err := p.Process(t.Context(), job(1, toFCM))
+	_, err := processor.Run(t.Context(), p, job(1, toFCM))
 	require.NoError(t, err)
 	require.Equal(t, []string{"Bearer access-1", "Bearer access-2"}, s.authorizations())
 	require.Equal(t, credential.Success, o.last(t).Kind)
 
 	s.set(refused(100))
-	_, err = p.Process(t.Context(), job(1, toFCM))
+	_, err = processor.Run(t.Context(), p, job(1, toFCM))
 	require.Equal(t, processor.RetryLater, processor.Classify(err).Kind)
 	require.Equal(t, CodeCredentialRefused, processor.Classify(err).Code)
 	require.Equal(t, credential.Failure, o.last(t).Kind)
@@ -128,7 +129,7 @@ func TestARefusedAccessTokenIsReplacedOnce(t *testing.T) {
 
 	now.at = now.at.Add(fcmTokenPause)
 	s.set(refused(100))
-	_, err = p.Process(t.Context(), job(1, toFCM))
+	_, err = processor.Run(t.Context(), p, job(1, toFCM))
 	require.Equal(t, CodeCredentialRefused, processor.Classify(err).Code)
 	require.Equal(t, []string{"Bearer access-2", "Bearer access-3"}, s.authorizations())
 	require.Len(t, google.got(), 3)
@@ -139,7 +140,7 @@ func TestTheAccessTokenIsReplacedBeforeItsEnd(t *testing.T) {
 	s, _, p, _ := startFCM(t, now.option)
 	for _, after := range []time.Duration{0, 58 * time.Minute, 60 * time.Minute} {
 		now.at = time.Now().Add(after)
-		_, err := p.Process(t.Context(), job(1, toFCM))
+		_, err := processor.Run(t.Context(), p, job(1, toFCM))
 		require.NoError(t, err)
 	}
 	require.Equal(t, []string{"Bearer access-1", "Bearer access-1", "Bearer access-2"}, s.authorizations())
@@ -172,7 +173,7 @@ func TestAllCallersWaitForOneAccessToken(t *testing.T) {
 	const jobs = 20
 	errs := make([]error, jobs)
 	for i := range jobs {
-		running.Go(func() { _, errs[i] = p.Process(t.Context(), job(int64(i), toFCM)) })
+		running.Go(func() { _, errs[i] = processor.Run(t.Context(), p, job(int64(i), toFCM)) })
 	}
 	<-asked
 	ctx, cancel := context.WithCancel(t.Context())
@@ -202,11 +203,11 @@ func TestTheEndOfAJobDoesNotFailTheOthers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	var first, second error
-	running.Go(func() { _, first = p.Process(ctx, job(1, toFCM)) })
+	running.Go(func() { _, first = processor.Run(ctx, p, job(1, toFCM)) })
 	<-asked
 	running.Go(func() {
 		close(release)
-		_, second = p.Process(t.Context(), job(2, toFCM))
+		_, second = processor.Run(t.Context(), p, job(2, toFCM))
 	})
 	<-release
 	cancel()
@@ -219,11 +220,11 @@ func TestTheEndOfAJobDoesNotFailTheOthers(t *testing.T) {
 
 func TestNoAnswer(t *testing.T) {
 	s, _, p, o := startFCM(t)
-	_, err := p.Process(t.Context(), job(1, toFCM)) // gets the token
+	_, err := processor.Run(t.Context(), p, job(1, toFCM)) // gets the token
 	require.NoError(t, err)
 
 	s.set(func(int, http.ResponseWriter, request) { panic(http.ErrAbortHandler) })
-	_, err = p.Process(t.Context(), job(1, toFCM))
+	_, err = processor.Run(t.Context(), p, job(1, toFCM))
 	v := processor.Classify(err)
 	require.Equal(t, processor.RetryLater, v.Kind)
 	require.Equal(t, CodeUnreachable, v.Code)
@@ -231,13 +232,13 @@ func TestNoAnswer(t *testing.T) {
 
 	p.config.Timeout = 20 * time.Millisecond
 	s.set(func(_ int, _ http.ResponseWriter, r request) { <-r.Context().Done() })
-	_, err = p.Process(t.Context(), job(1, toFCM))
+	_, err = processor.Run(t.Context(), p, job(1, toFCM))
 	require.Equal(t, processor.CodeTimeout, processor.Classify(err).Code)
 	require.Equal(t, credential.Failure, o.last(t).Kind)
 
 	s.Close()
 	p.config.Timeout = 30 * time.Second
-	_, err = p.Process(t.Context(), job(1, toFCM))
+	_, err = processor.Run(t.Context(), p, job(1, toFCM))
 	require.Equal(t, CodeUnreachable, processor.Classify(err).Code)
 	require.NotContains(t, err.Error(), googleToken)
 }
@@ -250,7 +251,7 @@ func TestCertificatesOfUnknownAuthorities(t *testing.T) {
 	c.TLSCAFile = ""
 	p := start(t, c)
 	for _, payload := range []string{toFCM, toApple, toWeb(s.URL + "/secret-endpoint")} {
-		_, err := p.Process(t.Context(), job(1, payload))
+		_, err := processor.Run(t.Context(), p, job(1, payload))
 		require.Equal(t, CodeUnreachable, processor.Classify(err).Code, "%v", err)
 		for _, secret := range []string{"secret-endpoint", appleToken, googleToken} {
 			require.NotContains(t, err.Error(), secret)

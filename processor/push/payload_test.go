@@ -1,6 +1,7 @@
 package push
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -102,7 +103,7 @@ func TestPayloadsThatAreNoMessage(t *testing.T) {
 		"priority":              `{"to":{"fcm":"secret"},"priority":"secret"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := p.Process(t.Context(), job(1, payload))
+			_, err := processor.Run(t.Context(), p, job(1, payload))
 			v := processor.Classify(err)
 			require.Equal(t, processor.Fail, v.Kind, "%v", err)
 			require.Equal(t, CodeBadPayload, v.Code)
@@ -113,10 +114,23 @@ func TestPayloadsThatAreNoMessage(t *testing.T) {
 	require.Empty(t, o.all, "no account was borrowed")
 }
 
+// Admit and Process need the message; the payload is read once.
+func TestAnAdmittedJobKeepsItsMessage(t *testing.T) {
+	s, p, _ := startAPNs(t)
+	admittedJob := job(1, toApple)
+	pass, err := p.Admit(t.Context(), admittedJob)
+	require.NoError(t, err)
+	admittedJob.Payload = nil
+	_, err = p.Process(pass.Into(t.Context()), admittedJob)
+	pass.Return(err)
+	require.NoError(t, err)
+	require.Equal(t, "/3/device/"+appleToken, s.last(t).URL.Path)
+}
+
 func TestPlatformsWithoutAnAccount(t *testing.T) {
 	_, p, _ := startWebPush(t, nil)
 	for _, payload := range []string{toFCM, toApple, `{"to":{"fcm_topic":"news"}}`} {
-		_, err := p.Process(t.Context(), job(1, payload))
+		_, err := processor.Run(t.Context(), p, job(1, payload))
 		require.Equal(t, processor.Fail, processor.Classify(err).Kind)
 		require.Equal(t, CodeNotConfigured, processor.Classify(err).Code)
 	}
@@ -126,21 +140,21 @@ func TestPlatformsWithoutAnAccount(t *testing.T) {
 func TestSources(t *testing.T) {
 	s, p, o := startWebPush(t, nil)
 	o.err = &credential.DeniedError{After: 7 * time.Second, Reason: "circuit open"}
-	_, err := p.Process(t.Context(), job(1, toWeb(s.URL)))
-	require.Equal(t, processor.Verdict{
-		Kind: processor.Defer, Code: processor.CodeResourceBusy, After: 7 * time.Second,
-		Message: "push by webpush: no account is free for 7s: circuit open",
-	}, processor.Classify(err))
+	_, err := processor.Run(t.Context(), p, job(1, toWeb(s.URL)))
+	v := processor.Classify(err)
+	require.Regexp(t, `^no account is free until .*: circuit open$`, v.Message)
+	v.Message = ""
+	require.Equal(t, processor.Verdict{Kind: processor.Defer, Code: processor.CodeResourceBusy, After: 7 * time.Second}, v)
 
 	o.err = errors.New("redis is away")
-	_, err = p.Process(t.Context(), job(1, toWeb(s.URL)))
+	_, err = processor.Run(t.Context(), p, job(1, toWeb(s.URL)))
 	require.Equal(t, processor.RetryLater, processor.Classify(err).Kind)
 	require.ErrorIs(t, err, o.err)
 
 	o.err, o.next = nil, credential.InTurn("removed")
-	_, err = p.Process(t.Context(), job(1, toWeb(s.URL)))
+	_, err = processor.Run(t.Context(), p, job(1, toWeb(s.URL)))
 	require.Equal(t, processor.Defer, processor.Classify(err).Kind)
-	require.Equal(t, credential.Unused, o.last(t).Kind)
+	require.Equal(t, credential.Unknown, o.last(t).Kind)
 	require.Empty(t, s.got())
 }
 
@@ -166,5 +180,44 @@ func FuzzParsePayload(f *testing.F) {
 		require.NoError(t, err)
 		_, err = json.Marshal(apnsPayload(m))
 		require.NoError(t, err)
+	})
+}
+
+// Objects are split as encoding/json splits them.
+func FuzzParseObject(f *testing.F) {
+	for _, seed := range []string{
+		toFCM, toApple, `{}`, ` { } `, `{"a":1,"b" : [ {"c":"]}"} ] ,"c":null}`, `{"\u0061\"":"\\","a":"\""}`, `{"a":{}}`,
+		"{\"\xff\":\"\xff\\n\"}", `{"a":-1.5e3 }`, `[1]`, `"a"`, `7`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if !json.Valid(raw) {
+			return
+		}
+		got, err := parseObject(raw, "")
+		if !bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) {
+			require.Error(t, err)
+			return
+		}
+		require.NoError(t, err)
+		var want object
+		d := json.NewDecoder(bytes.NewReader(raw))
+		_, err = d.Token()
+		require.NoError(t, err)
+		for d.More() {
+			name, err := d.Token()
+			require.NoError(t, err)
+			var value json.RawMessage
+			require.NoError(t, d.Decode(&value))
+			want.names, want.values = append(want.names, name.(string)), append(want.values, value)
+		}
+		require.Equal(t, want, got)
+		for _, value := range got.values {
+			var s string
+			if value[0] == '"' && json.Unmarshal(value, &s) == nil {
+				require.Equal(t, s, unquote(value))
+			}
+		}
 	})
 }

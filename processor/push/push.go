@@ -5,15 +5,18 @@
 package push
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/url"
 	"sync/atomic"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/accountsfile"
 	"github.com/bulkaction/bulkaction/internal/egress"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/credential"
@@ -49,9 +52,6 @@ const (
 	maxIdleConnsPerHost = 64
 	// pingAfter is the silence after which a connection is tested by a ping.
 	pingAfter = 30 * time.Second
-	// unknownAccountWait is how long a job waits if its account was removed from the accounts file
-	// while the job got it.
-	unknownAccountWait = time.Second
 )
 
 // Result is the result of a job that is done.
@@ -60,23 +60,12 @@ type Result struct {
 	Code     int    `json:"code"`     // the HTTP status with which the platform accepted the message
 }
 
-// Choice returns the source that decides which of a platform's accounts sends the next message. It
-// is called for each platform that has accounts, at start and after each change of the accounts.
-type Choice func(platform string, accounts []credential.Account) (credential.Source, error)
-
 // Option changes a processor.
 type Option func(*Processor)
 
-// WithChoice sets what decides about accounts. Without it, a process uses them in turn.
-func WithChoice(c Choice) Option { return func(p *Processor) { p.choose = c } }
-
-func inTurn(_ string, accounts []credential.Account) (credential.Source, error) {
-	ids := make([]string, len(accounts))
-	for i, a := range accounts {
-		ids[i] = a.ID
-	}
-	return credential.InTurn(ids...), nil
-}
+// WithChoice sets what decides about accounts. The names of their pools are push.fcm, push.apns and
+// push.webpush. Without it, a process uses them in turn.
+func WithChoice(c credential.Choice) Option { return func(p *Processor) { p.choose = c } }
 
 // Processor runs PUSH_NOTIFICATION jobs. The payload is one of these:
 //
@@ -93,10 +82,10 @@ func inTurn(_ string, accounts []credential.Account) (credential.Source, error) 
 // The first form is for FCM. data is an object, priority is high or normal.
 type Processor struct {
 	config   Config
-	choose   Choice
+	choose   credential.Choice
 	parts    parts
 	accounts atomic.Pointer[accounts]
-	seen     [digestBytes]byte // the files as reload saw them last, good or bad; reload alone uses it
+	file     *accountsfile.File
 }
 
 // New returns a processor with the accounts in config.AccountsFile. It connects when the first job
@@ -110,9 +99,9 @@ func New(config Config, options ...Option) (*Processor, error) {
 		return nil, fmt.Errorf("configure push: TLS_CA_FILE: %w", err)
 	}
 	p := &Processor{
-		config: config, choose: inTurn,
+		config: config, choose: credential.TakeTurns,
 		parts: parts{
-			now: time.Now, roots: roots, services: newServicesClient(roots),
+			now: time.Now, roots: roots, services: newServicesTransport(roots),
 			public: egress.NewClient(egress.Options{
 				Policy: config.policy(), MaxIdleConnsPerHost: maxIdleConnsPerHost, RootCAs: roots,
 			}),
@@ -121,26 +110,38 @@ func New(config Config, options ...Option) (*Processor, error) {
 	for _, option := range options {
 		option(p)
 	}
-	if _, err := p.reload(); err != nil {
+	p.accounts.Store(&accounts{})
+	p.file = accountsfile.NewFile(config.AccountsFile, "push accounts", p.load)
+	if _, err := p.Reload(); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-// newServicesClient returns a client for addresses that the accounts file names.
-func newServicesClient(roots *x509.CertPool) *http.Client {
-	return &http.Client{
-		Transport: &http.Transport{
-			Proxy:               http.ProxyFromEnvironment,
-			TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-			ForceAttemptHTTP2:   true,
-			HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter},
-			TLSHandshakeTimeout: handshakeTimeout,
-			IdleConnTimeout:     idleTimeout,
-			MaxIdleConnsPerHost: maxIdleConnsPerHost,
-		},
-		CheckRedirect: noRedirect,
+// newServicesTransport returns a transport for addresses that the accounts file names.
+func newServicesTransport(roots *x509.CertPool) *http.Transport {
+	return &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		ForceAttemptHTTP2:   true,
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter},
+		TLSHandshakeTimeout: handshakeTimeout,
+		IdleConnTimeout:     idleTimeout,
+		MaxIdleConnsPerHost: maxIdleConnsPerHost,
+		DisableCompression:  true, // answers are short
 	}
+}
+
+// newPost returns a request of an account. It costs less than [http.NewRequest], because the URL of
+// an account is parsed once. The transport that sends it follows no redirect.
+func newPost(ctx context.Context, target *url.URL, header http.Header, body []byte) *http.Request {
+	getBody := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	content, _ := getBody()
+	r := &http.Request{
+		Method: http.MethodPost, URL: target, Host: target.Host, Header: header,
+		Body: content, GetBody: getBody, ContentLength: int64(len(body)),
+	}
+	return r.WithContext(ctx)
 }
 
 // noRedirect lets a redirect be an answer: a credential goes only to the host that it is for.
@@ -161,38 +162,96 @@ func (p *Processor) Close() error {
 	return nil
 }
 
-// Process sends the job's message and returns a [Result]. An answer about the recipient or the
-// message is a permanent error. The job is throttled after a 429, deferred while no account is
-// free, and retried after any other answer and after a failed connection.
-func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
+// Admit gets an account for the job's message. A job that can't be sent, because of its payload or
+// because its platform has no account, needs none: Process fails it.
+func (p *Processor) Admit(ctx context.Context, job processor.Job) (processor.Pass, error) {
 	m, err := parsePayload(job.Payload)
+	if err != nil {
+		return nil, nil
+	}
+	pool := p.pool(m.platform)
+	if pool == nil {
+		return nil, nil
+	}
+	pass, err := credential.Admit(ctx, pool.source, func(id string) bool {
+		return p.file.Knows(func() bool {
+			_, known := p.member(m.platform, id)
+			return known
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return admitted{pass, m}, nil
+}
+
+// admitted is the pass of a job with the message that Admit has read from its payload.
+type admitted struct {
+	processor.Pass
+	message *message
+}
+
+type messageKey struct{}
+
+func (a admitted) Into(ctx context.Context) context.Context {
+	return context.WithValue(a.Pass.Into(ctx), messageKey{}, a.message)
+}
+
+// messageOf returns the message of an admitted job, or reads it from the job's payload.
+func messageOf(ctx context.Context, job processor.Job) (*message, error) {
+	if m, ok := ctx.Value(messageKey{}).(*message); ok {
+		return m, nil
+	}
+	return parsePayload(job.Payload)
+}
+
+// Availability is that of all platforms together.
+func (p *Processor) Availability() processor.Availability {
+	var sources []credential.Source
+	for _, pool := range *p.accounts.Load() {
+		sources = append(sources, pool.source)
+	}
+	return credential.AvailabilityOf(sources...)
+}
+
+// pool returns the accounts of a platform; nil if it has none.
+func (p *Processor) pool(platform string) *pool { return (*p.accounts.Load())[platform] }
+
+func (p *Processor) member(platform, id string) (m member, known bool) {
+	if pool := p.pool(platform); pool != nil {
+		m, known = pool.members[id]
+	}
+	return m, known
+}
+
+// Process sends the job's message with the account that Admit got, and returns a [Result]. An
+// answer about the recipient or the message is a permanent error. The job is throttled after a 429,
+// deferred if the account has been removed or turned out to fail, and retried after any other
+// answer and after a failed connection.
+func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
+	m, err := messageOf(ctx, job)
 	if err != nil {
 		return nil, processor.Permanent(CodeBadPayload, fmt.Errorf("read push payload: %w", err))
 	}
-	pool := (*p.accounts.Load())[m.platform]
-	if pool == nil {
+	if p.pool(m.platform) == nil {
 		return nil, processor.Permanent(CodeNotConfigured, fmt.Errorf("push by %s: no account", m.platform))
 	}
-	loan, err := pool.source.Borrow(ctx)
-	var denied *credential.DeniedError
-	switch {
-	case errors.As(err, &denied):
-		return nil, processor.Deferred(denied.After, fmt.Sprintf("push by %s: %v", m.platform, denied))
-	case err != nil:
-		return nil, fmt.Errorf("push by %s: get account: %w", m.platform, err)
+	loan, err := credential.From(ctx)
+	if err != nil {
+		return nil, err
 	}
-	a := answer{outcome: credential.Outcome{Kind: credential.Unused}}
-	defer func() { loan.Return(a.outcome) }()
-	account, known := pool.members[loan.ID()]
+	if loan == nil {
+		return nil, processor.Deferred(0, "push by "+m.platform+": accounts were added")
+	}
+	account, known := p.member(m.platform, loan.ID())
 	if !known {
-		return nil, processor.Deferred(unknownAccountWait, "push by "+m.platform+": the account was removed")
+		return nil, processor.Deferred(0, "push by "+m.platform+": the account was removed")
 	}
-	a.outcome = credential.Outcome{} // if send panics
 	ctx, cancel := context.WithTimeout(ctx, p.config.Timeout)
 	defer cancel()
-	a = account.sender.send(ctx, job, m)
+	a := account.sender.send(ctx, job, m)
 	if a.err != nil {
-		return nil, a.err
+		return nil, credential.Verdict(a.err, a.outcome)
 	}
 	return Result{Platform: m.platform, Code: a.status}, nil
 }

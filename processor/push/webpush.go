@@ -5,11 +5,13 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"regexp"
 
 	"github.com/SherClockHolmes/webpush-go"
 
+	"github.com/bulkaction/bulkaction/internal/egress"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
@@ -56,16 +58,33 @@ func (a *webPushAccount) send(ctx context.Context, _ processor.Job, m *message) 
 			err:     processor.Permanent(CodeTooLarge, errors.New("push by webpush: the message is too large")),
 			outcome: credential.Outcome{Kind: credential.Unused},
 		}
+	case errors.Is(err, egress.ErrAddressRefused):
+		return answer{
+			err: processor.Permanent(CodeAddressRefused,
+				fmt.Errorf("push by webpush: %w", egress.ErrAddressRefused)),
+			outcome: credential.Outcome{Kind: credential.Unused},
+		}
 	case err != nil:
-		return unanswered(ctx, WebPush, err, kindOnly)
+		return ofEndpoint(unanswered(ctx, WebPush, kindOnly(err)))
 	}
 	defer func() { _ = response.Body.Close() }()
-	read(response.Body) // so that the connection can be used again
+	discard(response.Body)
 	r := reply{platform: WebPush, status: response.StatusCode, header: response.Header}
 	if r.status == http.StatusNotFound || r.status == http.StatusGone {
 		return r.permanent(CodeUnregistered)
 	}
-	return r.classify()
+	return ofEndpoint(r.classify())
+}
+
+// ofEndpoint says nothing about the account where an endpoint has not accepted the message. Each
+// subscription names its own, which a tenant may have made up, so a few bad ones must not stop the
+// account for all tenants. That includes a refused key (a subscription may be for another one) and
+// a long Retry-After.
+func ofEndpoint(a answer) answer {
+	if a.err != nil {
+		a.outcome = credential.Outcome{Kind: credential.Neutral}
+	}
+	return a
 }
 
 var webPushTopicName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)

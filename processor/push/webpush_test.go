@@ -130,7 +130,7 @@ func TestRequestsOfWebPush(t *testing.T) {
 			map[string]string{"Ttl": "0", "Topic": webPushTopic("no/topic")}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			result, err := p.Process(t.Context(), job(1, tt.payload))
+			result, err := processor.Run(t.Context(), p, job(1, tt.payload))
 			require.NoError(t, err)
 			require.Equal(t, Result{Platform: WebPush, Code: 201}, result)
 			r := s.last(t)
@@ -150,7 +150,7 @@ func TestRequestsOfWebPush(t *testing.T) {
 
 func TestTheTokenOfVAPID(t *testing.T) {
 	s, p, _ := startWebPush(t, nil)
-	_, err := p.Process(t.Context(), job(1, toWeb(s.URL+"/push/secret")))
+	_, err := processor.Run(t.Context(), p, job(1, toWeb(s.URL+"/push/secret")))
 	require.NoError(t, err)
 	rest, ok := strings.CutPrefix(s.last(t).Header.Get("Authorization"), "vapid t=")
 	require.True(t, ok)
@@ -171,16 +171,17 @@ func TestAnswersOfWebPush(t *testing.T) {
 		"created":              {status: 201, kind: processor.Done, outcome: credential.Success},
 		"accepted":             {status: 202, kind: processor.Done, outcome: credential.Success},
 		"400":                  {status: 400, body: "SECRET", kind: processor.Fail, code: CodeInvalidArgument},
-		"401":                  {status: 401, body: "SECRET", kind: processor.RetryLater, code: CodeCredentialRefused, outcome: credential.Failure},
-		"403":                  {status: 403, kind: processor.RetryLater, code: CodeCredentialRefused, outcome: credential.Failure},
+		"401":                  {status: 401, body: "SECRET", kind: processor.RetryLater, code: CodeCredentialRefused},
+		"403":                  {status: 403, kind: processor.RetryLater, code: CodeCredentialRefused},
 		"404":                  {status: 404, body: "SECRET", kind: processor.Fail, code: CodeUnregistered},
 		"410":                  {status: 410, kind: processor.Fail, code: CodeUnregistered, mayContain: "push by webpush: status 410 Gone"},
 		"413":                  {status: 413, kind: processor.Fail, code: CodeTooLarge},
-		"429":                  {status: 429, kind: processor.Throttle, code: processor.CodeThrottled, after: time.Minute, outcome: credential.Throttled},
-		"429 with Retry-After": {status: 429, header: "2", kind: processor.Throttle, code: processor.CodeThrottled, after: 2 * time.Second, outcome: credential.Throttled},
-		"500":                  {status: 500, body: "SECRET", kind: processor.RetryLater, code: "PUSH_500", outcome: credential.Failure},
-		"502":                  {status: 502, kind: processor.RetryLater, code: "PUSH_502", outcome: credential.Failure},
-		"redirect":             {status: 302, kind: processor.RetryLater, code: "PUSH_302", outcome: credential.Failure},
+		"429":                  {status: 429, kind: processor.Throttle, code: processor.CodeThrottled, after: time.Minute},
+		"429 with Retry-After": {status: 429, header: "2", kind: processor.Throttle, code: processor.CodeThrottled, after: 2 * time.Second},
+		"429 for a day":        {status: 429, header: "86400", kind: processor.Throttle, code: processor.CodeThrottled, after: 24 * time.Hour},
+		"500":                  {status: 500, body: "SECRET", kind: processor.RetryLater, code: "PUSH_500"},
+		"502":                  {status: 502, kind: processor.RetryLater, code: "PUSH_502"},
+		"redirect":             {status: 302, kind: processor.RetryLater, code: "PUSH_302"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.check(t, s, p, o, toWeb(s.URL+"/push/secret"), "secret", strings.TrimPrefix(s.URL, "https://"), encodeBase64(browserAuth))
@@ -191,7 +192,7 @@ func TestAnswersOfWebPush(t *testing.T) {
 func TestAMessageThatIsTooLargeIsNotSent(t *testing.T) {
 	s, p, o := startWebPush(t, nil)
 	payload := `{"to":{"webpush":` + subscriptionOf(s.URL) + `},"body":"` + strings.Repeat("x", 4096) + `"}`
-	_, err := p.Process(t.Context(), job(1, payload))
+	_, err := processor.Run(t.Context(), p, job(1, payload))
 	require.Equal(t, processor.Fail, processor.Classify(err).Kind)
 	require.Equal(t, CodeTooLarge, processor.Classify(err).Code)
 	require.Equal(t, credential.Unused, o.last(t).Kind)
@@ -201,7 +202,7 @@ func TestAMessageThatIsTooLargeIsNotSent(t *testing.T) {
 func TestEndpointsThatAreNotPublic(t *testing.T) {
 	s, p, o := startWebPush(t, func(c *Config) { c.AllowedCIDRs = nil })
 	for _, endpoint := range []string{s.URL, "https://localhost" + s.URL[strings.LastIndexByte(s.URL, ':'):], "https://[::1]/", "https://10.0.0.1/", "https://169.254.169.254/"} {
-		_, err := p.Process(t.Context(), job(1, toWeb(endpoint)))
+		_, err := processor.Run(t.Context(), p, job(1, toWeb(endpoint)))
 		v := processor.Classify(err)
 		require.Equal(t, processor.Fail, v.Kind, endpoint)
 		require.Equal(t, CodeAddressRefused, v.Code)
@@ -210,19 +211,24 @@ func TestEndpointsThatAreNotPublic(t *testing.T) {
 	}
 	require.Empty(t, s.got())
 	_, open, _ := startWebPush(t, func(c *Config) { c.AllowedCIDRs, c.AllowPrivate = []netip.Prefix{}, true })
-	_, err := open.Process(t.Context(), job(1, toWeb(s.URL)))
+	_, err := processor.Run(t.Context(), open, job(1, toWeb(s.URL)))
 	require.NoError(t, err)
 }
 
 func TestAnEndpointThatDoesNotAnswer(t *testing.T) {
 	s, p, o := startWebPush(t, nil)
 	s.Close()
-	_, err := p.Process(t.Context(), job(1, toWeb(s.URL+"/secret")))
+	_, err := processor.Run(t.Context(), p, job(1, toWeb(s.URL+"/secret")))
 	v := processor.Classify(err)
 	require.Equal(t, processor.RetryLater, v.Kind)
 	require.Equal(t, CodeUnreachable, v.Code)
 	require.Equal(t, "push by webpush: the connection to the endpoint failed", v.Message)
-	require.Equal(t, credential.Failure, o.last(t).Kind)
+	require.Equal(t, credential.Neutral, o.last(t).Kind, "the endpoint is the user's")
+
+	p.config.Timeout = time.Nanosecond
+	_, err = processor.Run(t.Context(), p, job(1, toWeb(s.URL+"/secret")))
+	require.Equal(t, processor.CodeTimeout, processor.Classify(err).Code)
+	require.Equal(t, credential.Neutral, o.last(t).Kind)
 }
 
 func TestKeysOfVAPID(t *testing.T) {

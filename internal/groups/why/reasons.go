@@ -59,15 +59,22 @@ func (j *job) scheduled(_ context.Context, w *api.Why) error {
 	return nil
 }
 
-// unserved applies when no live worker process serves the job's type.
+// unserved applies when no live worker process serves the job's type, or when those that do can get
+// no permission for a job of a gated type.
 func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	if j.Type == "" {
 		return nil
 	}
 	workers, err := presence.Workers(ctx, j.e.conn, j.e.space)
-	if err != nil || slices.ContainsFunc(workers,
-		func(r presence.WorkerReport) bool { return slices.Contains(r.Types, j.Type) }) {
+	if err != nil {
 		return err
+	}
+	j.workers = slices.DeleteFunc(workers, func(r presence.WorkerReport) bool {
+		return !slices.Contains(r.Types, j.Type)
+	})
+	if len(j.workers) > 0 {
+		unpermitted(j, w)
+		return nil
 	}
 	w.Reason = api.WhyNoProcessor
 	w.Detail = "No live worker serves the type " + j.Type + ": start one. "
@@ -79,6 +86,26 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 		w.Until = apivalue.TimeIfAfter(j.due, j.Now)
 	}
 	return nil
+}
+
+// unpermitted applies to a ready job of a gated type if no worker can get a permission now.
+func unpermitted(j *job, w *api.Why) {
+	if j.State != ledger.Ready || len(j.workers) == 0 {
+		return
+	}
+	first := time.Time{}
+	for _, r := range j.workers {
+		until := r.NoPermissionUntil[j.Type]
+		if !until.After(j.Now) {
+			return
+		}
+		if first.IsZero() || until.Before(first) {
+			first = until
+		}
+	}
+	w.Reason = api.WhyResource
+	setStart(w, j.Now, first)
+	w.Detail = "It is ready, but what its type needs is busy until " + formatTime(first) + ", such as all accounts."
 }
 
 // nonReady applies to a job that was retried, throttled, deferred or released, and to a tenant's

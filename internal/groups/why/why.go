@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
@@ -88,6 +89,8 @@ type job struct {
 	due    time.Time     // of a non-ready job
 	reason ledger.Reason // of a non-ready job
 	before int64         // undelivered entries before a ready job
+
+	workers []presence.WorkerReport // live ones that serve the type, once unserved has read them
 
 	// tenantState is the state of the job's tenant, once readTenant has read it.
 	tenantState *ledger.TenantState

@@ -423,3 +423,29 @@ func TestWhyWhileJobsMove(t *testing.T) {
 		asked++
 	}
 }
+
+// A ready job of a gated type names the resource if no worker can get a permission for it.
+func TestReadyWithoutPermission(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	until := time.Now().Add(time.Hour).Truncate(time.Second)
+	publish := func(id string, permission time.Time) {
+		require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
+			WorkerStatus: api.WorkerStatus{ID: id, Types: []string{"T"}, SeenAt: time.Now()}, NoPermissionUntil: map[string]time.Time{"T": permission},
+		}))
+	}
+	publish("a", until)
+	publish("b", until.Add(time.Hour))
+	why, err := w.Store.Why(t.Context(), "g")
+	require.NoError(t, err)
+	require.Equal(t, api.WhyResource, why.Reason)
+	require.True(t, until.Equal(*why.Until))
+	require.Contains(t, why.Detail, "what its type needs is busy until ")
+
+	publish("b", time.Now().Add(-time.Second)) // b gets one now
+	why, err = w.Store.Why(t.Context(), "g")
+	require.NoError(t, err)
+	require.Equal(t, api.WhyFairness, why.Reason)
+}

@@ -64,7 +64,7 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 		bound := maxPrefetch * min(len(w.feeds), maxPrefetchPartitions)
 		prefetch = min(bound, int(int64(size)*int64(prefetchFor)/int64(w.expectedRunTime())))
 	}
-	unfinished, held := int(w.held.unfinished.Load()), int(w.held.count.Load())
+	unfinished, held := int(w.held.unfinished.Load()), w.held.active()
 	if resumeAt = size + prefetch - max(1, prefetch/2); unfinished > resumeAt {
 		return 0, resumeAt
 	}
@@ -85,15 +85,19 @@ func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 		}
 		return 0, nil
 	}
-	return 0, p.readEntries(ctx, capacity)
+	return 0, p.readEntries(ctx, p.ungated, capacity, p.startEntries)
 }
 
-// readEntries reads entries from the ready streams of this partition, and starts their jobs. It
-// asks for this partition's part of capacity, at most maxBatch entries, but at least one of each
-// stream. It waits up to Config.Block for the first entry.
-func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
-	streams := make([]string, len(p.types))
-	for i, typ := range p.types {
+// readEntries reads entries from the ready streams of types in this partition, and calls use with
+// those of each type; use returns whether suspects were among them. It asks for this partition's
+// part of capacity, at most maxBatch entries, but at least one of each stream. It waits up to
+// Config.Block for the first entry.
+func (p *partitionFeed) readEntries(
+	ctx context.Context, types []string, capacity int,
+	use func(ctx context.Context, typ string, entries []stream.Entry) (suspects bool),
+) error {
+	streams := make([]string, len(types))
+	for i, typ := range types {
 		streams[i] = p.partition.Ready(typ)
 	}
 	// The feeds of all partitions read at the same time, and a feed does not know what the others
@@ -109,9 +113,9 @@ func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 			return true, err
 		}
 		for i := range batches {
-			typ := p.types[slices.Index(streams, batches[i].Stream)]
+			typ := types[slices.Index(streams, batches[i].Stream)]
 			for entries := range slices.Chunk(batches[i].Entries, maxBatch) {
-				suspects = p.startEntries(ctx, typ, entries) || suspects
+				suspects = use(ctx, typ, entries) || suspects
 			}
 		}
 		return suspects, nil
@@ -124,16 +128,8 @@ func (p *partitionFeed) readEntries(ctx context.Context, capacity int) error {
 // load, and all jobs if ctx has ended; while isolation is busy, it releases all but the suspects.
 // If Redis does not accept a release, the entry stays pending until the dispatcher reclaims it.
 func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
-	tasks, suspects := p.parseEntries(ctx, typ, entries)
+	tasks, suspects := p.takeEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
-		return suspects
-	}
-	p.held.reserve(len(tasks))
-	if ctx.Err() == nil {
-		tasks = p.isolateSuspects(tasks)
-	}
-	if len(tasks) == 0 || ctx.Err() != nil || p.isolation.busy() {
-		p.release(tasks...)
 		return suspects
 	}
 	started, err := p.startTasks(ctx, typ, tasks)
@@ -148,6 +144,27 @@ func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []
 	return suspects
 }
 
+// takeEntries returns the tasks of entries that may be started now, and holds them. It hands
+// suspects to isolation, and reports whether there were any. If ctx has ended, it releases all
+// tasks and returns none; while isolation is busy, it releases all but the suspects.
+func (p *partitionFeed) takeEntries(
+	ctx context.Context, typ string, entries []stream.Entry,
+) (tasks []*task, suspects bool) {
+	tasks, suspects = p.parseEntries(ctx, typ, entries)
+	if len(tasks) == 0 {
+		return nil, suspects
+	}
+	p.held.reserve(len(tasks))
+	if ctx.Err() == nil {
+		tasks = p.isolateSuspects(tasks)
+	}
+	if ctx.Err() != nil || p.isolation.busy() {
+		p.release(tasks...)
+		return nil, suspects
+	}
+	return tasks, suspects
+}
+
 // parseEntries returns a task for each entry, once even if entries has it twice, ordered by group
 // and ordinal. It quarantines entries that can't be read or whose type is not typ. The flag
 // suspects says that at least one task is a suspect.
@@ -155,10 +172,10 @@ func (p *partitionFeed) parseEntries(
 	ctx context.Context, typ string, entries []stream.Entry,
 ) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
-	proc, parser := p.procs[typ], ledger.Parser{}
+	proc, gate, parser := p.procs[typ], p.gates[typ], ledger.Parser{}
 	for i := range entries {
 		e := &entries[i]
-		t := &task{entryID: e.ID, feed: p, proc: proc}
+		t := &task{entryID: e.ID, feed: p, proc: proc, gate: gate}
 		err := parser.Parse(e.Fields, &t.Job)
 		if err == nil && t.Type != typ {
 			err = fmt.Errorf("its type is %q", t.Type)
@@ -222,7 +239,7 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 	}
 	now, i := time.Now(), 0
 	started, dropped := make([]*task, 0, len(tasks)), []*task(nil)
-	timeout := cmp.Or(p.cfg.TypeTimeouts[typ], p.cfg.JobTimeout)
+	timeout := p.cfg.timeoutOf(typ)
 	for g := range groups {
 		r.Groups[g].JobTimeout = cmp.Or(r.Groups[g].JobTimeout, timeout)
 		for range groups[g].Jobs {
@@ -230,6 +247,8 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 			t.terms = r.Groups[g]
 			if r.Tokens[i] < 0 {
 				dropped = append(dropped, t)
+				t.leaveQueue()
+				t.returnPass(errNotStarted)
 				if r.Tokens[i] == ledger.TokenCancelled && t.Trace != "" {
 					p.Tel.RecordStep(ctx, p.partition.Ready(typ), telemetry.JobStep{
 						Name: "cancel", Tenant: t.terms.Tenant, Group: t.Group,
@@ -322,6 +341,8 @@ func (p *partitionFeed) release(tasks ...*task) {
 	for _, t := range tasks {
 		if t.outcomeSet.CompareAndSwap(false, true) {
 			t.released = true
+			t.leaveQueue()
+			t.returnPass(errNotStarted)
 			p.queueReport(t)
 		}
 	}

@@ -97,11 +97,11 @@ func (s *isolation) run(ctx, workCtx context.Context) {
 }
 
 // awaitEmptyProcess waits until all outcomes are reported and the process holds at most the waiting
-// suspect, and returns true. It returns false when ctx ends first.
+// suspect and tasks that wait for a pass, and returns true. It returns false when ctx ends first.
 func (s *isolation) awaitEmptyProcess(ctx context.Context) bool {
 	for {
 		changed := s.w.held.nextChange()
-		if s.w.held.count.Load() <= 1 {
+		if s.w.held.active() <= 1 {
 			return true
 		}
 		select {
@@ -118,13 +118,15 @@ func (s *isolation) awaitEmptyProcess(ctx context.Context) bool {
 // that a suspect that is in flight at a crash has certainly run alone.
 func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 	p := t.feed
+	if t.gate != nil && !t.gate.admitAlone(ctx, t) {
+		return
+	}
 	p.held.untrack(t)
 	if ctx.Err() != nil || t.ctx.stopCause() != nil {
 		p.release(t)
 		return
 	}
-	// The lease renewal or the watchdog may still read the old task, so a new one takes its place.
-	t = &task{Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, feed: p, proc: t.proc, removed: t.removed}
+	t = t.forStart()
 	started, err := p.startTasks(ctx, t.Type, []*task{t})
 	if err != nil {
 		p.release(t)

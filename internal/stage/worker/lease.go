@@ -48,7 +48,7 @@ func (w *Worker) renewLeases(ctx context.Context) error {
 					w.metrics.LeasesLost(1)
 				}
 				if !chunk[i].outcomeSet.Load() {
-					chunk[i].ctx.stop(errLeaseLost)
+					chunk[i].stop(errLeaseLost)
 				}
 			}
 		}
@@ -79,7 +79,7 @@ func (w *Worker) stopCancelled(ctx context.Context) error {
 				continue
 			}
 			for _, t := range groups[ids[i]] {
-				t.ctx.stop(errCancelled)
+				t.stop(errCancelled)
 			}
 		}
 	}

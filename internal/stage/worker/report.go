@@ -27,7 +27,7 @@ func (p *partitionFeed) reportOutcomes(ctx context.Context) {
 	defer timer.Stop()
 	for p.reports.wait() {
 		timer.Reset(linger)
-		for expired := false; !expired && !p.reports.hasAtLeast(min(maxBatch, int(p.held.count.Load()))); {
+		for expired := false; !expired && !p.reports.hasAtLeast(min(maxBatch, p.held.active())); {
 			select {
 			case <-p.reports.wake:
 			case <-timer.C:

@@ -42,12 +42,13 @@ func (w *Worker) serve(ctx context.Context, sl *slot) {
 // returns false when the task was abandoned meanwhile: then its outcome was set elsewhere, the
 // caller's slot is not in the pool any more, and the caller must end.
 func (w *Worker) runTask(ctx context.Context, t *task) bool {
-	began, limit := monotonicNow(), t.terms.JobTimeout
+	t.leaveQueue()
+	began, limit, pass := monotonicNow(), t.terms.JobTimeout, t.pass // abandon may change t.pass
 	t.runStart.Store(began)
 	t.ctx.begin(ctx, began, limit)
 	defer t.ctx.finish()
 	jobCtx, span := w.startSpan(&t.ctx, t)
-	result, err := w.callProcessor(jobCtx, t)
+	result, err := w.callProcessor(jobCtx, t, pass)
 	now := monotonicNow()
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		if span != nil {
@@ -55,35 +56,64 @@ func (w *Worker) runTask(ctx context.Context, t *task) bool {
 		}
 		return false
 	}
+	if err != nil && w.hasShortTimeout(t) && errors.Is(t.ctx.endCause(now), context.DeadlineExceeded) {
+		t.returnPass(context.Canceled)
+	} else {
+		t.returnPass(err)
+	}
 	w.setOutcome(t, span, result, err, now, limit)
 	t.feed.queueReport(t)
 	return true
 }
 
+// hasShortTimeout says that the task's group has a shorter timeout than the operator of the worker
+// has set. A tenant chooses that timeout, so its end says nothing about the account of the task's
+// pass: with such timeouts, a tenant could open the breakers of accounts that others use, too.
+func (w *Worker) hasShortTimeout(t *task) bool {
+	return t.terms.JobTimeout < w.cfg.timeoutOf(t.Type)
+}
+
 // callProcessor runs the task's processor and returns its result as JSON. A panic, also in the
 // result's JSON methods, becomes an error that is retried. If the payload is lost, callProcessor
-// calls no processor and returns a permanent error.
-func (w *Worker) callProcessor(ctx context.Context, t *task) (encoded []byte, err error) {
+// calls no processor and returns a permanent error. If Admit has decided about the job, its error
+// is returned.
+func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass) (encoded []byte, err error) {
 	if t.loadedPayload == "" {
 		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
 	}
+	if t.admitErr != nil {
+		return nil, t.admitErr
+	}
 	defer func() {
 		if r := recover(); r != nil {
-			w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
-				"attempt", t.currentAttempt, "type", t.Type,
-				"panic", fmt.Sprintf("%T", r), "stack", string(debug.Stack()))
-			err = processor.Retry("PANIC", errors.New("the processor panicked"))
+			err = w.panicked(t, r)
 		}
 	}()
-	result, err := t.proc.Process(ctx, processor.Job{
-		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
-		Payload: json.RawMessage(t.loadedPayload), Attempt: t.currentAttempt, Retries: t.Retries,
-		AcceptedAt: t.Accepted,
-	})
+	if pass != nil {
+		ctx = pass.Into(ctx)
+	}
+	result, err := t.proc.Process(ctx, t.job())
 	if err != nil {
 		return nil, err
 	}
 	return encodeResult(result)
+}
+
+// job returns what a processor gets. Before the start the tenant is not known.
+func (t *task) job() processor.Job {
+	return processor.Job{
+		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
+		Payload: json.RawMessage(t.loadedPayload), Attempt: t.currentAttempt, Retries: t.Retries,
+		AcceptedAt: t.Accepted,
+	}
+}
+
+// panicked logs that the task's processor has panicked with r, and returns the error that follows.
+func (w *Worker) panicked(t *task, r any) error {
+	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
+		"attempt", t.currentAttempt, "type", t.Type,
+		"panic", fmt.Sprintf("%T", r), "stack", string(debug.Stack()))
+	return processor.Retry("PANIC", errors.New("the processor panicked"))
 }
 
 // setOutcome sets the task's outcome from what the processor returned: result (JSON) or err. now is

@@ -23,6 +23,7 @@ type slotPool struct {
 	idle     int         // slots that wait in next
 	waiting  []*task     // oldest first
 	active   int         // tasks that run in slots
+	gated    int         // those of them that are of gated types
 	isolated *task       // the suspect that runs now, outside the slots
 }
 
@@ -143,8 +144,8 @@ func (s *slotPool) next(sl *slot) *task {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if sl.task != nil {
+		s.countRunning(sl.task, -1)
 		sl.task = nil
-		s.active--
 	}
 	for !sl.closed && (s.blocked || len(s.waiting) == 0) {
 		s.idle++
@@ -160,8 +161,23 @@ func (s *slotPool) next(sl *slot) *task {
 	sl.task = s.waiting[0]
 	s.waiting[0] = nil
 	s.waiting = s.waiting[1:]
-	s.active++
+	s.countRunning(sl.task, 1)
 	return sl.task
+}
+
+// countRunning adds n to the number of running tasks, of which t is one. The caller holds the lock.
+func (s *slotPool) countRunning(t *task, n int) {
+	s.active += n
+	if t.gate != nil {
+		s.gated += n
+	}
+}
+
+// runningGated returns how many tasks of gated types run in slots.
+func (s *slotPool) runningGated() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gated
 }
 
 // replaceSlot removes the slot of a task that was abandoned, and opens a new slot if the pool has
@@ -173,7 +189,7 @@ func (s *slotPool) replaceSlot(t *task) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.active--
+	s.countRunning(t, -1)
 	s.goroutines.Done()
 	s.slots = slices.DeleteFunc(s.slots, func(sl *slot) bool { return sl.task == t })
 	s.adjust()
@@ -188,7 +204,8 @@ func (s *slotPool) setIsolated(t *task) {
 
 // takeOverdue removes and returns the tasks that have waited for maxSlotWait or longer, and that
 // will wait as long again if a job needs runTime. While slots are free, it returns none: then the
-// waiting tasks run soon.
+// waiting tasks run soon. Tasks of gated types stay: few of them wait, and each has got a pass.
+// Without slots they go, too, so that their passes come back.
 func (s *slotPool) takeOverdue(runTime time.Duration, now time.Time) (overdue []*task) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +216,7 @@ func (s *slotPool) takeOverdue(runTime time.Duration, now time.Time) (overdue []
 	soon = min(soon, int64(len(s.waiting)))
 	stay := s.waiting[:soon]
 	for _, t := range s.waiting[soon:] {
-		if now.Sub(t.startedAt) < maxSlotWait {
+		if t.gate != nil && s.size > 0 || now.Sub(t.startedAt) < maxSlotWait {
 			stay = append(stay, t)
 		} else {
 			overdue = append(overdue, t)

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,14 @@ type task struct {
 	startedAt       time.Time     // when Redis marked the job as in flight, by this process's clock
 	removed         chan struct{} // of a suspect: closed when the task is not held any more
 
+	// Only of a gated type.
+	gate           *gate
+	pass           processor.Pass // from Admit until the outcome is set; or nil
+	admitErr       error          // an error of Admit that decides about the job instead of Process
+	stopAdmission  context.CancelCauseFunc
+	waitsForPass   atomic.Bool // Admit runs; the goroutine that changes it to false becomes the owner
+	countedAsAhead atomic.Bool // counted in gate.ahead
+
 	place int // 1 + index in the list of tracked tasks; 0: not there. Guarded by heldTasks.mu
 
 	// Set while the job runs; any goroutine may use these.
@@ -49,14 +58,54 @@ type task struct {
 // size returns about how many bytes the task's outcome takes in a script call.
 func (t *task) size() int { return len(t.result) + len(t.Queued) + len(t.verdict.Message) }
 
+// stop ends the processor's context, now or as soon as it begins, and the task's wait for a pass.
+func (t *task) stop(cause error) {
+	t.ctx.stop(cause)
+	if t.stopAdmission != nil {
+		t.stopAdmission(cause)
+	}
+}
+
+// forStart returns a task for the start of t's job, with t's pass. t must not be tracked any more:
+// the start changes fields that the lease renewal and the watchdog may still read of t.
+func (t *task) forStart() *task {
+	n := &task{
+		Job: t.Job, entryID: t.entryID, currentAttempt: t.Attempt, feed: t.feed, proc: t.proc,
+		loadedPayload: t.loadedPayload, separatePayload: t.separatePayload, removed: t.removed,
+		gate: t.gate, pass: t.pass, admitErr: t.admitErr,
+	}
+	n.countedAsAhead.Store(t.countedAsAhead.Swap(false))
+	t.pass = nil
+	return n
+}
+
+// returnPass gives the task's pass back, if it has one. Only the task's owner calls it.
+func (t *task) returnPass(err error) {
+	if t.pass == nil {
+		return
+	}
+	pass := t.pass
+	t.pass = nil
+	defer func() {
+		if r := recover(); r != nil {
+			_ = t.feed.panicked(t, r)
+		}
+	}()
+	pass.Return(err)
+}
+
+// errNotStarted is the error with which an unused pass is returned.
+var errNotStarted = processor.Deferred(0, "the job was not started")
+
 // heldTasks are the tasks that this process has read and whose outcome is not reported yet. Leases
-// are renewed for the tracked ones among them, which are those that were started and the suspects
-// that wait.
+// are renewed for the tracked ones among them, which are those that were started, the suspects that
+// wait, and those that wait for a pass.
 type heldTasks struct {
 	// Any goroutine may use the counters. They are not guarded by mu, because they change with each
 	// job.
 	count      atomic.Int64 // number of held tasks
 	unfinished atomic.Int64 // held tasks without an outcome: they run or will run
+	waiting    atomic.Int64 // held tasks that wait for a pass; they are not counted as unfinished
 	// feeds are notified once when unfinished falls to resumeAt or below; -1: not
 	resumeAt atomic.Int64
 
@@ -75,6 +124,20 @@ func newHeldTasks() *heldTasks {
 func (h *heldTasks) reserve(n int) {
 	h.count.Add(int64(n))
 	h.unfinished.Add(int64(n))
+}
+
+// active returns the number of held tasks that do not wait for a pass.
+func (h *heldTasks) active() int { return int(h.count.Load() - h.waiting.Load()) }
+
+// beginWait says that n unfinished tasks wait for a pass now. endWait ends the wait of one.
+func (h *heldTasks) beginWait(n int) {
+	h.waiting.Add(int64(n))
+	h.markFinished(n)
+}
+
+func (h *heldTasks) endWait() {
+	h.unfinished.Add(1)
+	h.waiting.Add(-1)
 }
 
 // track adds tasks to the tracked ones, so that their leases are renewed.

@@ -32,7 +32,11 @@ func (w *Worker) watch(context.Context) error {
 		if began == 0 || time.Duration(now-began) < limit+min(abandonDelay, limit) {
 			continue
 		}
-		w.abandon(t, func() {
+		attempt := timeoutError(limit)
+		if w.hasShortTimeout(t) {
+			attempt = context.Canceled
+		}
+		w.abandon(t, attempt, func() {
 			t.verdict = processor.Classify(timeoutError(limit))
 			t.processTrace = t.Trace
 		})
@@ -40,15 +44,17 @@ func (w *Worker) watch(context.Context) error {
 	return nil
 }
 
-// abandon takes a running task from its processor: it sets the task's outcome with the function
-// outcome and queues its report. A new slot replaces the one that the processor blocks, unless the
-// pool is to have fewer. It does nothing when the task has an outcome already.
-func (w *Worker) abandon(t *task, outcome func()) {
+// abandon takes a running task from its processor: it returns the task's pass with the error of the
+// attempt, sets the task's outcome with the function outcome and queues its report. A new slot
+// replaces the one that the processor blocks, unless the pool is to have fewer. It does nothing
+// when the task has an outcome already.
+func (w *Worker) abandon(t *task, attempt error, outcome func()) {
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		return
 	}
 	t.runTime = time.Duration(monotonicNow() - t.runStart.Load())
 	outcome()
+	t.returnPass(attempt)
 	w.Tel.Log.Warn("abandoned a processor that ignores the end of its context",
 		"type", t.Type, "group", t.Group, "ordinal", t.Ordinal, "attempt", t.currentAttempt)
 	w.slots.replaceSlot(t)
@@ -75,14 +81,20 @@ func (w *Worker) drain(stopReporting func()) {
 	_, running := w.slots.sizeAndActive()
 	w.Tel.Log.Warn("grace period is over, cancelling running jobs", "jobs", running)
 	for _, t := range w.held.tasks() {
-		t.ctx.stop(errShutdown)
+		t.stop(errShutdown)
 	}
 	if w.held.waitEmpty(abandonDelay) {
 		return
 	}
 	for _, t := range w.held.tasks() {
+		if t.waitsForPass.CompareAndSwap(true, false) { // Admit ignores the end of its context
+			if !t.suspect() { // a suspect was not counted as waiting
+				t.endWait()
+			}
+			t.feed.release(t)
+		}
 		if t.runStart.Load() != 0 {
-			w.abandon(t, func() { t.released = true })
+			w.abandon(t, context.Canceled, func() { t.released = true })
 		}
 	}
 	if !w.held.waitEmpty(reportTimeout) {

@@ -6,9 +6,11 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -42,10 +44,14 @@ type Config struct {
 	OnStart func(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int)
 }
 
+// timeoutOf returns the timeout of a job of type typ whose group sets none.
+func (c Config) timeoutOf(typ string) time.Duration { return cmp.Or(c.TypeTimeouts[typ], c.JobTimeout) }
+
 // Worker is one worker process: it reads jobs of all partitions and runs them in one pool of slots.
 // Create it with New, run it with Run.
 //
-// For each partition, one goroutine reads and starts jobs and one reports outcomes. Each slot is a
+// For each partition, one goroutine reads and starts jobs and one reports outcomes; for each gated
+// type, another one reads jobs, and each job that waits for a pass has its own. Each slot is a
 // goroutine, and another one runs suspects alone. One goroutine each renews leases, looks for
 // cancelled groups, publishes the status, and looks for overdue jobs (watch). They share only what
 // the fields below hold; each of these has a lock of its own.
@@ -55,7 +61,9 @@ type Worker struct {
 	cfg     Config
 	metrics *telemetry.WorkerMetrics
 	procs   map[string]processor.Processor
-	types   []string
+	types   []string // the served types; each is either in ungated or in gates
+	ungated []string
+	gates   map[string]*gate // by type
 	feeds   []*partitionFeed // one for each partition
 
 	held        *heldTasks    // the tasks that were read and whose outcome is not reported yet
@@ -75,7 +83,7 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 	w := &Worker{
 		Process: p, cfg: cfg, metrics: telemetry.NewWorkerMetrics(p.Tel.Meter),
 		procs: map[string]processor.Processor{}, held: newHeldTasks(), slots: newSlotPool(cfg.Count),
-		rates: newRates(),
+		rates: newRates(), gates: map[string]*gate{},
 	}
 	for _, p := range procs {
 		if !api.ValidID(p.Type()) {
@@ -103,6 +111,13 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 		return nil, errors.New("worker without a processor: give it at least one")
 	}
 	slices.Sort(w.types)
+	for _, typ := range w.types {
+		if g, ok := w.procs[typ].(processor.Gated); ok {
+			w.gates[typ] = newGate(w, g)
+		} else {
+			w.ungated = append(w.ungated, typ)
+		}
+	}
 	w.isolation = newIsolation(w)
 	for _, p := range p.Space.All() {
 		w.feeds = append(w.feeds, &partitionFeed{
@@ -129,7 +144,12 @@ func (w *Worker) Run(ctx context.Context) error {
 	feeds, periodic := w.Runner(), w.Runner()
 	var feeding, reporting, background sync.WaitGroup
 	for _, p := range w.feeds {
-		feeds.Loop("read ready stream", "", p.step)
+		if len(w.ungated) > 0 {
+			feeds.Loop("read ready stream", "", p.step)
+		}
+		for typ, g := range w.gates {
+			feeds.Loop("read ready stream", "", (&gatedFeed{partitionFeed: p, typ: typ, gate: g}).step)
+		}
 		reporting.Go(func() { p.reportOutcomes(workCtx) })
 	}
 	periodic.Every("renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
@@ -201,6 +221,16 @@ func (w *Worker) publishStatus(ctx context.Context) error {
 	}
 	r := presence.WorkerReport{WorkerStatus: w.Status()}
 	r.StartedPerSecond, r.RunMS = w.rates.report(time.Now())
+	r.PermissionsPerSecond, r.NoPermissionUntil = map[string]float64{}, map[string]time.Time{}
+	for typ, g := range w.gates {
+		a := g.availability()
+		if a.PerSecond >= 0 && !math.IsInf(a.PerSecond, 1) {
+			r.PermissionsPerSecond[typ] = a.PerSecond
+		}
+		if a.Free == 0 && a.Next.After(time.Now()) {
+			r.NoPermissionUntil[typ] = a.Next
+		}
+	}
 	if r.ShuttingDown {
 		r.Types = []string{}
 	}

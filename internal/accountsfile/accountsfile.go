@@ -1,0 +1,201 @@
+// Package accountsfile reads the YAML files in which operators list the accounts of a processor,
+// with the files of secrets that they name. It collects all mistakes of a file, and tells when a
+// file has changed. It hides what accounts of all processors have in common.
+package accountsfile
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/bulkaction/bulkaction/processor/credential"
+)
+
+const (
+	maxFileBytes     = 1 << 20
+	readableByOthers = fs.FileMode(0o004)
+)
+
+// Digest identifies the content of files.
+type Digest = [sha256.Size]byte
+
+// Entry has the fields that all accounts have. It is embedded in the entries of each processor.
+type Entry struct {
+	ID          string  `yaml:"id"`
+	Rate        *string `yaml:"rate"`        // such as 80/10m, or none
+	Concurrency *string `yaml:"concurrency"` // a number, or unbounded
+}
+
+// Reader reads an accounts file and the secrets that it names. It goes on after a mistake, so that
+// all mistakes are reported together.
+type Reader struct {
+	path, what string
+	digest     hash.Hash // of every file that was read, or of the error
+	ids        map[string]bool
+	mistakes   []error
+}
+
+// NewReader returns a reader of the accounts file at path. what names its accounts in errors, such
+// as "push accounts".
+func NewReader(path, what string) *Reader {
+	return &Reader{path: path, what: what, digest: sha256.New(), ids: map[string]bool{}}
+}
+
+// Decode reads the accounts file into the struct that file points to. Unknown fields are mistakes.
+// It returns false if the file can't be read at all.
+func (r *Reader) Decode(file any) bool {
+	content, err := r.read(r.path)
+	if err != nil {
+		r.Mistake("%w", err)
+		return false
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(content))
+	decoder.KnownFields(true)
+	var wrongFields *yaml.TypeError
+	switch err := decoder.Decode(file); {
+	case errors.As(err, &wrongFields):
+		for _, text := range wrongFields.Errors { // the other fields were decoded
+			text = goType.ReplaceAllString(hideValues(text), "into accounts")
+			text = unknownField.ReplaceAllString(text, "unknown field $1")
+			r.Mistake("%s", text)
+		}
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		r.Mistake("%s", hideValues(err.Error()))
+		return false
+	}
+	if decoder.Decode(new(yaml.Node)) == nil {
+		r.Mistake("the file has a second document")
+	}
+	return true
+}
+
+// unknownField and goType match what the YAML library says about fields, which is for programmers.
+var (
+	unknownField = regexp.MustCompile(`field (\S+) not found in .*`)
+	goType       = regexp.MustCompile(`into (\[\])?[a-z]+\.\w+$`)
+)
+
+// hideValues removes what an error of the YAML library repeats of a value, which may be a secret:
+// values in backquotes, and names of anchors, because a password may begin with an asterisk.
+func hideValues(text string) string {
+	return anchor.ReplaceAllLiteralString(value.ReplaceAllLiteralString(text, ""), "anchor")
+}
+
+var (
+	value  = regexp.MustCompile("(?s) `.*`")
+	anchor = regexp.MustCompile(`(?s)anchor '.*'`)
+)
+
+// Mistake adds a mistake.
+func (r *Reader) Mistake(format string, args ...any) {
+	r.mistakes = append(r.mistakes, fmt.Errorf(format, args...))
+}
+
+// Err returns an error with all mistakes, or nil.
+func (r *Reader) Err() error {
+	if len(r.mistakes) == 0 {
+		return nil
+	}
+	return fmt.Errorf("read %s in %s:\n%w", r.what, r.path, errors.Join(r.mistakes...))
+}
+
+// Digest identifies all that was read, and what could not be read.
+func (r *Reader) Digest() Digest { return Digest(r.digest.Sum(nil)) }
+
+// read returns the content of a file that must not be readable by others.
+func (r *Reader) read(path string) ([]byte, error) {
+	content, mode, err := readFile(path)
+	if err == nil && mode&readableByOthers != 0 {
+		err = fmt.Errorf("%s: others may read it (mode %04o); run chmod o-r on it", path, mode.Perm())
+	}
+	fmt.Fprintf(r.digest, "%q %o %v %q\n", path, mode, err, content)
+	return content, err
+}
+
+func readFile(path string) ([]byte, fs.FileMode, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	content, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err == nil && len(content) > maxFileBytes {
+		err = fmt.Errorf("%s: is larger than %d bytes", path, maxFileBytes)
+	}
+	return content, info.Mode(), err
+}
+
+// Checker collects the mistakes of one entry.
+type Checker struct {
+	r     *Reader
+	where string // the entry, for people
+	bad   bool
+}
+
+// Check adds a mistake unless ok.
+func (c *Checker) Check(ok bool, format string, args ...any) {
+	if !ok {
+		c.bad = true
+		c.r.Mistake("%s: %w", c.where, fmt.Errorf(format, args...))
+	}
+}
+
+// OK says that the entry has no mistake so far.
+func (c *Checker) OK() bool { return !c.bad }
+
+// Secret returns the content of a file that a field of the entry names, and nil after a mistake.
+// Relative names are relative to the accounts file.
+func (c *Checker) Secret(field, name string) []byte {
+	c.Check(name != "", "%s is missing", field)
+	if name == "" {
+		return nil
+	}
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(filepath.Dir(c.r.path), name)
+	}
+	content, err := c.r.read(name)
+	c.Check(err == nil, "%s: %w", field, err)
+	return content
+}
+
+var accountID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+
+// Account checks the fields that all accounts have, of the entry with index i in its list. kind
+// names the list in mistakes, such as "fcm".
+func (r *Reader) Account(kind string, i int, e Entry) (*Checker, credential.Account) {
+	if kind != "" {
+		kind += " "
+	}
+	c := &Checker{r: r, where: fmt.Sprintf("%saccount %d", kind, i+1)}
+	c.Check(accountID.MatchString(e.ID), "id is not 1 to 128 letters, digits, dots, underscores or dashes")
+	if !c.bad {
+		c.where = kind + "account " + e.ID
+		c.Check(!r.ids[e.ID], "the id is used twice")
+		r.ids[e.ID] = true
+	}
+	account := credential.Account{ID: e.ID}
+	if e.Rate != nil {
+		account.Rate = new(credential.Rate)
+		err := account.Rate.UnmarshalText([]byte(*e.Rate))
+		c.Check(err == nil, "rate: %w", err)
+	}
+	if e.Concurrency != nil {
+		err := account.Concurrency.UnmarshalText([]byte(*e.Concurrency))
+		c.Check(err == nil, "concurrency: %w", err)
+	}
+	return c, account
+}

@@ -1,0 +1,91 @@
+package accountsfile
+
+import "sync"
+
+// File is an accounts file, with the secrets that it names, that is read again when it changes.
+type File struct {
+	path, what string
+	load       func(r *Reader) (use func() error)
+
+	mu        sync.Mutex // guards the fields below, and is held while the files are read
+	closed    bool
+	wasRead   bool
+	seen      Digest // what was read last, good or bad
+	forReport report // what RereadForJob has found and Reload has not returned
+}
+
+type report struct {
+	changed bool
+	err     error
+}
+
+// NewFile returns an accounts file, and reads nothing. what names its accounts in errors. load
+// reads the accounts with r, to which it adds mistakes, and returns use. Reload calls use if there
+// was no mistake.
+func NewFile(path, what string, load func(r *Reader) (use func() error)) *File {
+	return &File{path: path, what: what, load: load}
+}
+
+// Reload reads the files, and has the accounts used if they have no mistake. It does nothing if the
+// files are as they were the last time, so that a mistake is returned once. An error of the
+// function that uses the accounts is no mistake of the files: the next call tries again.
+func (f *File) Reload() (changed bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.reload()
+	if !r.changed && r.err == nil {
+		r = f.forReport
+	}
+	f.forReport = report{}
+	return r.changed, r.err
+}
+
+// RereadForJob is Reload for a job that was lent an account that this process does not know. What
+// it finds is returned by the next call of Reload.
+func (f *File) RereadForJob() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r := f.reload(); r.changed || r.err != nil {
+		f.forReport = r
+	}
+}
+
+// Knows returns what known says about an account that a job was lent. If known returns false, Knows
+// reads the files again and asks it once more.
+func (f *File) Knows(known func() bool) bool {
+	if known() {
+		return true
+	}
+	f.RereadForJob()
+	return known()
+}
+
+// Close stops reading, and then calls last.
+func (f *File) Close(last func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	last()
+}
+
+// reload is Reload without the report. The caller holds the lock.
+func (f *File) reload() report {
+	if f.closed || f.path == "" {
+		return report{}
+	}
+	r := NewReader(f.path, f.what)
+	use := f.load(r)
+	digest := r.Digest()
+	if f.wasRead && digest == f.seen {
+		return report{}
+	}
+	f.wasRead, f.seen = true, digest
+	if err := r.Err(); err != nil {
+		return report{err: err}
+	}
+	if err := use(); err != nil {
+		f.wasRead = false
+		return report{err: err}
+	}
+	return report{changed: true}
+}

@@ -1,0 +1,270 @@
+package httpcall
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bulkaction/bulkaction/internal/accountsfile"
+	"github.com/bulkaction/bulkaction/processor/credential"
+)
+
+// credentials has the pools of the credentials file by their hosts: names, or names with ports.
+type credentials map[string]*pool
+
+// pool has the credentials for the same list of hosts. Each can replace the others.
+type pool struct {
+	name    string
+	source  credential.Source
+	members []*member
+}
+
+// member is one credential.
+type member struct {
+	account credential.Account
+	header  string // its canonical name
+	value   string // the secret
+	hidden  [][]byte
+}
+
+// of returns the pool for the calls of a URL; nil if its host has no credential.
+func (c credentials) of(u *url.URL) *pool {
+	t := targetOf(u)
+	if p := c[net.JoinHostPort(t.name, cmp.Or(t.port, defaultPorts[u.Scheme]))]; p != nil {
+		return p
+	}
+	return c[t.name]
+}
+
+// member returns the credential with an id, or nil.
+func (p *pool) member(id string) *member {
+	if p != nil {
+		for _, m := range p.members {
+			if m.account.ID == id {
+				return m
+			}
+		}
+	}
+	return nil
+}
+
+// file is the credentials file.
+type file struct {
+	Credentials []entry `yaml:"credentials"`
+}
+
+type entry struct {
+	accountsfile.Entry `yaml:",inline"`
+	Hosts              []string `yaml:"hosts"`      // exact names, or names with ports
+	Header             string   `yaml:"header"`     // gets the secret
+	ValueFile          string   `yaml:"value_file"` // has the secret
+}
+
+// loader makes pools from the credentials file and the secrets that it names.
+type loader struct {
+	*accountsfile.Reader
+	pools  []*pool
+	byList map[string]*pool
+	byName map[string]*pool
+	byHost map[string][]hostEntry // by the host's name without a port
+}
+
+// hostEntry is one host of a pool.
+type hostEntry struct {
+	target
+	pool *pool
+}
+
+// load returns the pools in the order of the file, and the pool of each host. Sources are missing.
+func load(r *accountsfile.Reader) ([]*pool, credentials) {
+	l := &loader{Reader: r, byList: map[string]*pool{}, byName: map[string]*pool{}, byHost: map[string][]hostEntry{}}
+	var f file
+	if !l.Decode(&f) {
+		return nil, nil
+	}
+	if len(f.Credentials) == 0 {
+		l.Mistake("the file lists no account under credentials")
+	}
+	for i, e := range f.Credentials {
+		l.add(i, e)
+	}
+	byHost := credentials{}
+	for _, entries := range l.byHost {
+		for _, e := range entries {
+			byHost[e.String()] = e.pool
+		}
+	}
+	return l.pools, byHost
+}
+
+// maxValueBytes bounds a secret. Servers refuse headers that are much longer.
+const maxValueBytes = 8 << 10
+
+// add checks an entry and adds it to the pool of its hosts.
+func (l *loader) add(i int, e entry) {
+	c, account := l.Account("", i, e.Entry)
+	p := l.pool(c, e.Hosts)
+	c.Check(isHeaderName(e.Header), "header is missing or not the name of a header")
+	header := http.CanonicalHeaderKey(e.Header)
+	c.Check(!slices.Contains(connectionHeaders, header) && !slices.Contains(ownHeaders, header),
+		"header: %s can't have a secret", header)
+	content := c.Secret("value_file", e.ValueFile)
+	value := string(bytes.TrimRight(content, "\r\n"))
+	if content != nil {
+		c.Check(value != "", "value_file: is empty")
+		c.Check(len(value) <= maxValueBytes, "value_file: has more than %d bytes", maxValueBytes)
+		c.Check(!strings.ContainsFunc(value, notPrintable) && strings.TrimSpace(value) == value,
+			"value_file: is not one line of printable ASCII without spaces around it")
+	}
+	if c.OK() {
+		p.members = append(p.members, &member{
+			account: account, header: header, value: value, hidden: hiddenTexts(value),
+		})
+	}
+}
+
+// ownHeaders are headers that the processor or package http sets.
+var ownHeaders = []string{
+	"Accept-Encoding", "Content-Type", "Host", "Idempotency-Key", "Traceparent", "Tracestate", "User-Agent",
+}
+
+func notPrintable(r rune) bool { return r < ' ' || r > '~' }
+
+// pool returns the pool for a list of hosts; nil after a mistake in the list.
+func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
+	c.Check(len(hosts) > 0, "hosts is missing")
+	targets := make([]target, 0, len(hosts))
+	for _, host := range hosts {
+		t, ok := parseTarget(host)
+		c.Check(ok, "hosts: %q is neither the exact name of a host nor name:port", host)
+		if ok {
+			targets = append(targets, t)
+		}
+	}
+	if len(targets) < max(1, len(hosts)) {
+		return nil
+	}
+	slices.SortFunc(targets, func(a, b target) int { return strings.Compare(a.String(), b.String()) })
+	targets = slices.Compact(targets)
+	list := fmt.Sprint(targets)
+	if p := l.byList[list]; p != nil {
+		return p
+	}
+	p := &pool{name: poolName(targets[0])}
+	l.byList[list] = p
+	l.pools = append(l.pools, p)
+	other := l.byName[p.name]
+	for _, t := range targets {
+		if l.addHost(t, p) {
+			c.Check(false, "hosts: %s is also in another list; lists are the same or have no host in common", t)
+			other = nil // one mistake is enough
+		}
+	}
+	c.Check(other == nil, "hosts: the pools of two lists would have the name %s", p.name)
+	l.byName[p.name] = p
+	return p
+}
+
+// addHost adds a host of a pool. It returns true if the host belongs to another pool, too.
+func (l *loader) addHost(t target, p *pool) (taken bool) {
+	entries := l.byHost[t.name]
+	l.byHost[t.name] = append(entries, hostEntry{t, p})
+	return slices.ContainsFunc(entries, func(e hostEntry) bool { return e.pool != p && e.overlaps(t) })
+}
+
+// maxPoolName is the longest name of a guard.
+const maxPoolName = 128
+
+var notInNames = regexp.MustCompile(`[^A-Za-z0-9._-]`)
+
+// poolName returns the name of the pool whose first host is t.
+func poolName(t target) string {
+	name := "http." + notInNames.ReplaceAllString(t.String(), "_")
+	return name[:min(len(name), maxPoolName)]
+}
+
+// leastHidden is the length of the shortest token that is hidden without its scheme. Shorter ones
+// are found in many texts by chance.
+const leastHidden = 4
+
+// hiddenTexts returns what a response must not show: the secret, and its part after a scheme such
+// as Bearer.
+func hiddenTexts(value string) [][]byte {
+	texts := [][]byte{[]byte(value)}
+	if _, token, _ := strings.Cut(value, " "); len(token) >= leastHidden {
+		texts = append(texts, []byte(token))
+	}
+	return texts
+}
+
+// hide overwrites with asterisks where text has the secret as it is, or with escapes of JSON or
+// URLs. The text keeps its length, so that the part of a body that is kept does not depend on what
+// is hidden in it.
+func (m *member) hide(text []byte) []byte {
+	if m == nil {
+		return text
+	}
+	for i := range text {
+		for _, hidden := range m.hidden {
+			for j := range prefixLength(text[i:], hidden) {
+				text[i+j] = '*'
+			}
+		}
+	}
+	return text
+}
+
+// longestForm returns the length of the longest form of the secret.
+func (m *member) longestForm() int {
+	if m == nil {
+		return 0
+	}
+	return longestEscape * len(m.value)
+}
+
+// prefixLength returns how many bytes of text are the secret with which it begins; 0: none.
+func prefixLength(text, secret []byte) int {
+	if bytes.HasPrefix(text, secret) {
+		return len(secret)
+	}
+	n := 0
+	for _, c := range secret {
+		got, size := unescape(text[n:])
+		if size == 0 || got != c {
+			return 0
+		}
+		n += size
+	}
+	return n
+}
+
+// longestEscape is the length of the longest escape of a character.
+const longestEscape = len(`\u0020`)
+
+// unescape returns the first character of text and its length, which is 0 for no text.
+func unescape(text []byte) (c byte, size int) {
+	hex := ""
+	switch {
+	case len(text) == 0:
+		return 0, 0
+	case len(text) >= longestEscape && string(text[:4]) == `\u00`:
+		size, hex = longestEscape, string(text[4:6])
+	case len(text) >= 3 && text[0] == '%':
+		size, hex = 3, string(text[1:3])
+	case len(text) >= 2 && text[0] == '\\':
+		return text[1], 2
+	default:
+		return text[0], 1
+	}
+	if n, err := strconv.ParseUint(hex, 16, 8); err == nil {
+		return byte(n), size
+	}
+	return text[0], 1
+}

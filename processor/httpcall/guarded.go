@@ -1,0 +1,274 @@
+package httpcall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"sync/atomic"
+
+	"github.com/bulkaction/bulkaction/internal/accountsfile"
+	"github.com/bulkaction/bulkaction/internal/egress"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/credential"
+)
+
+// Guarded runs HTTP jobs as [Processor] does, with credentials for some hosts, with guards of
+// hosts, or with both. It puts the secret of a credential into a header of calls to the
+// credential's hosts, and nowhere else: redirects are not followed, and a secret that a response
+// repeats is hidden in results and errors.
+//
+// A secret goes over plain http only to addresses that are not public, or that AllowedCIDRs has;
+// and jobs must be allowed to call them.
+type Guarded struct {
+	calls  *Processor
+	plain  *http.Client // for calls without TLS that have a secret
+	choose credential.Choice
+	hosts  func(host string) credential.Source // nil: hosts are not guarded
+	loaded atomic.Pointer[credentials]
+	file   *accountsfile.File
+}
+
+// Option changes a processor.
+type Option func(*Guarded)
+
+// WithChoice sets what decides about credentials. The names of their pools are http. and the first
+// of their hosts, in alphabetical order. Without it, a process uses them in turn.
+func WithChoice(c credential.Choice) Option { return func(g *Guarded) { g.choose = c } }
+
+// WithHosts sets the guards of hosts. A host is a name in lower case, with a port if the URL has
+// one that is not the scheme's own. Without it, hosts are not guarded.
+func WithHosts(hosts func(host string) credential.Source) Option {
+	return func(g *Guarded) { g.hosts = hosts }
+}
+
+// NewGuarded returns a processor with the credentials in config.CredentialsFile, if there is one.
+// It connects when the first job runs. The error names every invalid field, or every mistake in
+// the file.
+func NewGuarded(config Config, options ...Option) (*Guarded, error) {
+	calls, err := New(config)
+	if err != nil {
+		return nil, err
+	}
+	policy := config.policy()
+	policy.RefusePublic = true
+	g := &Guarded{
+		calls: calls, choose: credential.TakeTurns,
+		plain: egress.NewClient(egress.Options{Policy: policy, MaxIdleConnsPerHost: config.MaxIdleConnsPerHost}),
+	}
+	g.loaded.Store(&credentials{})
+	for _, option := range options {
+		option(g)
+	}
+	load := func(r *accountsfile.Reader) (use func() error) {
+		pools, byHost := load(r)
+		return func() error { return g.use(pools, byHost) }
+	}
+	g.file = accountsfile.NewFile(config.CredentialsFile, "HTTP credentials", load)
+	if _, err := g.Reload(); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// Reload reads the credentials file and the secrets, and uses them if they have no mistake. It
+// does nothing if the files are as they were in the last call, so that a mistake is returned once.
+func (g *Guarded) Reload() (changed bool, err error) { return g.file.Reload() }
+
+// use makes the sources of the pools, and uses the credentials.
+func (g *Guarded) use(pools []*pool, byHost credentials) error {
+	for _, p := range pools {
+		if err := p.choose(g.choose); err != nil {
+			return err
+		}
+	}
+	g.loaded.Store(&byHost)
+	return nil
+}
+
+// choose makes the pool's source.
+func (p *pool) choose(choose credential.Choice) (err error) {
+	accounts := make([]credential.Account, len(p.members))
+	for i, m := range p.members {
+		accounts[i] = m.account
+	}
+	if p.source, err = choose(p.name, accounts); err != nil {
+		return fmt.Errorf("choose among the HTTP credentials of %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// Type is HTTP.
+func (g *Guarded) Type() string { return Type }
+
+// Close closes the idle connections. Calls that run go on.
+func (g *Guarded) Close() error {
+	g.plain.CloseIdleConnections()
+	return g.calls.Close()
+}
+
+// Availability says that nothing is bounded: a job may call a host that has neither a credential
+// nor a guard. The type has no bound as a whole, and a bound would hold back the calls of other
+// hosts.
+func (g *Guarded) Availability() processor.Availability {
+	return processor.Availability{Free: -1, PerSecond: math.Inf(1)}
+}
+
+// Admit gets a credential for the host that the job calls, and then the host's permission. A job
+// that makes no call needs none: Process fails it.
+func (g *Guarded) Admit(ctx context.Context, job processor.Job) (processor.Pass, error) {
+	request, credentials, err := g.read(job)
+	if err != nil || credentials == nil && g.hosts == nil {
+		return nil, nil
+	}
+	var p pass
+	if credentials != nil {
+		p.account, err = credential.Admit(ctx, credentials.source, func(id string) bool {
+			return g.file.Knows(func() bool { return g.loaded.Load().of(request.URL).member(id) != nil })
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if g.hosts != nil {
+		source := g.hosts(targetOf(request.URL).String())
+		p.host, err = credential.Admit(ctx, source, func(string) bool { return true })
+		if err != nil {
+			p.Return(&outcomes{err, unused, unused})
+			return nil, err
+		}
+	}
+	return &p, nil
+}
+
+// errNotEncrypted is in the error of a call that would send a secret without encryption.
+var errNotEncrypted = errors.New("url is not https: the secret of the host's credential is sent without encryption " +
+	"only to addresses that are not public and that ALLOW_PRIVATE or ALLOWED_CIDRS allow")
+
+// read returns the job's request and the pool of its host; nil if the host has no credential. The
+// error is permanent.
+func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
+	request, err := newRequest(job)
+	if err != nil {
+		return nil, nil, invalidPayload(err)
+	}
+	p := g.loaded.Load().of(request.URL)
+	if p == nil {
+		return request, nil, nil
+	}
+	for _, m := range p.members {
+		_, given := request.Header[m.header]
+		if given || m.header == "Authorization" && request.URL.User != nil {
+			err := fmt.Errorf("headers or url has %s, which the host's credential sets", m.header)
+			return nil, nil, invalidPayload(err)
+		}
+	}
+	config := g.calls.config
+	allowed := config.AllowPrivate || len(config.AllowedCIDRs) > 0 // the address is checked when the connection is made
+	if request.URL.Scheme != "https" && !allowed && !targetOf(request.URL).isLoopback() {
+		return nil, nil, invalidPayload(errNotEncrypted)
+	}
+	return request, p, nil
+}
+
+// Process makes the call with the credential that Admit got. The answer decides about the job as
+// with [Processor], but a 401 is retried if the call had a credential: the job is not at fault. A
+// 403 may be about the path, which the job chooses. The job is deferred if the credentials of its
+// host have changed since Admit.
+//
+// This is what an answer says about the credential and about the host:
+//
+//	2xx                      Success    Success
+//	401                      Failure    Neutral
+//	429                      Throttled  Throttled
+//	503 with Retry-After     Neutral    Throttled
+//	any other 5xx            Neutral    Failure
+//	no complete response     Neutral    Failure
+//	the address is refused   Unused     Unused
+//	any other status         Neutral    Success
+func (g *Guarded) Process(ctx context.Context, job processor.Job) (any, error) {
+	request, credentials, err := g.read(job)
+	if err != nil {
+		return nil, &outcomes{err, unused, unused}
+	}
+	loan, err := credential.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var used *member
+	client := g.calls.client
+	if loan != nil || credentials != nil {
+		if loan != nil {
+			used = credentials.member(loan.ID())
+		}
+		if used == nil {
+			return nil, processor.Deferred(0, "the credentials of the job's host have changed")
+		}
+		request.Header.Set(used.header, used.value)
+		if request.URL.Scheme != "https" {
+			client = g.plain
+		}
+	}
+	result, status, err := g.calls.call(ctx, client, request, used)
+	if err == nil {
+		return result, nil
+	}
+	if used != nil && status == http.StatusUnauthorized {
+		err = processor.Retry(processor.Classify(err).Code, err)
+	}
+	return nil, outcomesOf(status, err)
+}
+
+// outcomes is the error of a call, with what the call showed about its credential and its host.
+type outcomes struct {
+	error
+	account, host credential.Outcome
+}
+
+func (o *outcomes) Unwrap() error { return o.error }
+
+var (
+	neutral = credential.Outcome{Kind: credential.Neutral}
+	unused  = credential.Outcome{Kind: credential.Unused}
+)
+
+// outcomesOf returns err with its outcomes. status is 0 if there was no whole response.
+func outcomesOf(status int, err error) error {
+	o := credential.OutcomeOf(err)
+	switch {
+	case errors.Is(err, egress.ErrAddressRefused), errors.Is(err, errNotEncrypted):
+		return &outcomes{err, unused, unused}
+	case status == http.StatusUnauthorized:
+		return &outcomes{err, credential.Outcome{Kind: credential.Failure}, neutral}
+	case status == http.StatusTooManyRequests:
+		return &outcomes{err, o, o}
+	case status == 0, status/100 == 5:
+		return &outcomes{err, neutral, o}
+	}
+	return &outcomes{err, neutral, credential.Outcome{Kind: credential.Success}}
+}
+
+// pass holds the permissions for one call; nil: it needs none.
+type pass struct{ account, host processor.Pass }
+
+func (p *pass) Into(ctx context.Context) context.Context {
+	if p.account == nil {
+		return ctx
+	}
+	return p.account.Into(ctx)
+}
+
+func (p *pass) Return(err error) {
+	account, host := err, err
+	var o *outcomes
+	if errors.As(err, &o) {
+		account, host = credential.Verdict(err, o.account), credential.Verdict(err, o.host)
+	}
+	if p.account != nil {
+		p.account.Return(account)
+	}
+	if p.host != nil {
+		p.host.Return(host)
+	}
+}
