@@ -84,7 +84,7 @@ bench: deps ## Run each benchmark once, to check that it works
 	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(PKG)
 
 .PHONY: bench-flow
-bench-flow: deps ## Measure flow control (about 15 minutes) and write docs/plots/*.json
+bench-flow: deps ## Measure flow control (about 25 minutes) and write docs/plots/*.json
 	go build -o bin/ ./cmd/bulkaction
 	@mkdir -p docs/plots
 	@set -e; for what in $(FLOW); do \
@@ -100,7 +100,7 @@ bench-peers: deps ## Compare with asynq and a raw stream (some minutes); PEERSFL
 	@bin/peers $(PEERSFLAGS)
 
 .PHONY: bench-guards
-bench-guards: deps ## Measure package guard (5 minutes); write docs/plots/guards.json and its table; GUARDSFLAGS=--quick
+bench-guards: deps ## Measure package guard (6 minutes); write docs/plots/guards.json and its table; GUARDSFLAGS=--quick
 	go build -o bin/ ./cmd/bulkaction
 	@mkdir -p docs/plots
 	bin/bulkaction bench guards $(GUARDSFLAGS) --json > docs/plots/guards.json.new

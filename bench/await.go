@@ -89,7 +89,7 @@ type follower struct {
 	part     string
 	interval time.Duration
 
-	jobs     int // of all groups
+	jobs     int // of all groups, that are to be done
 	open     []group
 	pollsAll bool                  // all open groups are read each time
 	pollNext int                   // number of groups that the next poll reads
@@ -113,7 +113,7 @@ func (r *run) follow(part string, groups []group) *follower {
 		began: time.Now(), samples: []sample{{}},
 	}
 	for _, g := range groups {
-		f.jobs += g.jobs
+		f.jobs += g.jobs - g.fails
 	}
 	f.open = slices.DeleteFunc(f.open, func(g group) bool { return g.jobs == 0 })
 	return f
@@ -155,7 +155,7 @@ func (f *follower) poll(ctx context.Context) error {
 		f.done += done - int(f.seen[g.id].Counts.Done)
 		f.seen[g.id] = g
 		switch {
-		case g.Status == api.StatusCompleted && done == g.jobs:
+		case g.Status == api.StatusCompleted && done == g.jobs-g.fails:
 			if g.Completed.After(f.end) {
 				f.end = g.Completed
 			}

@@ -36,6 +36,8 @@ type Guards struct {
 	*GuardOrder
 	*GuardProbes
 	*GuardMemory
+	*GuardPipeline
+	*GuardPush
 	Overrides map[string]string `json:"overrides"`
 }
 
@@ -140,7 +142,10 @@ type GuardBytes struct {
 
 // GuardsParts returns the names of the parts that can be measured alone.
 func GuardsParts() []string {
-	return []string{"take", "pairs", "lock", "handover", "waiting", "costs", "limits", "order", "probes", "memory"}
+	return []string{
+		"take", "pairs", "lock", "handover", "waiting", "costs", "limits", "order", "probes", "memory", "pipeline",
+		"push",
+	}
 }
 
 // guardProcesses is the number of processes that make calls.
@@ -198,6 +203,10 @@ func RunGuards(ctx context.Context, o GuardsOptions) (_ Guards, err error) {
 			out.GuardProbes, err = measured(b.probes(ctx))
 		case "memory":
 			out.GuardMemory, err = measured(b.memory(ctx))
+		case "pipeline":
+			out.GuardPipeline, err = measured(b.pipeline(ctx))
+		case "push":
+			out.GuardPush, err = measured(b.push(ctx))
 		}
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", part, err)

@@ -49,3 +49,17 @@ func TestGuardsLeaveNothingOnASharedRedis(t *testing.T) {
 	require.NotNil(t, r.GuardWaiting)
 	require.Empty(t, server.Client().Keys(t.Context(), "*").Val())
 }
+
+// TestGuardsInThePipeline checks that the promises of accounts hold; speeds are not compared.
+func TestGuardsInThePipeline(t *testing.T) {
+	r, err := bench.RunGuards(t.Context(), bench.GuardsOptions{
+		Options: options(t, ""), Quick: true, Rounds: 1, Only: []string{"pipeline", "push"},
+	})
+	require.NoError(t, err)
+	require.Zero(t, r.Pipeline.OverRate)
+	require.Zero(t, r.Pipeline.ProbesOver)
+	require.Positive(t, r.Pipeline.MakespanRatio)
+	require.Zero(t, r.Push.Wrong)
+	require.Equal(t, 1, r.Push.Connections)
+	require.Positive(t, r.Push.PerSecond)
+}

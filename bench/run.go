@@ -48,6 +48,7 @@ type group struct {
 	// returns the i-th job that one call of submit or fill publishes, encoded; nil: without payload
 	job    func(i int) []byte
 	fields map[string]any // more fields of the group, such as priority
+	fails  int            // jobs that fail for good
 }
 
 const (

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -40,6 +41,9 @@ func fillTables(document string, results map[string]any) string {
 		reached := "**no**"
 		if map[string]bool{"≥": value >= limit, "≤": value <= limit, "<": value < limit, "=": value == limit}[op] {
 			reached = "yes"
+		}
+		if value >= 1000 {
+			value = math.Round(value)
 		}
 		return fmt.Sprintf("| `%s.%s` |%s| %s %s%s| %s | %s |",
 			file, path, what, op, goal, unit, formatNumber(value), reached)
