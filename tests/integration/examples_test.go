@@ -2,11 +2,15 @@ package integration
 
 import (
 	"encoding/json"
+	"io"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -67,4 +71,43 @@ func TestCustomReducer(t *testing.T) {
 	var word string
 	require.NoError(t, json.Unmarshal(shown.Aggregate["word"], &word))
 	require.Equal(t, "question", word)
+}
+
+// The example uses each token for one call at a time, and leaves alone the one that is refused.
+func TestCredentialPool(t *testing.T) {
+	s := start(t, replicas("worker", 0))
+	var mu sync.Mutex
+	calls, running, together := map[string]int{}, map[string]int{}, 0
+	apiServer := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token := r.Header.Get("Authorization")
+		mu.Lock()
+		calls[token]++
+		running[token]++
+		if running[token] > 1 {
+			together++
+		}
+		mu.Unlock()
+		_, _ = io.Copy(io.Discard, r.Body)
+		mu.Lock()
+		running[token]--
+		mu.Unlock()
+		if token == "Bearer refused" {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	}))
+	defer apiServer.Close()
+	s.example("credential-pool", map[string]string{
+		"BULKACTION_WORKER_TYPES": "", "TRANSLATE_URL": apiServer.URL, "TRANSLATE_TOKENS": "a=good,b=also-good,c=refused",
+	})
+	const jobs = 60
+	g := client.Group{Tenant: "acme", Type: "TRANSLATE", Seal: true}
+	for i := range jobs {
+		g.Jobs = append(g.Jobs, client.Job{Payload: i})
+	}
+	require.Equal(t, api.Counts{Accepted: jobs, Done: jobs}, s.wait(s.submit(g)).Counts)
+	mu.Lock()
+	defer mu.Unlock()
+	require.Equal(t, 3, calls["Bearer refused"])
+	require.Equal(t, jobs, calls["Bearer good"]+calls["Bearer also-good"])
+	require.Zero(t, together)
 }

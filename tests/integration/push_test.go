@@ -59,6 +59,9 @@ func (s *pushService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case kind == 1 && first:
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusTooManyRequests)
+		if ordinal > 1 { // about this device; else about the account
+			fmt.Fprint(w, `{"reason":"TooManyRequests"}`)
+		}
 	case kind == 2 && first:
 		w.WriteHeader(http.StatusInternalServerError)
 	case kind == 3 && first:
@@ -86,7 +89,7 @@ func pushAccounts(t *testing.T, server *httptest.Server) (file, authority string
 	write("key.p8", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 	authority = write("ca.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 	return write("accounts.yaml", fmt.Appendf(nil,
-		"apns: [{id: shop, key_file: key.p8, key_id: K, team_id: T, topic: org.example.app, url: %q}]", server.URL)), authority
+		"apns: [{id: shop, key_file: key.p8, key_id: K, team_id: T, topic: org.example.app, url: %q, rate: none, concurrency: unbounded}]", server.URL)), authority
 }
 
 func TestPushJobs(t *testing.T) {
@@ -107,7 +110,7 @@ func TestPushJobs(t *testing.T) {
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	file, authority := pushAccounts(t, server)
-	s := start(t, env("WORKER_TYPES", "PUSH_NOTIFICATION"), env("PUSH_ACCOUNTS_FILE", file), env("PUSH_TLS_CA_FILE", authority),
+	s := start(t, env("WORKER_TYPES", "PUSH_NOTIFICATION"), env("PUSH_ACCOUNTS_FILE", file), env("PUSH_TLS_CA_FILE", authority), env("PUSH_ACCOUNT_BREAKER", "10/1s/1"),
 		env("WORKER_COUNT", "100"), env("BACKPRESSURE_GLOBAL_RPS", "0"), env("BACKPRESSURE_DEFAULT_BACKOFF", "100ms"),
 		env("CONGESTION_BASE_BACKOFF", "100ms"))
 
