@@ -196,11 +196,14 @@ func TestCluster(t *testing.T) {
 			if first && left > 0 {
 				first = false
 				p.awaitProgress(fmt.Sprintf("jobs while %s moves, %d keys to go,", key, left), 100)
+				if key == s.space.Partition(0).Base() { // all roles run scripts on this slot, now and then
+					s.await("a warning that the slot moves", func() bool { return s.moveWarnings() > 0 })
+				}
 			}
 		})
 	}
 	p.awaitProgress("jobs after a reshard", 300)
-	s.requireMovesAreWarnings()
+	s.moveWarnings()
 
 	dead := cluster.MasterOf(cluster.SlotOf(s.space.OfTenant("tenant-0").Base()))
 	dead.Kill()
@@ -212,9 +215,9 @@ func TestCluster(t *testing.T) {
 	p.check(t)
 }
 
-// requireMovesAreWarnings requires that some process has logged the move of a hash slot, and that
-// none has logged a reply to it as an error.
-func (s *system) requireMovesAreWarnings() {
+// moveWarnings counts the lines in which processes report the move of a hash slot. None of them may
+// be an error.
+func (s *system) moveWarnings() int {
 	s.t.Helper()
 	warnings := 0
 	for role, procs := range s.procs {
@@ -227,5 +230,5 @@ func (s *system) requireMovesAreWarnings() {
 			}
 		}
 	}
-	require.Positive(s.t, warnings)
+	return warnings
 }
