@@ -650,6 +650,9 @@ func (g *reference) control(raw int64, id, action string) []any {
 	g.maintain()
 	result := "OK"
 	m := g.members[id]
+	if m != nil {
+		g.dropPolicy(m)
+	}
 	switch {
 	case m == nil:
 		result = "UNKNOWN" // it was retired, and its last lease has expired now
