@@ -14,14 +14,21 @@ var (
 	// ErrConflict (status 409): the id exists with other content, or the group's state forbids the
 	// command.
 	ErrConflict = errors.New("conflict")
-	ErrSealed   = errors.New("group is sealed: it accepts no more jobs") // status 409
+	// ErrChanged (status 412): the object has another revision than the client has seen.
+	ErrChanged = errors.New("changed meanwhile")
+	ErrSealed  = errors.New("group is sealed: it accepts no more jobs") // status 409
 	// ErrInvalid (status 422): the store refuses an argument that only it can check, such as a
 	// cursor.
 	ErrInvalid     = errors.New("invalid")
 	ErrUnavailable = errors.New("store is unavailable: try again in a moment") // status 503: Redis does not answer
 	// ErrReplicas (status 503): fewer than REDIS_WAIT_REPLICAS replicas confirmed the write in
 	// time. The write may exist; it is safe to repeat the request.
-	ErrReplicas     = fmt.Errorf("too few replicas have the write: %w", ErrUnavailable)
+	ErrReplicas = fmt.Errorf("too few replicas have the write: %w", ErrUnavailable)
+	// ErrNotConfigured (status 501): the server lacks the configuration for the call.
+	ErrNotConfigured = errors.New("not configured")
+	// ErrUpstream (status 502): a service that the call needs gave no usable answer. Its address is
+	// not in the message.
+	ErrUpstream     = errors.New("no usable answer")
 	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // status 429: see BackpressureError
 )
 

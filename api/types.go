@@ -249,7 +249,7 @@ type AuditEvent struct {
 type Violation struct {
 	Law       string `json:"law"`
 	Partition int    `json:"partition"`         // -1 when the violation is about a guard
-	Group     string `json:"group"`             // "" when the violation is about a tenant, a type or a guard
+	Group     string `json:"group"`             // "" when the violation is about a tenant, a type, a guard or an event
 	Ordinal   *int64 `json:"ordinal,omitempty"` // nil when the violation is not about one job
 	Detail    string `json:"detail"`
 	// Count is the number of violations that this document stands for, when Detail summarizes many

@@ -51,6 +51,17 @@ func PublishStage(ctx context.Context, conn *redisx.Conn, space keyspace.Space, 
 	return publish(ctx, conn, space.Stages(), s.ID, s)
 }
 
+// PublishBroker stores the heartbeat of a broker process. Its id is the instance in its conns.
+func PublishBroker(ctx context.Context, conn *redisx.Conn, space keyspace.Space, s api.StageStatus) error {
+	return publish(ctx, conn, space.Brokers(), s.ID, s)
+}
+
+// Brokers returns the statuses of live brokers, ordered by id. It deletes old statuses, as read
+// does.
+func Brokers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.StageStatus, error) {
+	return read[api.StageStatus](ctx, conn, space.Brokers())
+}
+
 // Withdraw removes the heartbeat of a process that stops, also when ctx has ended. It tries for a
 // second and returns no error: a heartbeat that stays is ignored after TTL.
 func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string) {

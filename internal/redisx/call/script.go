@@ -29,6 +29,9 @@ func NewScript(name, src string) *Script {
 // folder and ending.
 func (s *Script) Name() string { return s.name }
 
+// SHA returns the hash by which Redis knows the script.
+func (s *Script) SHA() string { return s.sha }
+
 // Run executes the script with keys, which choose the hash slot, and args. Redis loses its script
 // cache on restart and failover: Run sends the full text of a script that Redis does not know. It
 // retries nothing else, because only the caller knows what a lost reply means. A nil reply is no

@@ -15,6 +15,7 @@ import (
 // Names of the consumer groups.
 const (
 	GroupIngest     = "ingest"
+	GroupRouter     = "router"
 	GroupWorkers    = "workers"
 	GroupAggregator = "aggregator"
 )
@@ -89,7 +90,7 @@ func (s Space) Partition(i int) Partition {
 	base := s.prefix + "{" + strconv.Itoa(i) + "}:"
 	return Partition{
 		index: i, base: base, GroupKeys: GroupKeys(base), FairKeys: FairKeys(base), TenantKeys: TenantKeys(base),
-		JobKeys: JobKeys(base), WatchKeys: WatchKeys(base),
+		JobKeys: JobKeys(base), WatchKeys: WatchKeys(base), RoomKeys: RoomKeys(base),
 	}
 }
 
@@ -114,6 +115,7 @@ type Partition struct {
 	TenantKeys
 	JobKeys
 	WatchKeys
+	RoomKeys
 }
 
 // Index returns the number of the partition, counted from 0.

@@ -168,7 +168,8 @@ func Split(source string) (header, code string) {
 }
 
 // answered finds the codes with which a script answers.
-const answered = `(?:(?:return|reply\[[^\]]+\] =) \{ |(?:state|result|state, wait|result, from) = )'([A-Z]+)'`
+const answered = `(?:(?:return|local reply =|reply\[[^\]]+\] =) \{ |` +
+	`(?:state|result|state, wait|result, from) = )'([A-Z_]+)'`
 
 // Check compares the header of a script with its code. keys are the tables KEYS that a script of
 // this system may have.
@@ -191,7 +192,7 @@ func Check(t testing.TB, name, source string, keys ...[]string) {
 		slices.Sort(all)
 		return slices.Compact(all)
 	}
-	inReply := codes(strings.Join(table(t, header, "Reply"), "\n"), `'([A-Z]+)'`)
+	inReply := codes(strings.Join(table(t, header, "Reply"), "\n"), `'([A-Z_]+)'`)
 	require.Equal(t, inReply, codes(code, answered), "reply codes")
 
 	// What it reads of ARGV by number is what the header lists before the repeated part.

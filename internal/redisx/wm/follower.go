@@ -1,0 +1,83 @@
+package wm
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/client/stream"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// NewFollower returns a watermill Subscriber without a consumer group: each subscription gets all
+// messages of a stream, from the oldest on, and nothing is kept for it. It removes the messages
+// that it has read, so a stream must have one follower alone. Close leaves conn open.
+func NewFollower(conn *redisx.Conn, log *slog.Logger) (message.Subscriber, error) {
+	s, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
+		Client:                        &follower{UniversalClient: conn.Block, conn: conn},
+		Unmarshaller:                  stream.Marshaller{},
+		FanOutOldestId:                "0",
+		BlockTime:                     redisx.MaxBlock,
+		DisableIndefiniteInitialBlock: true, // otherwise a read without messages would outlast Close
+		ShouldStopOnReadErrors:        func(error) bool { return false },
+	}, watermill.NewSlogLogger(log))
+	if err != nil {
+		return nil, fmt.Errorf("create subscriber: %w", err)
+	}
+	return s, nil
+}
+
+// follower is the client of a watermill Subscriber, which closes it and never removes what it has
+// read: the stream would grow as long as its reader lives.
+type follower struct {
+	redis.UniversalClient // for reads that wait
+	conn                  *redisx.Conn
+
+	mu      sync.Mutex
+	trimmed map[string]trimmed // by stream
+}
+
+// trimmed says up to which id a stream was trimmed, and when.
+type trimmed struct {
+	id string
+	at time.Time
+}
+
+// trimInterval is the least time between two removals of a stream's messages.
+const trimInterval = 500 * time.Millisecond
+
+func (*follower) Close() error { return nil }
+
+// XRead removes the entries before the one that was read last, and reads on. An error of the
+// removal is not one of the read: a later call removes more.
+func (f *follower) XRead(ctx context.Context, a *redis.XReadArgs) *redis.XStreamSliceCmd {
+	if len(a.Streams) == 2 {
+		stream, last := a.Streams[0], a.Streams[1]
+		if f.due(stream, last) {
+			_ = f.conn.Cmd.XTrimMinID(ctx, stream, last).Err()
+		}
+	}
+	return f.UniversalClient.XRead(ctx, a)
+}
+
+// due says whether the entries before last should be removed now.
+func (f *follower) due(stream, last string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	was := f.trimmed[stream]
+	if last == "0" || was.id == last || time.Since(was.at) < trimInterval {
+		return false
+	}
+	if f.trimmed == nil {
+		f.trimmed = map[string]trimmed{}
+	}
+	f.trimmed[stream] = trimmed{last, time.Now()}
+	return true
+}

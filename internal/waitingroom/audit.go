@@ -1,0 +1,301 @@
+package waitingroom
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+// The laws of events. Scripts keep them; a violation is an effect of another program that wrote the
+// keys, or of data that Redis has lost.
+const (
+	LawState  = "room-state"  // each user is in the sets of the user's state, each event in its list
+	LawNumber = "room-number" // numbers are unique and at most the last one given
+	LawSlots  = "room-slots"  // each promoted user holds a slot, with a fence of its own
+)
+
+// Finding is a violation of a law by an event. It does not name users, because their ids are
+// sensitive: a number stands for the user.
+type Finding struct {
+	Event  string
+	Law    string
+	Detail string
+	Key    string // recognizes the finding in the next audit
+	Count  int64  // of the findings that Detail sums up; 0: it is one
+}
+
+var auditScript = call.NewScript("audit_room",
+	lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/audit_room"))
+
+// mostFindings is the number of findings of one law in one event that Audit returns. It sums up the
+// others.
+const mostFindings = 100
+
+// Audit returns what breaks a law in an event. It changes nothing, and users may move meanwhile.
+// Each finding is certain: it was made at one instant, or it is about numbers and fences, which are
+// never used twice. pace is called with the elements and bytes of each page; nil: it reads without
+// a pause.
+func (r events) Audit(
+	ctx context.Context, event string, pace func(ctx context.Context, elements, bytes int) error,
+) ([]Finding, error) {
+	a := newRoomAudit(r, event, pace)
+	for _, list := range []string{"event", "users", "waiting", "away", "slots"} {
+		if err := a.read(ctx, list, func(row auditRow) { a.note(row) }); err != nil {
+			return nil, fmt.Errorf("audit event %s: %w", event, err)
+		}
+	}
+	if err := a.confirmTwice(ctx); err != nil {
+		return nil, fmt.Errorf("audit event %s: %w", event, err)
+	}
+	for _, law := range []string{LawState, LawNumber, LawSlots} {
+		if more := a.laws[law] - mostFindings; more > 0 {
+			a.found = append(a.found, Finding{
+				Event: event, Law: law, Key: "more", Detail: fmt.Sprintf("and %d more like these", more), Count: more,
+			})
+		}
+	}
+	return a.found, nil
+}
+
+// roomAudit is an audit of one event.
+type roomAudit struct {
+	events
+
+	event string
+	p     keyspace.Partition
+	pace  func(ctx context.Context, elements, bytes int) error
+
+	found []Finding
+	laws  map[string]int64 // number of findings, by law
+	seen  map[string]bool  // laws and keys of found: the same user may be read twice
+	tail  int64            // in the last page
+	begun bool             // the event was deleted and created again meanwhile
+
+	numbers bitmap
+	fences  map[string]string // by fence: the user
+	// numbers and fences that were found twice. The same user may be read twice, so they are only
+	// candidates.
+	twice map[string]map[string]bool
+}
+
+func newRoomAudit(
+	r events, event string, pace func(ctx context.Context, elements, bytes int) error,
+) *roomAudit {
+	return &roomAudit{
+		events: r, event: event, p: r.space.OfEvent(event), pace: pace,
+		laws: map[string]int64{}, seen: map[string]bool{}, fences: map[string]string{},
+	}
+}
+
+// auditRow is a user's record.
+type auditRow struct {
+	user   string
+	number int64
+	fence  string
+}
+
+// read reads a list of the event in pages, and calls each with the rows of users.
+func (a *roomAudit) read(ctx context.Context, list string, each func(auditRow)) error {
+	for cursor := "0"; ; {
+		reply, err := a.run(ctx, auditScript, a.p, a.event, list, cursor, MostUsers)
+		if err != nil {
+			return err
+		}
+		cursor = reply.text()
+		tail, rows := reply.number(), reply.list()
+		a.begun = a.begun || tail < a.tail
+		a.tail = tail
+		elements, bytes := 0, 0
+		for rows.more() {
+			row := auditRow{rows.text(), rows.number(), rows.text()}
+			elements++
+			bytes += len(row.user) + len(row.fence)
+			each(row)
+		}
+		for reply.more() {
+			a.add(readFinding(reply.list()))
+		}
+		if reply.failed != nil || rows.failed != nil {
+			return fmt.Errorf("unexpected reply of %s: %w", auditScript.Name(), firstOf(reply.failed, rows.failed))
+		}
+		if cursor == "0" {
+			return nil
+		}
+		if a.pace != nil {
+			if err := a.pace(ctx, elements, bytes); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// note looks for numbers and fences that two users have. Garbage beyond the last number is left
+// out: it is a finding by itself.
+func (a *roomAudit) note(row auditRow) {
+	if row.number >= 1 && row.number <= a.tail && !a.numbers.add(row.number) {
+		a.candidate(fmt.Sprint("number ", row.number))
+	}
+	if row.fence == "" {
+		return
+	}
+	if user, ok := a.fences[row.fence]; ok && user != row.user {
+		a.candidate("fence " + row.fence)
+	}
+	a.fences[row.fence] = row.user
+}
+
+func (a *roomAudit) candidate(what string) {
+	if a.twice == nil {
+		a.twice = map[string]map[string]bool{}
+	}
+	if len(a.twice) < 10*mostFindings {
+		a.twice[what] = map[string]bool{}
+	}
+}
+
+// confirmTwice reads the users again, if numbers or fences were found twice, and adds findings for
+// those that two users have. If the event was created again meanwhile, its numbers have begun
+// again: then it adds none.
+func (a *roomAudit) confirmTwice(ctx context.Context) error {
+	if len(a.twice) == 0 {
+		return nil
+	}
+	// Only the rows of this reading count: its findings are those of the first one.
+	again := newRoomAudit(a.events, a.event, a.pace)
+	again.tail, again.begun = a.tail, a.begun
+	err := again.read(ctx, "users", func(row auditRow) {
+		for _, what := range []string{fmt.Sprint("number ", row.number), "fence " + row.fence} {
+			if users := a.twice[what]; users != nil {
+				users[row.user] = true
+			}
+		}
+	})
+	if err != nil || again.begun {
+		return err
+	}
+	for what, users := range a.twice {
+		if len(users) < 2 {
+			continue
+		}
+		f := Finding{Law: LawNumber, Key: what, Detail: fmt.Sprintf("%d users have the %s", len(users), what)}
+		if strings.HasPrefix(what, "fence") {
+			f.Law = LawSlots
+		}
+		a.add(f)
+	}
+	return nil
+}
+
+func (a *roomAudit) add(f Finding) {
+	f.Event = a.event
+	if a.seen[f.Law+" "+f.Key] {
+		return
+	}
+	if a.laws[f.Law]++; a.laws[f.Law] <= mostFindings {
+		a.seen[f.Law+" "+f.Key] = true
+		a.found = append(a.found, f)
+	}
+}
+
+// readFinding reads a finding of the script.
+func readFinding(row *reply) Finding {
+	law, what, number, have, want := row.text(), row.text(), row.number(), row.number(), row.number()
+	user := fmt.Sprintf("the user with number %d", number)
+	if number == 0 {
+		user = "a user"
+	}
+	var detail string
+	switch what {
+	case "settings":
+		detail = "it has users, but no settings"
+		if have > 0 {
+			detail = "settings are missing"
+		}
+	case "unlisted":
+		detail = "it is not in the list of events, so nothing happens in it"
+	case "late":
+		detail = fmt.Sprintf("something is due at %s, but the list of events says %s", clock(want), clock(have))
+	case "record":
+		detail = "the record of " + user + " can't be read"
+	case "sets":
+		detail = fmt.Sprintf("%s is %s, but should be %s", user, setsOf(have), setsOf(want))
+	case "ghost":
+		detail = fmt.Sprintf("%s is %s and has no record", user, setsOf(want))
+		if number == 0 {
+			detail += ", until " + clock(have)
+		}
+	case "tail":
+		detail = fmt.Sprintf("%s has a number that was not given: the last one is %d", user, want)
+	case "score":
+		detail = fmt.Sprintf("%s waits in the place of number %d", user, have)
+	case "fence":
+		detail = user + " holds a slot under a fence that was not given"
+	case "early":
+		detail = fmt.Sprintf("the slot of %s ends at %s, but is promised until %s", user, clock(have), clock(want))
+	case "seats":
+		detail = fmt.Sprintf("%s are left, but %s should be", seats(have), seats(want))
+	default:
+		detail = "unknown finding " + what
+	}
+	return Finding{Law: "room-" + law, Detail: detail, Key: fmt.Sprint(what, " ", number, " ", want)}
+}
+
+func clock(ms int64) string {
+	if ms >= 1<<53-1 {
+		return "never"
+	}
+	return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z")
+}
+
+func seats(n int64) string {
+	if n < 0 {
+		return "no limited seats"
+	}
+	return fmt.Sprint(n, " seats")
+}
+
+func setsOf(mask int64) string {
+	var sets []string
+	for i, name := range []string{"waiting", "away", "slots"} {
+		if mask&(1<<i) != 0 {
+			sets = append(sets, name)
+		}
+	}
+	if len(sets) == 0 {
+		return "in no set"
+	}
+	return "in " + strings.Join(sets, " and ")
+}
+
+// bitmap is a set of numbers, in pages of 65,536.
+type bitmap map[int64]*[1024]uint64
+
+// add adds a number, and returns false if it was there.
+func (b *bitmap) add(n int64) bool {
+	if *b == nil {
+		*b = bitmap{}
+	}
+	page := (*b)[n>>16]
+	if page == nil {
+		page = new([1024]uint64)
+		(*b)[n>>16] = page
+	}
+	word, bit := &page[n>>6&1023], uint64(1)<<(n&63)
+	was := *word&bit != 0
+	*word |= bit
+	return !was
+}

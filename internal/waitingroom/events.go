@@ -1,0 +1,278 @@
+package waitingroom
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// DeclareOptions say when Declare changes an event.
+type DeclareOptions struct {
+	Rev      int64 // the rev that the caller has seen; 0: any
+	IfAbsent bool  // change nothing if the event exists
+}
+
+// Declared is the answer of Declare and Change.
+type Declared struct {
+	Code string // CREATED, CHANGED or SAME
+	Rev  int64  // of the event now
+	Over int64  // slots in use above the limit: nobody loses a slot
+}
+
+// Declare creates an event, or replaces its settings. Settings without a mode keep the event's
+// mode; a new event is open. It returns ErrRev if the event has another rev.
+//
+// Twice: SAME.
+func (r events) Declare(ctx context.Context, event string, s Settings, o DeclareOptions) (Declared, error) {
+	how := "put"
+	if o.IfAbsent {
+		how = "absent"
+	}
+	return r.declare(ctx, event, how, o.Rev, s.fields()...)
+}
+
+// Changes are the settings that Change changes.
+type Changes struct {
+	Mode       string // an api.Mode constant; "": as it is
+	Capacity   *int64
+	Left       *int64         // seats that are left
+	Retention  *time.Duration // how long a closed event is kept
+	SeatsKnown bool           // the seat service has answered
+}
+
+// Change changes some settings of an event. It returns ErrUnknown if there is no such event.
+//
+// Twice: SAME.
+func (r events) Change(ctx context.Context, event string, c Changes) (Declared, error) {
+	var fields []any
+	if c.Mode != "" {
+		fields = append(fields, "mode", c.Mode)
+	}
+	if c.Capacity != nil {
+		fields = append(fields, "capacity", *c.Capacity)
+	}
+	if c.Left != nil {
+		fields = append(fields, "left", *c.Left)
+	}
+	if c.Retention != nil {
+		fields = append(fields, "retention", c.Retention.Milliseconds())
+	}
+	if c.SeatsKnown {
+		fields = append(fields, "seats", "")
+	}
+	return r.declare(ctx, event, "change", 0, fields...)
+}
+
+func (r events) declare(ctx context.Context, event, how string, rev int64, fields ...any) (Declared, error) {
+	args := append([]any{event, how, rev}, fields...)
+	reply, err := r.run(ctx, declareScript, r.space.OfEvent(event), args...)
+	if err != nil {
+		return Declared{}, err
+	}
+	d := Declared{Code: reply.text(), Rev: reply.number(), Over: reply.number()}
+	switch d.Code {
+	case "CONFLICT":
+		return d, ErrRev
+	case string(Unknown):
+		return Declared{}, ErrUnknown
+	}
+	return d, reply.failed
+}
+
+// fields returns the settings as fields and values of the event's hash; "" stands for none.
+func (s Settings) fields() []any {
+	optional := func(v int64, there bool) any {
+		if !there {
+			return ""
+		}
+		return v
+	}
+	stock, seats, rate := int64(0), "", ""
+	if s.Stock != nil {
+		stock = *s.Stock
+	}
+	if s.Seats {
+		seats = "1"
+	}
+	if s.Rate > 0 {
+		rate = strconv.FormatFloat(s.Rate, 'f', -1, 64)
+	}
+	fields := []any{
+		"capacity", s.Capacity, "stock", optional(stock, s.Stock != nil), "rate", rate,
+		"burst", optional(s.Burst, s.Rate > 0), "max_waiting", s.MaxWaiting,
+		"token_ttl", s.TokenTTL.Milliseconds(), "leeway", s.Leeway.Milliseconds(),
+		"max_session", s.MaxSession.Milliseconds(), "ready", s.Ready.Milliseconds(),
+		"grace", s.Grace.Milliseconds(), "on_close", s.OnClose, "no_show", s.NoShow,
+		"return_url", s.ReturnURL, "retention", s.Retention.Milliseconds(), "seats", seats,
+	}
+	if s.Mode != "" {
+		fields = append(fields, "mode", s.Mode)
+	}
+	return fields
+}
+
+// counters are the fields of an event's hash that count.
+var counters = []string{
+	"entered", "promoted", "admitted", "completed", "sold", "left", "expired", "no_shows", "refused",
+}
+
+// Snapshots are the states of events of a partition at one instant.
+type Snapshots struct {
+	Events   []Snapshot // without unknown events
+	LastMove string     // id of the newest entry of the stream moves
+	At       time.Time  // Redis's time
+}
+
+// Snapshot reads the states of at most 200 events of a partition.
+func (r events) Snapshot(ctx context.Context, p keyspace.Partition, events ...string) (Snapshots, error) {
+	args := make([]any, len(events))
+	for i, event := range events {
+		args[i] = event
+	}
+	reply, err := r.run(ctx, snapshotScript, p, args...)
+	if err != nil {
+		return Snapshots{}, err
+	}
+	s := Snapshots{At: reply.time(), LastMove: reply.text()}
+	for _, event := range events {
+		fields := reply.pairs()
+		waiting, used, users := reply.number(), reply.number(), reply.number()
+		if fields["rev"] == "" {
+			continue
+		}
+		s.Events = append(s.Events, newSnapshot(event, fields, waiting, used, users))
+	}
+	return s, reply.failed
+}
+
+func newSnapshot(event string, fields map[string]string, waiting, used, users int64) Snapshot {
+	number := func(name string) int64 {
+		n, _ := strconv.ParseInt(fields[name], 10, 64)
+		return n
+	}
+	pointer := func(name string) *int64 {
+		if fields[name] == "" {
+			return nil
+		}
+		n := number(name)
+		return &n
+	}
+	duration := func(name string) time.Duration { return time.Duration(number(name)) * time.Millisecond }
+	rate, _ := strconv.ParseFloat(fields["rate"], 64)
+	s := Snapshot{
+		Event: event, Rev: number("rev"), Tail: number("tail"), Change: number("change"), Left: pointer("stock"),
+		Waiting: waiting, Away: max(0, users-used-waiting), Used: used, Counters: map[string]int64{},
+		Settings: Settings{
+			Capacity: number("capacity"), Stock: pointer("declared_stock"), Rate: rate, Burst: number("burst"),
+			MaxWaiting: number("max_waiting"), TokenTTL: duration("token_ttl"), Leeway: duration("leeway"),
+			MaxSession: duration("max_session"), Ready: duration("ready"), Grace: duration("grace"),
+			OnClose: fields["on_close"], NoShow: fields["no_show"], Mode: fields["mode"],
+			ReturnURL: fields["return_url"], Retention: duration("retention"), Seats: fields["seats"] != "",
+		},
+	}
+	limit := s.Settings.Capacity
+	if s.Left != nil {
+		limit = min(limit, *s.Left)
+	}
+	s.Free = max(0, limit-used)
+	for _, name := range counters {
+		s.Counters[name] = number(name)
+	}
+	return s
+}
+
+// Forget dissolves the queue of an event that is closed or sold out, 200 users in a call, and
+// deletes the event when its retention is over. It returns the number of users with a record, and
+// how long there is nothing to do; negative: for ever.
+//
+// Twice: removes the next users.
+func (r events) Forget(ctx context.Context, event string) (left int64, wait time.Duration, err error) {
+	reply, err := r.run(ctx, forgetScript, r.space.OfEvent(event), event)
+	if err != nil {
+		return 0, 0, err
+	}
+	left, wait = reply.number(), reply.wait()
+	return left, wait, reply.failed
+}
+
+// Due returns events of a partition in which something is due now, at most n, and how long nothing
+// is due in the other ones; negative: for ever.
+func (r events) Due(ctx context.Context, p keyspace.Partition, n int) ([]string, time.Duration, error) {
+	pipe := r.rdb.Pipeline()
+	now := pipe.Time(ctx)
+	first := pipe.ZRangeWithScores(ctx, p.Rooms(), 0, int64(n))
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, 0, fmt.Errorf("partition %d: read due events: %w", p.Index(), err)
+	}
+	var due []string
+	for _, z := range first.Val() {
+		event, _ := z.Member.(string)
+		if wait := time.Duration(z.Score-float64(now.Val().UnixMilli())) * time.Millisecond; wait > 0 {
+			return due, min(wait, time.Hour), nil
+		}
+		if len(due) == n {
+			return due, 0, nil
+		}
+		due = append(due, event)
+	}
+	return due, -1, nil
+}
+
+// Postpone lets an event wait, whose script has failed, so that other events are not held up.
+func (r events) Postpone(ctx context.Context, p keyspace.Partition, event string, d time.Duration) error {
+	now, err := r.rdb.Time(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("partition %d: read the time: %w", p.Index(), err)
+	}
+	z := redis.Z{Score: float64(now.Add(d).UnixMilli()), Member: event}
+	if err := r.rdb.ZAddXX(ctx, p.Rooms(), z).Err(); err != nil {
+		return fmt.Errorf("partition %d: postpone event %s: %w", p.Index(), event, err)
+	}
+	return nil
+}
+
+// Events returns a page of events of all partitions, and the cursor of the next page, "" at the
+// end. Within a partition events are ordered by when something is due; an event that changes
+// meanwhile may come twice or not at all.
+func (r events) Events(ctx context.Context, cursor string, limit int) (events []string, next string, err error) {
+	index, offset, err := parseCursor(cursor, r.space.Partitions())
+	if err != nil {
+		return nil, "", err
+	}
+	for ; index < r.space.Partitions(); index, offset = index+1, 0 {
+		p := r.space.Partition(index)
+		page, err := r.rdb.ZRange(ctx, p.Rooms(), offset, offset+int64(limit-len(events))-1).Result()
+		if err != nil {
+			return nil, "", fmt.Errorf("partition %d: list events: %w", index, err)
+		}
+		events = append(events, page...)
+		if len(events) == limit {
+			return events, fmt.Sprintf("%d-%d", index, offset+int64(len(page))), nil
+		}
+	}
+	return slices.Clip(events), "", nil
+}
+
+// ErrCursor means that a cursor is none of Events.
+var ErrCursor = errors.New("unknown cursor")
+
+func parseCursor(cursor string, partitions int) (index int, offset int64, err error) {
+	if cursor == "" {
+		return 0, 0, nil
+	}
+	first, second, ok := strings.Cut(cursor, "-")
+	index, err1 := strconv.Atoi(first)
+	offset, err2 := strconv.ParseInt(second, 10, 64)
+	if !ok || err1 != nil || err2 != nil || index < 0 || index >= partitions || offset < 0 {
+		return 0, 0, ErrCursor
+	}
+	return index, offset, nil
+}

@@ -1,0 +1,88 @@
+package position
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// progress is how far the stream moves has been read.
+type progress struct {
+	mu    sync.Mutex
+	read  streamID // the last id that was read
+	set   bool     // read is valid. It is not while no event is followed
+	clock time.Duration
+
+	asOfMS atomic.Int64 // all moves before this time have been read, by Redis's clock
+}
+
+// position returns the last id that was read, false if nothing is to be read.
+func (p *progress) position() (streamID, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.read, p.set
+}
+
+// start lets reading begin behind last, unless it has begun.
+func (p *progress) start(last streamID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.set {
+		p.read, p.set = last, true
+	}
+}
+
+// reset ends reading.
+func (p *progress) reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.read, p.set = streamID{}, false
+}
+
+// follow compares the last id of moves in a snapshot with the position that was valid when the
+// snapshot was requested. If the stream ends before it, an XREAD from there would wait for ever:
+// follow goes back to the end, and returns true because Redis has lost data.
+func (p *progress) follow(last, requested streamID, set bool) (lost bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case !p.set:
+		p.read, p.set = last, true
+	case !set: // a load has begun the reading meanwhile, by a snapshot that may be newer
+		if p.read.after(last) {
+			p.read = last
+		}
+	case requested.after(last):
+		p.read = last
+		return true
+	}
+	return false
+}
+
+// setClock takes note of Redis's time.
+func (p *progress) setClock(at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clock = time.Until(at)
+}
+
+// advance takes note of a read up to an id; at the end of the stream it had no entry.
+func (p *progress) advance(to streamID, end bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	asOf := time.Now().Add(p.clock).UnixMilli()
+	if !end {
+		asOf = int64(min(uint64(asOf), to.ms))
+	}
+	if asOf > p.asOfMS.Load() {
+		p.asOfMS.Store(asOf)
+	}
+	if to.after(p.read) {
+		p.read = to
+	}
+}
+
+// asOf returns the time as of which a view is exact, if the view began as of began.
+func (p *progress) asOf(began time.Time) time.Time {
+	return time.UnixMilli(max(began.UnixMilli(), p.asOfMS.Load()))
+}

@@ -1,0 +1,214 @@
+package position
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+)
+
+// Round does one round of the work of all views: snapshots once a second, loads, and one read of
+// moves, which waits for entries up to the next snapshot. After a busy read, Round first waits a
+// short time, and without events for about a second; so the caller may call it again at once. It
+// returns errors of the source; then the caller waits a little before the next call.
+func (v *Views) Round(ctx context.Context) error {
+	if err := v.pause(ctx); err != nil {
+		return err
+	}
+	v.entries = 0
+	events := v.followed()
+	if len(events) == 0 {
+		return nil
+	}
+	if _, set := v.progress.position(); !set || time.Since(v.snapshotAt) >= snapshotInterval {
+		at := time.Now()
+		if err := v.takeSnapshots(ctx, events); err != nil {
+			return err
+		}
+		v.snapshotAt = at
+	}
+	if err := v.loadDue(ctx, events); err != nil {
+		// The other events go on. An error of Redis meets the read, too.
+		return errors.Join(err, v.readMoves(ctx, events, -1))
+	}
+	return v.readMoves(ctx, events, max(time.Until(v.snapshotAt.Add(snapshotInterval)), time.Millisecond))
+}
+
+// snapshots are the answer of the source, by event.
+type snapshots struct {
+	events map[string]waitingroom.Snapshot
+	last   streamID // of moves
+	at     time.Time
+}
+
+// takeSnapshots compares all views with the present states of their events.
+func (v *Views) takeSnapshots(ctx context.Context, events []*Event) error {
+	for chunk := range slices.Chunk(events, waitingroom.MostUsers) {
+		requested, set := v.progress.position()
+		loads := make([]int, len(chunk))
+		for i, e := range chunk {
+			loads[i] = e.loadCount()
+		}
+		found, err := v.take(ctx, chunk)
+		if err != nil {
+			return err
+		}
+		if v.progress.follow(found.last, requested, set) {
+			for _, e := range events {
+				e.lose()
+			}
+		}
+		for i, e := range chunk {
+			if s, ok := found.events[e.name]; ok {
+				e.see(s, found.at, found.last, loads[i])
+			} else {
+				e.seeNone(loads[i])
+			}
+		}
+	}
+	return nil
+}
+
+// take asks for snapshots of at most waitingroom.MostUsers events.
+func (v *Views) take(ctx context.Context, events []*Event) (snapshots, error) {
+	names := make([]string, len(events))
+	for i, e := range events {
+		names[i] = e.name
+	}
+	answer, err := v.source.Snapshot(ctx, names...)
+	if err != nil {
+		return snapshots{}, fmt.Errorf("snapshot of %d events: %w", len(names), err)
+	}
+	last, err := parseStreamID(answer.LastMove)
+	if err != nil {
+		return snapshots{}, fmt.Errorf("snapshot of %d events: last id of moves: %w", len(names), err)
+	}
+	v.progress.setClock(answer.At)
+	found := make(map[string]waitingroom.Snapshot, len(answer.Events))
+	for _, s := range answer.Events {
+		found[s.Event] = s
+	}
+	return snapshots{found, last, answer.At}, nil
+}
+
+// loadDue loads events that need it, as many as one snapshot holds. Between pages it reads moves,
+// so that the other events are not late.
+func (v *Views) loadDue(ctx context.Context, events []*Event) error {
+	var due []*Event
+	for _, e := range events {
+		if len(due) < waitingroom.MostUsers && e.needsLoad() {
+			due = append(due, e)
+		}
+	}
+	if len(due) == 0 {
+		return nil
+	}
+	return v.load(ctx, due, math.MaxInt64, func() error {
+		if time.Since(v.readAt) < readInterval {
+			return nil
+		}
+		return v.readMoves(ctx, events, -1)
+	})
+}
+
+// load loads events that are not being loaded, at most waitingroom.MostUsers. It leaves a queue
+// longer than longest to Round. between, if it is not nil, is called between the pages.
+func (v *Views) load(ctx context.Context, events []*Event, longest int64, between func() error) error {
+	var begun []*Event
+	for _, e := range events {
+		if e.beginLoad() {
+			begun = append(begun, e)
+		}
+	}
+	if len(begun) == 0 {
+		return nil
+	}
+	found, err := v.take(ctx, begun)
+	if err != nil {
+		for _, e := range begun {
+			e.endLoad(unavailable)
+		}
+		return err
+	}
+	v.progress.start(found.last)
+	users := func(e *Event) int64 { s := found.events[e.name]; return s.Waiting + s.Away }
+	slices.SortFunc(begun, func(a, b *Event) int { return cmp.Compare(users(a), users(b)) })
+	for i, e := range begun {
+		s, ok := found.events[e.name]
+		switch {
+		case !ok:
+			e.endLoad(unknown)
+			continue
+		case users(e) > longest:
+			e.endLoad(tooLong)
+			continue
+		}
+		if err := v.loadOne(ctx, e, s, found, between); err != nil {
+			for _, e := range begun[i+1:] {
+				e.endLoad(abandoned)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// loadOne loads one event as of a snapshot.
+func (v *Views) loadOne(
+	ctx context.Context, e *Event, s waitingroom.Snapshot, found snapshots, between func() error,
+) error {
+	var betweenErr error
+	view, err := Load(s.Change, s.Tail, func(yield func([]int64)) error {
+		return v.source.Numbers(ctx, e.name, func(numbers []int64) {
+			yield(numbers)
+			if between != nil && betweenErr == nil {
+				betweenErr = between()
+			}
+		})
+	})
+	switch {
+	case err == nil:
+		e.install(view, s, found.at, found.last)
+		return betweenErr
+	case ctx.Err() != nil:
+		e.endLoad(abandoned)
+		return ctx.Err()
+	default:
+		e.endLoad(failed)
+		return errors.Join(fmt.Errorf("load the queue of event %s: %w", e.name, err), betweenErr)
+	}
+}
+
+// readMoves reads moves once and hands the entries to their views. events are those that are
+// followed.
+func (v *Views) readMoves(ctx context.Context, events []*Event, block time.Duration) error {
+	read, _ := v.progress.position()
+	moves, err := v.source.Moves(ctx, read.String(), block)
+	v.readAt = time.Now()
+	if err != nil {
+		return fmt.Errorf("read moves: %w", err)
+	}
+	v.entries = len(moves)
+	for _, m := range moves {
+		id, err := parseStreamID(m.ID)
+		if err != nil {
+			return fmt.Errorf("read moves: %w", err)
+		}
+		if id.after(read) {
+			read = id
+		}
+		if e := v.lookUp(m.Event); e != nil {
+			e.read(entry{id, m})
+		}
+	}
+	v.progress.advance(read, len(moves) == 0)
+	for _, e := range events {
+		e.checkAhead(read, len(moves) == 0)
+	}
+	return nil
+}

@@ -1,0 +1,131 @@
+package position
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	// keepView is how long a view is kept after its last use.
+	keepView = time.Minute
+	// snapshotInterval is the time from one snapshot of the events to the next. No read of moves
+	// blocks for longer.
+	snapshotInterval = time.Second
+	// readInterval is the time from a read of moves that had entries to the next read. Without it
+	// a busy partition would be read once for each entry.
+	readInterval = 200 * time.Millisecond
+	// wakeInterval is the same while a caller of Wait waits for a change.
+	wakeInterval = 25 * time.Millisecond
+	// manyMoves is a number of entries after which there are probably more to read at once.
+	manyMoves = 100
+)
+
+// Views are the views of the events of one partition that have users here. One goroutine calls
+// Round again and again; the other methods may be called by several goroutines.
+type Views struct {
+	source Source
+	wake   chan struct{}
+
+	// Only for Round.
+	snapshotAt time.Time // when the last snapshots were requested
+	readAt     time.Time // when the last read of moves ended
+	entries    int       // how many entries it had
+
+	progress progress
+
+	mu     sync.Mutex
+	events map[string]*Event
+}
+
+// New returns the views of the partition that source reads.
+func New(source Source) *Views {
+	return &Views{source: source, wake: make(chan struct{}, 1), events: map[string]*Event{}}
+}
+
+// Open returns the event of a name, and lets Round follow it until the caller calls Close, and a
+// minute longer. A broker opens an event for each connection and for each poll.
+func (v *Views) Open(name string) *Event {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	e := v.events[name]
+	if e == nil {
+		e = &Event{views: v, name: name}
+		v.events[name] = e
+		defer v.wakeUp()
+	}
+	e.users++
+	e.usedAt = time.Now()
+	return e
+}
+
+// Len returns how many events are followed.
+func (v *Views) Len() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.events)
+}
+
+// followed returns the events, after it has dropped those that have not been used for a while.
+func (v *Views) followed() []*Event {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	events := make([]*Event, 0, len(v.events))
+	for name, e := range v.events {
+		if e.users <= 0 && time.Since(e.usedAt) >= keepView {
+			delete(v.events, name)
+			continue
+		}
+		events = append(events, e)
+	}
+	if len(events) == 0 {
+		v.progress.reset()
+	}
+	return events
+}
+
+// lookUp returns the event of a name, nil if it is not followed.
+func (v *Views) lookUp(name string) *Event {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.events[name]
+}
+
+// wakeUp lets Round read moves earlier.
+func (v *Views) wakeUp() {
+	select {
+	case v.wake <- struct{}{}:
+	default:
+	}
+}
+
+// pause waits until the next read is due: at once, unless the last one had entries. Without events
+// it waits for one.
+func (v *Views) pause(ctx context.Context) error {
+	wait := time.Duration(0)
+	switch {
+	case v.Len() == 0:
+		wait = snapshotInterval
+	case v.entries > 0 && v.entries < manyMoves:
+		wait = time.Until(v.readAt.Add(readInterval))
+	}
+	if wait <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	case <-v.wake:
+	}
+	timer.Reset(max(0, time.Until(v.readAt.Add(wakeInterval))))
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,753 @@
+package position
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+var errAway = errors.New("redis is away")
+
+// requireExact requires that the views show the present positions of all numbers.
+func requireExact(t require.TestingT, w *world, views *Views) {
+	for name, q := range w.queues {
+		e := views.Open(name)
+		for i, n := range q.numbers() {
+			want := Place{Known: true, Position: int64(i) + 1, Total: int64(len(q.in))}
+			got := e.Place(n, q.change)
+			if got.At, got.pace = want.At, want.pace; got != want {
+				require.Equal(t, want, got, "number %d of %s", n, name)
+			}
+		}
+		for n := int64(1); n <= q.tail; n++ {
+			if got := e.Place(n, q.change); !q.in[n] && !got.Left {
+				require.True(t, got.Left, "number %d of %s has left", n, name)
+			}
+		}
+		e.Close()
+	}
+}
+
+// rounds does rounds for this long.
+func rounds(t require.TestingT, views *Views, d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		if err := views.Round(context.Background()); err != nil {
+			require.ErrorIs(t, err, errAway)
+		}
+	}
+}
+
+// TestViewsAgainstModel follows two events in two brokers, while users enter, leave and move from
+// one broker to the other; while moves are trimmed, calls fail, and Redis loses data. What a user
+// is shown never rises, unless Redis has lost data; and some time after the last change all
+// positions are exact.
+func TestViewsAgainstModel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rapid.Check(struct{ rapid.TB }{t}, checkViews) // a bubble has no Deadline, which *testing.T has
+	})
+}
+
+// user is what a user of the model was shown.
+type user struct {
+	broker   int
+	change   int64 // of the last enter
+	position int64
+}
+
+func checkViews(t *rapid.T) {
+	events := names(2)
+	w := newWorld(events...)
+	w.most = 5
+	brokers := []*Views{New(w), New(w)}
+	for _, views := range brokers {
+		for _, name := range events {
+			views.Open(name)
+		}
+	}
+	users := map[string]map[int64]*user{} // by event and number
+	for _, name := range events {
+		users[name] = map[int64]*user{}
+	}
+	lost := false // Redis has lost data since all was exact
+	backup := w.backup()
+	event := func() string { return rapid.SampledFrom(events).Draw(t, "event") }
+	enter := func() {
+		name := event()
+		q := w.queues[name]
+		if len(q.in) > 100 {
+			return
+		}
+		q.enter(rapid.IntRange(1, 20).Draw(t, "entering"))
+		for _, n := range q.numbers() {
+			if users[name][n] == nil {
+				users[name][n] = &user{broker: rapid.IntRange(0, 1).Draw(t, "broker"), change: q.change}
+			}
+		}
+	}
+	leave := func() {
+		name := event()
+		if leaving := w.queues[name].draw(t); len(leaving) > 0 {
+			w.leave(name, leaving...)
+		}
+	}
+	check := func() {
+		if lost {
+			return
+		}
+		for i, name := range events {
+			views := []*Event{brokers[0].Open(name), brokers[1].Open(name)}
+			for n := range w.queues[name].in {
+				u := users[name][n]
+				p := views[u.broker].Place(n, u.change)
+				if !p.Known {
+					continue
+				}
+				if p.Left || p.Position < 1 || p.Position > p.Total || p.Position > cmp.Or(u.position, p.Position) {
+					require.Failf(t, "wrong place", "%+v of number %d of event %d, shown before: %+v", p, n, i, *u)
+				}
+				u.position = p.Position
+			}
+			views[0].Close()
+			views[1].Close()
+		}
+	}
+	settle := func() {
+		w.err = nil
+		for _, views := range brokers {
+			rounds(t, views, doubtInterval+10*time.Second)
+			requireExact(t, w, views)
+		}
+		lost = false
+		for _, name := range events {
+			for n := range users[name] {
+				users[name][n].position, users[name][n].change = 0, 0
+			}
+		}
+	}
+	t.Repeat(map[string]func(*rapid.T){
+		"enter": func(*rapid.T) { enter() },
+		"leave": func(*rapid.T) { leave() },
+		"leave more": func(*rapid.T) {
+			leave()
+			time.Sleep(time.Millisecond)
+			leave()
+		},
+		"READY at once": func(*rapid.T) {
+			name := event()
+			w.queues[name].enter(1)
+			w.leave(name, w.queues[name].tail)
+		},
+		"come back": func(*rapid.T) { // to the other broker, with the same numbers
+			name := event()
+			for n := range w.queues[name].in {
+				u := users[name][n]
+				u.broker, u.change = 1-u.broker, w.queues[name].change
+			}
+		},
+		"round": func(t *rapid.T) {
+			busy := rapid.IntRange(0, 10).Draw(t, "busy")
+			w.between = func() {
+				if busy > 0 {
+					busy--
+					rapid.SampledFrom([]func(){enter, leave, check}).Draw(t, "between")()
+				}
+			}
+			w.page = rapid.IntRange(1, 30).Draw(t, "page")
+			err := brokers[rapid.IntRange(0, 1).Draw(t, "broker")].Round(context.Background())
+			w.between = func() {}
+			if err != nil {
+				require.ErrorIs(t, err, errAway)
+			}
+		},
+		"wait": func(t *rapid.T) {
+			name := event()
+			e := brokers[rapid.IntRange(0, 1).Draw(t, "broker")].Open(name)
+			defer e.Close()
+			if e.Wait(context.Background(), w.queues[name].change) && !lost {
+				for n := range w.queues[name].in {
+					require.True(t, e.Place(n, w.queues[name].change).Known)
+				}
+			}
+		},
+		"time passes": func(t *rapid.T) {
+			time.Sleep(time.Duration(rapid.IntRange(0, 1500).Draw(t, "ms")) * time.Millisecond)
+		},
+		"trim": func(t *rapid.T) {
+			// The stream keeps 10,000 entries. Changes that were replaced by as many others are not
+			// all trimmed before a broker reads them.
+			if !lost {
+				w.trim(rapid.IntRange(0, 3).Draw(t, "keep"))
+			}
+		},
+		"fail":    func(*rapid.T) { w.err = errAway },
+		"back up": func(*rapid.T) { backup = w.backup() },
+		"lose data": func(t *rapid.T) {
+			if rapid.IntRange(0, 4).Draw(t, "seldom") > 0 {
+				return
+			}
+			w.restore(backup)
+			time.Sleep(time.Millisecond) // new entries have new ids
+			lost = true
+		},
+		"declare again": func(t *rapid.T) {
+			if rapid.IntRange(0, 4).Draw(t, "seldom") > 0 {
+				return
+			}
+			name := event()
+			w.queues[name], users[name] = newQueue(), map[int64]*user{}
+			backup = w.backup()
+			lost = true
+		},
+		"settle": func(*rapid.T) { settle() },
+		"": func(*rapid.T) {
+			for _, name := range events {
+				for n := range w.queues[name].in { // restored ones
+					if users[name][n] == nil {
+						users[name][n] = &user{}
+					}
+				}
+			}
+			check()
+		},
+	})
+	settle()
+}
+
+// TestRoundFollows: a round applies moves, and a position is exact at once afterwards.
+func TestRoundFollows(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a")
+		w.queues["a"].enter(100)
+		views := New(w)
+		e := views.Open("a")
+		require.Equal(t, Place{}, e.Place(1, 0))
+		_, ok := e.Snapshot()
+		require.False(t, ok)
+		rounds(t, views, time.Second)
+		requireExact(t, w, views)
+		w.leave("a", 1, 2, 3, 50)
+		require.Equal(t, Place{}, e.Place(60, 1), "the view does not include the change")
+		at := time.Now()
+		rounds(t, views, time.Second)
+		requireExact(t, w, views)
+		require.False(t, e.Place(60, 1).At.Before(at.Truncate(time.Millisecond)))
+		s, ok := e.Snapshot()
+		require.True(t, ok)
+		require.Equal(t, "a", s.Event)
+	})
+}
+
+// TestRoundIsCheap counts calls: about two a second while nothing happens, and about ten while each
+// millisecond brings an entry.
+func TestRoundIsCheap(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a")
+		w.queues["a"].enter(10_000)
+		views := New(w)
+		defer views.Open("a").Close()
+		rounds(t, views, 2*time.Second)
+		clear(w.calls)
+		rounds(t, views, 10*time.Second)
+		require.LessOrEqual(t, w.calls["moves"], 12)
+		require.LessOrEqual(t, w.calls["snapshot"], 11)
+		clear(w.calls)
+		next := int64(0)
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+			next++
+			w.leave("a", next)
+			rounds(t, views, time.Millisecond)
+		}
+		require.LessOrEqual(t, w.calls["moves"], 30)
+		require.Zero(t, w.calls["numbers"], "no load was needed")
+	})
+}
+
+// TestFirstCallsFail: Round does not go on without a snapshot, and needs no second to recover.
+func TestFirstCallsFail(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a")
+		w.queues["a"].enter(10)
+		views := New(w)
+		e := views.Open("a")
+		w.err = errAway
+		require.ErrorIs(t, views.Round(t.Context()), errAway)
+		w.err = errAway
+		require.False(t, e.Wait(t.Context(), 0))
+		require.Equal(t, map[string]int{"snapshot": 2}, w.calls)
+		rounds(t, views, 10*time.Millisecond)
+		require.LessOrEqual(t, w.calls["moves"], 2)
+		requireExact(t, w, views)
+	})
+}
+
+// TestUnusedViewIsDropped a minute after the last use, and nothing is asked any more.
+func TestUnusedViewIsDropped(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a")
+		w.queues["a"].enter(10)
+		views := New(w)
+		e := views.Open("a")
+		rounds(t, views, 100*time.Second)
+		e.Close()
+		rounds(t, views, 59*time.Second)
+		views.Open("a").Close() // a poll
+		rounds(t, views, 59*time.Second)
+		require.Equal(t, 1, views.Len())
+		require.Equal(t, 1, w.calls["numbers"], "one load in all")
+		rounds(t, views, 3*time.Second)
+		require.Zero(t, views.Len())
+		clear(w.calls)
+		w.leave("a", 5)
+		rounds(t, views, 10*time.Second)
+		require.Empty(t, w.calls)
+
+		e = views.Open("a")
+		require.True(t, e.Wait(t.Context(), 1))
+		requireExact(t, w, views)
+	})
+}
+
+// TestWaitLoadsAShortQueue without a round, and leaves a long one to Round.
+func TestWaitLoadsAShortQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("short", "long")
+		w.page = 10_000
+		w.queues["short"].enter(maxLoadByWaiter)
+		w.queues["long"].enter(maxLoadByWaiter + 1)
+		views := New(w)
+		short, long := views.Open("short"), views.Open("long")
+		require.True(t, short.Wait(t.Context(), 0))
+		require.True(t, short.Place(maxLoadByWaiter, 0).Known)
+		begin := time.Now()
+		require.False(t, long.Wait(t.Context(), 0))
+		require.Equal(t, MaxWait, time.Since(begin))
+		require.Equal(t, 1, w.calls["numbers"])
+		require.False(t, long.Wait(t.Context(), 0))
+		require.Equal(t, 2, w.calls["snapshot"], "the length is asked once")
+		rounds(t, views, time.Second)
+		require.True(t, long.Wait(t.Context(), 0))
+	})
+}
+
+// TestWaitIsWoken: a waiter hears of the change as soon as Round has read it, and makes Round read
+// soon although the last read was just now.
+func TestWaitIsWoken(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a")
+		w.queues["a"].enter(100)
+		views := New(w)
+		e := views.Open("a")
+		rounds(t, views, time.Second)
+		w.leave("a", 1)
+		require.NoError(t, views.Round(t.Context()))
+		w.leave("a", 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		var loop sync.WaitGroup
+		loop.Go(func() {
+			for views.Round(ctx) == nil {
+			}
+		})
+		begin := time.Now()
+		require.True(t, e.Wait(t.Context(), 2))
+		require.LessOrEqual(t, time.Since(begin), wakeInterval)
+		begin = time.Now()
+		require.False(t, e.Wait(t.Context(), 3), "there is no such change")
+		require.Equal(t, MaxWait, time.Since(begin))
+		cancel()
+		loop.Wait()
+		require.False(t, e.Wait(ctx, 3))
+	})
+}
+
+// TestUnknownEvent: there is no view of it, and it is asked for again when it has been declared.
+func TestUnknownEvent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		views := New(w)
+		e := views.Open("a")
+		require.False(t, e.Wait(t.Context(), 0))
+		rounds(t, views, 3*time.Second)
+		s, ok := e.Snapshot()
+		require.True(t, ok)
+		require.Empty(t, s.Event)
+		w.queues["a"] = newQueue()
+		w.queues["a"].enter(5)
+		rounds(t, views, 3*time.Second)
+		requireExact(t, w, views)
+		delete(w.queues, "a")
+		rounds(t, views, 2*time.Second)
+		require.False(t, e.Place(1, 0).Known)
+		require.Zero(t, w.calls["numbers"]-1)
+	})
+}
+
+// TestClockThatWentBack: after a failover new ids are lower than the last one that was read. Round
+// goes back to the end of the stream.
+func TestClockThatWentBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a", "b")
+		w.queues["a"].enter(100)
+		w.queues["b"].enter(100)
+		views := New(w)
+		views.Open("a")
+		views.Open("b")
+		backup := w.backup()
+		rounds(t, views, time.Second)
+		w.leave("a", 1, 2)
+		w.leave("b", 1, 2)
+		rounds(t, views, time.Second)
+		requireExact(t, w, views)
+		w.restore(backup)
+		w.behind = time.Hour
+		w.leave("a", 1)
+		w.leave("a", 2)
+		rounds(t, views, 3*time.Second)
+		requireExact(t, w, views)
+		w.leave("a", 7)
+		w.leave("b", 9)
+		rounds(t, views, time.Second)
+		requireExact(t, w, views)
+	})
+}
+
+// TestFailingEventHarmsNoOther: an event that can't be loaded is tried seldom; the others go on.
+func TestFailingEventHarmsNoOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a", "bad")
+		w.queues["a"].enter(100)
+		w.queues["bad"].enter(1)
+		w.queues["bad"].tail = 2 * maxSpan
+		views := New(w)
+		views.Open("a")
+		views.Open("bad")
+		failures := 0
+		for end := time.Now().Add(40 * time.Second); time.Now().Before(end); {
+			if err := views.Round(t.Context()); err != nil {
+				require.ErrorIs(t, err, ErrSpan)
+				require.ErrorContains(t, err, "event bad")
+				failures++
+			}
+		}
+		require.Contains(t, []int{6, 7, 8}, failures)
+		w.leave("a", 1)
+		rounds(t, views, time.Second)
+		delete(w.queues, "bad")
+		requireExact(t, w, views)
+	})
+}
+
+// TestManyEvents: snapshots are taken in calls of 200 events.
+func TestManyEvents(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(names(1000)...)
+		views := New(w)
+		for name, q := range w.queues {
+			q.enter(50)
+			views.Open(name)
+		}
+		rounds(t, views, 6*time.Second)
+		requireExact(t, w, views)
+		require.Equal(t, 1000, w.calls["numbers"])
+	})
+}
+
+// lockedWorld makes a world for several goroutines.
+type lockedWorld struct {
+	mu sync.Mutex
+	w  *world
+}
+
+func (l *lockedWorld) Snapshot(ctx context.Context, events ...string) (waitingroom.Snapshots, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Snapshot(ctx, events...)
+}
+
+func (l *lockedWorld) Numbers(ctx context.Context, event string, yield func([]int64)) error {
+	l.mu.Lock()
+	numbers := l.w.queues[event].numbers()
+	l.mu.Unlock()
+	for page := range slices.Chunk(numbers, 7) {
+		l.mu.Lock()
+		page = slices.DeleteFunc(page, func(n int64) bool { return !l.w.queues[event].in[n] })
+		l.mu.Unlock()
+		yield(page)
+	}
+	return nil
+}
+
+func (l *lockedWorld) Moves(ctx context.Context, after string, block time.Duration) ([]waitingroom.Move, error) {
+	l.mu.Lock()
+	moves, err := l.w.Moves(ctx, after, -1)
+	l.mu.Unlock()
+	if len(moves) == 0 && block > 0 {
+		time.Sleep(min(block, 5*time.Millisecond))
+	}
+	return moves, err
+}
+
+// TestViewsAreSafe runs rounds, waits, look-ups, loads and losses in goroutines of their own.
+func TestViewsAreSafe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a", "b")
+		source := &lockedWorld{w: w}
+		w.queues["a"].enter(2000)
+		w.queues["b"].enter(2000)
+		views := New(source)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for views.Round(ctx) == nil {
+			}
+		})
+		for i := range 8 {
+			name := []string{"a", "b"}[i%2]
+			wg.Go(func() { // a user who polls
+				shown := int64(2000)
+				for ctx.Err() == nil {
+					source.mu.Lock()
+					change := w.queues[name].change
+					source.mu.Unlock()
+					e := views.Open(name)
+					if e.Wait(ctx, change) {
+						p := e.Place(1999, change)
+						if !p.Known || p.Left || p.Position > shown {
+							t.Errorf("place %+v, shown before: %d", p, shown)
+						}
+						shown = p.Position
+					}
+					e.Pace()
+					e.Snapshot()
+					e.Close()
+					time.Sleep(time.Duration(i+1) * 3 * time.Millisecond)
+				}
+			})
+		}
+		for n := int64(1); n < 1500; n++ {
+			source.mu.Lock()
+			w.leave("a", n)
+			w.leave("b", n)
+			if n%100 == 0 {
+				w.trim(1)
+			}
+			source.mu.Unlock()
+			time.Sleep(10 * time.Millisecond)
+		}
+		wg.Wait()
+		require.Equal(t, int64(1999-1499), views.Open("a").Place(1999, 0).Position)
+	})
+}
+
+// BenchmarkPlace looks positions up from all cores, while changes arrive every 5 ms.
+func BenchmarkPlace(b *testing.B) {
+	views := New(newWorld("a"))
+	e := views.Open("a")
+	e.view = million(b)
+	ctx, cancel := context.WithCancel(b.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			change := e.view.Change() + 1
+			m := waitingroom.Move{Change: change, Gone: gone(change*200, 200, 1_000_000, 1)}
+			e.read(entry{streamID{uint64(change), 0}, m})
+			<-tick.C
+		}
+	})
+	b.RunParallel(func(pb *testing.PB) {
+		for n := int64(1); pb.Next(); n = (n + 7919) % 1_000_000 {
+			if !e.Place(n, 0).Known {
+				b.Error("the place is not known")
+			}
+		}
+	})
+	cancel()
+	wg.Wait()
+}
+
+// TestOneLoadIsEnough: users leave before, during and after a load, and no second load is needed.
+// The entries that were written before the load's snapshot are read after it.
+func TestOneLoadIsEnough(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a", "b")
+		w.queues["a"].enter(200)
+		w.queues["b"].enter(200)
+		views := New(w)
+		views.Open("a")
+		rounds(t, views, time.Second)
+		for n := int64(1); n < 20; n++ {
+			w.leave("b", n)
+		}
+		clear(w.calls)
+		n := int64(50)
+		w.between = func() {
+			if n < 150 {
+				w.leave("a", n)
+				w.leave("b", n)
+				n++
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+		require.True(t, views.Open("b").Wait(t.Context(), 0)) // loads
+		rounds(t, views, 20*time.Second)
+		requireExact(t, w, views)
+		require.Equal(t, int64(150), n)
+		require.Equal(t, 1, w.calls["numbers"])
+	})
+}
+
+// TestOthersGoOnDuringALoad: while a long queue is loaded, the views of other events follow.
+func TestOthersGoOnDuringALoad(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a", "long")
+		w.queues["a"].enter(200)
+		w.queues["long"].enter(2000)
+		views := New(w)
+		a := views.Open("a")
+		rounds(t, views, time.Second)
+		views.Open("long")
+		next := int64(0)
+		w.between = func() {
+			time.Sleep(50 * time.Millisecond)
+			if next++; next%4 == 0 {
+				w.leave("a", next/4)
+			}
+			if behind := w.queues["a"].change - a.view.Change(); behind > 3 {
+				t.Errorf("the view is %d changes behind", behind)
+			}
+		}
+		rounds(t, views, 20*time.Second)
+		require.Equal(t, 2, w.calls["numbers"])
+		require.Positive(t, w.queues["a"].change)
+	})
+}
+
+// TestHistoryThatWasReplaced: Redis loses the changes that a view includes, and makes others with
+// the same numbers before the next snapshot. The view is loaded anew at the first of them.
+func TestHistoryThatWasReplaced(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a")
+		w.queues["a"].enter(100)
+		views := New(w)
+		e := views.Open("a")
+		rounds(t, views, time.Second)
+		backup := w.backup()
+		w.leave("a", 1)
+		w.leave("a", 2)
+		require.NoError(t, views.Round(t.Context()))
+		require.Equal(t, int64(2), e.view.Change())
+		w.restore(backup)
+		time.Sleep(time.Millisecond)
+		w.leave("a", 3)
+		w.leave("a", 4)
+		w.leave("a", 5)
+		require.NoError(t, views.Round(t.Context()))
+		require.False(t, e.Place(50, 0).Known)
+		rounds(t, views, time.Second)
+		requireExact(t, w, views)
+	})
+}
+
+// TestLengthIsCompared: an event is declared again, and its changes happen to continue those of the
+// view. The view has another length than the queue: it is loaded anew, but not again and again if
+// that does not help.
+func TestLengthIsCompared(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("a")
+		w.queues["a"].enter(100)
+		w.leave("a", 1, 2, 3)
+		views := New(w)
+		views.Open("a")
+		rounds(t, views, 3*time.Second)
+		w.queues["a"] = newQueue()
+		w.queues["a"].enter(120)
+		w.leave("a", 17, 18)
+		w.leave("a", 50)
+		w.trim(1)
+		rounds(t, views, 3*time.Second)
+		requireExact(t, w, views)
+
+		clear(w.calls)
+		w.ghosts = 1
+		rounds(t, views, 10*doubtInterval)
+		require.LessOrEqual(t, w.calls["numbers"], 10)
+		requireExact(t, w, views)
+	})
+}
+
+// TestQueueOfALoadIsBounded: a load during which too many moves arrive is begun anew.
+func TestQueueOfALoadIsBounded(t *testing.T) {
+	t.Parallel()
+	e := New(newWorld()).Open("a")
+	require.True(t, e.beginLoad())
+	require.False(t, e.beginLoad(), "a load runs")
+	for i := range maxQueued + 10 {
+		e.read(entry{streamID{1, uint64(i)}, waitingroom.Move{Change: int64(i) + 1}})
+		require.LessOrEqual(t, len(e.load.queue), maxQueued)
+	}
+	e.install(&View{}, waitingroom.Snapshot{}, time.Time{}, streamID{})
+	require.False(t, e.Place(1, 0).Known)
+	require.True(t, e.needsLoad())
+}
+
+// TestLateSnapshot: while an answer for Round is on its way, a waiter loads the event. The answer
+// is older than the view and must not drop it.
+func TestLateSnapshot(t *testing.T) {
+	t.Parallel()
+	for name, declared := range map[string]bool{"known event": true, "unknown event": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				if declared {
+					w.queues["a"] = newQueue()
+				}
+				views := New(w)
+				e := views.Open("a")
+				w.late = func() {
+					w.queues["a"] = newQueue()
+					w.queues["a"].enter(10)
+					w.leave("a", 1)
+					require.True(t, e.Wait(t.Context(), 1))
+				}
+				require.NoError(t, views.Round(t.Context()))
+				requireExact(t, w, views)
+				rounds(t, views, 3*time.Second)
+				requireExact(t, w, views)
+				require.Equal(t, 1, w.calls["numbers"])
+			})
+		})
+	}
+}

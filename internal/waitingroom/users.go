@@ -1,0 +1,218 @@
+package waitingroom
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Enter gives users a number, or finds the places that they have. poll is the longest time until a
+// visitor without a conn calls again. It returns ErrUnknown if there is no such event.
+//
+// Twice: the same answer, with Back instead of Entered.
+func (r users) Enter(
+	ctx context.Context, event string, mode Mode, poll time.Duration, visitors ...Visitor,
+) (EnterReply, error) {
+	args := append(make([]any, 0, 3+2*len(visitors)), event, string(mode), poll.Milliseconds())
+	reply, err := r.run(ctx, enterScript, r.space.OfEvent(event), withVisitors(args, visitors)...)
+	if err != nil {
+		return EnterReply{}, err
+	}
+	if reply.code() == Unknown {
+		return EnterReply{}, ErrUnknown
+	}
+	e := EnterReply{Change: reply.number(), Entries: make([]Entry, len(visitors))}
+	for i := range e.Entries {
+		e.Entries[i] = Entry{
+			Code: reply.code(), Number: reply.number(), Fence: reply.text(), Expires: reply.time(),
+			Replaced: reply.text(), New: reply.number() == 1,
+		}
+	}
+	return e, reply.failed
+}
+
+func withVisitors(args []any, visitors []Visitor) []any {
+	for _, v := range visitors {
+		args = append(args, v.User, v.Conn)
+	}
+	return args
+}
+
+// Disconnect says that the streams of visitors have ended. The answers are Away, Noted, Gone and
+// Stale; Stale changes nothing.
+//
+// Twice: Noted or Stale.
+func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor) ([]Code, error) {
+	reply, err := r.run(ctx, disconnectScript, r.space.OfEvent(event), withVisitors([]any{event}, visitors)...)
+	if err != nil {
+		return nil, err
+	}
+	codes := make([]Code, len(visitors))
+	for i := range codes {
+		codes[i] = reply.code()
+	}
+	return codes, reply.failed
+}
+
+// Leave removes a user in any state. It returns whether the user was known, and the conn of the
+// user's stream, "" if there is none: its broker has to end the stream.
+//
+// Twice: not known.
+func (r users) Leave(ctx context.Context, event, user string) (conn string, left bool, err error) {
+	reply, err := r.run(ctx, leaveScript, r.space.OfEvent(event), event, user)
+	if err != nil {
+		return "", false, err
+	}
+	left = reply.code() == "LEFT"
+	return reply.text(), left, reply.failed
+}
+
+// Promote gives free slots to the users with the lowest numbers who are present, 200 at most.
+//
+// Twice: promotes the next users.
+func (r users) Promote(ctx context.Context, event string) (Progress, error) {
+	return r.progress(r.run(ctx, promoteScript, r.space.OfEvent(event), event, MostUsers))
+}
+
+// Expire ends places and slots whose time is over, 200 at most, and notes in the partition that it
+// has run; with event "" it does only the latter.
+//
+// Twice: ends the next users.
+func (r users) Expire(ctx context.Context, p keyspace.Partition, event string) (Progress, error) {
+	return r.progress(r.run(ctx, expireScript, p, event))
+}
+
+func (r users) progress(reply *reply, err error) (Progress, error) {
+	if err != nil {
+		return Progress{}, err
+	}
+	p := Progress{N: int(reply.number()), Wait: reply.wait(), At: reply.time(), Mode: reply.text()}
+	return p, reply.failed
+}
+
+// Claim begins the tokens of promoted visitors. A visitor without a conn is never Stale. The
+// answers are Claimed, None and Stale.
+//
+// Twice: the same fence and expiry.
+func (r users) Claim(ctx context.Context, event string, visitors ...Visitor) ([]Claim, error) {
+	reply, err := r.run(ctx, claimScript, r.space.OfEvent(event), withVisitors([]any{event}, visitors)...)
+	if err != nil {
+		return nil, err
+	}
+	claims := make([]Claim, len(visitors))
+	for i := range claims {
+		claims[i] = Claim{Code: reply.code(), Fence: reply.text(), Expires: reply.time()}
+	}
+	return claims, reply.failed
+}
+
+// Renew extends the life of a token. The answers are Renewed, Over and None.
+//
+// Twice: the same expiry or a later one.
+func (r users) Renew(ctx context.Context, event, user, fence string) (Claim, error) {
+	reply, err := r.run(ctx, renewScript, r.space.OfEvent(event), event, user, fence)
+	if err != nil {
+		return Claim{}, err
+	}
+	c := Claim{Code: reply.code(), Fence: fence, Expires: reply.time()}
+	return c, reply.failed
+}
+
+// Verify says whether a token is valid now: InProgress with its expiry, or None. It changes
+// nothing.
+func (r users) Verify(ctx context.Context, event, user, fence string) (Claim, error) {
+	p := r.space.OfEvent(event)
+	pipe := r.rdb.Pipeline()
+	record, now := pipe.HMGet(ctx, p.RoomUsers(event), user), pipe.Time(ctx)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return Claim{}, fmt.Errorf("partition %d: read the record of a user: %w", p.Index(), err)
+	}
+	text, _ := record.Val()[0].(string)
+	rec, ok := parseRecord(text)
+	if !ok || rec.letter != 'P' || rec.fence != fence || !rec.expires.After(now.Val()) {
+		return Claim{Code: None}, nil
+	}
+	return Claim{Code: InProgress, Fence: fence, Expires: rec.expires}, nil
+}
+
+// State returns whether a user waits (Entered), is away (Away), holds a slot (Ready), has a token
+// (InProgress), or has no record (None). It changes nothing.
+func (r users) State(ctx context.Context, event, user string) (Code, error) {
+	p := r.space.OfEvent(event)
+	record, err := r.rdb.HMGet(ctx, p.RoomUsers(event), user).Result()
+	if err != nil {
+		return "", fmt.Errorf("partition %d: read the record of a user: %w", p.Index(), err)
+	}
+	text, _ := record[0].(string)
+	rec, ok := parseRecord(text)
+	if !ok {
+		return None, nil
+	}
+	return map[byte]Code{'W': Entered, 'A': Away, 'R': Ready, 'P': InProgress}[rec.letter], nil
+}
+
+// Complete ends the session of a user with a token, and gives the slot back. With sold, a seat of
+// the stock is sold. It returns false if the token is not known any more.
+//
+// Twice: false, and no second seat is sold.
+func (r users) Complete(ctx context.Context, event, user, fence string, sold bool) (bool, error) {
+	n := 0
+	if sold {
+		n = 1
+	}
+	reply, err := r.run(ctx, completeScript, r.space.OfEvent(event), event, user, fence, n)
+	if err != nil {
+		return false, err
+	}
+	return reply.code() == "DONE", nil
+}
+
+// Sweep moves waiting users whose conns belong to none of the live brokers to away. It looks at 200
+// users with numbers above from, and returns the number to continue with (0: the end), how many
+// users are away now, and for how long nothing is swept.
+//
+// Twice: finds nothing more.
+func (r users) Sweep(
+	ctx context.Context, event string, from int64, alive []string,
+) (next int64, n int, hold time.Duration, err error) {
+	args := append(make([]any, 0, 2+len(alive)), event, from)
+	for _, instance := range alive {
+		args = append(args, instance)
+	}
+	reply, err := r.run(ctx, sweepScript, r.space.OfEvent(event), args...)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	next, n, hold = reply.number(), int(reply.number()), reply.wait()
+	return next, n, hold, reply.failed
+}
+
+// record is a record of a user, as lua/room/README.md describes it.
+type record struct {
+	letter  byte // W waiting, A away, R READY, P IN_PROGRESS
+	number  int64
+	conn    string
+	fence   string
+	expires time.Time
+}
+
+// parseRecord reads letter|number|conn|since|fence|expires|first.
+func parseRecord(text string) (record, bool) {
+	parts := strings.Split(text, "|")
+	if len(parts) != 7 || len(parts[0]) != 1 || !strings.Contains("WARP", parts[0]) {
+		return record{}, false
+	}
+	number, err := strconv.ParseInt(parts[1], 10, 64)
+	if err != nil {
+		return record{}, false
+	}
+	rec := record{letter: parts[0][0], number: number, conn: parts[2], fence: parts[4]}
+	if ms, err := strconv.ParseInt(parts[5], 10, 64); err == nil {
+		rec.expires = time.UnixMilli(ms)
+	}
+	return rec, true
+}

@@ -1,0 +1,102 @@
+-- expire_users: ends places and slots whose time is over, and notes that it has run.
+-- State: A, W (polls), R, P → nobody
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  event  -  the event's id, empty: only note that expire has run
+-- Reply
+--   {n, wait, at, mode}  as those of promote; n: users who have no record any more
+-- If expire did not run for more than 5 s, Redis or all brokers stood still. Then absent users and
+-- READY users keep their places for another 15 s, because they could not return meanwhile. Tokens
+-- end as usual. If the clock has stepped back by more than 1 s, all events are due at once, up to
+-- 5,000. The next call for an event sets the times of absent users and of READY users to at most
+-- their full length; it does so for about 500 users of both kinds.
+-- Twice: ends the next users.
+-- Out of memory: goes through.
+-- Cost: some µs a user; at most 200 users.
+local event = ARGV[1]
+local STOOD_STILL, HOLD, STEP, MOST, MANY = 5000, 15000, 1000, 200, 5000
+local known = open_room(event)
+local clean, rooms = B .. 'cleanup', B .. 'rooms'
+local c = call('HMGET', clean, 'last_run', 'steps')
+local last, steps = tonumber(c[1] or NOW), tonumber(c[2] or 0)
+local now = string.format('%.0f', NOW)
+R.hold = math.min(R.hold, NOW + HOLD)
+if NOW - last > STOOD_STILL then R.hold = NOW + HOLD end
+allow_oom()
+if last - NOW > STEP then
+  steps = steps + 1
+  local never = string.format('(%.0f', NEVER)
+  for _, later in ipairs(call('ZRANGEBYSCORE', rooms, '(' .. now, never, 'LIMIT', 0, MANY)) do
+    call('ZADD', rooms, now, later)
+  end
+  wake('promoter')
+end
+call('HSET', clean, 'last_run', now, 'hold_until', string.format('%.0f', R.hold), 'steps', steps)
+if not known then
+  if event ~= '' then call('ZREM', rooms, event) end
+  return { 0, -1, NOW, '' }
+end
+
+-- shorten lowers the times of users in a set that are later than `most`. It looks at MANY users,
+-- and changes about 500.
+local function shorten(key, most, inside)
+  local n, page = 0, 500
+  for from = 0, MANY - page, page do
+    local late = call('ZRANGEBYSCORE', key, string.format('(%.0f', most), '+inf', 'LIMIT', from, page)
+    load_users(late, 1, 1)
+    for _, user in ipairs(late) do
+      local r = record_of(user)
+      if r and (r.letter == 'R') == inside and r.letter ~= 'P' then
+        n = n + 1
+        put(user, {
+          letter = r.letter, number = r.number, conn = r.conn, since = r.since, fence = r.fence,
+          expires = inside and most or 0, first = 0, kept = most,
+        })
+      end
+    end
+    if #late < page or n >= page then return end
+  end
+end
+if R.steps ~= steps then
+  shorten(AWAY, NOW + math.max(R.grace, 60000), false)
+  shorten(SLOTS, NOW + R.ready, true)
+  call('HSET', ROOM, 'steps', steps)
+end
+
+local n = 0
+if R.hold <= NOW then
+  local due = call('ZRANGEBYSCORE', AWAY, '-inf', NOW, 'LIMIT', 0, MOST)
+  load_users(due, 1, 1)
+  for _, user in ipairs(due) do
+    local r = record_of(user)
+    if not r then
+      local number = call('ZSCORE', WAITING, user)
+      r = lost(user, number and 'W' or 'A', number)
+    end
+    if r.letter == 'A' or r.letter == 'W' and r.conn == '' then
+      put(user, nil)
+      n = n + 1
+    else
+      drop(AWAY, user)
+    end
+  end
+  count('expired', n)
+end
+-- READY users who are kept stay at the head of the set, so more are read then.
+local due = call('ZRANGEBYSCORE', SLOTS, '-inf', NOW, 'LIMIT', 0, R.hold > NOW and 5 * MOST or MOST)
+load_users(due, 1, 1)
+for _, user in ipairs(due) do
+  local r = record_of(user) or lost(user, 'P')
+  if r.letter == 'W' or r.letter == 'A' then
+    drop(SLOTS, user)
+  elseif n < MOST and (r.letter == 'P' or R.hold <= NOW) then
+    put(user, nil)
+    count(r.letter == 'P' and 'expired' or 'no_shows', 1)
+    n = n + 1
+  end
+end
+local wait = close_room()
+return { n, wait, NOW, R.mode }

@@ -1,0 +1,50 @@
+-- sweep_room: moves the waiting users of dead brokers to away.
+-- State: W → A
+--
+-- KEYS
+--   1  base    prefix of all keys of the partition
+--   2  absent  a key that never exists (README.md, rule 7)
+-- ARGV
+--   1  event  -  the event's id
+--   2  from   n  the number to begin behind, 0 at first
+--   then for each live broker:
+--   +1  instance  -  its instance
+-- Reply
+--   {next, n, hold}
+--        next  the number to continue with, 0: the end
+--        n     users who are away now
+--        hold  ms for which nothing is swept, because brokers can't have known of their users
+-- Such a user keeps the place for the event's grace, at least 10 s. Streams younger than 10 s are
+-- left out: a broker that has just started is not yet in the caller's list.
+-- Twice: finds nothing more.
+-- Out of memory: goes through.
+-- Cost: reads 200 users a call.
+local event, from = ARGV[1], ARGV[2]
+local YOUNG = 10000
+if not open_room(event) then return { 0, 0, 0 } end
+local hold = tonumber(call('HGET', B .. 'cleanup', 'hold_until') or 0) - NOW
+if hold > 0 then return { 0, 0, hold } end
+local alive = {}
+for i = 3, #ARGV do alive[ARGV[i]] = true end
+local page = call('ZRANGEBYSCORE', WAITING, '(' .. from, '+inf', 'WITHSCORES', 'LIMIT', 0, 200)
+if #page == 0 then return { 0, 0, 0 } end
+load_users(page, 1, 2)
+local n = 0
+for i = 1, #page, 2 do
+  local user = page[i]
+  local r = record_of(user)
+  local instance = r and r.letter == 'W' and instance_of(r.conn)
+  if instance and not alive[instance] and math.abs(NOW - r.since) >= YOUNG then
+    put(user, {
+      letter = 'A', number = r.number, conn = r.conn, since = r.since, fence = '', expires = 0, first = 0,
+      kept = NOW + math.max(R.grace, YOUNG),
+    })
+    n = n + 1
+  end
+end
+if n > 0 then
+  allow_oom()
+  close_room()
+end
+local next_number = #page < 400 and 0 or page[#page]
+return { next_number, n, 0 }
