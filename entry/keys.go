@@ -1,0 +1,208 @@
+package entry
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// fetchTime limits one fetch of the public keys.
+	fetchTime = 3 * time.Second
+	// fetchInterval is the shortest time between two fetches, whatever tokens ask for: a flood of
+	// tokens with unknown keys does not become a flood of fetches.
+	fetchInterval = time.Minute
+	// firstInterval replaces fetchInterval as long as there are no keys.
+	firstInterval = time.Second
+	// keyLife is the age at which keys are fetched again, so that a key that was removed is not
+	// accepted for ever. Old keys stay in use while they can't be fetched.
+	keyLife      = 5 * time.Minute
+	maxJWKSBytes = 1 << 20
+)
+
+var errUnknownKey = errors.New("its key is not known")
+
+// keySource holds the public keys, and fetches them when they are needed.
+type keySource struct {
+	url    string // "": the keys were given
+	client *http.Client
+	log    *slog.Logger
+	now    atomic.Pointer[keySet]
+
+	// turn contains a value while a goroutine fetches. This goroutine alone uses the fields below.
+	turn      chan struct{}
+	notBefore time.Time // the next fetch
+	failed    error     // of the latest fetch
+}
+
+type keySet struct {
+	byID    map[string]ed25519.PublicKey
+	fetched time.Time
+}
+
+func newKeySource(c Config, log *slog.Logger) *keySource {
+	s := &keySource{url: c.JWKSURL, client: httpClient(c.HTTPClient), log: log, turn: make(chan struct{}, 1)}
+	if s.url == "" {
+		s.url = c.PublicURL + "/.well-known/jwks.json"
+	}
+	set := &keySet{byID: map[string]ed25519.PublicKey{}}
+	if len(c.Keys) > 0 {
+		s.url = ""
+		for _, key := range c.Keys {
+			set.byID[keyID(key)] = key
+		}
+	}
+	s.now.Store(set)
+	return s
+}
+
+// keyID returns the id of a key as brokers choose it: its thumbprint by RFC 7638.
+func keyID(public ed25519.PublicKey) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, `{"crv":"Ed25519","kty":"OKP","x":"%s"}`,
+		base64.RawURLEncoding.EncodeToString(public)))
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+// start fetches the keys for the first time. A token with another key may cause the next fetch at
+// once.
+func (s *keySource) start(ctx context.Context) {
+	if s.url == "" {
+		return
+	}
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	s.refresh(ctx)
+	if s.failed == nil {
+		s.notBefore = time.Time{}
+	}
+}
+
+// find returns the key with this id, from the list alone. If it is not there, find fetches the
+// list, or waits for a fetch that is under way.
+func (s *keySource) find(ctx context.Context, id string) (ed25519.PublicKey, error) {
+	set := s.now.Load()
+	key := set.byID[id]
+	if s.url == "" {
+		return known(key)
+	}
+	if key != nil {
+		if time.Since(set.fetched) < keyLife {
+			return key, nil
+		}
+		select {
+		case s.turn <- struct{}{}:
+		default: // another goroutine is about to fetch
+			return key, nil
+		}
+	} else {
+		select {
+		case s.turn <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	defer func() { <-s.turn }()
+	if s.now.Load() == set { // nobody has fetched in the meantime
+		s.refresh(ctx)
+	}
+	key = s.now.Load().byID[id]
+	if key == nil && s.failed != nil {
+		return nil, ErrUnavailable
+	}
+	return known(key)
+}
+
+func known(key ed25519.PublicKey) (ed25519.PublicKey, error) {
+	if key == nil {
+		return nil, errUnknownKey
+	}
+	return key, nil
+}
+
+// refresh fetches the keys, unless it is too early. The caller has the turn. A fetch serves all
+// requests, so it does not end with the request that needs it first.
+func (s *keySource) refresh(ctx context.Context) {
+	if time.Now().Before(s.notBefore) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTime)
+	defer cancel()
+	keys, err := s.fetch(ctx)
+	s.failed = err
+	s.notBefore = time.Now().Add(fetchInterval)
+	if err == nil {
+		s.now.Store(&keySet{byID: keys, fetched: time.Now()})
+		return
+	}
+	old := len(s.now.Load().byID)
+	if old == 0 {
+		s.notBefore = time.Now().Add(firstInterval)
+	}
+	s.log.Warn("the public keys of entry tokens could not be fetched", "url", s.url, "old_keys", old, "error", err)
+}
+
+func (s *keySource) fetch(ctx context.Context) (map[string]ed25519.PublicKey, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := s.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("status %d", response.StatusCode)
+	}
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxJWKSBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxJWKSBytes {
+		return nil, fmt.Errorf("the answer has more than %d bytes", maxJWKSBytes)
+	}
+	return parseJWKS(text)
+}
+
+// parseJWKS returns the Ed25519 keys of a JWKS (RFC 7517, RFC 8037). It skips all others.
+func parseJWKS(text []byte) (map[string]ed25519.PublicKey, error) {
+	var document struct {
+		Keys []struct{ Kty, Crv, X, Kid, Use, Alg string }
+	}
+	if err := json.Unmarshal(text, &document); err != nil {
+		return nil, fmt.Errorf("the answer is no JWKS: %w", err)
+	}
+	keys := map[string]ed25519.PublicKey{}
+	for _, k := range document.Keys {
+		x, err := base64.RawURLEncoding.DecodeString(k.X)
+		if err != nil || len(x) != ed25519.PublicKeySize || k.Kty != "OKP" || k.Crv != "Ed25519" || k.Kid == "" ||
+			k.Use != "" && k.Use != "sig" || k.Alg != "" && k.Alg != "EdDSA" {
+			continue
+		}
+		keys[k.Kid] = x
+	}
+	if len(keys) == 0 {
+		return nil, errors.New("the answer has no Ed25519 key")
+	}
+	return keys, nil
+}
+
+// httpClient returns a client that follows no redirect: it would take a token, or the choice of the
+// keys, to another host.
+func httpClient(given *http.Client) *http.Client {
+	c := &http.Client{Timeout: fetchTime}
+	if given != nil {
+		*c = *given
+	}
+	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return c
+}

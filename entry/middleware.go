@@ -1,0 +1,183 @@
+package entry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxTokens is the number of tokens of one request that are checked. A browser sends several
+// cookies of one name if they were set for several paths or domains.
+const maxTokens = 4
+
+type contextKey struct{}
+
+type admitted struct {
+	claims Claims
+	token  string
+}
+
+// FromContext returns the claims of the token with which a request passed the middleware.
+func FromContext(ctx context.Context) (Claims, bool) {
+	a, ok := ctx.Value(contextKey{}).(admitted)
+	return a.claims, ok
+}
+
+// Token returns the token with which a request passed the middleware, for Client.Complete and
+// Client.Renew; "" without one. It is a secret: do not log it.
+func Token(ctx context.Context) string {
+	a, _ := ctx.Value(contextKey{}).(admitted)
+	return a.token
+}
+
+// Middleware calls next for requests with a valid token: in the cookie entry.EVENT, or in the
+// header Authorization as a bearer token. next finds the claims by FromContext.
+//
+// Without a valid token, a browser that asks for a page is sent to the waiting page (302), and any
+// other request gets 403 with a problem document that names this page in its field wait, or what
+// Config.Refused answers. If the token can't be checked at the moment, the answer is 503: the
+// waiting page would send the user back.
+func (v *Verifier) Middleware(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a, err := v.admit(r)
+		switch {
+		case err == nil:
+			next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), contextKey{}, a)))
+		case errors.Is(err, ErrInvalid):
+			v.logRefusal(r.Context(), err)
+			v.refuse(w, r)
+		default:
+			v.logRefusal(r.Context(), err)
+			unavailable(w, r)
+		}
+	})
+}
+
+// admit returns the first valid token of a request.
+func (v *Verifier) admit(r *http.Request) (admitted, error) {
+	var tokens []string
+	for _, cookie := range r.CookiesNamed(CookieName(v.config.Event)) {
+		tokens = append(tokens, cookie.Value)
+	}
+	if len(tokens) >= maxTokens {
+		tokens = tokens[:maxTokens-1]
+	}
+	if scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
+		tokens = append(tokens, strings.TrimSpace(token))
+	}
+	result := ErrInvalid
+	for _, token := range tokens {
+		claims, err := v.Verify(r.Context(), token)
+		if err == nil {
+			return admitted{claims, token}, nil
+		}
+		if !errors.Is(result, ErrUnavailable) {
+			result = err
+		}
+	}
+	return admitted{}, result
+}
+
+// logRefusal logs why a request was refused. What an operator can set right is a warning, once a
+// minute: a token that could not be checked, and a mismatch, with which each admitted user is sent
+// back to the waiting page for ever.
+func (v *Verifier) logRefusal(ctx context.Context, err error) {
+	level := slog.LevelDebug
+	if errors.Is(err, errMismatch) || !errors.Is(err, ErrInvalid) {
+		now, next := time.Now().Unix(), v.nextWarning.Load()
+		if now >= next && v.nextWarning.CompareAndSwap(next, now+60) {
+			level = slog.LevelWarn
+		}
+	}
+	v.log.Log(ctx, level, "request without entry was refused", "event", v.config.Event, "error", err)
+}
+
+func (v *Verifier) refuse(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	if wantsPage(r) {
+		http.Redirect(w, r, v.WaitURL(), http.StatusFound)
+		return
+	}
+	if v.config.Refused != nil {
+		v.config.Refused.ServeHTTP(w, r)
+		return
+	}
+	writeProblem(w, problem{
+		Status: http.StatusForbidden, Wait: v.WaitURL(),
+		Detail: "this needs a valid entry token of the event " + v.config.Event + ": enter its waiting room",
+	})
+}
+
+const notAvailable = "entry tokens can't be checked at the moment: try again in a few seconds"
+
+func unavailable(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Retry-After", strconv.Itoa(int(2*firstInterval/time.Second)))
+	if wantsPage(r) {
+		http.Error(w, notAvailable, http.StatusServiceUnavailable)
+		return
+	}
+	writeProblem(w, problem{Status: http.StatusServiceUnavailable, Detail: notAvailable})
+}
+
+// wantsPage says whether a browser asks for a page: a GET that accepts HTML.
+func wantsPage(r *http.Request) bool {
+	if r.Method != http.MethodGet {
+		return false
+	}
+	for _, header := range r.Header.Values("Accept") {
+		for accepted := range strings.SplitSeq(header, ",") {
+			kind, parameters, err := mime.ParseMediaType(accepted)
+			if err != nil || kind != "text/html" {
+				continue
+			}
+			if q, err := strconv.ParseFloat(parameters["q"], 64); err == nil && q == 0 {
+				continue
+			}
+			return true
+		}
+	}
+	return false
+}
+
+// problem is an error document by RFC 9457.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	Wait   string `json:"wait,omitempty"` // the address of the waiting page
+}
+
+func writeProblem(w http.ResponseWriter, p problem) {
+	p.Type, p.Title = "about:blank", http.StatusText(p.Status)
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(p.Status)
+	_ = json.NewEncoder(w).Encode(p) // an error means that the client has left
+}
+
+// CookieName returns the name of the cookie with the token of an event.
+func CookieName(event string) string { return "entry." + event }
+
+// Cookie returns the cookie with a renewed token, as brokers set it. secure says that the service
+// is reached by https.
+func Cookie(event string, r Renewal, secure bool) *http.Cookie {
+	return &http.Cookie{
+		Name: CookieName(event), Value: r.Token, Path: "/", Expires: r.ExpiresAt,
+		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: secure,
+	}
+}
+
+// RemovedCookie returns the cookie that removes the token of an event from the browser. Set it
+// after Client.Complete, because an offline Verifier accepts the token until it expires.
+func RemovedCookie(event string, secure bool) *http.Cookie {
+	c := Cookie(event, Renewal{}, secure)
+	c.MaxAge = -1
+	return c
+}

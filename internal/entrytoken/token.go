@@ -1,0 +1,147 @@
+package entrytoken
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// ErrInvalid means that a token was not signed by one of the keys, or lacks a claim.
+var ErrInvalid = errors.New("the entry token is not valid")
+
+// maxTokenBytes is the length up to which a token is decoded. Tokens have at most 600 bytes if
+// issuer, audience, user and event together have at most 200 characters.
+const maxTokenBytes = 4096
+
+// Claims are what an entry token says: this user may be inside this event until ExpiresAt.
+type Claims struct {
+	Issuer    string // BROKER_PUBLIC_URL
+	Audience  string // BROKER_TOKEN_AUDIENCE; "" stands for the event
+	User      string
+	Event     string
+	Fence     string    // the number of the promotion
+	IssuedAt  time.Time // Redis's time
+	ExpiresAt time.Time
+}
+
+// payload is Claims as in a JWT. There is no nbf: a service whose clock is 2 s behind would refuse
+// the token.
+type payload struct {
+	Iss string `json:"iss"`
+	Aud string `json:"aud"`
+	Sub string `json:"sub"`
+	Evt string `json:"evt"`
+	Jti string `json:"jti"`
+	Iat int64  `json:"iat"`
+	Exp int64  `json:"exp"`
+}
+
+// Sign returns the token with these claims. The times are rounded down to seconds: a token never
+// lives longer than its slot is held. Sign takes about 30 µs, so do not call it in a loop over many
+// users that others wait for.
+func (k *Keys) Sign(c Claims) (string, error) {
+	p := payload{
+		Iss: c.Issuer, Aud: c.Audience, Sub: c.User, Evt: c.Event, Jti: c.Fence,
+		Iat: c.IssuedAt.Unix(), Exp: c.ExpiresAt.Unix(),
+	}
+	if p.Aud == "" {
+		p.Aud = c.Event
+	}
+	if field := p.missing(); field != "" {
+		return "", fmt.Errorf("sign an entry token: the claim %s is missing", field)
+	}
+	signer := k.used.Load().keys[0]
+	t := jwt.NewWithClaims(jwt.SigningMethodEdDSA, p)
+	t.Header["kid"] = signer.id
+	signed, err := t.SignedString(signer.private)
+	if err != nil {
+		return "", fmt.Errorf("sign an entry token: %w", err)
+	}
+	return signed, nil
+}
+
+var parser = jwt.NewParser(
+	jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}),
+	jwt.WithStrictDecoding(),
+	jwt.WithoutClaimsValidation(), // Redis decides whether a token has expired, by its own clock
+)
+
+// Verify returns the claims of a token that was signed by one of the keys, or ErrInvalid. It does
+// not check the expiry, and it does not know what was given back: Redis does.
+func (k *Keys) Verify(token string) (Claims, error) {
+	if len(token) > maxTokenBytes {
+		return Claims{}, fmt.Errorf("%w: it has %d bytes, at most %d are allowed",
+			ErrInvalid, len(token), maxTokenBytes)
+	}
+	var p payload
+	_, err := parser.ParseWithClaims(token, &p, k.keyOf)
+	if err != nil {
+		return Claims{}, fmt.Errorf("%w: %w", ErrInvalid, reason(err))
+	}
+	if field := p.missing(); field != "" {
+		return Claims{}, fmt.Errorf("%w: the claim %s is missing", ErrInvalid, field)
+	}
+	return Claims{
+		Issuer: p.Iss, Audience: p.Aud, User: p.Sub, Event: p.Evt, Fence: p.Jti,
+		IssuedAt: time.Unix(p.Iat, 0), ExpiresAt: time.Unix(p.Exp, 0),
+	}, nil
+}
+
+var errUnknownKey = errors.New("its key is not known")
+
+// keyOf returns the key that a token names, from the keys of the file alone. It ignores headers
+// such as jku, x5u and jwk, by which a forger would name another key.
+func (k *Keys) keyOf(t *jwt.Token) (any, error) {
+	id, _ := t.Header["kid"].(string)
+	if public := k.used.Load().byID[id]; public != nil {
+		return public, nil
+	}
+	return nil, errUnknownKey
+}
+
+// reason returns an error that shows no part of the token, because errors are logged and shown.
+func reason(err error) error {
+	switch {
+	case errors.Is(err, errUnknownKey):
+		return errUnknownKey
+	case errors.Is(err, jwt.ErrTokenMalformed):
+		return jwt.ErrTokenMalformed
+	case errors.Is(err, jwt.ErrTokenSignatureInvalid):
+		return jwt.ErrTokenSignatureInvalid
+	}
+	return jwt.ErrTokenUnverifiable
+}
+
+// missing returns the name of a claim that every token has and p lacks.
+func (p payload) missing() string {
+	switch {
+	case p.Iss == "":
+		return "iss"
+	case p.Aud == "":
+		return "aud"
+	case p.Sub == "":
+		return "sub"
+	case p.Evt == "":
+		return "evt"
+	case p.Jti == "":
+		return "jti"
+	case p.Iat <= 0:
+		return "iat"
+	case p.Exp <= 0:
+		return "exp"
+	}
+	return ""
+}
+
+// The methods of jwt.Claims. The parser calls none of them, because it validates no claims.
+
+func (p payload) GetExpirationTime() (*jwt.NumericDate, error) { return date(p.Exp), nil }
+func (p payload) GetIssuedAt() (*jwt.NumericDate, error)       { return date(p.Iat), nil }
+func (p payload) GetNotBefore() (*jwt.NumericDate, error)      { return nil, nil }
+func (p payload) GetIssuer() (string, error)                   { return p.Iss, nil }
+func (p payload) GetSubject() (string, error)                  { return p.Sub, nil }
+func (p payload) GetAudience() (jwt.ClaimStrings, error)       { return jwt.ClaimStrings{p.Aud}, nil }
+
+func date(seconds int64) *jwt.NumericDate { return jwt.NewNumericDate(time.Unix(seconds, 0)) }
