@@ -241,7 +241,7 @@ func serverBreaks(ctx context.Context, p *Process) error {
 	if err != nil {
 		return err
 	}
-	p.serve("api", brokenListener{listener}, http.NotFoundHandler())
+	p.newServer("api", brokenListener{listener}).Serve(http.NotFoundHandler())
 	<-ctx.Done()
 	return ctx.Err()
 }

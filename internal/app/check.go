@@ -130,6 +130,43 @@ var checks = map[string]rule{
 			return v.Len() == 3 && all(v, func(e reflect.Value) bool { return e.Int() >= 1 && e.Int() <= 1000 })
 		},
 	},
+
+	// Of the waiting room.
+	"file": {
+		"the name of a file, at most 4096 bytes",
+		func(v reflect.Value) bool { return len(v.String()) <= 4096 && !strings.ContainsRune(v.String(), 0) },
+	},
+	"public url": {
+		"https://host:port/path, or http:// with a loopback address, without a query",
+		func(v reflect.Value) bool { return v.String() == "" || isPublicURL(v.String()) },
+	},
+	"audience": {
+		"1 to 128 letters, digits, dots, underscores, dashes, colons or slashes",
+		func(v reflect.Value) bool { return v.String() == "" || audience.MatchString(v.String()) },
+	},
+	"header": {
+		"the name of a header, such as X-User, but none that HTTP itself uses",
+		func(v reflect.Value) bool { return v.String() == "" || isIdentityHeader(v.String()) },
+	},
+	"networks": {
+		"a comma list of networks such as 10.0.0.0/8 or addresses, without spaces",
+		func(v reflect.Value) bool {
+			return all(v, func(e reflect.Value) bool {
+				_, ok := network(e.String())
+				return ok
+			})
+		},
+	},
+	"hosts": {
+		"a comma list of host names, or host:port, without spaces",
+		func(v reflect.Value) bool {
+			return all(v, func(e reflect.Value) bool { return hostName.MatchString(e.String()) })
+		},
+	},
+	"seats url": {
+		"http:// or https:// with {event} in its path or query",
+		func(v reflect.Value) bool { return v.String() == "" || isSeatsURL(v.String()) },
+	},
 }
 
 func always(reflect.Value) bool { return true }

@@ -26,6 +26,7 @@ type Config struct {
 	Push         push.Config        `section:"Processor PUSH_NOTIFICATION" envPrefix:"PUSH_"`
 	Retention    RetentionConfig    `section:"Retention" envPrefix:"RETENTION_"`
 	Audit        AuditConfig        `section:"Audit" envPrefix:"AUDIT_"`
+	Broker       BrokerConfig       `section:"Waiting room" envPrefix:"BROKER_"`
 	Telemetry    TelemetryConfig    `section:"Telemetry"`
 }
 

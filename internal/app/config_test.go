@@ -53,6 +53,13 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, push.Config{Limits: limits, Timeout: 30 * time.Second}, c.Push)
 	require.Equal(t, limits, c.SMTP.Limits)
 	require.Equal(t, GuardConfig{Wait: 2 * time.Second, MaxWait: time.Minute}, c.Guard)
+	require.Equal(t, BrokerConfig{
+		Addr: "127.0.0.1:8090", TokenTTL: 5 * time.Minute, TokenLeeway: 10 * time.Second, MaxSession: 15 * time.Minute,
+		Ready: 30 * time.Second, Grace: time.Minute, OnClose: "keep", NoShow: "wait", MaxWaiting: 1_000_000,
+		Retention: 24 * time.Hour, PositionInterval: time.Second, PromoteInterval: time.Second, Heartbeat: 15 * time.Second,
+		WriteTimeout: 10 * time.Second, Drain: 10 * time.Second, MaxConnections: 50_000, MaxConnectionsPerIP: 1000,
+		EnterRatePerIP: 10, Identity: "cookie", SeatsTimeout: 2 * time.Second,
+	}, c.Broker)
 }
 
 // The values of the document that this project implements are accepted.
@@ -80,7 +87,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 95)
+	require.Len(t, names, 125)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
@@ -165,6 +172,15 @@ func TestChecks(t *testing.T) {
 		{"WORKER_TYPES", []string{"A", "SEND_EMAIL,HTTP", strings.Repeat("x", 128)}, []string{"A, B", "A,,B", ",", "a{b}", strings.Repeat("x", 129)}},
 		{"JOB_TIMEOUTS", []string{"SEND_EMAIL=10s", "A=1ms,B=24h"}, []string{"A", "A=", "=1s", "A=0s", "A=25h", "a b=1s", "A=1s, B=1s", "A=1s;B=1s"}},
 		{"AUDIT_INTERVAL", []string{"0", "0s", "1s", "24h"}, []string{"999ms", "-1s", "25h", "never"}},
+		{"BROKER_PUBLIC_URL",
+			[]string{"https://shop.example", "https://shop.example:8443/room/", "http://127.0.0.1:8090", "http://[::1]:8090", "http://localhost"},
+			[]string{"shop.example", "http://shop.example", "ftp://127.0.0.1", "https://", "https://u:p@shop.example", "https://shop.example?a=b", "https://shop.example/#a", "https://shop.example:99999", "https://shop.example:"}},
+		{"BROKER_TOKEN_AUDIENCE", []string{"shop", "https://shop.example/buy"}, []string{"a b", strings.Repeat("x", 129), "ü"}},
+		{"BROKER_IDENTITY_HEADER", []string{"X-User", "user"}, []string{"X User", "X-User:", "cookie", "Authorization", "x-forwarded-for", strings.Repeat("x", 65)}},
+		{"BROKER_TRUSTED_PROXIES", []string{"127.0.0.1", "10.0.0.0/8,::1,fd00::/8"}, []string{"10.0.0.0/33", "proxy", "10.0.0.0/8, ::1", ",", "fe80::1%eth0"}},
+		{"BROKER_RETURN_HOSTS", []string{"shop.example", "shop.example:8443,other", "[2001:db8::1]:80"}, []string{"https://shop.example", "shop.example/", "a b", "a,,b", "-a"}},
+		{"BROKER_SEATS_URL", []string{"http://127.0.0.1:1/events/{event}/seats", "https://u:p@seats.example/?e={event}"}, []string{"http://seats.example/", "http://{event}.example/", "http://{event}", "seats.example/{event}", "ftp://seats.example/{event}"}},
+		{"BROKER_TOKEN_KEYS_FILE", []string{"/etc/keys.pem"}, []string{strings.Repeat("x", 4097)}},
 		{"FAIR_QUEUE_LANE_WEIGHTS", []string{"1,1,1", "1000,1,1"}, []string{"1,1", "1,1,1,1", "0,1,1", "1001,1,1", "6, 3, 1", "a,b,c", "1.5,1,1"}},
 	}
 	for _, c := range cases {
@@ -213,9 +229,18 @@ func TestRelations(t *testing.T) {
 			[]string{"SMTP_PORT=0", "SMTP_TLS=maybe", "HTTP_PROCESSOR_TIMEOUT=-1s"},
 			[]string{"BULKACTION_SMTP_PORT: 0 is not", `BULKACTION_SMTP_TLS: "maybe"`, "BULKACTION_HTTP_PROCESSOR_TIMEOUT: -1s"},
 		},
-		"processor's type": {[]string{"SMTP_PORT=mail"}, []string{`BULKACTION_SMTP_PORT="mail": must be a whole number`}},
-		"empty is default": {[]string{"WORKER_COUNT=", "REDIS_URL=", "WORKER_TYPES="}, nil},
-		"the last counts":  {[]string{"WORKER_COUNT=0", "WORKER_COUNT=7"}, nil},
+		"broker for all":            {[]string{"BROKER_ADDR=0.0.0.0:8090", "BROKER_PUBLIC_URL=https://shop.example"}, []string{`BULKACTION_BROKER_ADDR="0.0.0.0:8090": must be on 127.0.0.1, unless BULKACTION_BROKER_TLS_CERT_FILE is set; BULKACTION_BROKER_ALLOW_PLAINTEXT=true allows it behind a proxy that ends TLS`}},
+		"broker behind a proxy":     {[]string{"BROKER_ADDR=0.0.0.0:8090", "BROKER_PUBLIC_URL=https://shop.example", "BROKER_ALLOW_PLAINTEXT=true"}, nil},
+		"broker with TLS":           {[]string{"BROKER_ADDR=:443", "BROKER_PUBLIC_URL=https://shop.example", "BROKER_TLS_CERT_FILE=c.pem", "BROKER_TLS_KEY_FILE=k.pem"}, nil},
+		"broker without a name":     {[]string{"BROKER_ADDR=:8090", "BROKER_ALLOW_PLAINTEXT=true"}, []string{`BULKACTION_BROKER_ADDR=":8090": must be on 127.0.0.1, unless BULKACTION_BROKER_PUBLIC_URL tells`}},
+		"certificate without key":   {[]string{"BROKER_TLS_CERT_FILE=c.pem"}, []string{`BULKACTION_BROKER_TLS_CERT_FILE="c.pem": must be set together with BULKACTION_BROKER_TLS_KEY_FILE`}},
+		"key without certificate":   {[]string{"BROKER_TLS_KEY_FILE=k.pem"}, []string{`BULKACTION_BROKER_TLS_CERT_FILE="": must be set together with BULKACTION_BROKER_TLS_KEY_FILE`}},
+		"identity without a header": {[]string{"BROKER_IDENTITY=header", "BROKER_TRUSTED_PROXIES=127.0.0.1"}, []string{`BULKACTION_BROKER_IDENTITY="header": must be cookie, unless BULKACTION_BROKER_IDENTITY_HEADER is set`}},
+		"identity without a proxy":  {[]string{"BROKER_IDENTITY=header", "BROKER_IDENTITY_HEADER=X-User"}, []string{`BULKACTION_BROKER_IDENTITY="header": must be cookie, unless BULKACTION_BROKER_TRUSTED_PROXIES is set`}},
+		"identity by a header":      {[]string{"BROKER_IDENTITY=header", "BROKER_IDENTITY_HEADER=X-User", "BROKER_TRUSTED_PROXIES=127.0.0.1"}, nil},
+		"processor's type":          {[]string{"SMTP_PORT=mail"}, []string{`BULKACTION_SMTP_PORT="mail": must be a whole number`}},
+		"empty is default":          {[]string{"WORKER_COUNT=", "REDIS_URL=", "WORKER_TYPES="}, nil},
+		"the last counts":           {[]string{"WORKER_COUNT=0", "WORKER_COUNT=7"}, nil},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -68,6 +68,7 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 		"CONGESTION_BASE_BACKOFF", "CONGESTION_MAX_BACKOFF", "must not be above OTHER")
 	check(c.Ingest.AllowUnauthenticated || isLoopback(c.Ingest.APIAddr), "API_ADDR", "API_ALLOW_UNAUTHENTICATED",
 		"must be on 127.0.0.1, since the API has no authentication yet; OTHER=true opens it to everyone all the same")
+	c.Broker.relations(check)
 	return mistakes
 }
 

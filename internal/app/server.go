@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,41 +16,101 @@ import (
 // than twice this time is left, it waits half of the rest, so that later clean-ups have time too.
 const drainTimeout = 5 * time.Second
 
+// ServeOptions change how a server of a process listens. The zero value means plain HTTP with the
+// limits of net/http.
+type ServeOptions struct {
+	CertFile, KeyFile string // PEM files: the server speaks TLS, see certificate
+	MaxHeaderBytes    int    // a request with more is answered with 431; 0: 1 MiB
+	KeepAlive         net.KeepAliveConfig
+}
+
+// Server is an HTTP server that listens already. Connections wait until Serve is called.
+type Server struct {
+	p        *Process
+	name     string
+	listener net.Listener
+	http     *http.Server
+	served   chan struct{} // closed when Serve's goroutine has ended; nil before Serve
+}
+
 // Serve starts an HTTP server that stops with the process, and returns its address. It returns an
 // error if it can't listen on addr. If the server fails later, the process ends with an error.
 func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Handler) (net.Addr, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	s, err := p.Listen(ctx, name, addr, ServeOptions{})
+	if err != nil {
+		return nil, err
+	}
+	s.Serve(handler)
+	return s.Addr(), nil
+}
+
+// Listen opens a server's listener, so that its address is known before its handler is made. The
+// caller must call Serve. The server stops with the process.
+func (p *Process) Listen(ctx context.Context, name, addr string, o ServeOptions) (*Server, error) {
+	var tlsConfig *tls.Config
+	if o.CertFile != "" {
+		cert, err := loadCertificate(o.CertFile, o.KeyFile, p.Tel.Log)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+		}
+		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: cert.get}
+	}
+	listener, err := (&net.ListenConfig{KeepAliveConfig: o.KeepAlive}).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for %s: %w", name, err)
 	}
-	p.serve(name, listener, handler)
-	p.Tel.Log.Info("listening", "server", name, "addr", listener.Addr().String())
-	return listener.Addr(), nil
+	s := p.newServer(name, listener)
+	s.http.MaxHeaderBytes = o.MaxHeaderBytes
+	s.http.TLSConfig = tlsConfig
+	return s, nil
 }
 
-func (p *Process) serve(name string, listener net.Listener, handler http.Handler) {
-	server := &http.Server{
-		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
+// newServer returns a server on a listener. It closes the listener when the process stops.
+func (p *Process) newServer(name string, listener net.Listener) *Server {
+	s := &Server{p: p, name: name, listener: listener, http: &http.Server{
+		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
 		ErrorLog: slog.NewLogLogger(p.Tel.Log.Handler(), slog.LevelWarn),
+	}}
+	p.OnStop(name+" server", s.stop)
+	return s
+}
+
+// Addr returns the address on which the server listens.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// Serve starts to answer requests. It may be called once.
+func (s *Server) Serve(handler http.Handler) {
+	s.http.Handler = handler
+	s.served = make(chan struct{})
+	serve := func() error { return s.http.Serve(s.listener) }
+	if s.http.TLSConfig != nil {
+		// Clients that break off a handshake are no fault of this server.
+		s.http.ErrorLog = slog.NewLogLogger(s.p.Tel.Log.Handler(), slog.LevelDebug)
+		serve = func() error { return s.http.ServeTLS(s.listener, "", "") }
 	}
-	served := make(chan struct{})
 	go func() {
-		defer close(served)
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			p.fail(fmt.Errorf("serve %s: %w", name, err))
+		defer close(s.served)
+		if err := serve(); !errors.Is(err, http.ErrServerClosed) {
+			s.p.fail(fmt.Errorf("serve %s: %w", s.name, err))
 		}
 	}()
-	p.OnStop(name+" server", func(ctx context.Context) error {
-		end, _ := ctx.Deadline()
-		ctx, cancel := context.WithTimeout(ctx, min(drainTimeout, time.Until(end)/2))
-		defer cancel()
-		err := server.Shutdown(ctx)
-		if errors.Is(err, context.DeadlineExceeded) {
-			err = server.Close() // the remaining requests are streams that their clients keep open
-		}
-		<-served
-		return err
-	})
+	s.p.Tel.Log.Info("listening", "server", s.name, "addr", s.Addr().String())
+}
+
+// stop waits for open requests, for a while, and closes the connections of the others.
+func (s *Server) stop(ctx context.Context) error {
+	if s.served == nil {
+		return s.listener.Close()
+	}
+	end, _ := ctx.Deadline()
+	ctx, cancel := context.WithTimeout(ctx, min(drainTimeout, time.Until(end)/2))
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.http.Close() // the remaining requests are streams that their clients keep open
+	}
+	<-s.served
+	return err
 }
 
 // HandleAdmin adds a route to the admin server; pattern has the syntax of [http.ServeMux]. The

@@ -1,0 +1,138 @@
+package roomapi
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// cookieLife is how long a visitor is known without entering again.
+const cookieLife = 24 * time.Hour
+
+// idBytes is the size of a visitor's random id.
+const idBytes = 16
+
+// identity tells users apart: by a cookie that it signs, or by a header of a trusted proxy.
+type identity struct {
+	keys   func() [][]byte // the first signs, all are accepted
+	header string          // "": by cookie
+	secure bool            // the public address is https
+}
+
+// visitor is the user of a request.
+type visitor struct {
+	id     string // "": unknown
+	native bool   // by Authorization: a client without cookies
+}
+
+var (
+	errBadBearer = newProblem(http.StatusUnauthorized, "identity",
+		"the visitor id in Authorization is not one of this waiting room: use the value of the cookie that it has set")
+	errNoProxy = newProblem(http.StatusForbidden, "identity",
+		"this waiting room is reached only by its proxy, which says who the user is")
+	errNoUser = newProblem(http.StatusUnauthorized, "identity", "the proxy does not say who the user is")
+	errBadID  = newProblem(http.StatusBadRequest, "identity", "the user's id, which the proxy sets, must "+api.IDRule)
+)
+
+// of returns the visitor of a request; trusted says that it comes from a trusted proxy. A cookie
+// with a wrong signature counts as none, so its visitor can enter anew. A wrong Authorization is an
+// error, because a client that sends it would not keep the cookie that replaces it.
+func (i *identity) of(r *http.Request, trusted bool) (visitor, error) {
+	if i.header != "" {
+		id := r.Header.Get(i.header)
+		switch {
+		case !trusted:
+			return visitor{}, errNoProxy
+		case id == "":
+			return visitor{}, errNoUser
+		case !api.ValidID(id):
+			return visitor{}, errBadID
+		}
+		return visitor{id: id}, nil
+	}
+	if scheme, value, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
+		id, ok := i.verify(strings.TrimSpace(value))
+		if !ok {
+			return visitor{}, errBadBearer
+		}
+		return visitor{id: id, native: true}, nil
+	}
+	// Another site below the same domain may set a cookie of this name, too: any valid one counts.
+	for _, c := range r.CookiesNamed(i.cookieName()) {
+		if id, ok := i.verify(c.Value); ok {
+			return visitor{id: id}, nil
+		}
+	}
+	return visitor{}, nil
+}
+
+// newID returns a random id of 22 characters.
+func newID() string {
+	var b [idBytes]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+func (i *identity) cookieName() string {
+	if i.secure {
+		return "__Host-broker" // browsers accept it only with Secure, Path=/ and without Domain
+	}
+	return "broker"
+}
+
+// cookie returns the cookie that makes a visitor known.
+func (i *identity) cookie(id string) *http.Cookie {
+	return &http.Cookie{
+		Name: i.cookieName(), Value: id + "." + base64.RawURLEncoding.EncodeToString(mac(i.keys()[0], id)),
+		Path: "/", MaxAge: int(cookieLife / time.Second),
+		HttpOnly: true, Secure: i.secure, SameSite: http.SameSiteLaxMode,
+	}
+}
+
+// verify returns the id of a cookie's value that one of the keys has signed.
+func (i *identity) verify(value string) (id string, ok bool) {
+	id, signature, _ := strings.Cut(value, ".")
+	if len(id) != base64.RawURLEncoding.EncodedLen(idBytes) || !api.ValidID(id) {
+		return "", false
+	}
+	got, err := base64.RawURLEncoding.Strict().DecodeString(signature)
+	if err != nil {
+		return "", false
+	}
+	for _, key := range i.keys() {
+		if hmac.Equal(got, mac(key, id)) {
+			return id, true
+		}
+	}
+	return "", false
+}
+
+func mac(key []byte, id string) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write([]byte(id))
+	return h.Sum(nil)
+}
+
+// entryCookie returns the cookie that carries a token to the service behind the room. Each event
+// has its own.
+func (i *identity) entryCookie(event string, t api.EntryToken) *http.Cookie {
+	// Browsers go by MaxAge, so that a wrong clock of the visitor does no harm.
+	rest := max(time.Until(t.ExpiresAt), time.Second)
+	return &http.Cookie{
+		Name: "entry." + event, Value: t.Token, Path: "/", Expires: t.ExpiresAt.UTC(), MaxAge: int(rest / time.Second),
+		HttpOnly: true, Secure: i.secure, SameSite: http.SameSiteLaxMode,
+	}
+}
+
+// forget removes the token of a user who has left.
+func (i *identity) forget(event string) *http.Cookie {
+	c := i.entryCookie(event, api.EntryToken{})
+	c.Expires, c.MaxAge = time.Time{}, -1
+	return c
+}

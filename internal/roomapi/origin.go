@@ -1,0 +1,52 @@
+package roomapi
+
+import (
+	"net/http"
+	"strings"
+)
+
+var (
+	errCrossSite = newProblem(http.StatusForbidden, "cross_site",
+		"a page of another site can't enter or leave for its visitors: open the waiting page")
+	errPrefetch = newProblem(http.StatusForbidden, "cross_site", "a prefetch does not enter")
+)
+
+// checkChange refuses requests other than GET that a page of another origin makes.
+func (s *server) checkChange(r *http.Request) error {
+	if s.csrf.Check(r) != nil {
+		return errCrossSite
+	}
+	return nil
+}
+
+// checkEntry refuses requests that must not enter their user: those that change something and come
+// from another origin, and a GET that another site causes, for example by an image, or that only
+// loads a page in advance.
+func (s *server) checkEntry(r *http.Request) error {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		return s.checkChange(r)
+	}
+	if r.Method == http.MethodHead || isPrefetch(r.Header) {
+		return errPrefetch
+	}
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "same-origin", "same-site", "none":
+		return nil
+	case "": // an old browser, or no browser
+		if origin := r.Header.Get("Origin"); origin == "" || origin == s.origin {
+			return nil
+		}
+	}
+	return errCrossSite
+}
+
+// isPrefetch tells whether a browser loads something that its user may never look at.
+func isPrefetch(h http.Header) bool {
+	for _, name := range []string{"Sec-Purpose", "Purpose", "X-Purpose", "X-Moz"} {
+		v := strings.ToLower(h.Get(name))
+		if strings.Contains(v, "prefetch") || strings.Contains(v, "prerender") || strings.Contains(v, "preview") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,247 @@
+package roomapi
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"math"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+//go:embed page
+var pageFiles embed.FS
+
+// policy lets the page use nothing but the files and calls of its own origin. No other page may
+// show it in a frame, so that nobody can be made to click there.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// startRefresh is when a browser without JavaScript loads the page again that has not entered its
+// user: the page itself then makes the request, and not another site.
+const startRefresh = 2 * time.Second
+
+// page renders the waiting page.
+type page struct {
+	base   string // path of the public URL
+	html   *template.Template
+	assets map[string]asset // by path, with the hash of the content in the name
+	names  map[string]string
+}
+
+// asset is a file that the page loads. Browsers keep it, because its name changes with its content.
+type asset struct {
+	contentType string
+	body        []byte
+}
+
+func (f asset) serve(w http.ResponseWriter, _ *http.Request) error {
+	h := w.Header()
+	h.Set("Cache-Control", "public, max-age=31536000, immutable")
+	h.Set("Content-Type", f.contentType)
+	_, _ = w.Write(f.body) // an error means that the client has left
+	return nil
+}
+
+// newPage reads the embedded files. base is the path of the public URL.
+func newPage(base string) *page {
+	p := &page{base: base, assets: map[string]asset{}, names: map[string]string{}}
+	for name, contentType := range map[string]string{
+		"wait.css": "text/css; charset=utf-8", "wait.js": "text/javascript; charset=utf-8", "wait.svg": "image/svg+xml",
+	} {
+		body := mustRead(name)
+		sum := sha256.Sum256(body)
+		ext := path.Ext(name)
+		to := "/assets/" + strings.TrimSuffix(name, ext) + "-" + hex.EncodeToString(sum[:8]) + ext
+		p.assets[to] = asset{contentType, body}
+		p.names[name] = base + to
+	}
+	p.html = template.Must(template.New("wait").Parse(string(mustRead("wait.html"))))
+	return p
+}
+
+// mustRead returns an embedded file. That one is missing is a bug which every test finds.
+func mustRead(name string) []byte {
+	body, err := pageFiles.ReadFile("page/" + name)
+	if err != nil {
+		panic(err)
+	}
+	return body
+}
+
+// view is what the page shows.
+type view struct {
+	Lang, OtherLang string
+	Text            texts
+	Event           string
+	Key             string // of the message; JavaScript decides by it what to do
+	Message         message
+	Paused          bool
+
+	Position, Total, ETA string // "": unknown
+	Refresh              int    // seconds after which a browser without JavaScript loads the page again; 0: never
+	RefreshTo            string // ";url=" and the address to load then; "": this one
+	ReturnURL            string // to go on by a link
+	Leave, Again         bool   // shows the buttons
+
+	Page, Other, Form, Stream, Ticket, Token string // addresses
+	CSS, JS, Icon                            string
+}
+
+// path returns the path of an event's page. what is "left" or "".
+func (p *page) path(event, what, lang string) string {
+	query := url.Values{}
+	if what != "" {
+		query.Set(what, "")
+	}
+	if _, ok := languages[lang]; ok {
+		query.Set("lang", lang)
+	}
+	to := p.base + "/events/" + event + "/wait"
+	if len(query) > 0 {
+		to += "?" + query.Encode()
+	}
+	return to
+}
+
+func (p *page) view(r *http.Request, event string) *view {
+	lang := languageOf(r)
+	chosen := "" // keeps the choice of ?lang= in further addresses
+	if r.URL.Query().Get("lang") == lang {
+		chosen = lang
+	}
+	form := p.base + "/events/" + event + "/ticket/leave?page"
+	if chosen != "" {
+		form += "&lang=" + lang
+	}
+	v := &view{
+		Lang: lang, Text: languages[lang], Event: event,
+		Page: p.path(event, "", chosen), Form: form,
+		Stream: p.base + "/events/" + event + "/tickets/waiting",
+		Ticket: p.base + "/events/" + event + "/ticket",
+		Token:  p.base + "/events/" + event + "/ticket/token",
+		CSS:    p.names["wait.css"], JS: p.names["wait.js"], Icon: p.names["wait.svg"],
+	}
+	v.OtherLang = "ko"
+	if lang == "ko" {
+		v.OtherLang = "en"
+	}
+	v.Other = p.path(event, "", v.OtherLang)
+	return v
+}
+
+// show answers with the page and one of its messages.
+func (p *page) show(w http.ResponseWriter, r *http.Request, status int, v *view, key string) error {
+	v.Key, v.Message = key, v.Text.Messages[key]
+	var b bytes.Buffer
+	if err := p.html.Execute(&b, v); err != nil {
+		return fmt.Errorf("render the waiting page: %w", err)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Language", v.Lang)
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("Vary", "Accept-Language")
+	w.WriteHeader(status)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(b.Bytes()) // an error means that the client has left
+	}
+	return nil
+}
+
+// wait serves the waiting page. It enters the user as a poll if the request may do that. A user
+// whose turn it is gets the token as a cookie, and goes on to return_url.
+func (a *API) wait(w http.ResponseWriter, r *http.Request) error {
+	event, err := eventOf(r)
+	if err != nil {
+		return err
+	}
+	v := a.page.view(r, event)
+	if r.URL.Query().Has("left") {
+		v.Again = true
+		return a.page.show(w, r, http.StatusOK, v, "left")
+	}
+	user, err := a.enter(w, r)
+	if errors.Is(err, errCrossSite) || errors.Is(err, errPrefetch) {
+		v.Refresh = int(startRefresh / time.Second)
+		return a.page.show(w, r, http.StatusOK, v, "start")
+	}
+	if err != nil {
+		return a.showProblem(w, r, v, err)
+	}
+	t, _, err := a.room.Poll(r.Context(), event, user, true)
+	if err != nil {
+		return a.showProblem(w, r, v, err)
+	}
+	if t.State != api.TicketInEntry {
+		return a.goOn(w, r, v, user)
+	}
+	t = a.complete(event, t)
+	v.setTicket(t)
+	v.Paused = a.statuses.of(r.Context(), event).status.Mode == api.ModePaused
+	return a.page.show(w, r, http.StatusOK, v, "waiting")
+}
+
+// goOn sends a user whose turn it is to return_url. If the request carries the same token already,
+// the service there has sent the user back: then the user decides, or the two would send the
+// browser around in a circle.
+func (a *API) goOn(w http.ResponseWriter, r *http.Request, v *view, user string) error {
+	t, returnURL, err := a.room.Token(r.Context(), v.Event, user)
+	if err != nil {
+		return a.showProblem(w, r, v, err)
+	}
+	cookie := a.identity.entryCookie(v.Event, t)
+	had, err := r.Cookie(cookie.Name)
+	returned := err == nil && had.Value == t.Token
+	http.SetCookie(w, cookie)
+	if returnURL == "" || returned {
+		v.ReturnURL, v.Leave = returnURL, true
+		return a.page.show(w, r, http.StatusOK, v, "admitted")
+	}
+	http.Redirect(w, r, returnURL, http.StatusSeeOther)
+	return nil
+}
+
+// showProblem answers with the page and the status of an error. A browser without JavaScript loads
+// the page again if the problem is a temporary one.
+func (a *API) showProblem(w http.ResponseWriter, r *http.Request, v *view, err error) error {
+	if errors.Is(err, ErrNotReady) || errors.Is(err, ErrNoTicket) { // the state has changed since Poll
+		v.Refresh = int(startRefresh / time.Second)
+		return a.page.show(w, r, http.StatusOK, v, "start")
+	}
+	p := a.refuse(r, err)
+	p.setRetryAfter(w.Header())
+	switch key := p.reason; {
+	case key == "identity":
+		return p
+	case v.Text.Messages[key] != message{}:
+		return a.page.show(w, r, p.Status, v, key)
+	}
+	v.Refresh = max(int(math.Ceil(p.retryAfter.Seconds())), 5)
+	v.RefreshTo = ";url=" + v.Page // the request may have been that of the form
+	return a.page.show(w, r, p.Status, v, "later")
+}
+
+func (v *view) setTicket(t api.Ticket) {
+	v.Leave = true
+	v.Refresh = int(math.Ceil(float64(t.PollAfterMS) / 1000))
+	if t.Position != nil {
+		v.Position = grouped(*t.Position)
+	}
+	if t.Total != nil {
+		v.Total = grouped(*t.Total)
+	}
+	if t.ETASeconds != nil {
+		v.ETA = v.Text.eta(*t.ETASeconds)
+	}
+}

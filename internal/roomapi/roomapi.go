@@ -1,0 +1,221 @@
+// Package roomapi serves the visitors of the waiting room over HTTP: streams of events (SSE),
+// polls, tokens, the state of events and the default waiting page. It hides who a visitor is (a
+// signed cookie, or a header of a proxy), which requests may enter a user, the limits per IP, and
+// how frames reach slow and fast readers. A [Room] knows the queue.
+package roomapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// MaxHeaderBytes is the limit of a request's headers with which the server should be run: cookies
+// of a whole host fit, and 64 KiB of them are refused with 431.
+const MaxHeaderBytes = 32 << 10
+
+// answerTimeout is the longest time to make and write an answer that is not a stream.
+const answerTimeout = time.Minute
+
+// Errors of a Room. The API shows its own texts.
+var (
+	ErrUnknownEvent = errors.New("there is no such event")              // 404
+	ErrNoTicket     = errors.New("the user has no ticket")              // 404
+	ErrNotReady     = errors.New("the user has not been promoted yet")  // 409
+	ErrClosed       = errors.New("the event is closed")                 // 409
+	ErrSoldOut      = errors.New("the event is sold out")               // 410
+	ErrFull         = errors.New("the queue is as long as it may be")   // 429
+	ErrBusy         = errors.New("this broker can't take the user now") // 503
+	ErrDraining     = errors.New("this broker is stopping")             // 503
+)
+
+// Room is what the API needs of a broker. Besides the errors above it may return
+// api.ErrUnavailable: Redis does not answer. event and user are valid ids.
+type Room interface {
+	// Connect enters the user if needed, and registers s as the user's stream. From then on the
+	// broker calls the methods of s, State first. ctx ends when the client has gone. The API calls
+	// left once, after the last frame was written or the client has gone. With an error the broker
+	// must not keep s.
+	Connect(ctx context.Context, event, user string, s *Stream) (left func(), err error)
+	// Poll returns the user's ticket. With enter, an unknown user gets one, and created is true;
+	// without, the error is ErrNoTicket. The API fills in Stream, and PollAfterMS if it is 0.
+	Poll(ctx context.Context, event, user string, enter bool) (t api.Ticket, created bool, err error)
+	// Leave ends the user's ticket in any state. It succeeds also if there is none.
+	Leave(ctx context.Context, event, user string) error
+	// Token returns the token of a user who is READY or IN_PROGRESS, the same until it is renewed,
+	// and the event's return_url. A user in the queue: ErrNotReady.
+	Token(ctx context.Context, event, user string) (t api.EntryToken, returnURL string, err error)
+	// Status returns what visitors see of an event. The API calls it at most once a second for an
+	// event.
+	Status(ctx context.Context, event string) (api.EventStatus, error)
+	// JWKS returns the public keys of tokens, as JSON.
+	JWKS() []byte
+}
+
+// Options configure the API.
+type Options struct {
+	Room Room
+	Log  *slog.Logger // nil: nothing is logged
+
+	// PublicURL is the address under which visitors reach the API, without a slash at its end.
+	PublicURL string
+	// CookieKeys returns the keys of the cookies' HMAC: the first signs, all are accepted.
+	CookieKeys func() [][]byte
+	// IdentityHeader is the header with the user's id; "": users are told apart by a cookie.
+	IdentityHeader string
+	// TrustedProxies may set IdentityHeader and X-Forwarded-For.
+	TrustedProxies []netip.Prefix
+
+	Heartbeat    time.Duration // silence after which a stream gets a comment
+	WriteTimeout time.Duration // longest time to write a frame
+
+	MaxConnections      int // most open streams
+	MaxConnectionsPerIP int
+	EnterRatePerIP      int // new visitors a second
+
+	Metrics Metrics
+}
+
+// Metrics are called when something happens that is counted. A nil function is not called.
+type Metrics struct {
+	// SlowReader counts streams that were closed because their client did not read.
+	SlowReader func(event string)
+	// Refused counts requests to enter that were refused. reason is unknown_event, closed,
+	// sold_out, full, busy, draining, redis_away, rate, connections, cross_site or identity. event
+	// is "" if it is not known to exist.
+	Refused func(event, reason string)
+}
+
+// API is the handler of all requests. Make it with New.
+type API struct {
+	*server
+	room      Room
+	publicURL string
+
+	identity     identity
+	clients      *clients
+	statuses     *statuses
+	page         *page
+	heartbeat    time.Duration
+	writeTimeout time.Duration
+}
+
+// server does what all requests have in common.
+type server struct {
+	log     *slog.Logger
+	mux     *http.ServeMux
+	csrf    http.CrossOriginProtection
+	origin  string // scheme and host of the public URL
+	metrics Metrics
+}
+
+// New returns the API.
+func New(o Options) *API {
+	a := &API{
+		server: &server{log: o.Log, mux: http.NewServeMux(), metrics: o.Metrics},
+		room:   o.Room, publicURL: strings.TrimSuffix(o.PublicURL, "/"),
+		clients:   newClients(o.TrustedProxies, o.MaxConnections, o.MaxConnectionsPerIP, o.EnterRatePerIP),
+		statuses:  newStatuses(o.Room.Status),
+		heartbeat: o.Heartbeat, writeTimeout: o.WriteTimeout,
+	}
+	if a.log == nil {
+		a.log = slog.New(slog.DiscardHandler)
+	}
+	if a.metrics.SlowReader == nil {
+		a.metrics.SlowReader = func(string) {}
+	}
+	if a.metrics.Refused == nil {
+		a.metrics.Refused = func(string, string) {}
+	}
+	base, secure := "", false
+	if u, err := url.Parse(a.publicURL); err == nil { // the configuration has checked it
+		base, a.origin, secure = u.EscapedPath(), u.Scheme+"://"+u.Host, u.Scheme == "https"
+		_ = a.csrf.AddTrustedOrigin(a.origin) // fails only for what is no origin
+	}
+	a.identity = identity{keys: o.CookieKeys, header: o.IdentityHeader, secure: secure}
+	a.page = newPage(base)
+	a.routes()
+	return a
+}
+
+// Connections returns the number of open streams.
+func (a *API) Connections() int { return a.clients.connections() }
+
+// handler serves a request. It returns an error only if it has written nothing.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+// route is a call of the API. A GET route without stream serves HEAD, too.
+type route struct {
+	method, path string
+	serve        handler
+	stream       bool
+}
+
+func (a *API) calls() []route {
+	const event = "/events/{event}"
+	all := []route{
+		{http.MethodGet, event, a.getStatus, false},
+		{http.MethodGet, event + "/tickets/waiting", a.stream, true},
+		{http.MethodPost, event + "/ticket", a.enterTicket, false},
+		{http.MethodGet, event + "/ticket", a.getTicket, false},
+		{http.MethodDelete, event + "/ticket", a.leave, false},
+		{http.MethodPost, event + "/ticket/leave", a.leave, false},
+		{http.MethodPost, event + "/ticket/token", a.token, false},
+		{http.MethodGet, event + "/wait", a.wait, false},
+		{http.MethodGet, "/.well-known/jwks.json", a.jwks, false},
+		{http.MethodGet, "/openapi.yaml", getOpenAPI, false},
+	}
+	for path, file := range a.page.assets {
+		all = append(all, route{http.MethodGet, path, file.serve, false})
+	}
+	return all
+}
+
+// routes fills the mux: for each path one handler, which tells the methods that the path accepts.
+func (a *API) routes() {
+	paths := map[string]map[string]handler{"/": {}}
+	for _, rt := range a.calls() {
+		if paths[rt.path] == nil {
+			paths[rt.path] = map[string]handler{}
+		}
+		paths[rt.path][rt.method] = rt.serve
+		if rt.method == http.MethodGet && !rt.stream {
+			paths[rt.path][http.MethodHead] = rt.serve
+		}
+	}
+	for path, methods := range paths {
+		a.mux.Handle(path, a.byMethod(methods))
+	}
+}
+
+// ServeHTTP serves one request.
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	defer s.logPanic(r)
+	ctl := http.NewResponseController(w)
+	now := time.Now()
+	// A test server may have no deadlines. Frames of streams have their own.
+	_ = ctl.SetWriteDeadline(now.Add(answerTimeout))
+	if r.ContentLength != 0 { // net/http reads the body to its end: not for longer than this
+		_ = ctl.SetReadDeadline(now.Add(bodyTimeout))
+	}
+	h := w.Header()
+	h["Cache-Control"] = noStore
+	h["X-Content-Type-Options"] = noSniff
+	s.mux.ServeHTTP(w, r)
+}
+
+// bodyTimeout is the longest time to read a request's body, which no call needs.
+const bodyTimeout = 5 * time.Second
+
+// Values of headers that all answers share. They are never changed.
+var (
+	noStore = []string{"no-store"}
+	noSniff = []string{"nosniff"}
+)

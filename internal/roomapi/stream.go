@@ -1,0 +1,236 @@
+package roomapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// Stream passes frames from a broker to the goroutine that writes them to one client. Its methods
+// never wait for the client, and they may be called by several goroutines, also after the client
+// has gone.
+//
+// It holds at most one frame of each kind: a newer one replaces an older one that is not written
+// yet, because each frame is a complete state. So a client that reads slowly is behind by one
+// frame, not by a queue. A frame of one kind never replaces one of another kind. They are written
+// in the order state, position, admitted, ended or reconnect.
+type Stream struct {
+	wake chan struct{} // has an element while frames are pending
+
+	mu       sync.Mutex
+	pending  kinds
+	begun    bool // a state was given: positions may follow
+	admitted bool // no position follows
+	over     bool // ended or reconnect was given: nothing follows
+	state    stateFrame
+	position Position
+	entry    entryFrame
+	reason   string // of ended or reconnect
+}
+
+// kinds is a set of kinds of frames.
+type kinds uint8
+
+const (
+	kindState kinds = 1 << iota
+	kindPosition
+	kindAdmitted
+	kindEnded
+	kindReconnect
+)
+
+// Position is a place in the queue as one frame shows it.
+type Position struct {
+	Position   int64 // 1 is next
+	Total      int64
+	ETASeconds float64   // negative: unknown
+	At         time.Time // when the broker computed it
+}
+
+// Reasons of the frame ended. After it, the client does not connect again.
+const (
+	EndedLeft     = "left"
+	EndedReplaced = "replaced" // a newer stream of the same user
+	EndedClosed   = "closed"
+	EndedSoldOut  = "sold_out"
+	EndedRemoved  = "removed" // by an operator
+	EndedGone     = "gone"    // the place or the token has expired
+)
+
+// Reasons of the frame reconnect.
+const (
+	ReconnectDraining  = draining
+	ReconnectBusy      = busy
+	ReconnectRedisAway = redisAway
+)
+
+type stateFrame struct{ state, mode string }
+
+type entryFrame struct {
+	token     string
+	expiresAt time.Time
+	returnURL string
+}
+
+// NewStream returns a stream that nobody reads, for tests of a broker.
+func NewStream() *Stream { return &Stream{wake: make(chan struct{}, 1)} }
+
+// State shows the user's state and the event's mode. The same values again are not sent.
+func (s *Stream) State(state, mode string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := stateFrame{state, mode}
+	if s.begun && s.state == f {
+		return
+	}
+	s.begun, s.state = true, f
+	s.add(kindState)
+}
+
+// Position shows the user's place. It is not sent if only At differs from the last one, after
+// Admitted, and before the first State.
+func (s *Stream) Position(p Position) {
+	p.ETASeconds = roundETA(p.ETASeconds)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := s.position
+	if s.admitted || last.Position == p.Position && last.Total == p.Total && last.ETASeconds == p.ETASeconds {
+		return
+	}
+	s.position = p
+	s.add(kindPosition)
+}
+
+// Admitted gives the user the token.
+func (s *Stream) Admitted(t api.EntryToken, returnURL string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.admitted = true
+	s.pending &^= kindPosition
+	s.entry = entryFrame{t.Token, t.ExpiresAt, returnURL}
+	s.add(kindAdmitted)
+}
+
+// Ended ends the stream for good, with one of the Ended reasons.
+func (s *Stream) Ended(reason string) { s.end(kindEnded, reason) }
+
+// Reconnect ends the stream. The client connects again after 3 to 10 s.
+func (s *Stream) Reconnect(reason string) { s.end(kindReconnect, reason) }
+
+func (s *Stream) end(kind kinds, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		return
+	}
+	s.reason = reason
+	s.pending &^= kindPosition
+	s.add(kind)
+	s.over = true
+}
+
+// add makes a frame pending. Its caller holds mu.
+func (s *Stream) add(kind kinds) {
+	if s.over {
+		return
+	}
+	s.pending |= kind
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// append appends the pending frames to b. The first one of a stream begins with the field retry.
+// end is true if no frame follows.
+func (s *Stream) append(b []byte, first bool) (out []byte, end bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending == 0 || s.pending == kindPosition && !s.begun {
+		return b, false
+	}
+	if first && s.pending != kindReconnect { // reconnect has a retry of its own
+		b = appendRetry(b, shortestRetry, longestRetry)
+	}
+	if s.pending&kindState != 0 {
+		b = appendState(b, s.state)
+	}
+	if s.pending&kindPosition != 0 && s.begun {
+		b = appendPosition(b, s.position)
+	}
+	if s.pending&kindAdmitted != 0 {
+		b = appendAdmitted(b, s.entry)
+		s.entry = entryFrame{}
+	}
+	if s.pending&kindEnded != 0 {
+		b = appendEnded(b, s.reason)
+	}
+	if s.pending&kindReconnect != 0 {
+		b = appendReconnect(b, s.reason)
+	}
+	s.pending = 0
+	return b, s.over
+}
+
+func appendState(b []byte, f stateFrame) []byte {
+	b = append(b, "event: state\ndata: {\"state\":\""...)
+	b = append(b, f.state...)
+	b = append(b, `","mode":"`...)
+	b = append(b, f.mode...)
+	return append(b, "\"}\n\n"...)
+}
+
+func appendPosition(b []byte, p Position) []byte {
+	b = append(b, "event: position\ndata: {\"position\":"...)
+	b = strconv.AppendInt(b, p.Position, 10)
+	b = append(b, `,"total":`...)
+	b = strconv.AppendInt(b, p.Total, 10)
+	b = append(b, `,"eta_seconds":`...)
+	if p.ETASeconds < 0 {
+		b = append(b, "null"...)
+	} else {
+		b = strconv.AppendFloat(b, p.ETASeconds, 'f', -1, 64)
+	}
+	b = append(b, `,"at":"`...)
+	b = p.At.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z07:00")
+	return append(b, "\"}\n\n"...)
+}
+
+// roundETA rounds to tenths of a second, and makes everything that is no time -1.
+func roundETA(seconds float64) float64 {
+	if !(seconds >= 0) || math.IsInf(seconds, 0) { // NaN, too
+		return -1
+	}
+	return math.Round(seconds*10) / 10
+}
+
+func appendAdmitted(b []byte, f entryFrame) []byte {
+	data, err := json.Marshal(struct {
+		api.EntryToken
+		ReturnURL string `json:"return_url"`
+	}{api.EntryToken{Token: f.token, ExpiresAt: f.expiresAt.UTC()}, f.returnURL})
+	if err != nil {
+		panic(fmt.Errorf("encode admitted: %w", err)) // a bug: strings and a time can be encoded
+	}
+	b = append(b, "event: admitted\ndata: "...)
+	b = append(b, data...)
+	return append(b, "\n\n"...)
+}
+
+func appendEnded(b []byte, reason string) []byte {
+	b = append(b, "id: ended\nevent: ended\ndata: {\"reason\":\""...)
+	b = append(b, reason...)
+	return append(b, "\"}\n\n"...)
+}
+
+func appendReconnect(b []byte, reason string) []byte {
+	b = appendRetry(b, shortestReconnect, longestReconnect)
+	b = append(b, "event: reconnect\ndata: {\"reason\":\""...)
+	b = append(b, reason...)
+	return append(b, "\"}\n\n"...)
+}

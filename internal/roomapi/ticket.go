@@ -1,0 +1,145 @@
+package roomapi
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// enter returns the user of a request that may enter. It makes a new visitor if the request has
+// none, and sets or renews the cookie. It does so before the user enters: a client that repeats a
+// request whose answer is an error is then the same user.
+func (a *API) enter(w http.ResponseWriter, r *http.Request) (user string, err error) {
+	if err := a.checkEntry(r); err != nil {
+		return "", err
+	}
+	v, err := a.identity.of(r, a.clients.fromProxy(r))
+	if err != nil {
+		return "", err
+	}
+	if v.id == "" {
+		if err := a.clients.newVisitor(a.clients.ip(r)); err != nil {
+			return "", err
+		}
+		v.id = newID()
+	}
+	if a.identity.header == "" && !v.native {
+		http.SetCookie(w, a.identity.cookie(v.id))
+	}
+	return v.id, nil
+}
+
+// known returns the event and the user of a request that does not enter. An unknown user is "".
+func (a *API) known(r *http.Request) (event, user string, err error) {
+	if event, err = eventOf(r); err != nil {
+		return "", "", err
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		if err := a.checkChange(r); err != nil {
+			return "", "", err
+		}
+	}
+	v, err := a.identity.of(r, a.clients.fromProxy(r))
+	return event, v.id, err
+}
+
+func (a *API) enterTicket(w http.ResponseWriter, r *http.Request) error {
+	event, err := eventOf(r)
+	if err != nil {
+		return err
+	}
+	user, err := a.enter(w, r)
+	if err != nil {
+		return a.refuse(r, err)
+	}
+	t, created, err := a.room.Poll(r.Context(), event, user, true)
+	if err != nil {
+		return a.refuse(r, err)
+	}
+	status := http.StatusOK
+	if created {
+		status = http.StatusCreated
+	}
+	writeJSON(w, status, "application/json", a.complete(event, t))
+	return nil
+}
+
+func (a *API) getTicket(w http.ResponseWriter, r *http.Request) error {
+	event, user, err := a.known(r)
+	if err != nil {
+		return err
+	}
+	if user == "" {
+		return ErrNoTicket
+	}
+	t, _, err := a.room.Poll(r.Context(), event, user, false)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, "application/json", a.complete(event, t))
+	return nil
+}
+
+// complete fills in what the room does not know.
+func (a *API) complete(event string, t api.Ticket) api.Ticket {
+	t.Stream = a.publicURL + "/events/" + event + "/tickets/waiting"
+	if t.PollAfterMS == 0 {
+		t.PollAfterMS = PollAfter(t.Position).Milliseconds()
+	}
+	return t
+}
+
+// PollAfter returns when a user without a stream should ask again: 2 s at the front of the queue,
+// and up to 20 s behind. position is nil if it is unknown, or if the user is not in the queue.
+func PollAfter(position *int64) time.Duration {
+	const shortest, longest = 2 * time.Second, 20 * time.Second
+	if position == nil {
+		return shortest
+	}
+	// One more second for 50 places: a queue that moves faster is seen late by seconds, and it
+	// causes no more requests than this.
+	return min(shortest+time.Duration(min(max(*position-1, 0), 1000))*time.Second/50, longest)
+}
+
+// leave serves DELETE …/ticket and POST …/ticket/leave. The form of the waiting page adds the
+// parameter page, so that the browser gets back to the page, also after an error.
+func (a *API) leave(w http.ResponseWriter, r *http.Request) error {
+	event, user, err := a.known(r)
+	if err != nil {
+		return err
+	}
+	byForm := r.Method == http.MethodPost && r.URL.Query().Has("page")
+	if user != "" {
+		if err := a.room.Leave(r.Context(), event, user); err != nil && byForm {
+			return a.showProblem(w, r, a.page.view(r, event), err)
+		} else if err != nil {
+			return err
+		}
+	}
+	http.SetCookie(w, a.identity.forget(event))
+	if byForm {
+		http.Redirect(w, r, a.page.path(event, "left", r.URL.Query().Get("lang")), http.StatusSeeOther)
+		return nil
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (a *API) token(w http.ResponseWriter, r *http.Request) error {
+	event, user, err := a.known(r)
+	if err != nil {
+		return err
+	}
+	if user == "" {
+		return ErrNoTicket
+	}
+	t, _, err := a.room.Token(r.Context(), event, user)
+	if err != nil {
+		return err
+	}
+	t.ExpiresAt = t.ExpiresAt.UTC()
+	http.SetCookie(w, a.identity.entryCookie(event, t))
+	writeJSON(w, http.StatusOK, "application/json", t)
+	return nil
+}
