@@ -34,3 +34,6 @@ func Ingest(reducers *reducer.Registry) {
 func Watcher(reducers *reducer.Registry) {
 	app.Main("watcher", roles.Alone(roles.Watcher(reducers)))
 }
+
+// Broker runs a broker process of the waiting room and exits.
+func Broker() { app.Main("broker", roles.Alone(roles.Broker(nil))) }

@@ -1,5 +1,5 @@
-// Package dev runs all six roles in one process, on an embedded or a real Redis. It hides how the
-// roles share the process.
+// Package dev runs the six roles of jobs in one process, and a broker of the waiting room if asked
+// to, on an embedded or a real Redis. It hides how the roles share the process.
 package dev
 
 import (
@@ -7,13 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/roles"
 	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
 // Options configure Run. Environ has the settings of the process; RedisURL and Addr override it.
@@ -27,7 +33,22 @@ type Options struct {
 	Log       io.Writer
 	// Started is called when the API listens, with its address and the URL of Redis. It may be nil.
 	Started func(api, redisURL string)
+	// Rooms adds a broker of the waiting room, with a token key that is lost at the end unless
+	// Environ names a file of keys, and the event [DemoEvent]. RoomStarted is called with the
+	// broker's public address. It may be nil.
+	Rooms       bool
+	RoomStarted func(publicURL string)
 }
+
+// DemoEvent is the event that Run creates with Options.Rooms. Its page sends admitted users to the
+// address of examples/protected-shop.
+const DemoEvent = "demo"
+
+const (
+	demoCapacity  = 3
+	demoTokenTTL  = time.Minute
+	demoReturnURL = "http://127.0.0.1:8081/buy"
+)
 
 // Run runs all roles until ctx ends, and returns the exit code of the process. It logs errors to
 // o.Log.
@@ -46,14 +67,47 @@ func Run(ctx context.Context, o Options) int {
 	if o.Addr != "" {
 		environ = append(environ, "BULKACTION_API_ADDR="+o.Addr)
 	}
+	if o.Rooms {
+		keys, remove, err := tokenKeys(o.Environ)
+		if err != nil {
+			fmt.Fprintf(o.Log, "bulkaction: %v\n", err)
+			return app.ExitError
+		}
+		defer remove()
+		environ = append(environ, keysFile+keys)
+	}
 	return app.Run(ctx, app.Options{Role: "dev", Environ: environ, Stderr: o.Log},
-		func(ctx context.Context, p *app.Process) error {
-			return run(ctx, p, func(addr string) {
-				if o.Started != nil {
-					o.Started(addr, o.RedisURL)
-				}
-			})
-		})
+		func(ctx context.Context, p *app.Process) error { return run(ctx, p, o) })
+}
+
+const keysFile = "BULKACTION_BROKER_TOKEN_KEYS_FILE="
+
+// tokenKeys returns the file of token keys that environ names, or else a new one, and a function
+// that removes the new one.
+func tokenKeys(environ []string) (path string, remove func(), err error) {
+	for _, variable := range environ {
+		if value, ok := strings.CutPrefix(variable, keysFile); ok {
+			path = value
+		}
+	}
+	if path != "" {
+		return path, func() {}, nil
+	}
+	dir, err := os.MkdirTemp("", "bulkaction-")
+	if err != nil {
+		return "", nil, fmt.Errorf("store a token key: %w", err)
+	}
+	remove = func() { _ = os.RemoveAll(dir) } // what stays is a key that nobody uses
+	text, err := entrytoken.GenerateKeys(1)
+	if err == nil {
+		path = filepath.Join(dir, "token-keys.pem")
+		err = entrytoken.WriteKeys(path, text)
+	}
+	if err != nil {
+		remove()
+		return "", nil, fmt.Errorf("store a token key: %w", err)
+	}
+	return path, remove, nil
 }
 
 // builtInTypes returns the types that a worker with this environment has processors for, and NOOP.
@@ -85,13 +139,24 @@ func embedded(addr string) (*miniredis.Miniredis, error) {
 }
 
 // run runs all roles until ctx ends or one of them fails.
-func run(ctx context.Context, p *app.Process, started func(addr string)) error {
+func run(ctx context.Context, p *app.Process, o Options) error {
 	b, err := roles.Connect(ctx, p)
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
 	var all []func(context.Context) error
-	for name, role := range roles.All(started) {
+	named := roles.All(func(addr string) {
+		if o.Started != nil {
+			o.Started(addr, o.RedisURL)
+		}
+	})
+	if o.Rooms {
+		if err := declareDemo(ctx, p, b); err != nil {
+			return err
+		}
+		named["broker"] = roles.Broker(o.RoomStarted)
+	}
+	for name, role := range named {
 		all = append(all, func(ctx context.Context) error { return role(ctx, p.As(name), b) })
 	}
 	err = stage.RunAll(ctx, all...)
@@ -99,4 +164,17 @@ func run(ctx context.Context, p *app.Process, started func(addr string)) error {
 		return nil
 	}
 	return err
+}
+
+// declareDemo creates the event of the demo, unless it exists.
+func declareDemo(ctx context.Context, p *app.Process, b roles.Base) error {
+	capacity, ttl := int64(demoCapacity), api.Duration(demoTokenTTL)
+	s := roles.RoomRules(p.Config.Broker).Fill(api.EventSettings{
+		Capacity: &capacity, TokenTTL: &ttl, ReturnURL: demoReturnURL, Mode: api.ModeOpen,
+	})
+	rooms := waitingroom.New(b.Conn, b.Space, func(string, time.Duration, error) {})
+	if _, err := rooms.Declare(ctx, DemoEvent, s, waitingroom.DeclareOptions{IfAbsent: true}); err != nil {
+		return fmt.Errorf("create event %s: %w", DemoEvent, err)
+	}
+	return nil
 }

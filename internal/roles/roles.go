@@ -1,5 +1,5 @@
-// Package roles builds the six roles from a process's configuration. cmd/ROLE runs one of them as a
-// process; `bulkaction dev` runs all of them in one process.
+// Package roles builds the six roles of jobs, and the broker of the waiting room, from a process's
+// configuration. cmd/ROLE runs one of them as a process; `bulkaction dev` runs all of them in one.
 package roles
 
 import (
@@ -68,7 +68,7 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxIdle: cfg.PoolMaxIdle, PoolMaxActive: cfg.PoolMaxActive,
 		DialTimeout: cfg.DialTimeout, CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance,
 		// if one process has all roles, each of them blocks on each partition
-		BlockingReads: len(Names) * (cfg.Partitions + 1),
+		BlockingReads: len(Names)*(cfg.Partitions+1) + blockingReadsOfBroker(cfg.Partitions),
 	})
 	if err != nil {
 		return Base{}, err
@@ -152,12 +152,18 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 		for _, op := range reducers.Ops() {
 			ops[op] = true
 		}
+		rooms, stop, err := roomAdmin(ctx, p, b)
+		if err != nil {
+			return err
+		}
+		defer stop()
 		in, err := ingest.New(ctx, b.of(p), ingest.Config{
 			APIAddr: p.Config.Ingest.APIAddr,
 			Version: app.Version(),
 			Lease:   p.Config.Worker.Lease,
 			Grace:   p.Config.Worker.ShutdownGracePeriod,
 			Guards:  b.Guards,
+			Events:  rooms,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err

@@ -30,6 +30,7 @@ type Config struct {
 	Version string
 	Lease   time.Duration // after a silence of this length, other processes take over the messages of an ingest process
 	Guards  *guard.Client // the guards that operators control; nil: those of the connection's key space
+	Events  httpapi.Rooms // what serves the calls on the waiting room; nil: the API has no such calls
 	Grace   time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
@@ -118,6 +119,7 @@ const retryAfter = 250 * time.Millisecond
 func (in *Ingest) serveAPI(ctx context.Context) error {
 	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{
 		Backend: backend{in.store, in.cfg.Guards},
+		Rooms:   in.cfg.Events,
 		Log:     in.Tel.Log,
 		Decoder: in.decoder,
 		Version: in.cfg.Version,

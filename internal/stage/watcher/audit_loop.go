@@ -216,15 +216,20 @@ func unique(s []string) []string {
 	return slices.Compact(s)
 }
 
-// fullAudit audits the whole partition if that is due. The first one of a leadership comes after
-// FullInterval, not at once. Missing jobs are handed to the incremental checks, which end them.
+// fullAudit audits the whole partition if that is due, with its events of the waiting room. The
+// first one of a leadership comes after FullInterval, not at once. Missing jobs are handed to the
+// incremental checks, which end them.
 func (l *auditLoop) fullAudit(ctx context.Context) error {
 	since, leads := l.leadership()
 	if !leads || time.Since(since) < l.cfg.Audit.FullInterval || time.Since(l.fullAuditAt) < l.cfg.Audit.FullInterval {
 		return nil
 	}
 	began := time.Now()
-	report, err := audit.Partition(ctx, l.Conn, l.Space, l.Partition, audit.Options{Rate: fullAuditRate})
+	options := audit.Options{Rate: fullAuditRate}
+	report, err := audit.Partition(ctx, l.Conn, l.Space, l.Partition, options)
+	if err == nil {
+		err = audit.CheckRoomsOf(ctx, l.Conn, l.Space, l.Partition, options, &report)
+	}
 	if err != nil && !call.IsOOM(err) {
 		return err
 	}

@@ -314,3 +314,21 @@ func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 	w.Await("the violation", func() bool { return len(violations(w)) == 1 })
 	require.Equal(t, audit.LawLocation, violations(w)[0].Violation.Law)
 }
+
+// The full audit also recounts the events of the waiting room.
+func TestFullAuditOfTheWaitingRoom(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	p := w.Space.OfEvent("sale")
+	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Rooms(), redis.Z{Score: 1e15, Member: "sale"}).Err())
+	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.RoomSlots("sale"), redis.Z{Score: 1e15, Member: "secret"}).Err())
+	cfg := frequentAudit
+	cfg.Audit.FullInterval = 50 * time.Millisecond
+	run(w, cfg, "w")
+	w.Await("the violations", func() bool { return len(violations(w)) == 2 })
+	for _, e := range violations(w) {
+		require.Equal(t, audit.LawRoomState, e.Violation.Law)
+		require.Equal(t, p.Index(), e.Violation.Partition)
+		require.NotContains(t, e.Violation.Detail, "secret")
+	}
+}

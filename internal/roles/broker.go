@@ -1,0 +1,96 @@
+package roles
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/roomapi"
+	"github.com/bulkaction/bulkaction/internal/seats"
+	"github.com/bulkaction/bulkaction/internal/stage/broker"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
+)
+
+// Broker returns the role that runs the waiting room. Unless listening is nil, the role calls it
+// with the public URL before it accepts visitors.
+func Broker(listening func(publicURL string)) BasedRole {
+	return func(ctx context.Context, p *app.Process, b Base) error {
+		c := p.Config.Broker
+		if c.TokenKeysFile == "" {
+			return fmt.Errorf("%w: BULKACTION_BROKER_TOKEN_KEYS_FILE is required: a file with an Ed25519 key, "+
+				"such as `openssl genpkey -algorithm ed25519` makes", app.ErrConfig)
+		}
+		keys, err := entrytoken.Read(c.TokenKeysFile, p.Tel.Log)
+		if err != nil {
+			return fmt.Errorf("%w: BULKACTION_BROKER_TOKEN_KEYS_FILE: %w", app.ErrConfig, err)
+		}
+		server, err := p.Listen(ctx, "broker", c.Addr, app.ServeOptions{
+			CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile, MaxHeaderBytes: roomapi.MaxHeaderBytes,
+			KeepAlive: net.KeepAliveConfig{
+				Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3,
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("%w: set BULKACTION_BROKER_ADDR to another address", err)
+		}
+		publicURL := c.PublicURLOf(server.Addr())
+		var capacity int64 // of an event that is created because the seat service knows it
+		cfg := broker.Config{
+			PublicURL: publicURL, Audience: c.TokenAudience, PromoteInterval: c.PromoteInterval,
+			PositionInterval: c.PositionInterval, Drain: c.Drain,
+			Defaults: RoomRules(c).Fill(api.EventSettings{Capacity: &capacity}),
+		}
+		if c.SeatsURL != "" {
+			service, err := seats.New(c.SeatsURL, c.SeatsTimeout)
+			if err != nil {
+				return fmt.Errorf("%w: BULKACTION_BROKER_SEATS_URL: %w", app.ErrConfig, err)
+			}
+			cfg.Seats = service.Seats
+		}
+		role, err := broker.New(b.of(p), cfg, keys)
+		if err != nil {
+			return err
+		}
+		// A broker that stops is not ready, so that load balancers send no new visitors.
+		defer context.AfterFunc(ctx, p.Ready.SetDraining)()
+		options := roomapi.Options{
+			Room: role, Log: p.Tel.Log, PublicURL: publicURL, CookieKeys: keys.CookieKeys,
+			TrustedProxies: c.Proxies(), Heartbeat: c.Heartbeat, WriteTimeout: c.WriteTimeout,
+			MaxConnections: c.MaxConnections, MaxConnectionsPerIP: c.MaxConnectionsPerIP,
+			EnterRatePerIP: c.EnterRatePerIP,
+			Metrics: roomapi.Metrics{
+				SlowReader: func(event string) { role.Metrics().Count(telemetry.RoomSlowReaders, event, 1) },
+				Refused:    role.Metrics().Refused,
+			},
+		}
+		if c.Identity == "header" {
+			options.IdentityHeader = c.IdentityHeader
+		}
+		server.Serve(roomapi.New(options))
+		if listening != nil {
+			listening(publicURL)
+		}
+		return role.Run(ctx)
+	}
+}
+
+// RoomRules returns the rules for the settings of events.
+func RoomRules(c app.BrokerConfig) settings.Rules {
+	return settings.Rules{
+		Defaults: waitingroom.Settings{
+			MaxWaiting: int64(c.MaxWaiting), TokenTTL: c.TokenTTL, Leeway: c.TokenLeeway, MaxSession: c.MaxSession,
+			Ready: c.Ready, Grace: c.Grace, OnClose: c.OnClose, NoShow: c.NoShow, Retention: c.Retention,
+		},
+		ReturnHosts: c.ReturnHosts,
+	}
+}
+
+// blockingReadsOfBroker is the number of blocking reads that a broker does at once: in each
+// partition wake tokens, the streams entry and moves; and its own stream.
+func blockingReadsOfBroker(partitions int) int { return 3*partitions + 1 }

@@ -1,0 +1,56 @@
+package roles
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/roomadmin"
+	"github.com/bulkaction/bulkaction/internal/seats"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/dispatch"
+)
+
+// roomAdmin returns what serves the API's calls on the waiting room. The caller must call stop when
+// no call is served any more. Without token keys, the calls on entry tokens are refused, and all
+// others work.
+func roomAdmin(ctx context.Context, p *app.Process, b Base) (admin *roomadmin.Admin, stop func(), err error) {
+	c, m := p.Config.Broker, telemetry.NewRoomMetrics(p.Tel.Meter)
+	cfg := roomadmin.Config{
+		Rooms: waitingroom.New(b.Conn, b.Space, func(script string, took time.Duration, _ error) {
+			m.Script(script, took)
+		}),
+		Space: b.Space,
+		Rules: RoomRules(c),
+		Log:   p.Tel.Log,
+		Ended: m.Count,
+	}
+	if cfg.Publisher, err = dispatch.NewPublisher(b.Conn, b.Space); err != nil {
+		return nil, nil, err
+	}
+	if c.SeatsURL != "" {
+		if cfg.Seats, err = seats.New(c.SeatsURL, c.SeatsTimeout); err != nil {
+			return nil, nil, fmt.Errorf("%w: BULKACTION_BROKER_SEATS_URL: %w", app.ErrConfig, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	if c.TokenKeysFile != "" {
+		if cfg.Tokens, err = entrytoken.Read(c.TokenKeysFile, p.Tel.Log); err != nil {
+			cancel()
+			return nil, nil, fmt.Errorf("%w: BULKACTION_BROKER_TOKEN_KEYS_FILE: %w", app.ErrConfig, err)
+		}
+		watching.Go(func() { cfg.Tokens.Watch(ctx) })
+	}
+	return roomadmin.New(cfg), func() {
+		cancel()
+		watching.Wait()
+		if cfg.Seats != nil {
+			cfg.Seats.Close()
+		}
+	}, nil
+}

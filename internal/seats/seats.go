@@ -1,0 +1,147 @@
+// Package seats asks a seat service, over HTTP, how many seats an event has. It hides the form of
+// the call, and bounds what a service that is slow or sends too much can do to the caller. The
+// operator configures the address, so it may be a private one.
+package seats
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	placeholder = "{event}"
+	maxSeats    = 10_000_000 // the largest capacity of an event
+	maxAnswer   = 64 << 10   // bytes
+	maxConns    = 16         // connections to the service at once
+)
+
+var (
+	// ErrUnknown means that the service does not know the event: it answered 404 or 410.
+	ErrUnknown = errors.New("the seat service does not know the event")
+	// ErrNoAnswer means that the service gave no usable answer. A later call may succeed.
+	ErrNoAnswer = errors.New("the seat service gave no usable answer")
+)
+
+// Client asks a seat service. It may be used by several goroutines.
+type Client struct {
+	template string
+	timeout  time.Duration
+	http     *http.Client
+}
+
+// New returns a client for the service at template, an address that contains {event} in its path or
+// query, such as http://127.0.0.1:9000/events/{event}/seats. A call takes at most timeout.
+func New(template string, timeout time.Duration) (*Client, error) {
+	if err := CheckTemplate(template); err != nil {
+		return nil, err
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxConnsPerHost = maxConns
+	transport.MaxResponseHeaderBytes = maxAnswer
+	return &Client{template: template, timeout: timeout, http: &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}, nil
+}
+
+// CheckTemplate returns an error unless template is an address as New needs it. The error does not
+// show the address, which may contain a password.
+func CheckTemplate(template string) error {
+	u, err := url.Parse(strings.ReplaceAll(template, placeholder, "e"))
+	_, rest, _ := strings.Cut(template, "://")
+	path := strings.IndexAny(rest, "/?#") // the name and the port of the host end here
+	switch {
+	case err != nil || u.Hostname() == "" || (u.Scheme != "http" && u.Scheme != "https"):
+		return errors.New("must be an address such as http://127.0.0.1:9000/events/{event}/seats")
+	case !strings.Contains(template, placeholder):
+		return errors.New("must contain {event}, which stands for the event's id")
+	case path < 0 || strings.Contains(rest[:path], placeholder):
+		return errors.New("must contain {event} behind the host only")
+	}
+	return nil
+}
+
+// Seats returns the number of seats of an event. Its errors wrap ErrUnknown or ErrNoAnswer, and do
+// not show the address of the service.
+func (c *Client) Seats(ctx context.Context, event string) (int64, error) {
+	n, err := c.ask(ctx, event)
+	if err != nil {
+		return 0, fmt.Errorf("ask for the seats of event %s: %w", event, err)
+	}
+	return n, nil
+}
+
+// Close closes the connections that are not in use.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+func (c *Client) ask(ctx context.Context, event string) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	// Ids of events have no character that a path or a query would have to escape.
+	target := strings.ReplaceAll(c.template, placeholder, event)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, http.NoBody)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrNoAnswer, withoutURL(err))
+	}
+	r.Header.Set("Accept", "application/json")
+	resp, err := c.http.Do(r)
+	if err != nil {
+		return 0, c.noAnswer(ctx, err)
+	}
+	defer resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound, http.StatusGone:
+		return 0, fmt.Errorf("%w: status %d", ErrUnknown, resp.StatusCode)
+	default:
+		return 0, fmt.Errorf("%w: status %d", ErrNoAnswer, resp.StatusCode)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return 0, c.noAnswer(ctx, err)
+	case len(body) > maxAnswer:
+		return 0, fmt.Errorf("%w: it has more than %d bytes", ErrNoAnswer, maxAnswer)
+	}
+	return parse(body)
+}
+
+// noAnswer returns the error of a call that failed on the network.
+func (c *Client) noAnswer(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("%w: nothing came within %s", ErrNoAnswer, c.timeout)
+	}
+	return fmt.Errorf("%w: %w", ErrNoAnswer, withoutURL(err))
+}
+
+// parse reads an answer {"seats": n}. Other fields are allowed. The number is read as it is
+// written, because a float would turn 10,000,000.4 or 1e300 into some integer.
+func parse(body []byte) (int64, error) {
+	var answer struct {
+		Seats json.RawMessage `json:"seats"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return 0, fmt.Errorf(`%w: it is not {"seats": n}`, ErrNoAnswer)
+	}
+	n, err := strconv.ParseInt(string(answer.Seats), 10, 64)
+	if err != nil || n < 0 || n > maxSeats {
+		return 0, fmt.Errorf("%w: seats must be a whole number from 0 to 10,000,000", ErrNoAnswer)
+	}
+	return n, nil
+}
+
+// withoutURL returns the cause of an error of net/http.
+func withoutURL(err error) error {
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		return e.Err
+	}
+	return err
+}

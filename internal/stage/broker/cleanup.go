@@ -1,0 +1,95 @@
+package broker
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+const (
+	cleanupInterval = time.Second
+	// sweepLock is how long the lock of the sweep lasts without renewal.
+	sweepLock = 30 * time.Second
+	// sweepAgain is when a sweep is repeated. It leaves out streams younger than 10 s, which a
+	// broker may have had when it died.
+	sweepAgain = 11 * time.Second
+)
+
+// cleanup is the cleanup loop of a partition. It notes each second that expire runs, and sweeps
+// when a broker has died and when this broker starts.
+type cleanup struct {
+	*shared
+	partition keyspace.Partition
+
+	seen    map[string]bool // brokers that were alive at the last step
+	sweepAt []time.Time     // when to sweep
+}
+
+func (c *cleanup) step(ctx context.Context) (time.Duration, error) {
+	if _, err := c.rooms.Expire(ctx, c.partition, ""); err != nil {
+		return 0, err
+	}
+	alive, err := c.alive(ctx)
+	if err != nil {
+		return 0, err
+	}
+	now := time.Now()
+	died := c.seen == nil
+	for instance := range c.seen {
+		died = died || !alive[instance]
+	}
+	if died {
+		c.sweepAt = append(c.sweepAt, now, now.Add(sweepAgain))
+	}
+	c.seen = alive
+	if len(c.sweepAt) == 0 || now.Before(c.sweepAt[0]) {
+		return cleanupInterval, nil
+	}
+	done, err := c.sweep(ctx, slices.Collect(maps.Keys(alive)))
+	if err != nil {
+		return 0, err
+	}
+	if done {
+		c.sweepAt = slices.DeleteFunc(c.sweepAt, func(at time.Time) bool { return !now.Before(at) })
+	}
+	return cleanupInterval, nil
+}
+
+// sweep moves the waiting users of dead brokers to away. One process sweeps a partition at a time.
+// It returns false if it should be repeated: another process sweeps, or nothing may be swept yet.
+func (c *cleanup) sweep(ctx context.Context, alive []string) (done bool, err error) {
+	key := c.partition.RoomSweep()
+	locked, err := c.Conn.Cmd.SetNX(ctx, key, c.instance, sweepLock).Result()
+	if err != nil || !locked {
+		return false, err
+	}
+	defer func() { // an error leaves the lock to its end
+		if unlock := c.Conn.Cmd.Del(context.WithoutCancel(ctx), key).Err(); err == nil {
+			err = unlock
+		}
+	}()
+	events, err := c.rooms.InPartition(ctx, c.partition)
+	if err != nil {
+		return false, err
+	}
+	for _, event := range events {
+		for from := int64(0); ; {
+			next, n, hold, err := c.rooms.Sweep(ctx, event, from, alive)
+			if err != nil || hold > 0 {
+				return false, err
+			}
+			c.metrics.Count(telemetry.RoomOrphans, event, n)
+			if from = next; from == 0 {
+				break
+			}
+			if err := c.Conn.Cmd.PExpire(ctx, key, sweepLock).Err(); err != nil {
+				return false, err
+			}
+		}
+	}
+	return true, nil
+}

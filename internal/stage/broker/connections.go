@@ -1,0 +1,166 @@
+package broker
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/roomapi"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/position"
+)
+
+// connection is a stream of a user at this broker.
+type connection struct {
+	event, user, conn string
+	stream            *roomapi.Stream
+	followed          *position.Event
+	span              trace.SpanContext // of the call of enter
+
+	mu      sync.Mutex
+	entered bool      // the script enter has answered
+	number  int64     // the user's number
+	change  int64     // the view must include this change before a position is shown
+	token   bool      // the frame admitted was sent
+	expires time.Time // of the token, by this process's clock
+	leftAt  time.Time // when the number was first seen to have left the queue
+	over    bool      // the broker has ended the stream
+}
+
+func (c *connection) visitor() waitingroom.Visitor {
+	return waitingroom.Visitor{User: c.user, Conn: c.conn}
+}
+
+// end marks the connection as ended by the broker. It returns false if it was so before.
+func (c *connection) end() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.over
+	c.over = true
+	return !was
+}
+
+// showState shows the state of a user without a token. It changes nothing after the token was sent:
+// a promotion may come while the script enter is being answered.
+func (c *connection) showState(state, mode string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.token {
+		c.stream.State(state, mode)
+	}
+}
+
+func (c *connection) hasEntered() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.entered
+}
+
+func (c *connection) hadToken() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.token
+}
+
+func (c *connection) isOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.over
+}
+
+// furthest is a bound of showPosition that every position keeps.
+const furthest = math.MaxInt64
+
+// showPosition shows the position, if it is known and at most `to`, and returns what is known of
+// the place.
+func (c *connection) showPosition(to int64) position.Place {
+	c.mu.Lock()
+	number, change, shown := c.number, c.change, c.entered && !c.token && !c.over
+	c.mu.Unlock()
+	place := c.followed.Place(number, change)
+	if shown && place.Known && !place.Left && place.Position <= to {
+		eta := -1.0
+		if seconds, ok := place.ETA(); ok {
+			eta = float64(seconds)
+		}
+		c.stream.Position(roomapi.Position{
+			Position: place.Position, Total: place.Total, ETASeconds: eta, At: place.At,
+		})
+	}
+	return place
+}
+
+// connections are the open streams of a broker.
+type connections struct {
+	mu     sync.Mutex
+	byConn map[string]*connection
+	events map[string]map[string]*connection // by event and conn
+}
+
+func (cs *connections) add(c *connection) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.byConn == nil {
+		cs.byConn, cs.events = map[string]*connection{}, map[string]map[string]*connection{}
+	}
+	cs.byConn[c.conn] = c
+	if cs.events[c.event] == nil {
+		cs.events[c.event] = map[string]*connection{}
+	}
+	cs.events[c.event][c.conn] = c
+}
+
+func (cs *connections) remove(c *connection) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	delete(cs.byConn, c.conn)
+	delete(cs.events[c.event], c.conn)
+	if len(cs.events[c.event]) == 0 {
+		delete(cs.events, c.event)
+	}
+}
+
+// find returns the connection of a user with this conn, nil if it is not open here.
+func (cs *connections) find(event, user, conn string) *connection {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	c := cs.byConn[conn]
+	if c == nil || c.event != event || c.user != user {
+		return nil
+	}
+	return c
+}
+
+// all returns all connections.
+func (cs *connections) all() []*connection {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	all := make([]*connection, 0, len(cs.byConn))
+	for _, c := range cs.byConn {
+		all = append(all, c)
+	}
+	return all
+}
+
+// byEvent returns all connections by event.
+func (cs *connections) byEvent() map[string][]*connection {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	all := make(map[string][]*connection, len(cs.events))
+	for event, conns := range cs.events {
+		list := make([]*connection, 0, len(conns))
+		for _, c := range conns {
+			list = append(list, c)
+		}
+		all[event] = list
+	}
+	return all
+}
+
+func (cs *connections) len() int {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return len(cs.byConn)
+}

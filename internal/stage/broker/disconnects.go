@@ -1,0 +1,95 @@
+package broker
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+)
+
+// disconnects are visitors whose streams have ended, until Redis knows it. Its zero value is empty.
+type disconnects struct {
+	mu      sync.Mutex
+	byEvent map[string][]waitingroom.Visitor
+	some    chan struct{}
+}
+
+func (d *disconnects) add(c *connection) { d.addVisitor(c.event, c.visitor()) }
+
+func (d *disconnects) addVisitor(event string, v waitingroom.Visitor) {
+	d.mu.Lock()
+	if d.byEvent == nil {
+		d.byEvent = map[string][]waitingroom.Visitor{}
+	}
+	d.byEvent[event] = append(d.byEvent[event], v)
+	some := d.signal()
+	d.mu.Unlock()
+	select {
+	case some <- struct{}{}:
+	default:
+	}
+}
+
+// signal returns the channel with an element when there may be visitors. The caller holds mu.
+func (d *disconnects) signal() chan struct{} {
+	if d.some == nil {
+		d.some = make(chan struct{}, 1)
+	}
+	return d.some
+}
+
+func (d *disconnects) wait(ctx context.Context) error {
+	d.mu.Lock()
+	some := d.signal()
+	d.mu.Unlock()
+	select {
+	case <-some:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// take removes up to 200 visitors of one event.
+func (d *disconnects) take() (event string, visitors []waitingroom.Visitor) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for event, all := range d.byEvent {
+		n := min(len(all), waitingroom.MostUsers)
+		if d.byEvent[event] = all[n:]; len(all) == n {
+			delete(d.byEvent, event)
+		}
+		return event, all[:n]
+	}
+	return "", nil
+}
+
+// sendDisconnects tells Redis which streams have ended. It sends streams that end together in one
+// call, and tries again when Redis is away: a user who has connected again by then is not affected.
+func (b *shared) sendDisconnects(ctx context.Context) error {
+	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
+	for {
+		event, visitors := b.closed.take()
+		if len(visitors) == 0 {
+			if b.closed.wait(ctx) != nil {
+				return nil
+			}
+			continue
+		}
+		codes, err := b.rooms.Disconnect(ctx, event, visitors...)
+		if err == nil {
+			retry.Reset()
+			b.metrics.disconnected(event, codes)
+			continue
+		}
+		for _, v := range visitors {
+			b.closed.addVisitor(event, v)
+		}
+		b.Tel.Log.Debug("users could not be noted as away, trying again", "event", event, "error", err)
+		if redisx.Sleep(ctx, retry.Next()) != nil {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,135 @@
+package broker
+
+import (
+	"context"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/roomapi"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/position"
+)
+
+// positions shows all streams their positions.
+type positions struct{ admissions }
+
+// nearPosition is the position up to which users always see each change. Those behind it see fewer
+// while the process can't keep up.
+const nearPosition = 1000
+
+// everyRounds are the rounds in which users behind nearPosition see their positions, by level.
+var everyRounds = []int{1, 2, 5, 10}
+
+// pace decides how often users behind nearPosition see their positions. Its zero value is for a
+// process that keeps up.
+type pace struct {
+	level, good, round int
+	last               time.Time
+}
+
+// next begins a round, and returns up to which position it shows positions. A round that begins
+// half an interval late raises the level, ten rounds in time lower it.
+func (p *pace) next(now time.Time, interval time.Duration) (to int64) {
+	p.round++
+	switch late := !p.last.IsZero() && now.Sub(p.last) > interval*3/2; {
+	case late:
+		p.level, p.good = min(p.level+1, len(everyRounds)-1), 0
+	case p.good < 10:
+		p.good++
+	default:
+		p.level, p.good = max(0, p.level-1), 0
+	}
+	p.last = now
+	if p.round%everyRounds[p.level] != 0 {
+		return nearPosition
+	}
+	return furthest
+}
+
+// send shows all streams their positions, once in each PositionInterval.
+func (b positions) send(ctx context.Context) error {
+	var p pace
+	for {
+		began := time.Now()
+		to := p.next(began, b.cfg.PositionInterval)
+		if !b.suspended.Load() {
+			events := b.conns.byEvent()
+			for event, conns := range events {
+				b.showEvent(ctx, event, conns, to)
+			}
+			b.metrics.DropGauges(func(event string) bool { return events[event] != nil })
+		}
+		wait := b.cfg.PositionInterval - time.Since(began)
+		if redisx.Sleep(ctx, max(wait, time.Millisecond)) != nil {
+			return nil
+		}
+	}
+}
+
+// showEvent shows the streams of an event their positions, and checks what the streams do not learn
+// by messages: that the event is closed, that a message was lost, that a token has expired.
+func (b positions) showEvent(ctx context.Context, event string, conns []*connection, to int64) {
+	snapshot, known := conns[0].followed.Snapshot()
+	deleted := known && snapshot.Event == "" // or it was declared a moment ago: the delivery check finds out
+	if known = known && !deleted; known {
+		pace, _ := conns[0].followed.Pace()
+		b.metrics.gauge(snapshot, len(conns), pace)
+	}
+	mode := snapshot.Settings.Mode
+	ended := endOf[mode]
+	var redisNow, oldest time.Time
+	for _, c := range conns {
+		place := c.showPosition(to)
+		if place.Known && (oldest.IsZero() || place.At.Before(oldest)) {
+			oldest = place.At
+		}
+		redisNow = later(redisNow, place.At)
+		c.mu.Lock()
+		waits := c.entered && !c.token && !c.over
+		switch {
+		case !waits || !place.Known:
+		case !place.Left:
+			c.leftAt = time.Time{} // a view that was loaded anew knows better
+		case c.leftAt.IsZero():
+			c.leftAt = time.Now()
+		}
+		if waits && deleted && c.leftAt.IsZero() {
+			c.leftAt = time.Now()
+		}
+		waits = waits && c.leftAt.IsZero()
+		c.mu.Unlock()
+		switch {
+		case !waits || !known:
+		case ended != "":
+			b.endHere(c, ended)
+		default:
+			c.showState(api.TicketInEntry, mode)
+		}
+	}
+	if !oldest.IsZero() {
+		b.metrics.PositionAge(event, max(0, time.Since(oldest)))
+	}
+	if err := b.checkDelivery(ctx, event, conns, redisNow); err != nil && ctx.Err() == nil {
+		b.Tel.Log.Warn("delivery check failed, trying again in a second", "event", event, "error", err)
+	}
+}
+
+// endOf says why a waiting user's stream ends, by the event's mode.
+var endOf = map[string]string{api.ModeClosed: roomapi.EndedClosed, api.ModeSoldOut: roomapi.EndedSoldOut}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// followMoves keeps the views of a partition up to date.
+func (b *shared) followMoves(ctx context.Context, views *position.Views) error {
+	loops := redisx.Loops{Log: b.Tel.Log}
+	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
+	loops.Run(ctx, "positions", retry, func(ctx context.Context) (time.Duration, error) {
+		return 0, views.Round(ctx)
+	}, nil)
+	return nil
+}

@@ -1,0 +1,70 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/redisx/wm"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/dispatch"
+)
+
+// routerLease is how long a router may be silent before another one takes its messages over.
+const routerLease = 10 * time.Second
+
+// router hands promotions to the brokers that hold the users' streams.
+type router struct{ *shared }
+
+// consumer returns the consumer that hands the messages of the stream entry to the brokers'
+// streams.
+func (b router) consumer(p keyspace.Partition) *stream.Consumer {
+	return stream.NewConsumer(b.Conn, stream.ConsumerConfig{
+		Stream: p.Entry(), Group: keyspace.GroupRouter, Name: b.ID,
+		Rejected:    stream.Quarantine{Key: p.Quarantine()},
+		Handle:      b.route,
+		MaxInFlight: 1000, MaxBytes: 16 << 20, Block: redisx.MaxBlock, Lease: routerLease,
+		RetryAfter: 100 * time.Millisecond, CloseTimeout: time.Second, Log: b.Tel.Log,
+	})
+}
+
+// route hands messages of the stream entry to the streams of the brokers that they name. A message
+// for a broker that is not alive is dropped: its users connect to another broker, which claims.
+func (b router) route(ctx context.Context, entries []stream.Entry) []stream.Verdict {
+	verdicts := make([]stream.Verdict, len(entries))
+	alive, err := b.alive(ctx)
+	if err != nil {
+		return verdicts // again, later
+	}
+	byBroker := map[string][]int{}
+	for i, e := range entries {
+		var p dispatch.Promotion
+		err := json.Unmarshal([]byte(e.Get("data")), &p)
+		switch {
+		case err != nil || e.Get("type") != dispatch.TypePromoted || p.To == "":
+			verdicts[i] = stream.Verdict{Action: stream.Reject, Reason: errors.New("no message entry.promoted")}
+		case !alive[p.To]:
+			verdicts[i] = stream.Verdict{Action: stream.Ack}
+		default:
+			byBroker[p.To] = append(byBroker[p.To], i)
+		}
+	}
+	for to, list := range byBroker {
+		msgs := make([]*message.Message, len(list))
+		for j, i := range list {
+			msgs[j] = wm.NewMessage(entries[i].ID, dispatch.TypePromoted, []byte(entries[i].Get("data")))
+		}
+		if b.publisher.Send(ctx, to, msgs...) != nil {
+			continue // again, later
+		}
+		for _, i := range list {
+			verdicts[i] = stream.Verdict{Action: stream.Ack}
+		}
+	}
+	return verdicts
+}

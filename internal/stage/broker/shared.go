@@ -1,0 +1,136 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/presence"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/roomapi"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/dispatch"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/position"
+)
+
+// shared is what the parts of a broker share.
+type shared struct {
+	stage.Process
+	cfg       Config
+	instance  string // names this broker in conns, statuses and streams
+	rooms     *waitingroom.Rooms
+	keys      *entrytoken.Keys
+	metrics   metrics
+	publisher *dispatch.Publisher
+	views     []*position.Views // by partition
+	conns     connections
+	closed    disconnects
+	lookups   lookups
+	entries   entries
+	draining  atomic.Bool
+	suspended atomic.Bool // positions wait until all users have entered again
+	lastConn  atomic.Int64
+	loading   singleflight.Group // snapshots, and questions to the seat service
+}
+
+// viewsOf returns the views of the partition of an event.
+func (b *shared) viewsOf(event string) *position.Views {
+	return b.views[b.Space.OfEvent(event).Index()]
+}
+
+// answer turns an error of package waitingroom into one of the API.
+func (b *shared) answer(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, waitingroom.ErrUnknown):
+		return roomapi.ErrUnknownEvent
+	case call.IsUnavailable(err) || call.IsOOM(err):
+		return fmt.Errorf("%w: %w", api.ErrUnavailable, err)
+	}
+	return err
+}
+
+// sign returns the token of a user. The same claim gives the same token.
+func (b *shared) sign(ctx context.Context, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
+	s, err := b.snapshot(ctx, event)
+	if err != nil {
+		return api.EntryToken{}, err
+	}
+	return b.signFor(s, event, user, c)
+}
+
+func (b *shared) signFor(s waitingroom.Snapshot, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
+	token, err := b.keys.Sign(entrytoken.Claims{
+		Issuer: b.cfg.PublicURL, Audience: b.cfg.Audience, User: user, Event: event, Fence: c.Fence,
+		// the time of the claim or of the renewal, by Redis's clock
+		IssuedAt: c.Expires.Add(-s.Settings.TokenTTL), ExpiresAt: c.Expires,
+	})
+	return api.EntryToken{Token: token, ExpiresAt: c.Expires.Truncate(time.Second)}, err
+}
+
+// snapshot returns the state of an event, which may be a second old.
+func (b *shared) snapshot(ctx context.Context, event string) (waitingroom.Snapshot, error) {
+	followed := b.viewsOf(event).Open(event)
+	defer followed.Close()
+	if s, ok := followed.Snapshot(); ok && s.Event != "" { // it may have been declared since
+		return s, nil
+	}
+	return b.fresh(ctx, event)
+}
+
+// fresh reads the state of an event, once for all callers at a time.
+func (b *shared) fresh(ctx context.Context, event string) (waitingroom.Snapshot, error) {
+	found := b.loading.DoChan("snapshot "+event, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		s, err := b.rooms.Snapshot(ctx, b.Space.OfEvent(event), event)
+		if err == nil && len(s.Events) == 0 {
+			err = waitingroom.ErrUnknown
+		}
+		if err != nil {
+			return waitingroom.Snapshot{}, b.answer(err)
+		}
+		return s.Events[0], nil
+	})
+	select {
+	case r := <-found:
+		s, _ := r.Val.(waitingroom.Snapshot)
+		return s, r.Err
+	case <-ctx.Done():
+		return waitingroom.Snapshot{}, fmt.Errorf("%w: %w", api.ErrUnavailable, ctx.Err())
+	}
+}
+
+// mode returns the mode of an event. An event that the seat service may know counts as open.
+func (b *shared) mode(ctx context.Context, event string) (string, error) {
+	s, err := b.snapshot(ctx, event)
+	if errors.Is(err, roomapi.ErrUnknownEvent) && b.cfg.Seats != nil {
+		return api.ModeOpen, nil
+	}
+	return s.Settings.Mode, err
+}
+
+// owns says whether a conn was made by this broker.
+func (b *shared) owns(conn string) bool { return keyspace.InstanceOf(conn) == b.instance }
+
+// alive returns the instances of the brokers that are alive. This broker is one of them.
+func (b *shared) alive(ctx context.Context) (map[string]bool, error) {
+	brokers, err := presence.Brokers(ctx, b.Conn, b.Space)
+	if err != nil {
+		return nil, err
+	}
+	alive := map[string]bool{b.instance: true}
+	for _, s := range brokers {
+		alive[s.ID] = true
+	}
+	return alive, nil
+}

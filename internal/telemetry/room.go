@@ -1,0 +1,189 @@
+package telemetry
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// RoomMetrics are the metrics of the waiting room, in brokers and in ingest. The label event has at
+// most 64 values: all further events share [Other].
+type RoomMetrics struct {
+	counters                            map[string]metric.Int64Counter
+	positionAge, notify, script         metric.Float64Histogram
+	waiting, away, slots, streams, pace metric.Float64ObservableGauge
+	pending                             metric.Float64ObservableGauge
+
+	mu     sync.Mutex
+	labels map[string]bool
+	gauges map[string]RoomGauges
+}
+
+// RoomGauges are the present sizes of an event. Pace is in promotions a second, negative: unknown.
+type RoomGauges struct {
+	Waiting, Away, Used, Free, Connections int64
+	Pace                                   float64
+}
+
+// Counters of RoomMetrics.
+const (
+	RoomEntered     = "entered"
+	RoomPromoted    = "promoted"
+	RoomAdmitted    = "admitted"
+	RoomCompleted   = "completed"
+	RoomLeft        = "left"
+	RoomNoShows     = "no_shows"
+	RoomExpired     = "expired"
+	RoomRefused     = "refused"
+	RoomSlowReaders = "slow_readers"
+	RoomReconnects  = "reconnects"
+	RoomOrphans     = "orphans"
+	RoomResyncs     = "resyncs"
+)
+
+// NewRoomMetrics creates the counters and histograms.
+func NewRoomMetrics(meter metric.Meter) *RoomMetrics {
+	m := &RoomMetrics{
+		counters: map[string]metric.Int64Counter{}, labels: map[string]bool{}, gauges: map[string]RoomGauges{},
+	}
+	for name, help := range map[string]string{
+		RoomEntered:     "Users who got a number.",
+		RoomPromoted:    "Users who got a slot.",
+		RoomAdmitted:    "Users who got a token.",
+		RoomCompleted:   "Users whose session was completed.",
+		RoomLeft:        "Users who left or were removed.",
+		RoomNoShows:     "Promoted users who did not fetch their token.",
+		RoomExpired:     "Places and tokens whose time was over.",
+		RoomRefused:     "Requests to enter that were refused.",
+		RoomSlowReaders: "Streams that were closed because the client did not read.",
+		RoomReconnects:  "Users who came back to a place that they had.",
+		RoomOrphans:     "Users of dead brokers who became away.",
+		RoomResyncs:     "Events whose positions were loaded.",
+	} {
+		m.counters[name] = must(meter.Int64Counter(NamePrefix+"room_"+name+"_total", metric.WithDescription(help)))
+	}
+	ms := func(name, help string) metric.Float64Histogram {
+		return must(meter.Float64Histogram(NamePrefix+"room_"+name, metric.WithDescription(help),
+			metric.WithExplicitBucketBoundaries(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000)))
+	}
+	m.positionAge = ms("position_age_ms", "Age of the positions that streams are shown.")
+	m.notify = ms("promote_to_notify_ms", "Time from the promotion to the token on the stream.")
+	m.script = ms("script_ms", "Duration of the scripts of the waiting room.")
+	return m
+}
+
+// ShowGauges creates the gauges of a broker. pending returns how many messages wait for it.
+func (m *RoomMetrics) ShowGauges(meter metric.Meter, pending func(ctx context.Context) int64) {
+	gauge := func(name, help string) metric.Float64ObservableGauge {
+		return must(meter.Float64ObservableGauge(NamePrefix+"room_"+name, metric.WithDescription(help)))
+	}
+	m.waiting = gauge("waiting", "Users who wait.")
+	m.away = gauge("away", "Users who are away and keep their places.")
+	m.slots = gauge("slots", "Slots by state.")
+	m.streams = gauge("connections", "Open streams of this broker.")
+	m.pace = gauge("pace", "Promotions a second in the last minute.")
+	m.pending = gauge("dispatch_pending", "Messages of the last half minute in the stream of this broker.")
+	all := []metric.Observable{m.waiting, m.away, m.slots, m.streams, m.pace, m.pending}
+	must(meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		m.observe(o)
+		o.ObserveFloat64(m.pending, float64(pending(ctx)))
+		return nil
+	}, all...))
+}
+
+// observe reports the gauges of all events; events that share the label Other are added up.
+func (m *RoomMetrics) observe(o metric.Observer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sums := map[string]RoomGauges{}
+	for event, g := range m.gauges {
+		label := m.label(event)
+		s := sums[label]
+		sums[label] = RoomGauges{
+			Waiting: s.Waiting + g.Waiting, Away: s.Away + g.Away, Used: s.Used + g.Used, Free: s.Free + g.Free,
+			Connections: s.Connections + g.Connections, Pace: s.Pace + max(0, g.Pace),
+		}
+	}
+	for label, s := range sums {
+		of := attribute.String("event", label)
+		with := func(gauge metric.Float64ObservableGauge, v float64, more ...attribute.KeyValue) {
+			o.ObserveFloat64(gauge, v, metric.WithAttributes(append(more, of)...))
+		}
+		with(m.waiting, float64(s.Waiting))
+		with(m.away, float64(s.Away))
+		with(m.slots, float64(s.Used), attribute.String("state", "used"))
+		with(m.slots, float64(s.Free), attribute.String("state", "free"))
+		with(m.streams, float64(s.Connections))
+		with(m.pace, s.Pace)
+	}
+}
+
+// label returns the label of an event. The caller holds mu.
+func (m *RoomMetrics) label(event string) string {
+	if !m.labels[event] {
+		if len(m.labels) >= maxRoomLabels {
+			return Other
+		}
+		m.labels[event] = true
+	}
+	return event
+}
+
+// maxRoomLabels is the number of events that have a label of their own.
+const maxRoomLabels = 64
+
+func (m *RoomMetrics) of(event string, more ...attribute.KeyValue) metric.MeasurementOption {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return metric.WithAttributes(append(more, attribute.String("event", m.label(event)))...)
+}
+
+// Count adds to a counter of an event, one of the Room constants.
+func (m *RoomMetrics) Count(counter, event string, n int) {
+	if n > 0 {
+		m.counters[counter].Add(context.Background(), int64(n), m.of(event))
+	}
+}
+
+// Refused counts a refused request to enter.
+func (m *RoomMetrics) Refused(event, reason string) {
+	m.counters[RoomRefused].Add(context.Background(), 1, m.of(event, attribute.String("reason", reason)))
+}
+
+// PositionAge records how old the positions of a round are.
+func (m *RoomMetrics) PositionAge(event string, age time.Duration) {
+	m.positionAge.Record(context.Background(), milliseconds(age), m.of(event))
+}
+
+// Notified records the time from a promotion to its token on the stream.
+func (m *RoomMetrics) Notified(event string, took time.Duration) {
+	m.notify.Record(context.Background(), milliseconds(took), m.of(event))
+}
+
+// Script records the duration of a script.
+func (m *RoomMetrics) Script(name string, took time.Duration) {
+	m.script.Record(context.Background(), milliseconds(took), metric.WithAttributes(attribute.String("script", name)))
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// SetGauges sets the present sizes of an event.
+func (m *RoomMetrics) SetGauges(event string, g RoomGauges) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gauges[event] = g
+}
+
+// DropGauges forgets the sizes of all events but those that keep says.
+func (m *RoomMetrics) DropGauges(keep func(event string) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for event := range m.gauges {
+		if !keep(event) {
+			delete(m.gauges, event)
+		}
+	}
+}
