@@ -29,6 +29,7 @@ type API struct {
 	*transport
 	operatorAPI
 	guardAPI
+	roomAPI
 }
 
 // Option changes a setting of an API from its default.
@@ -70,7 +71,7 @@ func NewAPI(baseURL string, opts ...Option) *API {
 		outageTimeout:  time.Minute,
 		sleep:          redisx.Sleep,
 	}
-	a := &API{transport: shared, operatorAPI: operatorAPI{shared}, guardAPI: guardAPI{shared}}
+	a := &API{transport: shared, operatorAPI: operatorAPI{shared}, guardAPI: guardAPI{shared}, roomAPI: roomAPI{shared}}
 	WithHTTPClient(&http.Client{Transport: t})(a)
 	for _, o := range opts {
 		o(a)

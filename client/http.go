@@ -44,6 +44,16 @@ func callOn(verb, method, kind, id, rest string) apiCall {
 	return c
 }
 
+// withBody returns the call with a JSON body. A body that can't be encoded makes the call invalid.
+func (c apiCall) withBody(body any) apiCall {
+	text, err := marshal(body)
+	if err != nil && c.invalid == nil {
+		c.invalid = fmt.Errorf("%s: %w", c.action, err)
+	}
+	c.body = text
+	return c
+}
+
 // mayRepeat reports whether a call that failed with err may be attempted again.
 func (c *apiCall) mayRepeat(err error) bool {
 	e, ok := errors.AsType[*Error](err)

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"net/http"
 	"net/url"
@@ -62,13 +61,7 @@ func (a *operatorAPI) ResizeWorker(ctx context.Context, worker string, n int) (a
 
 // putOn returns a call that replaces what the API knows of id by body.
 func putOn(verb, kind, id string, body any) apiCall {
-	c := callOn(verb, http.MethodPut, kind, id, "")
-	text, err := marshal(body)
-	if err != nil && c.invalid == nil {
-		c.invalid = fmt.Errorf("%s: %w", c.action, err)
-	}
-	c.body = text
-	return c
+	return callOn(verb, http.MethodPut, kind, id, "").withBody(body)
 }
 
 // Stats returns queue sizes, rates, and the live processes.

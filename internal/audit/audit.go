@@ -42,6 +42,15 @@
 //   - guard-held ([LawGuardHeld]): a member counts as many leases as it has, and as many probes of
 //     its breaker's present generation. Each lease has an end.
 //   - guard-queue ([LawGuardQueue]): the queue of a guard and its waiters are the same calls.
+//   - room-state ([LawRoomState]): each user of an event of the waiting room is in the sets of the
+//     user's state, and in no other: waiting, away or slots. A waiting user who polls is in waiting
+//     and away. The event has its settings, and is in the list of events no later than something is
+//     due ([CheckRooms], as the next two).
+//   - room-number ([LawRoomNumber]): numbers are unique in an event, and at most the last one that
+//     was given. A user waits in the place of the user's number.
+//   - room-slots ([LawRoomSlots]): each promoted user and each user with a token holds a slot until
+//     that ends, under a fence of its own. The seats that are left and those that were sold are the
+//     declared ones.
 //   - durability ([LawDurability]): Redis doesn't lose writes that it has confirmed. The watcher
 //     checks this law, not this package.
 //
@@ -57,8 +66,10 @@
 // times if it finds something, and reports what it finds three times in a row.
 //
 // Redis is read in pages of some hundred elements. No command goes over all keys, except in
-// [CheckOwnerKeys]. The audit keeps in memory the states of one group and a few bits per job, and
-// the states of groups with jobs in shared locations (2 bytes per job, about 64 MiB at most).
+// [CheckOwnerKeys], [CheckGuards] and [CheckRooms]. An event of the waiting room is read in pages,
+// each of which is as of one instant, so its findings are certain at once. The audit keeps in
+// memory the states of one group and a few bits per job, and the states of groups with jobs in
+// shared locations (2 bytes per job, about 64 MiB at most).
 //
 // # Three kinds of audit
 //
@@ -90,6 +101,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -108,12 +120,15 @@ const (
 	LawGuardState   = guard.LawState
 	LawGuardHeld    = guard.LawHeld
 	LawGuardQueue   = guard.LawQueue
+	LawRoomState    = waitingroom.LawState
+	LawRoomNumber   = waitingroom.LawNumber
+	LawRoomSlots    = waitingroom.LawSlots
 )
 
 // Laws lists the names of all laws.
 var Laws = []string{
 	LawConservation, LawStates, LawLocation, LawResults, LawDelivery, LawLifecycle, LawCounters, LawRegistry,
-	LawDurability, LawReceipt, LawGuardState, LawGuardHeld, LawGuardQueue,
+	LawDurability, LawReceipt, LawGuardState, LawGuardHeld, LawGuardQueue, LawRoomState, LawRoomNumber, LawRoomSlots,
 }
 
 // Report is the result of an audit.

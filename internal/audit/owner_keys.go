@@ -89,7 +89,13 @@ func FindOwnerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space key
 // ownerPattern returns a SCAN pattern that matches the owner keys of all partitions. It may match
 // other keys too.
 func ownerPattern(space keyspace.Space) string {
-	before, after, _ := strings.Cut(space.Partition(0).Owner("*"), "{0}")
+	return partitionPattern(space.Partition(0).Owner("*"))
+}
+
+// partitionPattern returns a SCAN pattern for keys of all partitions, from the pattern for those of
+// partition 0.
+func partitionPattern(ofZero string) string {
+	before, after, _ := strings.Cut(ofZero, "{0}")
 	escaped := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(before)
 	return escaped + "{*}" + after
 }

@@ -39,7 +39,8 @@ func newAudit(r *Root) *cobra.Command {
 		Short: "Prove from the data in Redis that no job is lost or counted twice",
 		Long: "Prove from the data in Redis that no job is lost or counted twice. The audit compares the counts of\n" +
 			"each group with the states of its jobs and with the locations of the jobs. It also checks the members,\n" +
-			"leases and queues of guards. The roles may run meanwhile. The exit code is 1 if a law is violated.\n\n" +
+			"leases and queues of guards, and the users, numbers and slots of the waiting room's events, whose\n" +
+			"users it does not name. The roles may run meanwhile. The exit code is 1 if a law is violated.\n\n" +
 			"--repair sets wrong data right where the right value is certain: it sets counters to the counted\n" +
 			"values, moves entries that are not jobs to the list {N}:quarantine, and ends a job that vanished as\n" +
 			"failed with code LOST. Then it audits again; the exit code is 1 if violations remain.\n\n" +
@@ -178,6 +179,9 @@ func (a *auditCommand) audit(
 	}
 	if err == nil {
 		err = audit.CheckGuards(ctx, conn, space, &report)
+	}
+	if err == nil {
+		err = audit.CheckRooms(ctx, conn, space, &report)
 	}
 	if call.IsOOM(err) {
 		err = fmt.Errorf(

@@ -53,6 +53,19 @@ func TestAudit(t *testing.T) {
 	require.False(t, report.OK)
 	require.Equal(t, audit.LawLocation, report.Violations[0].Law)
 
+	// A violation in the waiting room names no user.
+	require.NoError(t, c.ZAdd(t.Context(), space.OfEvent("sale").RoomWaiting("sale"), redis.Z{Score: 3, Member: "secret"}).Err())
+	got = console{}.exec(t.Context(), "audit", "--json")
+	require.Equal(t, exitError, got.code)
+	require.NotContains(t, got.out, "secret")
+	require.NoError(t, json.Unmarshal([]byte(got.out), &report))
+	laws := map[string]string{}
+	for _, v := range report.Violations {
+		laws[v.Law] += v.Detail + "\n"
+	}
+	require.Contains(t, laws[audit.LawRoomState], "event sale: it has users, but no settings")
+	require.Contains(t, laws[audit.LawRoomState], "event sale: the user with number 3 is in waiting and has no record")
+
 	got = console{}.exec(t.Context(), "audit", "--key-prefix", "y:")
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "under the prefix y: yet", "the flag goes before the environment")

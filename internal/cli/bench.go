@@ -19,7 +19,8 @@ func newBench(r *Root) *cobra.Command {
 	cmd := parentCommand("bench", "Measure the system: real processes on a private redis-server",
 		newBenchThroughput(r, set), newBenchLatency(r, set), newBenchCeiling(r, set), newBenchBig(r, set),
 		newBenchPerformance(r, set), newBenchCompare(r, set),
-		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set), newBenchGuards(r, set))
+		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set), newBenchGuards(r, set),
+		newBenchRoom(r, set))
 	cmd.Long = "Measure the system: real processes on a private redis-server, with default settings. The JSON lists\n" +
 		"settings that differ as overrides. BULKACTION_ variables of the environment do not reach the\n" +
 		"processes; settings of --set do. Without --json, the figures have the same names as in the JSON."
@@ -37,6 +38,8 @@ var reservedVariables = []string{
 	"REDIS_URL", "KEY_PREFIX", "PARTITIONS", "API_ADDR", "WORKER_TYPES",
 	"BACKPRESSURE_GLOBAL_RPS", "BACKPRESSURE_LIMITER",
 	"BACKPRESSURE_RATE_LIMIT_WINDOW", "INGEST_MAX_BACKLOG",
+	"BROKER_ADDR", "BROKER_PUBLIC_URL", "BROKER_TOKEN_KEYS_FILE", "BROKER_TOKEN_AUDIENCE", "BROKER_IDENTITY",
+	"BROKER_IDENTITY_HEADER", "BROKER_TRUSTED_PROXIES",
 }
 
 func (s *variables) env() ([]string, error) {

@@ -37,12 +37,13 @@ func showComparison(t table, c bench.Comparison) {
 	}
 }
 
-// The longest lists that showFigures prints: of numbers, and of structs.
+// The longest lists that showFigures prints: of numbers, and of structs or texts. A longer list of
+// texts is cut off.
 const mostShown, mostRows = 10, 20
 
 // showFigures prints v under a name; of a struct or a map its parts under their names, after the
-// name and a dot; of a list of structs a table. It leaves out overrides, fields with the tag
-// text:"-" and long lists.
+// name and a dot; of a list of structs a table; of a list of texts a line for each. It leaves out
+// overrides, fields with the tag text:"-" and long lists.
 func showFigures(t table, name string, v reflect.Value) {
 	within := func(part string) string { return strings.TrimPrefix(name+"."+part, ".") }
 	switch v.Kind() {
@@ -64,6 +65,10 @@ func showFigures(t table, name string, v reflect.Value) {
 		switch n := v.Len(); {
 		case n > 0 && n <= mostRows && v.Index(0).Kind() == reflect.Struct:
 			showRows(t, v)
+		case n > 0 && v.Index(0).Kind() == reflect.String:
+			for i := range min(n, mostRows) {
+				t.row(name, v.Index(i).Interface())
+			}
 		case n > 0 && n <= mostShown:
 			t.row(name, v.Interface())
 		}

@@ -60,8 +60,8 @@ type Command func(*Root) *cobra.Command
 
 // commands are the commands of this package.
 var commands = []Command{
-	newSubmit, newStatus, newWatch, newResults, newFailures, newWhy, newTenant, newType, newWorker, newGuard,
-	newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole, newGuardLoad,
+	newSubmit, newStatus, newWatch, newResults, newFailures, newWhy, newTenant, newType, newWorker, newGuard, newRoom,
+	newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole, newGuardLoad, newRoomLoad,
 }
 
 // Main runs the command line args and returns its exit code. more adds commands to those of this

@@ -67,6 +67,10 @@ func newDev(r *Root) *cobra.Command {
 						"a mail sink.", mail)
 				}
 			}
+			o.RoomStarted = func(url string) {
+				r.Notef("Waiting room at %s/events/%s/wait; the shop behind it: go run ./examples/protected-shop",
+					url, dev.DemoEvent)
+			}
 			switch dev.Run(cmd.Context(), o) {
 			case app.ExitOK:
 			case app.ExitUsage:
@@ -78,6 +82,7 @@ func newDev(r *Root) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of the embedded one")
+	cmd.Flags().BoolVar(&o.Rooms, "rooms", false, "run a broker of the waiting room, too, with the event demo")
 	cmd.Flags().StringVar(&o.Addr, "addr", "", "address of the API (default 127.0.0.1:8080)")
 	return cmd
 }

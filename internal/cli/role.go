@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/pprof"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -23,10 +24,14 @@ func newRole(*Root) *cobra.Command {
 		Short:     "Run one role as a process, as its own binary does",
 		Hidden:    true,
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: roles.Names,
+		ValidArgs: append(slices.Clone(roles.Names), "broker"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Args = args // app.Main parses the arguments after the program's name
-			role := roles.Alone(roles.All(nil)[args[0]])
+			based := roles.All(nil)[args[0]]
+			if based == nil {
+				based = roles.Broker(nil)
+			}
+			role := roles.Alone(based)
 			app.Main(args[0], withProfile(profile, withJournal(dir, role)))
 			return nil
 		},

@@ -243,18 +243,18 @@ func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 
 // getIndex answers with links to the API's collections.
 func (s *calls) getIndex(*http.Request) (map[string]any, error) {
-	return map[string]any{
-		"name":    "bulkaction",
-		"version": s.version,
-		"links": map[string]string{
-			"groups":       "/v1/groups",
-			"tenants":      "/v1/tenants",
-			"dead_letters": "/v1/dead-letters",
-			"guards":       "/v1/guards",
-			"stats":        "/v1/stats",
-			"openapi":      "/openapi.yaml",
-		},
-	}, nil
+	links := map[string]string{
+		"groups":       "/v1/groups",
+		"tenants":      "/v1/tenants",
+		"dead_letters": "/v1/dead-letters",
+		"guards":       "/v1/guards",
+		"stats":        "/v1/stats",
+		"openapi":      "/openapi.yaml",
+	}
+	if s.rooms != nil {
+		links["events"] = "/v1/events"
+	}
+	return map[string]any{"name": "bulkaction", "version": s.version, "links": links}, nil
 }
 
 // withEmptyMaps replaces nil maps by empty ones, so that the JSON has {} instead of null.

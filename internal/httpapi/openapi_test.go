@@ -92,7 +92,7 @@ func TestDocumentAndRoutesAgree(t *testing.T) {
 			documented = append(documented, call)
 		}
 	}
-	for _, rt := range newServer(options(newFakeBackend())).routes() {
+	for _, rt := range newServer(roomOptions(newFakeRooms())).routes() {
 		call := rt.method + " " + strings.TrimSuffix(rt.path, "{$}")
 		for _, name := range rt.query {
 			served = append(served, call+" ?"+name)
@@ -138,6 +138,10 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"Guard", guard.View{}, false}, {"GuardList", guard.List{}, false}, {"GuardSummary", guard.Summary{}, false},
 		{"GuardSpec", guard.SpecView{}, false}, {"GuardMember", guard.MemberView{}, false}, {"GuardQueue", guard.QueueView{}, false},
 		{"GuardAction", api.GuardAction{}, false},
+		{"EventSettings", api.EventSettings{}, true}, {"RoomEvent", api.RoomEvent{}, false}, {"RoomEventList", api.RoomEventList{}, false},
+		{"EventSlots", api.EventSlots{}, false}, {"Recalibration", api.Recalibration{}, true}, {"EventRemoval", api.EventRemoval{}, false},
+		{"UserRemoval", api.UserRemoval{}, false}, {"EntryTokenCompletion", api.EntryTokenCall{}, true}, {"EntryToken", api.EntryToken{}, false},
+		{"EntryTokenState", api.EntryTokenState{}, false}, {"EntryTokenDone", api.EntryTokenDone{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
 	} {
 		t.Run(c.schema, func(t *testing.T) {

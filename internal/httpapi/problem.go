@@ -70,6 +70,12 @@ func problemOf(err error) (p *problemError, known bool) {
 		p = newProblem(http.StatusNotFound, err.Error())
 	case errors.Is(err, api.ErrConflict), errors.Is(err, api.ErrSealed):
 		p = newProblem(http.StatusConflict, err.Error())
+	case errors.Is(err, api.ErrChanged):
+		p = newProblem(http.StatusPreconditionFailed, err.Error())
+	case errors.Is(err, api.ErrNotConfigured):
+		p = newProblem(http.StatusNotImplemented, err.Error())
+	case errors.Is(err, api.ErrUpstream):
+		p = newProblem(http.StatusBadGateway, err.Error())
 	case errors.Is(err, api.ErrInvalid):
 		p = newProblem(http.StatusUnprocessableEntity, err.Error())
 	case errors.As(err, &busy):

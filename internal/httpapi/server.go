@@ -124,6 +124,7 @@ type ListQuery struct {
 // Options configures the API.
 type Options struct {
 	Backend Backend
+	Rooms   Rooms        // nil: the API has no calls on the waiting room
 	Log     *slog.Logger // nil: nothing is logged
 	Decoder messages.Decoder
 	Version string // shown by GET /
@@ -206,6 +207,7 @@ func (s *server) write(ctx context.Context, do func(context.Context) error) erro
 type calls struct {
 	*server
 	backend    Backend
+	rooms      Rooms
 	decoder    messages.Decoder
 	version    string
 	bodyMemory *bodyMemory
@@ -219,6 +221,7 @@ func newServer(opt Options) *calls {
 			log: opt.Log, mux: http.NewServeMux(), closing: context.Background(), aborted: context.Background(),
 		},
 		backend:    opt.Backend,
+		rooms:      opt.Rooms,
 		decoder:    opt.Decoder,
 		version:    opt.Version,
 		bodyMemory: newBodyMemory(),
@@ -305,6 +308,9 @@ func (s *calls) routes() []route {
 		resume := s.pauseTenantOrType(kind.root, kind.param, false, kind.resume)
 		all = append(all, route{method: post, path: path + "/pause", serve: pause},
 			route{method: post, path: path + "/resume", serve: resume})
+	}
+	if s.rooms != nil {
+		all = append(all, roomCalls{s, s.rooms}.routes()...)
 	}
 	return all
 }

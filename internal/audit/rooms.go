@@ -1,0 +1,118 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/audit/read"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+)
+
+// CheckRooms adds a violation for each law that an event of the waiting room breaks. It goes over
+// the names of all keys in Redis, to find events that the list of events has lost.
+func CheckRooms(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
+	lost, err := eventsByKey(ctx, conn, space)
+	if err != nil {
+		return fmt.Errorf("look for events: %w", err)
+	}
+	for _, p := range space.All() {
+		if err := checkRooms(ctx, conn, space, p, lost[p.Index()], Options{}, report); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckRoomsOf does the same for the events that the list of a partition names. Of opts it uses
+// Rate.
+func CheckRoomsOf(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts Options, report *Report,
+) error {
+	return checkRooms(ctx, conn, space, p, map[string]bool{}, opts, report)
+}
+
+// checkRooms audits the events of a partition: those that its list names, and those of names. It
+// adds to names. A key of the wrong Redis type is a violation, and then the event is left out.
+func checkRooms(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, names map[string]bool,
+	opts Options, report *Report,
+) error {
+	add := func(v Violation) {
+		v.Partition = p.Index()
+		report.Violations = append(report.Violations, v)
+	}
+	defer report.finish()
+	rooms := waitingroom.New(conn, space, func(string, time.Duration, error) {})
+	pacer := read.NewPacer(opts.Rate)
+	listed, err := rooms.InPartition(ctx, p)
+	switch {
+	case read.IsWrongType(err):
+		add(Violation{
+			Law: LawRoomState, Key: p.Rooms(), Detail: "the list of events is of another type than it must be",
+		})
+	case err != nil:
+		return fmt.Errorf("audit events of partition %d: %w", p.Index(), err)
+	}
+	for _, event := range listed {
+		names[event] = true
+	}
+	for _, event := range slices.Sorted(maps.Keys(names)) {
+		found, err := rooms.Audit(ctx, event, pacer.Wait)
+		if read.IsWrongType(err) {
+			add(Violation{
+				Law: LawRoomState, Key: event + " type",
+				Detail: "event " + event + ": a key that its scripts use is of another type than it must be",
+			})
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("audit partition %d: %w", p.Index(), err)
+		}
+		for _, f := range found {
+			add(Violation{
+				Law: f.Law, Detail: "event " + event + ": " + f.Detail, Key: event + " " + f.Key, Count: f.Count,
+			})
+		}
+	}
+	return nil
+}
+
+// eventsByKey returns the events, by partition, that have a key in Redis.
+func eventsByKey(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (map[int]map[string]bool, error) {
+	all := map[int]map[string]bool{}
+	for _, p := range space.All() {
+		all[p.Index()] = map[string]bool{}
+	}
+	var mu sync.Mutex
+	pattern := partitionPattern(space.Partition(0).Room("*"))
+	err := conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		for cursor := uint64(0); ; {
+			keys, next, err := shard.Scan(ctx, cursor, pattern, read.PageSize).Result()
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			for _, key := range keys {
+				_, event, _ := strings.Cut(key, "}:room:")
+				event, _, _ = strings.Cut(event, ":")
+				if p := space.OfEvent(event); event != "" && strings.HasPrefix(key, p.Room(event)) {
+					all[p.Index()][event] = true
+				}
+			}
+			mu.Unlock()
+			if cursor = next; cursor == 0 {
+				return nil
+			}
+		}
+	})
+	return all, err
+}

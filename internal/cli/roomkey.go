@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/internal/entrytoken"
+)
+
+// newRoomNewKey returns a command for installations without openssl, such as containers. It may be
+// repeated, so that it can be run before each start.
+func newRoomNewKey(r *Root) *cobra.Command {
+	return &cobra.Command{
+		Use:   "new-key FILE",
+		Short: "Write a file with a new token key, unless the file exists",
+		Long: "Write a file with a new token key, for BULKACTION_BROKER_TOKEN_KEYS_FILE. It is what\n" +
+			"`openssl genpkey -algorithm ed25519 -out FILE` writes. A file that exists is checked and stays as it is.",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 || args[0] == "" {
+				return usagef("new-key needs the name of one file")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			path := args[0]
+			_, err := os.Stat(path)
+			switch {
+			case err == nil:
+				if _, err := entrytoken.Read(path, slog.New(slog.DiscardHandler)); err != nil {
+					return err
+				}
+				r.Notef("%s has token keys, and stays as it is.", path)
+				return nil
+			case !errors.Is(err, fs.ErrNotExist):
+				return fmt.Errorf("write a token key: %w", err)
+			}
+			key, err := entrytoken.GenerateKeys(1)
+			if err == nil {
+				err = entrytoken.WriteKeys(path, key)
+			}
+			if err == nil {
+				r.Notef("Wrote a new token key to %s.", path)
+			}
+			return err
+		},
+	}
+}

@@ -1,0 +1,152 @@
+package cli
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// roomFlags has the values of the flags of `room set`.
+type roomFlags struct {
+	counts     map[string]*int64
+	durations  map[string]*time.Duration
+	texts      map[string]*string
+	rate       float64
+	noStock    bool
+	noRate     bool
+	clearUnset bool
+}
+
+func newRoomSet(r *Root) *cobra.Command {
+	s := &roomFlags{counts: map[string]*int64{}, durations: map[string]*time.Duration{}, texts: map[string]*string{}}
+	cmd := &cobra.Command{
+		Use:   "set EVENT --capacity N [flags]",
+		Short: "Create an event, or change its settings, effective at once",
+		Long: "Create an event, or change its settings, effective at once, also while users wait. Settings without\n" +
+			"a flag stay unchanged; with --clear they get their defaults, the variables BULKACTION_BROKER_*. If\n" +
+			"somebody else changes the event at the same time, the command fails and changes nothing.",
+		Example: "  bulkaction room set concert --capacity 200 --stock 12000 --return-url https://shop.example/buy\n" +
+			"  bulkaction room set concert --rate 5 --grace 2m",
+		Args: requireID("event"),
+	}
+	s.register(cmd.Flags())
+	cmd.RunE = ask(r, func(ctx context.Context, a *client.API, args []string) (v api.RoomEvent, err error) {
+		f := cmd.Flags()
+		if err := s.check(f); err != nil {
+			return v, err
+		}
+		var set api.EventSettings
+		now, err := a.RoomEvent(ctx, args[0])
+		switch {
+		case err == nil && !s.clearUnset:
+			set = now.EventSettings
+			set.Mode = "" // stays as it is
+		case err != nil && !isNotFound(err):
+			return v, hintRoom(args[0], err)
+		}
+		s.apply(f, &set)
+		v, err = a.SetRoomEvent(ctx, args[0], set, now.Rev)
+		r.noteOver(v)
+		return v, hintRoom(args[0], err)
+	}, roomRows)
+	return cmd
+}
+
+// register adds the flags.
+func (s *roomFlags) register(f *pflag.FlagSet) {
+	for name, usage := range map[string]string{
+		"capacity": "most slots in use at once, 0 to 10,000,000; required for a new event, unless a seat\n" +
+			"service knows it",
+		"stock":       "seats to sell in all; never more users are inside than seats are left",
+		"burst":       "admissions that may come at once with --rate (default: those of one second)",
+		"max-waiting": "the longest queue",
+	} {
+		s.counts[name] = f.Int64(name, 0, usage)
+	}
+	for name, usage := range map[string]string{
+		"token-ttl":   "life of a token, 1s to 24h",
+		"leeway":      "how much longer than the token the slot is held, 0s to 5m",
+		"max-session": "latest expiry that renewals reach, from the first token; 0s: no limit",
+		"ready":       "time to fetch the token after the promotion, 100ms to 24h",
+		"grace":       "how long a user without a stream keeps the place; 0s: it ends with the stream",
+		"retention":   "how long the event is kept after it is closed",
+	} {
+		s.durations[name] = f.Duration(name, 0, usage)
+	}
+	for name, usage := range map[string]string{
+		"on-close":   "keep or release the slot when the stream of a user with a token ends",
+		"no-show":    "wait for a promoted user who is not connected, or release the slot at once",
+		"mode":       "open, paused, closed or sold_out",
+		"return-url": "where the page sends a user who has a token",
+	} {
+		s.texts[name] = f.String(name, "", usage)
+	}
+	f.Float64Var(&s.rate, "rate", 0, "admissions a second, 0.001 to 1,000,000; sets --burst to its default")
+	f.BoolVar(&s.noStock, "no-stock", false, "sell any number of seats")
+	f.BoolVar(&s.noRate, "no-rate", false, "admit users as fast as slots become free")
+	f.BoolVar(&s.clearUnset, "clear", false, "reset the settings without a flag to their defaults")
+}
+
+// check refuses flags that contradict each other. The server checks the values, because it knows
+// their bounds.
+func (s *roomFlags) check(f *pflag.FlagSet) error {
+	given := 0
+	f.Visit(func(flag *pflag.Flag) {
+		if flag.Name != "json" && flag.Name != "api" {
+			given++
+		}
+	})
+	switch {
+	case given == 0:
+		return usagef("nothing to set: give --capacity or another setting; `bulkaction room set --help` lists them")
+	case s.noStock && f.Changed("stock"):
+		return usagef("--no-stock and --stock exclude each other")
+	case s.noRate && (f.Changed("rate") || f.Changed("burst")):
+		return usagef("--no-rate excludes --rate and --burst")
+	}
+	return nil
+}
+
+// apply copies the values of the flags that were given.
+func (s *roomFlags) apply(f *pflag.FlagSet, set *api.EventSettings) {
+	if s.noStock {
+		set.Stock = nil
+	}
+	if s.noRate {
+		set.Rate, set.Burst = nil, 0
+	}
+	if f.Changed("rate") {
+		set.Rate, set.Burst = &s.rate, 0
+	}
+	if f.Changed("burst") {
+		set.Burst = *s.counts["burst"]
+	}
+	for name, to := range map[string]**int64{
+		"capacity": &set.Capacity, "stock": &set.Stock, "max-waiting": &set.MaxWaiting,
+	} {
+		if f.Changed(name) {
+			*to = s.counts[name]
+		}
+	}
+	for name, to := range map[string]**api.Duration{
+		"token-ttl": &set.TokenTTL, "leeway": &set.Leeway, "max-session": &set.MaxSession, "ready": &set.Ready,
+		"grace": &set.Grace, "retention": &set.Retention,
+	} {
+		if f.Changed(name) {
+			d := api.Duration(*s.durations[name])
+			*to = &d
+		}
+	}
+	for name, to := range map[string]*string{
+		"on-close": &set.OnClose, "no-show": &set.NoShow, "mode": &set.Mode, "return-url": &set.ReturnURL,
+	} {
+		if f.Changed(name) {
+			*to = *s.texts[name]
+		}
+	}
+}

@@ -1,0 +1,325 @@
+// Package roomadmin does what operators, and the services behind the waiting room, ask for: it
+// changes events, removes users, and checks entry tokens against Redis. The HTTP API uses it. It
+// hides in which partition an event is, where a missing capacity comes from, and that the broker of
+// a removed user has to be told.
+package roomadmin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/seats"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/dispatch"
+	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
+)
+
+// Config configures an Admin.
+type Config struct {
+	Rooms     *waitingroom.Rooms
+	Space     keyspace.Space
+	Rules     settings.Rules
+	Publisher *dispatch.Publisher
+	Tokens    *entrytoken.Keys // nil: this process has no token keys
+	Seats     *seats.Client    // nil: there is no seat service
+	Log       *slog.Logger
+	// Ended counts users who were completed or removed: telemetry.RoomCompleted or RoomLeft. nil:
+	// nothing is counted.
+	Ended func(counter, event string, n int)
+}
+
+// Admin does what operators and services ask for. It may be used by several goroutines. Its errors
+// wrap those of package api.
+type Admin struct{ cfg Config }
+
+// New returns an Admin. Rules.Seats follows from cfg.Seats.
+func New(cfg Config) *Admin {
+	cfg.Rules.Seats = cfg.Seats != nil
+	if cfg.Ended == nil {
+		cfg.Ended = func(string, string, int) {}
+	}
+	return &Admin{cfg}
+}
+
+// CheckSettings returns all bad fields of the settings of an event, or nothing.
+func (a *Admin) CheckSettings(set api.EventSettings) []api.FieldError { return a.cfg.Rules.Check(set) }
+
+// CheckRecalibration returns all bad fields of a recalibration, or nothing.
+func (a *Admin) CheckRecalibration(to api.Recalibration) []api.FieldError {
+	return a.cfg.Rules.CheckRecalibration(to)
+}
+
+// SetEvent creates an event, or replaces all its settings; only a missing mode stays as it is. With
+// a rev it changes nothing unless the event has this rev, and returns api.ErrChanged. Without a
+// capacity it asks the seat service. While that gives no answer, a new event has no slots, and the
+// brokers ask again; an event that exists keeps its capacity.
+func (a *Admin) SetEvent(
+	ctx context.Context, event string, set api.EventSettings, rev int64,
+) (v api.RoomEvent, err error) {
+	if err := invalid(a.CheckSettings(set)); err != nil {
+		return v, err
+	}
+	to := a.cfg.Rules.Fill(set)
+	if to.Seats {
+		if err := a.fillCapacity(ctx, event, &to); err != nil {
+			return v, err
+		}
+	}
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := a.cfg.Rooms.Declare(ctx, event, to, waitingroom.DeclareOptions{Rev: rev})
+		return err
+	})
+	if err != nil {
+		return v, apiError("change", event, err)
+	}
+	return a.Event(ctx, event)
+}
+
+// fillCapacity sets the capacity to the number of seats.
+func (a *Admin) fillCapacity(ctx context.Context, event string, to *waitingroom.Settings) error {
+	n, err := a.cfg.Seats.Seats(ctx, event)
+	switch {
+	case err == nil:
+		to.Capacity, to.Seats = n, false
+		return nil
+	case errors.Is(err, seats.ErrUnknown):
+		return invalid([]api.FieldError{{
+			Field: "capacity", Problem: "is required: the seat service does not know this event",
+		}})
+	}
+	a.cfg.Log.Warn("the seat service gave no capacity", "event", event, "error", err)
+	switch now, err := a.snapshot(ctx, event); {
+	case err == nil:
+		to.Capacity, to.Seats = now.Settings.Capacity, now.Settings.Seats
+	case !errors.Is(err, api.ErrNotFound):
+		return err
+	}
+	return nil
+}
+
+// Event returns an event.
+func (a *Admin) Event(ctx context.Context, event string) (api.RoomEvent, error) {
+	s, err := a.snapshot(ctx, event)
+	if err != nil {
+		return api.RoomEvent{}, err
+	}
+	return settings.View(s), nil
+}
+
+func (a *Admin) snapshot(ctx context.Context, event string) (waitingroom.Snapshot, error) {
+	all, err := a.snapshots(ctx, a.cfg.Space.OfEvent(event), []string{event})
+	switch {
+	case err != nil:
+		return waitingroom.Snapshot{}, apiError("read", event, err)
+	case len(all) == 0:
+		return waitingroom.Snapshot{}, apiError("read", event, waitingroom.ErrUnknown)
+	}
+	return all[0], nil
+}
+
+func (a *Admin) snapshots(
+	ctx context.Context, p keyspace.Partition, events []string,
+) (found []waitingroom.Snapshot, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		s, err := a.cfg.Rooms.Snapshot(ctx, p, events...)
+		found = s.Events
+		return err
+	})
+	return found, err
+}
+
+// Events returns a page of events. Events that change meanwhile may come twice or not at all.
+func (a *Admin) Events(ctx context.Context, cursor string, limit int) (l api.RoomEventList, err error) {
+	var names []string
+	err = retry(ctx, func(ctx context.Context) (err error) {
+		names, l.Cursor, err = a.cfg.Rooms.Events(ctx, cursor, limit)
+		return err
+	})
+	if err != nil {
+		return l, apiError("list", "", err)
+	}
+	// Events of one partition follow each other, and come as of one instant for each call.
+	for len(names) > 0 {
+		p := a.cfg.Space.OfEvent(names[0])
+		n := 1
+		for n < len(names) && n < waitingroom.MostUsers && a.cfg.Space.OfEvent(names[n]).Index() == p.Index() {
+			n++
+		}
+		found, err := a.snapshots(ctx, p, names[:n])
+		if err != nil {
+			return l, apiError("list", "", err)
+		}
+		for _, s := range found {
+			l.Events = append(l.Events, settings.View(s))
+		}
+		names = names[n:]
+	}
+	return l, nil
+}
+
+// SetMode opens, pauses or closes an event. A closed event can't be paused: that would let users
+// enter it again.
+func (a *Admin) SetMode(ctx context.Context, event, mode string) (v api.RoomEvent, err error) {
+	if mode == api.ModePaused {
+		now, err := a.snapshot(ctx, event)
+		if err != nil {
+			return v, err
+		}
+		if m := now.Settings.Mode; m == api.ModeClosed || m == api.ModeSoldOut {
+			return v, fmt.Errorf("pause event %s: %w: its mode is %s, so nobody enters it", event, api.ErrConflict, m)
+		}
+	}
+	return a.change(ctx, event, waitingroom.Changes{Mode: mode})
+}
+
+// Recalibrate sets the capacity, the seats that are left, or both, while users wait. Nobody loses a
+// slot. With FromSeats the capacity is the seat service's answer; without an answer nothing
+// changes, and the error is api.ErrUpstream.
+func (a *Admin) Recalibrate(
+	ctx context.Context, event string, to api.Recalibration,
+) (v api.RoomEvent, err error) {
+	if err := invalid(a.CheckRecalibration(to)); err != nil {
+		return v, err
+	}
+	if _, err := a.snapshot(ctx, event); err != nil {
+		return v, err // before the seat service is asked about anything
+	}
+	if to.FromSeats {
+		n, err := a.cfg.Seats.Seats(ctx, event)
+		switch {
+		case errors.Is(err, seats.ErrUnknown):
+			return v, invalid([]api.FieldError{{
+				Field: "from_seats", Problem: "gives no capacity: the seat service does not know this event",
+			}})
+		case err != nil:
+			return v, fmt.Errorf("%w: %w", api.ErrUpstream, err)
+		}
+		to.Capacity = &n
+	}
+	return a.change(ctx, event, waitingroom.Changes{
+		Capacity: to.Capacity, Left: to.Stock, SeatsKnown: to.Capacity != nil,
+	})
+}
+
+func (a *Admin) change(ctx context.Context, event string, c waitingroom.Changes) (v api.RoomEvent, err error) {
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := a.cfg.Rooms.Change(ctx, event, c)
+		return err
+	})
+	if err != nil {
+		return v, apiError("change", event, err)
+	}
+	return a.Event(ctx, event)
+}
+
+// removalTime is for how long DeleteEvent removes users. The brokers remove the others.
+const removalTime = 10 * time.Second
+
+// DeleteEvent closes an event and ends its retention. It removes the queue; if that takes too long,
+// the brokers remove the rest. Users inside keep their slots, and the event is deleted when the
+// last of them has gone.
+func (a *Admin) DeleteEvent(ctx context.Context, event string) (r api.EventRemoval, err error) {
+	now := time.Duration(0)
+	err = retry(ctx, func(ctx context.Context) error {
+		_, err := a.cfg.Rooms.Change(ctx, event, waitingroom.Changes{Mode: api.ModeClosed, Retention: &now})
+		return err
+	})
+	if err != nil {
+		return r, apiError("delete", event, err)
+	}
+	r.Event = event
+	for end := time.Now().Add(removalTime); ; {
+		var wait time.Duration
+		err := retry(ctx, func(ctx context.Context) (err error) {
+			r.Remaining, wait, err = a.cfg.Rooms.Forget(ctx, event)
+			return err
+		})
+		if err != nil {
+			return r, apiError("delete", event, err)
+		}
+		if wait != 0 || time.Now().After(end) {
+			return r, nil
+		}
+	}
+}
+
+// RemoveUser removes a user in any state, and tells the broker that has the user's stream. It
+// returns false if the event does not have the user.
+func (a *Admin) RemoveUser(ctx context.Context, event, user string) (bool, error) {
+	if _, err := a.snapshot(ctx, event); err != nil {
+		return false, err
+	}
+	var conn string
+	removed := false
+	err := retry(ctx, func(ctx context.Context) error {
+		c, found, err := a.cfg.Rooms.Leave(ctx, event, user)
+		if found {
+			conn, removed = c, true
+		}
+		return err
+	})
+	if err != nil {
+		return false, apiError("remove a user of", event, err)
+	}
+	if removed {
+		a.cfg.Ended(telemetry.RoomLeft, event, 1)
+	}
+	m := dispatch.Removed{Event: event, User: user, Conn: conn, Reason: dispatch.ReasonRemoved}
+	if err := a.cfg.Publisher.Removed(ctx, m); err != nil {
+		// The user is removed. The broker learns it a second later from the stream moves, or at the
+		// expiry of the token.
+		a.cfg.Log.Warn("a broker was not told of a removed user", "event", event, "error", err)
+	}
+	return removed, nil
+}
+
+// invalid returns the error for bad fields, or nil.
+func invalid(bad []api.FieldError) error {
+	if len(bad) == 0 {
+		return nil
+	}
+	var e messages.ValidationError
+	for _, f := range bad {
+		e.Fields = append(e.Fields, messages.FieldError(f))
+	}
+	return &e
+}
+
+// retryTime is for how long a step of a request is repeated while Redis does not answer.
+const retryTime = 5 * time.Second
+
+// retry repeats step while Redis does not answer. Every script of the waiting room may be repeated.
+func retry(ctx context.Context, step func(context.Context) error) error {
+	return redisx.RetryWhile(ctx, retryTime, call.IsUnavailable, step)
+}
+
+// apiError returns an error of package waitingroom or of Redis as one of package api.
+func apiError(action, event string, err error) error {
+	what := action + " events"
+	if event != "" {
+		what = action + " event " + event
+	}
+	switch {
+	case errors.Is(err, waitingroom.ErrUnknown):
+		return fmt.Errorf("event %s: %w", event, api.ErrNotFound)
+	case errors.Is(err, waitingroom.ErrRev):
+		return fmt.Errorf("%s: %w: it has another rev than If-Match", what, api.ErrChanged)
+	case errors.Is(err, waitingroom.ErrCursor):
+		return fmt.Errorf("%s: cursor: %w: it is of another list", what, api.ErrInvalid)
+	case call.IsOOM(err):
+		return &api.BackpressureError{RetryAfter: 5 * time.Second, Reason: "Redis is out of memory"}
+	case call.IsUnavailable(err), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%s: %w: %w", what, api.ErrUnavailable, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
