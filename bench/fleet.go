@@ -113,30 +113,38 @@ func startRedis(ctx context.Context, o Options, pool int) (*fleet, error) {
 func (f *fleet) startRoles(o Options, overrides map[string]string, journals string) error {
 	for _, role := range roles {
 		for i := range max(1, o.Replicas[role]) {
-			args := append(slices.Clone(o.Role[1:]), role)
-			if journals != "" {
-				args = append(args, "--journal", journals)
+			if err := f.startRole(o, role, i, overrides, journals); err != nil {
+				return err
 			}
-			if o.Profile != "" {
-				args = append(args, "--cpuprofile", filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", role, i)))
-			}
-			cmd := exec.Command(o.Role[0], args...) // #nosec G204: the command comes from our own options
-			cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
-				return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
-			})
-			cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.url)
-			for name, value := range overrides {
-				cmd.Env = append(cmd.Env, name+"="+value)
-			}
-			log := &childproc.Tail{}
-			cmd.Stderr, cmd.Stdout = log, io.Discard
-			child, err := childproc.Start(cmd)
-			if err != nil {
-				return fmt.Errorf("start %s: %w", role, err)
-			}
-			f.procs = append(f.procs, process{child, role, log})
 		}
 	}
+	return nil
+}
+
+// startRole starts the i-th process of a role; see startRoles.
+func (f *fleet) startRole(o Options, role string, i int, overrides map[string]string, journals string) error {
+	args := append(slices.Clone(o.Role[1:]), role)
+	if journals != "" {
+		args = append(args, "--journal", journals)
+	}
+	if o.Profile != "" {
+		args = append(args, "--cpuprofile", filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", role, i)))
+	}
+	cmd := exec.Command(o.Role[0], args...) // #nosec G204: the command comes from our own options
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
+	})
+	cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.url)
+	for name, value := range overrides {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	log := &childproc.Tail{}
+	cmd.Stderr, cmd.Stdout = log, io.Discard
+	child, err := childproc.Start(cmd)
+	if err != nil {
+		return fmt.Errorf("start %s: %w", role, err)
+	}
+	f.procs = append(f.procs, process{child, role, log})
 	return nil
 }
 
@@ -259,14 +267,19 @@ func (f *fleet) await(ctx context.Context, what string, interval time.Duration, 
 
 // awaitAPI waits until the API of ingest answers, with any status.
 func (f *fleet) awaitAPI(ctx context.Context, addr string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/stats", http.NoBody)
+	return f.awaitHTTP(ctx, "the API", "http://"+addr+"/v1/stats")
+}
+
+// awaitHTTP waits until a process answers at a URL, with any status.
+func (f *fleet) awaitHTTP(ctx context.Context, what, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return err
 	}
-	return f.await(ctx, "the API", pollInterval, func() (int, error) {
+	return f.await(ctx, what, pollInterval, func() (int, error) {
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
-			return 1, nil //nolint:nilerr // ingest has not started to listen
+			return 1, nil //nolint:nilerr // the process has not started to listen
 		}
 		return 0, resp.Body.Close()
 	})

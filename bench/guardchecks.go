@@ -186,7 +186,7 @@ func (b *guardBench) order(ctx context.Context) (out GuardOrder, err error) {
 	}
 	b.loaders[killed].Kill()
 	_ = b.loaders[killed].out.Close() // it was only read
-	if b.loaders[killed], err = startLoader(b.program); err != nil {
+	if b.loaders[killed], err = startLoader(b.program, GuardLoadCommand); err != nil {
 		return out, err
 	}
 	context.AfterFunc(ctx, b.loaders[killed].Kill)

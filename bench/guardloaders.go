@@ -20,7 +20,8 @@ import (
 // [ServeGuardLoad].
 const GuardLoadCommand = "guard-load"
 
-// loader is a process that makes calls of guards.
+// loader is a process that generates load: it makes calls of guards, or is users of the waiting
+// room.
 type loader struct {
 	*childproc.Child
 	log     *childproc.Tail
@@ -42,7 +43,7 @@ type guardLoaders struct {
 // startLoaders starts processes. They end when ctx ends.
 func (b *guardLoaders) startLoaders(ctx context.Context, n int) error {
 	for range n {
-		l, err := startLoader(b.program)
+		l, err := startLoader(b.program, GuardLoadCommand)
 		if err != nil {
 			return err
 		}
@@ -52,14 +53,15 @@ func (b *guardLoaders) startLoaders(ctx context.Context, n int) error {
 	return nil
 }
 
-func startLoader(program string) (*loader, error) {
+// startLoader starts this program with a command that reads tasks and writes reports.
+func startLoader(program, command string) (*loader, error) {
 	out, stdout, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start a process that makes calls: %w", err)
 	}
 	defer stdout.Close() //nolint:errcheck // the process has its own
 	l := &loader{out: out, log: &childproc.Tail{}, reports: json.NewDecoder(out)}
-	cmd := exec.Command(program, GuardLoadCommand) // #nosec G204: the command comes from our own options
+	cmd := exec.Command(program, command) // #nosec G204: the command comes from our own options
 	cmd.Stdout, cmd.Stderr = stdout, l.log
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -3,19 +3,22 @@ package bench_test
 import (
 	"context"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/bench"
+	"github.com/bulkaction/bulkaction/bench/roomload"
 	"github.com/bulkaction/bulkaction/internal/cli"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestMain lets the test binary run as a role, and as a process that makes calls, too, as the
+// TestMain lets the test binary run as a role, and as a process that generates load, too, as the
 // command line does.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "role" || os.Args[1] == bench.GuardLoadCommand) {
+	own := []string{"role", bench.GuardLoadCommand, roomload.Command}
+	if len(os.Args) > 1 && slices.Contains(own, os.Args[1]) {
 		os.Exit(cli.Main(context.Background(), os.Args[1:], cli.Std()))
 	}
 	os.Exit(m.Run())

@@ -32,15 +32,24 @@ func ResetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
 // PeakMB returns the peak of a process's resident memory so far, in MB (2^20 bytes).
 func PeakMB(pid int) (float64, error) {
+	kb, err := statusKB(pid, "VmHWM:")
+	return Round2(kb / 1024), err
+}
+
+// ResidentKB returns the resident memory of a process at present, in KiB.
+func ResidentKB(pid int) (float64, error) { return statusKB(pid, "VmRSS:") }
+
+// statusKB returns a value of a process's status that is in kB.
+func statusKB(pid int, name string) (float64, error) {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {
 		return 0, fmt.Errorf("read memory of process %d: %w: the bench needs Linux", pid, err)
 	}
 	for line := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+		if v, ok := strings.CutPrefix(line, name); ok {
 			kb, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 64)
-			return Round2(kb / 1024), nil
+			return kb, nil
 		}
 	}
-	return 0, fmt.Errorf("read memory of process %d: no VmHWM", pid)
+	return 0, fmt.Errorf("read memory of process %d: no %s", pid, name)
 }

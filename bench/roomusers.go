@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/bulkaction/bulkaction/bench/roomload"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// crowd is a task that all processes of users carry out together.
+type crowd struct {
+	*roomBench
+	began time.Time
+}
+
+// crowd gives a task to the processes, with the fields that are the same for all, and lets the
+// users begin.
+func (b *roomBench) crowd(t roomload.Task) (*crowd, error) {
+	t.Brokers, t.Header, t.Issuer, t.Keys = b.brokers, userHeader, b.publicURL, keysURL(b.brokers[0])
+	if t.Kind == "" {
+		t.Kind = roomload.Streams
+	}
+	n, users := len(b.loaders), t.Users
+	for i, l := range b.loaders {
+		t.First, t.Users, t.Seed = users*i/n, users*(i+1)/n-users*i/n, uint64(i)
+		if err := l.send.Encode(t); err != nil {
+			return nil, fmt.Errorf("give a task: %w", err)
+		}
+	}
+	c := &crowd{b, time.Now()}
+	if _, err := c.answers(); err != nil {
+		return nil, err
+	}
+	_, err := c.step(roomload.Begin)
+	return c, err
+}
+
+// step asks all processes for a step and returns their answers together.
+func (c *crowd) step(do string) (roomload.Answer, error) {
+	for _, l := range c.loaders {
+		if err := l.send.Encode(roomload.Step{Do: do}); err != nil {
+			return roomload.Answer{}, fmt.Errorf("ask users to %s: %w", do, err)
+		}
+	}
+	return c.answers()
+}
+
+func (c *crowd) answers() (sum roomload.Answer, err error) {
+	for _, l := range c.loaders {
+		var a roomload.Answer
+		if err := l.reports.Decode(&a); err != nil {
+			return sum, fmt.Errorf("a process of users has ended: %w: %s", err, l.log)
+		}
+		if a.Error != "" {
+			return sum, fmt.Errorf("a process of users: %s", a.Error)
+		}
+		sum.Add(a)
+	}
+	c.mostStreams = max(c.mostStreams, int(sum.Counts.Open))
+	return sum, nil
+}
+
+// lookEvery is the time between two questions for the counts of users.
+const lookEvery = 20 * time.Millisecond
+
+// await waits until reached says that the users have done something. It gives up without an error
+// if the counts do not change for patience: then users are lost, and judge tells which.
+func (c *crowd) await(
+	ctx context.Context, patience time.Duration, reached func(roomload.Counts) bool,
+) (roomload.Counts, error) {
+	var last roomload.Counts
+	changed := time.Now()
+	for {
+		a, err := c.step(roomload.Look)
+		switch {
+		case err != nil || reached(a.Counts):
+			return a.Counts, err
+		case a.Counts != last:
+			last, changed = a.Counts, time.Now()
+		case time.Since(changed) > patience:
+			return a.Counts, nil
+		}
+		if err := redisx.Sleep(ctx, lookEvery); err != nil {
+			return a.Counts, err
+		}
+		if err := c.check(); err != nil {
+			return a.Counts, err
+		}
+	}
+}
+
+// patience is the time without any change after which users are lost.
+const patience = 20 * time.Second
+
+// enterWaiting gives users a stream each and waits until all of them see their positions.
+func (b *roomBench) enterWaiting(ctx context.Context, t roomload.Task) (*crowd, error) {
+	t.Users, t.Parallel = b.Users, 64
+	c, err := b.crowd(t)
+	if err != nil {
+		return nil, err
+	}
+	_, err = c.await(ctx, patience, func(n roomload.Counts) bool { return n.Shown == int64(b.Users) })
+	return c, err
+}
+
+// awaitAdmitted waits until n users have had a token.
+func (c *crowd) awaitAdmitted(ctx context.Context, n int) error {
+	_, err := c.await(ctx, patience, func(now roomload.Counts) bool { return now.Admitted >= int64(n) })
+	return err
+}
+
+// end ends the task. The visits get their numbers, where numbers has them.
+func (c *crowd) end(numbers map[string]int64) (roomload.Answer, error) {
+	a, err := c.step(roomload.End)
+	for i := range a.Visits {
+		a.Visits[i].Number = numbers[a.Visits[i].User]
+	}
+	return a, err
+}
