@@ -17,6 +17,9 @@ PERFFLAGS ?=
 # GUARDSFLAGS are flags of bench-guards.
 GUARDSFLAGS ?=
 
+# ROOMFLAGS are flags of bench-room.
+ROOMFLAGS ?= --users 5000 --brokers 3 --events 100
+
 LINT_VERSION := 2.15.0
 # LINT is the installed golangci-lint if it has exactly this version; otherwise a copy in .bin.
 LINT = $(shell golangci-lint version 2>/dev/null | grep -q 'version v\?$(LINT_VERSION) ' && command -v golangci-lint || echo $(OWN_LINT))
@@ -41,6 +44,7 @@ fmt: lint-tool ## Format the code
 .PHONY: vet
 vet: ## Run go vet
 	go vet $(PKG)
+	go vet -tags browser ./tests/browser
 	cd bench/peers && go vet ./...
 
 .PHONY: lint
@@ -63,6 +67,16 @@ race: deps ## Run all tests with the race detector
 .PHONY: integration
 integration: deps ## Run only the tests across processes
 	go test $(TESTFLAGS) ./tests/integration/...
+
+.PHONY: browser
+browser: deps ## Test the pages of the waiting room and of the shop in Chromium, which it installs unless it is installed
+	@bash .ci/deps chromium
+	go test -tags browser -count=1 -parallel 4 ./tests/browser $(TESTFLAGS)
+
+.PHONY: screenshots
+screenshots: ## Write the pictures in docs/waiting-room
+	@mkdir -p docs/waiting-room
+	@$(MAKE) --no-print-directory browser TESTFLAGS='-run TestScreenshots -screenshots $(CURDIR)/docs/waiting-room'
 
 .PHONY: mutants
 mutants: deps ## Break one promise at a time and check that a named test fails; MUTANTS='limit reduce-once' selects, RUNS=3 repeats
@@ -105,6 +119,14 @@ bench-guards: deps ## Measure package guard (6 minutes); write docs/plots/guards
 	@mkdir -p docs/plots
 	bin/bulkaction bench guards $(GUARDSFLAGS) --json > docs/plots/guards.json.new
 	mv docs/plots/guards.json.new docs/plots/guards.json
+	go run ./bench/plots docs/plots docs/performance.md
+
+.PHONY: bench-room
+bench-room: deps ## Measure the waiting room (3 minutes); write docs/plots/room.json and its table; ROOMFLAGS='--users 3000'
+	go build -o bin/ ./cmd/bulkaction
+	@mkdir -p docs/plots
+	bin/bulkaction bench room $(ROOMFLAGS) --json > docs/plots/room.json.new
+	mv docs/plots/room.json.new docs/plots/room.json
 	go run ./bench/plots docs/plots docs/performance.md
 
 .PHONY: bench-performance

@@ -52,10 +52,7 @@ func TestReadmeSnippets(t *testing.T) {
 // addresses, the folder of the binaries, and the size of the demo.
 func TestReadmeCommands(t *testing.T) {
 	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	address := listener.Addr().String()
-	require.NoError(t, listener.Close())
+	address := freeAddress(t)
 	redisURL, bin := redistest.Server(t).URL(), t.TempDir()
 
 	script := strings.Join(readmeBlocks(t, "sh"), "")
@@ -72,24 +69,7 @@ func TestReadmeCommands(t *testing.T) {
 		script = strings.ReplaceAll(script, change.old, change.new)
 	}
 
-	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-euxo", "pipefail", "-c", script)
-	cmd.Dir = repository
-	cmd.Env = append(os.Environ(), "BULKACTION_API="+address, "BULKACTION_API_ADDR="+address)
-	cmd.Stdout, cmd.Stderr = output, output // a file: the roles hold it open when the shell has ended
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }) // the roles in the background
-	err = cmd.Wait()
-	text, readErr := os.ReadFile(output.Name())
-	require.NoError(t, readErr)
-	require.NoError(t, err, "%s", text)
-	require.NoError(t, output.Close())
-
-	said := string(text)
+	said := runScript(t, script, repository, "BULKACTION_API="+address, "BULKACTION_API_ADDR="+address)
 	for _, want := range []string{
 		"300 of 300 e-mails done", "audit clean", // demo
 		"20 of 20 ended (100%)",                 // submit --file
@@ -100,8 +80,80 @@ func TestReadmeCommands(t *testing.T) {
 		"Waits for   paused",                    // why promo-7
 		"WINDOW OF 1000 MS   USED   OF\ntenant", // tenant set and show
 		"words       6",                         // the example's processor
+		`{"event":"sale","rev":`,                // room ls
 		"ok: 6 groups, 27 jobs",                 // audit
 	} {
 		require.Contains(t, said, want)
 	}
+}
+
+// runScript runs a script in one shell, and returns what it has printed.
+func runScript(t *testing.T, script, dir string, environ ...string) string {
+	t.Helper()
+	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-euxo", "pipefail", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), environ...)
+	cmd.Stdout, cmd.Stderr = output, output // a file: the roles hold it open when the shell has ended
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }) // the roles in the background
+	err = cmd.Wait()
+	text, readErr := os.ReadFile(output.Name())
+	require.NoError(t, readErr)
+	require.NoError(t, err, "%s", text)
+	require.NoError(t, output.Close())
+	return string(text)
+}
+
+// TestWaitingRoomCommands runs the commands of docs/waiting-room.md in their order in one shell, in
+// a folder of its own. It changes only addresses, and starts the roles and the shop in the
+// background.
+func TestWaitingRoomCommands(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile(filepath.Join(repository, "docs", "waiting-room.md"))
+	require.NoError(t, err)
+	var script strings.Builder
+	for _, line := range regexp.MustCompile(`(?m)^    (\S.*)$`).FindAllStringSubmatch(string(doc), -1) {
+		if !strings.Contains(line[1], " --> ") && !strings.HasPrefix(line[1], "direction ") { // the picture
+			script.WriteString(line[1] + "\n")
+		}
+	}
+	root, err := filepath.Abs(repository)
+	require.NoError(t, err)
+	api, room, shop := freeAddress(t), freeAddress(t), freeAddress(t)
+	until := "until curl -s -o " + os.DevNull + " http://"
+	text := "(cd " + root + " && go build -o $OLDPWD/bulkaction ./cmd/bulkaction)\nexport PATH=$PWD:$PATH\n" + script.String()
+	for _, change := range []struct{ old, new string }{
+		{"bulkaction dev --rooms\n", "bulkaction dev --rooms &\n" + until + room + "/events/demo; do sleep 0.1; done\n"},
+		{"go run ./examples/protected-shop\n", "(cd " + root + " && exec go run ./examples/protected-shop) &\n" +
+			until + shop + "; do sleep 0.1; done\ncurl -s -w '%{redirect_url}\\n' -H 'Accept: text/html' http://" + shop + "/buy\n"},
+		{"http://127.0.0.1:8090", "http://" + room},
+	} {
+		require.Contains(t, text, change.old)
+		text = strings.ReplaceAll(text, change.old, change.new)
+	}
+	said := runScript(t, text, t.TempDir(), "TMPDIR="+t.TempDir(), "BULKACTION_API="+api,
+		"BULKACTION_API_ADDR="+api, "BULKACTION_BROKER_ADDR="+room, "SHOP_ADDR="+shop, "SHOP_BROKER_URL=http://"+room, "SHOP_API_URL=http://"+api)
+	for _, want := range []string{
+		"http://" + room + "/events/demo/wait", // from the shop
+		`{"state":"READY"`,                     // POST …/ticket
+		`{"token":"`,                           // POST …/ticket/token
+		`"slots":{"capacity":3`,                // GET /events/demo, up to a second old
+		"1 of 3 in use",                        // room show
+		"on-close      release",                // room set
+	} {
+		require.Contains(t, said, want)
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	return listener.Addr().String()
 }

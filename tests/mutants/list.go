@@ -66,4 +66,22 @@ var mutants = []mutant{
 		edits: []edit{{"if letter == 'I' then j.losses = j.losses + 1 end", "j.losses = j.losses + 1"}},
 		pkg:   "./internal/ledger", test: "TestReclaim",
 	},
+	{
+		name: "room-order", promise: "a user who has just entered overtakes those who wait",
+		file:  "lua/room/enter.lua",
+		edits: []edit{{"R.waiting == 0 and free_slots() > 0", "free_slots() > 0"}},
+		pkg:   "./internal/waitingroom", test: "TestModel",
+	},
+	{
+		name: "room-slots", promise: "more users hold slots than the event has seats left",
+		file:  "lua/parts/room.lua",
+		edits: []edit{{"math.min(R.capacity, R.stock or R.capacity)", "R.capacity"}},
+		pkg:   "./internal/waitingroom", test: "TestModel",
+	},
+	{
+		name: "room-pause", promise: "users lose their places while Redis or all brokers stand still",
+		file:  "lua/room/expire_users.lua",
+		edits: []edit{{"if NOW - last > STOOD_STILL then R.hold = NOW + HOLD end\n", ""}},
+		pkg:   "./internal/waitingroom", test: "TestModel",
+	},
 }

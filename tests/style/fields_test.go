@@ -27,21 +27,24 @@ var stringCommands = []string{"Get", "Set", "SetArgs", "SetEx", "SetNX", "GetSet
 // openHashes are methods of package keyspace that build the keys of hashes that are not the
 // ledger's.
 var openHashes = []string{
-	"Workers", "Stages", // of package presence
+	"Workers", "Stages", "Brokers", // of package presence
 }
 
 // fieldUsers are the files and folders that may use fieldCommands, and why.
 var fieldUsers = map[string]string{
-	"internal/ledger/":                   "owns the layout",
-	"internal/audit/":                    "recounts for itself, and repairs",
-	"internal/presence/":                 "owns the hashes of processes",
-	"guard/":                             "owns the layout of guards",
-	"internal/cli/audit_repair_test.go":  "damages a guard",
-	"internal/testkit/tamper/":           "damages data for tests",
-	"internal/testkit/audittest/":        "damages data for the tests of the audit",
-	"internal/testkit/stagetest/look.go": "compares the counts of groups with the states of their jobs",
-	"tests/chaos/oracle_test.go":         "is independent of the ledger, which it checks",
-	"bench/ceiling.go":                   "has a hash of its own, to measure Redis alone",
+	"internal/ledger/":                    "owns the layout",
+	"internal/audit/":                     "recounts for itself, and repairs",
+	"internal/presence/":                  "owns the hashes of processes",
+	"guard/":                              "owns the layout of guards",
+	"internal/waitingroom/":               "owns the layout of the waiting room",
+	"internal/cli/audit_repair_test.go":   "damages a guard",
+	"internal/testkit/tamper/":            "damages data for tests",
+	"internal/testkit/audittest/":         "damages data for the tests of the audit",
+	"internal/testkit/stagetest/look.go":  "compares the counts of groups with the states of their jobs",
+	"internal/stage/broker/world_test.go": "looks at the records of users",
+	"internal/stage/broker/race_test.go":  "looks at the records of users",
+	"tests/chaos/oracle_test.go":          "is independent of the ledger, which it checks",
+	"bench/ceiling.go":                    "has a hash of its own, to measure Redis alone",
 }
 
 // TestHashFieldsBelongToTheLedger requires that only package ledger, and the users named above,

@@ -29,9 +29,10 @@ var built *binaries // set by Main
 // the commands in packages (patterns that begin with ./ for the module's folder) are built when the
 // first process starts, with the race detector if the tests use it. Main removes the binaries and
 // exits.
-func Main(m *testing.M, packages ...string) { os.Exit(run(m, append(packages, "./cmd/...")...)) }
+func Main(m *testing.M, packages ...string) { os.Exit(Run(m, append(packages, "./cmd/...")...)) }
 
-func run(m *testing.M, packages ...string) int {
+// Run is like Main, but builds only the commands in packages, and returns the exit code.
+func Run(m *testing.M, packages ...string) int {
 	b, remove, err := prepare(packages)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "prepare binaries:", err)

@@ -1,6 +1,6 @@
 // Package proctest runs the project's binaries for tests: it builds them once in each test run, and
 // starts, signals and kills processes. It hides how a process reports its addresses: by a JSON log
-// line with the msg "listening", a server ("admin" or "api") and an addr.
+// line with the msg "listening", a server ("admin", "api" or "broker") and an addr.
 package proctest
 
 import (
@@ -22,8 +22,9 @@ const startTimeout = 60 * time.Second
 
 // Values of the attribute server in the log line "listening".
 const (
-	adminServer = "admin"
-	apiServer   = "api"
+	adminServer  = "admin"
+	apiServer    = "api"
+	brokerServer = "broker"
 )
 
 // Process is one run of a binary. A method that fails ends the test; call the methods from the
@@ -129,6 +130,10 @@ func (p *Process) AdminAddr() string { p.t.Helper(); return p.addr(adminServer) 
 
 // APIAddr waits until the API listens and returns its host:port.
 func (p *Process) APIAddr() string { p.t.Helper(); return p.addr(apiServer) }
+
+// BrokerAddr waits until the server for visitors of the waiting room listens and returns its
+// host:port.
+func (p *Process) BrokerAddr() string { p.t.Helper(); return p.addr(brokerServer) }
 
 func (p *Process) addr(server string) string {
 	p.t.Helper()

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestMain(m *testing.M) { os.Exit(run(m, "./internal/testkit/proctest/testdata/role")) }
+func TestMain(m *testing.M) { os.Exit(Run(m, "./internal/testkit/proctest/testdata/role")) }
 
 func TestProcess(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,168 @@
+//go:build browser
+
+package browser
+
+import (
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// buyer opens the shop's first page and goes to buy.
+func (r *room) buyer() *tab {
+	r.t.Helper()
+	b := r.visitor()
+	b.visit(r.shop + "/")
+	b.click("#enter")
+	return b
+}
+
+// inside is a visitor who has a slot.
+func (r *room) inside() *tab {
+	r.t.Helper()
+	b := r.buyer()
+	b.at(r.shop + "/buy")
+	return b
+}
+
+// The room runs on the embedded Redis, as in the first steps of the example.
+func TestTheWayThroughTheRoom(t *testing.T) {
+	t.Parallel()
+	r := openOn(t, api.EventSettings{}, nil)
+	ann := r.inside()
+	ann.sees("#buy")
+	ben := r.buyer()
+	ben.seesPlace(1, 1)
+	cat := r.buyer()
+	cat.seesPlace(2, 2)
+	ben.seesPlace(1, 2)
+	require.Equal(t, "1 · You are in the queue · demo", eval[string](ben, "document.title"))
+
+	before := eval[string](ann, "document.getElementById('until').dateTime")
+	_, err := chromedp.RunResponse(ann.ctx, chromedp.Click(chromedp.CSS("#renew")))
+	require.NoError(t, err)
+	ann.at(r.shop + "/buy")
+	require.GreaterOrEqual(t, eval[string](ann, "document.getElementById('until').dateTime"), before)
+	ann.click("#buy")
+	ann.sees("#bought")
+
+	ben.at(r.shop + "/buy")
+	cat.seesPlace(1, 1)
+	ben.click("#leave")
+	ben.at(r.shop + "/")
+	cat.at(r.shop + "/buy")
+	cat.click("#buy")
+	cat.sees("#bought")
+
+	shown, err := r.api.RoomEvent(t.Context(), event)
+	require.NoError(t, err)
+	require.Zero(t, shown.Slots.Used)
+	require.Zero(t, shown.Waiting+shown.Away)
+}
+
+func TestNewerTabReplacesTheOlder(t *testing.T) {
+	t.Parallel()
+	r := open(t, api.EventSettings{})
+	ann := r.inside()
+	older := r.buyer()
+	older.seesPlace(1, 1)
+	newer := r.newTab(older)
+	newer.visit(r.waitURL())
+	newer.seesPlace(1, 1)
+	older.seesView("replaced")
+	older.sees("#again")
+
+	// The older one takes the place back, and does not lose it again by itself.
+	older.click("#again")
+	older.seesPlace(1, 1)
+	newer.seesView("replaced")
+	r.buyer().seesPlace(2, 2)
+	older.seesPlace(1, 2)
+	streams, _ := newer.streamed()
+	require.Equal(t, 1, streams, "a tab that was replaced must not connect again")
+
+	ann.click("#leave")
+	older.at(r.shop + "/buy")
+}
+
+func TestReloadKeepsThePlace(t *testing.T) {
+	t.Parallel()
+	r := open(t, api.EventSettings{})
+	r.inside()
+	ben := r.buyer()
+	ben.seesPlace(1, 1)
+	cat := r.buyer()
+	cat.seesPlace(2, 2)
+	for range 3 {
+		ben.do(chromedp.Reload())
+		ben.seesPlace(1, 2)
+	}
+	ben.visit("about:blank") // closed
+	ben.visit(r.waitURL())
+	ben.seesPlace(1, 2)
+	cat.seesPlace(2, 2)
+}
+
+func TestLeaveAndQueueAgain(t *testing.T) {
+	t.Parallel()
+	r := open(t, api.EventSettings{})
+	ann := r.inside()
+	ben := r.buyer()
+	ben.seesPlace(1, 1)
+	cat := r.buyer()
+	cat.seesPlace(2, 2)
+	ben.click("#leave button")
+	ben.at(r.waitURL() + "?left=")
+	ben.seesView("left")
+	cat.seesPlace(1, 1)
+	ben.entersAgain()
+	ben.click("#again")
+	ben.seesPlace(2, 2)
+	ann.click("#buy")
+	cat.at(r.shop + "/buy")
+	ben.seesPlace(1, 1)
+}
+
+// A visitor whose turn it is goes back to the waiting page, and is not sent around in a circle.
+func TestBackFromTheShop(t *testing.T) {
+	t.Parallel()
+	r := open(t, api.EventSettings{})
+	ann := r.inside()
+	ben := r.buyer()
+	ben.seesPlace(1, 1)
+	ann.click("#leave")
+	ben.at(r.shop + "/buy")
+	ben.do(chromedp.NavigateBack())
+	ben.at(r.shop + "/")
+	ben.visit(r.waitURL())
+	ben.seesView("admitted")
+	ben.click("#goon")
+	ben.at(r.shop + "/buy")
+	ben.do(chromedp.NavigateBack())
+	ben.seesView("admitted")
+	ben.click("#leave button")
+	ben.seesView("left")
+	ben.visit(r.shop + "/")
+	ben.click("#enter")
+	ben.at(r.shop + "/buy")
+}
+
+func TestWithoutEventSource(t *testing.T) {
+	t.Parallel()
+	r := open(t, api.EventSettings{})
+	ann := r.inside()
+	ben := r.visitor()
+	ben.streamless = true
+	ben.beforeEachPage("delete window.EventSource")
+	ben.visit(r.shop + "/buy")
+	ben.seesPlace(1, 1)
+	r.buyer().seesPlace(2, 2)
+	ben.seesPlace(1, 2)
+	ann.click("#leave")
+	ben.at(r.shop + "/buy")
+	streams, _ := ben.streamed()
+	require.Zero(t, streams)
+}
