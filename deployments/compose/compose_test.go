@@ -15,7 +15,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "watcher", "aggregator"}
+var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "watcher", "aggregator", "broker"}
 
 type service struct {
 	Image           string
@@ -58,12 +58,40 @@ func TestEveryRoleRuns(t *testing.T) {
 			require.DirExists(t, filepath.Join("../../cmd", role))
 
 			require.Equal(t, "unless-stopped", s.Restart)
-			require.Equal(t, map[string]any{"redis": map[string]any{"condition": "service_healthy"}}, s.DependsOn)
+			needs := map[string]any{"redis": map[string]any{"condition": "service_healthy"}}
+			if s.Environment[keysVariable] != "" {
+				needs["token-keys"] = map[string]any{"condition": "service_completed_successfully"}
+			}
+			require.Equal(t, needs, s.DependsOn)
 			require.FileExists(t, filepath.Join(s.Build.Context, s.Build.Dockerfile))
 			grace, err := time.ParseDuration(s.StopGracePeriod)
 			require.NoError(t, err)
 			require.Greater(t, grace, 30*time.Second, "shorter than SHUTDOWN_GRACE_PERIOD")
 		})
+	}
+}
+
+const keysVariable = "BULKACTION_BROKER_TOKEN_KEYS_FILE"
+
+// One service writes the token key into a volume, and the roles that need it only read it.
+func TestTokenKeys(t *testing.T) {
+	all := services(t)
+	const file = "/keys/token-keys.pem"
+	maker := all["token-keys"]
+	require.Equal(t, []any{"/usr/local/bin/bulkaction", "room", "new-key", file}, maker.Command)
+	require.Equal(t, "no", maker.Restart, "a service that waits for it would wait for ever")
+	require.Equal(t, []string{"token-keys:/keys"}, maker.Volumes)
+	for _, role := range []string{"broker", "ingest"} {
+		require.Equal(t, file, all[role].Environment[keysVariable], role)
+		require.Equal(t, []string{"token-keys:/keys:ro"}, all[role].Volumes, role)
+	}
+	docker, err := os.ReadFile("Dockerfile")
+	require.NoError(t, err)
+	require.Contains(t, string(docker), "--chown=nonroot:nonroot /keys /keys", "a new volume gets this owner")
+	for name, s := range all {
+		if url, ok := s.Environment["BULKACTION_BROKER_PUBLIC_URL"]; ok {
+			require.Contains(t, s.Ports, strings.TrimPrefix(url, "http://")+":8090", name)
+		}
 	}
 }
 
