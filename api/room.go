@@ -72,7 +72,8 @@ type EventSettings struct {
 	Grace *Duration `json:"grace,omitempty"`
 	// OnClose says what happens when the stream of a user with a token ends: keep or release.
 	OnClose string `json:"on_close,omitempty"`
-	// NoShow says what happens to a promoted user who is not connected: wait or release.
+	// NoShow is wait or release. With wait, a promoted user without a connection keeps the slot for
+	// the time Ready. With release, the slot is free at once.
 	NoShow string `json:"no_show,omitempty"`
 	// Mode is one of the Mode constants; "": open.
 	Mode string `json:"mode,omitempty"`

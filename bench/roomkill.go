@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// The life of the slots in the part kill. A user who was promoted while the broker died must
-	// find the slot, or the token, after the return; a user who never returns loses it within a
+	// The part kill uses long slots: a user who was promoted while the broker died must still find
+	// the slot or the token after the return. The slot of a user who never returns ends within a
 	// minute.
 	killTokenTTL, killLeeway, killReady = 30 * time.Second, 5 * time.Second, 30 * time.Second
 	killSession                         = time.Second

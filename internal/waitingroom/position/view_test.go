@@ -318,13 +318,11 @@ func BenchmarkPosition(b *testing.B) {
 	v := million(b)
 	v.Rebuild()
 	b.ReportAllocs()
-	n, sum := int64(0), int64(0)
+	n := int64(0)
 	for b.Loop() {
 		n = (n + 7919) % 1_000_000
-		pos, _ := v.Position(n + 1)
-		sum += pos
+		v.Position(n + 1)
 	}
-	require.Positive(b, sum)
 }
 
 // BenchmarkApply adds changes of 200 numbers each, as a promotion does, and one of the last
