@@ -13,6 +13,7 @@ import (
 // most 64 values: all further events share [Other].
 type RoomMetrics struct {
 	counters                            map[string]metric.Int64Counter
+	clockOff                            metric.Int64Counter
 	positionAge, notify, script         metric.Float64Histogram
 	waiting, away, slots, streams, pace metric.Float64ObservableGauge
 	pending                             metric.Float64ObservableGauge
@@ -65,6 +66,8 @@ func NewRoomMetrics(meter metric.Meter) *RoomMetrics {
 	} {
 		m.counters[name] = must(meter.Int64Counter(NamePrefix+"room_"+name+"_total", metric.WithDescription(help)))
 	}
+	m.clockOff = must(meter.Int64Counter(NamePrefix+"room_clock_off_total",
+		metric.WithDescription("Seconds in which the broker's clock was more than 2 s off Redis's.")))
 	ms := func(name, help string) metric.Float64Histogram {
 		return must(meter.Float64Histogram(NamePrefix+"room_"+name, metric.WithDescription(help),
 			metric.WithExplicitBucketBoundaries(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000)))
@@ -152,6 +155,9 @@ func (m *RoomMetrics) Count(counter, event string, n int) {
 func (m *RoomMetrics) Refused(event, reason string) {
 	m.counters[RoomRefused].Add(context.Background(), 1, m.of(event, attribute.String("reason", reason)))
 }
+
+// ClockWasOff counts a second in which the broker's clock differed from Redis's.
+func (m *RoomMetrics) ClockWasOff() { m.clockOff.Add(context.Background(), 1) }
 
 // PositionAge records how old the positions of a round are.
 func (m *RoomMetrics) PositionAge(event string, age time.Duration) {

@@ -114,7 +114,7 @@ func TestTheDocumentsBehaviour(t *testing.T) {
 		require.Equal(w, waitingroom.Gone, disconnect("d")) // waiting
 		require.Equal(w, waitingroom.Gone, disconnect("a")) // with a token
 		require.Equal(w, 1, w.promote().N)
-		require.Equal(w, waitingroom.Gone, disconnect("b")) // promoted, not connected
+		require.Equal(w, waitingroom.NoShow, disconnect("b")) // promoted, not connected
 		require.Equal(w, 1, w.promote().N)
 		require.Equal(w, waitingroom.Claimed, w.claim("c")[0].Code)
 		require.Equal(w, waitingroom.Gone, disconnect("c"))

@@ -89,7 +89,7 @@ func TestModelOfManyUsers(t *testing.T) {
 	m.micros += 4_900_000
 	m.run(oneCall{"expire_users", []any{""}, func(p *refRooms) []any { return p.expire("") }, nil})
 	m.micros += 500_000
-	require.Equal(t, 3, sweep()) // half of the users are away
+	require.Equal(t, 2, sweep()) // half of the users are away
 	batches(func(list []Visitor) {
 		m.do(oneCall{
 			"disconnect", append([]any{"e"}, visitorArgs(list)...),

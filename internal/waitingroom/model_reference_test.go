@@ -15,6 +15,7 @@ import (
 const (
 	refNever = int64(9007199254740991)
 	refPage  = 200
+	refSweep = 1000 // users whom a sweep looks at
 )
 
 // refUser is a user's record.
@@ -247,7 +248,9 @@ func (p *refRooms) declare(c declareCall) []any {
 		}
 	}
 	next := cmp.Or(settings["mode"], "open")
-	if next == "sold_out" && settings["stock"] != "0" {
+	now, before := settings["stock"], e.settings["stock"]
+	asked := slices.Contains(c.fields, [2]string{"mode", "sold_out"})
+	if next == "sold_out" && (now != "" && now != "0" || now == "" && before != "" && !asked) {
 		next = "open"
 	} else if next != "closed" && settings["stock"] == "0" {
 		next = "sold_out"

@@ -159,7 +159,7 @@ func (p *refRooms) disconnect(event string, visitors []Visitor) []any {
 			e.counts["left"]++
 			e.remove(v.User)
 		case u.letter == 'R' && e.settings["no_show"] == "release":
-			code = "GONE"
+			code = "NO_SHOW"
 			e.counts["no_shows"]++
 			e.remove(v.User)
 		}
@@ -339,7 +339,7 @@ func (p *refRooms) expire(event string) []any {
 	e := p.events[event]
 	if e == nil {
 		delete(p.scores, event)
-		return []any{0, -1, p.now, ""}
+		return []any{0, -1, p.now, "", 0}
 	}
 	if e.steps != p.steps {
 		e.steps = p.steps
@@ -353,12 +353,12 @@ func (p *refRooms) expire(event string) []any {
 			}
 		}
 	}
-	n := p.endDue(e)
-	return []any{n, p.finish(e), p.now, e.mode()}
+	n, noShows := p.endDue(e)
+	return []any{n, p.finish(e), p.now, e.mode(), noShows}
 }
 
-// endDue ends places and slots that are over, 200 at most.
-func (p *refRooms) endDue(e *refEvent) (n int) {
+// endDue ends places and slots that are over, 200 at most. Some of them are no-shows.
+func (p *refRooms) endDue(e *refEvent) (n, noShows int) {
 	away := e.byScore(func(u *refUser) (int64, bool) { return u.kept, u.kept != 0 && u.kept <= p.now })
 	if p.hold > p.now {
 		away = nil
@@ -375,13 +375,14 @@ func (p *refRooms) endDue(e *refEvent) (n int) {
 			continue
 		case ready:
 			e.counts["no_shows"]++
+			noShows++
 		default:
 			e.counts["expired"]++
 		}
 		e.remove(user)
 		n++
 	}
-	return n
+	return n, noShows
 }
 
 func (p *refRooms) sweep(event string, from int64, alive []string) []any {
@@ -394,13 +395,17 @@ func (p *refRooms) sweep(event string, from int64, alive []string) []any {
 	}
 	page := slices.DeleteFunc(e.waiting(), func(user string) bool { return e.users[user].number <= from })
 	next := int64(0)
-	if len(page) >= refPage {
-		page = page[:refPage]
-		next = e.users[page[refPage-1]].number
+	if len(page) >= refSweep {
+		page = page[:refSweep]
+		next = e.users[page[refSweep-1]].number
 	}
 	n := 0
-	for _, user := range page {
+	for i, user := range page {
 		u := e.users[user]
+		if n == refPage {
+			next = e.users[page[i-1]].number
+			break
+		}
 		of, _, _ := strings.Cut(u.conn, ".")
 		age := p.now - u.since
 		if u.conn == "" || slices.Contains(alive, of) || age > -10_000 && age < 10_000 {

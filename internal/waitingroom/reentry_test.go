@@ -1,7 +1,9 @@
 package waitingroom_test
 
 import (
+	"fmt"
 	"regexp"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -32,5 +34,39 @@ func TestReentryDuringASweep(t *testing.T) {
 		state, err := w.State(t.Context(), event, "a")
 		require.NoError(t, err)
 		require.Equal(t, waitingroom.Entered, state)
+	})
+}
+
+// A sweep looks at 1,000 users a call, and moves at most 200.
+func TestSweepInPages(t *testing.T) {
+	onBoth(t, func(w *world) {
+		w.declare(defaults(0))
+		var users []string
+		for i := range 1100 {
+			users = append(users, fmt.Sprint(i))
+		}
+		for chunk := range slices.Chunk(users, waitingroom.MostUsers) {
+			w.enter(chunk...)
+		}
+		key := w.p.RoomUsers(event)
+		records := w.rdb.HGetAll(t.Context(), key).Val()
+		for user, record := range records { // their streams are old
+			records[user] = regexp.MustCompile(`\|\d{13}\|`).ReplaceAllString(record, "|1000|")
+		}
+		require.NoError(t, w.rdb.HSet(t.Context(), key, records).Err())
+		sweep := func(alive string) (moved []int) {
+			for from := int64(0); ; {
+				next, n, _, err := w.Sweep(t.Context(), event, from, []string{alive})
+				require.NoError(t, err)
+				if moved = append(moved, n); next == 0 {
+					return moved
+				}
+				require.Greater(t, next, from)
+				from = next
+			}
+		}
+		require.Equal(t, []int{0, 0}, sweep("00000001"))
+		require.Equal(t, []int{200, 200, 200, 200, 200, 100}, sweep("00000002"))
+		require.EqualValues(t, 1100, w.snapshot().Away)
 	})
 }

@@ -104,7 +104,7 @@ var scenes = []scene{
 	}, "[OK 1700000000000001 CLOSED 0"},
 	{"the clock has stepped back", "enter", true, late(-3_600_000, "e", "new", 0, "n", ""), "[OK 1700000000000001 ENTERED 6"},
 	{"the stream of a waiting user ends", "disconnect", false, given("e", "z", "00000001.2"), "[AWAY]"},
-	{"the streams of users inside end", "disconnect", false, given("e", "x", "00000001.1", "y", "00000002.1"), "[GONE GONE]"},
+	{"the streams of users inside end", "disconnect", false, given("e", "x", "00000001.1", "y", "00000002.1"), "[GONE NO_SHOW]"},
 	{"leave", "leave", false, given("e", "z"), "[LEFT 00000001.2]"},
 	{"leave inside", "leave", false, given("e", "x"), "[LEFT 00000001.1]"},
 	{"promote", "promote_users", false, func(st *stage) []any {

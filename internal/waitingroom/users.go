@@ -83,7 +83,13 @@ func (r users) Promote(ctx context.Context, event string) (Progress, error) {
 //
 // Twice: ends the next users.
 func (r users) Expire(ctx context.Context, p keyspace.Partition, event string) (Progress, error) {
-	return r.progress(r.run(ctx, expireScript, p, event))
+	reply, err := r.run(ctx, expireScript, p, event)
+	progress, err := r.progress(reply, err)
+	if err != nil {
+		return Progress{}, err
+	}
+	progress.NoShows = int(reply.number())
+	return progress, reply.failed
 }
 
 func (r users) progress(reply *reply, err error) (Progress, error) {
@@ -171,8 +177,8 @@ func (r users) Complete(ctx context.Context, event, user, fence string, sold boo
 	return reply.code() == "DONE", nil
 }
 
-// Sweep moves waiting users whose conns belong to none of the live brokers to away. It looks at 200
-// users with numbers above from, and returns the number to continue with (0: the end), how many
+// Sweep moves waiting users whose conns belong to none of the live brokers to away. It looks at 1,000
+// users with numbers above from, until 200 are away, and returns the number to continue with (0: the end), how many
 // users are away now, and for how long nothing is swept.
 //
 // Twice: finds nothing more.

@@ -106,9 +106,10 @@ const (
 
 // Codes of Disconnect, Claim and Renew; they share None and Stale.
 const (
-	Away    Code = "AWAY"  // the user keeps the place for the grace period
-	Noted   Code = "NOTED" // nothing changed: the slot runs to its end, or the user is away already
-	Gone    Code = "GONE"  // the user has no record any more
+	Away    Code = "AWAY"    // the user keeps the place for the grace period
+	Noted   Code = "NOTED"   // nothing changed: the slot runs to its end, or the user is away already
+	Gone    Code = "GONE"    // the user has no record any more
+	NoShow  Code = "NO_SHOW" // as Gone: the user was promoted and did not fetch the token
 	Claimed Code = "CLAIMED"
 	Renewed Code = "RENEWED"
 	Over    Code = "OVER" // max_session is reached
@@ -142,10 +143,11 @@ type Claim struct {
 // Progress is the answer of Promote and Expire: how many users were moved, and how long nothing is
 // due in the event. At is Redis's time of the call.
 type Progress struct {
-	N    int
-	Wait time.Duration
-	Mode string // "" if the event is unknown
-	At   time.Time
+	N       int
+	NoShows int // those of N who were promoted and did not fetch the token
+	Wait    time.Duration
+	Mode    string // "" if the event is unknown
+	At      time.Time
 }
 
 // Snapshot is the state of an event at one instant.

@@ -44,10 +44,11 @@ elseif seats then
   new['declared_stock'] = seats
   if seats ~= '' then new['stock'] = string.format('%.0f', math.max(0, tonumber(seats) - sold)) end
 end
--- An event without seats is sold out, and one that has seats again is open.
+-- An event without seats is sold out, and one that has seats again, or no stock any more, is open.
 local mode, stock = new['mode'] or R.mode or 'open', R.stock
 if new['stock'] then stock = tonumber(new['stock']) end
-if mode == 'sold_out' and (not stock or stock > 0) then
+local no_stock = not stock and R.stock and new['mode'] ~= 'sold_out'
+if mode == 'sold_out' and (stock and stock > 0 or no_stock) then
   mode = 'open'
 elseif mode ~= 'closed' and stock == 0 then
   mode = 'sold_out'

@@ -14,6 +14,8 @@
 --        'AWAY'   the user keeps the place for the event's grace
 --        'NOTED'  nothing changes: the user is away already, or the slot runs to its end
 --        'GONE'   the user has no record any more
+--        'NO_SHOW'
+--                 the same for a READY user
 --        'STALE'  the user is unknown or has another conn: nothing changes
 -- A READY user is gone if no_show is release, a user with a token if on_close is release.
 -- Twice: NOTED or STALE.
@@ -44,7 +46,7 @@ for i = 2, #ARGV, 2 do
     count('left', 1)
     put(user, nil)
   elseif r.letter == 'R' and R.no_show == 'release' then
-    result = 'GONE'
+    result = 'NO_SHOW'
     count('no_shows', 1)
     put(user, nil)
   end

@@ -7,7 +7,11 @@
 -- ARGV
 --   1  event  -  the event's id, empty: only note that expire has run
 -- Reply
---   {n, wait, at, mode}  as those of promote; n: users who have no record any more
+--   {n, wait, at, mode, no_shows}
+--        n         users who have no record any more
+--        wait, at, mode
+--                  as those of promote
+--        no_shows  those of n who were promoted and did not fetch the token
 -- If expire did not run for more than 5 s, Redis or all brokers stood still. Then absent users and
 -- READY users keep their places for another 15 s, because they could not return meanwhile. Tokens
 -- end as usual. If the clock has stepped back by more than 1 s, all events are due at once, up to
@@ -37,7 +41,7 @@ end
 call('HSET', clean, 'last_run', now, 'hold_until', string.format('%.0f', R.hold), 'steps', steps)
 if not known then
   if event ~= '' then call('ZREM', rooms, event) end
-  return { 0, -1, NOW, '' }
+  return { 0, -1, NOW, '', 0 }
 end
 
 -- shorten lowers the times of users in a set that are later than `most`. It looks at MANY users,
@@ -66,7 +70,7 @@ if R.steps ~= steps then
   call('HSET', ROOM, 'steps', steps)
 end
 
-local n = 0
+local n, no_shows = 0, 0
 if R.hold <= NOW then
   local due = call('ZRANGEBYSCORE', AWAY, '-inf', NOW, 'LIMIT', 0, MOST)
   load_users(due, 1, 1)
@@ -94,9 +98,14 @@ for _, user in ipairs(due) do
     drop(SLOTS, user)
   elseif n < MOST and (r.letter == 'P' or R.hold <= NOW) then
     put(user, nil)
-    count(r.letter == 'P' and 'expired' or 'no_shows', 1)
     n = n + 1
+    if r.letter == 'R' then
+      no_shows = no_shows + 1
+    else
+      count('expired', 1)
+    end
   end
 end
+count('no_shows', no_shows)
 local wait = close_room()
-return { n, wait, NOW, R.mode }
+return { n, wait, NOW, R.mode, no_shows }

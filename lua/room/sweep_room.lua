@@ -18,19 +18,21 @@
 -- left out: a broker that has just started is not yet in the caller's list.
 -- Twice: finds nothing more.
 -- Out of memory: goes through.
--- Cost: reads 200 users a call.
+-- Cost: about 1 µs a user; reads 1,000 users a call, and moves at most 200.
 local event, from = ARGV[1], ARGV[2]
-local YOUNG = 10000
+local YOUNG, PAGE, MOST = 10000, 1000, 200
 if not open_room(event) then return { 0, 0, 0 } end
 local hold = tonumber(call('HGET', B .. 'cleanup', 'hold_until') or 0) - NOW
 if hold > 0 then return { 0, 0, hold } end
 local alive = {}
 for i = 3, #ARGV do alive[ARGV[i]] = true end
-local page = call('ZRANGEBYSCORE', WAITING, '(' .. from, '+inf', 'WITHSCORES', 'LIMIT', 0, 200)
+local page = call('ZRANGEBYSCORE', WAITING, '(' .. from, '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE)
 if #page == 0 then return { 0, 0, 0 } end
 load_users(page, 1, 2)
-local n = 0
+local n, read = 0, 0 -- users who are away now, and who were looked at
 for i = 1, #page, 2 do
+  if n == MOST then break end
+  read = read + 1
   local user = page[i]
   local r = record_of(user)
   local instance = r and r.letter == 'W' and instance_of(r.conn)
@@ -46,5 +48,5 @@ if n > 0 then
   allow_oom()
   close_room()
 end
-local next_number = #page < 400 and 0 or page[#page]
+local next_number = read < PAGE and 2 * read == #page and 0 or page[2 * read]
 return { next_number, n, 0 }

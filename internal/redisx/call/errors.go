@@ -38,6 +38,14 @@ func IsUnavailable(err error) bool {
 		strings.Contains(err.Error(), "redis: cluster has no nodes")
 }
 
+// NeverSent reports whether the command of an unavailable call certainly did not reach Redis: there
+// was no connection to send it on. It presumes a client that sends no command twice.
+func NeverSent(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial" ||
+		errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted)
+}
+
 // IsOOM reports whether Redis refused a write because its memory is full.
 func IsOOM(err error) bool { return hasCode(err, "OOM") }
 

@@ -29,6 +29,7 @@ func TestErrorClasses(t *testing.T) {
 	for name, test := range map[string]struct {
 		err         error
 		unavailable bool
+		neverSent   bool
 	}{
 		"nil":                       {},
 		"nil reply":                 {err: redis.Nil},
@@ -42,10 +43,10 @@ func TestErrorClasses(t *testing.T) {
 		"eof":                       {err: io.EOF, unavailable: true},
 		"unexpected eof":            {err: io.ErrUnexpectedEOF, unavailable: true},
 		"closed under us":           {err: net.ErrClosed, unavailable: true},
-		"refused":                   {err: opError("dial", syscall.ECONNREFUSED), unavailable: true},
-		"unknown host":              {err: opError("dial", &net.DNSError{}), unavailable: true},
-		"pool timeout":              {err: redis.ErrPoolTimeout, unavailable: true},
-		"pool exhausted":            {err: redis.ErrPoolExhausted, unavailable: true},
+		"refused":                   {err: opError("dial", syscall.ECONNREFUSED), unavailable: true, neverSent: true},
+		"unknown host":              {err: opError("dial", &net.DNSError{}), unavailable: true, neverSent: true},
+		"pool timeout":              {err: redis.ErrPoolTimeout, unavailable: true, neverSent: true},
+		"pool exhausted":            {err: redis.ErrPoolExhausted, unavailable: true, neverSent: true},
 		"loading":                   {err: answer("LOADING Redis is loading the dataset in memory"), unavailable: true},
 		"cluster down":              {err: answer("CLUSTERDOWN The cluster is down"), unavailable: true},
 		"try again":                 {err: answer("TRYAGAIN Multiple keys request during rehashing of slot"), unavailable: true},
@@ -64,6 +65,7 @@ func TestErrorClasses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, err := range []error{test.err, wrap(test.err)} {
 				require.Equal(t, test.unavailable, call.IsUnavailable(err))
+				require.Equal(t, test.neverSent, call.NeverSent(err))
 			}
 		})
 	}

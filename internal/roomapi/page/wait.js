@@ -8,6 +8,7 @@
   const { event: eventName, page, stream, ticket, token } = room.dataset;
   const lang = document.documentElement.lang;
   const announceEvery = 30000; // ms between two positions that a screen reader speaks
+  const pollFor = 60000; // ms until a page that polls tries the stream again
   let announced = 0;
   let source = null;
   let going = false;
@@ -84,8 +85,8 @@
     show(reason);
   };
 
-  // poll asks for the place without a stream.
-  const poll = async () => {
+  // poll asks for the place without a stream. After a while it tries the stream again.
+  const poll = async (until) => {
     let wait = 5000;
     try {
       const answer = await fetch(ticket, { method: "POST" });
@@ -96,6 +97,10 @@
           return;
         }
         showPlace(t);
+        if (window.EventSource && Date.now() > until) {
+          follow();
+          return;
+        }
         wait = t.poll_after_ms;
       } else if (answer.status === 410) {
         return ended("sold_out");
@@ -110,12 +115,13 @@
     } catch {
       show("later");
     }
-    later(poll, wait);
+    later(() => poll(until), wait);
   };
+  const pollForAWhile = () => poll(Date.now() + pollFor);
 
   const follow = () => {
     if (!window.EventSource) {
-      poll();
+      pollForAWhile();
       return;
     }
     source = new EventSource(stream);
@@ -136,7 +142,7 @@
     source.onerror = () => {
       // The browser connects again by itself, unless the answer was final.
       const final = ["left", "replaced", "closed", "sold_out", "removed", "gone"].includes(room.dataset.view);
-      if (source.readyState === EventSource.CLOSED && !going && !final) poll();
+      if (source.readyState === EventSource.CLOSED && !going && !final) pollForAWhile();
     };
   };
 

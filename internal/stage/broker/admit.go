@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -38,19 +39,80 @@ func (b admissions) admit(ctx context.Context, event string, conns ...*connectio
 		if err != nil {
 			return b.answer(err)
 		}
-		if slices.ContainsFunc(claims, func(c waitingroom.Claim) bool { return c.Code == waitingroom.None }) {
-			// The snapshot may be older than the end of the event, which these users shall learn.
-			if now, err := b.fresh(ctx, event); err == nil {
-				s = now
-			}
-		}
+		var without []*connection
 		for i, c := range chunk {
+			if claims[i].Code == waitingroom.None && !c.hadToken() {
+				without = append(without, c)
+				continue
+			}
 			if err := b.deliver(s, c, claims[i]); err != nil {
 				return err
 			}
 		}
+		// They may still wait: Redis may have lost their promotion in a failover.
+		promoted, err := b.enterAgain(ctx, event, without)
+		if err != nil {
+			return err
+		}
+		for _, c := range promoted {
+			c.setLeft() // the delivery check claims in a second
+		}
 	}
 	return nil
+}
+
+// enterAgain repeats enter for users with their conns. It ends the streams of those without a
+// place, shows the others from their present places on, and returns those who have been promoted.
+func (b admissions) enterAgain(
+	ctx context.Context, event string, conns []*connection,
+) (promoted []*connection, err error) {
+	if len(conns) == 0 {
+		return nil, nil
+	}
+	visitors := make([]waitingroom.Visitor, len(conns))
+	for i, c := range conns {
+		visitors[i] = c.visitor()
+	}
+	reply, err := b.rooms.Enter(ctx, event, waitingroom.EnterAgain, 0, visitors...)
+	if errors.Is(err, waitingroom.ErrUnknown) {
+		for _, c := range conns {
+			b.endHere(c, roomapi.EndedGone)
+		}
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	// Users without a place learn that the event has ended, if the queue was dissolved.
+	gone := sync.OnceValue(func() string {
+		s, err := b.fresh(ctx, event)
+		if reason := endOf[s.Settings.Mode]; err == nil && reason != "" {
+			return reason
+		}
+		return roomapi.EndedGone
+	})
+	for i, c := range conns {
+		e := reply.Entries[i]
+		switch e.Code {
+		case waitingroom.Ready, waitingroom.InProgress:
+			promoted = append(promoted, c)
+		case waitingroom.Stale:
+			b.endHere(c, roomapi.EndedReplaced)
+		case waitingroom.None:
+			if c.hadToken() {
+				b.endHere(c, roomapi.EndedGone)
+			} else {
+				b.endHere(c, gone())
+			}
+		case waitingroom.Closed:
+			b.endHere(c, roomapi.EndedClosed)
+		case waitingroom.SoldOut:
+			b.endHere(c, roomapi.EndedSoldOut)
+		default:
+			c.setPlace(e.Number, reply.Change)
+		}
+	}
+	return promoted, nil
 }
 
 // deliver shows a connection the result of a claim.
@@ -60,11 +122,7 @@ func (b admissions) deliver(s waitingroom.Snapshot, c *connection, claim waiting
 		b.endHere(c, roomapi.EndedReplaced)
 		return nil
 	case waitingroom.None:
-		reason := endOf[s.Settings.Mode] // the queue was dissolved
-		if c.hadToken() || reason == "" {
-			reason = roomapi.EndedGone
-		}
-		b.endHere(c, reason)
+		b.endHere(c, roomapi.EndedGone) // the token has expired
 		return nil
 	}
 	c.mu.Lock()

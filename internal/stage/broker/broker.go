@@ -140,6 +140,9 @@ func (b *Broker) drain(ctx context.Context) {
 // handOver lets a client connect to another broker.
 func handOver(c *connection) {
 	if c.end() {
+		c.mu.Lock()
+		c.handedOver = true
+		c.mu.Unlock()
 		c.stream.Reconnect(roomapi.ReconnectDraining)
 	}
 }

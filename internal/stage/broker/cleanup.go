@@ -17,6 +17,8 @@ const (
 	// sweepAgain is when a sweep is repeated. It leaves out streams younger than 10 s, which a
 	// broker may have had when it died.
 	sweepAgain = 11 * time.Second
+	// clockTolerance is by how much the clock of a broker may differ from Redis's without a warning.
+	clockTolerance = 2 * time.Second
 )
 
 // cleanup is the cleanup loop of a partition. It notes each second that expire runs, and sweeps
@@ -27,11 +29,18 @@ type cleanup struct {
 
 	seen    map[string]bool // brokers that were alive at the last step
 	sweepAt []time.Time     // when to sweep
+
+	clockWarned time.Time
 }
 
 func (c *cleanup) step(ctx context.Context) (time.Duration, error) {
-	if _, err := c.rooms.Expire(ctx, c.partition, ""); err != nil {
+	asked := time.Now()
+	ran, err := c.rooms.Expire(ctx, c.partition, "")
+	if err != nil {
 		return 0, err
+	}
+	if c.partition.Index() == 0 {
+		c.checkClock(ran.At, asked, time.Now())
 	}
 	alive, err := c.alive(ctx)
 	if err != nil {
@@ -59,6 +68,21 @@ func (c *cleanup) step(ctx context.Context) (time.Duration, error) {
 	return cleanupInterval, nil
 }
 
+// checkClock reports a clock that differs from Redis's. at is Redis's time, at an instant between
+// before and after. Tokens carry Redis's times, so the difference harms only what this broker
+// measures and logs.
+func (c *cleanup) checkClock(at, before, after time.Time) {
+	if at.After(before.Add(-clockTolerance)) && at.Before(after.Add(clockTolerance)) {
+		return
+	}
+	c.metrics.ClockWasOff()
+	if time.Since(c.clockWarned) >= time.Minute {
+		c.clockWarned = time.Now()
+		c.Tel.Log.Warn("the clock of this process differs from Redis's, set it by NTP",
+			"difference", before.Sub(at).Round(time.Millisecond))
+	}
+}
+
 // sweep moves the waiting users of dead brokers to away. One process sweeps a partition at a time.
 // It returns false if it should be repeated: another process sweeps, or nothing may be swept yet.
 func (c *cleanup) sweep(ctx context.Context, alive []string) (done bool, err error) {
@@ -76,6 +100,7 @@ func (c *cleanup) sweep(ctx context.Context, alive []string) (done bool, err err
 	if err != nil {
 		return false, err
 	}
+	renewed := time.Now()
 	for _, event := range events {
 		for from := int64(0); ; {
 			next, n, hold, err := c.rooms.Sweep(ctx, event, from, alive)
@@ -86,9 +111,13 @@ func (c *cleanup) sweep(ctx context.Context, alive []string) (done bool, err err
 			if from = next; from == 0 {
 				break
 			}
+			if time.Since(renewed) < sweepLock/3 {
+				continue
+			}
 			if err := c.Conn.Cmd.PExpire(ctx, key, sweepLock).Err(); err != nil {
 				return false, err
 			}
+			renewed = time.Now()
 		}
 	}
 	return true, nil

@@ -26,7 +26,10 @@ type connection struct {
 	token   bool      // the frame admitted was sent
 	expires time.Time // of the token, by this process's clock
 	leftAt  time.Time // when the number was first seen to have left the queue
-	over    bool      // the broker has ended the stream
+	// unknownAt is since when the place of a waiting user has not been known.
+	unknownAt  time.Time
+	over       bool // the broker has ended the stream
+	handedOver bool // so that the client connects to another broker
 }
 
 func (c *connection) visitor() waitingroom.Visitor {
@@ -52,6 +55,48 @@ func (c *connection) showState(state, mode string) {
 	}
 }
 
+// setPlace notes the number of a user who waits. Positions of views before change are not shown.
+func (c *connection) setPlace(number, change int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.entered, c.number, c.change = true, number, change
+	c.leftAt, c.unknownAt = time.Time{}, time.Time{}
+}
+
+// see takes note of what the view says, and whether the event was deleted. It returns whether the
+// user still waits, as far as known, and how long the place of such a user has been unknown.
+func (c *connection) see(place position.Place, deleted bool) (waits bool, unknown time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.entered || c.token || c.over {
+		return false, 0
+	}
+	switch {
+	case place.Known && !place.Left:
+		c.leftAt = time.Time{} // a view that was loaded anew knows better
+	case c.leftAt.IsZero() && (deleted || place.Left):
+		c.leftAt = time.Now()
+	}
+	switch {
+	case place.Known || !c.leftAt.IsZero():
+		c.unknownAt = time.Time{}
+	case c.unknownAt.IsZero():
+		c.unknownAt = time.Now()
+	default:
+		unknown = time.Since(c.unknownAt)
+	}
+	return c.leftAt.IsZero(), unknown
+}
+
+// setLeft notes that the user's number has left the queue, unless it is noted already.
+func (c *connection) setLeft() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.leftAt.IsZero() {
+		c.leftAt = time.Now()
+	}
+}
+
 func (c *connection) hasEntered() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -62,6 +107,12 @@ func (c *connection) hadToken() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.token
+}
+
+func (c *connection) wasHandedOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.handedOver
 }
 
 func (c *connection) isOver() bool {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
@@ -70,6 +71,11 @@ func (d *disconnects) take() (event string, visitors []waitingroom.Visitor) {
 // call, and tries again when Redis is away: a user who has connected again by then is not affected.
 func (b *shared) sendDisconnects(ctx context.Context) error {
 	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
+	giveBack := func(event string, visitors []waitingroom.Visitor) {
+		for _, v := range visitors {
+			b.closed.addVisitor(event, v)
+		}
+	}
 	for {
 		event, visitors := b.closed.take()
 		if len(visitors) == 0 {
@@ -84,10 +90,12 @@ func (b *shared) sendDisconnects(ctx context.Context) error {
 			b.metrics.disconnected(event, codes)
 			continue
 		}
-		for _, v := range visitors {
-			b.closed.addVisitor(event, v)
-		}
 		b.Tel.Log.Debug("users could not be noted as away, trying again", "event", event, "error", err)
+		if !call.IsUnavailable(err) { // the event's data is damaged: the other events do not wait for it
+			time.AfterFunc(postponed, func() { giveBack(event, visitors) })
+			continue
+		}
+		giveBack(event, visitors)
 		if redisx.Sleep(ctx, retry.Next()) != nil {
 			return nil
 		}

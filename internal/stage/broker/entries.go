@@ -38,7 +38,8 @@ type entryCall struct {
 	err     error
 }
 
-// enterOne enters a visitor. It returns when ctx ends; the visitor may have entered all the same.
+// enterOne enters a visitor. It waits for the answer also when ctx ends: the caller must know
+// whether the visitor of a closed stream has a place.
 func (b *shared) enterOne(ctx context.Context, kind entryKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
 	c := &entryCall{visitor: v, done: make(chan struct{})}
 	b.entries.mu.Lock()
@@ -56,12 +57,8 @@ func (b *shared) enterOne(ctx context.Context, kind entryKind, v waitingroom.Vis
 	if !runs {
 		go b.runEntries(context.WithoutCancel(ctx), kind, q)
 	}
-	select {
-	case <-c.done:
-		return c.reply, c.err
-	case <-ctx.Done():
-		return waitingroom.EnterReply{}, ctx.Err()
-	}
+	<-c.done
+	return c.reply, c.err
 }
 
 // runEntries calls enter until nobody waits.

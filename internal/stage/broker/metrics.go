@@ -36,13 +36,12 @@ func (m metrics) entry(event string, e waitingroom.Entry) {
 
 // disconnected counts the users whom disconnect has removed.
 func (m metrics) disconnected(event string, codes []waitingroom.Code) {
-	n := 0
+	n := map[waitingroom.Code]int{}
 	for _, code := range codes {
-		if code == waitingroom.Gone {
-			n++
-		}
+		n[code]++
 	}
-	m.Count(telemetry.RoomLeft, event, n)
+	m.Count(telemetry.RoomLeft, event, n[waitingroom.Gone])
+	m.Count(telemetry.RoomNoShows, event, n[waitingroom.NoShow])
 }
 
 // gauge shows the sizes of an event, as the views know them.

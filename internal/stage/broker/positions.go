@@ -7,6 +7,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/roomapi"
+	"github.com/bulkaction/bulkaction/internal/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/waitingroom/position"
 )
 
@@ -78,26 +79,17 @@ func (b positions) showEvent(ctx context.Context, event string, conns []*connect
 	mode := snapshot.Settings.Mode
 	ended := endOf[mode]
 	var redisNow, oldest time.Time
+	var lost []*connection
 	for _, c := range conns {
 		place := c.showPosition(to)
 		if place.Known && (oldest.IsZero() || place.At.Before(oldest)) {
 			oldest = place.At
 		}
 		redisNow = later(redisNow, place.At)
-		c.mu.Lock()
-		waits := c.entered && !c.token && !c.over
-		switch {
-		case !waits || !place.Known:
-		case !place.Left:
-			c.leftAt = time.Time{} // a view that was loaded anew knows better
-		case c.leftAt.IsZero():
-			c.leftAt = time.Now()
+		waits, unknown := c.see(place, deleted)
+		if unknown >= unknownLimit && len(lost) < waitingroom.MostUsers {
+			lost = append(lost, c)
 		}
-		if waits && deleted && c.leftAt.IsZero() {
-			c.leftAt = time.Now()
-		}
-		waits = waits && c.leftAt.IsZero()
-		c.mu.Unlock()
 		switch {
 		case !waits || !known:
 		case ended != "":
@@ -109,10 +101,23 @@ func (b positions) showEvent(ctx context.Context, event string, conns []*connect
 	if !oldest.IsZero() {
 		b.metrics.PositionAge(event, max(0, time.Since(oldest)))
 	}
+	// Redis may have lost the changes that their places depend on.
+	promoted, err := b.enterAgain(ctx, event, lost)
+	if err == nil {
+		err = b.admit(ctx, event, promoted...)
+	}
+	if err != nil && ctx.Err() == nil {
+		b.Tel.Log.Warn("users without a known place could not enter again, trying again in a second", "event", event,
+			"error", err)
+	}
 	if err := b.checkDelivery(ctx, event, conns, redisNow); err != nil && ctx.Err() == nil {
 		b.Tel.Log.Warn("delivery check failed, trying again in a second", "event", event, "error", err)
 	}
 }
+
+// unknownLimit is how long the place of a waiting user may be unknown before the broker asks Redis
+// for it. A view of a million users is loaded in less.
+const unknownLimit = 5 * time.Second
 
 // endOf says why a waiting user's stream ends, by the event's mode.
 var endOf = map[string]string{api.ModeClosed: roomapi.EndedClosed, api.ModeSoldOut: roomapi.EndedSoldOut}

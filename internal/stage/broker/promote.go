@@ -65,7 +65,8 @@ func (b promoter) promoteEvent(ctx context.Context, p keyspace.Partition, event 
 	if err != nil {
 		return 0, err
 	}
-	b.metrics.Count(telemetry.RoomExpired, event, expired.N)
+	b.metrics.Count(telemetry.RoomExpired, event, expired.N-expired.NoShows)
+	b.metrics.Count(telemetry.RoomNoShows, event, expired.NoShows)
 	switch expired.Mode {
 	case "":
 		return -1, nil // it was deleted

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -69,10 +70,15 @@ func (b *shared) sign(ctx context.Context, event, user string, c waitingroom.Cla
 }
 
 func (b *shared) signFor(s waitingroom.Snapshot, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
+	// The time of the claim or of the renewal, by Redis's clock. After token_ttl was lowered this
+	// would be a time in the future, which some verifiers refuse: then it is that of the promotion.
+	issued := c.Expires.Add(-s.Settings.TokenTTL)
+	if promoted, err := strconv.ParseInt(c.Fence, 10, 64); err == nil && issued.After(time.Now()) {
+		issued = time.UnixMicro(promoted) // fences are at least the time of their promotion
+	}
 	token, err := b.keys.Sign(entrytoken.Claims{
 		Issuer: b.cfg.PublicURL, Audience: b.cfg.Audience, User: user, Event: event, Fence: c.Fence,
-		// the time of the claim or of the renewal, by Redis's clock
-		IssuedAt: c.Expires.Add(-s.Settings.TokenTTL), ExpiresAt: c.Expires,
+		IssuedAt: issued, ExpiresAt: c.Expires,
 	})
 	return api.EntryToken{Token: token, ExpiresAt: c.Expires.Truncate(time.Second)}, err
 }

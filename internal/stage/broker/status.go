@@ -8,7 +8,6 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/roomapi"
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
@@ -43,7 +42,7 @@ func (b lifeSigns) keepStatus(ctx context.Context) error {
 			if late {
 				b.suspended.Store(true)
 			}
-			if b.suspended.Load() && b.enterAgain(ctx) {
+			if b.suspended.Load() && b.enterAllAgain(ctx) {
 				b.suspended.Store(false)
 			}
 		case ctx.Err() == nil:
@@ -55,14 +54,18 @@ func (b lifeSigns) keepStatus(ctx context.Context) error {
 	}
 }
 
-// enterAgain repeats enter for all streams of this broker with their conns: users whom the sweep
-// has moved to away wait again under their numbers. It returns false if it has to be repeated.
-func (b lifeSigns) enterAgain(ctx context.Context) bool {
+// enterAllAgain repeats enter for all streams of this broker: users whom the sweep has moved to
+// away wait again under their numbers. It returns false if it has to be repeated.
+func (b lifeSigns) enterAllAgain(ctx context.Context) bool {
 	for event, conns := range b.conns.byEvent() {
 		// Users who are just connecting may have no place yet, or one with their former conn.
 		conns = slices.DeleteFunc(conns, func(c *connection) bool { return !c.hasEntered() })
 		for chunk := range slices.Chunk(conns, waitingroom.MostUsers) {
-			if err := b.enterChunk(ctx, event, chunk); err != nil {
+			promoted, err := b.enterAgain(ctx, event, chunk)
+			if err == nil {
+				err = b.admit(ctx, event, promoted...)
+			}
+			if err != nil {
 				b.Tel.Log.Warn("users could not enter again after a silence, trying again", "event", event,
 					"error", err)
 				return false
@@ -70,42 +73,4 @@ func (b lifeSigns) enterAgain(ctx context.Context) bool {
 		}
 	}
 	return true
-}
-
-func (b lifeSigns) enterChunk(ctx context.Context, event string, chunk []*connection) error {
-	visitors := make([]waitingroom.Visitor, len(chunk))
-	for i, c := range chunk {
-		visitors[i] = c.visitor()
-	}
-	reply, err := b.rooms.Enter(ctx, event, waitingroom.EnterAgain, 0, visitors...)
-	if err == waitingroom.ErrUnknown { //nolint:errorlint // Enter returns it bare
-		for _, c := range chunk {
-			b.endHere(c, roomapi.EndedGone)
-		}
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	var admitted []*connection
-	for i, c := range chunk {
-		e := reply.Entries[i]
-		switch e.Code {
-		case waitingroom.Ready, waitingroom.InProgress:
-			admitted = append(admitted, c)
-		case waitingroom.Stale:
-			b.endHere(c, roomapi.EndedReplaced)
-		case waitingroom.None:
-			b.endHere(c, roomapi.EndedGone)
-		case waitingroom.Closed:
-			b.endHere(c, roomapi.EndedClosed)
-		case waitingroom.SoldOut:
-			b.endHere(c, roomapi.EndedSoldOut)
-		default:
-			c.mu.Lock()
-			c.number, c.change, c.leftAt = e.Number, reply.Change, time.Time{}
-			c.mu.Unlock()
-		}
-	}
-	return b.admit(ctx, event, admitted...)
 }

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/roomapi"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
@@ -34,13 +35,14 @@ func (v visitors) Connect(ctx context.Context, event, user string, s *roomapi.St
 		c.end()
 		v.conns.remove(c)
 		c.followed.Close()
-		if errors.Is(err, api.ErrUnavailable) { // the script may have run all the same
+		if call.IsUnavailable(err) && !call.NeverSent(err) { // the script may have run
 			v.closed.add(c)
 		}
 		return nil, err
 	}
 	return func() {
-		if c.end() {
+		c.end()
+		if !c.wasHandedOver() {
 			v.closed.add(c)
 		}
 		v.conns.remove(c)
@@ -71,17 +73,13 @@ func (v visitors) enterStream(ctx context.Context, c *connection) error {
 	if e.Replaced != "" {
 		v.end(ctx, c.event, c.user, e.Replaced, roomapi.EndedReplaced)
 	}
-	c.mu.Lock()
-	c.entered, c.number, c.change = true, e.Number, reply.Change
-	c.mu.Unlock()
+	c.setPlace(e.Number, reply.Change)
 	if e.Code == waitingroom.Ready || e.Code == waitingroom.InProgress {
 		c.showState(api.TicketReady, mode)
 		if err := v.admit(ctx, c.event, c); err != nil {
 			// The delivery check repeats it.
 			v.Tel.Log.Warn("claim failed, trying again in a second", "event", c.event, "error", err)
-			c.mu.Lock()
-			c.leftAt = time.Now()
-			c.mu.Unlock()
+			c.setLeft()
 		}
 		return nil
 	}

@@ -147,6 +147,12 @@ func (e *Event) Snapshot() (waitingroom.Snapshot, bool) {
 	return e.snapshot, e.seen
 }
 
+// isUnknown says whether the latest snapshot knew no such event.
+func (e *Event) isUnknown() bool {
+	s, seen := e.Snapshot()
+	return seen && s.Event == ""
+}
+
 // see takes note of a snapshot of Round, which was requested when the event had had this many
 // loads. last is the last id of moves at the same instant.
 func (e *Event) see(s waitingroom.Snapshot, at time.Time, last streamID, loads int) {

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// keepView is how long a view is kept after its last use.
+	// keepView is how long the view of a known event is kept after its last use.
 	keepView = time.Minute
 	// snapshotInterval is the time from one snapshot of the events to the next. No read of moves
 	// blocks for longer.
@@ -72,7 +72,7 @@ func (v *Views) followed() []*Event {
 	defer v.mu.Unlock()
 	events := make([]*Event, 0, len(v.events))
 	for name, e := range v.events {
-		if e.users <= 0 && time.Since(e.usedAt) >= keepView {
+		if e.users <= 0 && (time.Since(e.usedAt) >= keepView || e.isUnknown()) {
 			delete(v.events, name)
 			continue
 		}
