@@ -177,9 +177,9 @@ func (r users) Complete(ctx context.Context, event, user, fence string, sold boo
 	return reply.code() == "DONE", nil
 }
 
-// Sweep moves waiting users whose conns belong to none of the live brokers to away. It looks at 1,000
-// users with numbers above from, until 200 are away, and returns the number to continue with (0: the end), how many
-// users are away now, and for how long nothing is swept.
+// Sweep moves waiting users whose conns belong to none of the live brokers to away. It looks at
+// 1,000 users with numbers above from, until 200 are away. It returns the number to continue with
+// (0: the end), how many users are away now, and for how long nothing is swept.
 //
 // Twice: finds nothing more.
 func (r users) Sweep(

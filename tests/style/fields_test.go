@@ -43,6 +43,7 @@ var fieldUsers = map[string]string{
 	"internal/testkit/stagetest/look.go":  "compares the counts of groups with the states of their jobs",
 	"internal/stage/broker/world_test.go": "looks at the records of users",
 	"internal/stage/broker/race_test.go":  "looks at the records of users",
+	"internal/stage/broker/loss_test.go":  "damages records of users, and looks at them",
 	"tests/chaos/oracle_test.go":          "is independent of the ledger, which it checks",
 	"bench/ceiling.go":                    "has a hash of its own, to measure Redis alone",
 }

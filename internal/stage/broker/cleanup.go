@@ -17,7 +17,7 @@ const (
 	// sweepAgain is when a sweep is repeated. It leaves out streams younger than 10 s, which a
 	// broker may have had when it died.
 	sweepAgain = 11 * time.Second
-	// clockTolerance is by how much the clock of a broker may differ from Redis's without a warning.
+	// clockTolerance is by how much a broker's clock may differ from Redis's without a warning.
 	clockTolerance = 2 * time.Second
 )
 

@@ -400,6 +400,9 @@ func TestUnknownEvent(t *testing.T) {
 		rounds(t, views, 2*time.Second)
 		require.False(t, e.Place(1, 0).Known)
 		require.Zero(t, w.calls["numbers"]-1)
+		e.Close()
+		rounds(t, views, 2*time.Second)
+		require.Zero(t, views.Len(), "an unknown event is not kept")
 	})
 }
 

@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // A process that can't keep up shows far positions less often, and all of them again when it can.
@@ -28,4 +31,20 @@ func TestPace(t *testing.T) {
 	shown(40, time.Second)
 	require.Zero(t, p.level)
 	require.Equal(t, 10, shown(10, time.Second))
+}
+
+// A clock that is more than 2 s off Redis's is reported.
+func TestCheckClock(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for difference, reported := range map[time.Duration]bool{
+		0: false, 1900 * time.Millisecond: false, -1900 * time.Millisecond: false,
+		2200 * time.Millisecond: true, -2200 * time.Millisecond: true,
+	} {
+		b := &shared{Process: stage.Process{Tel: telemetry.Nop()}}
+		b.metrics = newMetrics(b)
+		c := &cleanup{shared: b}
+		c.checkClock(now.Add(difference), now, now.Add(100*time.Millisecond))
+		require.Equal(t, reported, !c.clockWarned.IsZero(), difference)
+	}
 }
