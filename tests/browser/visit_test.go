@@ -166,3 +166,30 @@ func TestWithoutEventSource(t *testing.T) {
 	streams, _ := ben.streamed()
 	require.Zero(t, streams)
 }
+
+// A proxy refuses the stream for a while. The page polls, and tries the stream again after a minute.
+func TestStreamIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	r := open(t, api.EventSettings{})
+	r.inside()
+	ben := r.visitor()
+	ben.beforeEachPage(`
+		const Real = EventSource;
+		let refused = false;
+		window.EventSource = function (url) {
+			if (refused) return new Real(url);
+			refused = true;
+			const dead = {readyState: Real.CLOSED, addEventListener() {}, close() {}};
+			setTimeout(() => dead.onerror());
+			return dead;
+		};
+		window.EventSource.CLOSED = Real.CLOSED;
+		const now = Date.now;
+		let minute = 0;
+		Date.now = () => now() + minute;
+		setTimeout(() => { minute = 61000; }, 500);`)
+	ben.visit(r.shop + "/buy")
+	ben.seesPlace(1, 1)
+	streams, _ := ben.streamed()
+	require.Positive(t, streams)
+}
