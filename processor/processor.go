@@ -26,6 +26,9 @@ type Job struct {
 	Payload json.RawMessage // as the producer sent it, at most 256 KiB; do not change it
 	Attempt int             // from 1; grows each time the job becomes ready, also if no worker starts it
 	Retries int             // retries after errors in this round; other deliveries don't count
+	// RetriesLeft is how many retries the job has left; 0: an error now fails it for good. Before
+	// the start, in Gated.Admit, it is not known, and 0.
+	RetriesLeft int
 	// AcceptedAt is when the job entered the fair queue in this round: when ingest accepted it or,
 	// after the command retry, when it was requeued.
 	AcceptedAt time.Time

@@ -135,30 +135,32 @@ func (p *Process) startTelemetry(ctx context.Context, logs io.Writer) error {
 
 func (p *Process) run(ctx context.Context, run func(context.Context, *Process) error) error {
 	p.Tel.Log.Info("starting", "role", p.Role, "version", Version(), "config", p.Config)
-	if err := p.serveAdmin(ctx); err != nil {
-		return err
+	if p.hasAdmin {
+		if err := p.serveAdmin(ctx); err != nil {
+			return err
+		}
 	}
 	defer context.AfterFunc(ctx, p.Ready.SetDraining)()
 	err := run(ctx, p)
-	if ctx.Err() != nil && isCancelled(err) {
+	if end := ctx.Err(); end != nil && isOnly(err, end) {
 		err = nil
 	}
-	if cause := context.Cause(ctx); cause != nil && !isCancelled(cause) {
+	if cause := context.Cause(ctx); cause != nil && !isOnly(cause, ctx.Err()) {
 		err = errors.Join(err, cause)
 	}
 	return err
 }
 
-// isCancelled reports whether an error contains nothing but the end of the context. errors.Is is
-// not enough: it is true if one of several joined errors is such an error.
-func isCancelled(err error) bool {
+// isOnly reports whether an error contains nothing but the end of a context. errors.Is is not
+// enough: it is true if one of several joined errors is such an error.
+func isOnly(err, end error) bool {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
-		return !slices.ContainsFunc(several.Unwrap(), func(e error) bool { return !isCancelled(e) })
+		return !slices.ContainsFunc(several.Unwrap(), func(e error) bool { return !isOnly(e, end) })
 	}
 	if inner := errors.Unwrap(err); inner != nil {
-		return isCancelled(inner)
+		return isOnly(inner, end)
 	}
-	return errors.Is(err, context.Canceled)
+	return errors.Is(err, end)
 }
 
 // checkHealth asks the process that listens on addr whether it is ready, for the flag -healthcheck.

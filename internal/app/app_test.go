@@ -366,10 +366,10 @@ func TestInstancesAreUniqueAndFitForKeys(t *testing.T) {
 
 func TestIsCancelled(t *testing.T) {
 	other := errors.New("lost")
-	require.True(t, isCancelled(fmt.Errorf("run: %w", context.Canceled)))
-	require.True(t, isCancelled(errors.Join(context.Canceled, fmt.Errorf("read: %w", context.Canceled))))
-	require.False(t, isCancelled(errors.Join(context.Canceled, other)))
-	require.False(t, isCancelled(fmt.Errorf("run: %w", errors.Join(context.Canceled, other))))
-	require.False(t, isCancelled(context.DeadlineExceeded))
-	require.False(t, isCancelled(nil))
+	require.True(t, isOnly(fmt.Errorf("run: %w", context.Canceled), context.Canceled))
+	require.True(t, isOnly(errors.Join(context.Canceled, fmt.Errorf("read: %w", context.Canceled)), context.Canceled))
+	require.False(t, isOnly(errors.Join(context.Canceled, other), context.Canceled))
+	require.False(t, isOnly(fmt.Errorf("run: %w", errors.Join(context.Canceled, other)), context.Canceled))
+	require.False(t, isOnly(context.DeadlineExceeded, context.Canceled))
+	require.False(t, isOnly(nil, context.Canceled))
 }

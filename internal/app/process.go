@@ -28,6 +28,8 @@ type Process struct {
 	Role     string
 	Instance string // unique for this start of the process; may be part of a Redis key
 	Ready    *Readiness
+	// Embedded means that the process is a part of another program, which owns the signals.
+	Embedded bool
 
 	*host
 }
@@ -35,6 +37,7 @@ type Process struct {
 // host holds what all roles of a process share.
 type host struct {
 	admin     *http.ServeMux
+	hasAdmin  bool // the admin server is to listen
 	adminAddr net.Addr
 	fail      context.CancelCauseFunc // ends the context of Run with an error
 
@@ -50,7 +53,7 @@ type cleanup struct {
 func newProcess(cfg Config, role string, fail context.CancelCauseFunc) *Process {
 	return &Process{
 		Config: cfg, Tel: telemetry.Nop(), Role: role, Instance: newInstance(role), Ready: NewReadiness(),
-		host: &host{admin: http.NewServeMux(), fail: fail},
+		host: &host{admin: http.NewServeMux(), hasAdmin: true, fail: fail},
 	}
 }
 

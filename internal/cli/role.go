@@ -27,7 +27,7 @@ func newRole(*Root) *cobra.Command {
 		ValidArgs: append(slices.Clone(roles.Names), "broker"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Args = args // app.Main parses the arguments after the program's name
-			based := roles.All(nil)[args[0]]
+			based := roles.All(roles.Own{BuiltIn: true})[args[0]]
 			if based == nil {
 				based = roles.Broker(nil)
 			}

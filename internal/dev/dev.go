@@ -4,7 +4,6 @@ package dev
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,7 +17,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/roles"
-	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
@@ -144,26 +142,18 @@ func run(ctx context.Context, p *app.Process, o Options) error {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	var all []func(context.Context) error
-	named := roles.All(func(addr string) {
+	named := roles.All(roles.Own{BuiltIn: true, Listening: func(addr string) {
 		if o.Started != nil {
 			o.Started(addr, o.RedisURL)
 		}
-	})
+	}})
 	if o.Rooms {
 		if err := declareDemo(ctx, p, b); err != nil {
 			return err
 		}
 		named["broker"] = roles.Broker(o.RoomStarted)
 	}
-	for name, role := range named {
-		all = append(all, func(ctx context.Context) error { return role(ctx, p.As(name), b) })
-	}
-	err = stage.RunAll(ctx, all...)
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
+	return roles.Together(ctx, p, b, named)
 }
 
 // declareDemo creates the event of the demo, unless it exists.

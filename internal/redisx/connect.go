@@ -35,6 +35,7 @@ type Config struct {
 	DialTimeout    time.Duration // time limit to connect
 	CommandTimeout time.Duration // time limit to send a command, and to receive its reply
 	ClientName     string        // shown by CLIENT LIST
+	Log            *slog.Logger  // nil: slog.Default
 }
 
 // Conn holds connection pools to one Redis server, Cluster or master behind Sentinel, for any
@@ -43,7 +44,12 @@ type Config struct {
 type Conn struct {
 	Cmd   redis.UniversalClient // for commands
 	Block redis.UniversalClient // for blocking reads, so that they do not occupy the connections for commands
+
+	address string
 }
+
+// String returns the address of Redis without its password.
+func (c *Conn) String() string { return c.address }
 
 // Connect opens the pools. It logs a Redis that does not answer, and returns no error for it,
 // because Redis may answer later. A URL that can't be parsed, a refused password or a missing
@@ -61,12 +67,18 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	c := &Conn{
 		Cmd:   redis.NewUniversalClient(o.universal(cfg, 0)),
 		Block: redis.NewUniversalClient(o.universal(block, MaxBlock)),
+
+		address: o.String(),
 	}
 	c.follow()
 	if err := c.Ping(ctx); err != nil && !call.IsUnavailable(err) && ctx.Err() == nil {
 		return nil, errors.Join(fmt.Errorf("connect to redis, %s: %w", o, err), c.Close())
 	} else if err != nil {
-		slog.WarnContext(ctx, "redis is away, going on without it", "redis", o.String(), "error", err)
+		log := cfg.Log
+		if log == nil {
+			log = slog.Default()
+		}
+		log.WarnContext(ctx, "redis is away, going on without it", "redis", o.String(), "error", err)
 	}
 	return c, nil
 }

@@ -1,20 +1,53 @@
 package roles
 
-import "github.com/bulkaction/bulkaction/reducer"
+import (
+	"context"
+	"errors"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/reducer"
+)
 
 // Names lists the six roles in the order of the pipeline.
 var Names = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
 
-// All returns the six roles by name, with the built-in processors and reducers. For listening see
-// [Ingest].
-func All(listening func(addr string)) map[string]BasedRole {
-	reducers := reducer.NewRegistry()
+// Own is what a program brings into the roles that it runs. The zero value serves no job type.
+type Own struct {
+	Processors []processor.Processor
+	BuiltIn    bool                   // the worker serves the built-in processors, too
+	Middleware []processor.Middleware // around all processors, the first one outermost
+	Reducers   *reducer.Registry      // nil: those without Go code
+	Listening  func(addr string)      // see [Ingest]
+}
+
+// All returns the six roles by name.
+func All(o Own) map[string]BasedRole {
+	reducers := o.Reducers
+	if reducers == nil {
+		reducers = reducer.NewRegistry()
+	}
 	return map[string]BasedRole{
-		"ingest":     Ingest(reducers, listening),
+		"ingest":     Ingest(reducers, o.Listening),
 		"fetcher":    Fetcher,
 		"dispatcher": Dispatcher,
-		"worker":     BuiltIn,
+		"worker":     WorkerOf(o),
 		"aggregator": Aggregator(reducers),
 		"watcher":    Watcher(reducers),
 	}
+}
+
+// Together runs roles in one process until ctx ends or one of them fails. They share the connection
+// of b.
+func Together(ctx context.Context, p *app.Process, b Base, named map[string]BasedRole) error {
+	var all []func(context.Context) error
+	for name, role := range named {
+		all = append(all, func(ctx context.Context) error { return role(ctx, p.As(name), b) })
+	}
+	err := stage.RunAll(ctx, all...)
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }

@@ -26,14 +26,29 @@ import (
 // BuiltIn runs the role worker with the built-in processors. NOOP is for tests and benchmarks: a
 // worker serves it only if WORKER_TYPES contains it. PUSH_NOTIFICATION needs PUSH_ACCOUNTS_FILE.
 func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
-	set := &processors{process: p, lender: lending.Lender{
-		Guards: b.Guards, Wait: p.Config.Guard.Wait, MaxWait: p.Config.Guard.MaxWait, Log: p.Tel.Log,
-	}}
-	if err := set.create(ctx); err != nil || ctx.Err() != nil {
-		return err
+	return WorkerOf(Own{BuiltIn: true})(ctx, p, b)
+}
+
+// WorkerOf returns the role worker of a program.
+func WorkerOf(o Own) BasedRole {
+	return func(ctx context.Context, p *app.Process, b Base) error {
+		list := o.Processors
+		if o.BuiltIn {
+			set := &processors{process: p, lender: lending.Lender{
+				Guards: b.Guards, Wait: p.Config.Guard.Wait, MaxWait: p.Config.Guard.MaxWait, Log: p.Tel.Log,
+			}}
+			if err := set.create(ctx); err != nil || ctx.Err() != nil {
+				return err
+			}
+			defer set.watch(ctx)()
+			list = append(set.list, list...)
+		}
+		all := make([]processor.Processor, len(list))
+		for i, proc := range list {
+			all[i] = processor.Use(proc, o.Middleware...)
+		}
+		return Worker(all...)(ctx, p, b)
 	}
-	defer set.watch(ctx)()
-	return Worker(set.list...)(ctx, p, b)
 }
 
 // processors are the built-in processors of a process.
@@ -128,15 +143,21 @@ func retried(ctx context.Context, p *app.Process, create func() (closer, error))
 }
 
 // watch has the accounts read again when their files change or the process gets SIGHUP, until stop
-// is called. Without such files SIGHUP does nothing: it does not end a worker.
+// is called. Without such files SIGHUP does nothing: it does not end a worker. An embedded process
+// leaves SIGHUP alone.
 func (s *processors) watch(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
+	onHangup := func(c chan os.Signal) {
+		if !s.process.Embedded {
+			signal.Notify(c, syscall.SIGHUP)
+		}
+	}
 	ignored := make(chan os.Signal, 1)
-	signal.Notify(ignored, syscall.SIGHUP)
+	onHangup(ignored)
 	for _, p := range s.files {
 		hangup := make(chan os.Signal, 1)
-		signal.Notify(hangup, syscall.SIGHUP)
+		onHangup(hangup)
 		watching.Go(func() {
 			defer signal.Stop(hangup)
 			accountsfile.Watch(ctx, s.process.Tel.Log, p.Type(), hangup, p.Reload)

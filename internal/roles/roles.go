@@ -66,7 +66,7 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	}
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxIdle: cfg.PoolMaxIdle, PoolMaxActive: cfg.PoolMaxActive,
-		DialTimeout: cfg.DialTimeout, CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance,
+		DialTimeout: cfg.DialTimeout, CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance, Log: p.Tel.Log,
 		// if one process has all roles, each of them blocks on each partition
 		BlockingReads: len(Names)*(cfg.Partitions+1) + blockingReadsOfBroker(cfg.Partitions),
 	})
@@ -93,6 +93,7 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 // number of partitions. If ctx ends first, awaitFit returns nil although nothing is checked.
 func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
+	var logged time.Time
 	for {
 		err := conn.CheckEviction(ctx)
 		if err == nil && p.Config.Redis.WaitReplicas > 0 {
@@ -104,7 +105,11 @@ func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keys
 		if err == nil || !call.IsUnavailable(err) && !call.IsOOM(err) {
 			return err
 		}
-		p.Tel.Log.Warn("redis is away or its memory is full, waiting for it", "error", err)
+		if time.Since(logged) >= time.Minute {
+			logged = time.Now()
+			p.Tel.Log.Warn("redis is away or its memory is full, waiting for it; BULKACTION_REDIS_URL sets its address",
+				"redis", conn.String(), "error", err)
+		}
 		if redisx.Sleep(ctx, backoff.Next()) != nil {
 			return nil // the process was told to stop
 		}

@@ -79,6 +79,24 @@ func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 	return t, nil
 }
 
+// Given returns telemetry with the logger and the providers of another program, which stay its own:
+// Shutdown does not stop them. It reads no environment. Without tracers there are no spans; without
+// meters, the MetricsHandler alone shows metrics.
+func Given(log *slog.Logger, tracers trace.TracerProvider, meters metric.MeterProvider) (*Telemetry, error) {
+	t := Nop()
+	t.Log = log
+	if tracers != nil {
+		// The provider decides by its own sampler, too.
+		t.sampler = sdktrace.ParentBased(sdktrace.AlwaysSample())
+		t.TracerProvider, t.Tracer = tracers, tracers.Tracer(scope)
+	}
+	if meters != nil {
+		t.Meter = meters.Meter(scope)
+		return t, nil
+	}
+	return t, t.serveMetrics(nil)
+}
+
 // Nop returns telemetry that discards everything, for tests and for a process before Setup.
 func Nop() *Telemetry {
 	tracers := nooptrace.NewTracerProvider()
@@ -136,6 +154,19 @@ func (t *Telemetry) useTraces(res *resource.Resource, sampler sdktrace.Sampler, 
 }
 
 func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) error {
+	pushed, err := metricReader(ctx)
+	if err != nil {
+		return err
+	}
+	options := []sdkmetric.Option{sdkmetric.WithResource(res)}
+	if pushed != nil {
+		options = append(options, sdkmetric.WithReader(pushed))
+	}
+	return t.serveMetrics(options)
+}
+
+// serveMetrics records metrics for the MetricsHandler, and for the readers among the options.
+func (t *Telemetry) serveMetrics(options []sdkmetric.Option) error {
 	scraped, err := promexporter.New(
 		promexporter.WithRegisterer(t.registry),
 		promexporter.WithTranslationStrategy(otlptranslator.UnderscoreEscapingWithoutSuffixes),
@@ -147,20 +178,10 @@ func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) er
 	}
 	// No exemplars: instruments record without a context, so the SDK would search for
 	// spans in vain.
-	readers := []sdkmetric.Option{
-		sdkmetric.WithResource(res), sdkmetric.WithReader(scraped),
-		sdkmetric.WithExemplarFilter(exemplar.AlwaysOffFilter),
-	}
-	pushed, err := metricReader(ctx)
-	if err != nil {
-		return err
-	}
-	if pushed != nil {
-		readers = append(readers, sdkmetric.WithReader(pushed))
-	}
+	options = append(options, sdkmetric.WithReader(scraped), sdkmetric.WithExemplarFilter(exemplar.AlwaysOffFilter))
 	t.registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	provider := sdkmetric.NewMeterProvider(readers...)
+	provider := sdkmetric.NewMeterProvider(options...)
 	t.shutdown = append(t.shutdown, func(ctx context.Context) error {
 		return wrap("flush metrics", provider.Shutdown(ctx))
 	})

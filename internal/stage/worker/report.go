@@ -166,10 +166,7 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 		Code:      t.verdict.Code,
 		Text:      t.verdict.Message,
 	}
-	retries := t.terms.MaxRetries
-	if retries < 0 {
-		retries = p.cfg.MaxRetries
-	}
+	retries := p.cfg.retriesOf(t.terms)
 	switch {
 	case t.released && !t.inFlight:
 		o.Kind = ledger.OutcomeUnstarted

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -92,14 +94,21 @@ func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass
 	if pass != nil {
 		ctx = pass.Into(ctx)
 	}
-	result, err := t.proc.Process(ctx, t.job())
+	result, err := t.proc.Process(ctx, w.job(t))
 	if err != nil {
 		return nil, err
 	}
 	return encodeResult(result)
 }
 
-// job returns what a processor gets. Before the start the tenant is not known.
+// job returns what Process gets.
+func (w *Worker) job(t *task) processor.Job {
+	job := t.job()
+	job.RetriesLeft = max(0, w.cfg.retriesOf(t.terms)-t.Retries)
+	return job
+}
+
+// job returns what Admit gets. The terms of the task's group, such as its tenant, are not known.
 func (t *task) job() processor.Job {
 	return processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
@@ -110,10 +119,29 @@ func (t *task) job() processor.Job {
 
 // panicked logs that the task's processor has panicked with r, and returns the error that follows.
 func (w *Worker) panicked(t *task, r any) error {
+	text := fmt.Sprint(r)
 	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
 		"attempt", t.currentAttempt, "type", t.Type,
-		"panic", fmt.Sprintf("%T", r), "stack", string(debug.Stack()))
+		"panic", text[:min(len(text), 1<<10)], "at", panickedAt(), "stack", string(debug.Stack()))
 	return processor.Retry("PANIC", errors.New("the processor panicked"))
+}
+
+// panickedAt returns the place that has panicked: the first frame that is not the runtime's. A
+// deferred function must call it.
+func panickedAt() string {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
+	for panicked := false; ; {
+		f, more := frames.Next()
+		switch {
+		case f.Function == "runtime.gopanic":
+			panicked = true
+		case panicked && !strings.HasPrefix(f.Function, "runtime."):
+			return fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line)
+		case !more:
+			return ""
+		}
+	}
 }
 
 // setOutcome sets the task's outcome from what the processor returned: result (JSON) or err. now is

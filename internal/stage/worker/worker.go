@@ -47,6 +47,14 @@ type Config struct {
 // timeoutOf returns the timeout of a job of type typ whose group sets none.
 func (c Config) timeoutOf(typ string) time.Duration { return cmp.Or(c.TypeTimeouts[typ], c.JobTimeout) }
 
+// retriesOf returns how many retries a job of a group has.
+func (c Config) retriesOf(terms ledger.GroupTerms) int {
+	if terms.MaxRetries < 0 {
+		return c.MaxRetries
+	}
+	return terms.MaxRetries
+}
+
 // Worker is one worker process: it reads jobs of all partitions and runs them in one pool of slots.
 // Create it with New, run it with Run.
 //

@@ -41,7 +41,7 @@ func TestTakesAJobAndRunsIt(t *testing.T) {
 		job := <-ran
 		require.WithinDuration(w.T, time.Now(), job.AcceptedAt, stagetest.Patience)
 		job.AcceptedAt = time.Time{}
-		require.Equal(w.T, processor.Job{Tenant: "acme", Group: "g", Type: "T", Payload: json.RawMessage(`{"to":"a@example.com"}`), Attempt: 1}, job)
+		require.Equal(w.T, processor.Job{Tenant: "acme", Group: "g", Type: "T", Payload: json.RawMessage(`{"to":"a@example.com"}`), Attempt: 1, RetriesLeft: 3}, job)
 
 		results := w.Results()
 		require.Len(w.T, results, 1)

@@ -1,0 +1,7 @@
+package client
+
+// Typed returns a function that makes jobs of type typ whose payloads are all a P, so that the
+// compiler checks what a producer sends. The worker's side is processor.Typed.
+func Typed[P any](typ string) func(payload P) Job {
+	return func(payload P) Job { return Job{Type: typ, Payload: payload} }
+}

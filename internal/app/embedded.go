@@ -1,0 +1,56 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+// Host is what a program gives to a process that runs inside it.
+type Host struct {
+	Role     string
+	Settings map[string]string // values of variables, by their names without BULKACTION_
+	Log      *slog.Logger
+	Tracers  trace.TracerProvider // nil: no traces
+	Meters   metric.MeterProvider // nil: the admin server alone shows metrics
+}
+
+// RunEmbedded runs a role inside another program until run returns. It reads no environment and no
+// arguments, handles no signals, and has an admin server only if Settings names ADMIN_ADDR. Wrong
+// settings are an ErrConfig.
+func RunEmbedded(ctx context.Context, h Host, run func(context.Context, *Process) error) error {
+	environ := make([]string, 0, len(h.Settings))
+	for name, value := range h.Settings {
+		environ = append(environ, envPrefix+name+"="+value)
+	}
+	slices.Sort(environ) // so that errors have an order
+	cfg, unknown, err := Load(environ)
+	for _, u := range unknown {
+		problem := fmt.Errorf("%s: there is no such setting", u.Name)
+		if u.DidYouMean != "" {
+			problem = fmt.Errorf("%w; did you mean %s?", problem, u.DidYouMean)
+		}
+		err = errors.Join(err, problem)
+	}
+	if err != nil {
+		return fmt.Errorf("%w:\n%w", ErrConfig, err)
+	}
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	p := newProcess(cfg, h.Role, fail)
+	p.Embedded = true
+	p.Tel, err = telemetry.Given(h.Log.With("instance", p.Instance), h.Tracers, h.Meters)
+	if err != nil {
+		return err
+	}
+	p.OnStop("telemetry", p.Tel.Shutdown)
+	p.hasAdmin = h.Settings["ADMIN_ADDR"] != ""
+	return errors.Join(p.run(ctx, run), p.stop(stopTimeout))
+}

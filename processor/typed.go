@@ -1,0 +1,80 @@
+package processor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// Typed returns a processor of the jobs of type typ, whose payload is the JSON of a P. fn gets the
+// payload decoded, and returns the result. For a processor without a result, R is any and fn
+// returns nil.
+//
+// A payload that is not the JSON of a P fails the job for good, with the code [CodeInvalidPayload]
+// and the name of the wrong field. If P has a method Validate() error, its error does the same.
+// Fields that P does not have are ignored, so that a producer may be newer than the worker.
+//
+// The producer's side is client.Typed.
+func Typed[P, R any](typ string, fn func(ctx context.Context, job Job, payload P) (R, error)) Processor {
+	return Func(typ, func(ctx context.Context, job Job) (any, error) {
+		var payload P
+		if err := decode(job.Payload, &payload); err != nil {
+			return nil, Permanent(CodeInvalidPayload, err)
+		}
+		result, err := fn(ctx, job, payload)
+		if err != nil {
+			return nil, err
+		}
+		return result, nil
+	})
+}
+
+// decode reads and validates a payload. Its errors contain no values, which may be personal; those
+// of the payload's own methods may.
+func decode[P any](data json.RawMessage, payload *P) error {
+	err := json.Unmarshal(data, payload)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong):
+		field := "payload"
+		if wrong.Field != "" {
+			field += "." + wrong.Field
+		}
+		is, _, _ := strings.Cut(wrong.Value, " ") // behind "number" stands the number
+		return fmt.Errorf("%s: must be %s, is %s", field, jsonName(wrong.Type), is)
+	case err != nil:
+		return fmt.Errorf("payload: %w", err)
+	}
+	for _, v := range []any{*payload, payload} { // the method may have a pointer receiver
+		if v, ok := v.(interface{ Validate() error }); ok {
+			if err := v.Validate(); err != nil {
+				return fmt.Errorf("payload: %w", err)
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// jsonName says what the JSON of a Go type is.
+func jsonName(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "a whole number in the range of " + t.Kind().String()
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Map, reflect.Struct:
+		return "an object"
+	}
+	return "the JSON of " + t.String()
+}

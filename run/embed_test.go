@@ -1,0 +1,182 @@
+package run_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/run"
+)
+
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// freeAddr returns an address on loopback at which nothing listens.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// start runs e in the background, until stop is called or the test ends.
+func start(t *testing.T, e *run.Embedded) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	stop = sync.OnceValue(func() error {
+		cancel()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(patience):
+			return errors.New("Run does not end")
+		}
+	})
+	t.Cleanup(func() { require.NoError(t, stop()) })
+	return stop
+}
+
+// A program has all roles, and a second one only a worker. Both run jobs of a typed processor,
+// through middleware, and the hooks are called in order. Nothing is read from the environment.
+func TestEmbedded(t *testing.T) {
+	t.Setenv("BULKACTION_WORKER_COUNT", "nonsense")
+	t.Setenv("BULKACTION_REDIS_URL", "nonsense")
+	url, prefix := redistest.Shared(t)
+	type in struct {
+		N int `json:"n"`
+	}
+	double := client.Typed[in]("DOUBLE")
+	var calls atomic.Int64
+	var workers sync.Map
+	listening := make(chan string, 1)
+	var order []string
+	config := func(name string) run.Config {
+		return run.Config{
+			RedisURL: url, Settings: map[string]string{"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0", "WORKER_COUNT": "2"},
+			Logger: slog.New(slog.DiscardHandler), Listening: func(addr string) { listening <- addr },
+			Middleware: []processor.Middleware{func(next processor.Handler) processor.Handler {
+				return func(ctx context.Context, job processor.Job) (any, error) {
+					calls.Add(1)
+					workers.Store(name, true)
+					return next(ctx, job)
+				}
+			}},
+		}
+	}
+	proc := processor.Typed("DOUBLE", func(_ context.Context, job processor.Job, p in) (in, error) {
+		time.Sleep(10 * time.Millisecond) // so that both workers get some
+		return in{2 * p.N}, nil
+	})
+	all := config("all")
+	all.OnStart = func(context.Context) error { order = append(order, "start"); return nil }
+	all.OnStop = func(ctx context.Context) error { order = append(order, "stop"); return ctx.Err() }
+	stop := start(t, run.NewAll(all, proc))
+	addr := <-listening
+	start(t, run.NewWorker(config("worker"), proc))
+
+	a := client.NewAPI("http://" + addr)
+	jobs := make([]client.Job, 200)
+	for i := range jobs {
+		jobs[i] = double(in{i})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := a.Submit(ctx, client.Group{
+		ID: "g", Tenant: "acme", Type: "DOUBLE", Jobs: jobs, Seal: true,
+		Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data.n"}},
+	})
+	require.NoError(t, err)
+	g, err := a.Wait(ctx, "g")
+	require.NoError(t, err)
+	require.Equal(t, api.StatusCompleted, g.Status)
+	require.JSONEq(t, "39800", string(g.Aggregate["sum"]))
+	require.EqualValues(t, 200, calls.Load())
+	for _, name := range []string{"all", "worker"} {
+		_, ran := workers.Load(name)
+		require.True(t, ran, name)
+	}
+	require.NoError(t, stop())
+	require.Equal(t, []string{"start", "stop"}, order)
+}
+
+func TestMistakes(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	settings := func(name, value string) map[string]string {
+		return map[string]string{"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0", name: value}
+	}
+	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = taken.Close() })
+	hook := errors.New("the database is away")
+	for name, test := range map[string]struct {
+		config run.Config
+		says   string
+	}{
+		"wrong value":  {run.Config{Settings: settings("WORKER_COUNT", "ten")}, `BULKACTION_WORKER_COUNT="ten": must be`},
+		"unknown":      {run.Config{Settings: settings("WORKER_CONT", "10")}, "did you mean BULKACTION_WORKER_COUNT?"},
+		"no processor": {run.Config{RedisURL: url, Settings: settings("WORKER_TYPES", "OTHER")}, "OTHER"},
+		"admin address is taken": {
+			run.Config{RedisURL: url, Settings: settings("ADMIN_ADDR", taken.Addr().String())}, "ADMIN_ADDR",
+		},
+		"hook": {
+			run.Config{RedisURL: url, Settings: settings("WORKER_COUNT", "1"), OnStart: func(context.Context) error { return hook }},
+			hook.Error(),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test.config.Logger = slog.New(slog.DiscardHandler)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			err := run.NewWorker(test.config, proc).Run(ctx)
+			require.ErrorContains(t, err, test.says)
+			require.NoError(t, ctx.Err())
+		})
+	}
+}
+
+// While Redis is away, Run waits for it, and ends without an error when it is told to.
+func TestRedisIsAway(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	var mu sync.Mutex
+	logger := slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, nil))
+	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })
+	stop := start(t, run.NewWorker(run.Config{RedisURL: "redis://" + freeAddr(t), Logger: logger}, proc))
+	require.Eventually(t, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Contains(log.String(), "waiting for it")
+	}, patience, 10*time.Millisecond)
+	require.NoError(t, stop())
+}
+
+type lockedWriter struct {
+	mu *sync.Mutex
+	w  *strings.Builder
+}
+
+func (l lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
