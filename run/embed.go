@@ -36,7 +36,7 @@ type Config struct {
 	// error ends Run.
 	OnStart func(ctx context.Context) error
 	// OnStop is called once after OnStart has succeeded and all work has ended. Its context is not
-	// cancelled. Run returns its error.
+	// cancelled, and lasts ten seconds. Run returns its error.
 	OnStop func(ctx context.Context) error
 	// Listening is called with the address of the HTTP API. Only All calls it.
 	Listening func(addr string)
@@ -73,11 +73,11 @@ func (c Config) own(procs []processor.Processor) roles.Own {
 	}
 }
 
-// Run works until ctx ends, and then returns nil when the running jobs have ended, at most after
+// Run works until ctx ends, and returns nil when the running jobs have ended, at most after
 // SHUTDOWN_GRACE_PERIOD; jobs that take longer run again elsewhere. While Redis is away, Run logs
-// that and waits. It returns an error if settings are wrong, if Redis does not fit, if a hook fails,
-// or if an address is taken. It reads no environment variables and no arguments, handles no signals
-// and never exits the process. Call it once.
+// that and waits. It returns an error if settings are wrong, if Redis does not fit, if a hook
+// fails, or if an address is taken. It reads no environment variables and no arguments, handles no
+// signals and never exits the process. Call it once.
 func (e *Embedded) Run(ctx context.Context) error {
 	c := e.config
 	settings := maps.Clone(c.Settings)

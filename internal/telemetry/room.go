@@ -87,7 +87,7 @@ func (m *RoomMetrics) ShowGauges(meter metric.Meter, pending func(ctx context.Co
 	m.away = gauge("away", "Users who are away and keep their places.")
 	m.slots = gauge("slots", "Slots by state.")
 	m.streams = gauge("connections", "Open streams of this broker.")
-	m.pace = gauge("pace", "Promotions a second in the last minute.")
+	m.pace = gauge("pace", "Promotions a second in the last minute, without those that filled free slots.")
 	m.pending = gauge("dispatch_pending", "Messages of the last half minute in the stream of this broker.")
 	all := []metric.Observable{m.waiting, m.away, m.slots, m.streams, m.pace, m.pending}
 	must(meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {

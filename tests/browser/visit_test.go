@@ -167,7 +167,8 @@ func TestWithoutEventSource(t *testing.T) {
 	require.Zero(t, streams)
 }
 
-// A proxy refuses the stream for a while. The page polls, and tries the stream again after a minute.
+// A proxy refuses the stream for a while. The page polls, and tries the stream again after a
+// minute.
 func TestStreamIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})

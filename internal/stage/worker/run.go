@@ -94,21 +94,16 @@ func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass
 	if pass != nil {
 		ctx = pass.Into(ctx)
 	}
-	result, err := t.proc.Process(ctx, w.job(t))
+	job := t.job()
+	job.RetriesLeft = max(0, w.cfg.retriesOf(t.terms)-t.Retries)
+	result, err := t.proc.Process(ctx, job)
 	if err != nil {
 		return nil, err
 	}
 	return encodeResult(result)
 }
 
-// job returns what Process gets.
-func (w *Worker) job(t *task) processor.Job {
-	job := t.job()
-	job.RetriesLeft = max(0, w.cfg.retriesOf(t.terms)-t.Retries)
-	return job
-}
-
-// job returns what Admit gets. The terms of the task's group, such as its tenant, are not known.
+// job returns what a processor gets. Before the start the tenant is not known.
 func (t *task) job() processor.Job {
 	return processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,

@@ -21,8 +21,9 @@ type pace struct {
 }
 
 type sample struct {
-	at       time.Time // Redis's time
-	promoted int64
+	at             time.Time // Redis's time
+	promoted, used int64
+	full           bool // all slots are in use
 }
 
 // add counts a snapshot. While the event is not open, and after a loss of data, the pace is unknown
@@ -32,7 +33,7 @@ func (p *pace) add(at time.Time, s waitingroom.Snapshot) {
 		p.samples = nil
 		return
 	}
-	next := sample{at, s.Counters["promoted"]}
+	next := sample{at, s.Counters["promoted"], s.Used, s.Free == 0}
 	if n := len(p.samples); n > 0 {
 		last := p.samples[n-1]
 		if next.promoted < last.promoted || at.Before(last.at) {
@@ -47,7 +48,10 @@ func (p *pace) add(at time.Time, s waitingroom.Snapshot) {
 	p.samples = p.samples[old:]
 }
 
-// perSecond returns the promotions a second, false while they are unknown.
+// perSecond returns the promotions a second, false while they are unknown. While all slots are in
+// use, users are promoted only as others go: then promotions into slots that nobody had before do
+// not count. Otherwise the first users of an event, who fill its slots at once, would promise a
+// pace that the next ones don't have.
 func (p *pace) perSecond() (float64, bool) {
 	if len(p.samples) < 2 {
 		return 0, false
@@ -57,5 +61,9 @@ func (p *pace) perSecond() (float64, bool) {
 	if window < minPaceWindow {
 		return 0, false
 	}
-	return float64(last.promoted-first.promoted) / window.Seconds(), true
+	n := last.promoted - first.promoted
+	if last.full {
+		n = max(0, n-max(0, last.used-first.used))
+	}
+	return float64(n) / window.Seconds(), true
 }
