@@ -68,7 +68,7 @@ var commands = []Command{
 // package.
 func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
 	r := &Root{IO: stdio}
-	cmd := r.command(slices.Concat(commands, groupActions(), more))
+	cmd := r.command(slices.Concat(commands, groupActions(), roleCommands(), more))
 	cmd.SetArgs(args)
 	return r.exitCode(ctx, cmd.ExecuteContext(ctx))
 }

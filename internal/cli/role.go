@@ -27,11 +27,7 @@ func newRole(*Root) *cobra.Command {
 		ValidArgs: append(slices.Clone(roles.Names), "broker"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Args = args // app.Main parses the arguments after the program's name
-			based := roles.All(roles.Own{BuiltIn: true})[args[0]]
-			if based == nil {
-				based = roles.Broker(nil)
-			}
-			role := roles.Alone(based)
+			role := roles.Alone(roleOf(args[0]))
 			app.Main(args[0], withProfile(profile, withJournal(dir, role)))
 			return nil
 		},

@@ -11,7 +11,7 @@ import (
 )
 
 func newWorker(r *Root) *cobra.Command {
-	return parentCommand("worker", "Resize the pools of worker processes; `stats` lists the processes",
+	return asRole(parentCommand("worker", "Run the role worker as a process, or resize a running one; `stats` lists them",
 		&cobra.Command{
 			Use:   "resize WORKER SLOTS",
 			Short: "Set how many jobs a worker process runs at once",
@@ -34,7 +34,7 @@ func newWorker(r *Root) *cobra.Command {
 				}
 				return a.ResizeWorker(ctx, args[0], n)
 			}, func(t table, p api.PoolSize) { t.row(p.ID, p.Workers) }),
-		})
+		}))
 }
 
 // slots reads the number of slots of a worker process.

@@ -20,6 +20,5 @@ func TestPanickedAt(t *testing.T) {
 		return
 	}
 	require.Contains(t, at(func() { panic("x") }), "TestPanickedAt.func")
-	require.Regexp(t, `worker\.divide \(.*panic_internal_test\.go:9\)`, at(func() { divide(1, 0) }))
-	require.Contains(t, at(func() { var m map[string]int; m["x"] = 1 }), "panic_internal_test.go")
+	require.Regexp(t, `worker\.divide \(.*panic_internal_test\.go:9\)`, at(func() { require.Zero(t, divide(1, 0)) }))
 }

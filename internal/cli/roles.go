@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/roles"
+)
+
+// processHelp is said of all commands that run roles.
+const processHelp = " as a process, until SIGTERM. Environment variables configure it; -help lists them,\n" +
+	"-healthcheck asks whether a running process is ready."
+
+// roleCommands returns a command for each role, and one for all of them. worker is a command with
+// subcommands, too.
+func roleCommands() []Command {
+	all := []Command{newAll}
+	for _, name := range append(slices.Clone(roles.Names), "broker") {
+		if name != "worker" {
+			all = append(all, func(*Root) *cobra.Command { return asRole(&cobra.Command{Use: name}) })
+		}
+	}
+	return all
+}
+
+// asRole lets a command run the role of its name.
+func asRole(cmd *cobra.Command) *cobra.Command {
+	name := cmd.Name()
+	if cmd.Short == "" {
+		cmd.Short = "Run the role " + name + " as a process"
+	}
+	cmd.Long = "Run the role " + name + processHelp
+	return asProcess(cmd, roleOf(name))
+}
+
+// roleOf returns a role with the built-in processors and reducers.
+func roleOf(name string) roles.BasedRole {
+	if name == "broker" {
+		return roles.Broker(nil)
+	}
+	return roles.All(roles.Own{BuiltIn: true})[name]
+}
+
+func newAll(*Root) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "all",
+		Short: "Run all roles in one process, for small installations",
+		Long: "Run all six roles" + processHelp + "\n" +
+			"With BULKACTION_BROKER_TOKEN_KEYS_FILE it runs a broker of the waiting room, too. Several processes, with\n" +
+			"all roles or with one, may share a Redis.",
+	}
+	return asProcess(cmd, func(ctx context.Context, p *app.Process, b roles.Base) error {
+		named := roles.All(roles.Own{BuiltIn: true})
+		if p.Config.Broker.TokenKeysFile != "" {
+			named["broker"] = roles.Broker(nil)
+		}
+		return roles.Together(ctx, p, b, named)
+	})
+}
+
+// asProcess lets a command run a role in this process, with the flags of package app.
+func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
+	cmd.DisableFlagParsing = true
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		os.Args = append([]string{cmd.CommandPath()}, args...) // app.Main parses them
+		app.Main(cmd.Name(), roles.Alone(role))
+		return nil
+	}
+	return cmd
+}

@@ -1,0 +1,60 @@
+package integration
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// One process has all roles, and another one only a worker. A group ends, and both stop in order.
+func TestAllRolesInOneProcess(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	env := map[string]string{
+		"BULKACTION_REDIS_URL": url, "BULKACTION_KEY_PREFIX": prefix, "BULKACTION_WORKER_TYPES": "NOOP",
+	}
+	all := proctest.Start(t, "bulkaction", env, "all")
+	worker := proctest.Start(t, "bulkaction", env, "worker")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	a := client.NewAPI("http://" + all.APIAddr())
+	jobs := make([]client.Job, 50)
+	for i := range jobs {
+		jobs[i] = client.Job{Payload: map[string]int{"n": i}}
+	}
+	_, err := a.Submit(ctx, client.Group{ID: "g", Type: "NOOP", Jobs: jobs, Seal: true})
+	require.NoError(t, err)
+	g, err := a.Wait(ctx, "g")
+	require.NoError(t, err)
+	require.Equal(t, api.StatusCompleted, g.Status)
+	stats, err := a.Stats(ctx)
+	require.NoError(t, err)
+	require.Len(t, stats.Workers, 2)
+	for _, p := range []*proctest.Process{all, worker} {
+		p.Signal(syscall.SIGTERM)
+		require.Zero(t, p.Wait(time.Minute))
+	}
+}
+
+// The example runs everything in one program, and ends by itself.
+func TestEmbeddedExample(t *testing.T) {
+	t.Parallel()
+	binary := filepath.Join(t.TempDir(), "embedded")
+	out, err := exec.Command("go", "build", "-o", binary, "../../examples/embedded").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stdout, err := exec.CommandContext(ctx, binary, "-redis", redistest.Server(t).URL(), "-addr", "127.0.0.1:0").Output()
+	require.NoError(t, err)
+	require.Equal(t, "COMPLETED: 100 of 100 invoices charged, 5050 cents\n", string(stdout))
+}
