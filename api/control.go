@@ -111,11 +111,3 @@ type TenantList struct {
 	Tenants []Tenant `json:"tenants"`
 	Cursor  string   `json:"cursor,omitempty"` // asks for the next page; empty on the last page
 }
-
-// GuardAction is the answer to an action of an operator on a member of a guard. The documents of
-// guards themselves are those of package guard.
-type GuardAction struct {
-	Guard  string `json:"guard"` // KIND/NAME
-	Member string `json:"member"`
-	Action string `json:"action"` // disable, enable, open, close or take-back
-}

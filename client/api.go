@@ -1,6 +1,7 @@
-// Package client submits and follows bulk actions from Go. API calls the HTTP API; Producer writes
-// messages to the stream ingest in Redis. The package hides encoding, retries, the splitting of
-// large submissions, paging, and the resuming of broken event streams.
+// Package client submits and follows bulk actions from Go by the HTTP API. It hides encoding,
+// retries, the splitting of large appends, paging, and the resuming of broken event streams. It
+// imports only the standard library and small packages of this module. Package client/producer
+// submits through Redis, and package client/stream follows events there.
 package client
 
 import (
@@ -12,10 +13,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
 // API is a client of the HTTP API. It is safe for concurrent use.
@@ -35,7 +34,9 @@ type API struct {
 // Option changes a setting of an API from its default.
 type Option func(*API)
 
-// WithHTTPClient makes the API use c, for example for authentication. The Timeout of c is not
+// WithHTTPClient makes the API use c, for example for authentication or traces: the API sends no
+// traceparent of its own, and the requests have the caller's context, from which an instrumented
+// Transport, such as that of OpenTelemetry's otelhttp, takes the trace. The Timeout of c is not
 // applied to streams.
 func WithHTTPClient(c *http.Client) Option {
 	return func(a *API) {
@@ -69,7 +70,7 @@ func NewAPI(baseURL string, opts ...Option) *API {
 		maxWait:        30 * time.Second,
 		silenceTimeout: time.Minute,
 		outageTimeout:  time.Minute,
-		sleep:          redisx.Sleep,
+		sleep:          sleep,
 	}
 	a := &API{transport: shared, operatorAPI: operatorAPI{shared}, guardAPI: guardAPI{shared}, roomAPI: roomAPI{shared}}
 	WithHTTPClient(&http.Client{Transport: t})(a)
@@ -96,7 +97,7 @@ func WithIdempotencyKey(key string) CallOption {
 const headerIdempotency = "Idempotency-Key"
 
 func keyOf(opts []CallOption) string {
-	o := callOptions{key: uuid.NewString()}
+	o := callOptions{key: submission.NewKey()}
 	for _, opt := range opts {
 		opt(&o)
 	}
@@ -106,7 +107,7 @@ func keyOf(opts []CallOption) string {
 // Submit creates a group with its jobs, if any. The request may have up to 32 MiB; add more jobs
 // with Append.
 func (a *API) Submit(ctx context.Context, g Group, opts ...CallOption) (api.Accepted, error) {
-	body, err := marshal(g)
+	body, err := submission.Encode(g)
 	if err != nil {
 		return api.Accepted{}, err
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -140,12 +141,23 @@ func TestSubmit(t *testing.T) {
 	require.Equal(t, "mine", keys[2])
 }
 
+// tracingTransport adds the trace of a request's context to the request, as the transports of
+// OpenTelemetry do.
+type tracingTransport struct{}
+
+func (tracingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	propagation.TraceContext{}.Inject(r.Context(), propagation.HeaderCarrier(r.Header))
+	return http.DefaultTransport.RoundTrip(r)
+}
+
 func TestSubmitCarriesTheTrace(t *testing.T) {
 	var got string
+	traced := client.WithHTTPClient(&http.Client{Transport: tracingTransport{}})
 	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got = r.Header.Get("traceparent")
 		answer(w, http.StatusAccepted, api.Accepted{})
-	}))
+	}), traced)
 	ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,
 	}))

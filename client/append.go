@@ -11,10 +11,9 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/google/uuid"
-
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/records"
+	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
 // An append is sent in parts, one request each. These are the limits of a part: it is held in
@@ -61,7 +60,7 @@ func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts
 	}
 	n := 0
 	for job := range jobs {
-		line, err := marshal(job)
+		line, err := submission.Encode(job)
 		if err != nil {
 			return u.answer, fmt.Errorf("append to group %s: encode job %d: %w", group, n, err)
 		}
@@ -179,7 +178,7 @@ func (u *upload) send(ctx context.Context) error {
 	body := append(bytes.Clone(u.header), u.part.Bytes()...)
 	header := http.Header{}
 	header.Set("Content-Type", u.contentType)
-	header.Set(headerIdempotency, messageID(u.key+"/"+strconv.Itoa(u.partsSent), body))
+	header.Set(headerIdempotency, submission.ID(u.key+"/"+strconv.Itoa(u.partsSent), body))
 	c := u.call
 	c.header, c.body = header, body
 	got, err := doJSON[api.Appended](ctx, u.api, c)
@@ -203,11 +202,4 @@ func (u *upload) addAnswer(got api.Appended) {
 	for _, l := range got.Rejected[:min(len(got.Rejected), maxListedLines-len(u.answer.Rejected))] {
 		u.answer.Rejected = append(u.answer.Rejected, api.LineError{Line: l.Line + offset, Error: l.Error})
 	}
-}
-
-// messageID derives a message id from a key and the message's content. The same message always gets
-// the same id, so a repetition changes nothing. Other content under the same key gets another id,
-// so that it is not mistaken for a repetition.
-func messageID(key string, data []byte) string {
-	return uuid.NewSHA1(uuid.NewSHA1(uuid.NameSpaceOID, []byte(key)), data).String()
 }

@@ -19,12 +19,3 @@ func WithSilence(d time.Duration) Option {
 func WithOutage(d time.Duration) Option {
 	return func(a *API) { a.outageTimeout = d }
 }
-
-// SetBacklogClock replaces the clock that decides when the backlog's length is read again.
-func (p *Producer) SetBacklogClock(now func() time.Time) { p.backlog.now = now }
-
-// The limits of one message.
-const (
-	MaxMessageJobs  = maxMessageJobs
-	MaxMessageBytes = maxMessageBytes
-)

@@ -1,10 +1,10 @@
 package client
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
 // The lanes that Group.Priority can name. A higher lane gets more capacity; a lower lane still gets
@@ -17,8 +17,8 @@ const (
 
 // Group is a bulk action to be submitted. Only Type is required.
 type Group struct {
-	// ID matches ^[A-Za-z0-9._-]{1,128}$ and is neither . nor .. Producer.Submit or the server
-	// generates one for an empty ID.
+	// ID matches ^[A-Za-z0-9._-]{1,128}$ and is neither . nor .. For an empty ID, the server or
+	// the producer generates one.
 	ID string `json:"id,omitempty"`
 	// Tenant is the tenant whose share and limits the group uses. If it is empty, the group is its
 	// own tenant.
@@ -61,15 +61,10 @@ type Job struct {
 
 // MarshalJSON returns the body of POST /v1/groups.
 func (g Group) MarshalJSON() ([]byte, error) {
-	jobs, err := marshalJobs(g.Jobs)
+	jobs, err := submission.EncodeAll(g.Jobs)
 	if err != nil {
 		return nil, err
 	}
-	return g.marshal(jobs)
-}
-
-// marshal encodes the group with jobs that are JSON already, so that no job is encoded twice.
-func (g Group) marshal(jobs [][]byte) ([]byte, error) {
 	type withoutJobs Group // it has no method MarshalJSON
 	head := struct {
 		withoutJobs
@@ -78,55 +73,9 @@ func (g Group) marshal(jobs [][]byte) ([]byte, error) {
 	if g.JobTimeout != 0 {
 		head.JobTimeout = g.JobTimeout.String()
 	}
-	b, err := marshal(head)
+	b, err := submission.Encode(head)
 	if err != nil {
 		return nil, fmt.Errorf("encode group %s: %w", g.ID, err)
 	}
-	if len(jobs) == 0 {
-		return b, nil
-	}
-	return withJobs(b, jobs), nil
-}
-
-// withJobs adds a member "jobs" to a JSON object that has at least one member.
-func withJobs(object []byte, jobs [][]byte) []byte {
-	const open, end = `,"jobs":[`, `]}`
-	size := len(object) + len(open) + len(end) + len(jobs)
-	for _, j := range jobs {
-		size += len(j)
-	}
-	b := make([]byte, 0, size)
-	b = append(b, object[:len(object)-1]...)
-	b = append(b, open...)
-	for i, j := range jobs {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(b, j...)
-	}
-	return append(b, end...)
-}
-
-func marshalJobs(jobs []Job) ([][]byte, error) {
-	all := make([][]byte, len(jobs))
-	for i, j := range jobs {
-		b, err := marshal(j)
-		if err != nil {
-			return nil, fmt.Errorf("encode job %d: %w", i, err)
-		}
-		all[i] = b
-	}
-	return all, nil
-}
-
-// marshal encodes v as JSON and leaves <, > and & as they are. Nothing here is shown as HTML, and
-// an escaped character takes six bytes.
-func marshal(v any) ([]byte, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+	return submission.WithJobs(b, jobs), nil
 }

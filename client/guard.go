@@ -6,9 +6,9 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/guard"
 )
 
 // guardAPI holds the calls on guards. A guard is named KIND/NAME; a NAME alone is that of a pool.
@@ -16,41 +16,46 @@ type guardAPI struct{ *transport }
 
 // Guards iterates over the guards of a kind, or with "" over those of all kinds but key, in no
 // order. A guard that is used meanwhile may come twice. An error ends the iteration.
-func (a *guardAPI) Guards(ctx context.Context, kind string) iter.Seq2[guard.Summary, error] {
+func (a *guardAPI) Guards(ctx context.Context, kind string) iter.Seq2[api.GuardSummary, error] {
 	query := url.Values{"limit": {"1000"}}
 	if kind != "" {
 		query.Set("kind", kind)
 	}
 	return pages(ctx, a.transport, "guards", query,
-		func(l guard.List) ([]guard.Summary, string) { return l.Guards, l.Cursor })
+		func(l api.GuardList) ([]api.GuardSummary, string) { return l.Guards, l.Cursor })
 }
 
 // Guard returns a guard with all its members.
-func (a *guardAPI) Guard(ctx context.Context, name string) (guard.View, error) {
-	return doJSON[guard.View](ctx, a.transport, guardCall("get", http.MethodGet, name, ""))
+func (a *guardAPI) Guard(ctx context.Context, name string) (api.Guard, error) {
+	return doJSON[api.Guard](ctx, a.transport, guardCall("get", http.MethodGet, name, ""))
 }
 
-// ControlGuard disables or enables a member of a guard, opens or closes its circuit breaker, or
-// takes its leases back. A guard that is not a pool has one member, "1". The call may be repeated.
-func (a *guardAPI) ControlGuard(
-	ctx context.Context, name, member string, do guard.Action,
-) (api.GuardAction, error) {
-	c := guardCall(string(do)+" member "+member+" of", http.MethodPost, name, "/members/"+member+"/"+string(do))
-	if !api.ValidID(member) && c.invalid == nil {
+// ControlGuard does something with a member of a guard. action is disable (no new lease), enable,
+// open or close (its circuit breaker), or take-back (its leases). A guard that is not a pool has
+// one member, "1". The call may be repeated.
+func (a *guardAPI) ControlGuard(ctx context.Context, name, member, action string) (api.GuardAction, error) {
+	c := guardCall(action+" member "+member+" of", http.MethodPost, name, "/members/"+member+"/"+action)
+	switch {
+	case c.invalid != nil:
+	case !api.ValidID(member):
 		c.invalid = fmt.Errorf("member id %q: must "+api.IDRule, member)
+	case !api.ValidID(action):
+		c.invalid = fmt.Errorf("action %q: must be disable, enable, open, close or take-back", action)
 	}
 	return doJSON[api.GuardAction](ctx, a.transport, c)
 }
 
-// guardCall returns a call on one guard. rest follows its name in the path. An invalid name makes
-// the call invalid.
+// guardCall returns a call on one guard. rest follows its name in the path. A name that could
+// change the URL makes the call invalid; whether the kind exists is for the server to say.
 func guardCall(verb, method, name, rest string) apiCall {
 	c := apiCall{
 		action: verb + " guard " + name, method: method, path: "/v1/guards/" + url.PathEscape(name) + rest,
 	}
-	if _, _, ok := guard.ParseName(name); !ok {
-		c.invalid = fmt.Errorf("guard %q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore or "+
-			"key (key/NAME/KEY)", name)
+	for part := range strings.SplitSeq(name, "/") {
+		if !api.ValidID(part) {
+			c.invalid = fmt.Errorf("guard %q: must be NAME or KIND/NAME, where KIND is pool, breaker, lock, semaphore "+
+				"or key (key/NAME/KEY)", name)
+		}
 	}
 	return c
 }

@@ -20,17 +20,17 @@ type guardBackend struct {
 	calls []string
 }
 
-func (b *guardBackend) Guards(_ context.Context, q guard.Query) (guard.List, error) {
+func (b *guardBackend) Guards(_ context.Context, q guard.Query) (api.GuardList, error) {
 	b.calls = append(b.calls, fmt.Sprintf("list %q %q %d", q.Kind, q.Cursor, q.Limit))
 	if q.Cursor == "" {
-		return guard.List{Cursor: "0.1.a"}, nil // a page may be empty
+		return api.GuardList{Cursor: "0.1.a"}, nil // a page may be empty
 	}
-	return guard.List{Guards: []guard.Summary{{Name: "pool/p"}, {Name: "lock/l"}}}, nil
+	return api.GuardList{Guards: []api.GuardSummary{{Name: "pool/p"}, {Name: "lock/l"}}}, nil
 }
 
-func (b *guardBackend) Guard(_ context.Context, name string) (guard.View, error) {
+func (b *guardBackend) Guard(_ context.Context, name string) (api.Guard, error) {
 	b.calls = append(b.calls, "get "+name)
-	return guard.View{Name: name, Spec: guard.SpecView{Limiter: "none"}}, nil
+	return api.Guard{Name: name, Spec: api.GuardSpec{Limiter: "none"}}, nil
 }
 
 func (b *guardBackend) ControlGuard(_ context.Context, name, member string, do guard.Action) error {
@@ -56,10 +56,10 @@ func TestGuardCallsOnTheRealServer(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "none", v.Spec.Limiter)
 	}
-	done, err := a.ControlGuard(ctx, "lock/l", "1", guard.TakeBack)
+	done, err := a.ControlGuard(ctx, "lock/l", "1", "take-back")
 	require.NoError(t, err)
 	require.Equal(t, api.GuardAction{Guard: "lock/l", Member: "1", Action: "take-back"}, done)
-	_, err = a.ControlGuard(ctx, "p", "x", guard.Disable)
+	_, err = a.ControlGuard(ctx, "p", "x", "disable")
 	var refused *client.Error
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, 404, refused.Status)
@@ -72,9 +72,11 @@ func TestGuardCallsOnTheRealServer(t *testing.T) {
 
 	_, err = a.Guard(ctx, "pools/p")
 	require.ErrorContains(t, err, "must be NAME or KIND/NAME")
-	_, err = a.ControlGuard(ctx, "p", "a/b", guard.Open)
+	_, err = a.ControlGuard(ctx, "p", "a/b", "open")
 	require.ErrorContains(t, err, "member id")
-	_, err = a.ControlGuard(ctx, "p/../q", "a", guard.Open)
+	_, err = a.ControlGuard(ctx, "p/../q", "a", "open")
 	require.ErrorContains(t, err, "must be NAME or KIND/NAME")
-	require.Equal(t, want, b.calls, "no request is sent for an invalid argument")
+	_, err = a.ControlGuard(ctx, "p", "a", "..")
+	require.ErrorContains(t, err, "action")
+	require.Equal(t, want, b.calls, "no invalid argument reaches the backend")
 }

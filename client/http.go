@@ -7,16 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/propagation"
-
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
 // apiCall is one call of the API, with the rule for its retries.
@@ -46,7 +45,7 @@ func callOn(verb, method, kind, id, rest string) apiCall {
 
 // withBody returns the call with a JSON body. A body that can't be encoded makes the call invalid.
 func (c apiCall) withBody(body any) apiCall {
-	text, err := marshal(body)
+	text, err := submission.Encode(body)
 	if err != nil && c.invalid == nil {
 		c.invalid = fmt.Errorf("%s: %w", c.action, err)
 	}
@@ -147,7 +146,6 @@ func (t *transport) sendOnce(ctx context.Context, c apiCall) (*http.Response, er
 	for k, v := range c.header {
 		req.Header[k] = v
 	}
-	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(req.Header))
 
 	client := t.unary
 	if c.stream {
@@ -182,7 +180,19 @@ func backoff(err error, attempt int) time.Duration {
 		return e.RetryAfter
 	}
 	d := min(minBackoff<<min(attempt-1, 10), maxBackoff)
-	return redisx.Jitter(d)
+	return d/2 + rand.N(d/2+1)
+}
+
+// sleep waits for d and returns nil. If ctx ends first, sleep returns the error of ctx at once.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // deadlineWithin reports whether ctx's deadline comes within d, so that waiting for d would be

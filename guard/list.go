@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -19,24 +20,6 @@ type Query struct {
 	Kind   string // pool, breaker, lock, semaphore or key; "" = all kinds but key
 	Cursor string // of the page before; "" = the first page
 	Limit  int    // the most guards on the page; 0 = 50, at most 1,000
-}
-
-// List is a page of guards.
-type List struct {
-	Guards []Summary `json:"guards"`
-	Cursor string    `json:"cursor,omitempty"` // for the next page; "" on the last one
-}
-
-// Summary is a guard in a List. Members that are neither free nor cooling are busy or off.
-type Summary struct {
-	Name     string           `json:"name"` // KIND/NAME
-	Rev      int64            `json:"rev"`
-	Members  int64            `json:"members"`
-	Free     int64            `json:"free"`
-	Cooling  int64            `json:"cooling"`
-	Leases   int64            `json:"leases"`
-	Queue    int64            `json:"queue"`    // calls that wait
-	Counters map[string]int64 `json:"counters"` // granted, denied, queued, expired, stale, lost
 }
 
 // The cost of one page: SCAN goes over at most scanSteps times scanCount keys.
@@ -50,23 +33,23 @@ const (
 // List returns a page of the guards that Redis knows, in no order. A page may have less than Limit
 // guards, or none, and a cursor all the same: Redis is searched in parts of 100,000 keys. A guard
 // that is made, or that expires, while pages are read may be missing.
-func (o operations) List(ctx context.Context, q Query) (List, error) {
+func (o operations) List(ctx context.Context, q Query) (api.GuardList, error) {
 	if q.Kind != "" && !slices.Contains(Kinds, q.Kind) {
-		return List{}, invalid("kind %.40q: must be pool, breaker, lock, semaphore or key", q.Kind)
+		return api.GuardList{}, invalid("kind %.40q: must be pool, breaker, lock, semaphore or key", q.Kind)
 	}
 	q.Limit = min(cmp.Or(max(q.Limit, 0), fewListed), mostListed)
 	names, next, err := o.names(ctx, q)
 	if err != nil {
-		return List{}, err
+		return api.GuardList{}, err
 	}
-	l := List{Guards: make([]Summary, 0, len(names)), Cursor: next}
+	l := api.GuardList{Guards: make([]api.GuardSummary, 0, len(names)), Cursor: next}
 	for _, name := range names {
 		s, err := o.summary(ctx, name)
 		switch {
 		case err == nil:
 			l.Guards = append(l.Guards, s)
 		case !errors.Is(err, ErrUnknownGuard): // else it has expired since
-			return List{}, err
+			return api.GuardList{}, err
 		}
 	}
 	return l, nil
@@ -177,21 +160,21 @@ func (o operations) scanOnce(
 }
 
 // summary reads the counters and sizes of a guard, and none of its members.
-func (o operations) summary(ctx context.Context, name string) (Summary, error) {
+func (o operations) summary(ctx context.Context, name string) (api.GuardSummary, error) {
 	g, err := o.named(name)
 	if err != nil {
-		return Summary{}, err
+		return api.GuardSummary{}, err
 	}
 	reply, err := g.send(ctx, inspectScript, []any{0, 0})
 	if err != nil {
-		return Summary{}, err
+		return api.GuardSummary{}, err
 	}
 	if reply == nil {
-		return Summary{}, fmt.Errorf("guard %s: %w", name, ErrUnknownGuard)
+		return api.GuardSummary{}, fmt.Errorf("guard %s: %w", name, ErrUnknownGuard)
 	}
 	s := scan(reply)
 	head, sizes := readHead(s.list()), s.list()
-	sum := Summary{Name: name, Rev: head.rev, Counters: head.counters}
+	sum := api.GuardSummary{Name: name, Rev: head.rev, Counters: head.counters}
 	sum.Members, sum.Free, sum.Cooling = sizes.number(), sizes.number(), sizes.number()
 	sum.Leases, sum.Queue = sizes.number(), sizes.number()
 	if s.failed == nil {

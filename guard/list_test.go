@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -51,7 +52,7 @@ func TestListOfGuards(t *testing.T) {
 
 		page, err := c.List(ctx, Query{Kind: "pool"})
 		require.NoError(t, err)
-		require.Equal(t, []Summary{{
+		require.Equal(t, []api.GuardSummary{{
 			Name: "pool/p", Rev: 1, Members: 3, Free: 1, Leases: 1,
 			Counters: map[string]int64{"granted": 1, "denied": 0, "queued": 0, "expired": 0, "stale": 0, "lost": 0},
 		}}, page.Guards)
@@ -63,7 +64,7 @@ func TestListOfGuards(t *testing.T) {
 		}
 		page, err = c.List(ctx, Query{Cursor: "7.0."}) // of a cluster that had more masters
 		require.NoError(t, err)
-		require.Equal(t, List{Guards: []Summary{}}, page)
+		require.Equal(t, api.GuardList{Guards: []api.GuardSummary{}}, page)
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 )
 
 func main() {
@@ -22,7 +23,7 @@ func main() {
 }
 
 func submit(ctx context.Context, redisURL string) (string, error) {
-	p, err := client.NewProducer(ctx, redisURL)
+	p, err := producer.New(ctx, redisURL)
 	if err != nil {
 		return "", err
 	}

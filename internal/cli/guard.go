@@ -42,7 +42,7 @@ func newGuard(r *Root) *cobra.Command {
 				if err != nil {
 					return api.GuardAction{}, err
 				}
-				done, err := a.ControlGuard(ctx, name, member, action.do)
+				done, err := a.ControlGuard(ctx, name, member, string(action.do))
 				if err == nil && action.note != "" {
 					r.Notef("%s", action.note)
 				}
@@ -69,22 +69,22 @@ func newGuardLs(r *Root) *cobra.Command {
 			return cobra.NoArgs(cmd, args)
 		},
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
-			var all []guard.Summary
+			var all []api.GuardSummary
 			for g, err := range a.Guards(ctx, kind) {
 				if err != nil {
 					return err
 				}
 				all = append(all, g)
 			}
-			slices.SortFunc(all, func(a, b guard.Summary) int { return cmp.Compare(a.Name, b.Name) })
-			all = slices.CompactFunc(all, func(a, b guard.Summary) bool { return a.Name == b.Name })
+			slices.SortFunc(all, func(a, b api.GuardSummary) int { return cmp.Compare(a.Name, b.Name) })
+			all = slices.CompactFunc(all, func(a, b api.GuardSummary) bool { return a.Name == b.Name })
 			if len(all) == 0 {
 				r.Notef("No guard is known under the API's BULKACTION_KEY_PREFIX, which guard.Prefix must name.")
 			}
-			return printLines(r, each(all), &columns[guard.Summary]{
+			return printLines(r, each(all), &columns[api.GuardSummary]{
 				format: "%-32v %8v %8v %8v %8v %8v %12v %12v %8v",
 				head:   []any{"GUARD", "MEMBERS", "FREE", "COOLING", "LEASES", "QUEUE", "GRANTED", "DENIED", "LOST"},
-				cells: func(g guard.Summary) []any {
+				cells: func(g api.GuardSummary) []any {
 					return []any{
 						g.Name, thousands(g.Members), thousands(g.Free), thousands(g.Cooling), thousands(g.Leases),
 						thousands(g.Queue), thousands(g.Counters["granted"]), thousands(g.Counters["denied"]),
@@ -120,7 +120,7 @@ func newGuardShow(r *Root) *cobra.Command {
 			}
 			return checkGuard(args[0])
 		},
-		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (guard.View, error) {
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Guard, error) {
 			v, err := a.Guard(ctx, args[0])
 			return v, hintGuard(ctx, a, args[0], err)
 		}, guardRows),
@@ -177,7 +177,7 @@ func hintGuard(ctx context.Context, a *client.API, name string, err error) error
 }
 
 // guardRows adds all data of a guard.
-func guardRows(t table, v guard.View) {
+func guardRows(t table, v api.Guard) {
 	t.row("Guard", v.Name)
 	t.row("Declaration", v.Rev)
 	t.row("Limit", guardLimitText(v.Spec))
@@ -213,7 +213,7 @@ func guardRows(t table, v guard.View) {
 	}
 }
 
-func guardLimitText(s guard.SpecView) string {
+func guardLimitText(s api.GuardSpec) string {
 	switch s.Limiter {
 	case "sliding":
 		return fmt.Sprintf("%s in any %s", thousands(s.Permits), formatMS(s.WindowMS))
@@ -223,7 +223,7 @@ func guardLimitText(s guard.SpecView) string {
 	return "none"
 }
 
-func breakerText(s guard.SpecView) string {
+func breakerText(s api.GuardSpec) string {
 	if s.Failures == 0 {
 		return "none"
 	}

@@ -15,30 +15,30 @@ import (
 func (f *fakeAPI) listGuards(w http.ResponseWriter, r *http.Request) {
 	switch q := r.URL.Query(); {
 	case q.Get("kind") == "key":
-		reply(w, http.StatusOK, guard.List{Guards: []guard.Summary{{Name: "key/hosts/a"}}})
+		reply(w, http.StatusOK, api.GuardList{Guards: []api.GuardSummary{{Name: "key/hosts/a"}}})
 	case q.Get("cursor") == "":
-		reply(w, http.StatusOK, guard.List{Cursor: "0.1.", Guards: []guard.Summary{{
+		reply(w, http.StatusOK, api.GuardList{Cursor: "0.1.", Guards: []api.GuardSummary{{
 			Name: "pool/smtp", Members: 40, Free: 3, Cooling: 30, Leases: 7, Queue: 1234,
 			Counters: map[string]int64{"granted": 1234567, "denied": 5, "lost": 2},
 		}}})
 	default:
-		reply(w, http.StatusOK, guard.List{Guards: []guard.Summary{{Name: "lock/a"}, {Name: "pool/smtp"}}})
+		reply(w, http.StatusOK, api.GuardList{Guards: []api.GuardSummary{{Name: "lock/a"}, {Name: "pool/smtp"}}})
 	}
 }
 
-func fakeGuard(name string) guard.View {
+func fakeGuard(name string) api.Guard {
 	left, at := int64(17), epoch
-	return guard.View{
+	return api.Guard{
 		Name: name, Rev: 3,
-		Spec: guard.SpecView{
+		Spec: api.GuardSpec{
 			Limiter: "sliding", Permits: 80, WindowMS: 600_000, Failures: 3, OpenForMS: 600_000, Successes: 3, Concurrency: 1,
 			LeaseMS: 30_000, MaxWaitMS: 60_000, MaxQueue: 10_000,
 		},
-		Members: []guard.MemberView{
+		Members: []api.GuardMember{
 			{ID: "a", State: "busy", Breaker: "half_open", Failures: 1, Held: 1, Left: &left, LastUsedAt: &at, Uses: 1234},
 			{ID: "b", State: "free", Breaker: "closed", NextAt: &at},
 		},
-		Queue:    guard.QueueView{Length: 2, OldestMS: 1500},
+		Queue:    api.GuardQueue{Length: 2, OldestMS: 1500},
 		Counters: map[string]int64{"granted": 1234},
 	}
 }

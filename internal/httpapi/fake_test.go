@@ -315,21 +315,21 @@ func (f *fakeBackend) Stats(context.Context) (api.Stats, error) {
 	}, f.err
 }
 
-func (f *fakeBackend) Guards(_ context.Context, q guard.Query) (guard.List, error) {
+func (f *fakeBackend) Guards(_ context.Context, q guard.Query) (api.GuardList, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls = append(f.calls, fmt.Sprintf("guards %s %s %d", q.Kind, q.Cursor, q.Limit))
-	return guard.List{Guards: []guard.Summary{{Name: "pool/smtp", Members: 3}}, Cursor: "0.5."}, f.err
+	return api.GuardList{Guards: []api.GuardSummary{{Name: "pool/smtp", Members: 3}}, Cursor: "0.5."}, f.err
 }
 
-func (f *fakeBackend) Guard(_ context.Context, name string) (guard.View, error) {
+func (f *fakeBackend) Guard(_ context.Context, name string) (api.Guard, error) {
 	if name == "pool/none" {
-		return guard.View{}, fmt.Errorf("guard %s: %w", name, api.ErrNotFound)
+		return api.Guard{}, fmt.Errorf("guard %s: %w", name, api.ErrNotFound)
 	}
 	left, at := int64(0), time.Unix(1e9, 0)
-	return guard.View{
-		Name: name, Rev: 1, Spec: guard.SpecView{Limiter: "sliding", Permits: 80, WindowMS: 600_000},
-		Members: []guard.MemberView{{ID: "a", State: "cooling", Breaker: "open", OpenUntil: &at, Left: &left, NextAt: &at}},
+	return api.Guard{
+		Name: name, Rev: 1, Spec: api.GuardSpec{Limiter: "sliding", Permits: 80, WindowMS: 600_000},
+		Members: []api.GuardMember{{ID: "a", State: "cooling", Breaker: "open", OpenUntil: &at, Left: &left, NextAt: &at}},
 	}, f.err
 }
 

@@ -29,8 +29,8 @@ func badName(field, problem string) error {
 	return newProblem(http.StatusBadRequest, field+" "+problem, api.FieldError{Field: field, Problem: problem})
 }
 
-func listGuards(b Backend) func(*http.Request) (guard.List, error) {
-	return func(r *http.Request) (l guard.List, err error) {
+func listGuards(b Backend) func(*http.Request) (api.GuardList, error) {
+	return func(r *http.Request) (l api.GuardList, err error) {
 		q := guard.Query{Kind: r.URL.Query().Get("kind")}
 		if q.Cursor, q.Limit, err = pageParams(r); err != nil {
 			return l, err
@@ -47,8 +47,8 @@ func listGuards(b Backend) func(*http.Request) (guard.List, error) {
 	}
 }
 
-func getGuard(b Backend) func(*http.Request) (guard.View, error) {
-	return func(r *http.Request) (v guard.View, err error) {
+func getGuard(b Backend) func(*http.Request) (api.Guard, error) {
+	return func(r *http.Request) (v api.Guard, err error) {
 		name, err := guardName(r)
 		if err != nil {
 			return v, err

@@ -14,7 +14,7 @@ import (
 func TestGuards(t *testing.T) {
 	f := newFakeBackend()
 	h := New(options(f))
-	l := decode[guard.List](t, call(t, h, "GET", "/v1/guards", ""))
+	l := decode[api.GuardList](t, call(t, h, "GET", "/v1/guards", ""))
 	require.Equal(t, "pool/smtp", l.Guards[0].Name)
 	require.Equal(t, "0.5.", l.Cursor)
 	call(t, h, "GET", "/v1/guards?kind=key&cursor=0.7.&limit=9", "")
@@ -27,7 +27,7 @@ func TestGuards(t *testing.T) {
 	for path, name := range map[string]string{
 		"smtp": "pool/smtp", "pool%2Fsmtp": "pool/smtp", "lock%2Fa.b": "lock/a.b", "key%2Fhosts%2Fexample.org": "key/hosts/example.org",
 	} {
-		v := decode[guard.View](t, call(t, h, "GET", "/v1/guards/"+path, ""))
+		v := decode[api.Guard](t, call(t, h, "GET", "/v1/guards/"+path, ""))
 		require.Equal(t, name, v.Name)
 		require.Equal(t, "cooling", v.Members[0].State)
 	}

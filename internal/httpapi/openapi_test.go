@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
@@ -135,8 +134,8 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"Why", api.Why{}, false}, {"WhyLimit", api.WhyLimit{}, false}, {"Paused", api.Paused{}, false},
 		{"TenantSettings", api.TenantSettings{}, true}, {"Tenant", api.Tenant{}, false}, {"TenantList", api.TenantList{}, false},
 		{"TenantWindow", api.TenantWindow{}, false}, {"TenantCongestion", api.TenantCongestion{}, false},
-		{"Guard", guard.View{}, false}, {"GuardList", guard.List{}, false}, {"GuardSummary", guard.Summary{}, false},
-		{"GuardSpec", guard.SpecView{}, false}, {"GuardMember", guard.MemberView{}, false}, {"GuardQueue", guard.QueueView{}, false},
+		{"Guard", api.Guard{}, false}, {"GuardList", api.GuardList{}, false}, {"GuardSummary", api.GuardSummary{}, false},
+		{"GuardSpec", api.GuardSpec{}, false}, {"GuardMember", api.GuardMember{}, false}, {"GuardQueue", api.GuardQueue{}, false},
 		{"GuardAction", api.GuardAction{}, false},
 		{"EventSettings", api.EventSettings{}, true}, {"RoomEvent", api.RoomEvent{}, false}, {"RoomEventList", api.RoomEventList{}, false},
 		{"EventSlots", api.EventSlots{}, false}, {"Recalibration", api.Recalibration{}, true}, {"EventRemoval", api.EventRemoval{}, false},

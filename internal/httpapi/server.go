@@ -88,9 +88,9 @@ type Backend interface {
 	// ResizeWorker asks a live worker process to have n slots.
 	ResizeWorker(ctx context.Context, id string, n int) error
 	// Guards returns a page of guards. Names of guards have the form KIND/NAME here and below.
-	Guards(ctx context.Context, q guard.Query) (guard.List, error)
+	Guards(ctx context.Context, q guard.Query) (api.GuardList, error)
 	// Guard returns a guard with all its members.
-	Guard(ctx context.Context, name string) (guard.View, error)
+	Guard(ctx context.Context, name string) (api.Guard, error)
 	// ControlGuard does what an operator asks for with a member of a guard.
 	ControlGuard(ctx context.Context, name, member string, do guard.Action) error
 	// Stats returns queue sizes, rates and live processes.

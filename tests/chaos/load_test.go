@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -114,7 +115,7 @@ type receipt struct {
 // producers submit each group at its time, and repeat that until the group is accepted.
 type producers struct {
 	fleet  *fleet
-	stream *client.Producer
+	stream *producer.Producer
 
 	mu       sync.Mutex
 	receipts map[string]int
@@ -200,7 +201,7 @@ func (p *producers) once(ctx context.Context, g *group, api *client.API) error {
 			return err
 		}
 		for key, piece := range cut(jobs, g.pieces) {
-			if _, err := p.stream.AppendJobs(ctx, g.id, piece, client.WithDedupKey(fmt.Sprint(key))); err != nil {
+			if _, err := p.stream.AppendJobs(ctx, g.id, piece, producer.WithDedupKey(fmt.Sprint(key))); err != nil {
 				return err
 			}
 		}

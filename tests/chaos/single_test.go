@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
@@ -93,7 +93,7 @@ func (w *world) start(s scene, url func(int) string, direct string, partitions i
 	w.oracle, err = newOracle(w.t.Context(), w.fleet, direct, partitions)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = w.oracle.conn.Close() })
-	stream, err := client.NewProducer(w.t.Context(), url(0))
+	stream, err := producer.New(w.t.Context(), url(0))
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = stream.Close() })
 	w.producers = &producers{fleet: w.fleet, stream: stream, receipts: map[string]int{}}

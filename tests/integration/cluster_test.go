@@ -15,6 +15,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -23,7 +24,7 @@ import (
 // is called. loads lists the accepted ones.
 type producers struct {
 	s      *system
-	stream *client.Producer
+	stream *producer.Producer
 	stop   func()
 	wait   sync.WaitGroup
 
@@ -47,7 +48,7 @@ func (s *system) produce(tenants, jobs int) *producers {
 	p := &producers{s: s, stop: stop, ended: map[string]int64{}}
 	s.t.Cleanup(func() { stop(); p.wait.Wait() })
 	var err error
-	p.stream, err = client.NewProducer(ctx, s.env["BULKACTION_REDIS_URL"])
+	p.stream, err = producer.New(ctx, s.env["BULKACTION_REDIS_URL"])
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = p.stream.Close() })
 	overHTTP := client.NewAPI(s.url(0))

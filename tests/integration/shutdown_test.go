@@ -9,6 +9,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
@@ -77,7 +78,7 @@ func (s *system) underLoad(t *testing.T, during func()) {
 	for i := range groups {
 		ids = append(ids, s.submit(client.Group{ID: fmt.Sprint("g", i), Tenant: fmt.Sprint("t", i%3), Type: "NOOP", Jobs: jobs(messages*each, payload), Seal: true, Aggregate: sum}))
 	}
-	p, err := client.NewProducer(s.ctx(), s.redis.URL())
+	p, err := producer.New(s.ctx(), s.redis.URL())
 	require.NoError(t, err)
 	defer p.Close()
 	_, err = p.Submit(s.ctx(), client.Group{ID: "streamed", Type: "NOOP", Aggregate: sum})

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
 )
 
@@ -154,7 +155,7 @@ func TestTraceOfOneJob(t *testing.T) {
 	})
 	t.Run("by the Go producer it follows its span", func(t *testing.T) {
 		recorder := tracetest.NewSpanRecorder()
-		p, err := client.NewProducer(t.Context(), s.redis.URL(), client.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))))
+		p, err := producer.New(t.Context(), s.redis.URL(), producer.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))))
 		require.NoError(t, err)
 		defer p.Close()
 		_, err = p.Submit(t.Context(), client.Group{ID: "produced", Tenant: "acme", Type: "NOOP", Jobs: []client.Job{{Payload: payload()}}, Seal: true})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -150,7 +151,7 @@ func TestEveryScriptTwice(t *testing.T) {
 		status, answer := s.call(method, "http://"+addr+path, body)
 		require.Contains(t, []int{http.StatusOK, http.StatusAccepted}, status, "%s: %s", path, answer)
 	}
-	stream, err := client.NewProducer(ctx, server.URL())
+	stream, err := producer.New(ctx, server.URL())
 	require.NoError(t, err)
 	defer stream.Close()
 

@@ -22,12 +22,12 @@ type backend struct {
 	guards *guard.Client
 }
 
-func (b backend) Guards(ctx context.Context, q guard.Query) (guard.List, error) {
+func (b backend) Guards(ctx context.Context, q guard.Query) (api.GuardList, error) {
 	l, err := b.guards.List(ctx, q)
 	return l, guardError(err)
 }
 
-func (b backend) Guard(ctx context.Context, name string) (guard.View, error) {
+func (b backend) Guard(ctx context.Context, name string) (api.Guard, error) {
 	v, err := b.guards.Inspect(ctx, name)
 	return v, guardError(err)
 }

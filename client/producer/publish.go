@@ -1,4 +1,4 @@
-package client
+package producer
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
+	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
 // Limits of one message. A small message is cheap for the server to handle and for the producer to
@@ -28,6 +29,9 @@ const (
 // outcome of the last attempt is unknown or Redis was not ready.
 const publishAttempts = 4
 
+// retryDelay is the wait after the first attempt; after the n-th attempt it is n times as long.
+const retryDelay = 100 * time.Millisecond
+
 // outgoingMessage is a message for the ingest stream that is not published yet.
 type outgoingMessage struct {
 	typ           string
@@ -39,10 +43,10 @@ type outgoingMessage struct {
 
 func newAppendMessage(group, tenant string, jobs [][]byte) outgoingMessage {
 	// This can't fail: a string can always be encoded.
-	head, _ := marshal(struct {
+	head, _ := submission.Encode(struct {
 		Group string `json:"group"`
 	}{group})
-	data := withJobs(head, jobs)
+	data := submission.WithJobs(head, jobs)
 	return outgoingMessage{typ: messages.TypeJobsAppend, group: group, tenant: tenant, data: data, jobs: len(jobs)}
 }
 
@@ -106,7 +110,7 @@ func (p *Producer) publishWithRetry(ctx context.Context, publish func() error) e
 		case attempt == publishAttempts || ctx.Err() != nil || !call.IsUnavailable(err):
 			return err
 		}
-		if stopped := p.sleep(ctx, time.Duration(attempt)*minBackoff); stopped != nil {
+		if stopped := p.sleep(ctx, time.Duration(attempt)*retryDelay); stopped != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package client_test
+package producer_test
 
 import (
 	"encoding/json"
@@ -15,14 +15,17 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 const ingest = "bulk-action:ingest"
 
-func newProducer(t *testing.T, addr string, opts ...client.ProducerOption) *client.Producer {
+func ptr[T any](v T) *T { return &v }
+
+func newProducer(t *testing.T, addr string, opts ...producer.Option) *producer.Producer {
 	t.Helper()
-	p, err := client.NewProducer(t.Context(), "redis://"+addr, opts...)
+	p, err := producer.New(t.Context(), "redis://"+addr, opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
 	return p
@@ -91,7 +94,7 @@ func TestProducerWritesFlatEntries(t *testing.T) {
 
 func TestProducerMakesUpAGroupID(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := newProducer(t, r.Addr(), client.WithPrefix("other:"))
+	p := newProducer(t, r.Addr(), producer.WithPrefix("other:"))
 	id, err := p.Submit(t.Context(), client.Group{Type: "NOOP"})
 	require.NoError(t, err)
 	require.NotEmpty(t, id)
@@ -101,7 +104,7 @@ func TestProducerMakesUpAGroupID(t *testing.T) {
 }
 
 func TestProducerSplitsLargeGroups(t *testing.T) {
-	small := make([]client.Job, 2*client.MaxMessageJobs+1)
+	small := make([]client.Job, 2*producer.MaxMessageJobs+1)
 	for i := range small {
 		small[i].Payload = i
 	}
@@ -114,9 +117,9 @@ func TestProducerSplitsLargeGroups(t *testing.T) {
 		jobs    []client.Job
 		batches []int
 	}{
-		{"by number", small, []int{client.MaxMessageJobs, client.MaxMessageJobs, 1}},
+		{"by number", small, []int{producer.MaxMessageJobs, producer.MaxMessageJobs, 1}},
 		{"by size", large, []int{2, 2, 1}},
-		{"not", small[:client.MaxMessageJobs], []int{client.MaxMessageJobs}},
+		{"not", small[:producer.MaxMessageJobs], []int{producer.MaxMessageJobs}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := miniredis.RunT(t)
@@ -134,7 +137,7 @@ func TestProducerSplitsLargeGroups(t *testing.T) {
 				var payloads []json.RawMessage
 				for i, size := range c.batches {
 					e := entries[half*len(c.batches)+i]
-					require.LessOrEqual(t, len(e["data"]), client.MaxMessageBytes)
+					require.LessOrEqual(t, len(e["data"]), producer.MaxMessageBytes)
 					jobs := jobsOf(t, e)
 					require.Len(t, jobs, size)
 					for _, j := range jobs {
@@ -163,7 +166,7 @@ func TestProducerSplitsLargeGroups(t *testing.T) {
 func TestProducerRepeatsUnderTheSameMessageIDs(t *testing.T) {
 	r := miniredis.RunT(t)
 	p := newProducer(t, r.Addr())
-	jobs := make([]client.Job, client.MaxMessageJobs+1)
+	jobs := make([]client.Job, producer.MaxMessageJobs+1)
 	ids := func(do func()) (all []string) {
 		before := len(streamEntries(t, r, ingest))
 		do()
@@ -178,7 +181,7 @@ func TestProducerRepeatsUnderTheSameMessageIDs(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	app := func(jobs []client.Job, opts ...client.AppendOption) func() {
+	app := func(jobs []client.Job, opts ...producer.AppendOption) func() {
 		return func() {
 			_, err := p.AppendJobs(t.Context(), "g", jobs, opts...)
 			require.NoError(t, err)
@@ -190,9 +193,9 @@ func TestProducerRepeatsUnderTheSameMessageIDs(t *testing.T) {
 	require.NotEqual(t, first[0], ids(submit("high"))[0], "other content gets another message id")
 
 	require.NotEqual(t, ids(app(jobs)), ids(app(jobs)), "without a dedup key each call has message ids of its own")
-	keyed := ids(app(jobs, client.WithDedupKey("k")))
-	require.Equal(t, keyed, ids(app(jobs, client.WithDedupKey("k"))))
-	require.NotEqual(t, keyed, ids(app(jobs, client.WithDedupKey("l"))))
+	keyed := ids(app(jobs, producer.WithDedupKey("k")))
+	require.Equal(t, keyed, ids(app(jobs, producer.WithDedupKey("k"))))
+	require.NotEqual(t, keyed, ids(app(jobs, producer.WithDedupKey("l"))))
 	require.NotEqual(t, keyed[0], keyed[1])
 }
 
@@ -206,7 +209,7 @@ func TestProducerRefusesWhatTheServerWould(t *testing.T) {
 		`tenant: must match`:                   {Type: "NOOP", Tenant: "a{b}"},
 		`priority: must be`:                    {Type: "NOOP", Priority: "urgent"},
 		`jobs[1].type: must match`:             {Type: "NOOP", Jobs: []client.Job{{}, {Type: "a b"}}},
-		`after the first 500 jobs: `:           {Type: "NOOP", Jobs: append(make([]client.Job, client.MaxMessageJobs), client.Job{Type: "a b"})},
+		`after the first 500 jobs: `:           {Type: "NOOP", Jobs: append(make([]client.Job, producer.MaxMessageJobs), client.Job{Type: "a b"})},
 		`jobs[0].payload`:                      {Type: "NOOP", Jobs: []client.Job{{Payload: secret}}},
 		`encode job 0: json: unsupported type`: {Type: "NOOP", Jobs: []client.Job{{Payload: func() {}}}},
 		`total is 3, but it is sealed with 1`:  {Type: "NOOP", Jobs: []client.Job{{}}, Total: ptr(int64(3)), Seal: true},
@@ -229,7 +232,7 @@ func TestProducerRefusesWhatTheServerWould(t *testing.T) {
 
 func TestProducerLimitsTheBacklog(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := newProducer(t, r.Addr(), client.WithMaxBacklog(3))
+	p := newProducer(t, r.Addr(), producer.WithMaxBacklog(3))
 	now := time.Now()
 	p.SetBacklogClock(func() time.Time { return now })
 	ctx := t.Context()
@@ -240,22 +243,22 @@ func TestProducerLimitsTheBacklog(t *testing.T) {
 	_, err = p.AppendJobs(ctx, "g", one)
 	require.NoError(t, err)
 
-	n, err := p.AppendJobs(ctx, "g", make([]client.Job, client.MaxMessageJobs+1))
+	n, err := p.AppendJobs(ctx, "g", make([]client.Job, producer.MaxMessageJobs+1))
 	require.Zero(t, n)
-	require.ErrorIs(t, err, client.ErrBacklogFull)
-	var full *client.BacklogError
+	require.ErrorIs(t, err, producer.ErrBacklogFull)
+	var full *producer.BacklogError
 	require.ErrorAs(t, err, &full)
-	require.Equal(t, client.BacklogError{Length: 2, Max: 3, Wait: time.Second}, *full)
+	require.Equal(t, producer.BacklogError{Length: 2, Max: 3, Wait: time.Second}, *full)
 	require.EqualError(t, err, "publish jobs.append of group g: ingest backlog full: 2 messages, at most 3: try again in 1s")
 	require.Len(t, streamEntries(t, r, ingest), 2, "jobs that need two messages are published completely or not at all")
 
 	require.NoError(t, p.Cancel(ctx, "g"), "there is space for one more message")
-	require.ErrorIs(t, p.Cancel(ctx, "g"), client.ErrBacklogFull, "messages published since the last read of the length count")
+	require.ErrorIs(t, p.Cancel(ctx, "g"), producer.ErrBacklogFull, "messages published since the last read of the length count")
 
 	r.Del(ingest)
-	require.ErrorIs(t, p.Cancel(ctx, "g"), client.ErrBacklogFull, "the length is not read again so soon")
+	require.ErrorIs(t, p.Cancel(ctx, "g"), producer.ErrBacklogFull, "the length is not read again so soon")
 	now = now.Add(time.Second)
-	_, err = p.AppendJobs(ctx, "g", make([]client.Job, 10*client.MaxMessageJobs))
+	_, err = p.AppendJobs(ctx, "g", make([]client.Job, 10*producer.MaxMessageJobs))
 	require.NoError(t, err, "more messages than the limit are accepted into an empty stream")
 }
 
@@ -263,7 +266,7 @@ func TestProducerLimitsTheBacklog(t *testing.T) {
 // attempt.
 func TestProducerSpreadsWaitsOfRefusedMessages(t *testing.T) {
 	r := miniredis.RunT(t)
-	p := newProducer(t, r.Addr(), client.WithMaxBacklog(8))
+	p := newProducer(t, r.Addr(), producer.WithMaxBacklog(8))
 	now := time.Now()
 	p.SetBacklogClock(func() time.Time { return now })
 	for range 8 {
@@ -281,7 +284,7 @@ func TestProducerSpreadsWaitsOfRefusedMessages(t *testing.T) {
 		require.NoError(t, p.Cancel(t.Context(), "g"))
 	}
 	for _, want := range []time.Duration{time.Second, time.Second, 1500 * time.Millisecond, 2 * time.Second} {
-		var full *client.BacklogError
+		var full *producer.BacklogError
 		require.ErrorAs(t, p.Cancel(t.Context(), "g"), &full)
 		require.Equal(t, want, full.Wait)
 	}
@@ -290,7 +293,7 @@ func TestProducerSpreadsWaitsOfRefusedMessages(t *testing.T) {
 func TestProducerTraces(t *testing.T) {
 	r := miniredis.RunT(t)
 	spans := tracetest.NewSpanRecorder()
-	p := newProducer(t, r.Addr(), client.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))))
+	p := newProducer(t, r.Addr(), producer.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))))
 	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
 	_, err := p.Submit(trace.ContextWithSpanContext(t.Context(), parent), client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: make([]client.Job, 2)})
 	require.NoError(t, err)
@@ -322,7 +325,7 @@ func TestProducerWithoutTracerPassesOnTheParent(t *testing.T) {
 	require.Equal(t, "00-01000000000000000000000000000000-0200000000000000-01", streamEntries(t, r, ingest)[0]["traceparent"])
 }
 
-func TestNewProducerErrors(t *testing.T) {
+func TestNewErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
@@ -331,10 +334,10 @@ func TestNewProducerErrors(t *testing.T) {
 	require.ErrorContains(t, err, "publish group.cancel of group g: read length of ingest stream: ")
 	require.NotContains(t, err.Error(), "hunter2")
 
-	_, err = client.NewProducer(t.Context(), "http://user:hunter2@x")
+	_, err = producer.New(t.Context(), "http://user:hunter2@x")
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "hunter2")
 
-	_, err = client.NewProducer(t.Context(), "redis://127.0.0.1", client.WithPrefix("{x}"))
+	_, err = producer.New(t.Context(), "redis://127.0.0.1", producer.WithPrefix("{x}"))
 	require.ErrorContains(t, err, "brace")
 }

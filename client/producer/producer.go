@@ -1,4 +1,6 @@
-package client
+// Package producer submits bulk actions from Go by writing messages to the stream ingest in Redis.
+// It hides encoding, the splitting of large groups, retries, and the limit of the backlog.
+package producer
 
 import (
 	"context"
@@ -12,10 +14,12 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
+	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
 // Producer submits bulk actions by writing messages to the ingest stream in Redis. It needs no API
@@ -34,37 +38,37 @@ type Producer struct {
 	sleep     func(context.Context, time.Duration) error
 }
 
-// ProducerOption changes a setting of a Producer from its default.
-type ProducerOption func(*producerOptions)
+// Option changes a setting of a Producer from its default.
+type Option func(*options)
 
-type producerOptions struct {
+type options struct {
 	prefix     string
 	maxBacklog int64
 	tracers    trace.TracerProvider
 }
 
 // WithPrefix sets the prefix of the installation's Redis keys (default "bulk-action:").
-func WithPrefix(prefix string) ProducerOption {
-	return func(o *producerOptions) { o.prefix = prefix }
+func WithPrefix(prefix string) Option {
+	return func(o *options) { o.prefix = prefix }
 }
 
 // WithMaxBacklog sets how many messages (default 100,000) may wait in the ingest stream,
 // approximately. Beyond that the Producer returns ErrBacklogFull instead of adding to them.
-func WithMaxBacklog(messages int64) ProducerOption {
-	return func(o *producerOptions) { o.maxBacklog = messages }
+func WithMaxBacklog(messages int64) Option {
+	return func(o *options) { o.maxBacklog = messages }
 }
 
 // WithTracerProvider sets the tracer provider for the span of each message (default:
 // OpenTelemetry's global one).
-func WithTracerProvider(p trace.TracerProvider) ProducerOption {
-	return func(o *producerOptions) { o.tracers = p }
+func WithTracerProvider(p trace.TracerProvider) Option {
+	return func(o *options) { o.tracers = p }
 }
 
-// NewProducer connects to the Redis at redisURL: redis://host:port/db, a comma list for a cluster,
-// or redis-sentinel://host:port,…/master. If Redis does not answer, NewProducer logs that and
+// New connects to the Redis at redisURL: redis://host:port/db, a comma list for a cluster,
+// or redis-sentinel://host:port,…/master. If Redis does not answer, New logs that and
 // succeeds; calls fail until Redis is back.
-func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (*Producer, error) {
-	o := producerOptions{prefix: "bulk-action:", maxBacklog: defaultMaxBacklog, tracers: otel.GetTracerProvider()}
+func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error) {
+	o := options{prefix: "bulk-action:", maxBacklog: defaultMaxBacklog, tracers: otel.GetTracerProvider()}
 	for _, opt := range opts {
 		opt(&o)
 	}
@@ -89,7 +93,7 @@ func NewProducer(ctx context.Context, redisURL string, opts ...ProducerOption) (
 		publisher: publisher,
 		stream:    keys.Ingest(),
 		backlog:   &backlog{client: conn.Cmd, stream: keys.Ingest(), max: o.maxBacklog, now: time.Now},
-		tracer:    o.tracers.Tracer("github.com/bulkaction/bulkaction/client"),
+		tracer:    o.tracers.Tracer("github.com/bulkaction/bulkaction/client/producer"),
 		sleep:     redisx.Sleep,
 	}, nil
 }
@@ -100,11 +104,11 @@ func (p *Producer) Close() error { return p.conn.Close() }
 // Submit publishes a group with its jobs and returns the group's id. Jobs beyond the first 500 or
 // 512 KiB follow in messages of their own. After an error, the caller may submit the same Group
 // with the returned id again: the server does not add a job twice.
-func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
+func (p *Producer) Submit(ctx context.Context, g client.Group) (id string, err error) {
 	if g.ID == "" {
 		g.ID = uuid.NewString()
 	}
-	jobs, err := marshalJobs(g.Jobs)
+	jobs, err := submission.EncodeAll(g.Jobs)
 	if err != nil {
 		return "", fmt.Errorf("submit group %s: %w", g.ID, err)
 	}
@@ -121,7 +125,8 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 	if len(batches) > 0 {
 		first, batches = batches[0], batches[1:]
 	}
-	data, err := g.marshal(first)
+	g.Jobs = nil // they are encoded already
+	head, err := g.MarshalJSON()
 	if err != nil {
 		return "", err
 	}
@@ -129,7 +134,7 @@ func (p *Producer) Submit(ctx context.Context, g Group) (id string, err error) {
 		typ:         messages.TypeGroupSubmit,
 		group:       g.ID,
 		tenant:      g.Tenant,
-		data:        data,
+		data:        submission.WithJobs(head, first),
 		jobs:        len(first),
 		acceptedOps: opsOf(g),
 	}}
@@ -154,12 +159,12 @@ func WithDedupKey(key string) AppendOption {
 
 // AppendJobs publishes jobs of a group that is not sealed, in messages of at most 500 jobs and 512
 // KiB. It returns how many jobs are certainly published: all, or fewer together with an error.
-func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []Job, opts ...AppendOption) (int, error) {
+func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []client.Job, opts ...AppendOption) (int, error) {
 	o := appendOptions{key: uuid.NewString()}
 	for _, opt := range opts {
 		opt(&o)
 	}
-	encoded, err := marshalJobs(jobs)
+	encoded, err := submission.EncodeAll(jobs)
 	if err != nil {
 		return 0, fmt.Errorf("append to group %s: %w", group, err)
 	}
@@ -183,7 +188,7 @@ func (p *Producer) Cancel(ctx context.Context, group string) error {
 }
 
 func (p *Producer) command(ctx context.Context, typ, group string, body any) error {
-	data, err := marshal(body)
+	data, err := submission.Encode(body)
 	if err != nil {
 		return fmt.Errorf("encode %s of group %s: %w", typ, group, err)
 	}
@@ -202,7 +207,7 @@ func (p *Producer) send(ctx context.Context, key string, outgoing []outgoingMess
 		return 0, fmt.Errorf("publish %s of group %s: %w", outgoing[0].typ, outgoing[0].group, err)
 	}
 	for i, m := range outgoing {
-		id := messageID(key+"/"+strconv.Itoa(i), m.data)
+		id := submission.ID(key+"/"+strconv.Itoa(i), m.data)
 		if err := p.publish(ctx, id, m); err != nil {
 			return jobs, fmt.Errorf("publish %s of group %s: %w", m.typ, m.group, err)
 		}

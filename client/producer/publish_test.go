@@ -1,4 +1,4 @@
-package client_test
+package producer_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 )
 
 // lossyProxy is a TCP proxy to Redis. It drops the replies to XADD, together with their
@@ -91,7 +92,7 @@ func TestProducerRepeatsUnderOneIDWhenAReplyIsLost(t *testing.T) {
 func TestProducerDoesNotRetryAnAnswer(t *testing.T) {
 	r := miniredis.RunT(t)
 	require.NoError(t, r.Set("wrong:ingest", "a string"))
-	p := newProducer(t, r.Addr(), client.WithPrefix("wrong:"))
+	p := newProducer(t, r.Addr(), producer.WithPrefix("wrong:"))
 	err := p.Cancel(t.Context(), "g")
 	require.ErrorContains(t, err, "read length of ingest stream: WRONGTYPE")
 
@@ -99,7 +100,7 @@ func TestProducerDoesNotRetryAnAnswer(t *testing.T) {
 	require.NoError(t, p.Cancel(t.Context(), "g"))
 	r.SetError("OOM command not allowed when used memory > 'maxmemory'.")
 	err = p.Cancel(t.Context(), "g") // the length is not read again so soon
-	require.ErrorIs(t, err, client.ErrBacklogFull)
+	require.ErrorIs(t, err, producer.ErrBacklogFull)
 	require.ErrorContains(t, err, "OOM")
 	var answer redis.Error
 	require.ErrorAs(t, err, &answer)

@@ -1,0 +1,72 @@
+// Package submission encodes submissions for package client, which sends them over HTTP, and for
+// package client/producer, which publishes them. It hides how ids make a submission repeatable.
+package submission
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+)
+
+// NewKey returns a random key for ID. No other call has returned it.
+func NewKey() string { return rand.Text() }
+
+// ID derives the id of a request or message from a key and its content: 64 hexadecimal digits. The
+// same content under the same key always gets the same id, so a repetition changes nothing. Other
+// content under the same key gets another id, so that it is not mistaken for a repetition.
+func ID(key string, data []byte) string {
+	k, d := sha256.Sum256([]byte(key)), sha256.Sum256(data)
+	sum := sha256.Sum256(append(k[:], d[:]...))
+	return hex.EncodeToString(sum[:])
+}
+
+// Encode encodes v as JSON and leaves <, > and & as they are. Nothing here is shown as HTML, and an
+// escaped character takes six bytes.
+func Encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+// EncodeAll encodes each job. The error names the first job that can't be encoded.
+func EncodeAll[J any](jobs []J) ([][]byte, error) {
+	all := make([][]byte, len(jobs))
+	for i, j := range jobs {
+		b, err := Encode(j)
+		if err != nil {
+			return nil, fmt.Errorf("encode job %d: %w", i, err)
+		}
+		all[i] = b
+	}
+	return all, nil
+}
+
+// WithJobs adds a member "jobs" with encoded jobs to a JSON object that has at least one member.
+// Without jobs, it returns the object itself.
+func WithJobs(object []byte, jobs [][]byte) []byte {
+	if len(jobs) == 0 {
+		return object
+	}
+	const open, end = `,"jobs":[`, `]}`
+	size := len(object) + len(open) + len(end) + len(jobs)
+	for _, j := range jobs {
+		size += len(j)
+	}
+	b := make([]byte, 0, size)
+	b = append(b, object[:len(object)-1]...)
+	b = append(b, open...)
+	for i, j := range jobs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, j...)
+	}
+	return append(b, end...)
+}

@@ -1,0 +1,28 @@
+package style_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestClientDependsOnTheStandardLibraryAlone requires that a program that uses package client links
+// no other module. The control shows that the producer's dependencies would be found.
+func TestClientDependsOnTheStandardLibraryAlone(t *testing.T) {
+	t.Parallel()
+	require.Empty(t, modulesOf(t, "client"))
+	require.Contains(t, modulesOf(t, "client/producer"), "github.com/redis/go-redis/v9")
+}
+
+// modulesOf lists the other modules whose packages a package of this module depends on.
+func modulesOf(t *testing.T, dir string) []string {
+	t.Helper()
+	const module = "{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}"
+	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", module, "./"+dir)
+	list.Dir = moduleRoot(t)
+	out, err := list.Output()
+	require.NoError(t, err)
+	return strings.Fields(string(out))
+}
