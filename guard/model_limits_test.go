@@ -62,13 +62,14 @@ func (p *refPermits) when(now, n int64) int64 {
 	return max(p.due, now) + n*p.each() - p.limit.burst*p.each()
 }
 
-// spend returns the entry under which n permits were spent.
-func (p *refPermits) spend(now, n int64) *refEntry {
+// spend returns the entry under which n permits were spent. read is the time at which the script has
+// read the log: it forgets what had left the window then.
+func (p *refPermits) spend(read, now, n int64) *refEntry {
 	if p.limit.kind == "token" {
 		p.due = max(p.due, now) + n*p.each()
 		return nil
 	}
-	p.log = p.inWindow(now)
+	p.log = p.inWindow(read)
 	slot := p.limit.window / 64
 	if k := len(p.log); k > 0 && p.log[k-1].at/slot == now/slot {
 		p.log[k-1].at = now
@@ -113,7 +114,7 @@ func (p *refPermits) change(now int64, to refLimit) (same bool) {
 	}
 	*p = refPermits{limit: to}
 	if limited && to.kind != "none" && p.left(now) > left {
-		p.spend(now, p.left(now)-left)
+		p.spend(now, now, p.left(now)-left)
 	}
 	return false
 }
@@ -173,7 +174,7 @@ func (l *refTake) take(raw, n int64) (reply string, ttl int64) {
 	allowed := l.left(now) >= n
 	retry := int64(0)
 	if allowed {
-		l.spend(now, n)
+		l.spend(now, now, n)
 	} else {
 		retry = l.when(now, n) - now
 	}

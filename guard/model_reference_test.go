@@ -218,7 +218,7 @@ func (g *reference) grant(m *refMember, call, client string, ms int64, claimed b
 	m.uses++
 	m.used = g.now
 	if m.rules.limit.kind != "none" {
-		l.limited, l.entry = true, m.permits.spend(g.now, 1)
+		l.limited, l.entry = true, m.permits.spend(g.begun, g.now, 1)
 	}
 	g.leases[call] = l
 	g.granted = append(g.granted, l)
@@ -241,7 +241,7 @@ func (g *reference) end(l *refLease, outcome string, delayMS int64) (breaker str
 			m.permits.due -= m.permits.each()
 		case outcome != "u" && m.rules.limit.kind == "sliding":
 			m.permits.takeOut(g.now, l.entry)
-			m.permits.spend(g.now, 1)
+			m.permits.spend(g.begun, g.now, 1)
 		}
 	}
 	stale = l.generation != m.generation
