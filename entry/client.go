@@ -48,7 +48,7 @@ type Renewal struct {
 }
 
 // Renew gives the user more time, and returns the new token. Give it to the browser by Cookie.
-// Renew returns ErrOver if the session is as long as it may be (BULKACTION_BROKER_MAX_SESSION) or the user is
+// Renew returns ErrOver if the session is as long as it may be (setting max_session) or the user is
 // gone.
 func (c *Client) Renew(ctx context.Context, token string) (Renewal, error) {
 	var r Renewal

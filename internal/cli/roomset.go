@@ -61,8 +61,8 @@ func newRoomSet(r *Root) *cobra.Command {
 			r.Notef("%s", printable(warning))
 		}
 		if v.ReturnURL == "" {
-			r.Notef("The event has no return_url: the waiting page can't send admitted users to the shop. Set it with " +
-				"--return-url.")
+			r.Notef("The event has no return_url: the waiting page can't send admitted users to the shop. " +
+				"Set it with --return-url.")
 		}
 		return v, nil
 	}, roomRows)
@@ -91,17 +91,19 @@ func (s *roomFlags) register(f *pflag.FlagSet) {
 		s.durations[name] = f.Duration(name, 0, usage)
 	}
 	for name, usage := range map[string]string{
-		"on-close":   "keep or release the slot when the stream of a user with a token ends",
-		"no-show":    "wait for a promoted user who is not connected, or release the slot at once",
-		"mode":       "open, paused, closed or sold_out",
-		"return-url": "where the page sends a user who has a token; its host is that of BULKACTION_BROKER_PUBLIC_URL",
+		"on-close": "keep or release the slot when the stream of a user with a token ends",
+		"no-show":  "wait for a promoted user who is not connected, or release the slot at once",
+		"mode":     "open, paused, closed or sold_out",
+		"return-url": "where the page sends a user who has a token: an address on the host of\n" +
+			"BULKACTION_BROKER_PUBLIC_URL",
 	} {
 		s.texts[name] = f.String(name, "", usage)
 	}
 	f.Float64Var(&s.rate, "rate", 0, "admissions a second, 0.001 to 1,000,000; sets --burst to its default")
 	f.BoolVar(&s.noStock, "no-stock", false, "sell any number of seats")
 	f.BoolVar(&s.noRate, "no-rate", false, "admit users as fast as slots become free")
-	f.BoolVar(&s.clearUnset, "clear", false, "reset the settings without a flag to their defaults, except capacity and mode")
+	f.BoolVar(&s.clearUnset, "clear", false, "reset the settings without a flag to their\n"+
+		"defaults, except capacity and mode")
 }
 
 // check refuses flags that contradict each other. The server checks the values, because it knows

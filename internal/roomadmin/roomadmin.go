@@ -103,8 +103,8 @@ func (a *Admin) warnings(returnURL string) []string {
 		return nil
 	}
 	return []string{fmt.Sprintf("return_url: its host is %s, and visitors reach the brokers at %s. Browsers "+
-		"send the entry cookie to the second alone, so a service at the first sends admitted users back to the waiting "+
-		"page.", to.Hostname(), public.Hostname())}
+		"send the entry cookie to the second alone, so a service at the first sends admitted users back to the "+
+		"waiting page.", to.Hostname(), public.Hostname())}
 }
 
 // fillCapacity sets the capacity to the number of seats.

@@ -22,8 +22,8 @@ type texts struct {
 type message struct{ Headline, Detail string }
 
 // languages are the languages of the page. Their messages have the same keys: waiting, start,
-// admitted, no_link (admitted, in an event without return_url), later, the reasons of the frame ended,
-// and reasons of refusals that are final.
+// admitted, no_link (admitted without return_url), later, the reasons of the frame ended, and
+// reasons of refusals that are final.
 var languages = map[string]texts{
 	"en": {
 		Title: "Waiting room", Position: "Your place", Total: "People in the queue", ETA: "Estimated wait",
