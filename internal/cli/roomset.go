@@ -43,13 +43,14 @@ func newRoomSet(r *Root) *cobra.Command {
 		var set api.EventSettings
 		now, err := a.RoomEvent(ctx, args[0])
 		switch {
-		case err == nil && s.clearUnset:
-			set.Capacity = now.Capacity
-		case err == nil:
-			set = now.EventSettings
-			set.Mode = "" // stays as it is
 		case err != nil && !isNotFound(err):
 			return v, hintRoom(args[0], err)
+		case err != nil: // a new event
+		case s.clearUnset:
+			set.Capacity = now.Capacity
+		default:
+			set = now.EventSettings
+			set.Mode = "" // stays as it is
 		}
 		s.apply(f, &set)
 		v, err = a.SetRoomEvent(ctx, args[0], set, now.Rev)
