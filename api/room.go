@@ -104,6 +104,9 @@ type RoomEvent struct {
 	// Counters count what has happened since the event was created: entered, promoted, admitted,
 	// completed, sold, left, expired, no_shows and refused.
 	Counters map[string]int64 `json:"counters"`
+	// Warnings say what in the settings probably does not work. Only the answer to a change of the
+	// settings has them.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // RoomEventList is a page of events.

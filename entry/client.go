@@ -25,12 +25,12 @@ type Client struct {
 }
 
 // NewClient returns a client of the API at apiURL, such as "http://127.0.0.1:8080". It makes its
-// calls by httpClient; nil: a client with a time limit of 3 s.
-func NewClient(apiURL string, given *http.Client) (*Client, error) {
+// calls by client; nil: a client with a time limit of 3 s.
+func NewClient(apiURL string, client *http.Client) (*Client, error) {
 	if err := checkURL("the API's URL", apiURL); err != nil {
 		return nil, fmt.Errorf("entry: %w", err)
 	}
-	return &Client{base: strings.TrimRight(apiURL, "/"), http: httpClient(given)}, nil
+	return &Client{base: strings.TrimRight(apiURL, "/"), http: httpClient(client)}, nil
 }
 
 // Verify asks whether a token holds a slot at this moment. It returns ErrInvalid for a token that
@@ -48,7 +48,7 @@ type Renewal struct {
 }
 
 // Renew gives the user more time, and returns the new token. Give it to the browser by Cookie.
-// Renew returns ErrOver if the session is as long as it may be (BROKER_MAX_SESSION) or the user is
+// Renew returns ErrOver if the session is as long as it may be (setting max_session) or the user is
 // gone.
 func (c *Client) Renew(ctx context.Context, token string) (Renewal, error) {
 	var r Renewal

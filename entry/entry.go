@@ -1,6 +1,8 @@
 // Package entry protects a service behind the waiting room: it lets requests with a valid entry
 // token through, and sends all others to the waiting page.
 //
+//	import "github.com/bulkaction/bulkaction/entry"
+//
 //	verifier, err := entry.New(ctx, entry.Config{
 //		PublicURL: "https://tickets.example.com",
 //		Event:     "spring-sale",
@@ -13,7 +15,15 @@
 // still accepted; with Config.Online each request is checked against the waiting room, too.
 //
 // A service that is done with a user says so by Client.Complete, so that the next user gets the
-// slot at once. The package imports no other package of this module.
+// slot at once, and removes the cookie:
+//
+//	client, err := entry.NewClient("http://127.0.0.1:8080", nil)
+//	…
+//	done, err := client.Complete(r.Context(), entry.Token(r.Context()), true) // sold
+//	…
+//	http.SetCookie(w, entry.RemovedCookie("spring-sale", true))
+//
+// The package imports no other package of this module.
 package entry
 
 import (
@@ -60,12 +70,12 @@ const (
 
 // Config says which tokens a Verifier accepts.
 type Config struct {
-	// PublicURL is BROKER_PUBLIC_URL, such as "https://tickets.example.com". Tokens must name it
-	// as their issuer. The waiting page is below it.
+	// PublicURL is BULKACTION_BROKER_PUBLIC_URL, such as "https://tickets.example.com". Tokens
+	// must name it as their issuer. The waiting page is below it.
 	PublicURL string
 	// Event is the event of the tokens.
 	Event string
-	// Audience is BROKER_TOKEN_AUDIENCE; "": the event.
+	// Audience is BULKACTION_BROKER_TOKEN_AUDIENCE; "": the event.
 	Audience string
 	// JWKSURL is the address of the public keys; "": PublicURL/.well-known/jwks.json. Keys that
 	// come by plain HTTP are as safe as the network.

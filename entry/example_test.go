@@ -48,7 +48,7 @@ func ExampleVerifier_Middleware() {
 	defer broker.Close()
 
 	verifier, err := entry.New(context.Background(), entry.Config{
-		PublicURL: broker.URL, // BROKER_PUBLIC_URL
+		PublicURL: broker.URL, // BULKACTION_BROKER_PUBLIC_URL
 		Event:     "spring-sale",
 		Leeway:    2 * time.Second,
 	})

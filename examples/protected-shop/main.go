@@ -23,12 +23,12 @@ func main() {
 	var c config
 	addr := flag.String("addr", env("SHOP_ADDR", "127.0.0.1:8081"), "address to listen on (SHOP_ADDR)")
 	flag.StringVar(&c.broker, "broker", env("SHOP_BROKER_URL", "http://127.0.0.1:8090"),
-		"BROKER_PUBLIC_URL of the waiting room (SHOP_BROKER_URL)")
+		"BULKACTION_BROKER_PUBLIC_URL of the waiting room (SHOP_BROKER_URL)")
 	flag.StringVar(&c.api, "api", env("SHOP_API_URL", "http://127.0.0.1:8080"),
 		"address of the API (SHOP_API_URL)")
 	flag.StringVar(&c.event, "event", env("SHOP_EVENT", "demo"), "the event that users wait for (SHOP_EVENT)")
 	flag.StringVar(&c.audience, "audience", env("SHOP_AUDIENCE", ""),
-		"BROKER_TOKEN_AUDIENCE of the waiting room, if it is set (SHOP_AUDIENCE)")
+		"BULKACTION_BROKER_TOKEN_AUDIENCE of the waiting room, if it is set (SHOP_AUDIENCE)")
 	flag.BoolVar(&c.online, "online", env("SHOP_ONLINE", "") == "true",
 		"ask the API at each request whether the token was given back (SHOP_ONLINE=true)")
 	flag.Parse()
@@ -47,7 +47,7 @@ func run(ctx context.Context, addr string, c config) error {
 	}
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: set -addr or SHOP_ADDR to another address", err)
 	}
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,

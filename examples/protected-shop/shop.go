@@ -128,9 +128,14 @@ func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refused answers a form that was sent after the user's time.
-func (s *shop) refused(w http.ResponseWriter, _ *http.Request) {
-	s.page(w, http.StatusForbidden, "refused", nil)
+// refused answers a form that was sent after the user's time, and whoever has no token and asks
+// for no page.
+func (s *shop) refused(w http.ResponseWriter, r *http.Request) {
+	name := "refused"
+	if _, err := r.Cookie(entry.CookieName(s.event)); err != nil && r.Header.Get("Authorization") == "" {
+		name = "early"
+	}
+	s.page(w, http.StatusForbidden, name, nil)
 }
 
 func (s *shop) unavailable(w http.ResponseWriter, err error) {

@@ -283,6 +283,10 @@ func TestFormsAreRefused(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)
 	b := r.open(false)
+	early := b.do("GET", "/buy", "Accept", "*/*")
+	require.Equal(t, http.StatusForbidden, early.status)
+	require.Contains(t, early.body, "It is not your turn yet")
+	require.Contains(t, early.body, r.broker.URL+"/events/demo/wait")
 	for name, token := range map[string]string{"late": r.sign("17", time.Now().Add(-time.Minute)), "forged": "a.b.c"} {
 		b.admit(token)
 		p := b.do("POST", "/buy")
@@ -304,5 +308,5 @@ func TestRun(t *testing.T) {
 	require.NoError(t, run(ctx, "127.0.0.1:0", config{broker: r.broker.URL, api: r.api.URL, event: "demo"}))
 	require.ErrorContains(t, run(ctx, "127.0.0.1:0", config{broker: r.broker.URL, api: r.api.URL, event: "a b"}), `Event "a b"`)
 	require.ErrorContains(t, run(ctx, "127.0.0.1:0", config{broker: r.broker.URL, api: "x", event: "demo"}), "the API's URL")
-	require.ErrorContains(t, run(t.Context(), r.broker.Listener.Addr().String(), config{broker: r.broker.URL, api: r.api.URL, event: "demo"}), "in use")
+	require.ErrorContains(t, run(t.Context(), r.broker.Listener.Addr().String(), config{broker: r.broker.URL, api: r.api.URL, event: "demo"}), "in use: set -addr or SHOP_ADDR")
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -90,6 +91,12 @@ func (o IO) printAdvice(err error) {
 	}
 }
 
+// isOtherServer reports whether the server does not know the path of a call, as brokers do not.
+func isOtherServer(err error) bool {
+	e, ok := errors.AsType[*client.Error](err)
+	return ok && e.Status == http.StatusNotFound && strings.HasPrefix(e.Problem.Detail, "no such path")
+}
+
 func advice(err error) string {
 	if e, ok := errors.AsType[*hintedError](err); ok {
 		return e.hint
@@ -110,6 +117,9 @@ func advice(err error) string {
 	e, ok := errors.AsType[*client.Error](err)
 	if !ok {
 		return ""
+	}
+	if isOtherServer(err) {
+		return "This may be a broker; the API is ingest, by default http://127.0.0.1:8080 (--api or BULKACTION_API)."
 	}
 	switch e.Status {
 	case http.StatusNotFound:

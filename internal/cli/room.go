@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -122,6 +123,9 @@ func newRoomKick(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "kick EVENT USER",
 		Short: "Remove a user: the place, or the slot and the token, are gone; the user may enter again",
+		Long: "Remove a user: the place, or the slot and the token, are gone; the user may enter again.\n" +
+			"USER is the field sub of the entry token (Claims.User in package entry), and the part of the visitor's\n" +
+			"cookie before the dot. With BULKACTION_BROKER_IDENTITY=header it is the value of that header.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return usagef("kick needs an event and a user, got %d arguments", len(args))
@@ -130,7 +134,10 @@ func newRoomKick(r *Root) *cobra.Command {
 		},
 		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.UserRemoval, error) {
 			removed, err := a.RemoveUser(ctx, args[0], args[1])
-			return removed, hintRoom(args[0], err)
+			if id, _, isCookie := strings.Cut(args[1], "."); err == nil && !removed.Removed && isCookie {
+				r.Notef("If this is the value of a visitor's cookie, give only the part before the dot: %s", id)
+			}
+			return removed, hintKnownRoom(args[0], err)
 		}, func(t table, u api.UserRemoval) {
 			state := "not in the event"
 			if u.Removed {
@@ -148,7 +155,7 @@ func newRoomDelete(r *Root) *cobra.Command {
 		Args:  requireID("event"),
 		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.EventRemoval, error) {
 			removed, err := a.DeleteRoomEvent(ctx, args[0])
-			return removed, hintRoom(args[0], err)
+			return removed, hintKnownRoom(args[0], err)
 		}, func(t table, e api.EventRemoval) {
 			state := "deleted"
 			if e.Remaining > 0 {
@@ -167,10 +174,18 @@ func (r *Root) noteOver(v api.RoomEvent) {
 	}
 }
 
+// hintKnownRoom is hintRoom for commands that have no use for a new event.
+func hintKnownRoom(event string, err error) error {
+	if isNotFound(err) && !isOtherServer(err) {
+		return withHint(err, "`bulkaction room ls` lists the events.")
+	}
+	return hintRoom(event, err)
+}
+
 // hintRoom adds to an error about an event what to do next.
 func hintRoom(event string, err error) error {
 	refused, ok := errors.AsType[*client.Error](err)
-	if !ok {
+	if !ok || isOtherServer(err) {
 		return err
 	}
 	switch refused.Status {

@@ -164,7 +164,12 @@ func TestRoomSetAndShow(t *testing.T) {
 	require.Equal(t, api.Duration(5*time.Minute), *v.TokenTTL)
 	require.Empty(t, v.ReturnURL)
 	require.Equal(t, "paused", v.Mode, "--clear opens no event")
-	require.Equal(t, []int64{0, 41, 42}, f.revs, "a change between the look and the command is refused")
+	require.Contains(t, got.err, "The event has no return_url")
+	require.NotContains(t, f.exec(console{}, "set", "sale", "--return-url", "http://127.0.0.1:8081/buy").err, "return_url")
+	got = f.exec(console{}, "set", "sale", "--clear", "--json")
+	require.NoError(t, json.Unmarshal([]byte(got.out), &v), got.err)
+	require.Equal(t, int64(9), *v.Capacity, "--clear keeps it")
+	require.Equal(t, []int64{0, 41, 42, 43, 44}, f.revs, "a change between the look and the command is refused")
 
 	got = f.exec(console{}, "set", "seats", "--ready", "5s")
 	require.Equal(t, exitOK, got.code, got.err)
@@ -226,7 +231,10 @@ func TestRoomCommands(t *testing.T) {
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "Give the number yourself")
 	require.Equal(t, "sale   u1   removed\n", f.exec(console{}, "kick", "sale", "u1").out)
-	require.Equal(t, "sale   u2   not in the event\n", f.exec(console{}, "kick", "sale", "u2").out)
+	got = f.exec(console{}, "kick", "sale", "u2")
+	require.Equal(t, "sale   u2   not in the event\n", got.out)
+	require.NotContains(t, got.err, "dot")
+	require.Contains(t, f.exec(console{}, "kick", "sale", "u2.mac").err, "give only the part before the dot: u2\n")
 	require.Equal(t, "sale   closed, deleted when 2 users have gone\n", f.exec(console{}, "delete", "sale").out)
 	s.Used = 0
 	require.Equal(t, "sale   deleted\n", f.exec(console{}, "delete", "sale").out)
@@ -234,6 +242,16 @@ func TestRoomCommands(t *testing.T) {
 		got := f.exec(console{}, verb, "none")
 		require.Equal(t, exitError, got.code, verb)
 		require.Contains(t, got.err, "`bulkaction room ls` lists the events")
+		require.Equal(t, verb != "delete", strings.Contains(got.err, "creates this one"), verb)
+	}
+	broker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		problem(w, http.StatusNotFound, "no such path: see /openapi.yaml")
+	}))
+	t.Cleanup(broker.Close)
+	for _, args := range []string{"ls", "show sale", "delete sale", "set sale --capacity 1"} {
+		got := console{}.exec(t.Context(), append([]string{"--api", broker.URL, "room"}, strings.Fields(args)...)...)
+		require.Contains(t, got.err, "This may be a broker; the API is ingest", args)
+		require.NotContains(t, got.err, "room ls` lists", args)
 	}
 }
 
@@ -339,5 +357,7 @@ func TestRoomNewKey(t *testing.T) {
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "there is no PEM block")
 	require.Equal(t, exitError, newKey(filepath.Join(file, "below")).code)
+	folder := filepath.Join(t.TempDir(), "none")
+	require.Contains(t, newKey(filepath.Join(folder, "keys.pem")).err, "the directory "+folder+" does not exist: create it first")
 	require.Equal(t, exitUsage, newKey().code)
 }

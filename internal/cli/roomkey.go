@@ -6,11 +6,17 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/internal/entrytoken"
 )
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
 
 // newRoomNewKey returns a command for installations without openssl, such as containers. It may be
 // repeated, so that it can be run before each start.
@@ -38,6 +44,9 @@ func newRoomNewKey(r *Root) *cobra.Command {
 				return nil
 			case !errors.Is(err, fs.ErrNotExist):
 				return fmt.Errorf("write a token key: %w", err)
+			}
+			if folder := filepath.Dir(path); !exists(folder) {
+				return fmt.Errorf("write a token key: the directory %s does not exist: create it first", folder)
 			}
 			key, err := entrytoken.GenerateKeys(1)
 			if err == nil {

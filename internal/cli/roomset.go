@@ -28,9 +28,9 @@ func newRoomSet(r *Root) *cobra.Command {
 		Use:   "set EVENT --capacity N [flags]",
 		Short: "Create an event, or change its settings, effective at once",
 		Long: "Create an event, or change its settings, effective at once, also while users wait. Settings without\n" +
-			"a flag stay unchanged; with --clear they get their defaults, the variables BULKACTION_BROKER_*. If\n" +
+			"a flag stay unchanged; with --clear they get their defaults, and only capacity and mode stay. If\n" +
 			"somebody else changes the event at the same time, the command fails and changes nothing.",
-		Example: "  bulkaction room set concert --capacity 200 --stock 12000 --return-url https://shop.example/buy\n" +
+		Example: "  bulkaction room set concert --capacity 200 --stock 12000 --return-url http://127.0.0.1:8081/buy\n" +
 			"  bulkaction room set concert --rate 5 --grace 2m",
 		Args: requireID("event"),
 	}
@@ -43,16 +43,29 @@ func newRoomSet(r *Root) *cobra.Command {
 		var set api.EventSettings
 		now, err := a.RoomEvent(ctx, args[0])
 		switch {
-		case err == nil && !s.clearUnset:
-			set = now.EventSettings
-			set.Mode = "" // stays as it is
 		case err != nil && !isNotFound(err):
 			return v, hintRoom(args[0], err)
+		case err != nil: // a new event
+		case s.clearUnset:
+			set.Capacity = now.Capacity
+		default:
+			set = now.EventSettings
+			set.Mode = "" // stays as it is
 		}
 		s.apply(f, &set)
 		v, err = a.SetRoomEvent(ctx, args[0], set, now.Rev)
+		if err != nil {
+			return v, hintRoom(args[0], err)
+		}
 		r.noteOver(v)
-		return v, hintRoom(args[0], err)
+		for _, warning := range v.Warnings {
+			r.Notef("%s", printable(warning))
+		}
+		if v.ReturnURL == "" {
+			r.Notef("The event has no return_url: the waiting page can't send admitted users to the shop. " +
+				"Set it with --return-url.")
+		}
+		return v, nil
 	}, roomRows)
 	return cmd
 }
@@ -62,7 +75,7 @@ func (s *roomFlags) register(f *pflag.FlagSet) {
 	for name, usage := range map[string]string{
 		"capacity": "most slots in use at once, 0 to 10,000,000; required for a new event, unless a seat\n" +
 			"service knows it",
-		"stock":       "seats to sell in all; never more users are inside than seats are left",
+		"stock":       "seats to sell in all; no promotion makes more users inside than seats are left",
 		"burst":       "admissions that may come at once with --rate (default: those of one second)",
 		"max-waiting": "the longest queue",
 	} {
@@ -79,17 +92,19 @@ func (s *roomFlags) register(f *pflag.FlagSet) {
 		s.durations[name] = f.Duration(name, 0, usage)
 	}
 	for name, usage := range map[string]string{
-		"on-close":   "keep or release the slot when the stream of a user with a token ends",
-		"no-show":    "wait for a promoted user who is not connected, or release the slot at once",
-		"mode":       "open, paused, closed or sold_out",
-		"return-url": "where the page sends a user who has a token",
+		"on-close": "keep or release the slot when the stream of a user with a token ends",
+		"no-show":  "wait for a promoted user who is not connected, or release the slot at once",
+		"mode":     "open, paused, closed or sold_out",
+		"return-url": "where the page sends a user who has a token: an address on the host of\n" +
+			"BULKACTION_BROKER_PUBLIC_URL",
 	} {
 		s.texts[name] = f.String(name, "", usage)
 	}
 	f.Float64Var(&s.rate, "rate", 0, "admissions a second, 0.001 to 1,000,000; sets --burst to its default")
 	f.BoolVar(&s.noStock, "no-stock", false, "sell any number of seats")
 	f.BoolVar(&s.noRate, "no-rate", false, "admit users as fast as slots become free")
-	f.BoolVar(&s.clearUnset, "clear", false, "reset the settings without a flag to their defaults")
+	f.BoolVar(&s.clearUnset, "clear", false, "reset the settings without a flag to their\n"+
+		"defaults, except capacity and mode")
 }
 
 // check refuses flags that contradict each other. The server checks the values, because it knows

@@ -2,7 +2,9 @@ package roles
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"time"
 
@@ -28,7 +30,7 @@ func Broker(listening func(publicURL string)) BasedRole {
 		}
 		keys, err := entrytoken.Read(c.TokenKeysFile, p.Tel.Log)
 		if err != nil {
-			return fmt.Errorf("%w: BULKACTION_BROKER_TOKEN_KEYS_FILE: %w", app.ErrConfig, err)
+			return tokenKeysError(c.TokenKeysFile, err)
 		}
 		server, err := p.Listen(ctx, "broker", c.Addr, app.ServeOptions{
 			CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile, MaxHeaderBytes: roomapi.MaxHeaderBytes,
@@ -78,6 +80,15 @@ func Broker(listening func(publicURL string)) BasedRole {
 		}
 		return role.Run(ctx)
 	}
+}
+
+// tokenKeysError returns the error for a file of token keys that can't be read.
+func tokenKeysError(path string, err error) error {
+	err = fmt.Errorf("%w: BULKACTION_BROKER_TOKEN_KEYS_FILE: %w", app.ErrConfig, err)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w; make it with: bulkaction room new-key %s", err, path)
+	}
+	return err
 }
 
 // RoomRules returns the rules for the settings of events.

@@ -3,6 +3,7 @@ package roles
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -24,10 +25,14 @@ func roomAdmin(ctx context.Context, p *app.Process, b Base) (admin *roomadmin.Ad
 		Rooms: waitingroom.New(b.Conn, b.Space, func(script string, took time.Duration, _ error) {
 			m.Script(script, took)
 		}),
-		Space: b.Space,
-		Rules: RoomRules(c),
-		Log:   p.Tel.Log,
-		Ended: m.Count,
+		Space:     b.Space,
+		Rules:     RoomRules(c),
+		PublicURL: c.PublicURL,
+		Log:       p.Tel.Log,
+		Ended:     m.Count,
+	}
+	if _, err := netip.ParseAddrPort(c.Addr); err == nil && c.PublicURL == "" {
+		cfg.PublicURL = "http://" + c.Addr // as brokers with the same variables have it
 	}
 	if cfg.Publisher, err = dispatch.NewPublisher(b.Conn, b.Space); err != nil {
 		return nil, nil, err
@@ -42,7 +47,7 @@ func roomAdmin(ctx context.Context, p *app.Process, b Base) (admin *roomadmin.Ad
 	if c.TokenKeysFile != "" {
 		if cfg.Tokens, err = entrytoken.Read(c.TokenKeysFile, p.Tel.Log); err != nil {
 			cancel()
-			return nil, nil, fmt.Errorf("%w: BULKACTION_BROKER_TOKEN_KEYS_FILE: %w", app.ErrConfig, err)
+			return nil, nil, tokenKeysError(c.TokenKeysFile, err)
 		}
 		watching.Go(func() { cfg.Tokens.Watch(ctx) })
 	}

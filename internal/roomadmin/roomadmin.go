@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -29,6 +31,7 @@ type Config struct {
 	Rooms     *waitingroom.Rooms
 	Space     keyspace.Space
 	Rules     settings.Rules
+	PublicURL string // of the brokers; "": unknown
 	Publisher *dispatch.Publisher
 	Tokens    *entrytoken.Keys // nil: this process has no token keys
 	Seats     *seats.Client    // nil: there is no seat service
@@ -82,7 +85,26 @@ func (a *Admin) SetEvent(
 	if err != nil {
 		return v, apiError("change", event, err)
 	}
-	return a.Event(ctx, event)
+	if v, err = a.Event(ctx, event); err == nil {
+		v.Warnings = a.warnings(v.ReturnURL)
+	}
+	return v, err
+}
+
+// warnings says so if a return_url has another host than the brokers. The entry cookie belongs to
+// their host, so the service at the other host refuses each admitted user, and sends the user back.
+func (a *Admin) warnings(returnURL string) []string {
+	to, err := url.Parse(returnURL)
+	if err != nil || returnURL == "" {
+		return nil
+	}
+	public, err := url.Parse(a.cfg.PublicURL)
+	if err != nil || a.cfg.PublicURL == "" || strings.EqualFold(public.Hostname(), to.Hostname()) {
+		return nil
+	}
+	return []string{fmt.Sprintf("return_url: its host is %s, and visitors reach the brokers at %s. Browsers "+
+		"send the entry cookie to the second alone, so a service at the first sends admitted users back to the "+
+		"waiting page.", to.Hostname(), public.Hostname())}
 }
 
 // fillCapacity sets the capacity to the number of seats.

@@ -203,6 +203,23 @@ func TestSetEvent(t *testing.T) {
 	require.Equal(t, v, now)
 }
 
+// Browsers send the entry cookie to the brokers' host alone.
+func TestReturnURLOfAnotherHost(t *testing.T) {
+	w := newWorld(t)
+	capacity := int64(1)
+	set := api.EventSettings{Capacity: &capacity, ReturnURL: "http://localhost:8081/buy"}
+	require.Empty(t, w.declare(set).Warnings, "the brokers' host is not known")
+	w.cfg.PublicURL = "http://127.0.0.1:8090"
+	w.Admin = roomadmin.New(w.cfg)
+	warnings := w.declare(set).Warnings
+	require.Len(t, warnings, 1)
+	require.Contains(t, warnings[0], "its host is localhost, and visitors reach the brokers at 127.0.0.1")
+	set.ReturnURL = "http://127.0.0.1:8081/buy"
+	require.Empty(t, w.declare(set).Warnings)
+	set.ReturnURL = ""
+	require.Empty(t, w.declare(set).Warnings)
+}
+
 func TestModes(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()

@@ -22,7 +22,8 @@ type texts struct {
 type message struct{ Headline, Detail string }
 
 // languages are the languages of the page. Their messages have the same keys: waiting, start,
-// admitted, later, the reasons of the frame ended, and reasons of refusals that are final.
+// admitted, no_link (admitted without return_url), later, the reasons of the frame ended, and
+// reasons of refusals that are final.
 var languages = map[string]texts{
 	"en": {
 		Title: "Waiting room", Position: "Your place", Total: "People in the queue", ETA: "Estimated wait",
@@ -34,6 +35,7 @@ var languages = map[string]texts{
 				"Keep this page open. You get in automatically when it is your turn."},
 			"start":    {"One moment, please", "You are being added to the queue."},
 			"admitted": {"It is your turn", "You can go on now."},
+			"no_link":  {"It is your turn", "Go back to the shop."},
 			"later":    {"The waiting room is busy", "Keep this page open. It tries again by itself."},
 			"left":     {"You have left", "If you queue again, you start at the end of the queue."},
 			"replaced": {"Open in another tab",
@@ -54,6 +56,7 @@ var languages = map[string]texts{
 			"waiting":       {"대기 중입니다", "이 페이지를 열어 두세요. 차례가 되면 자동으로 입장합니다."},
 			"start":         {"잠시만 기다려 주세요", "대기열에 등록하고 있습니다."},
 			"admitted":      {"입장하실 차례입니다", "이제 계속 진행할 수 있습니다."},
+			"no_link":       {"입장하실 차례입니다", "이전 사이트로 돌아가 주세요."},
 			"later":         {"지금은 이용자가 많습니다", "이 페이지를 열어 두세요. 자동으로 다시 시도합니다."},
 			"left":          {"대기열에서 나왔습니다", "다시 대기하면 맨 뒤에서 시작합니다."},
 			"replaced":      {"다른 탭에서 열렸습니다", "다른 탭이나 창에서 대기가 계속됩니다. 이 탭은 닫아도 됩니다."},

@@ -142,6 +142,9 @@ func (p *page) view(r *http.Request, event string) *view {
 // show answers with the page and one of its messages.
 func (p *page) show(w http.ResponseWriter, r *http.Request, status int, v *view, key string) error {
 	v.Key, v.Message = key, v.Text.Messages[key]
+	if key == "admitted" && v.ReturnURL == "" {
+		v.Message = v.Text.Messages["no_link"]
+	}
 	var b bytes.Buffer
 	if err := p.html.Execute(&b, v); err != nil {
 		return fmt.Errorf("render the waiting page: %w", err)

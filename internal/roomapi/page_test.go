@@ -190,6 +190,8 @@ func TestPageWithoutReturnURL(t *testing.T) {
 	rec := call(t, New(options(room)), "GET", pagePath)
 	require.Equal(t, http.StatusOK, rec.Code)
 	require.Equal(t, "It is your turn", textOf(element(t, rec.Body.String(), "headline")))
+	require.Equal(t, "Go back to the shop.", textOf(element(t, rec.Body.String(), "detail")))
+	require.Equal(t, "admitted", attribute(element(t, rec.Body.String(), "room"), "data-view"))
 	require.True(t, hidden(element(t, rec.Body.String(), "goon")))
 	cookieOf(t, rec, "entry.sale")
 }

@@ -122,6 +122,7 @@ func TestTheTurnEnds(t *testing.T) {
 	ann := r.visitor()
 	ann.visit(r.waitURL())
 	ann.seesView("admitted") // by the page itself
+	require.Equal(t, "Go back to the shop.", eval[string](ann, "document.getElementById('detail').textContent"))
 	require.False(t, eval[bool](ann, "document.getElementById('goon').checkVisibility()"))
 	ann.seesView("gone")
 
@@ -132,6 +133,7 @@ func TestTheTurnEnds(t *testing.T) {
 	_, err = r.api.ResumeRoomEvent(t.Context(), event)
 	require.NoError(t, err)
 	ann.seesView("admitted") // by the stream
+	require.Equal(t, "Go back to the shop.", eval[string](ann, "document.getElementById('detail').textContent"))
 	ann.seesView("gone")
 }
 

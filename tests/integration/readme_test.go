@@ -127,7 +127,9 @@ func TestWaitingRoomCommands(t *testing.T) {
 	api, room, shop := freeAddress(t), freeAddress(t), freeAddress(t)
 	until := "until curl -s -o " + os.DevNull + " http://"
 	text := "(cd " + root + " && go build -o $OLDPWD/bulkaction ./cmd/bulkaction)\nexport PATH=$PWD:$PATH\n" + script.String()
+	stream := "curl -sN -c visitor.txt -b visitor.txt http://127.0.0.1:8090/events/demo/tickets/waiting\n"
 	for _, change := range []struct{ old, new string }{
+		{stream, "(sleep 2; bulkaction room recalibrate demo --capacity 3) & timeout 5 " + strings.TrimSpace(stream) + " || true\n"},
 		{"bulkaction dev --rooms\n", "bulkaction dev --rooms &\n" + until + room + "/events/demo; do sleep 0.1; done\n"},
 		{"go run ./examples/protected-shop\n", "(cd " + root + " && exec go run ./examples/protected-shop) &\n" +
 			until + shop + "; do sleep 0.1; done\ncurl -s -w '%{redirect_url}\\n' -H 'Accept: text/html' http://" + shop + "/buy\n"},
@@ -136,7 +138,8 @@ func TestWaitingRoomCommands(t *testing.T) {
 		require.Contains(t, text, change.old)
 		text = strings.ReplaceAll(text, change.old, change.new)
 	}
-	said := runScript(t, text, t.TempDir(), "TMPDIR="+t.TempDir(), "BULKACTION_API="+api,
+	dir := t.TempDir()
+	said := runScript(t, text, dir, "TMPDIR="+t.TempDir(), "BULKACTION_API="+api,
 		"BULKACTION_API_ADDR="+api, "BULKACTION_BROKER_ADDR="+room, "SHOP_ADDR="+shop, "SHOP_BROKER_URL=http://"+room, "SHOP_API_URL=http://"+api)
 	for _, want := range []string{
 		"http://" + room + "/events/demo/wait", // from the shop
@@ -144,10 +147,15 @@ func TestWaitingRoomCommands(t *testing.T) {
 		`{"token":"`,                           // POST …/ticket/token
 		`"slots":{"capacity":3`,                // GET /events/demo, up to a second old
 		"1 of 3 in use",                        // room show
+		"event: position",                      // with capacity 0
+		"event: admitted",                      // with capacity 3
 		"on-close      release",                // room set
 	} {
 		require.Contains(t, said, want)
 	}
+	info, err := os.Stat(filepath.Join(dir, "token-keys.pem"))
+	require.NoError(t, err)
+	require.Zero(t, info.Mode().Perm()&0o077, "brokers refuse a file that others may read")
 }
 
 func freeAddress(t *testing.T) string {

@@ -20,9 +20,9 @@
     byID("live").textContent = text;
   };
 
-  // show says one of the messages of the page.
-  const show = (view) => {
-    const message = byID("messages").content.querySelector(`[data-key="${CSS.escape(view)}"]`);
+  // show shows a view with one of the messages of the page.
+  const show = (view, key = view) => {
+    const message = byID("messages").content.querySelector(`[data-key="${CSS.escape(key)}"]`);
     if (!message || room.dataset.view === view) return;
     room.dataset.view = view;
     byID("headline").textContent = message.children[0].textContent;
@@ -61,7 +61,7 @@
   const admitted = async (returnURL) => {
     if (going) return;
     going = true;
-    show("admitted");
+    show("admitted", returnURL ? "admitted" : "no_link");
     try {
       const answer = await fetch(token, { method: "POST" });
       if (answer.ok) {

@@ -193,7 +193,8 @@ func (r Rules) checkURL(text string) string {
 	case u.Scheme != "https" && (u.Scheme != "http" || !loopback):
 		return "must begin with https://; http:// is allowed to loopback addresses only"
 	case !loopback && !r.knownHost(u):
-		return "its host is not in BULKACTION_BROKER_RETURN_HOSTS"
+		return "its host " + u.Hostname() + " is not in BULKACTION_BROKER_RETURN_HOSTS: add it there for ingest and " +
+			"all brokers, and restart them"
 	}
 	return ""
 }

@@ -104,7 +104,7 @@ func TestReturnURLs(t *testing.T) {
 		"http://localhost:8081":                             "",
 		"https://[::1]/":                                    "",
 		"https://pay.example/":                              "not in BULKACTION_BROKER_RETURN_HOSTS",
-		"https://evil.example/":                             "not in BULKACTION_BROKER_RETURN_HOSTS",
+		"https://evil.example/":                             "its host evil.example is not in BULKACTION_BROKER_RETURN_HOSTS: add it there",
 		"https://shop.example.evil.example":                 "not in BULKACTION_BROKER_RETURN_HOSTS",
 		"https://127.0.0.1.evil.example/":                   "not in BULKACTION_BROKER_RETURN_HOSTS",
 		"http://shop.example/":                              "must begin with https://",
