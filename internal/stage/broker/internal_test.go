@@ -33,6 +33,17 @@ func TestPace(t *testing.T) {
 	require.Equal(t, 10, shown(10, time.Second))
 }
 
+// A user at the head of the queue polls every two seconds, one far behind every 20 s.
+func TestPollAfter(t *testing.T) {
+	t.Parallel()
+	for position, want := range map[int64]time.Duration{
+		0: 2 * time.Second, 1: 2010 * time.Millisecond, 100: 3 * time.Second,
+		1799: 19990 * time.Millisecond, 1800: 20 * time.Second, 1 << 62: 20 * time.Second,
+	} {
+		require.Equal(t, want, pollAfter(position), position)
+	}
+}
+
 // A clock that is more than 2 s off Redis's is reported.
 func TestCheckClock(t *testing.T) {
 	t.Parallel()
