@@ -128,7 +128,8 @@ func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refused answers a form that was sent after the user's time.
+// refused answers any request without a valid token that does not ask for a page, such as a form
+// that was sent after the user's time.
 func (s *shop) refused(w http.ResponseWriter, _ *http.Request) {
 	s.page(w, http.StatusForbidden, "refused", nil)
 }

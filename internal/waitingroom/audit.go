@@ -37,9 +37,9 @@ var auditScript = call.NewScript("audit_room",
 const mostFindings = 100
 
 // Audit returns what breaks a law in an event. It changes nothing, and users may move meanwhile.
-// Each finding is certain: it was made at one instant, or it is about numbers and fences, which are
-// never used twice. pace is called with the elements and bytes of each page; nil: it reads without
-// a pause.
+// Each finding is certain. Most are made at one instant. Doubled numbers and fences are found over
+// several reads; that is safe, because none is ever used again. pace is called with the elements
+// and bytes of each page; nil: it reads without a pause.
 func (r events) Audit(
 	ctx context.Context, event string, pace func(ctx context.Context, elements, bytes int) error,
 ) ([]Finding, error) {

@@ -53,7 +53,8 @@ func New(conn *redisx.Conn, space keyspace.Space, observe func(script string, to
 	return &Rooms{users{s}, events{s}}
 }
 
-// Settings are the settings of an event with all defaults filled in.
+// Settings are the settings of an event with all defaults filled in. Package
+// internal/waitingroom/settings has their bounds and defaults.
 type Settings struct {
 	Capacity   int64
 	Stock      *int64  // seats to sell in all; nil: no stock

@@ -45,8 +45,8 @@ func (c *connection) end() bool {
 	return !was
 }
 
-// showState shows the state of a user without a token. It changes nothing after the token was sent:
-// a promotion may come while the script enter is being answered.
+// showState shows the state of a user who has no token yet. The answer of enter may be late: the
+// user may have a token by then. In that case showState does nothing.
 func (c *connection) showState(state, mode string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

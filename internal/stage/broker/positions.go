@@ -28,8 +28,9 @@ type pace struct {
 	last               time.Time
 }
 
-// next begins a round, and returns up to which position it shows positions. A round that begins
-// half an interval late raises the level, ten rounds in time lower it.
+// next begins a round, and returns up to which position it shows positions. A late round begins
+// more than half an interval late, and raises the level. The level falls after more than ten rounds
+// in time.
 func (p *pace) next(now time.Time, interval time.Duration) (to int64) {
 	p.round++
 	switch late := !p.last.IsZero() && now.Sub(p.last) > interval*3/2; {
