@@ -70,11 +70,11 @@ type roomAudit struct {
 	p     keyspace.Partition
 	pace  func(ctx context.Context, elements, bytes int) error
 
-	found []Finding
-	laws  map[string]int64 // number of findings, by law
-	seen  map[string]bool  // laws and keys of found: the same user may be read twice
-	tail  int64            // in the last page
-	begun bool             // the event was deleted and created again meanwhile
+	found     []Finding
+	laws      map[string]int64 // number of findings, by law
+	seen      map[string]bool  // laws and keys of found: the same user may be read twice
+	tail      int64            // in the last page
+	recreated bool             // the event was deleted and created again meanwhile
 
 	numbers bitmap
 	fences  map[string]string // by fence: the user
@@ -108,7 +108,7 @@ func (a *roomAudit) read(ctx context.Context, list string, each func(auditRow)) 
 		}
 		cursor = reply.text()
 		tail, rows := reply.number(), reply.list()
-		a.begun = a.begun || tail < a.tail
+		a.recreated = a.recreated || tail < a.tail
 		a.tail = tail
 		elements, bytes := 0, 0
 		for rows.more() {
@@ -176,7 +176,7 @@ func (a *roomAudit) confirmTwice(ctx context.Context) error {
 	}
 	// Only the rows of this reading count: its findings are those of the first one.
 	again := newRoomAudit(a.events, a.event, a.pace)
-	again.tail, again.begun = a.tail, a.begun
+	again.tail, again.recreated = a.tail, a.recreated
 	err := again.read(ctx, "users", func(row auditRow) {
 		for _, what := range []string{fmt.Sprint("number ", row.number), "fence " + row.fence} {
 			if users := a.twice[what]; users != nil {
@@ -184,7 +184,7 @@ func (a *roomAudit) confirmTwice(ctx context.Context) error {
 			}
 		}
 	})
-	if err != nil || again.begun {
+	if err != nil || again.recreated {
 		return err
 	}
 	for what, users := range a.twice {

@@ -52,7 +52,7 @@ local function open_room(event)
     leeway = tonumber(h[9]), max_session = tonumber(h[10]), ready = tonumber(h[11]),
     grace = tonumber(h[12]), on_close = h[13], no_show = h[14], retention = tonumber(h[15]),
     closed = tonumber(h[16] or 0), tail = tonumber(h[17] or 0), change = tonumber(h[18] or 0),
-    fence = tonumber(h[19] or 0), t = h[20], steps = tonumber(h[21] or 0),
+    fence = tonumber(h[19] or 0), limiter_state = h[20], steps = tonumber(h[21] or 0),
     waiting = call('ZCARD', WAITING), used = call('ZCARD', SLOTS), users = call('HLEN', USERS),
     -- until then absent users keep their places, because expire_users did not run for a while
     hold = tonumber(call('HGET', B .. 'cleanup', 'hold_until') or 0),
@@ -70,14 +70,14 @@ end
 
 local function permits()
   if not R.rate then return NEVER, NOW end
-  local n, next_at, state = left.token(ROOM, R.t, nil, R.rate)
+  local n, next_at, state = left.token(ROOM, R.limiter_state, nil, R.rate)
   limit = state
   return n, math.ceil(next_at / 1000)
 end
 local function spend_permits(n)
   if not R.rate or n == 0 then return end
   spend.token(ROOM, limit, n)
-  R.t = limit.at
+  R.limiter_state = limit.at
 end
 
 -- A record is letter|number|conn|since|fence|expires|first. The record tells the sets of a user.

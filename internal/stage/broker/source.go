@@ -18,7 +18,7 @@ type source struct {
 func (s source) Snapshot(ctx context.Context, events ...string) (waitingroom.Snapshots, error) {
 	snapshots, err := s.Source.Snapshot(ctx, events...)
 	for _, e := range snapshots.Events {
-		if e.Settings.Seats {
+		if e.Settings.SeatsPending {
 			s.broker.lookups.add(e.Event)
 		}
 	}

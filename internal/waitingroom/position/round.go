@@ -66,9 +66,9 @@ func (v *Views) takeSnapshots(ctx context.Context, events []*Event) error {
 		}
 		for i, e := range chunk {
 			if s, ok := found.events[e.name]; ok {
-				e.see(s, found.at, found.last, loads[i])
+				e.noteSnapshot(s, found.at, found.last, loads[i])
 			} else {
-				e.seeNone(loads[i])
+				e.noteUnknown(loads[i])
 			}
 		}
 	}
