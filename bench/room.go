@@ -152,7 +152,8 @@ type RoomEvents struct {
 	EventsRatio   float64 `json:"slowest_event_ratio"`
 }
 
-// RoomAbandon has the utilisation while half of the users close the tab at random times. A slot is
+// RoomAbandon has the utilisation while half of the users close the tab at random times. Its first
+// field comes from the other run, that of RoomUse, in which some users reload the page. A slot is
 // in use from the promotion on; a token is used from its receipt until its user begins to give the
 // slot back, so its utilisation is without the times of the promotion and of the calls.
 type RoomAbandon struct {

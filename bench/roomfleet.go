@@ -147,7 +147,7 @@ func (f *roomFleet) startAPI(ctx context.Context) (err error) {
 	return f.awaitAPI(ctx, addr)
 }
 
-// killBroker kills the first broker and forgets it. It returns just before.
+// killBroker kills the first broker and forgets it. It returns the time just before the kill.
 func (f *roomFleet) killBroker() (at time.Time) {
 	i := slices.IndexFunc(f.procs, func(p process) bool { return p.role == brokerRole })
 	victim := f.procs[i]

@@ -95,7 +95,8 @@ type Config struct {
 	// HTTPClient makes the calls; nil: a client with a time limit of 3 s. Redirects are not
 	// followed.
 	HTTPClient *http.Client
-	// Log gets a line when the public keys can't be fetched; nil: slog.Default.
+	// Log gets a line when the public keys can't be fetched, and for each refused request; nil:
+	// slog.Default. Most refusals have the level debug.
 	Log *slog.Logger
 }
 

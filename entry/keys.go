@@ -33,15 +33,15 @@ var errUnknownKey = errors.New("its key is not known")
 
 // keySource holds the public keys, and fetches them when they are needed.
 type keySource struct {
-	url    string // "": the keys were given
-	client *http.Client
-	log    *slog.Logger
-	now    atomic.Pointer[keySet]
+	url     string // "": the keys were given
+	client  *http.Client
+	log     *slog.Logger
+	current atomic.Pointer[keySet]
 
 	// turn contains a value while a goroutine fetches. This goroutine alone uses the fields below.
-	turn      chan struct{}
-	notBefore time.Time // the next fetch
-	failed    error     // of the latest fetch
+	turn        chan struct{}
+	nextFetchAt time.Time // no fetch begins earlier
+	failed      error     // of the latest fetch
 }
 
 type keySet struct {
@@ -61,7 +61,7 @@ func newKeySource(c Config, log *slog.Logger) *keySource {
 			set.byID[keyID(key)] = key
 		}
 	}
-	s.now.Store(set)
+	s.current.Store(set)
 	return s
 }
 
@@ -82,14 +82,14 @@ func (s *keySource) start(ctx context.Context) {
 	defer func() { <-s.turn }()
 	s.refresh(ctx)
 	if s.failed == nil {
-		s.notBefore = time.Time{}
+		s.nextFetchAt = time.Time{}
 	}
 }
 
 // find returns the key with this id, from the list alone. If it is not there, find fetches the
 // list, or waits for a fetch that is under way.
 func (s *keySource) find(ctx context.Context, id string) (ed25519.PublicKey, error) {
-	set := s.now.Load()
+	set := s.current.Load()
 	key := set.byID[id]
 	if s.url == "" {
 		return known(key)
@@ -111,10 +111,10 @@ func (s *keySource) find(ctx context.Context, id string) (ed25519.PublicKey, err
 		}
 	}
 	defer func() { <-s.turn }()
-	if s.now.Load() == set { // nobody has fetched in the meantime
+	if s.current.Load() == set { // nobody has fetched in the meantime
 		s.refresh(ctx)
 	}
-	key = s.now.Load().byID[id]
+	key = s.current.Load().byID[id]
 	if key == nil && s.failed != nil {
 		return nil, ErrUnavailable
 	}
@@ -131,21 +131,21 @@ func known(key ed25519.PublicKey) (ed25519.PublicKey, error) {
 // refresh fetches the keys, unless it is too early. The caller has the turn. A fetch serves all
 // requests, so it does not end with the request that needs it first.
 func (s *keySource) refresh(ctx context.Context) {
-	if time.Now().Before(s.notBefore) {
+	if time.Now().Before(s.nextFetchAt) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTime)
 	defer cancel()
 	keys, err := s.fetch(ctx)
 	s.failed = err
-	s.notBefore = time.Now().Add(fetchInterval)
+	s.nextFetchAt = time.Now().Add(fetchInterval)
 	if err == nil {
-		s.now.Store(&keySet{byID: keys, fetched: time.Now()})
+		s.current.Store(&keySet{byID: keys, fetched: time.Now()})
 		return
 	}
-	old := len(s.now.Load().byID)
+	old := len(s.current.Load().byID)
 	if old == 0 {
-		s.notBefore = time.Now().Add(firstInterval)
+		s.nextFetchAt = time.Now().Add(firstInterval)
 	}
 	s.log.Warn("the public keys of entry tokens could not be fetched", "url", s.url, "old_keys", old, "error", err)
 }

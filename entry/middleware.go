@@ -84,9 +84,9 @@ func (v *Verifier) admit(r *http.Request) (admitted, error) {
 	return admitted{}, result
 }
 
-// logRefusal logs why a request was refused. What an operator can set right is a warning, once a
-// minute: a token that could not be checked, and a mismatch, with which each admitted user is sent
-// back to the waiting page for ever.
+// logRefusal logs why a request was refused. It warns, at most once a minute, of faults that an
+// operator can correct: tokens can't be checked, or the configuration does not match the brokers'.
+// With a mismatch users go round in a circle.
 func (v *Verifier) logRefusal(ctx context.Context, err error) {
 	level := slog.LevelDebug
 	if errors.Is(err, errMismatch) || !errors.Is(err, ErrInvalid) {

@@ -33,16 +33,17 @@ func OverCapacity(visits []Visit, capacity int) (over int) {
 }
 
 const (
-	// A broker may notice the end of a stream this much later than its user.
+	// A broker may notice the end of a stream this much (µs) later than its user.
 	settling = 200_000
-	// A connected user has the token at the latest this long after the promotion: the brokers'
+	// A connected user has the token at the latest this long (µs) after the promotion: the brokers'
 	// delivery check finds users whose message was lost after a second.
 	longestDelivery = 3_000_000
 )
 
-// Inversions returns the number of users of one event who were promoted before a user with a
-// lower number, although that user was present and waiting. Where a number is unknown, the lower
-// number is that of the user who had entered before the other one asked.
+// Inversions returns the number of users of one event who were promoted before a user with a lower
+// number, although that user was present and waiting. If a number is unknown, the order of entering
+// decides: a user whose enter was answered before the other one sent its request has the lower
+// number.
 func Inversions(visits []Visit) (n int) {
 	byPromotion := slices.Clone(visits)
 	slices.SortFunc(byPromotion, func(a, b Visit) int {

@@ -39,7 +39,7 @@ type Span struct {
 	First    int64 `json:",omitempty"` // first position that was shown on it
 }
 
-// Leeway is the time after its expiry for which a verifier may still accept a token.
+// Leeway is the time (µs) after its expiry for which a verifier may still accept a token.
 const Leeway = 5_000_000
 
 // token returns the time in which a verifier accepts the token of the visit.

@@ -113,7 +113,7 @@ func (v *visitor) run(ctx context.Context, entered func()) {
 	entered = sync.OnceFunc(entered)
 	defer entered()
 	v.visit.Sent, v.retry = time.Now().UnixMicro(), defaultRetry
-	for !v.isOver(ctx, v.stream(ctx, entered)) {
+	for v.waitForNextStream(ctx, v.stream(ctx, entered)) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -122,25 +122,25 @@ func (v *visitor) run(ctx context.Context, entered func()) {
 	}
 }
 
-// isOver is called after the end of a stream, with the act that ended it. It returns true if the
-// user has done all that the task wants, and false if the user opens another stream now.
-func (v *visitor) isOver(ctx context.Context, a act) bool {
+// waitForNextStream is called after the end of a stream, with the act that ended it. It returns
+// true when the user opens another stream, and false if the user has done all that the task wants.
+func (v *visitor) waitForNextStream(ctx context.Context, a act) bool {
 	for {
 		delay := v.retry
 		switch {
 		case a == stop:
-			return true
+			return false
 		case a == closeTab:
 			v.visit.Closed = true
 			if v.visit.Admitted > 0 && v.KeepOpen { // the event has on_close: release
 				v.visit.Freed = v.actedAt
 			}
-			return true
+			return false
 		case a == leave:
 			v.free(ctx)
-			return true
+			return false
 		case v.failed, v.visit.Ended != "":
-			return true
+			return false
 		case v.visit.Admitted > 0 && !v.KeepOpen: // the user is in the shop
 			left := time.Hour // until the task ends
 			if v.session > 0 {
@@ -154,7 +154,7 @@ func (v *visitor) isOver(ctx context.Context, a act) bool {
 			delay = reloadDelay
 		}
 		if a = v.sleep(ctx, delay); a <= reload {
-			return false
+			return true
 		}
 	}
 }

@@ -128,8 +128,8 @@ func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refused answers a form that was sent after the user's time, and whoever has no token and asks
-// for no page.
+// refused answers any request without a valid token that does not ask for a page, such as a form
+// that was sent after the user's time.
 func (s *shop) refused(w http.ResponseWriter, r *http.Request) {
 	name := "refused"
 	if _, err := r.Cookie(entry.CookieName(s.event)); err != nil && r.Header.Get("Authorization") == "" {

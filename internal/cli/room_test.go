@@ -120,7 +120,7 @@ func (f *fakeRooms) Recalibrate(ctx context.Context, event string, to api.Recali
 		return api.RoomEvent{}, f.rejected
 	}
 	if s := f.events[event]; s != nil && to.Capacity != nil {
-		s.Settings.Capacity, s.Settings.Seats = *to.Capacity, false
+		s.Settings.Capacity, s.Settings.SeatsPending = *to.Capacity, false
 	}
 	return f.Event(ctx, event)
 }

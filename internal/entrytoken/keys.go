@@ -35,9 +35,9 @@ const (
 
 // Keys are the token keys of a file. They may be used by several goroutines.
 type Keys struct {
-	path string
-	log  *slog.Logger
-	used atomic.Pointer[keySet]
+	path    string
+	log     *slog.Logger
+	current atomic.Pointer[keySet]
 
 	mu   sync.Mutex // guards seen, and is held while the file is read
 	seen [sha256.Size]byte
@@ -82,12 +82,12 @@ func (k *Keys) Watch(ctx context.Context) {
 
 // look is one step of Watch.
 func (k *Keys) look() {
-	old := k.used.Load()
+	old := k.current.Load()
 	switch changed, err := k.reload(); {
 	case err != nil:
 		k.log.Error("token keys could not be read again, the old keys stay in use", "error", err)
 	case changed:
-		now := k.used.Load()
+		now := k.current.Load()
 		k.log.Info("token keys changed", "keys", len(now.keys), "signing_key", now.keys[0].id)
 		if dropped := old.keys[0].id; now.byID[dropped] == nil {
 			k.log.Warn("the key that signed until now was removed, its tokens are not accepted any more",
@@ -114,10 +114,10 @@ func (k *Keys) reload() (changed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read token keys in %s: %w", k.path, err)
 	}
-	if old := k.used.Load(); old != nil && slices.EqualFunc(old.keys, keys, key.equal) {
+	if old := k.current.Load(); old != nil && slices.EqualFunc(old.keys, keys, key.equal) {
 		return false, nil // only the text around the keys has changed
 	}
-	k.used.Store(newKeySet(keys))
+	k.current.Store(newKeySet(keys))
 	return true, nil
 }
 
@@ -177,9 +177,9 @@ func (k key) equal(other key) bool { return bytes.Equal(k.private, other.private
 
 // JWKS returns the JSON document with the public keys, for /.well-known/jwks.json. The caller must
 // not change it.
-func (k *Keys) JWKS() []byte { return k.used.Load().jwks }
+func (k *Keys) JWKS() []byte { return k.current.Load().jwks }
 
 // CookieKeys returns the HMAC-SHA256 keys of visitors' cookies. The first one signs, all are
 // accepted. They are derived from the token keys, so that all brokers have the same. The caller
 // must not change them.
-func (k *Keys) CookieKeys() [][]byte { return k.used.Load().cookies }
+func (k *Keys) CookieKeys() [][]byte { return k.current.Load().cookies }

@@ -91,7 +91,7 @@ func GenerateKeys(n int) ([]byte, error) {
 }
 
 // WriteKeys writes a PEM file of token keys that only its owner may read. It replaces an existing
-// file at once, so that a process that reads the file never finds a part of it.
+// file atomically, so that a process that reads the file never finds a part of it.
 func WriteKeys(path string, text []byte) (err error) {
 	defer func() {
 		if err != nil {

@@ -52,7 +52,7 @@ func (k *Keys) Sign(c Claims) (string, error) {
 	if field := p.missing(); field != "" {
 		return "", fmt.Errorf("sign an entry token: the claim %s is missing", field)
 	}
-	signer := k.used.Load().keys[0]
+	signer := k.current.Load().keys[0]
 	t := jwt.NewWithClaims(jwt.SigningMethodEdDSA, p)
 	t.Header["kid"] = signer.id
 	signed, err := t.SignedString(signer.private)
@@ -95,7 +95,7 @@ var errUnknownKey = errors.New("its key is not known")
 // such as jku, x5u and jwk, by which a forger would name another key.
 func (k *Keys) keyOf(t *jwt.Token) (any, error) {
 	id, _ := t.Header["kid"].(string)
-	if public := k.used.Load().byID[id]; public != nil {
+	if public := k.current.Load().byID[id]; public != nil {
 		return public, nil
 	}
 	return nil, errUnknownKey

@@ -73,7 +73,7 @@ func (a *Admin) SetEvent(
 		return v, err
 	}
 	to := a.cfg.Rules.Fill(set)
-	if to.Seats {
+	if to.SeatsPending {
 		if err := a.fillCapacity(ctx, event, &to); err != nil {
 			return v, err
 		}
@@ -112,7 +112,7 @@ func (a *Admin) fillCapacity(ctx context.Context, event string, to *waitingroom.
 	n, err := a.cfg.Seats.Seats(ctx, event)
 	switch {
 	case err == nil:
-		to.Capacity, to.Seats = n, false
+		to.Capacity, to.SeatsPending = n, false
 		return nil
 	case errors.Is(err, seats.ErrUnknown):
 		return invalid([]api.FieldError{{
@@ -122,7 +122,7 @@ func (a *Admin) fillCapacity(ctx context.Context, event string, to *waitingroom.
 	a.cfg.Log.Warn("the seat service gave no capacity", "event", event, "error", err)
 	switch now, err := a.snapshot(ctx, event); {
 	case err == nil:
-		to.Capacity, to.Seats = now.Settings.Capacity, now.Settings.Seats
+		to.Capacity, to.SeatsPending = now.Settings.Capacity, now.Settings.SeatsPending
 	case !errors.Is(err, api.ErrNotFound):
 		return err
 	}

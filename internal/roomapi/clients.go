@@ -12,8 +12,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxBuckets is how many addresses have a token bucket at a time. The one that was used longest ago
-// gives way. It is full again by then, unless so many addresses enter within a second.
+// maxBuckets is how many addresses have a rate limiter at a time. A new one replaces the one that
+// was used longest ago. That one has all its permits again by then, unless so many addresses enter
+// within a second.
 const maxBuckets = 1 << 16
 
 // clients holds the limits of streams and of new visitors. It counts by IP address; the addresses
@@ -102,7 +103,8 @@ func networkOf(ip netip.Addr) netip.Addr {
 	return p.Addr()
 }
 
-// connect counts a stream, or returns a problem. The caller must call disconnect.
+// connect counts a stream, or returns a problem. The caller must call disconnect, unless there was
+// an error.
 func (c *clients) connect(ip netip.Addr) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,9 +141,9 @@ func (c *clients) connections() int {
 	return c.open
 }
 
-// newVisitor takes a token for a new visitor from the bucket of an address, or returns a problem.
-// Visitors who are known don't need one: all users behind one address must be able to come back
-// at once.
+// newVisitor takes one permit from the rate limiter of an address; if there is none, it returns a
+// problem. Visitors who are known need no permit: all users behind one address must be able to come
+// back at once.
 func (c *clients) newVisitor(ip netip.Addr) error {
 	if !ip.IsValid() {
 		return nil

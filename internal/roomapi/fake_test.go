@@ -85,7 +85,7 @@ func (f *fakeRoom) Poll(_ context.Context, event, user string, enter bool) (api.
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t := api.Ticket{State: f.state}
+	t := api.Ticket{State: f.state, PollAfterMS: 2000}
 	switch n, total, eta := f.users[user], int64(len(f.users)), 90.0; f.state {
 	case api.TicketInEntry:
 		t.Position, t.Total, t.ETASeconds = &n, &total, &eta

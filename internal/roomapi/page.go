@@ -26,8 +26,8 @@ var pageFiles embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// startRefresh is when a browser without JavaScript loads the page again that has not entered its
-// user: the page itself then makes the request, and not another site.
+// startRefresh is the wait before a browser without JavaScript reloads a page that has no ticket to
+// show. The reload is a request of the page itself, so it may enter the user.
 const startRefresh = 2 * time.Second
 
 // page renders the waiting page.

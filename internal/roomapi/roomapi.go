@@ -45,7 +45,7 @@ type Room interface {
 	// must not keep s.
 	Connect(ctx context.Context, event, user string, s *Stream) (left func(), err error)
 	// Poll returns the user's ticket. With enter, an unknown user gets one, and created is true;
-	// without, the error is ErrNoTicket. The API fills in Stream, and PollAfterMS if it is 0.
+	// without, the error is ErrNoTicket. A Room always sets PollAfterMS; the API fills in Stream.
 	Poll(ctx context.Context, event, user string, enter bool) (t api.Ticket, created bool, err error)
 	// Leave ends the user's ticket in any state. It succeeds also if there is none.
 	Leave(ctx context.Context, event, user string) error

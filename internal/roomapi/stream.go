@@ -17,8 +17,9 @@ import (
 //
 // It holds at most one frame of each kind: a newer one replaces an older one that is not written
 // yet, because each frame is a complete state. So a client that reads slowly is behind by one
-// frame, not by a queue. A frame of one kind never replaces one of another kind. They are written
-// in the order state, position, admitted, ended or reconnect.
+// frame, not by a queue. Admitted, Ended and Reconnect drop a pending position; otherwise a frame
+// of one kind never replaces one of another kind. Frames are written in the order state, position,
+// admitted, ended or reconnect.
 type Stream struct {
 	wake chan struct{} // has an element while frames are pending
 
@@ -49,7 +50,7 @@ type Position struct {
 	Position   int64 // 1 is next
 	Total      int64
 	ETASeconds float64   // negative: unknown
-	At         time.Time // when the broker computed it
+	At         time.Time // the time, by Redis's clock, as of which the position is exact
 }
 
 // Reasons of the frame ended. After it, the client does not connect again.
@@ -59,7 +60,8 @@ const (
 	EndedClosed   = "closed"
 	EndedSoldOut  = "sold_out"
 	EndedRemoved  = "removed" // by an operator
-	EndedGone     = "gone"    // the place or the token has expired
+	// The place or the token has expired, the event was deleted, or Redis has lost the user.
+	EndedGone = "gone"
 )
 
 // Reasons of the frame reconnect.
@@ -77,7 +79,7 @@ type entryFrame struct {
 	returnURL string
 }
 
-// NewStream returns a stream that nobody reads, for tests of a broker.
+// NewStream returns an empty stream.
 func NewStream() *Stream { return &Stream{wake: make(chan struct{}, 1)} }
 
 // State shows the user's state and the event's mode. The same values again are not sent.

@@ -2,7 +2,6 @@ package roomapi
 
 import (
 	"net/http"
-	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 )
@@ -84,22 +83,7 @@ func (a *API) getTicket(w http.ResponseWriter, r *http.Request) error {
 // complete fills in what the room does not know.
 func (a *API) complete(event string, t api.Ticket) api.Ticket {
 	t.Stream = a.publicURL + "/events/" + event + "/tickets/waiting"
-	if t.PollAfterMS == 0 {
-		t.PollAfterMS = PollAfter(t.Position).Milliseconds()
-	}
 	return t
-}
-
-// PollAfter returns when a user without a stream should ask again: 2 s at the front of the queue,
-// and up to 20 s behind. position is nil if it is unknown, or if the user is not in the queue.
-func PollAfter(position *int64) time.Duration {
-	const shortest, longest = 2 * time.Second, 20 * time.Second
-	if position == nil {
-		return shortest
-	}
-	// One more second for 50 places: a queue that moves faster is seen late by seconds, and it
-	// causes no more requests than this.
-	return min(shortest+time.Duration(min(max(*position-1, 0), 1000))*time.Second/50, longest)
 }
 
 // leave serves DELETE …/ticket and POST …/ticket/leave. The form of the waiting page adds the

@@ -142,16 +142,6 @@ func TestPanicsAreLogged(t *testing.T) {
 	require.Contains(t, logs.String(), "assignment to entry in nil map")
 }
 
-func TestPollAfter(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, 2*time.Second, PollAfter(nil))
-	for position, want := range map[int64]time.Duration{
-		0: 2 * time.Second, 1: 2 * time.Second, 51: 3 * time.Second, 901: 20 * time.Second, 1 << 62: 20 * time.Second,
-	} {
-		require.Equal(t, want, PollAfter(&position), position)
-	}
-}
-
 func TestStatusIsCached(t *testing.T) {
 	t.Parallel()
 	room := newFakeRoom()

@@ -37,9 +37,9 @@ var auditScript = call.NewScript("audit_room",
 const mostFindings = 100
 
 // Audit returns what breaks a law in an event. It changes nothing, and users may move meanwhile.
-// Each finding is certain: it was made at one instant, or it is about numbers and fences, which are
-// never used twice. pace is called with the elements and bytes of each page; nil: it reads without
-// a pause.
+// Each finding is certain. Most are made at one instant. Doubled numbers and fences are found over
+// several reads; that is safe, because none is ever used again. pace is called with the elements
+// and bytes of each page; nil: it reads without a pause.
 func (r events) Audit(
 	ctx context.Context, event string, pace func(ctx context.Context, elements, bytes int) error,
 ) ([]Finding, error) {
@@ -70,11 +70,11 @@ type roomAudit struct {
 	p     keyspace.Partition
 	pace  func(ctx context.Context, elements, bytes int) error
 
-	found []Finding
-	laws  map[string]int64 // number of findings, by law
-	seen  map[string]bool  // laws and keys of found: the same user may be read twice
-	tail  int64            // in the last page
-	begun bool             // the event was deleted and created again meanwhile
+	found     []Finding
+	laws      map[string]int64 // number of findings, by law
+	seen      map[string]bool  // laws and keys of found: the same user may be read twice
+	tail      int64            // in the last page
+	recreated bool             // the event was deleted and created again meanwhile
 
 	numbers bitmap
 	fences  map[string]string // by fence: the user
@@ -108,7 +108,7 @@ func (a *roomAudit) read(ctx context.Context, list string, each func(auditRow)) 
 		}
 		cursor = reply.text()
 		tail, rows := reply.number(), reply.list()
-		a.begun = a.begun || tail < a.tail
+		a.recreated = a.recreated || tail < a.tail
 		a.tail = tail
 		elements, bytes := 0, 0
 		for rows.more() {
@@ -176,7 +176,7 @@ func (a *roomAudit) confirmTwice(ctx context.Context) error {
 	}
 	// Only the rows of this reading count: its findings are those of the first one.
 	again := newRoomAudit(a.events, a.event, a.pace)
-	again.tail, again.begun = a.tail, a.begun
+	again.tail, again.recreated = a.tail, a.recreated
 	err := again.read(ctx, "users", func(row auditRow) {
 		for _, what := range []string{fmt.Sprint("number ", row.number), "fence " + row.fence} {
 			if users := a.twice[what]; users != nil {
@@ -184,7 +184,7 @@ func (a *roomAudit) confirmTwice(ctx context.Context) error {
 			}
 		}
 	})
-	if err != nil || again.begun {
+	if err != nil || again.recreated {
 		return err
 	}
 	for what, users := range a.twice {

@@ -99,7 +99,7 @@ func (s Settings) fields() []any {
 	if s.Stock != nil {
 		stock = *s.Stock
 	}
-	if s.Seats {
+	if s.SeatsPending {
 		seats = "1"
 	}
 	if s.Rate > 0 {
@@ -175,7 +175,7 @@ func newSnapshot(event string, fields map[string]string, waiting, used, users in
 			MaxWaiting: number("max_waiting"), TokenTTL: duration("token_ttl"), Leeway: duration("leeway"),
 			MaxSession: duration("max_session"), Ready: duration("ready"), Grace: duration("grace"),
 			OnClose: fields["on_close"], NoShow: fields["no_show"], Mode: fields["mode"],
-			ReturnURL: fields["return_url"], Retention: duration("retention"), Seats: fields["seats"] != "",
+			ReturnURL: fields["return_url"], Retention: duration("retention"), SeatsPending: fields["seats"] != "",
 		},
 	}
 	limit := s.Settings.Capacity

@@ -42,8 +42,8 @@ func withVisitors(args []any, visitors []Visitor) []any {
 	return args
 }
 
-// Disconnect says that the streams of visitors have ended. The answers are Away, Noted, Gone and
-// Stale; Stale changes nothing.
+// Disconnect says that the streams of visitors have ended. The answers are Away, Noted, Gone,
+// NoShow and Stale. Noted and Stale change nothing.
 //
 // Twice: Noted or Stale.
 func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor) ([]Code, error) {

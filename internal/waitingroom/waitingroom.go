@@ -53,24 +53,25 @@ func New(conn *redisx.Conn, space keyspace.Space, observe func(script string, to
 	return &Rooms{users{s}, events{s}}
 }
 
-// Settings are the settings of an event with all defaults filled in.
+// Settings are the settings of an event with all defaults filled in. Package
+// internal/waitingroom/settings has their bounds and defaults.
 type Settings struct {
-	Capacity   int64
-	Stock      *int64  // seats to sell in all; nil: no stock
-	Rate       float64 // admissions a second; 0: no limit
-	Burst      int64   // admissions that the token bucket holds; at least 1 if Rate > 0
-	MaxWaiting int64
-	TokenTTL   time.Duration
-	Leeway     time.Duration
-	MaxSession time.Duration // 0: none
-	Ready      time.Duration
-	Grace      time.Duration
-	OnClose    string // keep or release
-	NoShow     string // wait or release
-	Mode       string // an api.Mode constant
-	ReturnURL  string
-	Retention  time.Duration
-	Seats      bool // the capacity is to come from the seat service, which has not answered yet
+	Capacity     int64
+	Stock        *int64  // seats to sell in all; nil: no stock
+	Rate         float64 // admissions a second; 0: no limit
+	Burst        int64   // admissions that the token bucket holds; at least 1 if Rate > 0
+	MaxWaiting   int64
+	TokenTTL     time.Duration
+	Leeway       time.Duration
+	MaxSession   time.Duration // 0: none
+	Ready        time.Duration
+	Grace        time.Duration
+	OnClose      string // keep or release
+	NoShow       string // wait or release
+	Mode         string // an api.Mode constant
+	ReturnURL    string
+	Retention    time.Duration
+	SeatsPending bool // the capacity is to come from the seat service, which has not answered yet
 }
 
 // Visitor is a user of an event and the stream by which the user is connected. A visitor without a

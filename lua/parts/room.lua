@@ -1,6 +1,7 @@
 -- room: an event of the waiting room: its users, its slots, and when something is due there.
 -- lua/room/README.md describes records and states. A script calls open_room, loads users, puts
--- their new records, and ends with close_room, which does all writes.
+-- their new records, and ends with close_room, which writes users, moves and the event. permits,
+-- spend_permits and drop write at once; some scripts write other keys themselves.
 -- NEEDS  base, limiters, signals
 -- OFFERS
 --   R                        the event: settings and state, as open_room has read them
@@ -51,7 +52,7 @@ local function open_room(event)
     leeway = tonumber(h[9]), max_session = tonumber(h[10]), ready = tonumber(h[11]),
     grace = tonumber(h[12]), on_close = h[13], no_show = h[14], retention = tonumber(h[15]),
     closed = tonumber(h[16] or 0), tail = tonumber(h[17] or 0), change = tonumber(h[18] or 0),
-    fence = tonumber(h[19] or 0), t = h[20], steps = tonumber(h[21] or 0),
+    fence = tonumber(h[19] or 0), limiter_state = h[20], steps = tonumber(h[21] or 0),
     waiting = call('ZCARD', WAITING), used = call('ZCARD', SLOTS), users = call('HLEN', USERS),
     -- until then absent users keep their places, because expire_users did not run for a while
     hold = tonumber(call('HGET', B .. 'cleanup', 'hold_until') or 0),
@@ -69,18 +70,19 @@ end
 
 local function permits()
   if not R.rate then return NEVER, NOW end
-  local n, next_at, state = left.token(ROOM, R.t, nil, R.rate)
+  local n, next_at, state = left.token(ROOM, R.limiter_state, nil, R.rate)
   limit = state
   return n, math.ceil(next_at / 1000)
 end
 local function spend_permits(n)
   if not R.rate or n == 0 then return end
   spend.token(ROOM, limit, n)
-  R.t = limit.at
+  R.limiter_state = limit.at
 end
 
--- A record is letter|number|conn|since|fence|expires|first. The set that a user is in follows from
--- the record, so that put needs nothing else. expires of a READY user is the end of the slot.
+-- A record is letter|number|conn|since|fence|expires|first. The record tells the sets of a user.
+-- The score in away is not in the record: put needs it in kept. expires of a READY user is the end
+-- of the slot.
 local function decode(text)
   local letter, number, conn, since, fence, expires, first =
     string.match(text, '^([WARP])|(%d+)|([^|]*)|(%d*)|(%d*)|(%d*)|(%d*)$')
@@ -243,8 +245,8 @@ local function due()
   return math.min(at, ends)
 end
 
--- close_room counts first: when memory is full, enter is refused as a whole, also if it only ends
--- the session of a user.
+-- close_room writes the counters first. When memory is full, Redis refuses that first write, and
+-- enter changes nothing. Without it, enter could still delete a user, which Redis never refuses.
 local function close_room()
   for name, n in pairs(counts) do call('HINCRBY', ROOM, name, n) end
   write_users()

@@ -6,8 +6,9 @@
 --   2  absent  a key that never exists (lua/README.md, rule 7)
 -- ARGV
 --   1  event  -   the event's id
---   2  mode   -   new, known: an unknown user gets no number, or again: as known, and only records
---                 with this conn count
+--   2  mode   -   new:   an unknown user gets a number
+--                 known: an unknown user gets NONE
+--                 again: as known, and only a record with this conn counts
 --   3  poll   ms  longest time until a user without a conn calls again
 --   then for each user:
 --   +1  user  -  the user's id

@@ -13,7 +13,8 @@
 --   {next, n, hold}
 --        next  the number to continue with, 0: the end
 --        n     users who are away now
---        hold  ms for which nothing is swept, because brokers can't have known of their users
+--        hold  ms for which nothing is swept: Redis or all brokers stood still, and users may still
+--              return
 -- Such a user keeps the place for the event's grace, at least 10 s. Streams younger than 10 s are
 -- left out: a broker that has just started is not yet in the caller's list.
 -- Twice: finds nothing more.

@@ -37,7 +37,7 @@ func (b admissions) admit(ctx context.Context, event string, conns ...*connectio
 		}
 		claims, err := b.rooms.Claim(ctx, event, visitors...)
 		if err != nil {
-			return b.answer(err)
+			return b.apiError(err)
 		}
 		var without []*connection
 		for i, c := range chunk {
@@ -153,7 +153,7 @@ func (b admissions) deliver(s waitingroom.Snapshot, c *connection, claim waiting
 
 // endHere ends a stream of this broker for good.
 func (b admissions) endHere(c *connection, reason string) {
-	if c.end() {
+	if c.markOver() {
 		c.stream.Ended(reason)
 	}
 }

@@ -139,7 +139,7 @@ func (b *Broker) drain(ctx context.Context) {
 
 // handOver lets a client connect to another broker.
 func handOver(c *connection) {
-	if c.end() {
+	if c.markOver() {
 		c.mu.Lock()
 		c.handedOver = true
 		c.mu.Unlock()

@@ -36,8 +36,8 @@ func (c *connection) visitor() waitingroom.Visitor {
 	return waitingroom.Visitor{User: c.user, Conn: c.conn}
 }
 
-// end marks the connection as ended by the broker. It returns false if it was so before.
-func (c *connection) end() bool {
+// markOver marks the connection as ended by the broker. It returns false if it was so before.
+func (c *connection) markOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was := c.over
@@ -45,8 +45,8 @@ func (c *connection) end() bool {
 	return !was
 }
 
-// showState shows the state of a user without a token. It changes nothing after the token was sent:
-// a promotion may come while the script enter is being answered.
+// showState shows the state of a user who has no token yet. The answer of enter may be late: the
+// user may have a token by then. In that case showState does nothing.
 func (c *connection) showState(state, mode string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,9 +63,9 @@ func (c *connection) setPlace(number, change int64) {
 	c.leftAt, c.unknownAt = time.Time{}, time.Time{}
 }
 
-// see takes note of what the view says, and whether the event was deleted. It returns whether the
-// user still waits, as far as known, and how long the place of such a user has been unknown.
-func (c *connection) see(place position.Place, deleted bool) (waits bool, unknown time.Duration) {
+// noteView takes note of what the view says, and whether the event was deleted. It returns whether
+// the user still waits, as far as known, and how long the place of such a user has been unknown.
+func (c *connection) noteView(place position.Place, deleted bool) (waits bool, unknown time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.entered || c.token || c.over {

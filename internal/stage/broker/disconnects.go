@@ -14,7 +14,7 @@ import (
 type disconnects struct {
 	mu      sync.Mutex
 	byEvent map[string][]waitingroom.Visitor
-	some    chan struct{}
+	wake    chan struct{}
 }
 
 func (d *disconnects) add(c *connection) { d.addVisitor(c.event, c.visitor()) }
@@ -25,28 +25,28 @@ func (d *disconnects) addVisitor(event string, v waitingroom.Visitor) {
 		d.byEvent = map[string][]waitingroom.Visitor{}
 	}
 	d.byEvent[event] = append(d.byEvent[event], v)
-	some := d.signal()
+	wake := d.signal()
 	d.mu.Unlock()
 	select {
-	case some <- struct{}{}:
+	case wake <- struct{}{}:
 	default:
 	}
 }
 
 // signal returns the channel with an element when there may be visitors. The caller holds mu.
 func (d *disconnects) signal() chan struct{} {
-	if d.some == nil {
-		d.some = make(chan struct{}, 1)
+	if d.wake == nil {
+		d.wake = make(chan struct{}, 1)
 	}
-	return d.some
+	return d.wake
 }
 
 func (d *disconnects) wait(ctx context.Context) error {
 	d.mu.Lock()
-	some := d.signal()
+	wake := d.signal()
 	d.mu.Unlock()
 	select {
-	case <-some:
+	case <-wake:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -73,13 +73,13 @@ func (b *shared) sendDisconnects(ctx context.Context) error {
 	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
 	giveBack := func(event string, visitors []waitingroom.Visitor) {
 		for _, v := range visitors {
-			b.closed.addVisitor(event, v)
+			b.endedStreams.addVisitor(event, v)
 		}
 	}
 	for {
-		event, visitors := b.closed.take()
+		event, visitors := b.endedStreams.take()
 		if len(visitors) == 0 {
-			if b.closed.wait(ctx) != nil {
+			if b.endedStreams.wait(ctx) != nil {
 				return nil
 			}
 			continue

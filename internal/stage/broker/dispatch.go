@@ -87,7 +87,7 @@ func (b messages) handlePromotion(ctx context.Context, p dispatch.Promotion) err
 			here = append(here, c)
 		} else if b.owns(u.Conn) {
 			// With no_show release the slot is free at once. Otherwise this changes nothing.
-			b.closed.addVisitor(p.Event, waitingroom.Visitor{User: u.User, Conn: u.Conn})
+			b.endedStreams.addVisitor(p.Event, waitingroom.Visitor{User: u.User, Conn: u.Conn})
 		}
 	}
 	if len(here) == 0 {

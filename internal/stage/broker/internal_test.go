@@ -11,14 +11,14 @@ import (
 )
 
 // A process that can't keep up shows far positions less often, and all of them again when it can.
-func TestPace(t *testing.T) {
+func TestFrameThrottle(t *testing.T) {
 	t.Parallel()
-	var p pace
+	var throttle frameThrottle
 	now := time.Now()
 	shown := func(rounds int, interval time.Duration) (far int) {
 		for range rounds {
 			now = now.Add(interval)
-			if p.next(now, time.Second) == furthest {
+			if throttle.next(now, time.Second) == furthest {
 				far++
 			}
 		}
@@ -26,11 +26,22 @@ func TestPace(t *testing.T) {
 	}
 	require.Equal(t, 10, shown(10, time.Second))
 	shown(3, 2*time.Second)
-	require.Equal(t, 3, p.level)
+	require.Equal(t, 3, throttle.level)
 	require.LessOrEqual(t, shown(10, 2*time.Second), 1)
 	shown(40, time.Second)
-	require.Zero(t, p.level)
+	require.Zero(t, throttle.level)
 	require.Equal(t, 10, shown(10, time.Second))
+}
+
+// A user at the head of the queue polls every two seconds, one far behind every 20 s.
+func TestPollAfter(t *testing.T) {
+	t.Parallel()
+	for position, want := range map[int64]time.Duration{
+		0: 2 * time.Second, 1: 2010 * time.Millisecond, 100: 3 * time.Second,
+		1799: 19990 * time.Millisecond, 1800: 20 * time.Second, 1 << 62: 20 * time.Second,
+	} {
+		require.Equal(t, want, pollAfter(position), position)
+	}
 }
 
 // A clock that is more than 2 s off Redis's is reported.

@@ -21,27 +21,28 @@ const nearPosition = 1000
 // everyRounds are the rounds in which users behind nearPosition see their positions, by level.
 var everyRounds = []int{1, 2, 5, 10}
 
-// pace decides how often users behind nearPosition see their positions. Its zero value is for a
-// process that keeps up.
-type pace struct {
+// frameThrottle decides how often users behind nearPosition see their positions. Its zero value is
+// for a process that keeps up.
+type frameThrottle struct {
 	level, good, round int
 	last               time.Time
 }
 
-// next begins a round, and returns up to which position it shows positions. A round that begins
-// half an interval late raises the level, ten rounds in time lower it.
-func (p *pace) next(now time.Time, interval time.Duration) (to int64) {
-	p.round++
-	switch late := !p.last.IsZero() && now.Sub(p.last) > interval*3/2; {
+// next begins a round, and returns up to which position it shows positions. A late round begins
+// more than half an interval late, and raises the level. The level falls after more than ten rounds
+// in time.
+func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
+	t.round++
+	switch late := !t.last.IsZero() && now.Sub(t.last) > interval*3/2; {
 	case late:
-		p.level, p.good = min(p.level+1, len(everyRounds)-1), 0
-	case p.good < 10:
-		p.good++
+		t.level, t.good = min(t.level+1, len(everyRounds)-1), 0
+	case t.good < 10:
+		t.good++
 	default:
-		p.level, p.good = max(0, p.level-1), 0
+		t.level, t.good = max(0, t.level-1), 0
 	}
-	p.last = now
-	if p.round%everyRounds[p.level] != 0 {
+	t.last = now
+	if t.round%everyRounds[t.level] != 0 {
 		return nearPosition
 	}
 	return furthest
@@ -49,10 +50,10 @@ func (p *pace) next(now time.Time, interval time.Duration) (to int64) {
 
 // send shows all streams their positions, once in each PositionInterval.
 func (b positions) send(ctx context.Context) error {
-	var p pace
+	var throttle frameThrottle
 	for {
 		began := time.Now()
-		to := p.next(began, b.cfg.PositionInterval)
+		to := throttle.next(began, b.cfg.PositionInterval)
 		if !b.suspended.Load() {
 			events := b.conns.byEvent()
 			for event, conns := range events {
@@ -86,7 +87,7 @@ func (b positions) showEvent(ctx context.Context, event string, conns []*connect
 			oldest = place.At
 		}
 		redisNow = later(redisNow, place.At)
-		waits, unknown := c.see(place, deleted)
+		waits, unknown := c.noteView(place, deleted)
 		if unknown >= unknownLimit && len(lost) < waitingroom.MostUsers {
 			lost = append(lost, c)
 		}

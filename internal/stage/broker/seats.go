@@ -73,7 +73,7 @@ func (b *shared) createFromSeats(ctx context.Context, event string) error {
 			return nil, waitingroom.ErrUnknown
 		case err != nil:
 			b.Tel.Log.Warn("the seat service does not answer: users wait, asking again", "event", event, "error", err)
-			s.Seats = true
+			s.SeatsPending = true
 		default:
 			s.Capacity = n
 		}
@@ -106,8 +106,8 @@ func (b *shared) askForSeats(ctx context.Context) error {
 // an operator has set the capacity.
 func (b *shared) askOnce(ctx context.Context, event string) (done bool, err error) {
 	s, err := b.fresh(ctx, event)
-	if err != nil || !s.Settings.Seats {
-		return !s.Settings.Seats, err
+	if err != nil || !s.Settings.SeatsPending {
+		return !s.Settings.SeatsPending, err
 	}
 	n, err := b.cfg.Seats(ctx, event)
 	if err != nil {

@@ -25,21 +25,21 @@ import (
 // shared is what the parts of a broker share.
 type shared struct {
 	stage.Process
-	cfg       Config
-	instance  string // names this broker in conns, statuses and streams
-	rooms     *waitingroom.Rooms
-	keys      *entrytoken.Keys
-	metrics   metrics
-	publisher *dispatch.Publisher
-	views     []*position.Views // by partition
-	conns     connections
-	closed    disconnects
-	lookups   lookups
-	entries   entries
-	draining  atomic.Bool
-	suspended atomic.Bool // positions wait until all users have entered again
-	lastConn  atomic.Int64
-	loading   singleflight.Group // snapshots, and questions to the seat service
+	cfg          Config
+	instance     string // names this broker in conns, statuses and streams
+	rooms        *waitingroom.Rooms
+	keys         *entrytoken.Keys
+	metrics      metrics
+	publisher    *dispatch.Publisher
+	views        []*position.Views // by partition
+	conns        connections
+	endedStreams disconnects
+	lookups      lookups
+	enterBatches enterBatches
+	draining     atomic.Bool
+	suspended    atomic.Bool // positions wait until all users have entered again
+	lastConn     atomic.Int64
+	loading      singleflight.Group // snapshots, and questions to the seat service
 }
 
 // viewsOf returns the views of the partition of an event.
@@ -47,8 +47,8 @@ func (b *shared) viewsOf(event string) *position.Views {
 	return b.views[b.Space.OfEvent(event).Index()]
 }
 
-// answer turns an error of package waitingroom into one of the API.
-func (b *shared) answer(err error) error {
+// apiError turns an error of package waitingroom into one of the API.
+func (b *shared) apiError(err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -103,7 +103,7 @@ func (b *shared) fresh(ctx context.Context, event string) (waitingroom.Snapshot,
 			err = waitingroom.ErrUnknown
 		}
 		if err != nil {
-			return waitingroom.Snapshot{}, b.answer(err)
+			return waitingroom.Snapshot{}, b.apiError(err)
 		}
 		return s.Events[0], nil
 	})

@@ -8,8 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/position"
 )
 
-// source reads one partition for the views of its events. It counts loads, and lets the broker ask
-// for the seats of events whose number is not known yet.
+// source reads one partition for the views of its events. It counts loads. It notes events whose
+// number of seats is unknown, so that the broker asks for it.
 type source struct {
 	position.Source
 	broker *shared
@@ -18,7 +18,7 @@ type source struct {
 func (s source) Snapshot(ctx context.Context, events ...string) (waitingroom.Snapshots, error) {
 	snapshots, err := s.Source.Snapshot(ctx, events...)
 	for _, e := range snapshots.Events {
-		if e.Settings.Seats {
+		if e.Settings.SeatsPending {
 			s.broker.lookups.add(e.Event)
 		}
 	}

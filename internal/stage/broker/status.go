@@ -11,8 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// silence is the age of a broker's last status from which on the others may have given the broker
-// up, so that its users may be away.
+// silence is the longest time between two statuses of a broker without a re-entry. The other
+// brokers count a broker as dead after presence.TTL, and then make its users away. 2 s is well
+// before presence.TTL.
 const silence = 2 * time.Second
 
 // statusInterval is the time between two statuses of a broker.
@@ -22,8 +23,8 @@ const statusInterval = time.Second
 type lifeSigns struct{ admissions }
 
 // keepStatus publishes that this broker lives. After a silence, all users of the broker enter again
-// before they are shown positions. A broker that stops does not withdraw its status, so that nobody
-// is away because of a deployment.
+// before they are shown positions. A stopping broker leaves its status in Redis. So the sweep does
+// not make its users away at once, and they have time to connect to another broker.
 func (b lifeSigns) keepStatus(ctx context.Context) error {
 	var written time.Time // when the last status was written
 	for {

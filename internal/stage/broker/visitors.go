@@ -32,18 +32,18 @@ func (v visitors) Connect(ctx context.Context, event, user string, s *roomapi.St
 	// The connection is found from now on, because a promotion may come before the script's answer.
 	v.conns.add(c)
 	if err := v.enterStream(ctx, c); err != nil {
-		c.end()
+		c.markOver()
 		v.conns.remove(c)
 		c.followed.Close()
 		if call.IsUnavailable(err) && !call.NeverSent(err) { // the script may have run
-			v.closed.add(c)
+			v.endedStreams.add(c)
 		}
 		return nil, err
 	}
 	return func() {
-		c.end()
+		c.markOver()
 		if !c.wasHandedOver() {
-			v.closed.add(c)
+			v.endedStreams.add(c)
 		}
 		v.conns.remove(c)
 		c.followed.Close()
@@ -94,14 +94,14 @@ func (v visitors) enterStream(ctx context.Context, c *connection) error {
 func (v visitors) enter(
 	ctx context.Context, event string, mode waitingroom.Mode, poll time.Duration, who waitingroom.Visitor,
 ) (waitingroom.EnterReply, error) {
-	kind := entryKind{event, mode, poll}
+	kind := enterKind{event, mode, poll}
 	reply, err := v.enterOne(ctx, kind, who)
 	if errors.Is(err, waitingroom.ErrUnknown) && mode == waitingroom.EnterNew && v.cfg.Seats != nil {
 		if err = v.createFromSeats(ctx, event); err == nil {
 			reply, err = v.enterOne(ctx, kind, who)
 		}
 	}
-	return reply, v.answer(err)
+	return reply, v.apiError(err)
 }
 
 // refusal returns the error of a code of Enter, nil for a user with a place.
@@ -179,7 +179,7 @@ func pollAfter(position int64) time.Duration {
 func (v visitors) Leave(ctx context.Context, event, user string) error {
 	conn, left, err := v.rooms.Leave(ctx, event, user)
 	if err != nil || !left {
-		return v.answer(err)
+		return v.apiError(err)
 	}
 	v.metrics.Count(telemetry.RoomLeft, event, 1)
 	if conn != "" {
@@ -192,13 +192,13 @@ func (v visitors) Leave(ctx context.Context, event, user string) error {
 func (v visitors) Token(ctx context.Context, event, user string) (t api.EntryToken, returnURL string, err error) {
 	claims, err := v.rooms.Claim(ctx, event, waitingroom.Visitor{User: user})
 	if err != nil {
-		return t, "", v.answer(err)
+		return t, "", v.apiError(err)
 	}
 	if claims[0].Code != waitingroom.Claimed {
 		state, err := v.rooms.State(ctx, event, user)
 		switch {
 		case err != nil:
-			return t, "", v.answer(err)
+			return t, "", v.apiError(err)
 		case state == waitingroom.Entered || state == waitingroom.Away:
 			return t, "", roomapi.ErrNotReady
 		}

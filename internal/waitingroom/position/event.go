@@ -153,9 +153,9 @@ func (e *Event) isUnknown() bool {
 	return seen && s.Event == ""
 }
 
-// see takes note of a snapshot of Round, which was requested when the event had had this many
-// loads. last is the last id of moves at the same instant.
-func (e *Event) see(s waitingroom.Snapshot, at time.Time, last streamID, loads int) {
+// noteSnapshot takes note of a snapshot of Round, which was requested when the event had had this
+// many loads. last is the last id of moves at the same instant.
+func (e *Event) noteSnapshot(s waitingroom.Snapshot, at time.Time, last streamID, loads int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.snapshot, e.seen = s, true
@@ -180,8 +180,8 @@ func (e *Event) see(s waitingroom.Snapshot, at time.Time, last streamID, loads i
 	}
 }
 
-// seeNone takes note that Redis did not know the event when it had had this many loads.
-func (e *Event) seeNone(loads int) {
+// noteUnknown takes note that Redis did not know the event when it had had this many loads.
+func (e *Event) noteUnknown(loads int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.load.running || e.loads != loads {

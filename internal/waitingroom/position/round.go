@@ -13,9 +13,10 @@ import (
 )
 
 // Round does one round of the work of all views: snapshots once a second, loads, and one read of
-// moves, which waits for entries up to the next snapshot. After a busy read, Round first waits a
-// short time, and without events for about a second; so the caller may call it again at once. It
-// returns errors of the source; then the caller waits a little before the next call.
+// moves, which waits for entries up to the next snapshot. The caller may call it again at once.
+// After a read with few entries (under manyMoves), Round first waits until readInterval has passed;
+// after a full read it reads on at once. Without events it waits for one, for about a second at
+// most. It returns errors of the source; then the caller waits a little before the next call.
 func (v *Views) Round(ctx context.Context) error {
 	if err := v.pause(ctx); err != nil {
 		return err
@@ -65,9 +66,9 @@ func (v *Views) takeSnapshots(ctx context.Context, events []*Event) error {
 		}
 		for i, e := range chunk {
 			if s, ok := found.events[e.name]; ok {
-				e.see(s, found.at, found.last, loads[i])
+				e.noteSnapshot(s, found.at, found.last, loads[i])
 			} else {
-				e.seeNone(loads[i])
+				e.noteUnknown(loads[i])
 			}
 		}
 	}

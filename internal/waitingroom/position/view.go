@@ -39,8 +39,8 @@ type View struct {
 
 // Apply adds one change: the numbers in gone have left the queue. Changes that the view includes
 // already are skipped. Apply returns false if the view needs a load: a change is missing before
-// this one, or its numbers make no sense. Such a view may get more changes. They lower positions,
-// which stay too high for the missing change, but Change stays where it is.
+// this one, or its numbers make no sense. A view that misses a change still takes later ones. They
+// lower its positions, which stay too high by the missing change. Change does not advance.
 func (v *View) Apply(change int64, gone []waitingroom.Range) bool {
 	if change <= v.change {
 		return !v.missed

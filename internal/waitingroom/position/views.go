@@ -12,12 +12,13 @@ const (
 	// snapshotInterval is the time from one snapshot of the events to the next. No read of moves
 	// blocks for longer.
 	snapshotInterval = time.Second
-	// readInterval is the time from a read of moves that had entries to the next read. Without it
-	// a busy partition would be read once for each entry.
+	// readInterval is the time from a read of moves with few entries (under manyMoves) to the next
+	// read. Without it a busy partition would be read once for each entry.
 	readInterval = 200 * time.Millisecond
 	// wakeInterval is the same while a caller of Wait waits for a change.
 	wakeInterval = 25 * time.Millisecond
-	// manyMoves is a number of entries after which there are probably more to read at once.
+	// manyMoves is the number of entries from which on a read is full: there are probably more, so
+	// the next read begins at once.
 	manyMoves = 100
 )
 
@@ -99,8 +100,9 @@ func (v *Views) wakeUp() {
 	}
 }
 
-// pause waits until the next read is due: at once, unless the last one had entries. Without events
-// it waits for one.
+// pause waits until the next read is due. After a read with few entries (under manyMoves) that is
+// when readInterval has passed; after a full or an empty read it is at once. Without events, pause
+// waits for one, for snapshotInterval at most.
 func (v *Views) pause(ctx context.Context) error {
 	wait := time.Duration(0)
 	switch {

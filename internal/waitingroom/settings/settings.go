@@ -216,24 +216,24 @@ func IsLoopback(host string) bool {
 }
 
 // Fill returns the settings with all defaults filled in. The settings must have passed Check.
-// Without a capacity, Settings.Seats is set: the seat service is to be asked. A missing mode has no
-// default, so that a change of another setting does not open an event that is paused.
+// Without a capacity, Settings.SeatsPending is set: the seat service is to be asked. A missing mode
+// has no default, so that a change of another setting does not open an event that is paused.
 func (r Rules) Fill(set api.EventSettings) waitingroom.Settings {
 	d := r.Defaults
 	s := waitingroom.Settings{
-		Stock:      set.Stock,
-		MaxWaiting: orDefault(set.MaxWaiting, d.MaxWaiting),
-		TokenTTL:   orDuration(set.TokenTTL, d.TokenTTL),
-		Leeway:     orDuration(set.Leeway, d.Leeway),
-		MaxSession: orDuration(set.MaxSession, d.MaxSession),
-		Ready:      orDuration(set.Ready, d.Ready),
-		Grace:      orDuration(set.Grace, d.Grace),
-		OnClose:    cmp.Or(set.OnClose, d.OnClose),
-		NoShow:     cmp.Or(set.NoShow, d.NoShow),
-		Mode:       set.Mode,
-		ReturnURL:  set.ReturnURL,
-		Retention:  orDuration(set.Retention, d.Retention),
-		Seats:      set.Capacity == nil,
+		Stock:        set.Stock,
+		MaxWaiting:   orDefault(set.MaxWaiting, d.MaxWaiting),
+		TokenTTL:     orDuration(set.TokenTTL, d.TokenTTL),
+		Leeway:       orDuration(set.Leeway, d.Leeway),
+		MaxSession:   orDuration(set.MaxSession, d.MaxSession),
+		Ready:        orDuration(set.Ready, d.Ready),
+		Grace:        orDuration(set.Grace, d.Grace),
+		OnClose:      cmp.Or(set.OnClose, d.OnClose),
+		NoShow:       cmp.Or(set.NoShow, d.NoShow),
+		Mode:         set.Mode,
+		ReturnURL:    set.ReturnURL,
+		Retention:    orDuration(set.Retention, d.Retention),
+		SeatsPending: set.Capacity == nil,
 	}
 	s.Capacity = orDefault(set.Capacity, 0)
 	if set.Rate != nil {

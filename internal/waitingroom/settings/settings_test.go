@@ -154,7 +154,7 @@ func TestFillGivesDefaults(t *testing.T) {
 		Capacity: 7, MaxWaiting: 1_000_000, TokenTTL: 5 * time.Minute, Leeway: 10 * time.Second, MaxSession: 15 * time.Minute,
 		Ready: 30 * time.Second, Grace: time.Minute, OnClose: "keep", NoShow: "wait", Retention: 24 * time.Hour,
 	}, s)
-	require.True(t, rules().Fill(api.EventSettings{}).Seats)
+	require.True(t, rules().Fill(api.EventSettings{}).SeatsPending)
 	for rate, burst := range map[float64]int64{0.001: 1, 0.9: 1, 1: 1, 2.9: 2, 500: 500} {
 		require.Equal(t, burst, rules().Fill(api.EventSettings{Rate: &rate}).Burst)
 	}

@@ -34,7 +34,7 @@ func View(s waitingroom.Snapshot) api.RoomEvent {
 		Tail:     s.Tail,
 		Counters: s.Counters,
 	}
-	if !set.Seats {
+	if !set.SeatsPending {
 		v.Capacity = &set.Capacity
 	}
 	if set.Rate > 0 {

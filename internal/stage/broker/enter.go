@@ -12,26 +12,26 @@ import (
 // with the request of one of them.
 const enterTimeout = 5 * time.Second
 
-// entries implements group commit for enter: visitors who come while a call runs share the next
-// call, because a call for one user costs Redis more than ten times as much as a user in a large
-// call. The zero value is ready.
-type entries struct {
+// enterBatches implements group commit for enter: visitors who come while a call runs share the
+// next call, because a call for one user costs Redis more than ten times as much as a user in a
+// large call. The zero value is ready.
+type enterBatches struct {
 	mu     sync.Mutex
-	queues map[entryKind]*entryQueue
+	queues map[enterKind]*enterQueue
 }
 
-// entryKind is what calls must have in common to be one call.
-type entryKind struct {
+// enterKind is what calls must have in common to be one call.
+type enterKind struct {
 	event string
 	mode  waitingroom.Mode
 	poll  time.Duration
 }
 
-// entryQueue holds the visitors who wait for the next call. It exists while a call runs.
-type entryQueue struct{ waiting []*entryCall }
+// enterQueue holds the visitors who wait for the next call. It exists while a call runs.
+type enterQueue struct{ waiting []*enterCall }
 
-// entryCall is one visitor.
-type entryCall struct {
+// enterCall is one visitor.
+type enterCall struct {
 	visitor waitingroom.Visitor
 	done    chan struct{} // closed when reply or err is set
 	reply   waitingroom.EnterReply
@@ -40,38 +40,38 @@ type entryCall struct {
 
 // enterOne enters a visitor. It waits for the answer also when ctx ends: the caller must know
 // whether the visitor of a closed stream has a place.
-func (b *shared) enterOne(ctx context.Context, kind entryKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
-	c := &entryCall{visitor: v, done: make(chan struct{})}
-	b.entries.mu.Lock()
-	if b.entries.queues == nil {
-		b.entries.queues = map[entryKind]*entryQueue{}
+func (b *shared) enterOne(ctx context.Context, kind enterKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
+	c := &enterCall{visitor: v, done: make(chan struct{})}
+	b.enterBatches.mu.Lock()
+	if b.enterBatches.queues == nil {
+		b.enterBatches.queues = map[enterKind]*enterQueue{}
 	}
-	q := b.entries.queues[kind]
+	q := b.enterBatches.queues[kind]
 	runs := q != nil
 	if !runs {
-		q = &entryQueue{}
-		b.entries.queues[kind] = q
+		q = &enterQueue{}
+		b.enterBatches.queues[kind] = q
 	}
 	q.waiting = append(q.waiting, c)
-	b.entries.mu.Unlock()
+	b.enterBatches.mu.Unlock()
 	if !runs {
-		go b.runEntries(context.WithoutCancel(ctx), kind, q)
+		go b.runEnterQueue(context.WithoutCancel(ctx), kind, q)
 	}
 	<-c.done
 	return c.reply, c.err
 }
 
-// runEntries calls enter until nobody waits.
-func (b *shared) runEntries(ctx context.Context, kind entryKind, q *entryQueue) {
+// runEnterQueue calls enter until nobody waits.
+func (b *shared) runEnterQueue(ctx context.Context, kind enterKind, q *enterQueue) {
 	for {
-		b.entries.mu.Lock()
+		b.enterBatches.mu.Lock()
 		n := min(len(q.waiting), waitingroom.MostUsers)
 		batch := q.waiting[:n]
 		q.waiting = q.waiting[n:]
 		if n == 0 {
-			delete(b.entries.queues, kind)
+			delete(b.enterBatches.queues, kind)
 		}
-		b.entries.mu.Unlock()
+		b.enterBatches.mu.Unlock()
 		if n == 0 {
 			return
 		}
@@ -80,7 +80,7 @@ func (b *shared) runEntries(ctx context.Context, kind entryKind, q *entryQueue) 
 }
 
 // enterBatch calls enter once for several visitors.
-func (b *shared) enterBatch(ctx context.Context, kind entryKind, batch []*entryCall) {
+func (b *shared) enterBatch(ctx context.Context, kind enterKind, batch []*enterCall) {
 	ctx, cancel := context.WithTimeout(ctx, enterTimeout)
 	defer cancel()
 	visitors := make([]waitingroom.Visitor, len(batch))
