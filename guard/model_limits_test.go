@@ -62,8 +62,8 @@ func (p *refPermits) when(now, n int64) int64 {
 	return max(p.due, now) + n*p.each() - p.limit.burst*p.each()
 }
 
-// spend returns the entry under which n permits were spent. read is the time at which the script has
-// read the log: it forgets what had left the window then.
+// spend returns the entry under which n permits were spent. read is the time at which the script
+// has read the log: it forgets what had left the window then.
 func (p *refPermits) spend(read, now, n int64) *refEntry {
 	if p.limit.kind == "token" {
 		p.due = max(p.due, now) + n*p.each()

@@ -50,8 +50,8 @@ func newAll(*Root) *cobra.Command {
 		Use:   "all",
 		Short: "Run all roles in one process, for small installations",
 		Long: "Run all six roles" + processHelp + "\n" +
-			"With BULKACTION_BROKER_TOKEN_KEYS_FILE it runs a broker of the waiting room, too. Several processes, with\n" +
-			"all roles or with one, may share a Redis.",
+			"With BULKACTION_BROKER_TOKEN_KEYS_FILE it runs a broker of the waiting room, too. Several\n" +
+			"processes, with all roles or with one, may share a Redis.",
 	}
 	return asProcess(cmd, func(ctx context.Context, p *app.Process, b roles.Base) error {
 		named := roles.All(roles.Own{BuiltIn: true})

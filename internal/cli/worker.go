@@ -11,7 +11,7 @@ import (
 )
 
 func newWorker(r *Root) *cobra.Command {
-	return asRole(parentCommand("worker", "Run the role worker as a process, or resize a running one; `stats` lists them",
+	return asRole(parentCommand("worker", "Run the role worker, or resize a running one; `stats` lists them",
 		&cobra.Command{
 			Use:   "resize WORKER SLOTS",
 			Short: "Set how many jobs a worker process runs at once",
