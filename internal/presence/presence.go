@@ -51,9 +51,12 @@ func PublishStage(ctx context.Context, conn *redisx.Conn, space keyspace.Space, 
 	return publish(ctx, conn, space.Stages(), s.ID, s)
 }
 
-// PublishBroker stores the heartbeat of a broker process. Its id is the instance in its conns.
-func PublishBroker(ctx context.Context, conn *redisx.Conn, space keyspace.Space, s api.StageStatus) error {
-	return publish(ctx, conn, space.Brokers(), s.ID, s)
+// PublishBroker stores the heartbeat of a broker process, and returns whether Redis had one of it.
+// Its id is the instance in its conns.
+func PublishBroker(
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, s api.StageStatus,
+) (known bool, err error) {
+	return put(ctx, conn, space.Brokers(), s.ID, s)
 }
 
 // Brokers returns the statuses of live brokers, ordered by id. It deletes old statuses, as read
@@ -71,16 +74,22 @@ func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id s
 	_ = conn.Cmd.HDel(ctx, space.Stages(), id).Err()
 }
 
-// publish stores a heartbeat in the hash key, under the process's id.
 func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any) error {
+	_, err := put(ctx, conn, key, id, status)
+	return err
+}
+
+// put stores a heartbeat in the hash key, under the process's id. It returns whether there was one.
+func put(ctx context.Context, conn *redisx.Conn, key, id string, status any) (known bool, err error) {
 	b, err := json.Marshal(status)
 	if err != nil {
-		return fmt.Errorf("encode status: %w", err)
+		return false, fmt.Errorf("encode status: %w", err)
 	}
-	if _, err := heartbeat.Run(ctx, conn.Cmd, []string{key}, []any{id, b}); err != nil {
-		return fmt.Errorf("publish status: %w", err)
+	reply, err := heartbeat.Run(ctx, conn.Cmd, []string{key}, []any{id, b})
+	if err != nil {
+		return false, fmt.Errorf("publish status: %w", err)
 	}
-	return nil
+	return reply == int64(0), nil
 }
 
 // heartbeat stores a process's status with the time of Redis, because the clocks of hosts differ.

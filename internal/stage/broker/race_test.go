@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,7 +44,9 @@ func (c *commands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // isStatus tells whether a broker is about to publish its status.
-func isStatus(text string) bool { return strings.HasPrefix(text, "hexists ") }
+func isStatus(text string) bool { return status.MatchString(text) }
+
+var status = regexp.MustCompile(`brokers [0-9a-f]{8} `)
 
 func isEnter(text, mode string) bool { return strings.Contains(text, " "+event+" "+mode+" ") }
 

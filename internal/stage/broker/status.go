@@ -30,12 +30,9 @@ func (b lifeSigns) keepStatus(ctx context.Context) error {
 	for {
 		// Without its last status, Redis has lost its data, and maybe the places of this broker's
 		// users.
-		known, err := b.Conn.Cmd.HExists(ctx, b.Space.Brokers(), b.instance).Result()
-		if err == nil {
-			err = presence.PublishBroker(ctx, b.Conn, b.Space, api.StageStatus{
-				ID: b.instance, Role: "broker", Running: !b.draining.Load(), SeenAt: time.Now(),
-			})
-		}
+		known, err := presence.PublishBroker(ctx, b.Conn, b.Space, api.StageStatus{
+			ID: b.instance, Role: "broker", Running: !b.draining.Load(), SeenAt: time.Now(),
+		})
 		switch {
 		case err == nil:
 			late := !written.IsZero() && (!known || time.Since(written) > silence)
