@@ -323,3 +323,18 @@ func TestResultsAndFailures(t *testing.T) {
 	require.ErrorContains(t, last, "get failures of group g: ")
 	require.False(t, errors.Is(last, io.EOF), "a stream that breaks off does not look complete")
 }
+
+func TestKindsOfErrors(t *testing.T) {
+	t.Parallel()
+	for status, kind := range map[int]error{
+		400: client.ErrInvalid, 422: client.ErrInvalid, 404: client.ErrNotFound, 409: client.ErrConflict,
+		412: client.ErrChanged, 429: client.ErrTooManyRequests, 503: client.ErrUnavailable,
+	} {
+		err := fmt.Errorf("read: %w", &client.Error{Status: status})
+		require.ErrorIs(t, err, kind)
+		if kind != client.ErrNotFound {
+			require.NotErrorIs(t, err, client.ErrNotFound)
+		}
+	}
+	require.NotErrorIs(t, &client.Error{Status: 500}, client.ErrUnavailable)
+}

@@ -14,7 +14,24 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Error is an answer of the API that is not a success. Use errors.As to find it in an error.
+// Kinds of answers on which a caller may decide, for errors.Is.
+var (
+	ErrInvalid         = errors.New("invalid request")   // 400 or 422; Error.Problem names the fields
+	ErrNotFound        = errors.New("not found")         // 404
+	ErrConflict        = errors.New("conflict")          // 409: the present state does not allow it
+	ErrChanged         = errors.New("changed meanwhile") // 412
+	ErrTooManyRequests = errors.New("too many requests") // 429; see Error.RetryAfter
+	ErrUnavailable     = errors.New("unavailable")       // 503; see Error.RetryAfter
+)
+
+var kinds = map[int]error{
+	http.StatusBadRequest: ErrInvalid, http.StatusUnprocessableEntity: ErrInvalid,
+	http.StatusNotFound: ErrNotFound, http.StatusConflict: ErrConflict, http.StatusPreconditionFailed: ErrChanged,
+	http.StatusTooManyRequests: ErrTooManyRequests, http.StatusServiceUnavailable: ErrUnavailable,
+}
+
+// Error is an answer of the API that is not a success. Use errors.As to find it in an error, or
+// errors.Is with one of the kinds, such as ErrNotFound.
 type Error struct {
 	Status     int           // HTTP status code
 	Problem    api.Problem   // the error document, whose Fields name the bad fields; zero when there was none
@@ -23,6 +40,9 @@ type Error struct {
 
 	appended api.Appended // after a refused append: the part that the server had stored before the refusal
 }
+
+// Is tells whether the answer is of a kind.
+func (e *Error) Is(kind error) bool { return kind == kinds[e.Status] } //nolint:errorlint // as they are
 
 // Error returns the answer's status, detail and bad fields on one line, with the request id (after
 // status 500) and the wait that the server asks for.

@@ -50,14 +50,21 @@ func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Eve
 	}
 }
 
-// Wait waits until the group has ended, and returns it.
+// Wait waits until the group has ended, and returns it. With an error it returns the last state
+// that it saw, if any; the error says so if the group can't end because nobody has sealed it.
 func (a *API) Wait(ctx context.Context, group string) (api.Group, error) {
+	var last api.Group
 	for e, err := range a.Events(ctx, group, "") {
-		if err != nil {
-			return api.Group{}, err
+		if e.Group != nil {
+			last = *e.Group
 		}
-		if ended(e) && len(e.Omitted) == 0 {
-			return *e.Group, nil
+		switch {
+		case err != nil && last.ID != "" && !last.Sealed:
+			return last, fmt.Errorf("%w; group %s is not sealed, so it does not end: call Seal", err, group)
+		case err != nil:
+			return last, err
+		case ended(e) && len(e.Omitted) == 0:
+			return last, nil
 		}
 	}
 	return a.Group(ctx, group)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -225,4 +226,29 @@ func TestWait(t *testing.T) {
 
 	_, err = a.Wait(t.Context(), "g")
 	require.ErrorContains(t, err, "404")
+}
+
+// Wait that ends early returns what it saw, and says why the group can't end.
+func TestWaitThatEndsEarly(t *testing.T) {
+	t.Parallel()
+	for name, sealed := range map[string]bool{"sealed": true, "not sealed": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			a, _ := serve(t, &eventServer{connections: []func(io.Writer, *http.Request){func(w io.Writer, r *http.Request) {
+				b, _ := json.Marshal(api.Event{ID: "1", Type: "progress", Group: &api.Group{
+					ID: "g", Status: api.StatusRunning, Sealed: sealed, Counts: api.Counts{Accepted: 5},
+				}})
+				_, _ = fmt.Fprintf(w, "id: 1\nevent: progress\ndata: %s\n\n", b)
+				flush(w)
+				time.AfterFunc(50*time.Millisecond, cancel)
+				<-r.Context().Done()
+			}}})
+			g, err := a.Wait(ctx, "g")
+			require.ErrorIs(t, err, context.Canceled)
+			require.EqualValues(t, 5, g.Counts.Accepted)
+			require.Equal(t, !sealed, strings.Contains(err.Error(), "is not sealed"), err)
+		})
+	}
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 	"strings"
 
@@ -134,7 +133,4 @@ func checkID(kind, id string) error {
 	return nil
 }
 
-func isNotFound(err error) bool {
-	e, ok := errors.AsType[*client.Error](err)
-	return ok && e.Status == http.StatusNotFound
-}
+func isNotFound(err error) bool { return errors.Is(err, client.ErrNotFound) }
