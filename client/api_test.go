@@ -332,9 +332,7 @@ func TestKindsOfErrors(t *testing.T) {
 	} {
 		err := fmt.Errorf("read: %w", &client.Error{Status: status})
 		require.ErrorIs(t, err, kind)
-		if kind != client.ErrNotFound {
-			require.NotErrorIs(t, err, client.ErrNotFound)
-		}
+		require.Equal(t, status == 404, errors.Is(err, client.ErrNotFound))
 	}
 	require.NotErrorIs(t, &client.Error{Status: 500}, client.ErrUnavailable)
 }

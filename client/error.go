@@ -42,7 +42,7 @@ type Error struct {
 }
 
 // Is tells whether the answer is of a kind.
-func (e *Error) Is(kind error) bool { return kind == kinds[e.Status] } //nolint:errorlint // as they are
+func (e *Error) Is(kind error) bool { return kind == kinds[e.Status] }
 
 // Error returns the answer's status, detail and bad fields on one line, with the request id (after
 // status 500) and the wait that the server asks for.
