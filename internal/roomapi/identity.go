@@ -37,7 +37,9 @@ var (
 	errNoProxy = newProblem(http.StatusForbidden, "identity",
 		"this waiting room is reached only by its proxy, which says who the user is")
 	errNoUser = newProblem(http.StatusUnauthorized, "identity", "the proxy does not say who the user is")
-	errBadID  = newProblem(http.StatusBadRequest, "identity", "the user's id, which the proxy sets, must "+api.IDRule)
+	errTwoIDs = newProblem(http.StatusBadRequest, "identity",
+		"the request names two users: the proxy must replace the header that says who the user is, not add to it")
+	errBadID = newProblem(http.StatusBadRequest, "identity", "the user's id, which the proxy sets, must "+api.IDRule)
 )
 
 // of returns the visitor of a request; trusted says that it comes from a trusted proxy. A cookie
@@ -51,6 +53,8 @@ func (i *identity) of(r *http.Request, trusted bool) (visitor, error) {
 			return visitor{}, errNoProxy
 		case id == "":
 			return visitor{}, errNoUser
+		case len(r.Header.Values(i.header)) > 1: // one of them may be the visitor's own
+			return visitor{}, errTwoIDs
 		case !api.ValidID(id):
 			return visitor{}, errBadID
 		}

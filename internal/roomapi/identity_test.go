@@ -138,6 +138,7 @@ func TestIdentityByHeader(t *testing.T) {
 		{[]string{"X-User: a b"}, http.StatusBadRequest},
 		{[]string{"X-User: " + strings.Repeat("x", 129)}, http.StatusBadRequest},
 		{[]string{"X-User: .."}, http.StatusBadRequest},
+		{[]string{"X-User: dora", "X-User: anna"}, http.StatusBadRequest},
 	} {
 		rec := call(t, a, "POST", ticketPath, c.headers...)
 		require.Equal(t, c.want, rec.Code, i)
