@@ -19,14 +19,15 @@ import (
 // sizes returns the numbers of members of a pool: all, free, and hashes.
 func sizes(t *testing.T, rdb *redis.Client, base string) [3]int64 {
 	t.Helper()
-	hashes := int64(0)
+	hashes := map[string]bool{} // SCAN may return a key twice
 	it := rdb.Scan(t.Context(), 0, base+"m:*", 1000).Iterator()
 	for it.Next(t.Context()) {
-		hashes++
+		hashes[it.Val()] = true
 	}
 	require.NoError(t, it.Err())
 	return [3]int64{
-		rdb.ZCard(t.Context(), base+"members").Val(), rdb.ZCard(t.Context(), base+"free").Val(), hashes,
+		rdb.ZCard(t.Context(), base+"members").Val(), rdb.ZCard(t.Context(), base+"free").Val(),
+		int64(len(hashes)),
 	}
 }
 
