@@ -72,16 +72,17 @@ func TestReadmeCommands(t *testing.T) {
 	said := runScript(t, script, repository, "BULKACTION_API="+address, "BULKACTION_API_ADDR="+address)
 	for _, want := range []string{
 		"300 of 300 e-mails done", "audit clean", // demo
-		"20 of 20 ended (100%)",                 // submit --file
-		`"self":"/v1/groups/costs"`,             // curl
-		"cost        5",                         // watch costs
-		`{"ordinal":1,`,                         // results costs
-		"Waits for         scheduled",           // why promo-7 0
-		"Waits for   paused",                    // why promo-7
-		"WINDOW OF 1000 MS   USED   OF\ntenant", // tenant set and show
-		"words       6",                         // the example's processor
-		`{"event":"sale","rev":`,                // room ls
-		"ok: 6 groups, 27 jobs",                 // audit
+		"20 of 20 ended (100%)",                  // submit --file
+		`"self":"/v1/groups/costs"`,              // curl
+		"cost        5",                          // watch costs
+		`{"ordinal":1,`,                          // results costs
+		"Waits for         scheduled",            // why promo-7 0
+		"Waits for   paused",                     // why promo-7
+		"WINDOW OF 1000 MS   USED   OF\ntenant",  // tenant set and show
+		"words       6",                          // the example's processor
+		`{"event":"sale","rev":`,                 // room ls
+		"COMPLETED: 100 of 100 invoices charged", // the example with everything in one program
+		"ok: 7 groups, 127 jobs",                 // audit
 	} {
 		require.Contains(t, said, want)
 	}
