@@ -30,14 +30,16 @@ func TestScreenshots(t *testing.T) {
 	_, err := r.api.Recalibrate(t.Context(), event, api.Recalibration{Capacity: new(int64(4))})
 	require.NoError(t, err)
 	ben.seesPlace(58, 117)
-	ben.until("/^about/.test(document.getElementById('eta').textContent)") // the pace is known after some seconds
 	dir := cmp.Or(*screenshots, t.TempDir())
+	eval[string](ann, "document.getElementById('until').textContent = '20:30:00 UTC'") // the same picture each time
+	ann.picture(filepath.Join(dir, "shop.png"), 400)
+	ann.click("#leave") // the pace is known when a slot has been given back
+	ben.seesPlace(57, 116)
+	ben.until("/^about/.test(document.getElementById('eta').textContent)")
 	ben.picture(filepath.Join(dir, "wait.png"), 560)
 	ben.visit(r.waitURL() + "?lang=ko")
 	ben.until("/^약/.test(document.getElementById('eta').textContent)")
 	ben.picture(filepath.Join(dir, "wait-ko.png"), 560)
-	eval[string](ann, "document.getElementById('until').textContent = '20:30:00 UTC'") // the same picture each time
-	ann.picture(filepath.Join(dir, "shop.png"), 400)
 }
 
 // picture writes what the tab shows, at most 40 KiB.
