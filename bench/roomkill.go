@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	// The part kill uses long slots: a user who was promoted while the broker died must still find
-	// the slot or the token after the return. The slot of a user who never returns ends within a
-	// minute.
+	// Slots and tokens are long in the part kill. So a user who was promoted while the broker died
+	// still has the slot after returning. The slot of a user who never returns ends within a minute.
 	killTokenTTL, killLeeway, killReady = 30 * time.Second, 5 * time.Second, 30 * time.Second
 	killSession                         = time.Second
 	// A slot that is in use this long after the last user has left has leaked.

@@ -9,8 +9,8 @@ import (
 
 const second = 1_000_000
 
-// waited returns a visit of a user who has this number, enters at a time and is promoted at another
-// (both in seconds; 0: never). The stream is open from entry to promotion, or for 100 s.
+// waited returns the visit of a user with this number. entered and admitted are times in seconds;
+// 0: never. The stream is open from entry to promotion, or for 100 s.
 func waited(number int64, entered, admitted float64) Visit {
 	v := Visit{
 		User: fmt.Sprintf("u%d", number), Number: number, Sent: int64(entered*second) - 1000, Entered: int64(entered * second),

@@ -25,7 +25,7 @@ type Task struct {
 	Users     int      // for Entries: the most
 	Seed      uint64   // of all random choices
 	Seconds   float64  // of Entries
-	PerSecond float64  // users who enter a second; 0: as many as the brokers answer, Parallel at a time
+	PerSecond float64  // entries a second; 0: as fast as the brokers answer, Parallel at a time
 	Parallel  int
 	Session   time.Duration // mean time inside; a user has 0.5 to 1.5 times as much. 0: until the token expires
 	KeepOpen  bool          // users keep their stream while they are inside

@@ -31,11 +31,7 @@ func (b admissions) admit(ctx context.Context, event string, conns ...*connectio
 		return err
 	}
 	for chunk := range slices.Chunk(conns, waitingroom.MostUsers) {
-		visitors := make([]waitingroom.Visitor, len(chunk))
-		for i, c := range chunk {
-			visitors[i] = c.visitor()
-		}
-		claims, err := b.rooms.Claim(ctx, event, visitors...)
+		claims, err := b.rooms.Claim(ctx, event, visitorsOf(chunk)...)
 		if err != nil {
 			return b.apiError(err)
 		}
@@ -69,11 +65,7 @@ func (b admissions) enterAgain(
 	if len(conns) == 0 {
 		return nil, nil
 	}
-	visitors := make([]waitingroom.Visitor, len(conns))
-	for i, c := range conns {
-		visitors[i] = c.visitor()
-	}
-	reply, err := b.rooms.Enter(ctx, event, waitingroom.EnterAgain, 0, visitors...)
+	reply, err := b.rooms.Enter(ctx, event, waitingroom.EnterAgain, 0, visitorsOf(conns)...)
 	if errors.Is(err, waitingroom.ErrUnknown) {
 		for _, c := range conns {
 			b.endHere(c, roomapi.EndedGone)

@@ -36,6 +36,15 @@ func (c *connection) visitor() waitingroom.Visitor {
 	return waitingroom.Visitor{User: c.user, Conn: c.conn}
 }
 
+// visitorsOf returns the visitors of connections, in their order.
+func visitorsOf(conns []*connection) []waitingroom.Visitor {
+	visitors := make([]waitingroom.Visitor, len(conns))
+	for i, c := range conns {
+		visitors[i] = c.visitor()
+	}
+	return visitors
+}
+
 // markOver marks the connection as ended by the broker. It returns false if it was so before.
 func (c *connection) markOver() bool {
 	c.mu.Lock()
