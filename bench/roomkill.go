@@ -13,7 +13,8 @@ import (
 
 const (
 	// Slots and tokens are long in the part kill. So a user who was promoted while the broker died
-	// still has the slot after returning. The slot of a user who never returns ends within a minute.
+	// still has the slot after returning. The slot of a user who never returns ends within a
+	// minute.
 	killTokenTTL, killLeeway, killReady = 30 * time.Second, 5 * time.Second, 30 * time.Second
 	killSession                         = time.Second
 	// A slot that is in use this long after the last user has left has leaked.
