@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
 // BigGroupOptions say how large the group is.
@@ -62,10 +63,7 @@ func RunBigGroup(ctx context.Context, o BigGroupOptions) (BigGroup, error) {
 	if out.FileMB, err = writeJobs(file, o.Jobs, o.Payload); err != nil {
 		return out, fmt.Errorf("write the file: %w", err)
 	}
-	addr, err := freeAddr(ctx)
-	if err != nil {
-		return out, err
-	}
+	addr := childproc.FreeAddr()
 	r, err := start(ctx, o.Options, false, noGlobalLimit, "BULKACTION_API_ADDR="+addr)
 	if err != nil {
 		return out, err

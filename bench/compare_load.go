@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
 // compareRun is a run of one of the compared programs, under one variant. The program may be of
@@ -38,10 +39,7 @@ const (
 func (o *CompareOptions) start(
 	ctx context.Context, role []string, v compareVariant, journals bool,
 ) (*compareRun, error) {
-	addr, err := freeAddr(ctx)
-	if err != nil {
-		return nil, err
-	}
+	addr := childproc.FreeAddr()
 	program := o.Options
 	program.Role = role
 	env := append([]string{noGlobalLimit, "BULKACTION_API_ADDR=" + addr}, quickRetries...)

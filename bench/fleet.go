@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -222,17 +221,6 @@ func (f *fleet) clockOffset(ctx context.Context) (time.Duration, error) {
 	before := time.Now()
 	t, err := f.now(ctx)
 	return t.Sub(before.Add(time.Since(before) / 2)), err
-}
-
-// freeAddr returns a loopback address on which no process listens now.
-func freeAddr(ctx context.Context) (string, error) {
-	var lc net.ListenConfig
-	listener, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
-	}
-	defer listener.Close()
-	return listener.Addr().String(), nil
 }
 
 // stallTimeout is the time after which a wait is given up that makes no progress.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/bench/measure"
+	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -46,10 +47,7 @@ type tryResult struct {
 }
 
 func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
-	addr, err := freeAddr(ctx)
-	if err != nil {
-		return nil, err
-	}
+	addr := childproc.FreeAddr()
 	var c *retryingClients
 	x, err := o.experiment(ctx, "retry-after", func(x *run) error {
 		if err := x.awaitAPI(ctx, addr); err != nil {

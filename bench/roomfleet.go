@@ -20,6 +20,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/bench/roomload"
+	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
 const (
@@ -55,10 +56,7 @@ func startRoom(ctx context.Context, o RoomOptions) (_ *roomFleet, err error) {
 	if err != nil {
 		return nil, err
 	}
-	first, err := freeAddr(ctx)
-	if err != nil {
-		return nil, err
-	}
+	first := childproc.FreeAddr()
 	f.publicURL = "http://" + first
 	f.overrides = o.overrides(
 		"BULKACTION_BROKER_IDENTITY=header", "BULKACTION_BROKER_IDENTITY_HEADER="+userHeader,
@@ -71,9 +69,7 @@ func startRoom(ctx context.Context, o RoomOptions) (_ *roomFleet, err error) {
 	for i := range o.Brokers {
 		addr := first
 		if i > 0 {
-			if addr, err = freeAddr(ctx); err != nil {
-				return nil, err
-			}
+			addr = childproc.FreeAddr()
 		}
 		if err := f.startBroker(ctx, i, addr); err != nil {
 			return nil, err
@@ -134,10 +130,7 @@ func (f *roomFleet) startAPI(ctx context.Context) (err error) {
 	if f.api != "" {
 		return nil
 	}
-	addr, err := freeAddr(ctx)
-	if err != nil {
-		return err
-	}
+	addr := childproc.FreeAddr()
 	env := maps.Clone(f.overrides)
 	env["BULKACTION_API_ADDR"] = addr
 	if err := f.startRole(f.options.Options, "ingest", 0, env, ""); err != nil {

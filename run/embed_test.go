@@ -16,6 +16,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/run"
@@ -24,15 +25,6 @@ import (
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
-
-// freeAddr returns an address on loopback at which nothing listens.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
-}
 
 // start runs e in the background, until stop is called or the test ends.
 func start(t *testing.T, e *run.Embedded) (stop func() error) {
@@ -162,7 +154,7 @@ func TestRedisIsAway(t *testing.T) {
 	var mu sync.Mutex
 	logger := slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, nil))
 	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })
-	stop := start(t, run.NewWorker(run.Config{RedisURL: "redis://" + freeAddr(t), Logger: logger}, proc))
+	stop := start(t, run.NewWorker(run.Config{RedisURL: "redis://" + childproc.FreeAddr(), Logger: logger}, proc))
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()

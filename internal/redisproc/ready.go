@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"strconv"
@@ -21,22 +20,6 @@ const (
 	probeTimeout  = 250 * time.Millisecond
 	tailBytes     = 16 << 10
 )
-
-// freePort returns a free port below the range from which systems choose local ports of outgoing
-// connections. Otherwise an outgoing connection, even of a client that dials this port, could
-// occupy it while the server is down.
-func freePort() int {
-	const lowest, highest = 10_000, 32_000
-	for {
-		port := lowest + rand.IntN(highest-lowest)
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err != nil {
-			continue
-		}
-		_ = l.Close()
-		return port
-	}
-}
 
 // awaitReady asks the address until the child itself answers. Another process may answer instead,
 // if it took the port first; that does not count. awaitReady returns an error if the child or ctx

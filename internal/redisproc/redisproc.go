@@ -91,7 +91,7 @@ func Start(ctx context.Context, opts Options) (_ *Server, err error) {
 	}
 
 	for range portAttempts {
-		s.port, s.busPort = freePort(), freePort()
+		s.port, s.busPort = childproc.FreePort(), childproc.FreePort()
 		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
 			break
 		}

@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -138,14 +137,4 @@ func TestStartFails(t *testing.T) {
 		_, err := Start(ctx, Options{})
 		require.ErrorIs(t, err, context.Canceled)
 	})
-}
-
-func TestFreePortIsBelowTheEphemeralRange(t *testing.T) {
-	for range 100 {
-		port := freePort()
-		require.Less(t, port, 32_768)
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		require.NoError(t, err)
-		require.NoError(t, l.Close())
-	}
 }

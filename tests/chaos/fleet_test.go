@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -75,7 +72,7 @@ func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[st
 		for range replicas[role] {
 			s := &slot{fleet: f, role: role, changed: make(chan struct{}), env: map[string]string{"BULKACTION_REDIS_URL": url(len(f.slots))}}
 			if role == "ingest" {
-				addr := freeAddr(t)
+				addr := childproc.FreeAddr()
 				s.env["BULKACTION_API_ADDR"] = addr
 				f.apis = append(f.apis, client.NewAPI("http://"+addr, client.WithRetry(1, time.Second)))
 			}
@@ -90,20 +87,6 @@ func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[st
 		f.await(t, "the API", 30*time.Second, func(ctx context.Context) error { _, err := a.Stats(ctx); return err })
 	}
 	return f
-}
-
-// freeAddr chooses a port below the range of outgoing connections, so that the port is still free
-// after a restart.
-func freeAddr(t testing.TB) string {
-	for range 100 {
-		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(10_000+rand.IntN(22_000)))
-		if l, err := net.Listen("tcp", addr); err == nil {
-			require.NoError(t, l.Close())
-			return addr
-		}
-	}
-	t.Fatal("no free port")
-	return ""
 }
 
 // await calls ready repeatedly until it returns nil. The test fails after patience.

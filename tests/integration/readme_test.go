@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -52,7 +52,7 @@ func TestReadmeSnippets(t *testing.T) {
 // addresses, the folder of the binaries, and the size of the demo.
 func TestReadmeCommands(t *testing.T) {
 	t.Parallel()
-	address := freeAddress(t)
+	address := childproc.FreeAddr()
 	redisURL, bin := redistest.Server(t).URL(), t.TempDir()
 
 	script := strings.Join(readmeBlocks(t, "sh"), "")
@@ -125,7 +125,7 @@ func TestWaitingRoomCommands(t *testing.T) {
 	}
 	root, err := filepath.Abs(repository)
 	require.NoError(t, err)
-	api, room, shop := freeAddress(t), freeAddress(t), freeAddress(t)
+	api, room, shop := childproc.FreeAddr(), childproc.FreeAddr(), childproc.FreeAddr()
 	until := "until curl -s -o " + os.DevNull + " http://"
 	text := "(cd " + root + " && go build -o $OLDPWD/bulkaction ./cmd/bulkaction)\nexport PATH=$PWD:$PATH\n" + script.String()
 	stream := "curl -sN -c visitor.txt -b visitor.txt http://127.0.0.1:8090/events/demo/tickets/waiting\n"
@@ -157,12 +157,4 @@ func TestWaitingRoomCommands(t *testing.T) {
 	info, err := os.Stat(filepath.Join(dir, "token-keys.pem"))
 	require.NoError(t, err)
 	require.Zero(t, info.Mode().Perm()&0o077, "brokers refuse a file that others may read")
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, listener.Close())
-	return listener.Addr().String()
 }
