@@ -258,18 +258,3 @@ type Violation struct {
 	// Key identifies the violation: it stays the same while the counts in Detail change.
 	Key string `json:"-"`
 }
-
-// Problem is an error answer, of the media type application/problem+json (RFC 9457).
-type Problem struct {
-	Type   string       `json:"type"`
-	Title  string       `json:"title"`
-	Status int          `json:"status"`
-	Detail string       `json:"detail,omitempty"`
-	Fields []FieldError `json:"fields,omitempty"`
-}
-
-// FieldError names a bad field of a request and says what is wrong with it.
-type FieldError struct {
-	Field   string `json:"field"`
-	Problem string `json:"problem"`
-}

@@ -212,7 +212,7 @@ func newRecords(in *bufio.Reader, format records.Format) *records.Reader {
 // brokenRecord returns the problem for a body that can't be read behind the given line.
 func brokenRecord(err error, line int64) *problemError {
 	if errors.Is(err, records.ErrTooLong) {
-		return newProblem(http.StatusRequestEntityTooLarge, fmt.Sprintf(
+		return newProblem(api.TooLarge, fmt.Sprintf(
 			"the record that begins at line %d is longer than %d bytes: it has no line break, or a quote is open",
 			line, maxSkipped))
 	}

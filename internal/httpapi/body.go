@@ -29,11 +29,11 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 	encoding := r.Header.Get("Content-Encoding")
 	switch {
 	case err != nil, !slices.Contains(want, typ):
-		return "", newProblem(http.StatusUnsupportedMediaType, "Content-Type must be "+strings.Join(want, " or "))
+		return "", newProblem(api.UnsupportedMedia, "Content-Type must be "+strings.Join(want, " or "))
 	case charset != "" && charset != "utf-8" && charset != "us-ascii":
-		return "", newProblem(http.StatusUnsupportedMediaType, "the body must be in UTF-8")
+		return "", newProblem(api.UnsupportedMedia, "the body must be in UTF-8")
 	case encoding != "" && encoding != "identity":
-		return "", newProblem(http.StatusUnsupportedMediaType, "the body must not be compressed")
+		return "", newProblem(api.UnsupportedMedia, "the body must not be compressed")
 	}
 	return typ, nil
 }
@@ -111,9 +111,9 @@ func (b *bodyReader) interrupt() { _ = b.ctl.SetReadDeadline(time.Unix(1, 0)) }
 func (b *bodyReader) tooSlow() *problemError {
 	detail := fmt.Sprintf("the body arrived too slowly: after %s it must bring %d bytes a second, ", slowStart, minRate)
 	if b.streamed {
-		return newProblem(http.StatusRequestTimeout, detail+fmt.Sprintf("or end a line every %s", idleTimeout))
+		return newProblem(api.SlowBody, detail+fmt.Sprintf("or end a line every %s", idleTimeout))
 	}
-	return newProblem(http.StatusRequestTimeout, detail+fmt.Sprintf("and be complete after %s", bodyTimeout))
+	return newProblem(api.SlowBody, detail+fmt.Sprintf("and be complete after %s", bodyTimeout))
 }
 
 // setDeadline sets the deadline for later reads. It ignores the error of a test server without
@@ -167,7 +167,7 @@ func (s *calls) readBody(r *http.Request, limit int64) (body []byte, release fun
 }
 
 func bodyTooLarge(limit int64) *problemError {
-	return newProblem(http.StatusRequestEntityTooLarge, "the body is larger than "+strconv.FormatInt(limit, 10)+
+	return newProblem(api.TooLarge, "the body is larger than "+strconv.FormatInt(limit, 10)+
 		" bytes: create the group without jobs and stream them to its jobs")
 }
 
@@ -176,7 +176,7 @@ func brokenBody(err error) *problemError {
 	if p, ok := errors.AsType[*problemError](err); ok {
 		return p
 	}
-	return newProblem(http.StatusBadRequest, "the body ended before it was complete")
+	return newProblem(api.IncompleteBody, "the body ended before it was complete")
 }
 
 // decodeOptionalBody decodes the JSON body of a command into v. Without a body it leaves v
@@ -196,10 +196,10 @@ func (s *calls) decodeOptionalBody(r *http.Request, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(body))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
-		return invalidField("body", truncate(err.Error()))
+		return badJSON(err)
 	}
 	if dec.More() {
-		return invalidField("body", "has more than one JSON value")
+		return malformedJSON("has more than one JSON value")
 	}
 	return messages.RepeatedKey(body)
 }
@@ -225,7 +225,7 @@ func idempotencyKey(r *http.Request) (string, error) {
 		key = key[1 : n-1]
 	}
 	if len(values) > 1 || !messages.ValidIdempotencyKey(key) {
-		return "", newProblem(http.StatusUnprocessableEntity, "the header Idempotency-Key is not a valid key",
+		return "", newProblem(api.Invalid, "the header Idempotency-Key is not a valid key",
 			api.FieldError{Field: "Idempotency-Key", Problem: "must be 1 to 255 bytes of visible ASCII, once"})
 	}
 	return key, nil

@@ -3,11 +3,12 @@ package httpapi
 import (
 	"context"
 	"errors"
-	"net/http"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // bodyMemory is the memory for the large bodies of all requests.
@@ -82,6 +83,6 @@ func (m *bodyMemory) full(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return retryLater(http.StatusTooManyRequests, max(m.holdTime, time.Second),
+	return retryLater(api.TooManyRequests, max(m.holdTime, time.Second),
 		"too many large bodies are being read: retry, or stream the jobs")
 }

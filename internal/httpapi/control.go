@@ -87,7 +87,7 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 	}
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(body, &fields); err != nil {
-		return set, invalidField("body", "is not JSON: "+truncate(err.Error()))
+		return set, badJSON(err)
 	}
 	if err := messages.RepeatedKey(body); err != nil {
 		return set, err

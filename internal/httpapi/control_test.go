@@ -132,7 +132,8 @@ func TestBadSettingsAreAllNamed(t *testing.T) {
 		`{"weight": 1,}`:    "body",
 		`{"rps": 1} null`:   "body",
 	} {
-		p := requireProblem(t, call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType), 422, "")
+		rec := call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType)
+		p := requireProblem(t, rec, statusOfBad(body), "")
 		var named []string
 		for _, b := range p.Fields {
 			named = append(named, b.Field)

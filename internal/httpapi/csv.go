@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"unicode/utf8"
 
@@ -41,7 +40,7 @@ func newCSVSource(in *bufio.Reader) (*csvSource, error) {
 	for i := range s.row.fields() {
 		name := s.row.field(i)
 		if len(name) == 0 || seen[string(name)] {
-			return nil, newProblem(http.StatusUnprocessableEntity, "each column of the header needs a name of its own",
+			return nil, newProblem(api.Invalid, "each column of the header needs a name of its own",
 				api.FieldError{Field: fmt.Sprintf("header[%d]", i), Problem: "is empty or repeated"})
 		}
 		seen[string(name)] = true

@@ -40,7 +40,7 @@ func (s roomCalls) readFields(r *http.Request) (*fields, error) {
 		return nil, invalidField("body", "must be a JSON object")
 	}
 	if err := json.Unmarshal(body, &f.values); err != nil {
-		return nil, invalidField("body", "is not JSON: "+truncate(err.Error()))
+		return nil, badJSON(err)
 	}
 	return f, messages.RepeatedKey(body)
 }

@@ -65,11 +65,11 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 // server on loopback refuses all requests with another Host.
 func (s *server) checkOrigin(r *http.Request) error {
 	if s.loopbackOnly && !loopbackHostHeader(r.Host) {
-		return newProblem(http.StatusMisdirectedRequest,
+		return newProblem(api.WrongHost,
 			"this server listens on loopback and serves only the hosts localhost and loopback addresses")
 	}
 	if err := s.csrf.Check(r); err != nil {
-		return newProblem(http.StatusForbidden,
+		return newProblem(api.CrossSite,
 			"requests that change something are not accepted from web pages of another origin")
 	}
 	return nil
@@ -85,10 +85,10 @@ func (s *server) byMethod(m handlersByMethod) http.Handler {
 		case ok:
 			err = serve(w, r)
 		case len(m) == 0:
-			err = newProblem(http.StatusNotFound, "no such path: see /openapi.yaml")
+			err = newProblem(api.NoSuchPath, "no such path: see /openapi.yaml")
 		default:
 			w.Header().Set("Allow", allow)
-			err = newProblem(http.StatusMethodNotAllowed, "this path accepts "+allow)
+			err = newProblem(api.MethodNotAllowed, "this path accepts "+allow)
 		}
 		if err != nil {
 			s.fail(w.(*responseWriter), r, err)
@@ -105,7 +105,7 @@ func onlyQuery(known []string, serve handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		q, err := url.ParseQuery(r.URL.RawQuery)
 		if err != nil {
-			return newProblem(http.StatusBadRequest, "the query is malformed: "+truncate(err.Error()))
+			return newProblem(api.BadParameter, "the query is malformed: "+truncate(err.Error()))
 		}
 		var unknown []api.FieldError
 		for _, name := range slices.Sorted(maps.Keys(q)) {
@@ -120,9 +120,9 @@ func onlyQuery(known []string, serve handler) handler {
 		}
 		detail := fmt.Sprintf("unknown query parameter %q: this call has ", unknown[0].Field)
 		if len(known) == 0 {
-			return newProblem(http.StatusBadRequest, detail+"none", unknown...)
+			return newProblem(api.BadParameter, detail+"none", unknown...)
 		}
-		return newProblem(http.StatusBadRequest, detail+strings.Join(known, ", "), unknown...)
+		return newProblem(api.BadParameter, detail+strings.Join(known, ", "), unknown...)
 	}
 }
 

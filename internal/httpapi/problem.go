@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -22,26 +23,42 @@ type problemError struct {
 
 func (e *problemError) Error() string { return e.Title + ": " + e.Detail }
 
-func newProblem(status int, detail string, fields ...api.FieldError) *problemError {
+func newProblem(code api.ProblemCode, detail string, fields ...api.FieldError) *problemError {
 	return &problemError{Problem: api.Problem{
-		Type: "about:blank", Title: http.StatusText(status), Status: status, Detail: detail, Fields: fields,
+		Type: code.URI(), Code: code, Title: http.StatusText(code.Status()), Status: code.Status(),
+		Detail: detail, Fields: fields,
 	}}
 }
 
 func invalidField(field, problem string) *problemError {
-	return newProblem(http.StatusUnprocessableEntity, field+" "+problem, api.FieldError{Field: field, Problem: problem})
+	return newProblem(api.Invalid, field+" "+problem, api.FieldError{Field: field, Problem: problem})
 }
 
-func retryLater(status int, after time.Duration, detail string) *problemError {
-	p := newProblem(status, detail)
+// malformedJSON is the problem of a body that is not one JSON value.
+func malformedJSON(problem string) *problemError {
+	return newProblem(api.MalformedJSON, "body "+problem, api.FieldError{Field: "body", Problem: problem})
+}
+
+// badJSON is the problem of a body that encoding/json could not decode.
+func badJSON(err error) *problemError {
+	problem := truncate(err.Error())
+	var syntax *json.SyntaxError
+	if errors.As(err, &syntax) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return malformedJSON("is not JSON: " + problem)
+	}
+	return invalidField("body", problem)
+}
+
+func retryLater(code api.ProblemCode, after time.Duration, detail string) *problemError {
+	p := newProblem(code, detail)
 	p.retryAfter = after
 	return p
 }
 
 var (
-	errInternal = newProblem(http.StatusInternalServerError,
+	errInternal = newProblem(api.Internal,
 		"the request could not be served; its X-Request-Id finds the reason in the server's log")
-	errShutdown = retryLater(http.StatusServiceUnavailable, time.Second, "this server is shutting down: try again")
+	errShutdown = retryLater(api.ShuttingDown, time.Second, "this server is shutting down: try again")
 )
 
 // problemOf converts an error to the problem of its answer. known is false for an unexpected error,
@@ -56,37 +73,43 @@ func problemOf(err error) (p *problemError, known bool) {
 	case errors.As(err, &p):
 		return p, true
 	case errors.As(err, &invalid):
-		p = newProblem(http.StatusUnprocessableEntity, truncate(err.Error()))
+		code := api.Invalid
+		if invalid.Malformed {
+			code = api.MalformedJSON
+		}
+		p = newProblem(code, truncate(err.Error()))
 		for _, f := range invalid.Fields {
 			p.Fields = append(p.Fields, api.FieldError{Field: f.Field, Problem: f.Problem})
 		}
 	case errors.As(err, &tooLarge):
-		p = newProblem(http.StatusRequestEntityTooLarge, err.Error(),
+		p = newProblem(api.TooLarge, err.Error(),
 			api.FieldError{
 				Field:   tooLarge.Field,
 				Problem: fmt.Sprintf("is %d bytes; at most %d are accepted", tooLarge.Size, tooLarge.Limit),
 			})
 	case errors.Is(err, api.ErrNotFound):
-		p = newProblem(http.StatusNotFound, err.Error())
-	case errors.Is(err, api.ErrConflict), errors.Is(err, api.ErrSealed):
-		p = newProblem(http.StatusConflict, err.Error())
+		p = newProblem(api.NotFound, err.Error())
+	case errors.Is(err, api.ErrSealed):
+		p = newProblem(api.Sealed, err.Error())
+	case errors.Is(err, api.ErrConflict):
+		p = newProblem(api.Conflict, err.Error())
 	case errors.Is(err, api.ErrChanged):
-		p = newProblem(http.StatusPreconditionFailed, err.Error())
+		p = newProblem(api.Changed, err.Error())
 	case errors.Is(err, api.ErrNotConfigured):
-		p = newProblem(http.StatusNotImplemented, err.Error())
+		p = newProblem(api.NotConfigured, err.Error())
 	case errors.Is(err, api.ErrUpstream):
-		p = newProblem(http.StatusBadGateway, err.Error())
+		p = newProblem(api.Upstream, err.Error())
 	case errors.Is(err, api.ErrInvalid):
-		p = newProblem(http.StatusUnprocessableEntity, err.Error())
+		p = newProblem(api.Invalid, err.Error())
 	case errors.As(err, &busy):
-		p = retryLater(http.StatusTooManyRequests, max(busy.RetryAfter, time.Second), err.Error())
+		p = retryLater(api.Backlog, max(busy.RetryAfter, time.Second), err.Error())
 	case errors.Is(err, api.ErrBackpressure):
-		p = retryLater(http.StatusTooManyRequests, time.Second, err.Error())
+		p = retryLater(api.Backlog, time.Second, err.Error())
 	case errors.Is(err, api.ErrReplicas):
-		p = retryLater(http.StatusServiceUnavailable, time.Second,
+		p = retryLater(api.FewReplicas, time.Second,
 			"too few replicas have confirmed the write: try again in a moment; a repetition does no harm")
 	case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-		p = retryLater(http.StatusServiceUnavailable, time.Second,
+		p = retryLater(api.StoreUnavailable, time.Second,
 			"the store cannot be reached or does not answer: try again in a moment")
 	default:
 		return errInternal, false

@@ -78,10 +78,10 @@ func onlyLoopback(serve handler) handler {
 		peer, err := netip.ParseAddrPort(r.RemoteAddr)
 		switch {
 		case err != nil, !peer.Addr().Unmap().IsLoopback():
-			return newProblem(http.StatusForbidden,
+			return newProblem(api.Forbidden,
 				"calls on the waiting room are served on loopback only: call this server from its own host")
 		case !loopbackHostHeader(r.Host):
-			return newProblem(http.StatusMisdirectedRequest,
+			return newProblem(api.WrongHost,
 				"calls on the waiting room are served only for the hosts localhost and loopback addresses")
 		}
 		return serve(w, r)
@@ -260,7 +260,7 @@ func ifMatch(r *http.Request) (int64, error) {
 	}
 	rev, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 	if len(values) > 1 || err != nil || rev <= 0 {
-		return 0, newProblem(http.StatusBadRequest, "the header If-Match is not a rev",
+		return 0, newProblem(api.BadParameter, "the header If-Match is not a rev",
 			api.FieldError{Field: "If-Match", Problem: `must be the ETag or the rev of the event, such as "7", once`})
 	}
 	return rev, nil

@@ -240,7 +240,7 @@ func TestBadSettings(t *testing.T) {
 		`null`:            "body",
 	} {
 		rec := localCall(t, h, "PUT", "/v1/events/e", body)
-		p := requireProblem(t, rec, 422, field)
+		p := requireProblem(t, rec, statusOfBad(body), field)
 		require.Len(t, p.Fields, 1, body)
 	}
 	p := requireProblem(t, localCall(t, h, "PUT", "/v1/events/e",

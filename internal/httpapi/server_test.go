@@ -67,6 +67,8 @@ func requireProblem(t *testing.T, rec *httptest.ResponseRecorder, status int, fi
 	require.Equal(t, "application/problem+json", rec.Header().Get("Content-Type"))
 	p := decode[api.Problem](t, rec)
 	require.Equal(t, status, p.Status)
+	require.Equal(t, status, p.Code.Status(), p.Code)
+	require.Equal(t, p.Code.URI(), p.Type)
 	require.Equal(t, http.StatusText(status), p.Title)
 	require.NotEmpty(t, p.Detail)
 	if field != "" {
@@ -74,6 +76,14 @@ func requireProblem(t *testing.T, rec *httptest.ResponseRecorder, status int, fi
 		require.Equal(t, field, p.Fields[0].Field)
 	}
 	return p
+}
+
+// statusOfBad returns the status of a request with a bad body: 400 if the body is not JSON.
+func statusOfBad(body string) int {
+	if strings.TrimSpace(body) != "" && !json.Valid([]byte(body)) {
+		return http.StatusBadRequest
+	}
+	return http.StatusUnprocessableEntity
 }
 
 func TestEveryErrorHasItsStatus(t *testing.T) {
@@ -154,7 +164,7 @@ func TestRefusedRequests(t *testing.T) {
 		"compressed":           {"POST", "/v1/groups", `{}`, []string{"Content-Type", jsonType, "Content-Encoding", "gzip"}, 415, ""},
 		"append as JSON":       {"POST", "/v1/groups/g/jobs", `{}`, []string{"Content-Type", jsonType}, 415, ""},
 		"seal as text":         {"POST", "/v1/groups/g/seal", `{"total":1}`, []string{"Content-Type", "text/plain"}, 415, ""},
-		"malformed":            {"POST", "/v1/groups", `{"type":`, []string{"Content-Type", jsonType}, 422, ""},
+		"malformed":            {"POST", "/v1/groups", `{"type":`, []string{"Content-Type", jsonType}, 400, ""},
 		"no type":              {"POST", "/v1/groups", `{}`, []string{"Content-Type", jsonType}, 422, "type"},
 		"bad key":              {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", jsonType, "Idempotency-Key", "a b"}, 422, "Idempotency-Key"},
 		"two keys":             {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", jsonType, "Idempotency-Key", "a", "Idempotency-Key", "b"}, 422, "Idempotency-Key"},
@@ -162,7 +172,7 @@ func TestRefusedRequests(t *testing.T) {
 		"bad key, append":      {"POST", "/v1/groups/g/jobs", `{}`, []string{"Content-Type", "text/csv", "Idempotency-Key", "{ }"}, 422, "Idempotency-Key"},
 		"negative total":       {"POST", "/v1/groups/g/seal", `{"total":-1}`, []string{"Content-Type", jsonType}, 422, "total"},
 		"unknown seal field":   {"POST", "/v1/groups/g/seal", `{"totl":1}`, []string{"Content-Type", jsonType}, 422, "body"},
-		"two values":           {"POST", "/v1/groups/g/seal", `{} {}`, []string{"Content-Type", jsonType}, 422, "body"},
+		"two values":           {"POST", "/v1/groups/g/seal", `{} {}`, []string{"Content-Type", jsonType}, 400, "body"},
 		"cancel with fields":   {"POST", "/v1/groups/g/cancel", `{"force":true}`, []string{"Content-Type", jsonType}, 422, "body"},
 		"other origin":         {"POST", "/v1/groups/g/cancel", "", []string{"Origin", "https://evil.example"}, 403, ""},
 		"other site":           {"POST", "/v1/groups/g/cancel", "", []string{"Sec-Fetch-Site", "cross-site"}, 403, ""},

@@ -76,7 +76,7 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	w.(*responseWriter).ownDeadlines = true
 	stream, err := s.streams.Open(s.closing, w)
 	if err != nil {
-		return retryLater(http.StatusTooManyRequests, tooManyRetry,
+		return retryLater(api.TooManyStreams, tooManyRetry,
 			fmt.Sprintf("this server allows %d event streams, and all are in use: try again later, "+
 				"or read the group with GET /v1/groups/%s", maxStreams, id))
 	}

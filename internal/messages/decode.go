@@ -71,7 +71,7 @@ func decode[T any](d Decoder, root string, data []byte, read func(*bodyDecoder, 
 	}
 	object, bad := checkObject(root, data)
 	if bad != nil {
-		return body, &ValidationError{Fields: []FieldError{*bad}}
+		return body, bad
 	}
 	r := bodyDecoder{Decoder: d}
 	body = read(&r, object)

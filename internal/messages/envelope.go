@@ -78,9 +78,9 @@ func (e Envelope) check(bad *problems, entryID string) (Envelope, error) {
 func (e Envelope) checkData(bad *problems) {
 	if len(e.Data) > MaxMessageBytes {
 		bad.addTooLarge(fieldParent{}, fieldData, len(e.Data), MaxMessageBytes)
-	} else if _, problem := checkObject(fieldData, e.Data); problem != nil {
+	} else if _, err := checkObject(fieldData, e.Data); err != nil {
 		// The problem is reported for the entry's field data, not for a field inside of the data.
-		bad.add(fieldParent{}, fieldData, "%s", problem.Problem)
+		bad.add(fieldParent{}, fieldData, "%s", err.Fields[0].Problem)
 	}
 }
 

@@ -20,6 +20,8 @@ type FieldError struct {
 type ValidationError struct {
 	Fields []FieldError // the first 100 bad fields
 	More   int          // number of further bad fields
+	// Malformed: the data is not JSON at all.
+	Malformed bool
 }
 
 func (e *ValidationError) Error() string {

@@ -119,20 +119,23 @@ func jsonType(value []byte) string {
 }
 
 // checkObject checks that data is a JSON object in UTF-8. It returns the object without white space
-// around it, or an error. root is the name of the whole in errors.
-func checkObject(root string, data []byte) ([]byte, *FieldError) {
+// around it, or an error with one field. root is the name of the whole in errors.
+func checkObject(root string, data []byte) ([]byte, *ValidationError) {
 	trimmed := bytes.Trim(data, whiteSpace)
+	bad, malformed := FieldError{Field: root}, false
 	switch {
 	case len(trimmed) == 0:
-		return nil, &FieldError{root, "required; must be a JSON object"}
+		bad.Problem = "required; must be a JSON object"
 	case !utf8.Valid(data):
-		return nil, &FieldError{root, "must be UTF-8; is not at byte " + strconv.Itoa(invalidUTF8(data))}
+		bad.Problem, malformed = "must be UTF-8; is not at byte "+strconv.Itoa(invalidUTF8(data)), true
 	case !validJSON(trimmed):
-		return nil, syntaxError(root, data)
+		bad, malformed = syntaxError(root, data), true
 	case trimmed[0] != '{':
-		return nil, &FieldError{root, "must be a JSON object, not " + jsonType(trimmed)}
+		bad.Problem = "must be a JSON object, not " + jsonType(trimmed)
+	default:
+		return trimmed, nil
 	}
-	return trimmed, nil
+	return nil, &ValidationError{Fields: []FieldError{bad}, Malformed: malformed}
 }
 
 // invalidUTF8 returns the offset of the first byte that is not part of a valid character.
@@ -148,16 +151,16 @@ func invalidUTF8(data []byte) int {
 }
 
 // syntaxError says at which byte the JSON of data is invalid and, if possible, in which field.
-func syntaxError(root string, data []byte) *FieldError {
+func syntaxError(root string, data []byte) FieldError {
 	err := json.Unmarshal(data, new(json.RawMessage))
 	var syntax *json.SyntaxError
 	if !errors.As(err, &syntax) {
-		return &FieldError{root, "must be valid JSON"}
+		return FieldError{root, "must be valid JSON"}
 	}
 	if field := brokenField(data[:min(max(syntax.Offset-1, 0), int64(len(data)))]); field != "" {
 		root = field
 	}
-	return &FieldError{root, fmt.Sprintf("must be valid JSON; breaks at byte %d: %s", syntax.Offset, syntax.Error())}
+	return FieldError{root, fmt.Sprintf("must be valid JSON; breaks at byte %d: %s", syntax.Offset, syntax.Error())}
 }
 
 // brokenField names the field in which a truncated object ends; "" when it ends between fields. It

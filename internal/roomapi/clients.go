@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // maxBuckets is how many addresses have a rate limiter at a time. A new one replaces the one that
@@ -109,12 +111,12 @@ func (c *clients) connect(ip netip.Addr) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open >= c.maxOpen {
-		return newProblem(http.StatusServiceUnavailable, "connections",
+		return newProblem(api.Busy, "connections",
 			"this server has as many streams as it may have").later(busy, 10*time.Second)
 	}
 	if ip.IsValid() {
 		if c.byIP[ip] >= c.maxPerIP {
-			return newProblem(http.StatusTooManyRequests, "connections",
+			return newProblem(api.TooManyStreams, "connections",
 				"your address has as many open streams as it may have: close some, or poll").later(busy, 10*time.Second)
 		}
 		c.byIP[ip]++
@@ -154,7 +156,7 @@ func (c *clients) newVisitor(ip netip.Addr) error {
 		return nil
 	}
 	reservation.Cancel()
-	return newProblem(http.StatusTooManyRequests, "rate",
+	return newProblem(api.TooManyRequests, "rate",
 		"too many new visitors come from your address: try again in a moment").later(busy, wait)
 }
 

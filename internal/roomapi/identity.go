@@ -32,14 +32,14 @@ type visitor struct {
 }
 
 var (
-	errBadBearer = newProblem(http.StatusUnauthorized, "identity",
+	errBadBearer = newProblem(api.BadIdentity, "identity",
 		"the visitor id in Authorization is not one of this waiting room: use the value of the cookie that it has set")
-	errNoProxy = newProblem(http.StatusForbidden, "identity",
+	errNoProxy = newProblem(api.Forbidden, "identity",
 		"this waiting room is reached only by its proxy, which says who the user is")
-	errNoUser = newProblem(http.StatusUnauthorized, "identity", "the proxy does not say who the user is")
-	errTwoIDs = newProblem(http.StatusBadRequest, "identity",
+	errNoUser = newProblem(api.BadIdentity, "identity", "the proxy does not say who the user is")
+	errTwoIDs = newProblem(api.BadParameter, "identity",
 		"the request names two users: the proxy must replace the header that says who the user is, not add to it")
-	errBadID = newProblem(http.StatusBadRequest, "identity", "the user's id, which the proxy sets, must "+api.IDRule)
+	errBadID = newProblem(api.BadParameter, "identity", "the user's id, which the proxy sets, must "+api.IDRule)
 )
 
 // of returns the visitor of a request; trusted says that it comes from a trusted proxy. A cookie

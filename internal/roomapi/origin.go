@@ -3,12 +3,14 @@ package roomapi
 import (
 	"net/http"
 	"strings"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 var (
-	errCrossSite = newProblem(http.StatusForbidden, "cross_site",
+	errCrossSite = newProblem(api.CrossSite, "cross_site",
 		"a page of another site can't enter or leave for its visitors: open the waiting page")
-	errPrefetch = newProblem(http.StatusForbidden, "cross_site", "a prefetch does not enter")
+	errPrefetch = newProblem(api.CrossSite, "cross_site", "a prefetch does not enter")
 )
 
 // checkChange refuses requests other than GET that a page of another origin makes.

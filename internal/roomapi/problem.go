@@ -29,9 +29,10 @@ type problem struct {
 
 func (p *problem) Error() string { return p.Title + ": " + p.Detail }
 
-func newProblem(status int, reason, detail string, fields ...api.FieldError) *problem {
+func newProblem(code api.ProblemCode, reason, detail string, fields ...api.FieldError) *problem {
 	return &problem{reason: reason, Problem: api.Problem{
-		Type: "about:blank", Title: http.StatusText(status), Status: status, Detail: detail, Fields: fields,
+		Type: code.URI(), Code: code, Title: http.StatusText(code.Status()), Status: code.Status(),
+		Detail: detail, Fields: fields,
 	}}
 }
 
@@ -56,30 +57,30 @@ func problemOf(err error) (p *problem, known bool) {
 	case errors.As(err, &p):
 		return p, true
 	case errors.Is(err, ErrUnknownEvent):
-		p = newProblem(http.StatusNotFound, "unknown_event", "there is no such event")
+		p = newProblem(api.UnknownEvent, "unknown_event", "there is no such event")
 	case errors.Is(err, ErrNoTicket):
-		p = newProblem(http.StatusNotFound, "", "you have no ticket of this event: enter with POST …/ticket")
+		p = newProblem(api.NoTicket, "", "you have no ticket of this event: enter with POST …/ticket")
 	case errors.Is(err, ErrNotReady):
-		p = newProblem(http.StatusConflict, "",
+		p = newProblem(api.NotYourTurn, "",
 			"it is not your turn yet: the ticket's state must be READY or IN_PROGRESS")
 	case errors.Is(err, ErrClosed):
-		p = newProblem(http.StatusConflict, "closed", "the event is closed: nobody can enter")
+		p = newProblem(api.EventClosed, "closed", "the event is closed: nobody can enter")
 	case errors.Is(err, ErrSoldOut):
-		p = newProblem(http.StatusGone, "sold_out", "the event is sold out: nobody can enter")
+		p = newProblem(api.SoldOut, "sold_out", "the event is sold out: nobody can enter")
 	case errors.Is(err, ErrFull):
-		p = newProblem(http.StatusTooManyRequests, "full", "the queue is as long as it may be: try again later").
+		p = newProblem(api.QueueFull, "full", "the queue is as long as it may be: try again later").
 			later(busy, 10*time.Second)
 	case errors.Is(err, ErrDraining):
-		p = newProblem(http.StatusServiceUnavailable, draining, "this server is stopping: try again").
+		p = newProblem(api.ShuttingDown, draining, "this server is stopping: try again").
 			later(draining, soon)
 	case errors.Is(err, ErrBusy):
-		p = newProblem(http.StatusServiceUnavailable, busy, "this server is busy: try again in a moment").
+		p = newProblem(api.Busy, busy, "this server is busy: try again in a moment").
 			later(busy, soon)
 	case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-		p = newProblem(http.StatusServiceUnavailable, redisAway, "the store does not answer: try again in a moment").
+		p = newProblem(api.StoreUnavailable, redisAway, "the store does not answer: try again in a moment").
 			later(redisAway, soon)
 	default:
-		p = newProblem(http.StatusInternalServerError, "",
+		p = newProblem(api.Internal, "",
 			"the request could not be served; the server's log tells why").later(busy, 0)
 		return p, false
 	}
@@ -145,10 +146,10 @@ func (s *server) byMethod(m map[string]handler) http.Handler {
 		case ok:
 			err = serve(w, r)
 		case len(m) == 0:
-			err = newProblem(http.StatusNotFound, "", "no such path: see /openapi.yaml")
+			err = newProblem(api.NoSuchPath, "", "no such path: see /openapi.yaml")
 		default:
 			w.Header().Set("Allow", allow)
-			err = newProblem(http.StatusMethodNotAllowed, "", "this path accepts "+allow)
+			err = newProblem(api.MethodNotAllowed, "", "this path accepts "+allow)
 		}
 		if err == nil || errors.Is(err, context.Canceled) && r.Context().Err() != nil {
 			return // the client has left
@@ -162,7 +163,7 @@ func eventOf(r *http.Request) (string, error) {
 	event := r.PathValue("event")
 	if !api.ValidID(event) {
 		const rule = "must be 1 to 128 letters, digits, dots, underscores or dashes"
-		return "", newProblem(http.StatusUnprocessableEntity, "", "event "+rule,
+		return "", newProblem(api.Invalid, "", "event "+rule,
 			api.FieldError{Field: "event", Problem: rule})
 	}
 	return event, nil

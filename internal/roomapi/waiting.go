@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/bulkaction/bulkaction/api"
 )
 
 // A client that lost its stream connects again after a random time in these limits, so that the
@@ -43,7 +45,7 @@ func (a *API) stream(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if r.ContentLength != 0 { // net/http notices the end of a client only after the body
-		return newProblem(http.StatusBadRequest, "", "this call has no body")
+		return newProblem(api.BadParameter, "", "this call has no body")
 	}
 	user, err := a.enter(w, r)
 	if err != nil {
