@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -34,16 +35,23 @@ func (b block) isCommands() bool {
 	return b.language == "sh" || b.language == "console" || b.language == "" && commandLine.MatchString(b.text)
 }
 
-// blocks returns the blocks of code of a document: fenced ones, and those that are indented by four
-// spaces.
+// blocks returns the blocks of code of a document.
 func blocks(t *testing.T, name string) []block {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(repository, name))
 	require.NoError(t, err)
+	found, err := blocksOf(string(text))
+	require.NoError(t, err, name)
+	return found
+}
+
+// blocksOf returns the blocks of code of a text: fenced ones, and those that are indented by four
+// spaces. It returns an error if no block follows the comment `not run`.
+func blocksOf(text string) ([]block, error) {
 	var found []block
 	var open *block // the block that the line is in
 	fenced, reason, blank := false, "", true
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		bare := strings.TrimSuffix(line, "\n")
 		indented := strings.HasPrefix(line, "    ")
 		switch {
@@ -66,7 +74,9 @@ func blocks(t *testing.T, name string) []block {
 			if match := notRun.FindStringSubmatch(bare); match != nil {
 				reason = match[1]
 			} else if bare != "" {
-				require.Empty(t, reason, "%s: no block follows the comment `not run`", name)
+				if reason != "" {
+					return nil, fmt.Errorf("no block follows the comment %q", reason)
+				}
 			}
 		}
 		blank = bare == "" || reason != ""
@@ -74,7 +84,30 @@ func blocks(t *testing.T, name string) []block {
 	if open != nil {
 		found = append(found, *open)
 	}
-	return found
+	return found, nil
+}
+
+// TestBlocks shows what is found in a document.
+func TestBlocks(t *testing.T) {
+	t.Parallel()
+	found, err := blocksOf("Text\n    of a paragraph\n\n    make chaos\n    make race\n\n<!-- not run: needs Docker -->\n```sh\n" +
+		"docker ps\n```\n<!-- not run: slow -->\n\n    make bench\n\n```go\nvar a int\n```\n```sh\n\n    indented\n```\n\n    a formula = 1\n")
+	require.NoError(t, err)
+	require.Equal(t, []block{
+		{text: "make chaos\nmake race\n"},
+		{language: "sh", text: "docker ps\n", reason: "needs Docker"},
+		{text: "make bench\n", reason: "slow"},
+		{language: "go", text: "var a int\n"},
+		{language: "sh", text: "\n    indented\n"},
+		{text: "a formula = 1\n"},
+	}, found)
+	var commands []bool
+	for _, b := range found {
+		commands = append(commands, b.isCommands())
+	}
+	require.Equal(t, []bool{true, true, true, false, true, false}, commands)
+	_, err = blocksOf("<!-- not run: slow -->\nText\n")
+	require.Error(t, err)
 }
 
 // shellCommands returns the commands of a document that can be run, in their order.
@@ -225,7 +258,7 @@ func TestTutorialCommands(t *testing.T) {
 		{"-o bin/ ", "-o " + dir + "/bin/ "},
 		{"$PWD/bin:", dir + "/bin:"},
 		{"~/bulkaction-tutorial", dir + "/tutorial"},
-		{"6379", redisPort},
+		{"6380", redisPort},
 		{"127.0.0.1:8080", api},
 	} {
 		require.Contains(t, text, change.old)

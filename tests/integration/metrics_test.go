@@ -1,4 +1,4 @@
-package telemetry
+package integration
 
 import (
 	"maps"
@@ -12,6 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // nameMeter notes the names of the instruments that are created.
@@ -57,7 +61,7 @@ func (m *nameMeter) Int64ObservableCounter(
 // names in backticks in the first columns, without labels.
 func documented(t *testing.T, file, from, to string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", file))
+	text, err := os.ReadFile(filepath.Join(repository, "docs", file))
 	require.NoError(t, err)
 	_, part, found := strings.Cut(string(text), "\n"+from+"\n")
 	require.True(t, found, from)
@@ -75,24 +79,29 @@ func documented(t *testing.T, file, from, to string) []string {
 // TestDocumentedMetrics requires that the documents list exactly the metrics of the code.
 func TestDocumentedMetrics(t *testing.T) {
 	t.Parallel()
-	named := func(create func(metric.Meter)) []string {
+	named := func(prefix string, create func(metric.Meter)) []string {
 		m := &nameMeter{names: map[string]bool{}}
 		create(m)
 		var names []string
 		for name := range m.names {
-			short, prefixed := strings.CutPrefix(name, NamePrefix)
+			short, prefixed := strings.CutPrefix(name, prefix)
 			require.True(t, prefixed, name)
-			names = append(names, strings.TrimPrefix(short, "room_"))
+			names = append(names, short)
 		}
 		slices.Sort(names)
 		return names
 	}
-	require.Equal(t, named(func(m metric.Meter) {
-		NewFetcherMetrics(m)
-		NewDispatcherMetrics(m)
-		NewWorkerMetrics(m)
-		NewWatcherMetrics(m)
+	require.Equal(t, named(telemetry.NamePrefix, func(m metric.Meter) {
+		telemetry.NewFetcherMetrics(m)
+		telemetry.NewDispatcherMetrics(m)
+		telemetry.NewWorkerMetrics(m)
+		telemetry.NewWatcherMetrics(m)
 	}), documented(t, "metrics.md", "## Fetcher", "## Others"))
-	require.Equal(t, named(func(m metric.Meter) { NewRoomMetrics(m).ShowGauges(m, nil) }),
-		documented(t, "operations.md", "### Metrics of the waiting room", "### Alerts of the waiting room"))
+	require.Equal(t, named(telemetry.NamePrefix+"room_", func(m metric.Meter) {
+		telemetry.NewRoomMetrics(m).ShowGauges(m, nil)
+	}), documented(t, "operations.md", "### Metrics of the waiting room", "### Alerts of the waiting room"))
+	require.Equal(t, named("", func(m metric.Meter) {
+		c := guard.New(redistest.Server(t).Client(), guard.Meter(m))
+		require.NoError(t, c.Close(t.Context()))
+	}), documented(t, "guards.md", "## Metrics", "## Accounts and hosts in the pipeline"))
 }
