@@ -19,35 +19,6 @@ import (
 
 const repository = "../.."
 
-// readmeBlocks returns the fenced blocks of README.md in a language.
-func readmeBlocks(t *testing.T, language string) []string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(repository, "README.md"))
-	require.NoError(t, err)
-	var blocks []string
-	for _, match := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
-		blocks = append(blocks, match[1])
-	}
-	require.NotEmpty(t, blocks)
-	return blocks
-}
-
-// TestReadmeSnippets requires that each Go snippet of the README is part of an example.
-func TestReadmeSnippets(t *testing.T) {
-	t.Parallel()
-	files, err := filepath.Glob(filepath.Join(repository, "examples", "*", "*.go"))
-	require.NoError(t, err)
-	var examples strings.Builder
-	for _, name := range files {
-		text, err := os.ReadFile(name)
-		require.NoError(t, err)
-		examples.Write(text)
-	}
-	for _, snippet := range readmeBlocks(t, "go") {
-		require.Contains(t, examples.String(), snippet, "the README must show what the example does")
-	}
-}
-
 // TestReadmeCommands runs the commands of the README in their order in one shell. It changes only
 // addresses, the folder of the binaries, and the size of the demo.
 func TestReadmeCommands(t *testing.T) {
@@ -55,7 +26,7 @@ func TestReadmeCommands(t *testing.T) {
 	address := childproc.FreeAddr()
 	redisURL, bin := redistest.Server(t).URL(), t.TempDir()
 
-	script := strings.Join(readmeBlocks(t, "sh"), "")
+	script := shellCommands(t, "README.md")
 	for _, change := range []struct{ old, new string }{
 		{"-o bin/ ./cmd/...", "-o " + bin + "/ ./cmd/bulkaction"},
 		{"$PWD/bin:", bin + ":"},

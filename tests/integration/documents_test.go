@@ -1,0 +1,277 @@
+package integration
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// A command block is a block of a document that a reader would paste into a shell: a fenced block
+// of sh or console, or any other block that begins with one of these commands.
+var (
+	commandLine = regexp.MustCompile(
+		`^(\$ |bulkaction |make |go |redis-(cli|server) |docker |kubectl |curl |bin/|export |openssl |systemctl |git )`)
+	notRun = regexp.MustCompile(`^<!-- not run: (.+) -->$`)
+)
+
+// block is a block of code in a document.
+type block struct {
+	language string // "" also for an indented block
+	text     string
+	reason   string // why the test can't run it; empty: it is run
+}
+
+func (b block) isCommands() bool {
+	return b.language == "sh" || b.language == "console" || b.language == "" && commandLine.MatchString(b.text)
+}
+
+// blocks returns the blocks of code of a document.
+func blocks(t *testing.T, name string) []block {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(repository, name))
+	require.NoError(t, err)
+	found, err := blocksOf(string(text))
+	require.NoError(t, err, name)
+	return found
+}
+
+// blocksOf returns the blocks of code of a text: fenced ones, and those that are indented by four
+// spaces. It returns an error if no block follows the comment `not run`.
+func blocksOf(text string) ([]block, error) {
+	var found []block
+	var open *block // the block that the line is in
+	fenced, reason, blank := false, "", true
+	for line := range strings.Lines(text) {
+		bare := strings.TrimSuffix(line, "\n")
+		indented := strings.HasPrefix(line, "    ")
+		switch {
+		case fenced && bare == "```":
+			found, open, fenced = append(found, *open), nil, false
+		case fenced:
+			open.text += line
+		case open != nil && indented:
+			open.text += strings.TrimPrefix(line, "    ")
+		case strings.HasPrefix(bare, "```"):
+			open, fenced = &block{language: bare[3:], reason: reason}, true
+			reason = ""
+		case indented && blank:
+			open = &block{text: strings.TrimPrefix(line, "    "), reason: reason}
+			reason = ""
+		default:
+			if open != nil {
+				found, open = append(found, *open), nil
+			}
+			if match := notRun.FindStringSubmatch(bare); match != nil {
+				reason = match[1]
+			} else if bare != "" {
+				if reason != "" {
+					return nil, fmt.Errorf("no block follows the comment %q", reason)
+				}
+			}
+		}
+		blank = bare == "" || reason != ""
+	}
+	if open != nil {
+		found = append(found, *open)
+	}
+	return found, nil
+}
+
+// TestBlocks shows what is found in a document.
+func TestBlocks(t *testing.T) {
+	t.Parallel()
+	found, err := blocksOf("Text\n    of a paragraph\n\n    make chaos\n    make race\n\n<!-- not run: needs Docker -->\n```sh\n" +
+		"docker ps\n```\n<!-- not run: slow -->\n\n    make bench\n\n```go\nvar a int\n```\n```sh\n\n    indented\n```\n\n    a formula = 1\n")
+	require.NoError(t, err)
+	require.Equal(t, []block{
+		{text: "make chaos\nmake race\n"},
+		{language: "sh", text: "docker ps\n", reason: "needs Docker"},
+		{text: "make bench\n", reason: "slow"},
+		{language: "go", text: "var a int\n"},
+		{language: "sh", text: "\n    indented\n"},
+		{text: "a formula = 1\n"},
+	}, found)
+	var commands []bool
+	for _, b := range found {
+		commands = append(commands, b.isCommands())
+	}
+	require.Equal(t, []bool{true, true, true, false, true, false}, commands)
+	_, err = blocksOf("<!-- not run: slow -->\nText\n")
+	require.Error(t, err)
+}
+
+// shellCommands returns the commands of a document that can be run, in their order.
+func shellCommands(t *testing.T, name string) string {
+	t.Helper()
+	var script strings.Builder
+	for _, b := range blocks(t, name) {
+		if b.reason == "" && b.language == "sh" {
+			script.WriteString(b.text)
+		}
+	}
+	require.NotEmpty(t, script.String(), name)
+	return script.String()
+}
+
+// document is a document with commands.
+type document struct {
+	notRun int      // how many of its blocks have the comment `not run`
+	ownRun bool     // a test of its own runs its commands, or none can be run
+	want   []string // what its commands print, among other things
+}
+
+// documents are all documents with commands, or with blocks that are marked as not run.
+var documents = map[string]document{
+	"README.md":                        {ownRun: true},
+	"docs/tutorial.md":                 {ownRun: true, notRun: 4},
+	"docs/waiting-room.md":             {ownRun: true},
+	"docs/performance.md":              {ownRun: true, notRun: 3},
+	"docs/reliability.md":              {ownRun: true, notRun: 2},
+	"docs/operations.md":               {ownRun: true, notRun: 1},
+	"docs/guards.md":                   {ownRun: true, notRun: 1},
+	"docs/flow-control.md":             {notRun: 1, want: []string{"Limit a second    50"}},
+	"docs/csv.md":                      {want: []string{"done        2"}},
+	"docs/payloads.md":                 {want: []string{"cost        2"}},
+	"docs/retries.md":                  {want: []string{"NOOP_PERMANENT", "retries     1"}},
+	"docs/howto/limit-a-customer.md":   {want: []string{`{"id":"acme","rps":50,`, "Weight            2"}},
+	"docs/howto/never-send-twice.md":   {want: []string{"accepted    1"}},
+	"docs/howto/autoscaling.md":        {notRun: 1, want: []string{`"backlog":0`}},
+	"docs/howto/backup-and-restore.md": {want: []string{"ok: "}},
+	"docs/howto/upgrading.md":          {want: []string{"ok: "}},
+}
+
+// TestDocumentsAreRun requires that each command block of the documents is run by a test or has
+// the comment `not run` with the reason, and that these comments are as many as expected.
+func TestDocumentsAreRun(t *testing.T) {
+	t.Parallel()
+	names := []string{"README.md"}
+	require.NoError(t, fs.WalkDir(os.DirFS(repository), "docs", func(name string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(name, ".md") && !strings.HasPrefix(name, "docs/adr/") {
+			names = append(names, name)
+		}
+		return err
+	}))
+	for _, name := range names {
+		d, listed := documents[name]
+		commands, marked := 0, 0
+		for _, b := range blocks(t, name) {
+			if b.reason != "" {
+				marked++
+			} else if b.isCommands() {
+				commands++
+				require.True(t, b.language == "sh" || name == "docs/waiting-room.md",
+					"%s: put commands into a block of sh, or say before it why it is not run:\n%s", name, b.text)
+			}
+		}
+		require.Equal(t, d.notRun, marked, "%s: blocks that are not run", name)
+		require.Equal(t, listed, commands+marked > 0, "%s: the list of documents with commands", name)
+	}
+	for name := range documents {
+		require.Contains(t, names, name)
+	}
+}
+
+// TestDocumentSnippets requires that each Go snippet of the README and of the how-tos is part of an
+// example.
+func TestDocumentSnippets(t *testing.T) {
+	t.Parallel()
+	names, err := filepath.Glob(filepath.Join(repository, "docs", "howto", "*.md"))
+	require.NoError(t, err)
+	require.NotEmpty(t, names)
+	var examples strings.Builder
+	for _, pattern := range []string{"examples/*/*.go", "processor/example*_test.go", "client/example*_test.go"} {
+		files, err := filepath.Glob(filepath.Join(repository, filepath.FromSlash(pattern)))
+		require.NoError(t, err)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			examples.Write(text)
+		}
+	}
+	for i, name := range names {
+		names[i], err = filepath.Rel(repository, name)
+		require.NoError(t, err)
+	}
+	for _, name := range append(names, "README.md") {
+		for _, b := range blocks(t, name) {
+			if b.language == "go" {
+				require.Contains(t, examples.String(), b.text, "%s must show what the example does", name)
+			}
+		}
+	}
+}
+
+// TestDocumentCommands runs the commands of all listed documents, except those with a test of their
+// own, on one process of bulkaction dev: each document in a folder of its own. It changes only
+// addresses.
+func TestDocumentCommands(t *testing.T) {
+	t.Parallel()
+	redis, api, bin := redistest.Server(t).URL(), freeAddress(t), t.TempDir()
+	_, copyPort, _ := strings.Cut(freeAddress(t), ":")
+	root, err := filepath.Abs(repository)
+	require.NoError(t, err)
+
+	var script strings.Builder
+	script.WriteString("redis-cli -u " + redis + " CONFIG SET repl-diskless-sync-delay 0\n" + // --rdb need not wait
+		"(cd " + root + " && go build -o " + bin + "/ ./cmd/bulkaction)\nexport PATH=" + bin + ":$PATH\n" +
+		"bulkaction dev --redis-url $BULKACTION_REDIS_URL > dev.log 2>&1 &\n" +
+		"until curl -s -o " + os.DevNull + " http://" + api + "/openapi.yaml; do sleep 0.1; done\n")
+	for _, name := range slices.Sorted(maps.Keys(documents)) {
+		if d := documents[name]; !d.ownRun {
+			script.WriteString("echo '== " + name + "'\n(mkdir -p run/" + name + " && cd run/" + name + "\n" +
+				shellCommands(t, name) + ")\n")
+		}
+	}
+	text := strings.NewReplacer("redis://127.0.0.1:6379/0", redis, "127.0.0.1:8080", api, "6399", copyPort).
+		Replace(script.String())
+	said := runScript(t, text, t.TempDir(), "BULKACTION_API=http://"+api, "BULKACTION_API_ADDR="+api, "BULKACTION_REDIS_URL="+redis)
+	for name, d := range documents {
+		if d.ownRun {
+			continue
+		}
+		_, part, _ := strings.Cut(said, "\n== "+name+"\n")
+		part, _, _ = strings.Cut(part, "\n== ")
+		for _, want := range d.want {
+			require.Contains(t, part, want, name)
+		}
+	}
+}
+
+// TestTutorialCommands runs the commands of docs/tutorial.md as a newcomer does: with a Redis of
+// its own, and a processor in a module of its own. It changes only addresses and folders.
+func TestTutorialCommands(t *testing.T) {
+	t.Parallel()
+	_, redisPort, _ := strings.Cut(freeAddress(t), ":")
+	api, dir := freeAddress(t), t.TempDir()
+	text := shellCommands(t, "docs/tutorial.md")
+	for _, change := range []struct{ old, new string }{
+		{"-o bin/ ", "-o " + dir + "/bin/ "},
+		{"$PWD/bin:", dir + "/bin:"},
+		{"~/bulkaction-tutorial", dir + "/tutorial"},
+		{"6380", redisPort},
+		{"127.0.0.1:8080", api},
+	} {
+		require.Contains(t, text, change.old)
+		text = strings.ReplaceAll(text, change.old, change.new)
+	}
+	said := runScript(t, text, repository, "BULKACTION_API=http://"+api, "BULKACTION_API_ADDR="+api)
+	for _, want := range []string{
+		"exit code 3",                     // submit --wait
+		`"data":{"text":"Welcome, Zoe!"}`, // results
+		"payload: email must contain @",   // failures
+		"Waits for   paused",              // why
+		"ok: 3 groups, 6 jobs",            // audit
+	} {
+		require.Contains(t, said, want)
+	}
+}
