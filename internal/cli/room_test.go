@@ -214,7 +214,7 @@ func TestRoomCommands(t *testing.T) {
 	got := f.exec(console{outIsTerm: true}, "ls")
 	require.Equal(t, exitOK, got.code, got.err)
 	require.Contains(t, words(got.out), "EVENT MODE CAPACITY USED FREE SEATS WAITING AWAY COMPLETED sale open 3 2 1 100 1,234 5 7")
-	require.True(t, strings.HasPrefix(f.exec(console{}, "ls").out, `{"event":"sale","rev":41,"capacity":3,`))
+	require.True(t, strings.HasPrefix(f.exec(console{}, "ls", "--json").out, `{"event":"sale","rev":41,"capacity":3,`))
 
 	for _, c := range []struct{ verb, mode string }{{"pause", "paused"}, {"resume", "open"}, {"close", "closed"}} {
 		got := f.exec(console{}, c.verb, "sale")

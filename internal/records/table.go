@@ -79,7 +79,10 @@ func NewTable(rows *Reader, o TableOptions) (t *Table, line int64, err error) {
 		rows.delimiter = ','
 	}
 	t = &Table{rows: rows, row: csvRow{delimiter: []byte{rows.delimiter}}, max: o.MaxPayload}
-	t.line, err = t.nextRow()
+	for blank := true; blank; { // rows of white space may come before the header
+		t.line, err = t.nextRow()
+		blank = err == nil && t.row.fields() == 1 && len(bytes.TrimSpace(t.row.field(0))) == 0
+	}
 	var bad *RowError
 	switch {
 	case errors.Is(err, io.EOF):
@@ -106,7 +109,7 @@ func (t *Table) readHeader(o TableOptions) error {
 		name := string(t.row.field(i))
 		before, repeated := seen[name]
 		switch {
-		case name == "":
+		case strings.TrimSpace(name) == "":
 			return &HeaderError{Line: t.line, Column: i + 1, Problem: "is empty: each column needs a name"}
 		case repeated:
 			return &HeaderError{
