@@ -25,8 +25,6 @@ func TestWrongUsage(t *testing.T) {
 		{"nosuch", `unknown command "nosuch" for "bulkaction"; ` + "`bulkaction --help` lists the commands"},
 		{"sumbit", `unknown command "sumbit" for "bulkaction"; did you mean ` + "`bulkaction submit`?"},
 		{"tenant paus acme", `unknown command "paus" for "bulkaction tenant"; did you mean ` + "`bulkaction tenant pause`?"},
-		{"worker resiz w 1", `unknown command "resiz" for "bulkaction worker"; did you mean ` + "`bulkaction worker resize`?"},
-		{"fetcher now", `fetcher takes no argument "now"`},
 		{"submit --typ T", "unknown flag: --typ; did you mean --type?"},
 		{"groups ls --statuss FAILED", "unknown flag: --statuss; did you mean --status?"},
 		{"status", "status needs the id of one group, got 0 arguments"},
@@ -88,6 +86,20 @@ func TestWrongUsage(t *testing.T) {
 		})
 	}
 	require.Empty(t, f.calls, "no request may be sent")
+}
+
+func TestWrongUsageOfRoles(t *testing.T) {
+	for args, want := range map[string]string{
+		"worker resiz w 1": `unknown command "resiz" for "bulkaction worker"; did you mean ` + "`bulkaction worker resize`?",
+		"fetcher now":      `fetcher takes no argument "now"`,
+	} {
+		got := console{}.exec(t.Context(), strings.Fields(args)...)
+		require.Equal(t, exitUsage, got.code, args)
+		require.Contains(t, got.err, want)
+	}
+	var help strings.Builder
+	describe(newWorker(&Root{}), &help)
+	require.Contains(t, help.String(), "Subcommand: worker resize WORKER SLOTS\n  Set how many jobs a worker process runs at once\n")
 }
 
 func TestHelpExitsWithSuccess(t *testing.T) {

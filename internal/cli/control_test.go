@@ -237,7 +237,7 @@ func TestInvalidFlagValues(t *testing.T) {
 		"tenant set acme --rps x":                      `--rps "x": must be a number`,
 		"tenant set acme --base-priority 1.5":          `--base-priority "1.5": must be a whole number`,
 		"submit --type T --payload 1 --job-timeout 30": `--job-timeout "30": must be a duration such as 30s`,
-		"submit --type T --payload 1 --tenants a":      "unknown flag: --tenants",
+		"submit --type T --payload 1 --tenants a":      "unknown flag: --tenants; did you mean --tenant?",
 	} {
 		got := console{}.exec(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitUsage, got.code)
