@@ -197,7 +197,7 @@ func TestRoomSetAndShow(t *testing.T) {
 		"kick sale":                 "needs an event and a user",
 		"kick sale a/b":             "user id",
 		"watch sale --interval 1ms": "must be at least 10ms",
-		"ls sale":                   "unknown command",
+		"ls sale":                   `ls takes no argument "sale"`,
 		"":                          "room needs a subcommand: ls, show, set",
 	} {
 		got := f.exec(console{}, strings.Fields(args)...)
