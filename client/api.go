@@ -83,7 +83,10 @@ func NewAPI(baseURL string, opts ...Option) *API {
 // CallOption changes a setting of one submission or append.
 type CallOption func(*callOptions)
 
-type callOptions struct{ key string }
+type callOptions struct {
+	key   string
+	table url.Values // the query parameters of an append of CSV
+}
 
 // WithIdempotencyKey makes a submission or an append repeatable, also by another process: the
 // server repeats its first answer and adds no job twice. The content must be the same: a submission
@@ -94,14 +97,34 @@ func WithIdempotencyKey(key string) CallOption {
 	return func(o *callOptions) { o.key = key }
 }
 
+// WithDelimiter sets the character between two fields for AppendCSV: a comma (the default), a
+// semicolon, | or a tab. Other appends ignore it.
+func WithDelimiter(d byte) CallOption {
+	return func(o *callOptions) { o.setTable("delimiter", string(rune(d))) }
+}
+
+// WithColumnTypes sets the types of columns for AppendCSV: name:type, with commas between. The
+// types are string (the default), number and boolean. A number is written as in JSON, a boolean is
+// true or false in any case; an empty field becomes null. Other appends ignore it.
+func WithColumnTypes(types string) CallOption {
+	return func(o *callOptions) { o.setTable("types", types) }
+}
+
+func (o *callOptions) setTable(name, value string) {
+	if o.table == nil {
+		o.table = url.Values{}
+	}
+	o.table.Set(name, value)
+}
+
 const headerIdempotency = "Idempotency-Key"
 
-func keyOf(opts []CallOption) string {
+func optionsOf(opts []CallOption) callOptions {
 	o := callOptions{key: submission.NewKey()}
 	for _, opt := range opts {
 		opt(&o)
 	}
-	return o.key
+	return o
 }
 
 // Submit creates a group with its jobs, if any. The request may have up to 32 MiB; add more jobs
@@ -117,7 +140,7 @@ func (a *API) Submit(ctx context.Context, g Group, opts ...CallOption) (api.Acce
 // SubmitJSON creates a group from a complete request body of POST /v1/groups.
 func (a *API) SubmitJSON(ctx context.Context, body []byte, opts ...CallOption) (api.Accepted, error) {
 	header := http.Header{}
-	header.Set(headerIdempotency, keyOf(opts))
+	header.Set(headerIdempotency, optionsOf(opts).key)
 	return doJSON[api.Accepted](ctx, a.transport, apiCall{
 		action: "submit group",
 		method: http.MethodPost,

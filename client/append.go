@@ -46,7 +46,7 @@ func (a *API) AppendNDJSON(ctx context.Context, group string, r io.Reader, opts 
 }
 
 // AppendCSV is like AppendNDJSON for CSV (RFC 4180). The header row names the fields of the
-// payloads.
+// payloads. WithDelimiter and WithColumnTypes say how the rows are read.
 func (a *API) AppendCSV(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
 	return a.appendRecords(ctx, group, r, records.CSV, opts)
 }
@@ -107,7 +107,12 @@ var contentTypes = map[records.Format]string{records.NDJSON: "application/x-ndjs
 
 func (t *transport) newUpload(group string, format records.Format, opts []CallOption) (*upload, error) {
 	c := callOn("append to", http.MethodPost, "group", group, "/jobs")
-	return &upload{api: t, call: c, contentType: contentTypes[format], key: keyOf(opts)}, c.invalid
+	o := optionsOf(opts)
+	if format == records.CSV && len(o.table) > 0 {
+		c.query = o.table
+		o.key += "?" + o.table.Encode() // read in another way, the same rows are other jobs
+	}
+	return &upload{api: t, call: c, contentType: contentTypes[format], key: o.key}, c.invalid
 }
 
 func (t *transport) appendRecords(
@@ -120,6 +125,9 @@ func (t *transport) appendRecords(
 	in, stop := interruptible(ctx, r)
 	defer stop()
 	all := records.NewReader(bufio.NewReaderSize(in, 64<<10), format, maxRecordBytes)
+	if d := u.call.query.Get("delimiter"); d != "" {
+		all.SetDelimiter(d[0])
+	}
 	headerRead := format == records.NDJSON // NDJSON has no header
 	for {
 		rec, err := all.Next()

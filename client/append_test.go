@@ -27,6 +27,7 @@ type appendServer struct {
 	failures    []func(http.ResponseWriter) // answers to the first requests; nil: accept
 	requests    int
 	contentType string
+	query       string
 	answers     map[string]api.Appended // by idempotency key
 	accepted    []string                // bodies of the accepted requests
 }
@@ -39,7 +40,7 @@ func (s *appendServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, api.Problem{Detail: r.URL.Path})
 		return
 	}
-	s.contentType = r.Header.Get("Content-Type")
+	s.contentType, s.query = r.Header.Get("Content-Type"), r.URL.RawQuery
 	n := s.requests
 	s.requests++
 	if n < len(s.failures) && s.failures[n] != nil {
@@ -197,6 +198,29 @@ func TestAppendCSV(t *testing.T) {
 	}
 	require.Equal(t, strings.Repeat(row, n)+"bad,row\n", whole)
 	require.Equal(t, []api.LineError{{Line: 1 + 2 + 2*n + 1, Error: "is bad"}}, res.Rejected, "lines are numbered as in the file")
+}
+
+func TestAppendCSVWithDelimiterAndTypes(t *testing.T) {
+	s := &appendServer{}
+	a, _ := serve(t, s)
+	header, row := "to;age\n", "\"x;\ny\";41\n" // a line break in quotes behind a semicolon
+	body := header + row + "z;" + row + row
+	opts := []client.CallOption{client.WithIdempotencyKey("k"), client.WithDelimiter(';'), client.WithColumnTypes("age:number")}
+	_, err := a.AppendCSV(t.Context(), "g", strings.NewReader(body), opts...)
+	require.NoError(t, err)
+	require.Equal(t, "delimiter=%3B&types=age%3Anumber", s.query)
+	require.Equal(t, body, s.whole())
+
+	_, err = a.AppendCSV(t.Context(), "g", strings.NewReader(body), opts...)
+	require.NoError(t, err)
+	require.Len(t, s.answers, 1, "the same request")
+	_, err = a.AppendCSV(t.Context(), "g", strings.NewReader(body), client.WithIdempotencyKey("k"), client.WithDelimiter(';'))
+	require.NoError(t, err)
+	require.Len(t, s.answers, 2, "with other types, the same rows are other jobs")
+
+	_, err = a.AppendNDJSON(t.Context(), "g", strings.NewReader("{}\n"), opts...)
+	require.NoError(t, err)
+	require.Empty(t, s.query)
 }
 
 func TestAppendCSVWithAnEndlessRow(t *testing.T) {

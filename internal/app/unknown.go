@@ -18,16 +18,16 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 	var found []Unknown
 	for name := range set {
 		if !slices.Contains(names, name) && !slices.Contains(others, name) {
-			found = append(found, Unknown{Name: name, DidYouMean: nearest(name, names)})
+			found = append(found, Unknown{Name: name, DidYouMean: Nearest(name, names)})
 		}
 	}
 	slices.SortFunc(found, func(a, b Unknown) int { return cmp.Compare(a.Name, b.Name) })
 	return found
 }
 
-// nearest returns the known name that differs in a few letters, or that is the given name with a
+// Nearest returns the known name that differs in a few letters, or that is the given name with a
 // section's prefix; "" if there is none.
-func nearest(name string, names []string) string {
+func Nearest(name string, names []string) string {
 	own := strings.TrimPrefix(name, envPrefix)
 	best, least := "", len(own)/4+1
 	for _, candidate := range names {

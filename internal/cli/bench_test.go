@@ -77,7 +77,7 @@ func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {
 		{"bench room --kill 2", "--kill 2: must be less than --brokers 2"},
 		{"bench room --only streams,flows", `--only "flows": must be among streams,enter,promotion,empty,kill,events,abandon,scripts`},
 		{"bench room --set BROKER_IDENTITY=cookie", "the benchmark sets this itself"},
-		{"bench fairness extra", `unknown command "extra"`},
+		{"bench fairness extra", `takes no argument "extra"`},
 		{"bench", "bench needs a subcommand: throughput, latency, ceiling, big, performance, compare, congestion, limits, fairness, guards, room"},
 		{"bench foo", `unknown command "foo"`},
 		{"bench throughput --set WORKER_COUNTS=4", "--set BULKACTION_WORKER_COUNTS: there is no such setting; did you mean BULKACTION_WORKER_COUNT?"},

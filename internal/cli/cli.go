@@ -35,7 +35,7 @@ type IO struct {
 	In            io.Reader
 	Out, Err      io.Writer
 	IsTerminal    bool // Err is a terminal: progress bars are shown
-	OutIsTerminal bool // Out is a terminal: lists are printed as tables
+	OutIsTerminal bool // Out is a terminal: lines are shown as they come, and figures in place
 }
 
 // Std returns the streams of this process.
@@ -60,8 +60,9 @@ type Command func(*Root) *cobra.Command
 
 // commands are the commands of this package.
 var commands = []Command{
-	newSubmit, newStatus, newWatch, newResults, newFailures, newWhy, newTenant, newType, newWorker, newGuard, newRoom,
-	newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole, newGuardLoad, newRoomLoad,
+	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newWhy, newTenant, newType,
+	newWorker, newGuard, newRoom, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole, newGuardLoad,
+	newRoomLoad,
 }
 
 // Main runs the command line args and returns its exit code. more adds commands to those of this
@@ -70,7 +71,8 @@ func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
 	r := &Root{IO: stdio}
 	cmd := r.command(slices.Concat(commands, groupActions(), roleCommands(), more))
 	cmd.SetArgs(args)
-	return r.exitCode(ctx, cmd.ExecuteContext(ctx))
+	called, err := cmd.ExecuteContextC(ctx)
+	return r.exitCode(ctx, explain(called, err))
 }
 
 const defaultAddress = "http://127.0.0.1:8080"
@@ -82,9 +84,12 @@ func (r *Root) command(all []Command) *cobra.Command {
 		Version:       app.Version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+
+		DisableSuggestions: true, // explain suggests
 		Long: "Run bulk actions: submit groups of jobs, follow them, see their results.\n\n" +
 			"Data goes to standard output, progress to standard error and only on a terminal.\n" +
-			"Exit codes: 0 fine, 1 error, 2 wrong usage, 3 the group ended with failed jobs, 130 interrupted.",
+			"Exit codes: 0 fine, 1 error, 2 wrong usage, 3 the group that the command waited for\n" +
+			"ended with failed jobs, 130 interrupted.",
 		// runs when the flags and arguments of a command are found valid
 		PersistentPreRun: func(*cobra.Command, []string) { r.started = true },
 	}
@@ -99,7 +104,7 @@ func (r *Root) command(all []Command) *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&r.address, "api", address, "address of the API; BULKACTION_API sets the default")
-	flags.BoolVar(&r.JSON, "json", false, "print JSON: one object, or one line for each item")
+	flags.BoolVar(&r.JSON, "json", false, "print JSON: one object, or one line for each item (default: text)")
 	for _, c := range all {
 		root.AddCommand(c(r))
 	}

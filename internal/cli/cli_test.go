@@ -22,11 +22,15 @@ func TestWrongUsage(t *testing.T) {
 		args string
 		err  string
 	}{
-		{"nosuch", `unknown command "nosuch"`},
+		{"nosuch", `unknown command "nosuch" for "bulkaction"; ` + "`bulkaction --help` lists the commands"},
+		{"sumbit", `unknown command "sumbit" for "bulkaction"; did you mean ` + "`bulkaction submit`?"},
+		{"tenant paus acme", `unknown command "paus" for "bulkaction tenant"; did you mean ` + "`bulkaction tenant pause`?"},
+		{"submit --typ T", "unknown flag: --typ; did you mean --type?"},
+		{"groups ls --statuss FAILED", "unknown flag: --statuss; did you mean --status?"},
 		{"status", "status needs the id of one group, got 0 arguments"},
 		{"watch a b", "watch needs the id of one group, got 2 arguments"},
-		{"status g --nosuch", "unknown flag: --nosuch"},
-		{"stats extra", `unknown command "extra"`},
+		{"status g --nosuch", "unknown flag: --nosuch; `bulkaction status --help` lists the flags"},
+		{"stats extra", `stats takes no argument "extra"`},
 		{"dead-letters --limit -1", "--limit -1: must be 0 (all) or more"},
 		{"dead-letters --limit x", `--limit "x": must be a whole number`},
 		{"stats --api ftp://x", `--api "ftp://x": write it as http://127.0.0.1:8080`},
@@ -48,12 +52,12 @@ func TestWrongUsage(t *testing.T) {
 		{"resume a b", "resume needs the id of one group, got 2 arguments"},
 		{"pause a/b", `group id "a/b": must match`},
 		{"type", "type needs a subcommand: pause, resume"},
-		{"type stop T", `unknown command "stop"`},
+		{"type stop T", `unknown command "stop" for "bulkaction type"; there are: pause, resume`},
 		{"type pause", "pause needs the id of one type, got 0 arguments"},
 		{"type pause a/b", `type id "a/b": must match`},
 		{"tenant", "tenant needs a subcommand: ls, show, set, pause, resume"},
 		{"tenant drop acme", `unknown command "drop"`},
-		{"tenant ls acme", `unknown command "acme"`},
+		{"tenant ls acme", `ls takes no argument "acme"`},
 		{"tenant show", "show needs the id of one tenant, got 0 arguments"},
 		{"tenant set acme", "nothing to set: give --rps, --weight, --base-priority or --clear"},
 		{"tenant set --rps 1", "set needs the id of one tenant, got 0 arguments"},
@@ -82,6 +86,20 @@ func TestWrongUsage(t *testing.T) {
 		})
 	}
 	require.Empty(t, f.calls, "no request may be sent")
+}
+
+func TestWrongUsageOfRoles(t *testing.T) {
+	for args, want := range map[string]string{
+		"worker resiz w 1": `unknown command "resiz" for "bulkaction worker"; did you mean ` + "`bulkaction worker resize`?",
+		"fetcher now":      `fetcher takes no argument "now"`,
+	} {
+		got := console{}.exec(t.Context(), strings.Fields(args)...)
+		require.Equal(t, exitUsage, got.code, args)
+		require.Contains(t, got.err, want)
+	}
+	var help strings.Builder
+	describe(newWorker(&Root{}), &help)
+	require.Contains(t, help.String(), "Subcommand: worker resize WORKER SLOTS\n  Set how many jobs a worker process runs at once\n")
 }
 
 func TestHelpExitsWithSuccess(t *testing.T) {

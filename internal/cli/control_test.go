@@ -237,7 +237,7 @@ func TestInvalidFlagValues(t *testing.T) {
 		"tenant set acme --rps x":                      `--rps "x": must be a number`,
 		"tenant set acme --base-priority 1.5":          `--base-priority "1.5": must be a whole number`,
 		"submit --type T --payload 1 --job-timeout 30": `--job-timeout "30": must be a duration such as 30s`,
-		"submit --type T --payload 1 --tenants a":      "unknown flag: --tenants",
+		"submit --type T --payload 1 --tenants a":      "unknown flag: --tenants; did you mean --tenant?",
 	} {
 		got := console{}.exec(t.Context(), strings.Fields(args)...)
 		require.Equal(t, exitUsage, got.code)
@@ -275,6 +275,8 @@ func TestTenantLs(t *testing.T) {
 	got := f.exec(t.Context(), console{}, "tenant", "ls")
 	require.Equal(t, exitOK, got.code)
 	lines := strings.Split(strings.TrimSpace(got.out), "\n")
+	require.Len(t, lines, 6, "lines of all pages")
+	lines = strings.Split(strings.TrimSpace(f.exec(t.Context(), console{}, "tenant", "ls", "--json").out), "\n")
 	require.Len(t, lines, 5, "lines of all pages")
 	var last api.Tenant
 	require.NoError(t, json.Unmarshal([]byte(lines[4]), &last))
@@ -335,7 +337,7 @@ func TestSubmitCSVWithoutJobs(t *testing.T) {
 	}
 	f := newFakeAPI(t)
 	f.refusal = "the header row names a twice"
-	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,a\n1,2\n"))
+	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,b\n1,2\n"))
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "group g has no jobs and is cancelled")
 	require.Equal(t, api.StatusCancelled, f.groupByID(t, "g").Status)
@@ -343,7 +345,7 @@ func TestSubmitCSVWithoutJobs(t *testing.T) {
 	f = newFakeAPI(t)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal", "--payload", "1").code)
 	f.refusal = "the header row names a twice"
-	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,a\n1,2\n"))
+	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", writeFile(t, "a.csv", "a,b\n1,2\n"))
 	require.Equal(t, exitError, got.code)
 	require.NotEqual(t, api.StatusCancelled, f.groupByID(t, "g").Status, "a group with earlier jobs must not be cancelled")
 

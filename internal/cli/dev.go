@@ -4,15 +4,19 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/dev"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 var errDev = errors.New("the roles could not run: the lines above say why")
@@ -28,6 +32,53 @@ func unreachableMailServer(ctx context.Context) string {
 	}
 	address := net.JoinHostPort(cmp.Or(os.Getenv("BULKACTION_SMTP_HOST"), "127.0.0.1"),
 		cmp.Or(os.Getenv("BULKACTION_SMTP_PORT"), "25"))
+	return unreachable(ctx, address)
+}
+
+// checkDev refuses flags with wrong values, and an address of the API that is taken.
+func checkDev(ctx context.Context, o dev.Options) error {
+	if o.RedisURL != "" {
+		if _, err := redisx.ParseURL(o.RedisURL); err != nil {
+			return usagef("--redis-url: %v", err)
+		}
+	}
+	if o.Addr != "" {
+		_, port, err := net.SplitHostPort(o.Addr)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
+			return usagef("--addr %q: must be host:port with a port from 0 to 65535, such as 127.0.0.1:8081", o.Addr)
+		}
+	}
+	address := cmp.Or(o.Addr, os.Getenv("BULKACTION_API_ADDR"), "127.0.0.1:8080")
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return withHint(fmt.Errorf("the API can't listen at %s: the port is taken", address),
+			"Another process listens there, perhaps another `bulkaction dev`: stop it, or give another address, such "+
+				"as --addr 127.0.0.1:8081.")
+	}
+	if err == nil {
+		_ = listener.Close() // nobody has connected
+	}
+	return nil // any other error is logged by the role that listens
+}
+
+// unreachableRedis returns the first address of Redis if it does not accept connections; otherwise
+// "". An empty URL is the embedded Redis.
+func unreachableRedis(ctx context.Context, url string) string {
+	if url == "" {
+		return ""
+	}
+	o, err := redisx.ParseURL(url)
+	if err != nil || len(o.Addrs) == 0 {
+		return ""
+	}
+	return unreachable(ctx, o.Addrs[0])
+}
+
+// unreachable returns an address that does not accept connections, and "" for one that does.
+func unreachable(ctx context.Context, address string) string {
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -44,12 +95,27 @@ func newDev(r *Root) *cobra.Command {
 		Short: "Run all roles in one process, on an embedded Redis or on --redis-url",
 		Long: "Run all roles in one process, for development. Without --redis-url they use an embedded Redis, which\n" +
 			"keeps nothing: its data is lost at the end. It listens at 127.0.0.1:6379, or at a free port if that\n" +
-			"is taken. All other settings come from the environment.",
+			"is taken. All other settings come from the environment. It logs as text, or with --json as JSON.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.Environ, o.Log = os.Environ(), r.Err
+			if err := checkDev(cmd.Context(), o); err != nil {
+				return err
+			}
+			format := "text"
+			if r.JSON {
+				format = "json"
+			}
+			o.Environ, o.Log = append([]string{"BULKACTION_LOG_FORMAT=" + format}, os.Environ()...), r.Err
+			if address := unreachableRedis(cmd.Context(), o.RedisURL); address != "" {
+				r.Notef("Redis does not answer at %s yet: waiting for it. Start it, or give its address with "+
+					"--redis-url; without --redis-url, dev runs an embedded Redis.", address)
+			}
 			embedded, mail := o.RedisURL == "", unreachableMailServer(cmd.Context())
 			o.Started = func(api, redis string) {
+				if r.JSON {
+					_ = r.Print(map[string]string{"api": "http://" + api, "redis": redis}) // the roles run all the same
+					return
+				}
 				if embedded {
 					r.Notef(
 						"The embedded Redis keeps nothing: its data is lost when this process ends. Use " +

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -31,11 +32,12 @@ type fakeAPI struct {
 	mu              sync.Mutex
 	groups          map[string]*fakeGroup
 	calls           []string // method and path
+	queries         []string // of appends
 	busyAppends     int      // number of appends to refuse with 429
 	deadLetterCount int      // number of dead letters
 	keepOpen        bool     // sealed groups do not end
 	tenants         map[string]api.TenantSettings
-	bodies          []string // of PUT requests
+	bodies          []string // of PUT requests, and of seals with a total
 	refusal         string   // if set, appends are answered with 422 and this text
 }
 
@@ -51,6 +53,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	f := &fakeAPI{groups: map[string]*fakeGroup{}, tenants: map[string]api.TenantSettings{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/groups", f.submit)
+	mux.HandleFunc("GET /v1/groups", f.listGroups)
 	mux.HandleFunc("POST /v1/groups/{id}/jobs", f.append)
 	mux.HandleFunc("POST /v1/groups/{id}/{verb}", f.command)
 	mux.HandleFunc("GET /v1/groups/{id}", f.group)
@@ -200,6 +203,7 @@ func (f *fakeAPI) append(w http.ResponseWriter, r *http.Request) {
 	}
 	got := api.Appended{Rejected: []api.LineError{}}
 	var jobs []messages.Job
+	f.queries = append(f.queries, r.URL.RawQuery)
 	csv := r.Header.Get("Content-Type") == "text/csv"
 	lines := bufio.NewScanner(bytes.NewReader(body))
 	for n := int64(1); lines.Scan(); n++ {
@@ -236,6 +240,9 @@ func (f *fakeAPI) command(w http.ResponseWriter, r *http.Request) {
 	}
 	defer unlock()
 	switch verb := r.PathValue("verb"); {
+	case verb == "seal" && r.ContentLength > 0:
+		body, _ := io.ReadAll(r.Body)
+		f.bodies = append(f.bodies, string(body))
 	case verb == "seal":
 		if !g.Sealed {
 			f.seal(g)
@@ -259,6 +266,27 @@ func (f *fakeAPI) group(w http.ResponseWriter, r *http.Request) {
 		defer unlock()
 		reply(w, http.StatusOK, g.Group)
 	}
+}
+
+// listGroups answers with pages of two groups, ordered by id.
+func (f *fakeAPI) listGroups(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q := r.URL.Query()
+	l := api.GroupList{Groups: []api.Group{}}
+	for _, id := range slices.Sorted(maps.Keys(f.groups)) {
+		g := f.groups[id].Group
+		if id <= q.Get("cursor") || q.Get("tenant") != "" && q.Get("tenant") != g.Tenant ||
+			q.Get("status") != "" && q.Get("status") != string(g.Status) {
+			continue
+		}
+		if len(l.Groups) == 2 {
+			l.Cursor = l.Groups[1].ID
+			break
+		}
+		l.Groups = append(l.Groups, g)
+	}
+	reply(w, http.StatusOK, l)
 }
 
 func (f *fakeAPI) events(w http.ResponseWriter, r *http.Request) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -15,8 +16,8 @@ func newStatus(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status GROUP",
 		Short: "Show a group: counts, failures by code, aggregate, timestamps",
-		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 3 if it " +
-			"has ended with failed jobs.",
+		Long: "Show a group: counts, failures by code, aggregate, timestamps.\nThe exit code is 0, also if jobs " +
+			"failed; `watch` and `submit --wait` return 3 then.",
 		Args: requireID("group"),
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
 			g, err := a.Group(ctx, args[0])
@@ -26,7 +27,10 @@ func newStatus(r *Root) *cobra.Command {
 			if err := r.show(g, func(t table) { groupRows(t, g) }); err != nil {
 				return err
 			}
-			return failedJobs(g)
+			if err := failedJobs(g); err != nil && !r.JSON {
+				r.Notef("%s", advice(err))
+			}
+			return nil
 		}),
 	}
 }
@@ -34,10 +38,17 @@ func newStatus(r *Root) *cobra.Command {
 func newResults(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "results GROUP",
-		Short: "Print the results of a group's done jobs, one line of JSON each",
+		Short: "Print the results of a group's done jobs",
 		Args:  requireID("group"),
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
-			return printLines(r, a.Results(ctx, args[0]), nil)
+			return printLines(r, a.Results(ctx, args[0]), &columns[api.Result]{
+				format: "%-10v %-8v %12v %v",
+				head:   []any{"JOB", "ATTEMPTS", "MS", "DATA"},
+				cells: func(s api.Result) []any {
+					ms := strconv.FormatFloat(s.DurationMS, 'f', 1, 64)
+					return []any{s.Ordinal, s.Attempts, ms, string(s.Data)}
+				},
+			})
 		}),
 	}
 }
@@ -45,7 +56,7 @@ func newResults(r *Root) *cobra.Command {
 func newFailures(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "failures GROUP",
-		Short: "Print a group's failed jobs: a table on a terminal, otherwise one line of JSON each",
+		Short: "Print a group's failed jobs",
 		Args:  requireID("group"),
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
 			return printLines(r, a.Failures(ctx, args[0]), &columns[api.Failure]{

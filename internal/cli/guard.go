@@ -61,7 +61,7 @@ func newGuardLs(r *Root) *cobra.Command {
 	var kind string
 	cmd := &cobra.Command{
 		Use:   "ls [--kind KIND]",
-		Short: "List the guards: a table on a terminal, otherwise one line of JSON each",
+		Short: "List the guards",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if kind != "" && !slices.Contains(guard.Kinds, kind) {
 				return usagef("--kind %q: must be one of %s", kind, strings.Join(guard.Kinds, ", "))

@@ -72,7 +72,7 @@ func TestGuardLs(t *testing.T) {
 	require.Equal(t, "GUARD MEMBERS FREE COOLING LEASES QUEUE GRANTED DENIED LOST", strings.Join(strings.Fields(lines[0]), " "))
 	require.Equal(t, "lock/a 0 0 0 0 0 0 0 0", strings.Join(strings.Fields(lines[1]), " "))
 	require.Equal(t, "pool/smtp 40 3 30 7 1,234 1,234,567 5 2", strings.Join(strings.Fields(lines[2]), " "))
-	got = f.exec(t.Context(), console{}, "guard", "ls", "--kind", "key")
+	got = f.exec(t.Context(), console{}, "guard", "ls", "--kind", "key", "--json")
 	require.Equal(t, `{"name":"key/hosts/a","rev":0,"members":0,"free":0,"cooling":0,"leases":0,"queue":0,"counters":null}`+"\n", got.out)
 	got = f.exec(t.Context(), console{}, "guard", "ls", "--kind", "keys")
 	require.Equal(t, exitUsage, got.code)

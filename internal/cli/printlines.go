@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"sync"
 )
 
 // columns describes the table of a list that is printed item by item. Its columns have fixed
@@ -16,16 +17,18 @@ type columns[T any] struct {
 	cells  func(T) []any
 }
 
-// printLines prints items as they come: a line of JSON each, or on a terminal, if c is not nil, as
-// the rows of a table.
+// printLines prints items as they come: as the rows of a table, or with --json a line of JSON each.
 func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error {
 	out := bufio.NewWriterSize(r.Out, 64<<10)
 	e := json.NewEncoder(out)
 	e.SetEscapeHTML(false)
 	write := func(item T) error { return e.Encode(item) }
-	if c != nil && r.OutIsTerminal && !r.JSON {
-		_, _ = fmt.Fprintf(out, c.format+"\n", c.head...) // Flush returns its error
+	head := func() {}
+	if !r.JSON {
+		// the head comes with the first item, so that nothing is printed before an error
+		head = sync.OnceFunc(func() { _, _ = fmt.Fprintf(out, c.format+"\n", c.head...) }) // Flush returns its error
 		write = func(item T) error {
+			head()
 			_, err := out.WriteString(printable(fmt.Sprintf(c.format, c.cells(item)...)) + "\n")
 			return err
 		}
@@ -41,5 +44,6 @@ func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error 
 			return errors.Join(err, out.Flush()) // the lines before the error are complete
 		}
 	}
+	head() // of an empty list
 	return out.Flush()
 }

@@ -2,8 +2,11 @@ package cli
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -67,9 +70,26 @@ func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
 	cmd.DisableFlagParsing = true
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+			return unknown(cmd, args[0])
+		}
+		if slices.ContainsFunc(args, isHelp) {
+			describe(cmd, cmd.ErrOrStderr())
+		}
 		os.Args = append([]string{cmd.CommandPath()}, args...) // app.Main parses them
 		app.Main(cmd.Name(), roles.Alone(role))
 		return nil
 	}
 	return cmd
+}
+
+func isHelp(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
+
+// describe writes what the help of package app does not know: what the command does, and its
+// subcommands.
+func describe(cmd *cobra.Command, w io.Writer) {
+	_, _ = fmt.Fprintf(w, "%s\n\n", cmd.Long) // as the help that follows, it can't be handled if it fails
+	for _, c := range cmd.Commands() {
+		_, _ = fmt.Fprintf(w, "Subcommand: %s\n  %s\n\n", c.UseLine(), c.Short)
+	}
 }

@@ -47,7 +47,7 @@ func newRoom(r *Root) *cobra.Command {
 func newRoomLs(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "ls",
-		Short: "List the events: a table on a terminal, otherwise one line of JSON each",
+		Short: "List the events",
 		Args:  cobra.NoArgs,
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
 			return printLines(r, a.RoomEvents(ctx), &columns[api.RoomEvent]{

@@ -18,6 +18,21 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
+// keyFile is the output of room new-key with --json.
+type keyFile struct {
+	File    string `json:"file"`
+	Created bool   `json:"created"`
+}
+
+// showKeyFile says what became of a file of token keys: data with --json, otherwise a message.
+func (r *Root) showKeyFile(f keyFile, text string) error {
+	if r.JSON {
+		return r.Print(f)
+	}
+	r.Notef("%s %s.", f.File, text)
+	return nil
+}
+
 // newRoomNewKey returns a command for installations without openssl, such as containers. It may be
 // repeated, so that it can be run before each start.
 func newRoomNewKey(r *Root) *cobra.Command {
@@ -40,8 +55,7 @@ func newRoomNewKey(r *Root) *cobra.Command {
 				if _, err := entrytoken.Read(path, slog.New(slog.DiscardHandler)); err != nil {
 					return err
 				}
-				r.Notef("%s has token keys, and stays as it is.", path)
-				return nil
+				return r.showKeyFile(keyFile{File: path}, "has token keys, and stays as it is")
 			case !errors.Is(err, fs.ErrNotExist):
 				return fmt.Errorf("write a token key: %w", err)
 			}
@@ -52,10 +66,10 @@ func newRoomNewKey(r *Root) *cobra.Command {
 			if err == nil {
 				err = entrytoken.WriteKeys(path, key)
 			}
-			if err == nil {
-				r.Notef("Wrote a new token key to %s.", path)
+			if err != nil {
+				return err
 			}
-			return err
+			return r.showKeyFile(keyFile{File: path, Created: true}, "has a new token key")
 		},
 	}
 }

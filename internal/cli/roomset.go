@@ -62,7 +62,7 @@ func newRoomSet(r *Root) *cobra.Command {
 			r.Notef("%s", printable(warning))
 		}
 		if v.ReturnURL == "" {
-			r.Notef("The event has no return_url: the waiting page can't send admitted users to the shop. " +
+			r.Notef("The event has no return URL: the waiting page can't send admitted users to the shop. " +
 				"Set it with --return-url.")
 		}
 		return v, nil

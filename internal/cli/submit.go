@@ -20,9 +20,9 @@ func newSubmit(r *Root) *cobra.Command {
 		Long: "Submit a group of jobs and print its id.\n\n" +
 			"A file is streamed, so it may have any length. NDJSON has one job a line, {\"payload\": ...}; " +
 			"in CSV the\n" +
-			"header row names the payload's fields. With --id, the same command can be run again after an\n" +
-			"interruption, and no job counts twice. With --wait the exit code is 3 if the group ends with failed\n" +
-			"jobs, and 1 if it is cancelled.",
+			"header row names the payload's fields. With --id or --idempotency-key, the same command can be run\n" +
+			"again after an interruption, and no job counts twice. --dry-run checks the jobs and sends nothing.\n" +
+			"With --wait the exit code is 3 if the group ends with failed jobs, and 1 if it is cancelled.",
 		Example: "  bulkaction submit --type SEND_EMAIL --tenant acme --file recipients.csv --wait\n" +
 			"  bulkaction submit --type NOOP --payload '{\"sleep_ms\": 10}' --aggregate as=n,op=count",
 		Args: cobra.NoArgs,
@@ -53,6 +53,13 @@ type submitted struct {
 func (s *submission) run(cmd *cobra.Command) error {
 	if err := s.check(cmd.Flags()); err != nil {
 		return err
+	}
+	if s.dryRun {
+		g, err := s.group(cmd.Flags())
+		if err != nil {
+			return err
+		}
+		return s.checkOnly(s.root, g.Jobs)
 	}
 	// a busy server delays the command but does not end it
 	a, err := s.root.API(client.WithRetry(12, time.Minute))
@@ -88,7 +95,7 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 		if err != nil {
 			return submitted{}, err
 		}
-		return newSubmitted(a.SubmitJSON(ctx, body))
+		return newSubmitted(a.SubmitJSON(ctx, body, s.callOptions()...))
 	}
 	g, err := s.group(cmd.Flags())
 	if err != nil {
@@ -98,9 +105,9 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 		s.root.Notef("--run-at %s is in the past: the jobs start at once.", s.runAt)
 	}
 	if s.file == "" {
-		return newSubmitted(a.Submit(ctx, g))
+		return newSubmitted(a.Submit(ctx, g, s.callOptions()...))
 	}
-	if g.ID == "" {
+	if g.ID == "" && s.key == "" { // with a key, the server's first answer has the id
 		g.ID = uuid.NewString() // chosen here, so that the hint after an interruption can name it
 	}
 	return s.submitFile(ctx, a, g)

@@ -59,9 +59,9 @@ func TestParseRunAt(t *testing.T) {
 func TestSubmitRefused(t *testing.T) {
 	f := newFakeAPI(t)
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--max-retries", "-1", "--failure-threshold", "2", "--payload", "1")
-	require.Equal(t, exitError, got.code)
-	require.Equal(t, "bulkaction: submit group: 422 Unprocessable Entity: max_retries: must be a whole number from 0 to 1000; "+
-		"failure_threshold: must be a number above 0, to 1\n", got.err)
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "bulkaction: --max-retries -1: must be a whole number from 0 to 1000; "+
+		"--failure-threshold 2: must be a number above 0, to 1\n", "the error names the flags")
 	require.Empty(t, got.out)
 }
 

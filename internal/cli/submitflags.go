@@ -2,11 +2,8 @@ package cli
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -24,15 +21,14 @@ type flagValues struct {
 	jobTimeout                      time.Duration
 	failureThreshold                float64
 	runAt                           string
+	basePriority                    float64
 	aggregates                      []string
 
-	file, format string
+	fileFlags
 	payloads     []string
 	body         string
 	noSeal, wait bool
 }
-
-const fromStdin = "-"
 
 func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&v.typ, "type", "", "job type: the processor that runs the jobs")
@@ -40,6 +36,8 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&v.id, "id", "", "id of the group (default: a new one)")
 	f.StringVar(&v.name, "name", "", "name to show")
 	f.StringVar(&v.priority, "priority", "", "high, normal or low (default normal)")
+	f.Float64Var(&v.basePriority, "base-priority", 0,
+		"among the groups of a lane, with the server's BULKACTION_FAIR_QUEUE_POLICY=priority: higher comes first")
 	f.IntVar(&v.maxRetries, "max-retries", 0, "retries of a failed job (default: the workers' setting)")
 	f.DurationVar(&v.jobTimeout, "job-timeout", 0, "longest run of a job, such as 30s (default: the workers' setting)")
 	f.Float64Var(&v.failureThreshold, "failure-threshold", 1,
@@ -49,8 +47,7 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&v.aggregates, "aggregate", nil,
 		"reduce the results, for example as=cost,op=sum,field=data.cost, or with over=failed the errors (repeatable)")
 
-	f.StringVar(&v.file, "file", "", "stream jobs from this .ndjson, .jsonl or .csv file; - is standard input")
-	f.StringVar(&v.format, "format", "", "ndjson or csv (default: by the file's name; ndjson for standard input)")
+	v.addFileFlags(f)
 	f.StringArrayVar(&v.payloads, "payload", nil, "a job's payload, JSON (repeatable)")
 	f.StringVar(&v.body, "body", "",
 		"submit this file unchanged as the body of POST /v1/groups; - is standard input")
@@ -59,7 +56,9 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 }
 
 // allowedWithBody has the flags that may be combined with --body.
-var allowedWithBody = map[string]bool{"body": true, "wait": true, "json": true, "api": true}
+var allowedWithBody = map[string]bool{
+	"body": true, "wait": true, "json": true, "api": true, "idempotency-key": true,
+}
 
 // check returns an error that names all wrong combinations and values of flags.
 func (v *flagValues) check(f *pflag.FlagSet) error {
@@ -93,8 +92,9 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 	if !slices.Contains([]string{"", client.PriorityHigh, client.PriorityNormal, client.PriorityLow}, v.priority) {
 		addError("--priority %q: must be high, normal or low", v.priority)
 	}
-	if f.Changed("format") && v.file == "" {
-		addError("--format needs --file")
+	errs = append(errs, v.checkFile(f)...)
+	if v.dryRun && v.wait {
+		addError("--dry-run sends nothing, so --wait has nothing to wait for")
 	}
 	if v.wait && v.noSeal {
 		addError("--wait would never end with --no-seal")
@@ -109,7 +109,8 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 func (v *flagValues) group(f *pflag.FlagSet) (client.Group, error) {
 	g := client.Group{
 		ID: v.id, Tenant: v.tenant, Name: v.name, Type: v.typ, Priority: v.priority, JobTimeout: v.jobTimeout,
-		Seal: v.file == "" && !v.noSeal,
+		BasePriority: v.basePriority,
+		Seal:         v.file == "" && !v.noSeal,
 	}
 	if f.Changed("max-retries") {
 		g.MaxRetries = &v.maxRetries
@@ -133,7 +134,8 @@ func (v *flagValues) group(f *pflag.FlagSet) (client.Group, error) {
 	}
 	for i, p := range v.payloads {
 		if !json.Valid([]byte(p)) {
-			return g, usagef("--payload number %d is not JSON", i+1)
+			return g, usagef("--payload number %d is not JSON: write it in single quotes, for example "+
+				`--payload '{"to": "a@example.com"}'`, i+1)
 		}
 		g.Jobs = append(g.Jobs, client.Job{Payload: json.RawMessage(p)})
 	}
@@ -201,35 +203,10 @@ func (v *flagValues) readBody(stdin io.Reader) ([]byte, error) {
 	return body, nil
 }
 
-// isCSV says whether --file is CSV; otherwise it is NDJSON.
-func (v *flagValues) isCSV() (bool, error) {
-	format := v.format
-	if format == "" && v.file == fromStdin {
-		format = "ndjson"
+// callOptions returns the options of the call that creates the group.
+func (v *flagValues) callOptions() []client.CallOption {
+	if v.key == "" {
+		return nil
 	}
-	if format == "" {
-		format = strings.TrimPrefix(strings.ToLower(filepath.Ext(v.file)), ".")
-	}
-	switch format {
-	case "csv":
-		return true, nil
-	case "ndjson", "jsonl":
-		return false, nil
-	}
-	return false, usagef("unknown format of %s: give --format ndjson or --format csv", v.file)
-}
-
-// open opens a file, or standard input, which Close does not close.
-func open(path string, stdin io.Reader) (io.ReadCloser, error) {
-	if path == fromStdin {
-		return io.NopCloser(stdin), nil
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := f.Stat(); err != nil || info.IsDir() {
-		return nil, errors.Join(fmt.Errorf("open %s: is a directory", path), err, f.Close())
-	}
-	return f, nil
+	return []client.CallOption{client.WithIdempotencyKey(v.key)}
 }

@@ -27,7 +27,7 @@ func newTenant(r *Root) *cobra.Command {
 func newTenantLs(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "ls",
-		Short: "List the tenants that have groups or settings: a table on a terminal, otherwise one line of JSON each",
+		Short: "List the tenants that have groups or settings",
 		Args:  cobra.NoArgs,
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
 			return printLines(r, a.Tenants(ctx), &columns[api.Tenant]{

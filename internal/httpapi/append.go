@@ -29,10 +29,9 @@ const (
 )
 
 const (
-	readBuffer      = 64 << 10
-	maxLineOverhead = 64 << 10 // bytes of a line beside its payload: field names, white space, other fields
-	maxLine         = messages.MaxPayloadBytes + maxLineOverhead
-	maxRecord       = maxLine + 2 // 2 is the length of a line break
+	readBuffer = 64 << 10
+	maxLine    = messages.MaxPayloadBytes + records.RowOverhead
+	maxRecord  = maxLine + 2 // 2 is the length of a line break
 	// maxSkipped is the length up to which a line that is too long is rejected alone. A longer one
 	// ends the request: it may have no end. The Go client cuts longer lines to half of this.
 	maxSkipped     = 2 << 20
@@ -70,11 +69,22 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	var table records.TableOptions
+	switch q := r.URL.Query(); {
+	case typ == "text/csv":
+		table, err = tableOptions(q)
+	case q.Has("delimiter"), q.Has("types"):
+		err = newProblem(api.Invalid,
+			"the query parameters delimiter and types are only for Content-Type text/csv")
+	}
+	if err != nil {
+		return err
+	}
 	bodyOf(r).streamed = true
 	in := bufio.NewReaderSize(r.Body, readBuffer)
 	var src jobSource
 	if typ == "text/csv" {
-		if src, err = newCSVSource(in); err != nil {
+		if src, err = newCSVSource(in, table); err != nil {
 			return err
 		}
 	} else {

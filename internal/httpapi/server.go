@@ -271,7 +271,7 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/groups", serve: show(s.listGroups),
 			query: append([]string{"tenant", "status"}, page...)},
 		{method: get, path: "/v1/groups/{id}", serve: showByID(s.getGroup)},
-		{method: post, path: "/v1/groups/{id}/jobs", serve: s.appendJobs},
+		{method: post, path: "/v1/groups/{id}/jobs", serve: s.appendJobs, query: tableQuery},
 		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: show(s.getJob)},
 		{method: post, path: "/v1/groups/{id}/seal", serve: commandOn(s, "id", s.sealGroup)},
 		{method: post, path: "/v1/groups/{id}/cancel", serve: s.groupCommand(s.backend.Cancel)},

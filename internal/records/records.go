@@ -1,6 +1,6 @@
-// Package records splits a body of NDJSON or CSV into records while it arrives. The server and its
-// Go client use it, so that both see the same records. It hides how a record of any length is read
-// in bounded memory.
+// Package records splits a body of NDJSON or CSV into records while it arrives, and turns the rows
+// of CSV into payloads. The server, its Go client and the command line use it, so that all see the
+// same records. It hides how a record of any length is read in bounded memory.
 package records
 
 import (
@@ -36,12 +36,17 @@ type Reader struct {
 	// means never: then Next reads a record without an end for ever.
 	Longest int
 
-	in     *bufio.Reader
-	format Format
-	limit  int
-	line   int64 // the line at which the next record begins
-	buf    []byte
+	in        *bufio.Reader
+	format    Format
+	delimiter byte // CSV only: between two fields
+	limit     int
+	line      int64 // the line at which the next record begins
+	buf       []byte
 }
+
+// SetDelimiter sets the character between two fields of CSV, instead of a comma. It must be called
+// before Next.
+func (r *Reader) SetDelimiter(d byte) { r.delimiter = d }
 
 // NewReader returns a reader of the records of in. A record with its line break may have limit
 // bytes. NewReader skips a byte order mark, which spreadsheet programs write before UTF-8.
@@ -50,7 +55,7 @@ func NewReader(in *bufio.Reader, format Format, limit int) *Reader {
 	if head, _ := in.Peek(len(mark)); string(head) == mark { // if reading fails, Next returns the error
 		_, _ = in.Discard(len(mark))
 	}
-	return &Reader{in: in, format: format, limit: limit, line: 1}
+	return &Reader{in: in, format: format, delimiter: ',', limit: limit, line: 1}
 }
 
 // Next returns the next record. At the end of the body it returns io.EOF and a record without data,
@@ -69,7 +74,7 @@ func (r *Reader) Next() (Record, error) {
 			return rec, err
 		}
 		if r.format == CSV {
-			state = state.after(part)
+			state = state.after(part, r.delimiter)
 		}
 		kept := min(len(part), r.limit-len(r.buf))
 		r.buf = append(r.buf, part[:kept]...)
@@ -102,13 +107,13 @@ const (
 )
 
 // after returns the state behind text.
-func (s csvState) after(text []byte) csvState {
+func (s csvState) after(text []byte, delimiter byte) csvState {
 	for _, b := range text {
 		switch {
 		case s == inQuotes && b != '"':
 		case s == inQuotes:
 			s = afterQuote
-		case b == ',':
+		case b == delimiter:
 			s = fieldStart
 		case b == '"' && (s == fieldStart || s == afterQuote):
 			s = inQuotes

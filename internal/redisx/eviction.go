@@ -3,7 +3,6 @@ package redisx
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -22,12 +21,8 @@ func (c *Conn) CheckEviction(ctx context.Context) error {
 		if policy == "" || policy == "noeviction" {
 			return nil
 		}
-		at := "redis"
-		// behind Sentinel, Addr is no address: go-redis sets it to a name without a port
-		if client, ok := shard.(*redis.Client); ok && strings.Contains(client.Options().Addr, ":") {
-			at += " at " + client.Options().Addr
-		}
 		return fmt.Errorf("%s evicts keys when memory is full (maxmemory-policy %s), which would lose jobs: "+
-			"run `CONFIG SET maxmemory-policy noeviction` there, and set it in its configuration file", at, policy)
+			"run `CONFIG SET maxmemory-policy noeviction` there, and set it in its configuration file",
+			at(shard), policy)
 	})
 }

@@ -88,14 +88,18 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	return Base{Conn: conn, Space: space, Guards: guards}, awaitFit(ctx, p, conn, space)
 }
 
-// awaitFit waits until Redis answers, and checks that this process may use it: that Redis evicts no
-// keys, that it can have replicas if the process has to wait for some, and that its data has this
-// number of partitions. If ctx ends first, awaitFit returns nil although nothing is checked.
+// awaitFit waits until Redis answers, and checks that this process may use it: that Redis is not
+// too old and evicts no keys, that it can have replicas if the process has to wait for some, and
+// that its data has this number of partitions. If ctx ends first, awaitFit returns nil although
+// nothing is checked.
 func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	var logged time.Time
 	for {
-		err := conn.CheckEviction(ctx)
+		err := conn.CheckVersion(ctx)
+		if err == nil {
+			err = conn.CheckEviction(ctx)
+		}
 		if err == nil && p.Config.Redis.WaitReplicas > 0 {
 			err = conn.CheckReplicas(ctx)
 		}

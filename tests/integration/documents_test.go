@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -216,8 +217,8 @@ func TestDocumentSnippets(t *testing.T) {
 // addresses.
 func TestDocumentCommands(t *testing.T) {
 	t.Parallel()
-	redis, api, bin := redistest.Server(t).URL(), freeAddress(t), t.TempDir()
-	_, copyPort, _ := strings.Cut(freeAddress(t), ":")
+	redis, api, bin := redistest.Server(t).URL(), childproc.FreeAddr(), t.TempDir()
+	_, copyPort, _ := strings.Cut(childproc.FreeAddr(), ":")
 	root, err := filepath.Abs(repository)
 	require.NoError(t, err)
 
@@ -251,8 +252,8 @@ func TestDocumentCommands(t *testing.T) {
 // its own, and a processor in a module of its own. It changes only addresses and folders.
 func TestTutorialCommands(t *testing.T) {
 	t.Parallel()
-	_, redisPort, _ := strings.Cut(freeAddress(t), ":")
-	api, dir := freeAddress(t), t.TempDir()
+	_, redisPort, _ := strings.Cut(childproc.FreeAddr(), ":")
+	api, dir := childproc.FreeAddr(), t.TempDir()
 	text := shellCommands(t, "docs/tutorial.md")
 	for _, change := range []struct{ old, new string }{
 		{"-o bin/ ", "-o " + dir + "/bin/ "},

@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"context"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// statuses are the states of a group, in the order in which a group reaches them.
+var statuses = []string{"CREATED", "DISPATCHED", "RUNNING", "AGGREGATING", "COMPLETED", "FAILED", "CANCELLED"}
+
+func newGroups(r *Root) *cobra.Command {
+	return parentCommand("groups", "List groups", newGroupsLs(r))
+}
+
+func newGroupsLs(r *Root) *cobra.Command {
+	var filter client.GroupFilter
+	var status string
+	var list listFlags
+	cmd := &cobra.Command{
+		Use:   "ls [--tenant TENANT] [--status STATUS]",
+		Short: "List the groups, newest first",
+		Args: func(cmd *cobra.Command, args []string) error {
+			status = strings.ToUpper(status)
+			switch {
+			case filter.Tenant != "" && !api.ValidID(filter.Tenant):
+				return usagef("--tenant %q: must "+api.IDRule, filter.Tenant)
+			case status != "" && !slices.Contains(statuses, status):
+				return usagef("--status %q: must be one of %s", status, strings.Join(statuses, ", "))
+			}
+			if err := list.check(); err != nil {
+				return err
+			}
+			return cobra.NoArgs(cmd, args)
+		},
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
+			filter.Status = api.Status(status)
+			return printList(r, list, a.Groups(ctx, filter), &columns[api.Group]{
+				format: "%-36v %-16v %-16v %-12v %10v %10v %10v %v",
+				head:   []any{"GROUP", "TENANT", "TYPE", "STATUS", "JOBS", "DONE", "FAILED", "CREATED"},
+				cells: func(g api.Group) []any {
+					return []any{
+						g.ID, g.Tenant, g.Type, groupState(g), thousands(g.Counts.Accepted), thousands(g.Counts.Done),
+						thousands(g.Counts.Failed), formatTime(g.Timestamps["created"]),
+					}
+				},
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&filter.Tenant, "tenant", "", "only groups of this tenant")
+	cmd.Flags().StringVar(&status, "status", "", "only groups in this state, such as RUNNING or FAILED")
+	list.add(cmd, "groups")
+	return cmd
+}
+
+// listFlags say how many items of a long list are printed.
+type listFlags struct {
+	limit int
+	all   bool
+}
+
+func (l *listFlags) add(cmd *cobra.Command, what string) {
+	cmd.Flags().IntVar(&l.limit, "limit", 100, "number of "+what+" to print; 0: all")
+	cmd.Flags().BoolVar(&l.all, "all", false, "print all "+what)
+}
+
+// check refuses a negative limit.
+func (l *listFlags) check() error {
+	if l.limit < 0 {
+		return usagef("--limit %d: must be 0 (all) or more", l.limit)
+	}
+	if l.all {
+		l.limit = 0
+	}
+	return nil
+}
+
+// printList prints the first items of a list, and says if there are more.
+func printList[T any](r *Root, list listFlags, items iter.Seq2[T, error], c *columns[T]) error {
+	more := false
+	err := printLines(r, func(yield func(T, error) bool) {
+		seen := 0
+		for item, err := range items {
+			if list.limit > 0 && seen == list.limit {
+				more = err == nil
+				return
+			}
+			if seen++; !yield(item, err) {
+				return
+			}
+		}
+	}, c)
+	if more {
+		r.Notef("Only the newest %d are printed; --all prints all.", list.limit)
+	}
+	return err
+}

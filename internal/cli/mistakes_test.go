@@ -1,0 +1,184 @@
+package cli
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/dev"
+)
+
+// The tests in this file are mistakes of newcomers. Each answer says what is wrong and what to do.
+
+// mistake runs a command line that is wrong, and requires each text in what it says.
+func mistake(t *testing.T, code int, args []string, says ...string) {
+	t.Helper()
+	got := newFakeAPI(t).exec(t.Context(), console{}, args...)
+	require.Equal(t, code, got.code, got.err)
+	for _, text := range says {
+		require.Contains(t, got.err, text)
+	}
+}
+
+func TestMistakeUnknownCommand(t *testing.T) {
+	mistake(t, exitUsage, []string{"sumbit"}, "did you mean `bulkaction submit`?")
+}
+
+func TestMistakeWrongFlag(t *testing.T) {
+	mistake(t, exitUsage, []string{"submit", "--typ", "NOOP"}, "unknown flag: --typ; did you mean --type?")
+}
+
+func TestMistakeNoJobs(t *testing.T) {
+	mistake(t, exitUsage, []string{"submit", "--type", "NOOP"}, "give --file, --payload or --body")
+}
+
+func TestMistakeMalformedPayload(t *testing.T) {
+	mistake(t, exitUsage, []string{"submit", "--type", "NOOP", "--payload", "{to: a@example.com}"},
+		"--payload number 1 is not JSON: write it in single quotes, for example --payload '{\"to\": \"a@example.com\"}'")
+}
+
+func TestMistakeMissingFile(t *testing.T) {
+	mistake(t, exitError, []string{"submit", "--type", "NOOP", "--file", "nosuch.csv"},
+		"open nosuch.csv: no such file or directory", "Give the path of a file, or - for standard input.")
+}
+
+func TestMistakeEmptyFile(t *testing.T) {
+	mistake(t, exitError, []string{"submit", "--type", "NOOP", "--file", writeFile(t, "a.csv", "")},
+		"the file is empty", "A CSV file begins with a header row")
+}
+
+func TestMistakeUnknownExtension(t *testing.T) {
+	mistake(t, exitUsage, []string{"submit", "--type", "NOOP", "--file", "jobs.xlsx"},
+		"unknown format of jobs.xlsx: give --format ndjson or --format csv")
+}
+
+func TestMistakeSemicolons(t *testing.T) {
+	mistake(t, exitError, []string{"submit", "--type", "NOOP", "--file", writeFile(t, "a.csv", "to;age\na@example.com;41\n")},
+		"whose name contains a semicolon", "Give --delimiter ';'")
+}
+
+func TestMistakeTextInANumberField(t *testing.T) {
+	mistake(t, exitError, []string{
+		"submit", "--type", "NOOP", "--types", "age:number", "--dry-run",
+		"--file", writeFile(t, "a.csv", "to,age\na@example.com,old\n"),
+	}, "line 2: column 2 (age) must be a number such as 12 or -0.5, or empty", "Correct them")
+}
+
+func TestMistakeRepeatedColumn(t *testing.T) {
+	mistake(t, exitError, []string{"submit", "--type", "NOOP", "--file", writeFile(t, "a.csv", "to,to\n")},
+		`line 1, column 2 repeats the name "to" of column 1: each column needs a name of its own`)
+}
+
+func TestMistakeOrdinalIsNoNumber(t *testing.T) {
+	mistake(t, exitUsage, []string{"why", "g", "first"}, `ordinal "first": must be a whole number from 0`)
+}
+
+func TestMistakeUnknownGroup(t *testing.T) {
+	mistake(t, exitError, []string{"status", "nosuch"}, "group nosuch: not found", "Check the group's id")
+	mistake(t, exitError, []string{"append", "nosuch", "--file", writeFile(t, "a.ndjson", "{\"payload\":1}\n")},
+		"`bulkaction groups ls` lists the groups")
+}
+
+func TestMistakeWaitWithoutSeal(t *testing.T) {
+	mistake(t, exitUsage, []string{"submit", "--type", "NOOP", "--no-seal", "--wait"}, "--wait would never end with --no-seal")
+}
+
+func TestMistakeValueOfAFlag(t *testing.T) {
+	mistake(t, exitUsage, []string{"submit", "--type", "NOOP", "--payload", "1", "--max-retries", "-1"},
+		"--max-retries -1: must be a whole number from 0 to 1000")
+}
+
+func TestMistakeAPIIsNotRunning(t *testing.T) {
+	got := console{}.exec(t.Context(), "stats", "--api", freeAddress(t))
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "Is it running? Start it with `bulkaction dev`")
+}
+
+// freeAddress returns an address at which nobody listens.
+func freeAddress(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
+}
+
+// A second `bulkaction dev`, or any other process, has the port of the API.
+func TestMistakePortTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	got := console{}.exec(t.Context(), "dev", "--addr", l.Addr().String())
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "the API can't listen at "+l.Addr().String()+": the port is taken")
+	require.Contains(t, got.err, "perhaps another `bulkaction dev`: stop it, or give another address, such as --addr 127.0.0.1:8081.")
+}
+
+func TestMistakeAddressWithoutPort(t *testing.T) {
+	got := console{}.exec(t.Context(), "dev", "--addr", "localhost")
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, `--addr "localhost": must be host:port`)
+}
+
+func TestMistakeURLOfRedis(t *testing.T) {
+	got := console{}.exec(t.Context(), "dev", "--redis-url", "localhost:6379")
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "--redis-url: ")
+	require.NotContains(t, got.err, "BULKACTION_REDIS_URL")
+}
+
+// dev says at once that Redis does not answer, and how to go on, and then waits for it. The context
+// has ended, so that it does not wait here.
+func TestMistakeRedisUnreachable(t *testing.T) {
+	address := freeAddress(t)
+	require.Equal(t, address, unreachableRedis(t.Context(), "redis://"+address+"/0"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	got := console{}.exec(ctx, "dev", "--addr", "127.0.0.1:0", "--redis-url", "redis://"+address+"/0")
+	require.Contains(t, got.err, "Redis does not answer at "+address+" yet: waiting for it. Start it, or give its address with --redis-url")
+}
+
+// fakeRedis returns the URL of a server that answers INFO with this text.
+func fakeRedis(t *testing.T, info string) string {
+	t.Helper()
+	s, err := server.NewServer("127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	require.NoError(t, s.Register("PING", func(p *server.Peer, _ string, _ []string) { p.WriteInline("PONG") }))
+	require.NoError(t, s.Register("CLIENT", func(p *server.Peer, _ string, _ []string) { p.WriteOK() }))
+	require.NoError(t, s.Register("INFO", func(p *server.Peer, _ string, _ []string) { p.WriteBulk(info) }))
+	return "redis://" + s.Addr().String() + "/0"
+}
+
+// startFails runs all roles on a Redis that they refuse, and returns what they log.
+func startFails(t *testing.T, redisURL string) string {
+	t.Helper()
+	var log strings.Builder
+	code := dev.Run(t.Context(), dev.Options{
+		RedisURL: redisURL, Addr: "127.0.0.1:0", Environ: []string{"BULKACTION_LOG_FORMAT=text"}, Log: &log,
+	})
+	require.Equal(t, app.ExitError, code, log.String())
+	return log.String()
+}
+
+func TestMistakeOldRedis(t *testing.T) {
+	log := startFails(t, fakeRedis(t, "redis_version:6.2.14\r\nmaxmemory_policy:noeviction\r\n"))
+	require.Contains(t, log, "has version 6.2.14; bulkaction is tested with 7.0 and later")
+	require.Contains(t, log, "upgrade Redis, or name another one with BULKACTION_REDIS_URL")
+}
+
+func TestMistakeEvictionPolicy(t *testing.T) {
+	log := startFails(t, fakeRedis(t, "redis_version:7.0.15\r\nmaxmemory_policy:allkeys-lru\r\n"))
+	require.Contains(t, log, "evicts keys when memory is full (maxmemory-policy allkeys-lru), which would lose jobs")
+	require.Contains(t, log, "CONFIG SET maxmemory-policy noeviction")
+}
+
+func TestMistakeMisspeltVariable(t *testing.T) {
+	_, unknown, err := app.Load([]string{"BULKACTION_REDIS_URI=redis://127.0.0.1:6379"})
+	require.NoError(t, err)
+	require.Equal(t, []app.Unknown{{Name: "BULKACTION_REDIS_URI", DidYouMean: "BULKACTION_REDIS_URL"}}, unknown, "each role logs it")
+}

@@ -1,0 +1,141 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+// maxShownRejects is the largest number of rejected lines that are printed.
+const maxShownRejects = 20
+
+// send appends the jobs of a file to a group, shows a progress bar, and prints rejected lines.
+func (v *fileFlags) send(
+	ctx context.Context, r *Root, a *client.API, group string, file *jobFile,
+) (api.Appended, error) {
+	m := &progressReader{Reader: file, size: file.size, bar: r.newProgress()}
+	do := a.AppendNDJSON
+	if file.csv {
+		do = a.AppendCSV
+	}
+	key := v.key
+	if key == "" {
+		// With this key, no job is stored twice if the command runs again with the same file for
+		// the same group while the server remembers the requests (RETENTION_MESSAGE_IDS). Of a
+		// changed file, each changed part is stored again.
+		key = "bulkaction submit " + group
+	}
+	appended, err := do(ctx, group, m, append(file.opts, client.WithIdempotencyKey(key))...)
+	m.bar.stop()
+	r.printRejected(appended.Rejected, appended.RejectedTotal)
+	return appended, err
+}
+
+// printRejected prints the first rejected lines, unless they are part of the JSON.
+func (r *Root) printRejected(lines []api.LineError, total int64) {
+	if r.JSON {
+		return
+	}
+	for _, l := range lines[:min(len(lines), maxShownRejects)] {
+		r.Notef("line %d: %s", l.Line, printable(l.Error))
+	}
+	if more := total - maxShownRejects; more > 0 {
+		r.Notef("and %s more lines", thousands(more))
+	}
+}
+
+// requireGood returns an error if a line of the file is wrong. It is called with --strict, before
+// anything is sent.
+func (v *fileFlags) requireGood(r *Root) error {
+	file, err := v.open(r.In)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	found, err := file.check()
+	if err != nil || found.RejectedTotal == 0 {
+		return err
+	}
+	if r.JSON {
+		if err := r.Print(found); err != nil {
+			return err
+		}
+	}
+	r.printRejected(found.Rejected, found.RejectedTotal)
+	return withHint(fmt.Errorf("%s has %d wrong lines, and --strict sends nothing then", v.file, found.RejectedTotal),
+		"Correct the lines, or leave out --strict to send the other %s jobs.", thousands(found.Jobs))
+}
+
+// checkOnly does what --dry-run asks for: it checks the jobs and sends nothing.
+func (v *fileFlags) checkOnly(r *Root, payloads []client.Job) error {
+	found := jobCheck{}
+	for _, p := range payloads {
+		found.add(p.Payload.(json.RawMessage), 0, nil) // group has made it
+	}
+	if v.file != "" {
+		file, err := v.open(r.In)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }() // it was only read
+		if found, err = file.check(); err != nil {
+			return err
+		}
+	}
+	r.printRejected(found.Rejected, found.RejectedTotal)
+	err := r.show(found, func(t table) {
+		t.row("Jobs", thousands(found.Jobs))
+		t.row("Wrong lines", thousands(found.RejectedTotal))
+		for i, p := range found.FirstPayloads {
+			t.row(fmt.Sprintf("Payload %d", i), truncate(string(p), 200))
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if !r.JSON {
+		r.Notef("Nothing was sent (--dry-run).")
+	}
+	if found.RejectedTotal > 0 {
+		return withHint(fmt.Errorf("%d lines are wrong", found.RejectedTotal),
+			"Correct them; without --strict, the other lines would be sent.")
+	}
+	return nil
+}
+
+// progressReader shows on a bar how much was read.
+type progressReader struct {
+	io.Reader
+	size, bytes, lines int64
+	bar                *progress
+}
+
+func (m *progressReader) Read(p []byte) (int, error) {
+	n, err := m.Reader.Read(p)
+	m.lines += int64(bytes.Count(p[:n], []byte("\n")))
+	m.bytes += int64(n)
+	note := thousands(m.lines) + " lines"
+	if m.size > 0 {
+		note += fmt.Sprintf(" (%d%%)", 100*m.bytes/m.size)
+	}
+	m.bar.show("sending", "", note, m.bytes, m.size)
+	return n, err
+}
+
+// again says how to run the command again after an interruption.
+func (v *fileFlags) again(moreFlags string) string {
+	text := "Run the same command again"
+	if moreFlags != "" {
+		text += ", with " + moreFlags
+	}
+	if v.file == fromStdin {
+		return text + " and the same input, to continue"
+	}
+	return strings.TrimSpace(text) + " and an unchanged file, to continue"
+}

@@ -1,0 +1,266 @@
+package records
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// RowOverhead is how many bytes a row may have beside the bytes of its payload.
+const RowOverhead = 64 << 10
+
+// RowError says why one row of a table is refused. The rows behind it can still be read.
+type RowError struct{ Problem string }
+
+func (e *RowError) Error() string { return e.Problem }
+
+// ErrLongRow is the error of a row whose text or payload is too long.
+var ErrLongRow = &RowError{"is too long"}
+
+// ErrNoHeader is the error of a table without rows.
+var ErrNoHeader = &HeaderError{Line: 1, Problem: "is missing: the first row names the payload's fields"}
+
+// HeaderError says why the header of a table, or an option that does not fit the header, is
+// refused.
+type HeaderError struct {
+	Line   int64  // where the header begins; 0 if an option is wrong
+	Column int    // the column, from 1; 0 if the error concerns no single column
+	Option string // the option that does not fit: "types", "delimiter", or ""
+	// Problem reads behind the name of the header, the column or the option.
+	Problem string
+	// Looks is set if the columns seem to be separated by this character and the caller named no
+	// delimiter.
+	Looks byte
+}
+
+// Error names the line and the column, or the option.
+func (e *HeaderError) Error() string {
+	switch {
+	case e.Option != "":
+		return e.Option + " " + e.Problem
+	case e.Column > 0:
+		return fmt.Sprintf("line %d, column %d %s", e.Line, e.Column, e.Problem)
+	}
+	return fmt.Sprintf("line %d: the header %s", e.Line, e.Problem)
+}
+
+// TableOptions say how a table is read.
+type TableOptions struct {
+	Delimiter  byte                  // between two fields; 0: a comma
+	Types      map[string]ColumnType // of columns whose values are not strings, by name
+	MaxPayload int                   // most bytes of a payload
+}
+
+// Table reads the rows of CSV (RFC 4180) as JSON objects: the keys are the columns' names in the
+// header. Unlike encoding/csv, it continues behind a malformed row.
+type Table struct {
+	rows    *Reader
+	row     csvRow
+	max     int
+	line    int64 // where the header begins
+	columns []column
+}
+
+type column struct {
+	name string
+	key  string // as it is written in the payload: `{"a":`, `,"b":`, …
+	typ  ColumnType
+}
+
+// NewTable reads the header row of a table. rows must be a reader of CSV; NewTable sets its
+// delimiter. The error is a [*HeaderError], or an error of rows with the line at which it occurred.
+func NewTable(rows *Reader, o TableOptions) (t *Table, line int64, err error) {
+	rows.delimiter = o.Delimiter
+	if o.Delimiter == 0 {
+		rows.delimiter = ','
+	}
+	t = &Table{rows: rows, row: csvRow{delimiter: []byte{rows.delimiter}}, max: o.MaxPayload}
+	for blank := true; blank; { // rows of white space may come before the header
+		t.line, err = t.nextRow()
+		blank = err == nil && t.row.fields() == 1 && len(bytes.TrimSpace(t.row.field(0))) == 0
+	}
+	var bad *RowError
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil, t.line, ErrNoHeader
+	case errors.As(err, &bad):
+		return nil, t.line, &HeaderError{Line: t.line, Problem: bad.Problem}
+	case err != nil:
+		return nil, t.line, err
+	}
+	return t, t.line, t.readHeader(o)
+}
+
+func (t *Table) readHeader(o TableOptions) error {
+	first := string(t.row.field(0))
+	if i := strings.IndexAny(first, otherDelimiters); o.Delimiter == 0 && t.row.fields() == 1 && i >= 0 {
+		return &HeaderError{
+			Line: t.line, Looks: first[i],
+			Problem: fmt.Sprintf("has one column, whose name contains %s: the columns seem to be separated by it",
+				delimiterName(first[i])),
+		}
+	}
+	seen := make(map[string]int)
+	for i := range t.row.fields() {
+		name := string(t.row.field(i))
+		before, repeated := seen[name]
+		switch {
+		case strings.TrimSpace(name) == "":
+			return &HeaderError{Line: t.line, Column: i + 1, Problem: "is empty: each column needs a name"}
+		case repeated:
+			return &HeaderError{
+				Line: t.line, Column: i + 1,
+				Problem: fmt.Sprintf("repeats the name %q of column %d: each column needs a name of its own",
+					name, before+1),
+			}
+		}
+		seen[name] = i
+		open := byte(',')
+		if i == 0 {
+			open = '{'
+		}
+		key := string(append(appendJSONString([]byte{open}, []byte(name)), ':'))
+		t.columns = append(t.columns, column{name: name, key: key, typ: o.Types[name]})
+	}
+	for name := range o.Types {
+		if _, ok := seen[name]; !ok {
+			problem := fmt.Sprintf("names the column %q, which the header does not have", name)
+			return &HeaderError{Option: "types", Problem: problem}
+		}
+	}
+	return nil
+}
+
+// Next returns the next row as a payload, and the line at which it begins. It returns a [*RowError]
+// for a row that is refused, and io.EOF behind the last one.
+func (t *Table) Next() (payload []byte, line int64, err error) {
+	if line, err = t.nextRow(); err != nil {
+		return nil, line, err
+	}
+	if err := t.checkFields(); err != nil {
+		return nil, line, err
+	}
+	payload = make([]byte, 0, len(t.row.text)+16*len(t.columns))
+	for i, c := range t.columns {
+		payload = append(payload, c.key...)
+		if c.typ == String {
+			payload = appendJSONString(payload, t.row.field(i))
+			continue
+		}
+		var ok bool
+		if payload, ok = c.typ.appendValue(payload, t.row.field(i)); !ok {
+			return nil, line, &RowError{fmt.Sprintf("column %d (%s) must be %s", i+1, c.name, c.typ.rule())}
+		}
+	}
+	payload = append(payload, '}')
+	if len(payload) > t.max {
+		return nil, line, ErrLongRow
+	}
+	return payload, line, nil
+}
+
+// checkFields compares the number of fields of a row with the header.
+func (t *Table) checkFields() error {
+	got, want := t.row.fields(), len(t.columns)
+	switch {
+	case got < want:
+		return &RowError{fmt.Sprintf("has %d columns where the header has %d: column %d (%s) is missing",
+			got, want, got+1, t.columns[got].name)}
+	case got > want:
+		return &RowError{fmt.Sprintf("has %d columns where the header has %d: put a field that contains %s in quotes",
+			got, want, delimiterName(t.rows.delimiter))}
+	}
+	return nil
+}
+
+// nextRow reads the next row that is not empty, and returns the line at which it begins.
+func (t *Table) nextRow() (line int64, err error) {
+	for {
+		rec, err := t.rows.Next()
+		if err != nil {
+			return rec.Line, err
+		}
+		text := bytes.TrimSuffix(rec.Data, []byte("\r"))
+		switch {
+		case rec.Open:
+			return rec.Line, &RowError{"opens a quote that is never closed"}
+		case rec.Truncated, len(text) > t.max+RowOverhead:
+			return rec.Line, ErrLongRow
+		case len(text) > 0:
+			return rec.Line, t.row.split(text)
+		}
+	}
+}
+
+// csvRow holds the fields of a row, one behind the other, without quotes and delimiters.
+type csvRow struct {
+	delimiter []byte
+	text      []byte
+	ends      []int // where each field ends in text
+}
+
+func (c *csvRow) fields() int { return len(c.ends) }
+
+func (c *csvRow) field(i int) []byte {
+	if i == 0 {
+		return c.text[:c.ends[0]]
+	}
+	return c.text[c.ends[i-1]:c.ends[i]]
+}
+
+// split divides a row into fields. Each quoted field of the row must be closed.
+func (c *csvRow) split(row []byte) error {
+	c.text, c.ends = c.text[:0], c.ends[:0]
+	for rest, more := row, true; more; {
+		quoted := bytes.HasPrefix(rest, quote)
+		for bytes.HasPrefix(rest, quote) {
+			var text []byte
+			text, rest, _ = bytes.Cut(rest[1:], quote)
+			if c.text = append(c.text, text...); bytes.HasPrefix(rest, quote) {
+				c.text = append(c.text, '"') // two quotes stand for one
+			}
+		}
+		var text []byte
+		text, rest, more = bytes.Cut(rest, c.delimiter)
+		switch {
+		case quoted && len(text) > 0:
+			return &RowError{"goes on after a closing quote"}
+		case bytes.Contains(text, quote):
+			return &RowError{"has a quote inside a field that is not quoted"}
+		}
+		c.text = append(c.text, text...)
+		c.ends = append(c.ends, len(c.text))
+	}
+	if !utf8.Valid(row) {
+		return &RowError{"is not UTF-8"}
+	}
+	return nil
+}
+
+var quote = []byte{'"'}
+
+const hexDigits = "0123456789abcdef"
+
+// appendJSONString appends s, which must be valid UTF-8, as a JSON string.
+func appendJSONString(dst, s []byte) []byte {
+	dst = append(slices.Grow(dst, len(s)+2), '"')
+	for _, b := range s {
+		switch {
+		case b == '"' || b == '\\':
+			dst = append(dst, '\\', b)
+		case b == '\n':
+			dst = append(dst, '\\', 'n')
+		case b == '\t':
+			dst = append(dst, '\\', 't')
+		case b < ' ':
+			dst = append(dst, '\\', 'u', '0', '0', hexDigits[b>>4], hexDigits[b&15])
+		default:
+			dst = append(dst, b)
+		}
+	}
+	return append(dst, '"')
+}

@@ -1,0 +1,61 @@
+package redisx
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+)
+
+// oldestVersion is the oldest version of Redis with which the tests run. CI and `make deps` install
+// it.
+const oldestVersion = "7.0"
+
+// CheckVersion returns an error if a master is older than the oldest version that is tested, or
+// does not answer. A server that does not report its version is accepted.
+func (c *Conn) CheckVersion(ctx context.Context) error {
+	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		version, err := call.ServerVersion(ctx, shard)
+		if err != nil {
+			return fmt.Errorf("ask redis for its version: %w", err)
+		}
+		if !isOld(version) {
+			return nil
+		}
+		return fmt.Errorf("%s has version %s; bulkaction is tested with %s and later, and its scripts rely on it: "+
+			"upgrade Redis, or name another one with BULKACTION_REDIS_URL (`bulkaction dev`: --redis-url)",
+			at(shard), version, oldestVersion)
+	})
+}
+
+// isOld reports whether a version is older than oldestVersion. A version that is not two numbers
+// with a dot, or more of them, is unknown and not old.
+func isOld(version string) bool {
+	major, minor, ok := parseVersion(version)
+	oldMajor, oldMinor, _ := parseVersion(oldestVersion)
+	return ok && (major < oldMajor || major == oldMajor && minor < oldMinor)
+}
+
+func parseVersion(version string) (major, minor int, ok bool) {
+	first, rest, _ := strings.Cut(version, ".")
+	second, _, _ := strings.Cut(rest, ".")
+	major, err := strconv.Atoi(first)
+	if err != nil {
+		return 0, 0, false
+	}
+	minor, err = strconv.Atoi(second)
+	return major, minor, err == nil
+}
+
+// at names a server in an error.
+func at(shard redis.UniversalClient) string {
+	// behind Sentinel, Addr is no address: go-redis sets it to a name without a port
+	if client, ok := shard.(*redis.Client); ok && strings.Contains(client.Options().Addr, ":") {
+		return "redis at " + client.Options().Addr
+	}
+	return "redis"
+}
