@@ -339,3 +339,10 @@ func (f *fakeBackend) ControlGuard(_ context.Context, name, member string, do gu
 	f.calls = append(f.calls, fmt.Sprintf("%s %s of %s", do, member, name))
 	return f.err
 }
+
+func (f *fakeBackend) Rejected(_ context.Context, cursor string, limit int, data bool) (api.RejectedList, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, fmt.Sprintf("rejected %s %d %v", cursor, limit, data))
+	return api.RejectedList{}, f.err
+}

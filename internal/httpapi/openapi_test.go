@@ -137,6 +137,7 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"Guard", api.Guard{}, false}, {"GuardList", api.GuardList{}, false}, {"GuardSummary", api.GuardSummary{}, false},
 		{"GuardSpec", api.GuardSpec{}, false}, {"GuardMember", api.GuardMember{}, false}, {"GuardQueue", api.GuardQueue{}, false},
 		{"GuardAction", api.GuardAction{}, false},
+		{"RejectedMessage", api.RejectedMessage{}, false}, {"RejectedList", api.RejectedList{}, false},
 		{"EventSettings", api.EventSettings{}, true}, {"RoomEvent", api.RoomEvent{}, false}, {"RoomEventList", api.RoomEventList{}, false},
 		{"EventSlots", api.EventSlots{}, false}, {"Recalibration", api.Recalibration{}, true}, {"EventRemoval", api.EventRemoval{}, false},
 		{"UserRemoval", api.UserRemoval{}, false}, {"EntryTokenCompletion", api.EntryTokenCall{}, true}, {"EntryToken", api.EntryToken{}, false},

@@ -85,6 +85,8 @@ type Backend interface {
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
 	// DeadLetters returns a page of dead letters, newest first.
 	DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error)
+	// Rejected returns a page of rejected messages, newest first; with their data only if asked.
+	Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error)
 	// ResizeWorker asks a live worker process to have n slots.
 	ResizeWorker(ctx context.Context, id string, n int) error
 	// Guards returns a page of guards. Names of guards have the form KIND/NAME here and below.
@@ -286,6 +288,8 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/tenants/{id}", serve: showByID(s.backend.Tenant)},
 		{method: put, path: "/v1/tenants/{id}", serve: show(s.setTenant)},
 		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters), query: page},
+		{method: get, path: "/v1/rejected", serve: show(listRejected(s.backend)),
+			query: append([]string{"data"}, page...)},
 		{method: put, path: "/v1/workers/{id}", serve: commandOn(s, "id", resizeWorker(s.backend))},
 		{method: get, path: "/v1/guards", serve: show(listGuards(s.backend)), query: append([]string{"kind"}, page...)},
 		{method: get, path: "/v1/guards/{name}", serve: show(getGuard(s.backend))},

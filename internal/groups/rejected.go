@@ -1,0 +1,76 @@
+package groups
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// These limits bound what one page of rejected messages reads: an entry may have 256 KiB of data.
+const (
+	rejectedChunk = 20      // entries read by one command
+	rejectedBytes = 8 << 20 // a page ends with the chunk that exceeds it
+)
+
+// Rejected returns a page of rejected messages, newest first, which may be shorter than limit. The
+// cursor is the id of the last entry of the page before. Without data, the messages have no body.
+func (s *views) Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error) {
+	list := api.RejectedList{Rejected: []api.RejectedMessage{}}
+	top := "+"
+	if cursor != "" {
+		if !validEntryID(cursor) {
+			return list, badCursor()
+		}
+		top = "(" + cursor
+	}
+	for size := int64(0); len(list.Rejected) < limit && size < rejectedBytes; {
+		n := min(rejectedChunk, limit-len(list.Rejected))
+		entries, err := s.conn.Cmd.XRevRangeN(ctx, s.space.Rejected(), top, "-", int64(n)).Result()
+		if err != nil {
+			return list, apiError(fmt.Errorf("read rejected messages: %w", err))
+		}
+		for _, e := range entries {
+			m := rejectedMessage(e)
+			size += m.Bytes
+			if !data {
+				m.Data = ""
+			}
+			list.Rejected = append(list.Rejected, m)
+			top = "(" + e.ID
+		}
+		if len(entries) < n {
+			return list, nil
+		}
+	}
+	list.Cursor = list.Rejected[len(list.Rejected)-1].ID
+	return list, nil
+}
+
+// validEntryID reports whether id is the complete id of a stream entry.
+func validEntryID(id string) bool {
+	ms, seq, ok := strings.Cut(id, "-")
+	_, errMS := strconv.ParseUint(ms, 10, 64)
+	_, errSeq := strconv.ParseUint(seq, 10, 64)
+	return ok && errMS == nil && errSeq == nil
+}
+
+// rejectedMessage reads an entry as package redisx/stream writes it. A missing or invalid field is
+// empty.
+func rejectedMessage(e redis.XMessage) api.RejectedMessage {
+	text := func(field string) string { v, _ := e.Values[field].(string); return v }
+	m := api.RejectedMessage{
+		ID: e.ID, Reason: text("reason"), Entry: text("entry"),
+		MessageID: text("id"), Type: text("type"), Data: text("data"),
+	}
+	m.Bytes = int64(len(m.Data))
+	if at, err := time.Parse(time.RFC3339Nano, text("at")); err == nil {
+		m.At = &at
+	}
+	return m
+}
