@@ -79,6 +79,9 @@ type Accepted struct {
 	ID     string            `json:"id"`
 	Status Status            `json:"status"`
 	Links  map[string]string `json:"links,omitempty"`
+	// Only the answer to a submission has the next two fields.
+	Tenant   string   `json:"tenant,omitempty"`   // the group's own id if no tenant was named
+	Warnings []string `json:"warnings,omitempty"` // for people: why the group may not end
 }
 
 // LineError is a rejected line of a streamed append.

@@ -61,8 +61,8 @@ type Command func(*Root) *cobra.Command
 // commands are the commands of this package.
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newWhy, newTenant, newType,
-	newWorker, newGuard, newRoom, newDeadLetters, newStats, newAudit, newDev, newDemo, newBench, newRole, newGuardLoad,
-	newRoomLoad,
+	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newDev, newDemo, newBench, newRole,
+	newGuardLoad, newRoomLoad,
 }
 
 // Main runs the command line args and returns its exit code. more adds commands to those of this

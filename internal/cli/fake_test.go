@@ -38,6 +38,7 @@ type fakeAPI struct {
 	keepOpen        bool     // sealed groups do not end
 	tenants         map[string]api.TenantSettings
 	bodies          []string // of PUT requests, and of seals with a total
+	warnings        []string // of each submission
 	refusal         string   // if set, appends are answered with 422 and this text
 }
 
@@ -70,6 +71,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/guards/{name}", f.showGuard)
 	mux.HandleFunc("POST /v1/guards/{name}/members/{id}/{verb}", f.controlGuard)
 	mux.HandleFunc("GET /v1/dead-letters", f.deadLetters)
+	mux.HandleFunc("GET /v1/rejected", f.rejected)
 	mux.HandleFunc("GET /v1/stats", f.stats)
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
@@ -137,7 +139,8 @@ func (f *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
 			f.seal(f.groups[s.ID])
 		}
 	}
-	accepted(w, f.groups[s.ID])
+	g := f.groups[s.ID]
+	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Links: map[string]string{"self": "/v1/groups/" + g.ID}, Tenant: s.Tenant, Warnings: f.warnings})
 }
 
 func accepted(w http.ResponseWriter, g *fakeGroup) {
@@ -400,4 +403,16 @@ func (c console) exec(ctx context.Context, args ...string) run {
 	}
 	code := Main(ctx, args, stdio)
 	return run{code, out.String(), err.String()}
+}
+
+// rejected has two pages with a message each.
+func (f *fakeAPI) rejected(w http.ResponseWriter, r *http.Request) {
+	list := api.RejectedList{Rejected: []api.RejectedMessage{{ID: "9-0", At: &epoch, Reason: "type: required", Type: "group.submit", MessageID: "m9", Bytes: 2}}, Cursor: "9-0"}
+	if r.URL.Query().Get("cursor") == "9-0" {
+		list = api.RejectedList{Rejected: []api.RejectedMessage{{ID: "5-0", Reason: "no data", Entry: "4-0"}}}
+	}
+	if r.URL.Query().Get("data") == "true" {
+		list.Rejected[0].Data = "{}"
+	}
+	reply(w, http.StatusOK, list)
 }

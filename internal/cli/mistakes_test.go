@@ -182,3 +182,29 @@ func TestMistakeMisspeltVariable(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []app.Unknown{{Name: "BULKACTION_REDIS_URI", DidYouMean: "BULKACTION_REDIS_URL"}}, unknown, "each role logs it")
 }
+
+// The server warns of a type that no worker serves, of one in lower case, and of a group that is
+// not sealed. The command prints what it says.
+func TestMistakeWarnings(t *testing.T) {
+	f := newFakeAPI(t)
+	f.warnings = []string{"No live worker serves the type noop: its jobs wait until one does. Did you mean NOOP?"}
+	got := f.exec(t.Context(), console{}, "submit", "--type", "noop", "--id", "g", "--payload", "{}")
+	require.Equal(t, exitOK, got.code)
+	require.Equal(t, "g\n", got.out)
+	require.Contains(t, got.err, "Did you mean NOOP?")
+	got = f.exec(t.Context(), console{}, "submit", "--type", "noop", "--file", writeFile(t, "a.csv", "a\n1\n"), "--json")
+	require.Equal(t, exitOK, got.code)
+	require.Contains(t, got.out, "Did you mean NOOP?")
+	require.Empty(t, got.err)
+}
+
+func TestMistakeMessageOfTheStream(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "rejected")
+	require.Equal(t, exitOK, got.code)
+	require.Regexp(t, `m9 +group.submit +2 +type: required\n`, got.out)
+	require.Regexp(t, `4-0 +- +0 +no data\n`, got.out)
+	got = f.exec(t.Context(), console{}, "rejected", "--data", "--limit", "1", "--json")
+	require.Equal(t, 1, strings.Count(got.out, "\n"))
+	require.Contains(t, got.out, `"data":"{}"`)
+}

@@ -43,6 +43,9 @@ type submitted struct {
 	ID     string            `json:"id"`
 	Status api.Status        `json:"status"`
 	Links  map[string]string `json:"links,omitempty"`
+	Tenant string            `json:"tenant,omitempty"`
+	// Warnings say why the group may not end. Without --json they are printed to stderr.
+	Warnings []string `json:"warnings,omitempty"`
 	// The next three fields are set with --file.
 	Accepted      *int64          `json:"accepted,omitempty"`
 	Rejected      []api.LineError `json:"rejected,omitempty"` // the first 1,000
@@ -73,6 +76,9 @@ func (s *submission) run(cmd *cobra.Command) error {
 	if !s.root.JSON {
 		if _, err := fmt.Fprintln(s.root.Out, out.ID); err != nil {
 			return err
+		}
+		for _, warning := range out.Warnings {
+			s.root.Notef("%s", warning)
 		}
 	}
 	if s.wait {
@@ -114,7 +120,10 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 }
 
 func newSubmitted(accepted api.Accepted, err error) (submitted, error) {
-	return submitted{ID: accepted.ID, Status: accepted.Status, Links: accepted.Links}, err
+	return submitted{
+		ID: accepted.ID, Status: accepted.Status, Links: accepted.Links,
+		Tenant: accepted.Tenant, Warnings: accepted.Warnings,
+	}, err
 }
 
 // await waits until the group has ended, shows its progress, and sets the final state in out.

@@ -48,7 +48,7 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Gro
 		if err != nil {
 			return submitted{}, s.withResumeHint(err, accepted.ID, appended)
 		}
-		accepted = sealed
+		accepted.Status = sealed.Status
 	}
 	out, err := newSubmitted(accepted, nil)
 	out.Accepted, out.Rejected, out.RejectedTotal = &appended.Accepted, appended.Rejected, appended.RejectedTotal

@@ -16,6 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/groups/why"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -61,7 +62,10 @@ func New(
 	store := &pieces{access: all}
 	tenants := &tenants{all}
 	return &Store{
-		submissions: &submissions{access: all, backpressure: controller, pieces: store, durability: durable},
+		submissions: &submissions{
+			access: all, backpressure: controller, pieces: store, durability: durable,
+			served: presence.NewServed(conn, space),
+		},
 		appends: &appends{
 			access: all, backpressure: controller, pieces: store, durability: durable,
 			batchers: newBatchers[*pendingAppend](space),

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -16,6 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -36,6 +38,7 @@ type submissions struct {
 	backpressure *backpressure.Controller
 	pieces       *pieces
 	durability   *durability
+	served       *presence.Served
 }
 
 // Submit stores a group with its jobs. It may be repeated: the same content under the same group id
@@ -89,7 +92,47 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 	if err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	return api.Accepted{ID: g.ID, Status: api.StatusCreated}, nil
+	a := api.Accepted{ID: g.ID, Status: api.StatusCreated, Tenant: g.Tenant}
+	if !o.Published { // nobody reads the answer to a message
+		a.Warnings = s.warnings(ctx, g)
+	}
+	return a, nil
+}
+
+// maxWarnedTypes is how many types without a worker a submission is warned of.
+const maxWarnedTypes = 10
+
+// warnings says what keeps an accepted group from ending. A group without jobs gets them later, so
+// it is not expected to be sealed yet.
+func (s *submissions) warnings(ctx context.Context, g *messages.SubmitGroup) []string {
+	var out []string
+	if !g.Seal && g.Total == nil && len(g.Jobs) > 0 {
+		out = append(out, fmt.Sprintf("The group is not sealed, so it does not end: "+
+			"when it has all its jobs, seal it with POST /v1/groups/%[1]s/seal or `bulkaction seal %[1]s`.", g.ID))
+	}
+	served, known := s.served.Types(ctx)
+	if !known {
+		return out
+	}
+	warned := map[string]bool{}
+	warn := func(typ string) {
+		if typ == "" || served[typ] || warned[typ] || len(warned) == maxWarnedTypes {
+			return
+		}
+		warned[typ] = true
+		warning := "No live worker serves the type " + typ + ": its jobs wait until one does."
+		if upper := strings.ToUpper(typ); served[upper] {
+			warning += " Did you mean " + upper + "?"
+		}
+		out = append(out, warning)
+	}
+	if len(g.Jobs) == 0 {
+		warn(g.Type)
+	}
+	for i := range g.Jobs {
+		warn(cmp.Or(g.Jobs[i].Type, g.Type))
+	}
+	return out
 }
 
 // endsWithoutJobs reports whether a submission has no jobs and gets none: it is sealed, or its
@@ -120,15 +163,19 @@ func (s *submissions) storeSubmission(
 	return s.pieces.store(ctx, p, pieces)
 }
 
-// registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when another
-// tenant has the id.
+// registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when the
+// group of another tenant has the id.
 func (s *submissions) registerOwner(ctx context.Context, group, tenant string) error {
 	owner, err := ledger.RegisterOwner(ctx, s.appender, s.space.OfGroup(group), group, tenant)
 	if err != nil {
 		return err
 	}
 	if owner != tenant {
-		return fmt.Errorf("group %s: another tenant's group has this id: choose another id: %w", group, api.ErrConflict)
+		who := "a group of another tenant"
+		if tenant == group || owner == group { // a group without a tenant is its own tenant
+			who = "a group with another or no tenant"
+		}
+		return fmt.Errorf("group %s: %s has this id: choose another id: %w", group, who, api.ErrConflict)
 	}
 	return nil
 }

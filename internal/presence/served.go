@@ -1,0 +1,51 @@
+package presence
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// servedMaxAge is how old the answer of [Served.Types] may be. So a stream of submissions asks
+// Redis once a second, not once each.
+const servedMaxAge = time.Second
+
+// Served knows which types of jobs live workers serve. Its methods are safe for concurrent use.
+type Served struct {
+	conn  *redisx.Conn
+	space keyspace.Space
+
+	mu    sync.Mutex
+	at    time.Time       // when types was read
+	types map[string]bool // never changed, only replaced
+}
+
+// NewServed returns the types that live workers of an installation serve.
+func NewServed(conn *redisx.Conn, space keyspace.Space) *Served {
+	return &Served{conn: conn, space: space}
+}
+
+// Types returns the types that live workers served at most a second ago. known is false if Redis
+// does not answer, or another caller is just asking it. The caller must not change the map.
+func (s *Served) Types(ctx context.Context) (types map[string]bool, known bool) {
+	if !s.mu.TryLock() {
+		return nil, false
+	}
+	defer s.mu.Unlock()
+	if time.Since(s.at) >= servedMaxAge {
+		workers, err := Workers(ctx, s.conn, s.space)
+		if err != nil {
+			return nil, false
+		}
+		s.at, s.types = time.Now(), map[string]bool{}
+		for _, w := range workers {
+			for _, t := range w.Types {
+				s.types[t] = true
+			}
+		}
+	}
+	return s.types, true
+}
