@@ -103,7 +103,8 @@ type Job struct {
 	ID        string          `json:"id"`
 	Group     string          `json:"group"`
 	Ordinal   int64           `json:"ordinal"`
-	State     string          `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
+	Key       string          `json:"key,omitempty"` // the producer's own name of a failed job
+	State     string          `json:"state"`         // waiting, non_ready, ready, in_flight, done, failed, cancelled
 	Attempts  int             `json:"attempts"`
 	LastError *JobError       `json:"last_error,omitempty"`
 	Result    json.RawMessage `json:"result,omitempty"`
@@ -123,6 +124,7 @@ type JobError struct {
 // Result is a line of GET /v1/groups/{id}/results: what the processor returned for one job.
 type Result struct {
 	Ordinal    int64           `json:"ordinal"`
+	Key        string          `json:"key,omitempty"` // the producer's own name of the job
 	DurationMS float64         `json:"duration_ms"`
 	Attempts   int             `json:"attempts"`
 	Data       json.RawMessage `json:"data"`
@@ -131,6 +133,7 @@ type Result struct {
 // Failure is a line of GET /v1/groups/{id}/failures: why one job failed.
 type Failure struct {
 	Ordinal  int64     `json:"ordinal"`
+	Key      string    `json:"key,omitempty"` // the producer's own name of the job
 	Code     string    `json:"code"`
 	Error    string    `json:"error"`
 	Attempts int       `json:"attempts"`
@@ -144,6 +147,7 @@ type DeadLetter struct {
 	Tenant   string          `json:"tenant"`
 	Group    string          `json:"group"`
 	Ordinal  int64           `json:"ordinal"`
+	Key      string          `json:"key,omitempty"` // the producer's own name of the job
 	Type     string          `json:"type"`
 	Code     string          `json:"code"`
 	Error    string          `json:"error"`

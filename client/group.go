@@ -57,6 +57,9 @@ type Job struct {
 	Type        string     `json:"type,omitempty"`        // the group's type when empty
 	RunAt       *time.Time `json:"run_at,omitempty"`      // the job does not start before this time
 	TraceParent string     `json:"traceparent,omitempty"` // W3C traceparent; the job continues this trace
+	// Key is your own name for the job, such as the recipient's id: 1 to 128 bytes of UTF-8 without
+	// control characters. Results, failures and dead letters show it.
+	Key string `json:"key,omitempty"`
 }
 
 // MarshalJSON returns the body of POST /v1/groups.

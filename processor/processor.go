@@ -24,6 +24,7 @@ type Job struct {
 	Ordinal int64           // the job's place in its group, from 0
 	Type    string          // names the processor, such as SEND_EMAIL
 	Payload json.RawMessage // as the producer sent it, at most 256 KiB; do not change it
+	Key     string          // the producer's own name of the job; "": it gave none
 	Attempt int             // from 1; grows each time the job becomes ready, also if no worker starts it
 	Retries int             // retries after errors in this round; other deliveries don't count
 	// RetriesLeft is how many retries the job has left; 0: an error now fails it for good. Before

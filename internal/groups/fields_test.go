@@ -16,11 +16,11 @@ import (
 // No field of a job is forgotten on its way into the ledger.
 func TestNewJobHasAllFields(t *testing.T) {
 	at := time.Now()
-	job := messages.Job{Payload: json.RawMessage(`1`), Type: "T", RunAt: &at, TraceParent: "00-"}
+	job := messages.Job{Key: "customer-7", Payload: json.RawMessage(`1`), Type: "T", RunAt: &at, TraceParent: "00-"}
 	requireAllFields(t, job)
 	fresh := newJob(&job)
-	require.Equal(t, ledger.NewJob{Payload: []byte(`1`), Type: "T", RunAt: at}, fresh)
-	fresh.Trace, fresh.Key = "set by newJobs", "no producer can give one yet"
+	require.Equal(t, ledger.NewJob{Payload: []byte(`1`), Type: "T", RunAt: at, Key: "customer-7"}, fresh)
+	fresh.Trace = "set by newJobs"
 	requireAllFields(t, fresh)
 }
 

@@ -52,6 +52,7 @@ func jobView(group string, ordinal int64, status ledger.JobStatus) api.Job {
 	if e := status.Err; e != nil {
 		j.LastError = &api.JobError{Code: e.Code, Error: e.Error, At: e.Time()}
 		j.Attempts = max(j.Attempts, e.Attempts)
+		j.Key = e.Key
 	}
 	return j
 }

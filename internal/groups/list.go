@@ -77,7 +77,9 @@ func (s *views) Results(ctx context.Context, id string, yield func(result []byte
 // returns it.
 func (s *views) Failures(ctx context.Context, id string, yield func(api.Failure) error) error {
 	return eachOf(ctx, s, id, ledger.Failures, func(e ledger.JobError) error {
-		return yield(api.Failure{Ordinal: e.Ordinal, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time()})
+		return yield(api.Failure{
+			Ordinal: e.Ordinal, Key: e.Key, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time(),
+		})
 	})
 }
 

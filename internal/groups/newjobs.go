@@ -46,7 +46,7 @@ func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messa
 
 // newJob returns a job as the ledger takes it, without its trace.
 func newJob(j *messages.Job) ledger.NewJob {
-	fresh := ledger.NewJob{Type: j.Type, Payload: j.Payload}
+	fresh := ledger.NewJob{Type: j.Type, Payload: j.Payload, Key: j.Key}
 	if j.RunAt != nil {
 		fresh.RunAt = *j.RunAt
 	}

@@ -180,6 +180,9 @@ func millis(s string) time.Duration {
 
 // Key returns the job's key, "" when it has none.
 func (j *Job) Key() string {
+	if n := len(j.Queued); n == 0 || j.Queued[n-1] != keyMark {
+		return "" // most jobs have no key
+	}
 	_, key := cutKey(j.end())
 	return key
 }

@@ -63,6 +63,14 @@ func TestJobKeyStaysWithTheJob(t *testing.T) {
 				}
 				letters := w.c.XRange(w.Context(), w.p.DeadLetters(), "-", "+").Val()
 				require.Equal(w, []any{string(payload), "2"}, []any{letters[0].Values["payload"], letters[1].Values["payload"]})
+				require.Equal(w, "auth0|7", letters[0].Values["key"])
+				require.NotContains(w, letters[1].Values, "key")
+				keys := map[int64]string{}
+				require.NoError(w, ledger.Failures(w.Context(), w.c, w.p, "g", func(e ledger.JobError) error {
+					keys[e.Ordinal] = e.Key
+					return nil
+				}))
+				require.Equal(w, map[int64]string{0: "auth0|7", 1: ""}, keys)
 				w.advance("g")
 				w.retry("g")
 				run := next()

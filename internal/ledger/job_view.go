@@ -27,10 +27,19 @@ type JobError struct {
 	At       int64  `json:"at"`     // ms
 	Until    int64  `json:"until"`  // due time of the next attempt, ms; 0: there is none
 	Reason   string `json:"reason"` // a Reason, why the job became non-ready
+	Key      string `json:"-"`      // the job's key, in a record of a failed job; "": it has none
 }
 
 // Time returns when the attempt failed.
 func (e *JobError) Time() time.Time { return time.UnixMilli(e.At).UTC() }
+
+// parseFailure reads a record of failures:GROUP: the error, and behind it the job.
+func parseFailure(record string) (JobError, error) {
+	text, blob, _ := strings.Cut(record, layout.RecordSeparator)
+	e, err := parseJobError(text)
+	_, e.Key = cutKey(blob)
+	return e, err
+}
 
 func parseJobError(text string) (JobError, error) {
 	var e JobError
@@ -68,11 +77,11 @@ func ReadJob(
 		return JobStatus{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
 	}
 	j := JobStatus{State: State(state.Val())}
-	text := lastErr.Val()
+	text, parse := lastErr.Val(), parseJobError
 	if failure.Val() != "" {
-		text, _, _ = strings.Cut(failure.Val(), layout.RecordSeparator)
+		text, parse = failure.Val(), parseFailure
 	}
-	if e, err := parseJobError(text); text != "" && err == nil {
+	if e, err := parse(text); text != "" && err == nil {
 		j.Err = &e
 	}
 	return j, nil

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -56,8 +55,7 @@ func Failures(
 		if err != nil {
 			return fmt.Errorf("read failures of group %s: %w", group, err)
 		}
-		text, _, _ := strings.Cut(record[1], layout.RecordSeparator)
-		e, err := parseJobError(text)
+		e, err := parseFailure(record[1])
 		if err != nil {
 			return fmt.Errorf("failures of group %s: %w", group, err)
 		}
@@ -125,6 +123,7 @@ func deadLetter(e redis.XMessage) api.DeadLetter {
 		Tenant:   text("tenant"),
 		Group:    text("group"),
 		Ordinal:  integer(text("ordinal")),
+		Key:      text("key"),
 		Type:     text("type"),
 		Code:     text("code"),
 		Error:    text("error"),

@@ -264,6 +264,8 @@ func (r *bodyDecoder) readJob(at fieldParent, object []byte) (job Job) {
 			job.RunAt = f.runAt(r.Now)
 		case "traceparent":
 			job.TraceParent = normalizeTraceParent(f.text())
+		case "key":
+			job.Key = f.jobKey()
 		default:
 			f.unknown()
 		}

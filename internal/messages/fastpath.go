@@ -99,8 +99,8 @@ func fastDecodeJobs(b []byte, i int) (jobs []Job, end int) {
 	return jobs, i
 }
 
-// fastDecodeJob decodes a job with a payload and, if present, a type and a traceparent. It fails
-// for other fields.
+// fastDecodeJob decodes a job with a payload and, if present, a type, a traceparent and a key. It
+// fails for other fields.
 func fastDecodeJob(b []byte, i int) (job Job, end int) {
 	i = jsonscan.Token(b, i, '{')
 	traced := false
@@ -120,6 +120,14 @@ func fastDecodeJob(b []byte, i int) (job Job, end int) {
 			var text []byte
 			text, i = fastString(b, i)
 			job.TraceParent, traced = normalizeTraceParent(string(text)), true
+		case string(key) == "key" && job.Key == "":
+			var text []byte
+			if text, i = fastString(b, i); i >= 0 {
+				job.Key = string(text)
+			}
+			if !ValidJobKey(job.Key) {
+				return Job{}, -1
+			}
 		default:
 			return Job{}, -1
 		}

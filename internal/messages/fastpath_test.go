@@ -78,7 +78,7 @@ func FuzzFastPath(f *testing.F) {
 func TestEachFieldOfAJob(t *testing.T) {
 	values := map[string]string{
 		"payload": `{"n":2}`, "type": `"OTHER"`, "run_at": `"2030-01-01T00:00:00Z"`,
-		"traceparent": `"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"`,
+		"traceparent": `"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"`, "key": `"customer-7"`,
 	}
 	submission := func(job string) *SubmitGroup {
 		g, err := new(Decoder).DecodeSubmit([]byte(`{"id":"g","type":"T","jobs":[` + job + `]}`))
@@ -105,5 +105,21 @@ func TestEachFieldOfAJob(t *testing.T) {
 		} else {
 			require.NotEqual(t, plain, ContentHash(g), name)
 		}
+	}
+}
+
+// Both decoders accept the same keys, and the error of a bad one names the field and the limit.
+func TestKeyOfAJob(t *testing.T) {
+	for key, ok := range map[string]bool{
+		"customer-7": true, "auth0|7": true, "ü": true, strings.Repeat("k", 128): true, "": true,
+		strings.Repeat("k", 129): false, `a\u001fb`: false, `a\nb`: false, "a\u007fb": false,
+	} {
+		job, err := new(Decoder).DecodeJob([]byte(`{"payload":1,"key":"` + key + `"}`))
+		if ok {
+			require.NoError(t, err, key)
+			require.Equal(t, key, job.Key)
+			continue
+		}
+		require.ErrorContains(t, err, "key: must be 1 to 128 bytes of UTF-8 without control characters", "%q", key)
 	}
 }

@@ -60,6 +60,9 @@ func ContentHash(g *SubmitGroup) string {
 		}
 		d.text(j.Type)
 		d.time(j.RunAt)
+		if j.Key != "" {
+			d.tagged('k', []byte(j.Key))
+		}
 	}
 	return d.hex()
 }

@@ -55,6 +55,7 @@ type Job struct {
 	Type        string          `json:"type,omitempty"`        // the group's type when empty
 	RunAt       *time.Time      `json:"run_at,omitempty"`      // the job does not start before this time; RFC 3339
 	TraceParent string          `json:"traceparent,omitempty"` // the job continues this trace
+	Key         string          `json:"key,omitempty"`         // the producer's own name of the job
 }
 
 // Aggregate asks for one value that is computed from the results of the group's done jobs, from the

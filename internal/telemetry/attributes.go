@@ -52,6 +52,10 @@ func JobAttributes(tenant, group string, ordinal int64, attempt int) []attribute
 	return attrs
 }
 
+// JobKey returns the attribute with the producer's own name of a job. It may be personal data, so
+// only the span of the processor's run has it, and no log line.
+func JobKey(key string) attribute.KeyValue { return attribute.String("bulkaction.job.key", key) }
+
 // WaitAttributes returns how long a job has waited: behind other jobs (fairness), for a permit
 // (rate), and because a downstream API asked to wait (congestion).
 func WaitAttributes(fairness, rate, congestion time.Duration) []attribute.KeyValue {

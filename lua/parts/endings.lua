@@ -15,14 +15,16 @@ local function precheck_fail_job(group)
   precheck('HLEN', B .. 'codes:' .. group)
 end
 local function fail_job(group, tenant, round, j, blob, code, message, now)
-  local payload = payload_and_key(string.sub(blob, j.payload_at))
+  local payload, key = payload_and_key(string.sub(blob, j.payload_at))
   local err = cjson.encode({
     ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now, round = round,
   })
   if payload == '' then payload = call('HGET', B .. 'payloads:' .. group, tostring(j.ordinal)) or '' end
-  call('XADD', B .. 'dead-letters', '*', 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group,
+  local letter = { 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group,
     'ordinal', j.ordinal, 'type', j.typ, 'code', code, 'error', message, 'attempts', j.attempt, 'at', now,
-    'payload', payload)
+    'payload', payload }
+  if key ~= '' then letter[#letter + 1], letter[#letter + 2] = 'key', key end
+  call('XADD', B .. 'dead-letters', '*', unpack(letter))
   note_step('fail', group, j.ordinal, tenant, j.trace, j.attempt, code)
   j.retries, j.throttles, j.losses, j.wf, j.wr, j.wc, j.since, j.reason = 0, 0, 0, 0, 0, 0, 0, ''
   call('HSET', B .. 'failures:' .. group, j.ordinal, err .. '\n' .. compose(j, blob))

@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -211,15 +212,19 @@ func (p *partitionFeed) retryDelay(tries int) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/10+1))
 }
 
-// resultLineBytes is the largest size of a result line without its data.
+// resultLineBytes is the largest size of a result line without its data and key.
 const resultLineBytes = 112
 
 // appendResultLine appends the task's line in its group's results to b: a JSON object with ordinal,
-// duration_ms, attempts and data. It is written by hand because encoding/json would check the data
-// again; BenchmarkResultLine compares both.
+// the key if the job has one, duration_ms, attempts and data. It is written by hand because
+// encoding/json would check the data again; BenchmarkResultLine compares both.
 func appendResultLine(b []byte, t *task) []byte {
 	b = append(b, `{"ordinal":`...)
 	b = strconv.AppendInt(b, t.Ordinal, 10)
+	if key := t.Key(); key != "" {
+		text, _ := json.Marshal(key) // a string can always be encoded
+		b = append(append(b, `,"key":`...), text...)
+	}
 	b = append(b, `,"duration_ms":`...)
 	b = appendMillis(b, t.runTime)
 	b = append(b, `,"attempts":`...)

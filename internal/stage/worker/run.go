@@ -108,7 +108,7 @@ func (t *task) job() processor.Job {
 	return processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
 		Payload: json.RawMessage(t.loadedPayload), Attempt: t.currentAttempt, Retries: t.Retries,
-		AcceptedAt: t.Accepted,
+		AcceptedAt: t.Accepted, Key: t.Key(),
 	}
 }
 
@@ -223,6 +223,9 @@ func (w *Worker) startSpan(ctx context.Context, t *task) (context.Context, trace
 		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.feed.partition.Ready(t.Type))
 		attrs = append(attrs, telemetry.MessageID(t.entryID))
 		attrs = append(attrs, telemetry.JobAttributes(t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)...)
+		if key := t.Key(); key != "" {
+			attrs = append(attrs, telemetry.JobKey(key))
+		}
 		return append(attrs, telemetry.WaitAttributes(t.Waited())...)
 	})
 }
