@@ -37,6 +37,14 @@ deps: ## Install redis-server, which the tests need, unless it is installed
 build: ## Build the binaries into bin/
 	go build -o bin/ ./cmd/...
 
+# VERSION is the version of the archives of make dist, such as v1.2.0.
+VERSION ?= $(shell git describe --tags --always --dirty)
+DIST    ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+
+.PHONY: dist
+dist: ## Build archives of the binaries for linux and darwin into dist/, with checksums; needs GNU tar
+	@VERSION=$(VERSION) deployments/dist $(DIST)
+
 .PHONY: fmt
 fmt: lint-tool ## Format the code
 	$(LINT) fmt

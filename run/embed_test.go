@@ -109,6 +109,54 @@ func TestEmbedded(t *testing.T) {
 	require.Equal(t, []string{"start", "stop"}, order)
 }
 
+// The key of a job comes back in its result, or in its failure and its dead letter.
+func TestKeysOfJobs(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	listening := make(chan string, 1)
+	proc := processor.Func("T", func(_ context.Context, job processor.Job) (any, error) {
+		if job.Key == "ann@example.com" {
+			return map[string]string{"seen": job.Key}, nil
+		}
+		return nil, processor.Permanent("BAD", errors.New("refused"))
+	})
+	start(t, run.NewAll(run.Config{
+		RedisURL: url, Settings: map[string]string{"KEY_PREFIX": prefix, "API_ADDR": "127.0.0.1:0"},
+		Logger: slog.New(slog.DiscardHandler), Listening: func(addr string) { listening <- addr },
+	}, proc))
+	a := client.NewAPI("http://" + <-listening)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := a.Submit(ctx, client.Group{
+		ID: "g", Type: "T", Seal: true, Jobs: []client.Job{{Payload: 1, Key: "ann@example.com"}, {Payload: 2, Key: "Bo \u2603"}, {Payload: 3}},
+		Aggregate: []client.Aggregate{{As: "n", Op: "count"}},
+	})
+	require.NoError(t, err)
+	g, err := a.Wait(ctx, "g")
+	require.NoError(t, err)
+	require.JSONEq(t, "1", string(g.Aggregate["n"]))
+	for result, err := range a.Results(ctx, "g") {
+		require.NoError(t, err)
+		require.Equal(t, "ann@example.com", result.Key)
+		require.JSONEq(t, `{"seen": "ann@example.com"}`, string(result.Data))
+	}
+	want := map[int64]string{1: "Bo \u2603", 2: ""}
+	failed, dead := map[int64]string{}, map[int64]string{}
+	for f, err := range a.Failures(ctx, "g") {
+		require.NoError(t, err)
+		failed[f.Ordinal] = f.Key
+	}
+	require.Equal(t, want, failed)
+	for d, err := range a.DeadLetters(ctx) {
+		require.NoError(t, err)
+		dead[d.Ordinal] = d.Key
+	}
+	require.Equal(t, want, dead)
+	job, err := a.Job(ctx, "g", 1)
+	require.NoError(t, err)
+	require.Equal(t, "Bo \u2603", job.Key)
+}
+
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -51,7 +51,7 @@ func TestReadmeCommands(t *testing.T) {
 		"Waits for   paused",                     // why promo-7
 		"WINDOW OF 1000 MS   USED   OF\ntenant",  // tenant set and show
 		"words       6",                          // the example's processor
-		`{"event":"sale","rev":`,                 // room ls
+		"sale                     open",          // room ls
 		"COMPLETED: 100 of 100 invoices charged", // the example with everything in one program
 		"ok: 7 groups, 127 jobs",                 // audit
 	} {
