@@ -13,6 +13,9 @@ import (
 // Redis once a second, not once each.
 const servedMaxAge = time.Second
 
+// servedTimeout bounds the read, because a submission waits for it.
+const servedTimeout = 250 * time.Millisecond
+
 // Served knows which types of jobs live workers serve. Its methods are safe for concurrent use.
 type Served struct {
 	conn  *redisx.Conn
@@ -36,6 +39,8 @@ func (s *Served) Types(ctx context.Context) (types map[string]bool, known bool) 
 	}
 	defer s.mu.Unlock()
 	if time.Since(s.at) >= servedMaxAge {
+		ctx, cancel := context.WithTimeout(ctx, servedTimeout)
+		defer cancel()
 		workers, err := Workers(ctx, s.conn, s.space)
 		if err != nil {
 			return nil, false
