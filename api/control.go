@@ -19,7 +19,10 @@ const (
 type Why struct {
 	// Job is the id of the job that the answer is about. It is absent when no job of the group
 	// waits to run (waiting, non-ready or ready).
-	Job      string     `json:"job,omitempty"`
+	Job string `json:"job,omitempty"`
+	// Key is the producer's own name of that job. It is absent if the job has none, or is being
+	// retried.
+	Key      string     `json:"key,omitempty"`
 	Reason   string     `json:"reason,omitempty"`    // one of the constants Why…; absent when the job waits for nothing
 	Detail   string     `json:"detail"`              // the reason as a sentence, for people
 	Until    *time.Time `json:"until,omitempty"`     // the job does not start before this time

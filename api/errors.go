@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -54,3 +55,27 @@ type AppendProblem struct {
 	Appended
 	NextLine int64 `json:"next_line"` // the first line that was neither accepted nor rejected; the first line is 1
 }
+
+// KeysTakenError says that some jobs of a request were not added, because the group has unique_keys
+// and another of its jobs has their key. The other jobs of the request were added. It is an
+// [ErrConflict].
+type KeysTakenError struct {
+	Jobs []int // their numbers in the request, from 0
+}
+
+func (e *KeysTakenError) Error() string {
+	const shown = 10
+	list, more := e.Jobs, ""
+	if len(list) > shown {
+		list, more = list[:shown], fmt.Sprintf(" and %d more", len(e.Jobs)-shown)
+	}
+	numbers := make([]string, len(list))
+	for i, n := range list {
+		numbers[i] = fmt.Sprintf("jobs[%d]", n)
+	}
+	return "not added, because other jobs of the group have their keys: " + strings.Join(numbers, ", ") + more +
+		"; the other jobs of the request were added"
+}
+
+// Unwrap returns ErrConflict.
+func (e *KeysTakenError) Unwrap() error { return ErrConflict }

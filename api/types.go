@@ -100,11 +100,13 @@ type Appended struct {
 
 // Job is a job as GET /v1/groups/{id}/jobs/{ordinal} shows it.
 type Job struct {
-	ID        string          `json:"id"`
-	Group     string          `json:"group"`
-	Ordinal   int64           `json:"ordinal"`
-	Key       string          `json:"key,omitempty"` // the producer's own name of a failed job
-	State     string          `json:"state"`         // waiting, non_ready, ready, in_flight, done, failed, cancelled
+	ID      string `json:"id"`
+	Group   string `json:"group"`
+	Ordinal int64  `json:"ordinal"`
+	// Key is the producer's own name of the job. It is known of a job that was asked for by its
+	// key, of one that has failed, and of one with Why, unless that is being retried.
+	Key       string          `json:"key,omitempty"`
+	State     string          `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
 	Attempts  int             `json:"attempts"`
 	LastError *JobError       `json:"last_error,omitempty"`
 	Result    json.RawMessage `json:"result,omitempty"`
@@ -113,6 +115,16 @@ type Job struct {
 	Until   *time.Time `json:"until,omitempty"` // the job does not start before this time
 	Why     *Why       `json:"why,omitempty"`   // the same as Waiting and Until, with details
 }
+
+// JobList is a page of a group's jobs, in the order of their ordinals. Waiting, Until and Why are
+// absent.
+type JobList struct {
+	Jobs   []Job  `json:"jobs"`
+	Cursor string `json:"cursor,omitempty"` // of the next page; "": there is none
+}
+
+// JobStates are the states of a job.
+var JobStates = []string{"waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled"}
 
 // JobError is the error of a job's latest failed attempt.
 type JobError struct {

@@ -103,6 +103,12 @@ func WithDelimiter(d byte) CallOption {
 	return func(o *callOptions) { o.setTable("delimiter", string(rune(d))) }
 }
 
+// WithKeyColumn names the column whose values AppendCSV gives the jobs as their keys. The column
+// stays in the payload. A row without a value has no key.
+func WithKeyColumn(name string) CallOption {
+	return func(o *callOptions) { o.setTable("key_column", name) }
+}
+
 // WithColumnTypes sets the types of columns for AppendCSV: name:type, with commas between. The
 // types are string (the default), number and boolean. A number is written as in JSON, a boolean is
 // true or false in any case; an empty field becomes null. Other appends ignore it.
@@ -205,6 +211,28 @@ func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, er
 	c := callOn("", http.MethodGet, "group", group, "/jobs/"+n)
 	c.action = "get job " + group + "." + n
 	return doJSON[api.Job](ctx, a.transport, c)
+}
+
+// JobFilter selects the jobs of a group that match both fields. An empty field matches every job.
+// Only a group with UniqueKeys can be asked for a Key.
+type JobFilter struct {
+	State string // one of api.JobStates
+	Key   string
+}
+
+// Jobs iterates over jobs of a group in the order of their ordinals, and fetches one page after the
+// other. It does not say why a job is waiting; Job does. An error ends the iteration.
+func (a *API) Jobs(ctx context.Context, group string, f JobFilter) iter.Seq2[api.Job, error] {
+	query := url.Values{}
+	if f.State != "" {
+		query.Set("state", f.State)
+	}
+	if f.Key != "" {
+		query.Set("key", f.Key)
+	}
+	c := callOn("list jobs of", http.MethodGet, "group", group, "/jobs")
+	return pagesOf(ctx, a.transport, c, query,
+		func(l api.JobList) ([]api.Job, string) { return l.Jobs, l.Cursor })
 }
 
 // GroupFilter selects the groups that match both fields. An empty field matches every group.

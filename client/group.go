@@ -40,6 +40,9 @@ type Group struct {
 	Total *int64 `json:"total,omitempty"`
 	Jobs  []Job  `json:"-"`
 	Seal  bool   `json:"seal,omitempty"` // the group gets no jobs besides Jobs
+	// UniqueKeys refuses a job whose key another job of the group has. Only in such a group can a
+	// job be found by its key (see [JobFilter]).
+	UniqueKeys bool `json:"unique_keys,omitempty"`
 }
 
 // Aggregate asks for one value that is computed from the results of the group's done jobs. With

@@ -18,14 +18,18 @@ import (
 func pages[P, T any](
 	ctx context.Context, t *transport, what string, query url.Values, split func(P) (items []T, cursor string),
 ) iter.Seq2[T, error] {
+	c := apiCall{action: "list " + what, method: http.MethodGet, path: "/v1/" + strings.ReplaceAll(what, " ", "-")}
+	return pagesOf(ctx, t, c, query, split)
+}
+
+// pagesOf is pages for any call that returns pages.
+func pagesOf[P, T any](
+	ctx context.Context, t *transport, call apiCall, query url.Values, split func(P) (items []T, cursor string),
+) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
-		c := apiCall{
-			action: "list " + what,
-			method: http.MethodGet,
-			path:   "/v1/" + strings.ReplaceAll(what, " ", "-"),
-			query:  maps.Clone(query),
-		}
+		c := call
+		c.query = maps.Clone(query)
 		for {
 			page, err := doJSON[P](ctx, t, c)
 			if err != nil {

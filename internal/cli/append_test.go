@@ -53,7 +53,7 @@ func TestAppendAndSeal(t *testing.T) {
 		"append g --types a:number":  "there are no jobs: give --file",
 		"seal g --total -1":          "--total -1: must be 0 or more",
 		"append g --file - --strict": "--strict reads the file twice",
-		"append g --file " + file + " --delimiter ;": "--delimiter and --types are for CSV",
+		"append g --file " + file + " --delimiter ;": "--delimiter, --types and --key-column are for CSV",
 	} {
 		got := f.exec(t.Context(), console{}, strings.Fields(args)...)
 		require.Equal(t, exitUsage, got.code, args)

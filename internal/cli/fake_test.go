@@ -60,6 +60,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/groups/{id}", f.group)
 	mux.HandleFunc("GET /v1/groups/{id}/events", f.events)
 	mux.HandleFunc("GET /v1/groups/{id}/{what}", f.list)
+	mux.HandleFunc("GET /v1/groups/{id}/jobs", f.listJobs)
 	mux.HandleFunc("GET /v1/groups/{id}/why", f.why)
 	mux.HandleFunc("GET /v1/groups/{id}/jobs/{ordinal}", f.job)
 	mux.HandleFunc("POST /v1/{kind}/{id}/{verb}", f.pauseOrResume)
@@ -415,4 +416,25 @@ func (f *fakeAPI) rejected(w http.ResponseWriter, r *http.Request) {
 		list.Rejected[0].Data = "{}"
 	}
 	reply(w, http.StatusOK, list)
+}
+
+// listJobs answers with two jobs, or with the one with the key customer-7.
+func (f *fakeAPI) listJobs(w http.ResponseWriter, r *http.Request) {
+	q, id := r.URL.Query(), r.PathValue("id")
+	state := q.Get("state")
+	l := api.JobList{Jobs: []api.Job{
+		{ID: id + ".0", Group: id, State: state, Attempts: 1},
+		{
+			ID: id + ".1", Group: id, Ordinal: 1, Key: "customer-7", State: state, Attempts: 2,
+			LastError: &api.JobError{Code: "SMTP_550", Error: "no such user", At: epoch},
+		},
+	}}
+	switch q.Get("key") {
+	case "":
+	case "customer-7":
+		l.Jobs = l.Jobs[1:]
+	default:
+		l.Jobs = l.Jobs[:0]
+	}
+	_ = json.NewEncoder(w).Encode(l)
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -42,11 +43,11 @@ func newResults(r *Root) *cobra.Command {
 		Args:  requireID("group"),
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
 			return printLines(r, a.Results(ctx, args[0]), &columns[api.Result]{
-				format: "%-10v %-8v %12v %v",
-				head:   []any{"JOB", "ATTEMPTS", "MS", "DATA"},
+				format: "%-10v %-20v %-8v %12v %v",
+				head:   []any{"JOB", "KEY", "ATTEMPTS", "MS", "DATA"},
 				cells: func(s api.Result) []any {
 					ms := strconv.FormatFloat(s.DurationMS, 'f', 1, 64)
-					return []any{s.Ordinal, s.Attempts, ms, string(s.Data)}
+					return []any{s.Ordinal, cmp.Or(s.Key, "-"), s.Attempts, ms, string(s.Data)}
 				},
 			})
 		}),
@@ -60,10 +61,10 @@ func newFailures(r *Root) *cobra.Command {
 		Args:  requireID("group"),
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
 			return printLines(r, a.Failures(ctx, args[0]), &columns[api.Failure]{
-				format: "%-10v %-20v %-8v %-20v %v",
-				head:   []any{"JOB", "CODE", "ATTEMPTS", "AT", "ERROR"},
+				format: "%-10v %-20v %-20v %-8v %-20v %v",
+				head:   []any{"JOB", "KEY", "CODE", "ATTEMPTS", "AT", "ERROR"},
 				cells: func(f api.Failure) []any {
-					return []any{f.Ordinal, f.Code, f.Attempts, formatTime(f.At), f.Error}
+					return []any{f.Ordinal, cmp.Or(f.Key, "-"), f.Code, f.Attempts, formatTime(f.At), f.Error}
 				},
 			})
 		}),

@@ -100,16 +100,41 @@ func TestResultsAndFailures(t *testing.T) {
 		{console{}, "results g --json", result},
 		{console{outIsTerm: true}, "results g --json", result},
 		{console{}, "results g", "" +
-			"JOB        ATTEMPTS           MS DATA\n" +
-			"0          1                 1.5 {\"cost\":\"<1>\"}\n"},
+			"JOB        KEY                  ATTEMPTS           MS DATA\n" +
+			"0          -                    1                 1.5 {\"cost\":\"<1>\"}\n"},
 		{console{}, "failures g --json", failure},
 		{console{outIsTerm: true}, "failures g --json", failure},
 		{console{}, "failures g", "" +
-			"JOB        CODE                 ATTEMPTS AT                   ERROR\n" +
-			"1          SMTP_550             4        2030-01-02 03:04:05Z no such user  [31m<x>\n"},
+			"JOB        KEY                  CODE                 ATTEMPTS AT                   ERROR\n" +
+			"1          -                    SMTP_550             4        2030-01-02 03:04:05Z no such user  [31m<x>\n"},
 	} {
 		got := f.exec(t.Context(), c.console, strings.Fields(c.args)...)
 		require.Equal(t, run{exitOK, c.want, ""}, got, c.args)
+	}
+}
+
+func TestJobs(t *testing.T) {
+	f := newFakeAPI(t)
+	submitGroup(t, f)
+	got := f.exec(t.Context(), console{}, "jobs", "g", "--state", "In-Flight")
+	require.Equal(t, run{exitOK, "" +
+		"JOB        KEY                  STATE      ATTEMPTS LAST ERROR\n" +
+		"0          -                    in_flight  1        -\n" +
+		"1          customer-7           in_flight  2        SMTP_550: no such user\n", ""}, got)
+	got = f.exec(t.Context(), console{}, "jobs", "g", "--limit", "1")
+	require.Contains(t, got.err, "Only the first 1 are printed; --all prints all.")
+	got = f.exec(t.Context(), console{}, "jobs", "g", "--state", "running")
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, `--state "running": must be one of waiting, non_ready`)
+
+	got = f.exec(t.Context(), console{}, "job", "g", "--key", "customer-7")
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Contains(t, got.out, "customer-7")
+	got = f.exec(t.Context(), console{}, "job", "g", "--key", "nobody")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, `no job of group g has the key "nobody"`)
+	for _, args := range [][]string{{"job", "g"}, {"job", "g", "1", "--key", "k"}, {"job", "g", "x"}} {
+		require.Equal(t, exitUsage, f.exec(t.Context(), console{}, args...).code, args)
 	}
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"iter"
 	"slices"
@@ -63,6 +64,7 @@ func newGroupsLs(r *Root) *cobra.Command {
 type listFlags struct {
 	limit int
 	all   bool
+	order string // which items come first; "": the newest
 }
 
 func (l *listFlags) add(cmd *cobra.Command, what string) {
@@ -97,7 +99,7 @@ func printList[T any](r *Root, list listFlags, items iter.Seq2[T, error], c *col
 		}
 	}, c)
 	if more {
-		r.Notef("Only the newest %d are printed; --all prints all.", list.limit)
+		r.Notef("Only the %s %d are printed; --all prints all.", cmp.Or(list.order, "newest"), list.limit)
 	}
 	return err
 }

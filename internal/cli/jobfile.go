@@ -24,8 +24,8 @@ const fromStdin = "-"
 
 // fileFlags say which file has the jobs of a submission or an append, and how it is read.
 type fileFlags struct {
-	file, format, delimiter, types, key string
-	dryRun, strict                      bool
+	file, format, delimiter, types, keyColumn, key string
+	dryRun, strict                                 bool
 }
 
 func (v *fileFlags) addFileFlags(f *pflag.FlagSet) {
@@ -35,6 +35,8 @@ func (v *fileFlags) addFileFlags(f *pflag.FlagSet) {
 	f.StringVar(&v.types, "types", "",
 		"types of columns of CSV that are not strings, for example age:number,vip:boolean;\n"+
 			"an empty field of them is null")
+	f.StringVar(&v.keyColumn, "key-column", "",
+		"column of CSV with the jobs' keys, such as the recipient's id: results and failures show them")
 	f.BoolVar(&v.strict, "strict", false,
 		"send nothing if a line of the file is wrong (default: send the other lines)")
 	f.BoolVar(&v.dryRun, "dry-run", false, "check the jobs, say how many they are, and send nothing")
@@ -43,7 +45,7 @@ func (v *fileFlags) addFileFlags(f *pflag.FlagSet) {
 }
 
 // needFile are the flags that say how a file is read.
-var needFile = []string{"format", "delimiter", "types", "strict"}
+var needFile = []string{"format", "delimiter", "types", "key-column", "strict"}
 
 // checkFile returns what is wrong with the flags.
 func (v *fileFlags) checkFile(f *pflag.FlagSet) (errs []string) {
@@ -98,9 +100,9 @@ func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 	if j.csv, err = v.isCSV(); err != nil {
 		return nil, err
 	}
-	if !j.csv && (v.delimiter != "" || v.types != "") {
-		return nil, usagef("--delimiter and --types are for CSV, and %s is NDJSON: give --format csv if it is CSV",
-			v.file)
+	if !j.csv && (v.delimiter != "" || v.types != "" || v.keyColumn != "") {
+		return nil, usagef("--delimiter, --types and --key-column are for CSV, and %s is NDJSON: "+
+			"give --format csv if it is CSV", v.file)
 	}
 	if j.table.Delimiter, err = records.ParseDelimiter(v.delimiter); err != nil {
 		return nil, usagef("--delimiter %v", err)
@@ -113,6 +115,9 @@ func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 	}
 	if v.types != "" {
 		j.opts = append(j.opts, client.WithColumnTypes(v.types))
+	}
+	if j.table.Key = v.keyColumn; v.keyColumn != "" {
+		j.opts = append(j.opts, client.WithKeyColumn(v.keyColumn))
 	}
 	in, err := open(v.file, stdin)
 	if err != nil {
@@ -138,6 +143,7 @@ func (j *jobFile) checkHeader() error {
 		return withHint(fmt.Errorf("read %s: the file is empty", j.name),
 			"A CSV file begins with a header row, which names the payload's fields.")
 	case errors.As(err, &bad) && bad.Option != "":
+		bad.Option = strings.ReplaceAll(bad.Option, "_", "-")
 		return usagef("--%v of %s", bad, j.name)
 	case errors.As(err, &bad) && bad.Looks != 0:
 		return withHint(fmt.Errorf("read %s: %w", j.name, err),

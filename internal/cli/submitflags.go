@@ -28,6 +28,7 @@ type flagValues struct {
 	payloads     []string
 	body         string
 	noSeal, wait bool
+	uniqueKeys   bool
 }
 
 func (v *flagValues) addFlags(f *pflag.FlagSet) {
@@ -51,6 +52,8 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&v.payloads, "payload", nil, "a job's payload, JSON (repeatable)")
 	f.StringVar(&v.body, "body", "",
 		"submit this file unchanged as the body of POST /v1/groups; - is standard input")
+	f.BoolVar(&v.uniqueKeys, "unique-keys", false,
+		"refuse a job whose key another job of the group has; `jobs GROUP --key KEY` finds a job then")
 	f.BoolVar(&v.noSeal, "no-seal", false, "do not seal the group: more jobs will be appended later")
 	f.BoolVar(&v.wait, "wait", false, "wait until the group has ended")
 }
@@ -111,6 +114,7 @@ func (v *flagValues) group(f *pflag.FlagSet) (client.Group, error) {
 		ID: v.id, Tenant: v.tenant, Name: v.name, Type: v.typ, Priority: v.priority, JobTimeout: v.jobTimeout,
 		BasePriority: v.basePriority,
 		Seal:         v.file == "" && !v.noSeal,
+		UniqueKeys:   v.uniqueKeys,
 	}
 	if f.Changed("max-retries") {
 		g.MaxRetries = &v.maxRetries

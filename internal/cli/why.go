@@ -78,6 +78,9 @@ func whyRows(t table, w api.Why, j *api.Job) {
 		t.row("Job", w.Job)
 	}
 	if j != nil {
+		if j.Key != "" {
+			t.row("Key", j.Key)
+		}
 		t.row("State", strings.ReplaceAll(j.State, "_", " "))
 	}
 	if w.Reason != "" {

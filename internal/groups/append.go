@@ -28,7 +28,9 @@ type appends struct {
 }
 
 // Append adds jobs to a group. A repeated call with the same request id adds nothing and succeeds.
-// While too many jobs wait, Append returns an *api.BackpressureError, for a repeated call too.
+// If it leaves out jobs because their keys are taken, it returns an *api.KeysTakenError; so does
+// the repeated call. While too many jobs wait, Append returns an *api.BackpressureError, for a
+// repeated call too.
 func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
 	a := &pendingAppend{
 		group:         group,
@@ -39,7 +41,7 @@ func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job,
 	if err := s.appendToGroup(ctx, group, []*pendingAppend{a}); err != nil {
 		return err
 	}
-	return a.err
+	return a.result()
 }
 
 // EntryJobs holds the jobs of one entry of the ingest stream.
@@ -66,7 +68,7 @@ func (s *appends) AppendEntries(ctx context.Context, group string, entries []Ent
 	errs := make([]error, len(all))
 	for i, a := range all {
 		if errs[i] = err; err == nil {
-			errs[i] = a.err
+			errs[i] = a.result()
 		}
 	}
 	return errs
@@ -81,6 +83,15 @@ type pendingAppend struct {
 
 	newJobs []ledger.NewJob // the jobs with their trace contexts
 	err     error           // of the call that stored this append with others
+	skipped []int           // jobs that were left out because their keys are taken
+}
+
+// result returns the error of the append for its caller.
+func (a *pendingAppend) result() error {
+	if a.err == nil && len(a.skipped) > 0 {
+		return &api.KeysTakenError{Jobs: a.skipped}
+	}
+	return a.err
 }
 
 func (a *pendingAppend) bytes() (n int) {
@@ -164,7 +175,8 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 		requests[i] = pieces[i].Request
 	}
 	return retryLost(ctx, func(ctx context.Context) error {
-		if err := s.pieces.store(ctx, p, pieces); err != nil {
+		var err error
+		if a.skipped, err = s.pieces.store(ctx, p, pieces); err != nil {
 			return err
 		}
 		return s.durability.await(ctx, p, requestsStored(p, requests...))
@@ -292,6 +304,7 @@ func (s *appends) storeRequests(ctx context.Context, p keyspace.Partition, appen
 			if a.err = results[i].Err; a.err == nil && !results[i].Duplicate {
 				lock.nextOrdinal = results[i].First + results[i].N
 			}
+			a.skipped = results[i].Skipped
 		}
 		return nil
 	})

@@ -8,6 +8,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // Job returns one job. For a waiting, non-ready or ready job it says why the job is not running.
@@ -33,9 +34,74 @@ func (s *views) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	}
 	// The job may have moved since the first read: the view shows the state that is explained.
 	if j.State = letter.Word(); mayWait[j.State] {
-		j.Waiting, j.Until, j.Why = w.Reason, w.Until, &w
+		j.Waiting, j.Until, j.Why, j.Key = w.Reason, w.Until, &w, w.Key
 	}
 	return j, nil
+}
+
+// JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
+// empty State is any state.
+type JobQuery struct {
+	State, Key, Cursor string
+	Limit              int
+}
+
+// Jobs returns a page of a group's jobs. The cursor is the ordinal at which the next page begins. A
+// call looks at a bounded number of jobs, so a page may have fewer than Limit, even none, and a
+// cursor.
+func (s *views) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error) {
+	list := api.JobList{Jobs: []api.Job{}}
+	p, _, err := s.locateGroup(ctx, group)
+	if err != nil {
+		return list, err
+	}
+	if q.Key != "" {
+		return s.jobByKey(ctx, p, group, q)
+	}
+	from := int64(0)
+	if q.Cursor != "" {
+		if from, err = strconv.ParseInt(q.Cursor, 10, 64); err != nil || from < 0 || from >= messages.MaxTotal {
+			return list, badCursor()
+		}
+	}
+	found, next, err := ledger.ListJobs(ctx, s.conn.Cmd, p, group, q.State, from, q.Limit)
+	if err != nil {
+		return list, apiError(err)
+	}
+	for _, j := range found {
+		list.Jobs = append(list.Jobs, jobView(group, j.Ordinal, j.JobStatus))
+	}
+	if next >= 0 {
+		list.Cursor = strconv.FormatInt(next, 10)
+	}
+	return list, nil
+}
+
+// jobByKey returns a list of the job with a key, if there is one and it is in the state.
+func (s *views) jobByKey(ctx context.Context, p keyspace.Partition, group string, q JobQuery) (api.JobList, error) {
+	list := api.JobList{Jobs: []api.Job{}}
+	ordinal, unique, err := ledger.FindKey(ctx, s.conn.Cmd, p, group, q.Key)
+	switch {
+	case err != nil:
+		return list, apiError(err)
+	case !unique:
+		return list, &messages.ValidationError{Fields: []messages.FieldError{{
+			Field: "key",
+			Problem: "can't be looked up, because the group was submitted without unique_keys: " +
+				"look for it in the group's failures and results",
+		}}}
+	case ordinal < 0:
+		return list, nil
+	}
+	status, err := ledger.ReadJob(ctx, s.conn.Cmd, p, group, ordinal)
+	if err != nil {
+		return list, apiError(err)
+	}
+	j := jobView(group, ordinal, status)
+	if j.Key = q.Key; q.State == "" || j.State == q.State {
+		list.Jobs = append(list.Jobs, j)
+	}
+	return list, nil
 }
 
 // mayWait holds the states in which a job is not running and may still run.

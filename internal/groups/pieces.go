@@ -41,27 +41,39 @@ func (s *pieces) split(
 	return pieces
 }
 
-func (s *pieces) store(ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs) error {
+// store stores pieces in order. skipped are the jobs that were left out because their keys are
+// taken, by their number among all jobs of the pieces.
+func (s *pieces) store(
+	ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs,
+) (skipped []int, err error) {
+	first := 0 // number of the piece's first job
 	for _, a := range pieces {
-		if err := s.storeOne(ctx, p, a); err != nil {
-			return err
+		left, err := s.storeOne(ctx, p, a)
+		if err != nil {
+			return nil, err
 		}
+		for _, n := range left {
+			skipped = append(skipped, first+n)
+		}
+		first += len(a.Jobs)
 	}
-	return nil
+	return skipped, nil
 }
 
-func (s *pieces) storeOne(ctx context.Context, p keyspace.Partition, a ledger.AppendArgs) error {
+func (s *pieces) storeOne(ctx context.Context, p keyspace.Partition, a ledger.AppendArgs) (skipped []int, err error) {
 	lock, err := s.groupLocks.lock(ctx, a.Group)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer s.groupLocks.unlock(lock)
-	return retryUnavailable(ctx, func(ctx context.Context) error {
+	err = retryUnavailable(ctx, func(ctx context.Context) error {
 		a.Next = lock.nextOrdinal
 		r, err := ledger.Append(ctx, s.appender, p, a)
 		if err == nil && !r.Duplicate {
 			lock.nextOrdinal = r.First + r.N
 		}
+		skipped = r.Skipped
 		return err
 	})
+	return skipped, err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -271,6 +272,69 @@ func TestAppend(t *testing.T) {
 		require.ErrorIs(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(1), "late", now), api.ErrSealed)
 		require.NoError(w.T, w.Store.Append(ctx, "g", stagetest.Numbered(250), "r", now)) // its jobs were stored before
 		require.ErrorIs(w.T, w.Store.Append(ctx, "nobody", stagetest.Numbered(1), "r", now), api.ErrNotFound)
+	})
+}
+
+// keyed returns n jobs whose keys are numbers from first on.
+func keyed(first, n int) []messages.Job {
+	jobs := stagetest.Numbered(n)
+	for i := range jobs {
+		jobs[i].Key = fmt.Sprint(first + i)
+	}
+	return jobs
+}
+
+// Jobs whose keys are taken are left out, with their numbers in the whole request, and a repeated
+// request gets the same answer. Jobs are found by key and by state.
+func TestUniqueKeys(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(w.T.Context())
+		for id, unique := range map[string]bool{"g": true, "h": false} {
+			_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T", UniqueKeys: unique, Jobs: keyed(0, 300)}, now)
+			require.NoError(w.T, err)
+		}
+		taken := func(err error) []int {
+			var e *api.KeysTakenError
+			require.ErrorAs(w.T, err, &e)
+			require.ErrorIs(w.T, err, api.ErrConflict)
+			return e.Jobs
+		}
+		want := []int{0, 1, 2, 3, 4}
+		more := append(keyed(295, 245), keyed(10, 1)...) // two pieces
+		for range 2 {
+			require.Equal(w.T, append(slices.Clone(want), 245), taken(w.Store.Append(ctx, "g", more, "r", now)))
+			require.Equal(w.T, want, taken(appendEntry(ctx, w.Store, "g", keyed(295, 10), "1700000000000-0", "", now))[:5])
+			require.NoError(w.T, w.Store.Append(ctx, "h", more, "r", now))
+		}
+		require.EqualValues(w.T, 540, w.Counts("g").Accepted)
+		require.ErrorContains(w.T, w.Store.Append(ctx, "g", keyed(0, 12), "r2", now), "jobs[9] and 2 more; the other jobs of the request were added")
+
+		find := func(group string, q groups.JobQuery) []api.Job {
+			q.Limit = 1000
+			l, err := w.Store.Jobs(ctx, group, q)
+			require.NoError(w.T, err)
+			require.Empty(w.T, l.Cursor)
+			return l.Jobs
+		}
+		found := find("g", groups.JobQuery{Key: "539"})
+		require.Len(w.T, found, 1)
+		require.Equal(w.T, []any{int64(539), "539", "waiting"}, []any{found[0].Ordinal, found[0].Key, found[0].State})
+		require.Equal(w.T, "539", w.Job("g", 539).Key, "why shows the key of a waiting job")
+		require.Empty(w.T, find("g", groups.JobQuery{Key: "nobody"}))
+		require.Empty(w.T, find("g", groups.JobQuery{Key: "539", State: "failed"}))
+		require.Len(w.T, find("g", groups.JobQuery{State: "waiting"}), 540)
+		page, err := w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 7, Cursor: "533"})
+		require.NoError(w.T, err)
+		require.Len(w.T, page.Jobs, 7)
+
+		var invalid *messages.ValidationError
+		_, err = w.Store.Jobs(ctx, "h", groups.JobQuery{Key: "1", Limit: 1})
+		require.ErrorAs(w.T, err, &invalid)
+		require.Equal(w.T, "key", invalid.Fields[0].Field)
+		_, err = w.Store.Jobs(ctx, "g", groups.JobQuery{Cursor: "-1", Limit: 1})
+		require.ErrorAs(w.T, err, &invalid)
+		_, err = w.Store.Jobs(ctx, "nobody", groups.JobQuery{Limit: 1})
+		require.ErrorIs(w.T, err, api.ErrNotFound)
 	})
 }
 

@@ -78,8 +78,10 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 		}
 	}
 	create := ledger.CreateArgs{Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields}
+	var skipped []int
 	err = retryLost(ctx, func(ctx context.Context) error {
-		err := s.storeSubmission(ctx, p, create, pieces, endsWithoutJobs(g))
+		var err error
+		skipped, err = s.storeSubmission(ctx, p, create, pieces, endsWithoutJobs(g))
 		// The group was created just now, so a failover has lost it.
 		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) {
 			return writeLost(p)
@@ -95,6 +97,9 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 	a := api.Accepted{ID: g.ID, Status: api.StatusCreated, Tenant: g.Tenant}
 	if !o.Published { // nobody reads the answer to a message
 		a.Warnings = s.warnings(ctx, g)
+		if len(skipped) > 0 { // another request has added them since the group was created
+			a.Warnings = append(a.Warnings, (&api.KeysTakenError{Jobs: skipped}).Error())
+		}
 	}
 	return a, nil
 }
@@ -143,8 +148,8 @@ func endsWithoutJobs(g *messages.SubmitGroup) bool {
 
 func (s *submissions) storeSubmission(
 	ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool,
-) error {
-	err := retryUnavailable(ctx, func(ctx context.Context) error {
+) (skipped []int, err error) {
+	err = retryUnavailable(ctx, func(ctx context.Context) error {
 		if err := s.registerOwner(ctx, g.Group, g.Tenant); err != nil {
 			return err
 		}
@@ -152,10 +157,10 @@ func (s *submissions) storeSubmission(
 		return err
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if seal {
-		return retryUnavailable(ctx, func(ctx context.Context) error {
+		return nil, retryUnavailable(ctx, func(ctx context.Context) error {
 			_, err := ledger.Seal(ctx, s.conn.Cmd, p, g.Group, nil)
 			return err
 		})
@@ -233,6 +238,7 @@ func (s *submissions) groupFields(g *messages.SubmitGroup) (map[string]string, e
 		FailureThreshold: g.FailureThreshold,
 		Total:            g.Total,
 		Aggregate:        asked,
+		UniqueKeys:       g.UniqueKeys,
 		ReduceFailures:   slices.ContainsFunc(g.Aggregate, func(a messages.Aggregate) bool { return a.Over != "" }),
 	}
 	return fields.Encode(), nil

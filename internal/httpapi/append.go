@@ -3,6 +3,7 @@ package httpapi
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/google/uuid"
@@ -73,9 +75,9 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	switch q := r.URL.Query(); {
 	case typ == "text/csv":
 		table, err = tableOptions(q)
-	case q.Has("delimiter"), q.Has("types"):
+	case len(q) > 0:
 		err = newProblem(api.Invalid,
-			"the query parameters delimiter and types are only for Content-Type text/csv")
+			"the query parameters delimiter, types and key_column are only for Content-Type text/csv")
 	}
 	if err != nil {
 		return err
@@ -136,6 +138,7 @@ type bodyAppender struct {
 	requestIDPrefix string // prefix of the request ids of the batches
 
 	batch         []messages.Job
+	batchAt       []int64         // lines at which the jobs of batch begin
 	batchRejected []api.LineError // rejected lines of the current batch
 	batchLines    int             // lines of the current batch, good or bad
 	batchBytes    int
@@ -170,7 +173,7 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 			a.batchRejected = append(a.batchRejected, api.LineError{Line: line, Error: truncate(bad.problem)})
 			continue
 		}
-		a.batch = append(a.batch, job)
+		a.batch, a.batchAt = append(a.batch, job), append(a.batchAt, line)
 	}
 }
 
@@ -185,8 +188,13 @@ func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 		err := a.write(ctx, func(ctx context.Context) error {
 			return a.backend.Append(ctx, a.group, a.batch, opt)
 		})
-		if err != nil {
+		var taken *api.KeysTakenError
+		if err != nil && !errors.As(err, &taken) {
 			return err
+		}
+		if taken != nil {
+			a.answer.Accepted -= int64(len(taken.Jobs))
+			a.rejectTaken(taken.Jobs)
 		}
 		a.stored = true
 	}
@@ -195,9 +203,20 @@ func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	room := maxListedLines - len(a.answer.Rejected)
 	a.answer.Rejected = append(a.answer.Rejected, a.batchRejected[:min(room, len(a.batchRejected))]...)
 	a.batch, a.batchRejected = make([]messages.Job, 0, maxBatchLines), a.batchRejected[:0]
+	a.batchAt = a.batchAt[:0]
 	a.batchLines, a.batchBytes, a.nextLine = 0, 0, next
 	a.batchNumber++
 	return nil
+}
+
+// rejectTaken adds jobs of the current batch to its rejected lines, because their keys are taken.
+func (a *bodyAppender) rejectTaken(jobs []int) {
+	for _, n := range jobs {
+		a.batchRejected = append(a.batchRejected, api.LineError{
+			Line: a.batchAt[n], Error: "key: another job of the group has it, and the group has unique_keys",
+		})
+	}
+	slices.SortFunc(a.batchRejected, func(x, y api.LineError) int { return cmp.Compare(x.Line, y.Line) })
 }
 
 // storeLastBatch stores the last batch. If no batch held a good line, nothing was stored; then

@@ -12,7 +12,7 @@ import (
 )
 
 // tableQuery are the query parameters of an append that concern CSV.
-var tableQuery = []string{"delimiter", "types"}
+var tableQuery = []string{"delimiter", "types", "key_column"}
 
 // tableOptions reads the query parameters of an append of CSV.
 func tableOptions(q url.Values) (o records.TableOptions, err error) {
@@ -23,6 +23,7 @@ func tableOptions(q url.Values) (o records.TableOptions, err error) {
 	if o.Types, err = records.ParseColumnTypes(q.Get("types")); err != nil {
 		return o, invalidField("types", err.Error())
 	}
+	o.Key = q.Get("key_column")
 	return o, nil
 }
 
@@ -58,7 +59,7 @@ func headerProblem(bad *records.HeaderError) *problemError {
 }
 
 func (s *csvSource) next() (messages.Job, int64, int, error) {
-	payload, line, err := s.table.Next()
+	payload, key, line, err := s.table.NextWithKey()
 	var bad *records.RowError
 	switch {
 	case errors.Is(err, records.ErrLongRow):
@@ -68,5 +69,8 @@ func (s *csvSource) next() (messages.Job, int64, int, error) {
 	case err != nil:
 		return messages.Job{}, line, 0, err
 	}
-	return messages.Job{Payload: payload}, line, len(payload), nil
+	if key != "" && !messages.ValidJobKey(key) {
+		return messages.Job{}, line, 0, &lineError{"key must " + messages.JobKeyRule}
+	}
+	return messages.Job{Payload: payload, Key: key}, line, len(payload), nil
 }

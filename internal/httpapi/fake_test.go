@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -103,6 +104,25 @@ func (f *fakeBackend) Append(ctx context.Context, id string, jobs []messages.Job
 	g.requests[opt.RequestID] = true
 	g.jobs = append(g.jobs, jobs...)
 	return ctx.Err()
+}
+
+func (f *fakeBackend) Jobs(_ context.Context, id string, q JobQuery) (api.JobList, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, err := f.groupByID(id)
+	if err != nil {
+		return api.JobList{}, err
+	}
+	var l api.JobList
+	for i, j := range g.jobs {
+		if q.Key == "" || j.Key == q.Key {
+			l.Jobs = append(l.Jobs, api.Job{ID: fmt.Sprintf("%s.%d", id, i), Group: id, Ordinal: int64(i), Key: j.Key, State: "waiting"})
+		}
+	}
+	if len(l.Jobs) > q.Limit {
+		l.Jobs, l.Cursor = l.Jobs[:q.Limit], strconv.Itoa(q.Limit)
+	}
+	return l, nil
 }
 
 func (f *fakeBackend) groupByID(id string) (*fakeGroup, error) {

@@ -41,7 +41,8 @@ type Backend interface {
 	// nothing. With an idempotency key that was used before, Submit returns the first answer.
 	Submit(ctx context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error)
 	// Append adds up to 500 jobs with up to 512 KiB of lines. A request id that the group has seen
-	// before adds nothing and succeeds, even if the group is sealed by now.
+	// before adds nothing and succeeds, even if the group is sealed by now. With an
+	// *api.KeysTakenError, all other jobs were added.
 	Append(ctx context.Context, group string, jobs []messages.Job, opt AppendOptions) error
 	// Seal says that the group gets no more jobs. With total, it may still get jobs until it has
 	// total jobs.
@@ -83,6 +84,8 @@ type Backend interface {
 	Failures(ctx context.Context, id string, yield func(api.Failure) error) error
 	// Job returns one job, with the reason why it is waiting.
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
+	// Jobs returns a page of a group's jobs.
+	Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error)
 	// DeadLetters returns a page of dead letters, newest first.
 	DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error)
 	// Rejected returns a page of rejected messages, newest first; with their data only if asked.
@@ -121,6 +124,13 @@ type ListQuery struct {
 	Status api.Status
 	Cursor string
 	Limit  int // 1 to 1,000
+}
+
+// JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
+// empty State matches every job; an empty Cursor means the first page.
+type JobQuery struct {
+	State, Key, Cursor string
+	Limit              int // 1 to 1,000
 }
 
 // Options configures the API.
@@ -274,6 +284,8 @@ func (s *calls) routes() []route {
 			query: append([]string{"tenant", "status"}, page...)},
 		{method: get, path: "/v1/groups/{id}", serve: showByID(s.getGroup)},
 		{method: post, path: "/v1/groups/{id}/jobs", serve: s.appendJobs, query: tableQuery},
+		{method: get, path: "/v1/groups/{id}/jobs", serve: show(listJobs(s.backend)),
+			query: append([]string{"state", "key"}, page...)},
 		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: show(s.getJob)},
 		{method: post, path: "/v1/groups/{id}/seal", serve: commandOn(s, "id", s.sealGroup)},
 		{method: post, path: "/v1/groups/{id}/cancel", serve: s.groupCommand(s.backend.Cancel)},

@@ -69,10 +69,15 @@ type AppendArgs struct {
 type AppendReply struct {
 	First, N  int64
 	Duplicate bool // the request was applied before; First and N are not known
+	// Skipped are the jobs that were left out, by their number in the request from 0, because the
+	// group has unique keys and another job has their key. They do not count in N. A duplicate
+	// returns those of the first call.
+	Skipped []int
 }
 
 // Append adds jobs to a group, all or none. They are waiting, or non-ready until their RunAt. A
-// group that reaches its announced total is sealed.
+// group that reaches its announced total is sealed. A group with unique keys gets no second job
+// with the same key (see AppendReply).
 //
 // Twice: with a request id or a mode, the second call reports a duplicate; without, it adds the
 // jobs again. Errors:
@@ -194,9 +199,20 @@ func appendReply(r reply, group string, limit int64, request *Request) (AppendRe
 	}
 	switch r.str(0) {
 	case "OK":
-		return AppendReply{First: r.num(1), N: r.num(2)}, nil
+		return AppendReply{First: r.num(1), N: r.num(2), Skipped: jobNumbers(r.str(3))}, nil
 	case "DUP":
-		return AppendReply{Duplicate: true}, nil
+		return AppendReply{Duplicate: true, Skipped: jobNumbers(r.str(1))}, nil
 	}
 	return AppendReply{}, fmt.Errorf("script append: unknown reply %q", r.str(0))
+}
+
+// jobNumbers reads numbers that commas divide.
+func jobNumbers(list string) (numbers []int) {
+	if list == "" {
+		return nil
+	}
+	for text := range strings.SplitSeq(list, ",") {
+		numbers = append(numbers, int(integer(text)))
+	}
+	return numbers
 }

@@ -43,6 +43,7 @@ type GroupFields struct {
 	Total            *int64        // nil: not announced
 	Aggregate        string        // the aggregates that were asked for, as JSON; "": none
 	ReduceFailures   bool          // some of them are of failed jobs
+	UniqueKeys       bool          // no two jobs have the same key
 }
 
 // Encode returns the fields as the group's hash stores them, for [CreateArgs].
@@ -72,6 +73,9 @@ func (g *GroupFields) Encode() map[string]string {
 	}
 	if g.ReduceFailures {
 		f[layout.GroupReduceFailures] = "1"
+	}
+	if g.UniqueKeys {
+		f[layout.GroupUniqueKeys] = "1"
 	}
 	return f
 }

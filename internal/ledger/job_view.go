@@ -76,15 +76,110 @@ func ReadJob(
 	if len(state.Val()) != StateBytes {
 		return JobStatus{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
 	}
-	j := JobStatus{State: State(state.Val())}
-	text, parse := lastErr.Val(), parseJobError
-	if failure.Val() != "" {
-		text, parse = failure.Val(), parseFailure
+	return JobStatus{State: State(state.Val()), Err: parseErrors(failure.Val(), lastErr.Val())}, nil
+}
+
+// FindKey returns the ordinal of the job with a key, -1 if the group has no such job. unique says
+// whether the group has unique keys; only such a group has an index of them.
+func FindKey(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, key string,
+) (ordinal int64, unique bool, err error) {
+	var asked, found *redis.StringCmd
+	_, _ = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		asked = pipe.HGet(ctx, p.Group(group), layout.GroupUniqueKeys)
+		found = pipe.HGet(ctx, p.KeyIndex(group), key)
+		return nil
+	})
+	for _, cmd := range []*redis.StringCmd{asked, found} {
+		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) {
+			return -1, false, fmt.Errorf("find a key in group %s: %w", group, err)
+		}
+	}
+	if found.Val() == "" {
+		return -1, asked.Val() != "", nil
+	}
+	return integer(found.Val()), true, nil
+}
+
+// ListedJob is a job of a list, with its ordinal.
+type ListedJob struct {
+	Ordinal int64
+	JobStatus
+}
+
+// listPieces is how many pieces of a group's states one call of ListJobs reads at most: 1 MiB, the
+// states of 524,288 jobs.
+const listPieces = 16
+
+// ListJobs returns the jobs of a group from an ordinal on, at most `most` of them and those of at
+// most listPieces; with a state, the name of one in the API, only jobs in that state. next is the
+// ordinal at which the next call goes on, -1 at the end.
+func ListJobs(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, state string, from int64, most int,
+) (jobs []ListedJob, next int64, err error) {
+	const piece = 64 << 10 // bytes
+	next = from
+	for range listPieces {
+		at := next * StateBytes
+		states, err := c.GetRange(ctx, p.States(group), at, at+piece-1).Result()
+		if err != nil {
+			return nil, 0, fmt.Errorf("list jobs of group %s: %w", group, err)
+		}
+		n := int64(len(states)) / StateBytes
+		for i := range n {
+			s := StateAt(states, i)
+			if word := s.Letter().Word(); word == "" || state != "" && word != state {
+				continue
+			}
+			if len(jobs) == most {
+				return jobs, next + i, readErrors(ctx, c, p, group, jobs)
+			}
+			jobs = append(jobs, ListedJob{Ordinal: next + i, JobStatus: JobStatus{State: s}})
+		}
+		if next += n; n < piece/StateBytes {
+			return jobs, -1, readErrors(ctx, c, p, group, jobs)
+		}
+	}
+	return jobs, next, readErrors(ctx, c, p, group, jobs)
+}
+
+// readErrors reads the errors of jobs of one group, in one round trip.
+func readErrors(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, jobs []ListedJob,
+) error {
+	if len(jobs) == 0 {
+		return nil
+	}
+	ordinals := make([]string, len(jobs))
+	for i, j := range jobs {
+		ordinals[i] = strconv.FormatInt(j.Ordinal, 10)
+	}
+	var failures, latest *redis.SliceCmd
+	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		failures = pipe.HMGet(ctx, p.Failures(group), ordinals...)
+		latest = pipe.HMGet(ctx, p.Errors(group), ordinals...)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read errors of group %s: %w", group, err)
+	}
+	for i := range jobs {
+		jobs[i].Err = parseErrors(reply(failures.Val()).str(i), reply(latest.Val()).str(i))
+	}
+	return nil
+}
+
+// parseErrors returns the error of a job from its records in failures:GROUP and errors:GROUP; nil
+// if there is none, or it can't be read.
+func parseErrors(failure, latest string) *JobError {
+	text, parse := latest, parseJobError
+	if failure != "" {
+		text, parse = failure, parseFailure
 	}
 	if e, err := parse(text); text != "" && err == nil {
-		j.Err = &e
+		return &e
 	}
-	return j, nil
+	return nil
 }
 
 // ReadLetter reads the state letter of a job; 0 for an unknown job.
@@ -144,6 +239,7 @@ type NonReadyJob struct {
 	Type    string
 	Due     time.Time // of a suspended job: when it was suspended, or the latest resumption
 	Reason  Reason
+	Key     string // "": it has none
 }
 
 // FindNonReady finds a job of a group among its tenant's non-ready and suspended jobs; with
@@ -174,7 +270,7 @@ func FindNonReady(
 			}
 			lowest, found = score, true
 			first = NonReadyJob{
-				Ordinal: j.Ordinal, Type: j.Type, Due: time.UnixMilli(int64(score)), Reason: j.Reason,
+				Ordinal: j.Ordinal, Type: j.Type, Due: time.UnixMilli(int64(score)), Reason: j.Reason, Key: j.Key(),
 			}
 			if ordinal >= 0 {
 				break
@@ -195,7 +291,8 @@ func DueBefore(
 type ReadyJob struct {
 	Ordinal int64
 	Type    string
-	Before  int64 // entries before it that no worker process has read; 0 if one has read it
+	Before  int64  // entries before it that no worker process has read; 0 if one has read it
+	Key     string // "": it has none
 }
 
 // FindReady finds a job of a group in the ready streams of these types; with [NextJob], the group's
@@ -224,7 +321,8 @@ func FindReady(
 				}
 				if mine {
 					read, err := delivered(ctx, c, p, typ)
-					return ReadyJob{Ordinal: j.Ordinal, Type: typ, Before: max(0, before-read)}, err == nil, err
+					job := ReadyJob{Ordinal: j.Ordinal, Type: typ, Before: max(0, before-read), Key: j.Key()}
+					return job, err == nil, err
 				}
 				before++
 			}

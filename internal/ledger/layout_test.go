@@ -32,13 +32,13 @@ func tables(t *testing.T) map[string][]string {
 			hash = "none"
 		}
 	}
-	require.ElementsMatch(t, []string{"payloads:GROUP", "failures:GROUP", "errors:GROUP", "codes:GROUP"}, all["none"], "hashes with ordinals and codes for fields")
+	require.ElementsMatch(t, []string{"payloads:GROUP", "failures:GROUP", "errors:GROUP", "codes:GROUP", "keys:GROUP"}, all["none"], "hashes with ordinals and codes for fields")
 	for _, hash := range all["none"] {
 		all[hash] = []string{"ANY"}
 	}
 	delete(all, "none")
 	all["rebalance"] = all["watch"]
-	require.Len(t, all, 14)
+	require.Len(t, all, 15)
 	return all
 }
 

@@ -42,6 +42,12 @@ var lifeScenes = []scene{
 		w.create("g", "acme", "T")
 		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Request: ledger.EntryRequest("1700000000000-0"), Jobs: jobs(1)})
 	}},
+	{"append to a group with unique keys", true, func(w *world) act {
+		w.create("g", "acme", "T", "unique_keys", "1")
+		keyed := jobs(3)
+		keyed[0].Key, keyed[1].Key, keyed[2].Key = "a", "a", "b"
+		return w.appending(ledger.AppendArgs{Group: "g", Request: "r#0", Limit: 10, Jobs: keyed})
+	}},
 	{"append to a group that is held", true, func(w *world) act {
 		w.create("g", "acme", "T", "run_at", inAnHour())
 		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Jobs: jobs(1)})

@@ -38,6 +38,8 @@ type WaitingJob struct {
 
 	// Counts of the group. Ended jobs are done, failed or cancelled.
 	Accepted, NonReady, Ready, InFlight, Ended int64
+
+	Key string // of a waiting job whose Place is known; "": it has none
 }
 
 // Why reads a job, or with NextJob the one that its group would dequeue next. It looks at no more
@@ -74,5 +76,6 @@ func Why(
 		Ready:            r.num(18),
 		InFlight:         r.num(19),
 		Types:            all(r.list(20), reply.str),
+		Key:              r.str(21),
 	}, nil
 }

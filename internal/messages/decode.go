@@ -89,7 +89,7 @@ type bodyDecoder struct {
 }
 
 // maxFields is the number of fields of a group.submit, the body with the most fields.
-const maxFields = 15
+const maxFields = 16
 
 // fields iterates over the fields of an object. It reports a repeated field instead of yielding it
 // again. It remembers only maxFields names: an object with more has an unknown one and is refused.
@@ -163,6 +163,8 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 			g.Jobs, jobs = r.readJobs(f)
 		case "seal":
 			g.Seal = f.boolean()
+		case "unique_keys":
+			g.UniqueKeys = f.boolean()
 		default:
 			f.unknown()
 		}
@@ -171,7 +173,28 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 	if g.Total != nil && int64(jobs) > *g.Total {
 		r.problems.add(top, "jobs", "must be no more than total, which is %d", *g.Total)
 	}
+	if g.UniqueKeys {
+		r.requireUniqueKeys(g.Jobs)
+	}
 	return g
+}
+
+// requireUniqueKeys reports each job that has the key of an earlier one.
+func (r *bodyDecoder) requireUniqueKeys(jobs []Job) {
+	first := make(map[string]int, len(jobs))
+	for i := range jobs {
+		key := jobs[i].Key
+		if key == "" {
+			continue
+		}
+		before, repeated := first[key]
+		if !repeated {
+			first[key] = i
+			continue
+		}
+		r.problems.add(fieldParent{"jobs", i}, "key",
+			"is also the key of jobs[%d]; leave out one of the two, or unique_keys", before)
+	}
 }
 
 func (r *bodyDecoder) readAppend(object []byte) *AppendJobs {

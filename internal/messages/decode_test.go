@@ -137,6 +137,13 @@ func TestDecodeSubmitLimits(t *testing.T) {
 		{`"total":99999999999999999999`, badTotal},
 		{`"total":2,"jobs":[{"payload":1},{"payload":2}]`, ""},
 		{`"jobs":[{"payload":1},{"payload":2}],"total":1`, "jobs: must be no more than total, which is 1"},
+		{`"jobs":[{"payload":1,"key":"a"},{"payload":2,"key":"a"}]`, ""},
+		{`"unique_keys":true,"jobs":[{"payload":1,"key":"a"},{"payload":2},{"payload":3},{"payload":4,"key":"b"}]`, ""},
+		{
+			`"jobs":[{"payload":1,"key":"a"},{"payload":2},{"payload":3,"key":"a"}],"unique_keys":true`,
+			"jobs[2].key: is also the key of jobs[0]; leave out one of the two, or unique_keys",
+		},
+		{`"unique_keys":1`, "unique_keys: must be true or false, not a number"},
 		{`"jobs":{}`, "jobs: must be an array of jobs, not an object"},
 		{`"jobs":[{"payload":1},5]`, "jobs[1]: must be an object, not a number"},
 		{`"jobs":[null]`, "jobs[0]: must be an object, not null"},

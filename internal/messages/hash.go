@@ -64,6 +64,9 @@ func ContentHash(g *SubmitGroup) string {
 			d.tagged('k', []byte(j.Key))
 		}
 	}
+	if g.UniqueKeys { // tagged as a field of jobs is
+		d.tagged('u', nil)
+	}
 	return d.hex()
 }
 

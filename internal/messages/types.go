@@ -84,6 +84,7 @@ type SubmitGroup struct {
 	Total            *int64      `json:"total,omitempty"`
 	Jobs             []Job       `json:"jobs,omitempty"`
 	Seal             bool        `json:"seal,omitempty"`
+	UniqueKeys       bool        `json:"unique_keys,omitempty"` // no two jobs of the group have the same key
 }
 
 // AppendJobs is the data of a jobs.append message.

@@ -52,6 +52,7 @@ func (e *HeaderError) Error() string {
 type TableOptions struct {
 	Delimiter  byte                  // between two fields; 0: a comma
 	Types      map[string]ColumnType // of columns whose values are not strings, by name
+	Key        string                // name of the column with the jobs' keys; "": there is none
 	MaxPayload int                   // most bytes of a payload
 }
 
@@ -63,6 +64,7 @@ type Table struct {
 	max     int
 	line    int64 // where the header begins
 	columns []column
+	key     int // number of the column with the jobs' keys; -1: there is none
 }
 
 type column struct {
@@ -78,7 +80,7 @@ func NewTable(rows *Reader, o TableOptions) (t *Table, line int64, err error) {
 	if o.Delimiter == 0 {
 		rows.delimiter = ','
 	}
-	t = &Table{rows: rows, row: csvRow{delimiter: []byte{rows.delimiter}}, max: o.MaxPayload}
+	t = &Table{rows: rows, row: csvRow{delimiter: []byte{rows.delimiter}}, max: o.MaxPayload, key: -1}
 	for blank := true; blank; { // rows of white space may come before the header
 		t.line, err = t.nextRow()
 		blank = err == nil && t.row.fields() == 1 && len(bytes.TrimSpace(t.row.field(0))) == 0
@@ -126,6 +128,14 @@ func (t *Table) readHeader(o TableOptions) error {
 		key := string(append(appendJSONString([]byte{open}, []byte(name)), ':'))
 		t.columns = append(t.columns, column{name: name, key: key, typ: o.Types[name]})
 	}
+	if o.Key != "" {
+		at, ok := seen[o.Key]
+		if !ok {
+			problem := fmt.Sprintf("names the column %q, which the header does not have", o.Key)
+			return &HeaderError{Option: "key_column", Problem: problem}
+		}
+		t.key = at
+	}
 	for name := range o.Types {
 		if _, ok := seen[name]; !ok {
 			problem := fmt.Sprintf("names the column %q, which the header does not have", name)
@@ -161,6 +171,15 @@ func (t *Table) Next() (payload []byte, line int64, err error) {
 		return nil, line, ErrLongRow
 	}
 	return payload, line, nil
+}
+
+// NextWithKey is Next. It also returns what the row has in the column of the keys; "" if there is
+// no such column.
+func (t *Table) NextWithKey() (payload []byte, key string, line int64, err error) {
+	if payload, line, err = t.Next(); err == nil && t.key >= 0 {
+		key = string(t.row.field(t.key))
+	}
+	return payload, key, line, err
 }
 
 // checkFields compares the number of fields of a row with the header.

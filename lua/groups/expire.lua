@@ -36,7 +36,8 @@ for typ in string.gmatch(g[3] or '', '[^|]+') do
   call('UNLINK', B .. 'queue:' .. group .. ':' .. typ, B .. 'cancelled:' .. group .. ':' .. typ)
 end
 call('UNLINK', key, B .. 'states:' .. group, B .. 'payloads:' .. group, B .. 'results:' .. group,
-  B .. 'aggregate:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group)
+  B .. 'aggregate:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group, B .. 'codes:' .. group,
+  B .. 'keys:' .. group)
 call('ZREM', B .. 'groups', group)
 call('ZREM', B .. 'ended', group)
 call('ZREM', B .. 'open', group)

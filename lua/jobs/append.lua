@@ -24,8 +24,8 @@
 --   +4  payload  -     its payload, and its key behind it
 -- Reply
 --   one of these for each request:
---   {'OK', first, n}            the jobs have the ordinals from first on
---   {'DUP'}                     this request was applied before, or with a mode: the submission has
+--   {'OK', first, n, skipped}   n jobs have the ordinals from first on
+--   {'DUP', skipped}            this request was applied before, or with a mode: the submission has
 --                               ended before
 --   {'GAP', pieces}             the pieces between pieces and this one are missing
 --   {'NOGROUP'}                 there is no such group
@@ -34,6 +34,10 @@
 --   {'LIMIT', accepted}         there would be more jobs than limit
 -- Each request is accepted or refused as a whole. All accepted ones are written together. A group
 -- that reaches its announced total is sealed.
+-- In a group with unique_keys, jobs whose key another job of the group has are skipped, and do not
+-- count in n. skipped is 'number,…' of these jobs, from 0 in their request; '' = none. It is absent
+-- in other groups. The hash keys:GROUP holds key → ordinal and, for DUP, the skipped jobs of each
+-- request, under the byte 31 and the request's id.
 -- Twice, with a request id: the second call answers DUP. So it does with a mode.
 -- Out of memory: refused. The first write is RPUSH, HSET or ZADD.
 -- Cost: 1 µs a job and some µs a group.
@@ -42,11 +46,14 @@ local group, limit, mode, requests = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumb
 local composed = ARGV[4] == 'ready'
 local key, arg = B .. 'group:' .. group, 6 + 2 * requests
 local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'sealed', 'total', 'run_at', 'types',
-  'submitted', 'pieces', 'paused')
+  'submitted', 'pieces', 'paused', 'unique_keys')
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
 local first, sealed, replies = accepted, g[6] or status == 'CANCELLED', {}
 -- Request ids to be remembered: in entries and messages {score, id, …}, in applied as keys.
 local entries, messages, applied, pieces = {}, {}, {}, nil
+-- Of a group with unique keys: key_index is {key, ordinal, …} of the new jobs, new_keys has these
+-- keys, and skips has the skipped jobs by request.
+local key_index, new_keys, skips = {}, {}, {}
 
 local now = now_ms()
 local group_run_at = tonumber(g[8] or 0)
@@ -115,35 +122,75 @@ local function as_guessed(blob)
   at = tonumber(at or nil)
   return tonumber(ordinal or nil) == accepted and at and at >= now - 1000 and at <= now + 100
 end
+-- key_of returns the key of the i-th job, from 0, of the present request; '' = none.
+local function key_of(i)
+  local _, job_key = payload_and_key(ARGV[composed and arg + i or arg + 4 * i + 3])
+  return job_key
+end
+-- find_skipped returns which of n jobs have the key of another job: a list of numbers, and a set.
+local function find_skipped(n)
+  local list, set, job_keys = {}, {}, {}
+  if not g[13] or n == 0 then return list, set end
+  for i = 1, n do job_keys[i] = key_of(i - 1) end
+  local known, here = call('HMGET', B .. 'keys:' .. group, unpack(job_keys)), {}
+  for i, job_key in ipairs(job_keys) do
+    if job_key ~= '' and (known[i] or new_keys[job_key] or here[job_key]) then
+      list[#list + 1], set[i - 1] = i - 1, true
+    end
+    here[job_key] = true
+  end
+  return list, set
+end
+-- note_keys notes the keys of n jobs, which get the next ordinals.
+local function note_keys(n, skip)
+  local ordinal = accepted
+  for i = 0, n - 1 do
+    local job_key = key_of(i)
+    if job_key ~= '' and not skip[i] then
+      new_keys[job_key] = true
+      key_index[#key_index + 1], key_index[#key_index + 2] = job_key, ordinal
+    end
+    if not skip[i] then ordinal = ordinal + 1 end
+  end
+end
 -- read_composed reads n jobs in the form ready. If the first blob is as guessed, it takes the blobs
 -- as they are, because Lua hashes all of each string that it makes; that would cost more than
--- everything else here.
-local function read_composed(n)
-  local q, guessed = queue_of(group_type), as_guessed(ARGV[arg])
+-- everything else here. It leaves out the skipped jobs; kept is the number of the others.
+local function read_composed(n, skip, kept)
+  local q, guessed = queue_of(group_type), kept == n and as_guessed(ARGV[arg])
   for i = arg, arg + n - 1 do
     if guessed then
       q[#q + 1] = ARGV[i]
-    else
-      q[#q + 1] = string.format('%d', accepted + i - arg) .. at_ms .. string.match(ARGV[i], '^%d+|%d+|(.*)$')
+    elseif not skip[i - arg] then
+      q[#q + 1] = string.format('%d', accepted) .. at_ms .. string.match(ARGV[i], '^%d+|%d+|(.*)$')
+      accepted = accepted + 1
     end
   end
-  accepted = accepted + n
-  states[#states + 1], waiting, arg = string.rep('W!', n), waiting + n, arg + n
+  if guessed then accepted = accepted + n end
+  states[#states + 1], waiting, arg = string.rep('W!', kept), waiting + kept, arg + n
 end
--- read_each reads n jobs in the other form.
-local function read_each(n)
-  for at = arg, arg + 4 * n - 1, 4 do
-    local typ, run_at, trace = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
-    if typ == '' then typ = group_type end
-    local q, l = queue_of(typ)
-    if run_at > now and run_at > group_run_at then
-      states[#states + 1] = 'N!'
-      l[#l + 1] = run_at
-      l[#l + 1] = group .. '|' .. typ .. '|0|0|0|0|0|0|0' .. at_ms .. 'S|' .. queued(trace, ARGV[at + 3])
-    else
-      states[#states + 1], waiting = 'W!', waiting + 1
-      q[#q + 1] = queued(trace, ARGV[at + 3])
-    end
+-- read_each reads a job in the other form.
+local function read_each(at)
+  local typ, run_at, trace = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
+  if typ == '' then typ = group_type end
+  local q, l = queue_of(typ)
+  if run_at > now and run_at > group_run_at then
+    states[#states + 1] = 'N!'
+    l[#l + 1] = run_at
+    l[#l + 1] = group .. '|' .. typ .. '|0|0|0|0|0|0|0' .. at_ms .. 'S|' .. queued(trace, ARGV[at + 3])
+  else
+    states[#states + 1], waiting = 'W!', waiting + 1
+    q[#q + 1] = queued(trace, ARGV[at + 3])
+  end
+end
+-- read_jobs reads n jobs without the skipped ones.
+local function read_jobs(n, skip, kept)
+  if composed then
+    if kept > 0 then read_composed(n, skip, kept) else arg = arg + n end
+    return
+  end
+  for i = 0, n - 1 do
+    if not skip[i] then read_each(arg + 4 * i) end
   end
   arg = arg + 4 * n
 end
@@ -151,12 +198,22 @@ end
 local any_accepted = false
 for i = 1, requests do
   local request, n = ARGV[4 + 2 * i], tonumber(ARGV[5 + 2 * i])
-  replies[i] = judge(request, n)
+  local skipped, skip = find_skipped(n)
+  local kept = n - #skipped
+  replies[i] = judge(request, kept)
   if replies[i][1] ~= 'OK' then
+    if g[13] and replies[i][1] == 'DUP' then
+      replies[i][2] = skips[request] or call('HGET', B .. 'keys:' .. group, '\31' .. request) or ''
+    end
     arg = arg + n * (composed and 1 or 4)
   else
     any_accepted = true
-    if n > 0 and composed then read_composed(n) elseif n > 0 then read_each(n) end
+    if g[13] then
+      replies[i][4] = table.concat(skipped, ',')
+      if #skipped > 0 and request ~= '' then skips[request] = replies[i][4] end
+      note_keys(n, skip)
+    end
+    read_jobs(n, skip, kept)
     sealed = sealed or (total and accepted == total)
   end
 end
@@ -177,6 +234,7 @@ for _, typ in ipairs(order) do
   if #later[typ] > 0 then precheck_non_ready(tenant, typ) end
 end
 if #large > 0 then precheck('HLEN', B .. 'payloads:' .. group) end
+if g[13] then precheck('HLEN', B .. 'keys:' .. group) end
 if scheduled then
   precheck('ZCARD', B .. 'scheduled')
   precheck('LLEN', B .. 'wake:dispatcher')
@@ -186,6 +244,8 @@ end
 if sealing then precheck_mark_dirty() end
 
 if #large > 0 then call('HSET', B .. 'payloads:' .. group, unpack(large)) end
+if #key_index > 0 then call('HSET', B .. 'keys:' .. group, unpack(key_index)) end
+for request, skipped in pairs(skips) do call('HSET', B .. 'keys:' .. group, '\31' .. request, skipped) end
 local types = g[9] or ''
 for _, typ in ipairs(order) do
   local q = queues[typ]

@@ -32,6 +32,7 @@
 --     19  ready          jobs    ready jobs of the group
 --     20  in_flight      jobs    its jobs in flight
 --     21  types          -       {type, …} of the group
+--     22  key            -       its key, '' = none, or its position is not known
 -- The script finds a waiting job in its queue by bisection, because appends add jobs in the order
 -- of their ordinals. It may not find a job that a later round has put there.
 -- Twice: the second call answers again.
@@ -81,6 +82,8 @@ else
   if state == 'W' then typ, place = find() end
 end
 
+local blob = place >= 0 and call('LINDEX', B .. 'queue:' .. group .. ':' .. typ, place) or ''
+local job_key = string.match(blob or '', '\31([^\31]+)\31$') or ''
 local paused = g[5] and g[5] ~= '' and 'g' or ''
 if call('HEXISTS', B .. 'pauses', 't:' .. tenant) == 1 then paused = paused .. 't' end
 if typ ~= '' and call('HEXISTS', B .. 'pauses', 'y:' .. typ) == 1 then paused = paused .. 'y' end
@@ -100,4 +103,4 @@ end
 local n = function(i) return tonumber(g[i] or 0) or 0 end
 return { 'OK', now_ms(), state, ordinal, tenant, g[2] or '', typ, paused,
   call('ZSCORE', B .. 'scheduled', group) or 0, limited_until or 0, place, before, jobs, by_priority,
-  n(7), n(8) + n(9) + n(10), n(11), n(12), n(13), n(14), types }
+  n(7), n(8) + n(9) + n(10), n(11), n(12), n(13), n(14), types, job_key }

@@ -114,7 +114,7 @@ func (j *job) explain(ctx context.Context) (api.Why, error) {
 	if err := j.find(ctx); err != nil {
 		return api.Why{}, err
 	}
-	w := api.Why{Job: j.id()}
+	w := api.Why{Job: j.id(), Key: j.Key}
 	if j.State != ledger.Waiting && j.State != ledger.NonReady && j.State != ledger.Ready ||
 		j.Status == api.StatusCancelled {
 		w.Detail = notWaiting[j.State]
@@ -200,6 +200,7 @@ func (j *job) findNonReady(ctx context.Context) error {
 		return errMoved
 	}
 	j.State, j.Ordinal, j.Type, j.due, j.reason = ledger.NonReady, n.Ordinal, n.Type, n.Due, n.Reason
+	j.Key = n.Key
 	return nil
 }
 
@@ -216,6 +217,7 @@ func (j *job) findReady(ctx context.Context) error {
 		return errMoved
 	}
 	j.State, j.Ordinal, j.Type, j.before = ledger.Ready, r.Ordinal, r.Type, r.Before
+	j.Key = r.Key
 	return nil
 }
 

@@ -55,6 +55,7 @@ package layout
 //	                                              want of a permit
 //	retries                  outcome              times that one of its jobs was retried, in all
 //	                                              rounds
+//	unique_keys        1     create               no two jobs have the same key; absent: they may
 //	sweep                    cancel, sweep,       of a cancelled group: ordinal of the first job
 //	                         repair               that sweep has not looked at; absent: sweep has
 //	                                              completed
@@ -108,6 +109,7 @@ const (
 	GroupFailuresReduced  = "failures_reduced"
 	GroupResultsExpired   = "results_expired"
 	GroupRepaired         = "repaired"
+	GroupUniqueKeys       = "unique_keys"
 )
 
 // TypesSeparator divides the types of a group.
@@ -136,6 +138,9 @@ const (
 //	                           lose                   moving blob
 //	errors:GROUP     ordinal   outcome, reclaim       the latest error of a job that has not
 //	                                                  ended, as JSON
+//	keys:GROUP       key       append                 with unique_keys: the ordinal of the job
+//	                                                  with the key; the jobs that a request has
+//	                                                  left out, in the field ^_REQUEST (byte 31)
 //	codes:GROUP      code      outcome, reclaim,      how many failed jobs have this code
 //	                           lose, requeue,
 //	                           repair

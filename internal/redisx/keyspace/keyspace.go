@@ -175,6 +175,10 @@ func (k GroupKeys) Errors(group string) string { return string(k) + "errors:" + 
 // Codes is a hash: error code → number of failed jobs (outcome, reclaim, lose, requeue, repairs).
 func (k GroupKeys) Codes(group string) string { return string(k) + "codes:" + group }
 
+// KeyIndex is a hash of a group with unique keys: key of a job → its ordinal (append). By the byte
+// 31 and a request's id it holds the jobs that the request has left out.
+func (k GroupKeys) KeyIndex(group string) string { return string(k) + "keys:" + group }
+
 // FairKeys are the keys of the fair queue and of job types.
 type FairKeys string
 

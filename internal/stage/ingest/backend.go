@@ -85,6 +85,10 @@ func (b backend) Append(ctx context.Context, group string, jobs []messages.Job, 
 	return b.Store.Append(ctx, group, jobs, o.RequestID, groups.Origin{TraceParent: o.TraceParent, At: time.Now()})
 }
 
+func (b backend) Jobs(ctx context.Context, group string, q httpapi.JobQuery) (api.JobList, error) {
+	return b.Store.Jobs(ctx, group, groups.JobQuery(q))
+}
+
 func (b backend) Groups(ctx context.Context, q httpapi.ListQuery) (api.GroupList, error) {
 	return b.Store.Groups(ctx, groups.ListQuery(q))
 }

@@ -1,0 +1,120 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+)
+
+func newJobs(r *Root) *cobra.Command {
+	var filter client.JobFilter
+	var list listFlags
+	cmd := &cobra.Command{
+		Use:     "jobs GROUP [--state STATE] [--key KEY]",
+		Short:   "List a group's jobs",
+		Long:    "List a group's jobs, or find one by its key, in a group that was submitted with --unique-keys.",
+		Example: "  bulkaction jobs promo-7 --state in_flight",
+		Args: func(cmd *cobra.Command, args []string) error {
+			filter.State = strings.ReplaceAll(strings.ToLower(filter.State), "-", "_")
+			if filter.State != "" && !slices.Contains(api.JobStates, filter.State) {
+				return usagef("--state %q: must be one of %s", filter.State, strings.Join(api.JobStates, ", "))
+			}
+			if err := list.check(); err != nil {
+				return err
+			}
+			return requireID("group")(cmd, args)
+		},
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			return printList(r, list, a.Jobs(ctx, args[0], filter), &columns[api.Job]{
+				format: "%-10v %-20v %-10v %-8v %v",
+				head:   []any{"JOB", "KEY", "STATE", "ATTEMPTS", "LAST ERROR"},
+				cells: func(j api.Job) []any {
+					last := "-"
+					if j.LastError != nil {
+						last = j.LastError.Code + ": " + j.LastError.Error
+					}
+					return []any{j.Ordinal, cmp.Or(j.Key, "-"), j.State, j.Attempts, last}
+				},
+			})
+		}),
+	}
+	cmd.Flags().StringVar(&filter.State, "state", "", "only jobs in this state: "+strings.Join(api.JobStates, ", "))
+	cmd.Flags().StringVar(&filter.Key, "key", "", "only the job with this key")
+	list.add(cmd, "jobs")
+	list.order = "first"
+	return cmd
+}
+
+func newJob(r *Root) *cobra.Command {
+	var key string
+	ordinal := int64(-1)
+	cmd := &cobra.Command{
+		Use:   "job GROUP ORDINAL | --key KEY",
+		Short: "Show one job: its state, its last error, and why it waits",
+		Long: "Show one job by its ordinal, or by its key, in a group that was submitted with --unique-keys: its\n" +
+			"state, its last error, and why it waits.",
+		Example: "  bulkaction job promo-7 --key customer-4711",
+		Args: func(_ *cobra.Command, args []string) (err error) {
+			switch {
+			case key == "" && len(args) != 2, key != "" && len(args) != 1:
+				return usagef("job needs a group, and an ordinal or --key, got %d arguments", len(args))
+			case key == "":
+				if ordinal, err = strconv.ParseInt(args[1], 10, 64); err != nil || ordinal < 0 {
+					return usagef("ordinal %q: must be a whole number from 0", args[1])
+				}
+			}
+			return checkID("group", args[0])
+		},
+		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
+			if key != "" {
+				found, err := first(a.Jobs(ctx, args[0], client.JobFilter{Key: key}))
+				if err != nil {
+					return err
+				}
+				if found == nil {
+					return withHint(fmt.Errorf("no job of group %s has the key %q", args[0], key),
+						"`bulkaction jobs %s` lists the group's jobs.", args[0])
+				}
+				ordinal = found.Ordinal
+			}
+			j, err := a.Job(ctx, args[0], ordinal)
+			if isNotFound(err) {
+				return hintUnknownJob(ctx, a, args[0], err)
+			}
+			if err != nil {
+				return err
+			}
+			j.Key = cmp.Or(j.Key, key)
+			return r.show(j, func(t table) { jobRows(t, j) })
+		}),
+	}
+	cmd.Flags().StringVar(&key, "key", "", "the job with this key, instead of an ordinal")
+	return cmd
+}
+
+// first returns the first item of a list; nil if there is none.
+func first[T any](items iter.Seq2[T, error]) (*T, error) {
+	for item, err := range items {
+		return &item, err
+	}
+	return nil, nil
+}
+
+// jobRows adds what is known of a job.
+func jobRows(t table, j api.Job) {
+	why := api.Why{Job: j.ID}
+	if j.Why != nil {
+		why = *j.Why
+	}
+	whyRows(t, why, &j)
+	t.row("Attempts", j.Attempts)
+}

@@ -1,0 +1,85 @@
+package httpapi
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+func TestListJobs(t *testing.T) {
+	t.Parallel()
+	f := newFakeBackend().withGroup("g")
+	h := New(options(f))
+	lines := `{"payload":1,"key":"a"}` + "\n" + `{"payload":2,"key":"b|ü"}` + "\n" + `{"payload":3}` + "\n"
+	require.Equal(t, 200, postJobs(t, h, ndjson, lines).Code)
+	list := func(query string) api.JobList {
+		rec := call(t, h, "GET", "/v1/groups/g/jobs?"+query, "")
+		require.Equal(t, 200, rec.Code, rec.Body.String())
+		return decode[api.JobList](t, rec)
+	}
+	require.Len(t, list("").Jobs, 3)
+	page := list("limit=2&state=waiting")
+	require.Len(t, page.Jobs, 2)
+	require.Equal(t, "2", page.Cursor)
+	found := list("key=" + url.QueryEscape("b|ü")).Jobs
+	require.Len(t, found, 1)
+	require.EqualValues(t, 1, found[0].Ordinal)
+	require.Equal(t, `{"jobs":[]}`, strings.TrimSpace(call(t, h, "GET", "/v1/groups/g/jobs?key=x", "").Body.String()))
+
+	for query, field := range map[string]string{
+		"state=running": "state", "key=": "key", "key=" + strings.Repeat("k", 129): "key", "key=%00": "key", "limit=0": "limit",
+	} {
+		requireProblem(t, call(t, h, "GET", "/v1/groups/g/jobs?"+query, ""), 422, field)
+	}
+	require.Equal(t, 400, call(t, h, "GET", "/v1/groups/g/jobs?keys=a", "").Code)
+	require.Equal(t, 404, call(t, h, "GET", "/v1/groups/none/jobs", "").Code)
+}
+
+// A line whose key is taken is rejected with its number. The other lines are stored.
+func TestLinesWithTakenKeysAreRejected(t *testing.T) {
+	t.Parallel()
+	f := newFakeBackend().withGroup("g")
+	f.onAppend = func(int) error { return &api.KeysTakenError{Jobs: []int{1, 3}} }
+	rec := postJobs(t, New(options(f)), ndjson, `{"payload":1,"key":"a"}
+{"payload":2,"key":"a"}
+nonsense
+{"payload":3,"key":"b"}
+
+{"payload":4,"key":"b"}
+`)
+	require.Equal(t, 200, rec.Code, rec.Body.String())
+	got := decode[api.Appended](t, rec)
+	require.EqualValues(t, 2, got.Accepted)
+	require.EqualValues(t, 3, got.RejectedTotal)
+	at := map[int64]string{}
+	for _, l := range got.Rejected {
+		at[l.Line] = l.Error
+	}
+	require.Len(t, at, 3)
+	require.Contains(t, at[2], "another job of the group has it")
+	require.Contains(t, at[6], "another job of the group has it")
+	require.NotContains(t, at[3], "another job")
+}
+
+func TestCSVKeyColumn(t *testing.T) {
+	t.Parallel()
+	f := newFakeBackend().withGroup("g")
+	h := New(options(f))
+	post := func(query, body string) api.Appended {
+		rec := call(t, h, "POST", "/v1/groups/g/jobs?"+query, body, "Content-Type", "text/csv")
+		require.Equal(t, 200, rec.Code, rec.Body.String())
+		return decode[api.Appended](t, rec)
+	}
+	got := post("key_column=id", "id,to\n7,a@example.com\n,b@example.com\n\"x\ty\",c@example.com\n")
+	require.EqualValues(t, 2, got.Accepted)
+	require.Equal(t, []api.LineError{{Line: 4, Error: "key must be 1 to 128 bytes of UTF-8 without control characters"}}, got.Rejected)
+	require.Equal(t, []string{`{"id":"7","to":"a@example.com"}`, `{"id":"","to":"b@example.com"}`}, f.payloads("g"))
+	require.Equal(t, "7", f.groups["g"].jobs[0].Key)
+
+	requireProblem(t, call(t, h, "POST", "/v1/groups/g/jobs?key_column=nr", "id\n7\n", "Content-Type", "text/csv"), 422, "key_column")
+	require.Equal(t, 422, call(t, h, "POST", "/v1/groups/g/jobs?key_column=id", "{}\n", "Content-Type", ndjson).Code)
+}
