@@ -150,6 +150,15 @@ type Failure struct {
 	Error    string    `json:"error"`
 	Attempts int       `json:"attempts"`
 	At       time.Time `json:"at"`
+	// Payload is present if it was asked for. null: the payload is lost.
+	Payload json.RawMessage `json:"payload,omitempty"`
+}
+
+// RetryChoice says which failed jobs of a group run again: those with one of the codes and those
+// with one of the ordinals. The zero value stands for all failed jobs.
+type RetryChoice struct {
+	Codes []string `json:"codes,omitempty"` // at most 100 error codes
+	Jobs  []int64  `json:"jobs,omitempty"`  // at most 1,000 ordinals
 }
 
 // DeadLetter is a job that failed: it had no retry left, or its error was permanent.

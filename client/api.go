@@ -26,6 +26,7 @@ import (
 // each carries an idempotency key.
 type API struct {
 	*transport
+	jobsAPI
 	operatorAPI
 	guardAPI
 	roomAPI
@@ -72,7 +73,10 @@ func NewAPI(baseURL string, opts ...Option) *API {
 		outageTimeout:  time.Minute,
 		sleep:          sleep,
 	}
-	a := &API{transport: shared, operatorAPI: operatorAPI{shared}, guardAPI: guardAPI{shared}, roomAPI: roomAPI{shared}}
+	a := &API{
+		transport: shared, jobsAPI: jobsAPI{shared}, operatorAPI: operatorAPI{shared}, guardAPI: guardAPI{shared},
+		roomAPI: roomAPI{shared},
+	}
 	WithHTTPClient(&http.Client{Transport: t})(a)
 	for _, o := range opts {
 		o(a)
@@ -176,9 +180,7 @@ func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 // only after status 429. When it is unknown whether an attempt had its effect, Retry returns the
 // error and does not try again: a second attempt could open two rounds.
 func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
-	c := command("retry", group)
-	c.onlyIfRefused = true
-	return doJSON[api.Accepted](ctx, a.transport, c)
+	return a.RetryChosen(ctx, group, api.RetryChoice{})
 }
 
 // Pause stops the group: none of its jobs starts any more, and its running jobs finish.
@@ -203,36 +205,6 @@ func (a *API) Group(ctx context.Context, group string) (api.Group, error) {
 // Why says what the group's next job waits for. Job says it for any job of the group.
 func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
 	return doJSON[api.Why](ctx, a.transport, callOn("explain", http.MethodGet, "group", group, "/why"))
-}
-
-// Job returns one job of the group: its state, and why it is waiting.
-func (a *API) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
-	n := strconv.FormatInt(ordinal, 10)
-	c := callOn("", http.MethodGet, "group", group, "/jobs/"+n)
-	c.action = "get job " + group + "." + n
-	return doJSON[api.Job](ctx, a.transport, c)
-}
-
-// JobFilter selects the jobs of a group that match both fields. An empty field matches every job.
-// Only a group with UniqueKeys can be asked for a Key.
-type JobFilter struct {
-	State string // one of api.JobStates
-	Key   string
-}
-
-// Jobs iterates over jobs of a group in the order of their ordinals, and fetches one page after the
-// other. It does not say why a job is waiting; Job does. An error ends the iteration.
-func (a *API) Jobs(ctx context.Context, group string, f JobFilter) iter.Seq2[api.Job, error] {
-	query := url.Values{}
-	if f.State != "" {
-		query.Set("state", f.State)
-	}
-	if f.Key != "" {
-		query.Set("key", f.Key)
-	}
-	c := callOn("list jobs of", http.MethodGet, "group", group, "/jobs")
-	return pagesOf(ctx, a.transport, c, query,
-		func(l api.JobList) ([]api.Job, string) { return l.Jobs, l.Cursor })
 }
 
 // GroupFilter selects the groups that match both fields. An empty field matches every group.

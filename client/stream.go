@@ -50,12 +50,15 @@ func pagesOf[P, T any](
 	}
 }
 
-// streamLines iterates over the NDJSON lines of a group's results or failures.
+// streamLines iterates over the NDJSON lines of a group's results or failures. list may have a
+// query.
 func streamLines[T any](ctx context.Context, t *transport, group, list string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T
+		list, query, _ := strings.Cut(list, "?")
 		c := callOn("get "+list+" of", http.MethodGet, "group", group, "/"+list)
 		c.stream = true
+		c.query, _ = url.ParseQuery(query) // a constant of this package
 		resp, err := t.do(ctx, c)
 		if err != nil {
 			yield(none, err)

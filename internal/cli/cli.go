@@ -60,7 +60,7 @@ type Command func(*Root) *cobra.Command
 
 // commands are the commands of this package.
 var commands = []Command{
-	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newJobs, newJob,
+	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newJobs, newJob, newRetry,
 	newWhy, newTenant, newType,
 	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newDev, newDemo, newBench, newRole,
 	newGuardLoad, newRoomLoad,

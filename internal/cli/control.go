@@ -30,7 +30,6 @@ func groupActions() []Command {
 		{"pause", "Pause a group: none of its jobs starts until it is resumed; running jobs finish",
 			(*client.API).Pause, statePaused},
 		{"resume", "Resume a paused group", (*client.API).Resume, stateResumed},
-		{"retry", "Run the failed jobs of an ended group again", (*client.API).Retry, ""},
 	} {
 		all = append(all, func(r *Root) *cobra.Command {
 			return &cobra.Command{

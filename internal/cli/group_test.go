@@ -147,6 +147,8 @@ func TestCancelAndRetry(t *testing.T) {
 
 	require.Equal(t, run{exitOK, "g   RUNNING\n", ""}, f.exec(t.Context(), console{}, "retry", "g"))
 	require.Equal(t, 2, f.groupByID(t, "g").Round)
+	got = f.exec(t.Context(), console{}, "retry", "g", "--job", "x")
+	require.Equal(t, exitUsage, got.code, got.err)
 	got = f.exec(t.Context(), console{}, "cancel", "g", "--json")
 	require.Equal(t, run{exitOK, `{"id":"g","status":"CANCELLED","links":{"self":"/v1/groups/g"}}` + "\n", ""}, got)
 }

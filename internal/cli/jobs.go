@@ -101,6 +101,27 @@ func newJob(r *Root) *cobra.Command {
 	return cmd
 }
 
+func newRetry(r *Root) *cobra.Command {
+	var choice api.RetryChoice
+	cmd := &cobra.Command{
+		Use:   "retry GROUP [--code CODE]... [--job ORDINAL]...",
+		Short: "Run the failed jobs of an ended group again",
+		Long: "Run the failed jobs of an ended group again: all, or those that failed with one of the codes and\n" +
+			"those with one of the ordinals. The others stay failed. The dead letters of jobs that run again are\n" +
+			"deleted.",
+		Example: "  bulkaction retry promo-7 --code SMTP_451 --code TIMEOUT",
+		Args:    requireID("group"),
+		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Accepted, error) {
+			return a.RetryChosen(ctx, args[0], choice)
+		}, func(t table, answer api.Accepted) {
+			t.row(answer.ID, answer.Status)
+		}),
+	}
+	cmd.Flags().StringArrayVar(&choice.Codes, "code", nil, "only jobs that failed with this code (repeatable)")
+	cmd.Flags().Int64SliceVar(&choice.Jobs, "job", nil, "only the job with this ordinal (repeatable, or 1,5,9)")
+	return cmd
+}
+
 // first returns the first item of a list; nil if there is none.
 func first[T any](items iter.Seq2[T, error]) (*T, error) {
 	for item, err := range items {

@@ -46,12 +46,12 @@ func (s *commands) Cancel(ctx context.Context, group string) (api.Accepted, erro
 	}, func(g ledger.GroupState) bool { return g.Status == api.StatusCancelled })
 }
 
-// Retry opens the next round of an ended group: its failed jobs run again. The watcher moves the
-// jobs.
-func (s *commands) Retry(ctx context.Context, group string) (api.Accepted, error) {
+// Retry opens the next round of an ended group: its failed jobs run again, all or the chosen ones.
+// The watcher moves the jobs.
+func (s *commands) Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error) {
 	round, request := 0, rand.Text() // the random request id lets the script recognize a repeated call
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
-		round, err = ledger.Reopen(ctx, s.conn.Cmd, p, group, request)
+		round, err = ledger.Reopen(ctx, s.conn.Cmd, p, group, request, ledger.RetryChoice(choice))
 		return err
 	}, func(g ledger.GroupState) bool { return g.Round >= round })
 }

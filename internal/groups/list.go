@@ -3,6 +3,7 @@ package groups
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,14 +74,38 @@ func (s *views) Results(ctx context.Context, id string, yield func(result []byte
 	return eachOf(ctx, s, id, ledger.Results, yield)
 }
 
-// Failures calls yield once with each failed job, in no order. It stops at an error of yield and
-// returns it.
-func (s *views) Failures(ctx context.Context, id string, yield func(api.Failure) error) error {
+// Failures calls yield once with each failed job, in no order; with its payload only if asked. It
+// stops at an error of yield and returns it.
+func (s *views) Failures(ctx context.Context, id string, payloads bool, yield func(api.Failure) error) error {
 	return eachOf(ctx, s, id, ledger.Failures, func(e ledger.JobError) error {
-		return yield(api.Failure{
+		f := api.Failure{
 			Ordinal: e.Ordinal, Key: e.Key, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time(),
-		})
+		}
+		if payloads {
+			payload, err := failedPayload(ctx, s.access, id, e)
+			if err != nil {
+				return err
+			}
+			f.Payload = json.RawMessage(payload)
+		}
+		return yield(f)
 	})
+}
+
+// failedPayload returns the payload of a failed job. One that is lost is null.
+func failedPayload(ctx context.Context, s *access, group string, e ledger.JobError) (string, error) {
+	if e.Payload != "" {
+		return e.Payload, nil
+	}
+	p, _, err := s.locateGroup(ctx, group)
+	if err != nil {
+		return "", err
+	}
+	large, err := ledger.Payloads(ctx, s.conn.Cmd, p, []ledger.JobRef{{Group: group, Ordinal: e.Ordinal}})
+	if err != nil {
+		return "", apiError(err)
+	}
+	return cmp.Or(large[0], "null"), nil
 }
 
 // eachOf calls yield with each item that read finds in a group. An error of yield stays as it is.

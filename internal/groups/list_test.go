@@ -204,7 +204,7 @@ func TestResultsAndFailures(t *testing.T) {
 		done = append(done, stagetest.Decode[api.Result](t, string(result)).Ordinal)
 		return nil
 	}))
-	require.NoError(t, w.Store.Failures(t.Context(), "g", func(f api.Failure) error {
+	require.NoError(t, w.Store.Failures(t.Context(), "g", false, func(f api.Failure) error {
 		require.Equal(t, "BOOM", f.Code)
 		failed = append(failed, f.Ordinal)
 		return nil
@@ -219,7 +219,32 @@ func TestResultsAndFailures(t *testing.T) {
 
 	stop := fmt.Errorf("enough")
 	require.ErrorIs(t, w.Store.Results(t.Context(), "g", func([]byte) error { return stop }), stop)
-	require.ErrorIs(t, w.Store.Failures(t.Context(), "g", func(api.Failure) error { return stop }), stop)
+	require.ErrorIs(t, w.Store.Failures(t.Context(), "g", false, func(api.Failure) error { return stop }), stop)
+}
+
+// Failures have their payloads if asked, also those that are stored separately or lost.
+func TestFailuresWithPayloads(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		large := `"` + strings.Repeat("x", 5000) + `"`
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{
+			{Payload: json.RawMessage(`{"a":"|"}`), Key: "k"}, {Payload: json.RawMessage(large)}, {Payload: json.RawMessage(large)},
+		}})
+		w.Admit("T")
+		w.Fail("BOOM", w.Take("T", "c", 3)...)
+		ctx := context.WithoutCancel(w.T.Context())
+		payloads := func(asked bool) []string {
+			got := make([]string, 3)
+			require.NoError(w.T, w.Store.Failures(ctx, "g", asked, func(f api.Failure) error {
+				got[f.Ordinal] = string(f.Payload)
+				return nil
+			}))
+			return got
+		}
+		require.Equal(w.T, []string{`{"a":"|"}`, large, large}, payloads(true))
+		require.Equal(w.T, []string{"", "", ""}, payloads(false))
+		require.NoError(w.T, w.Conn.Cmd.Del(ctx, w.P.Payloads("g")).Err())
+		require.Equal(w.T, []string{`{"a":"|"}`, "null", "null"}, payloads(true))
+	})
 }
 
 // A process without a group's reducer shows the rest of the group.

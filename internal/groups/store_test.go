@@ -275,6 +275,13 @@ func TestAppend(t *testing.T) {
 	})
 }
 
+// retryAll returns the command that runs all failed jobs of a group again.
+func retryAll(s *groups.Store) func(context.Context, string) (api.Accepted, error) {
+	return func(ctx context.Context, group string) (api.Accepted, error) {
+		return s.Retry(ctx, group, api.RetryChoice{})
+	}
+}
+
 // keyed returns n jobs whose keys are numbers from first on.
 func keyed(first, n int) []messages.Job {
 	jobs := stagetest.Numbered(n)
@@ -341,13 +348,13 @@ func TestUniqueKeys(t *testing.T) {
 func TestCommands(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		for _, command := range []func(context.Context, string) (api.Accepted, error){w.Store.Cancel, w.Store.Retry} {
+		for _, command := range []func(context.Context, string) (api.Accepted, error){w.Store.Cancel, retryAll(w.Store)} {
 			_, err := command(ctx, "nobody")
 			require.ErrorIs(w.T, err, api.ErrNotFound)
 		}
 		w.Jobs("g", "T", 12_000) // more than one sweep settles
 		w.Admit("T")
-		_, err := w.Store.Retry(ctx, "g")
+		_, err := w.Store.Retry(ctx, "g", api.RetryChoice{})
 		require.ErrorIs(w.T, err, api.ErrConflict)
 		accepted, err := w.Store.Cancel(ctx, "g")
 		require.NoError(w.T, err)

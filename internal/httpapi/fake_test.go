@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 
 // fakeBackend is a backend in memory. A test may set its first fields before it sends requests.
 type fakeBackend struct {
+	retried  api.RetryChoice      // of the latest retry
 	err      error                // returned by every call
 	onAppend func(call int) error // called before each Append; call counts from 0
 	results  func(func([]byte) error) error
@@ -154,7 +156,8 @@ func (f *fakeBackend) Cancel(_ context.Context, id string) (api.Accepted, error)
 	return f.change(id, func(g *fakeGroup) { g.view.Status = api.StatusCancelled })
 }
 
-func (f *fakeBackend) Retry(_ context.Context, id string) (api.Accepted, error) {
+func (f *fakeBackend) Retry(_ context.Context, id string, choice api.RetryChoice) (api.Accepted, error) {
+	f.retried = choice
 	return f.change(id, func(g *fakeGroup) { g.view.Round++ })
 }
 
@@ -294,13 +297,17 @@ func (f *fakeBackend) Results(_ context.Context, id string, yield func([]byte) e
 	return f.results(yield)
 }
 
-func (f *fakeBackend) Failures(_ context.Context, id string, yield func(api.Failure) error) error {
+func (f *fakeBackend) Failures(_ context.Context, id string, payloads bool, yield func(api.Failure) error) error {
 	if _, err := f.groupByID(id); err != nil {
 		return err
 	}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for i := range int64(2) {
-		if err := yield(api.Failure{Ordinal: i, Code: "PERMANENT", Error: "no such mailbox", Attempts: 1, At: at}); err != nil {
+		failure := api.Failure{Ordinal: i, Code: "PERMANENT", Error: "no such mailbox", Attempts: 1, At: at}
+		if payloads {
+			failure.Payload = json.RawMessage(`{"to":"a"}`)
+		}
+		if err := yield(failure); err != nil {
 			return err
 		}
 	}

@@ -123,6 +123,42 @@ func (s *calls) groupCommand(do func(context.Context, string) (api.Accepted, err
 	})
 }
 
+const (
+	maxRetryCodes = 100
+	maxRetryJobs  = 1000
+	maxCodeLength = 128 // bytes of an error code
+)
+
+// retryGroup serves the retry of an ended group. Without a body, all failed jobs run again.
+func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, error) {
+	return func(ctx context.Context, id string, choice api.RetryChoice) (any, error) {
+		switch {
+		case len(choice.Codes) > maxRetryCodes:
+			return nil, invalidField("codes", fmt.Sprintf("must be at most %d codes", maxRetryCodes))
+		case len(choice.Jobs) > maxRetryJobs:
+			return nil, invalidField("jobs", fmt.Sprintf("must be at most %d ordinals", maxRetryJobs))
+		case choice.Codes != nil && len(choice.Codes) == 0 && len(choice.Jobs) == 0:
+			return nil, invalidField("codes", "must not be empty: leave it out to retry all failed jobs")
+		case choice.Jobs != nil && len(choice.Jobs) == 0 && len(choice.Codes) == 0:
+			return nil, invalidField("jobs", "must not be empty: leave it out to retry all failed jobs")
+		}
+		for i, code := range choice.Codes {
+			if code == "" || len(code) > maxCodeLength {
+				field := fmt.Sprintf("codes[%d]", i)
+				return nil, invalidField(field, fmt.Sprintf("must be 1 to %d bytes", maxCodeLength))
+			}
+		}
+		for i, ordinal := range choice.Jobs {
+			if ordinal < 0 || ordinal >= messages.MaxTotal {
+				field := fmt.Sprintf("jobs[%d]", i)
+				return nil, invalidField(field, "must be the ordinal of a job, a whole number from 0")
+			}
+		}
+		a, err := b.Retry(ctx, id, choice)
+		return withLinks(a), err
+	}
+}
+
 type sealBody struct {
 	Total *int64 `json:"total"`
 }

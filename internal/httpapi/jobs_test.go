@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -82,4 +83,44 @@ func TestCSVKeyColumn(t *testing.T) {
 
 	requireProblem(t, call(t, h, "POST", "/v1/groups/g/jobs?key_column=nr", "id\n7\n", "Content-Type", "text/csv"), 422, "key_column")
 	require.Equal(t, 422, call(t, h, "POST", "/v1/groups/g/jobs?key_column=id", "{}\n", "Content-Type", ndjson).Code)
+}
+
+func TestRetryChoice(t *testing.T) {
+	t.Parallel()
+	f := newFakeBackend().withGroup("g")
+	h := New(options(f))
+	retry := func(body string) *httptest.ResponseRecorder {
+		return call(t, h, "POST", "/v1/groups/g/retry", body, "Content-Type", "application/json")
+	}
+	for body, want := range map[string]api.RetryChoice{
+		"":                                 {},
+		"{}":                               {},
+		`{"codes":["A","B"]}`:              {Codes: []string{"A", "B"}},
+		`{"jobs":[0,7]}`:                   {Jobs: []int64{0, 7}},
+		`{"codes":["A"],"jobs":[9999999]}`: {Codes: []string{"A"}, Jobs: []int64{9999999}},
+	} {
+		require.NotEqual(t, 422, retry(body).Code, body)
+		require.Equal(t, want, f.retried, body)
+	}
+	for body, field := range map[string]string{
+		`{"codes":[]}`:        "codes",
+		`{"jobs":[]}`:         "jobs",
+		`{"codes":[""]}`:      "codes[0]",
+		`{"jobs":[1,-1]}`:     "jobs[1]",
+		`{"jobs":[10000000]}`: "jobs[0]",
+		`{"codes":["` + strings.Repeat("x", 129) + `"]}`:     "codes[0]",
+		`{"codes":["A"` + strings.Repeat(`,"A"`, 100) + `]}`: "codes",
+		`{"jobs":[1` + strings.Repeat(`,1`, 1000) + `]}`:     "jobs",
+	} {
+		requireProblem(t, retry(body), 422, field)
+	}
+	require.GreaterOrEqual(t, retry(`{"jobs":"1"}`).Code, 400)
+}
+
+func TestFailuresWithPayloads(t *testing.T) {
+	t.Parallel()
+	h := New(options(newFakeBackend().withGroup("g")))
+	require.Contains(t, call(t, h, "GET", "/v1/groups/g/failures?payload=true", "").Body.String(), `"payload":{"to":"a"}`)
+	require.NotContains(t, call(t, h, "GET", "/v1/groups/g/failures", "").Body.String(), "payload")
+	requireProblem(t, call(t, h, "GET", "/v1/groups/g/failures?payload=yes", ""), 422, "payload")
 }

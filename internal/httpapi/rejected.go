@@ -14,12 +14,21 @@ func listRejected(b Backend) func(*http.Request) (api.RejectedList, error) {
 		if err != nil {
 			return l, err
 		}
-		data := r.URL.Query().Get("data")
-		if data != "" && data != "true" && data != "false" {
-			return l, invalidField("data", "must be true or false")
+		data, err := boolParam(r, "data")
+		if err != nil {
+			return l, err
 		}
-		l, err = b.Rejected(r.Context(), cursor, limit, data == "true")
+		l, err = b.Rejected(r.Context(), cursor, limit, data)
 		l.Rejected = orEmpty(l.Rejected)
 		return l, err
 	}
+}
+
+// boolParam returns a query parameter that is true or false, false if it is absent.
+func boolParam(r *http.Request, name string) (bool, error) {
+	v := r.URL.Query().Get(name)
+	if v != "" && v != "true" && v != "false" {
+		return false, invalidField(name, "must be true or false")
+	}
+	return v == "true", nil
 }

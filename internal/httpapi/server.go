@@ -49,8 +49,8 @@ type Backend interface {
 	Seal(ctx context.Context, group string, total *int64) (api.Accepted, error)
 	// Cancel ends a group at once. Its unfinished jobs, also those in flight, become cancelled.
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
-	// Retry opens the next round of an ended group.
-	Retry(ctx context.Context, group string) (api.Accepted, error)
+	// Retry opens the next round of an ended group, with its failed jobs or the chosen ones.
+	Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error)
 	// Pause stops a group: none of its jobs starts any more. Resume undoes it. Both may be
 	// repeated.
 	Pause(ctx context.Context, group string) (api.Accepted, error)
@@ -80,8 +80,9 @@ type Backend interface {
 	// in the order of reduction. It stops at an error of yield and returns it. For an unknown group
 	// it returns an error without calling yield.
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
-	// Failures calls yield with each failed job, in no order. Errors are as those of Results.
-	Failures(ctx context.Context, id string, yield func(api.Failure) error) error
+	// Failures calls yield with each failed job, in no order; with payloads only if asked. Errors
+	// are as those of Results.
+	Failures(ctx context.Context, id string, payloads bool, yield func(api.Failure) error) error
 	// Job returns one job, with the reason why it is waiting.
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
 	// Jobs returns a page of a group's jobs.
@@ -289,12 +290,13 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: show(s.getJob)},
 		{method: post, path: "/v1/groups/{id}/seal", serve: commandOn(s, "id", s.sealGroup)},
 		{method: post, path: "/v1/groups/{id}/cancel", serve: s.groupCommand(s.backend.Cancel)},
-		{method: post, path: "/v1/groups/{id}/retry", serve: s.groupCommand(s.backend.Retry)},
+		{method: post, path: "/v1/groups/{id}/retry", serve: commandOn(s, "id", retryGroup(s.backend))},
 		{method: post, path: "/v1/groups/{id}/pause", serve: s.groupCommand(s.backend.Pause)},
 		{method: post, path: "/v1/groups/{id}/resume", serve: s.groupCommand(s.backend.Resume)},
 		{method: get, path: "/v1/groups/{id}/why", serve: showByID(s.backend.Why)},
 		{method: get, path: "/v1/groups/{id}/results", serve: s.streamResults, stream: true},
-		{method: get, path: "/v1/groups/{id}/failures", serve: s.streamFailures, stream: true},
+		{method: get, path: "/v1/groups/{id}/failures", serve: s.streamFailures, stream: true,
+			query: []string{"payload"}},
 		{method: get, path: "/v1/groups/{id}/events", serve: s.watchGroup, stream: true},
 		{method: get, path: "/v1/tenants", serve: showPage(s.listTenants), query: page},
 		{method: get, path: "/v1/tenants/{id}", serve: showByID(s.backend.Tenant)},

@@ -137,7 +137,7 @@ type slowRetryBackend struct {
 	stored chan error
 }
 
-func (b slowRetryBackend) Retry(ctx context.Context, _ string) (api.Accepted, error) {
+func (b slowRetryBackend) Retry(ctx context.Context, _ string, _ api.RetryChoice) (api.Accepted, error) {
 	<-time.After(2 * time.Second)
 	b.stored <- ctx.Err()
 	return api.Accepted{}, nil

@@ -30,8 +30,12 @@ func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	payloads, err := boolParam(r, "payload")
+	if err != nil {
+		return err
+	}
 	return streamLines(w, func(write func([]byte) error) error {
-		return s.backend.Failures(r.Context(), id, func(f api.Failure) error {
+		return s.backend.Failures(r.Context(), id, payloads, func(f api.Failure) error {
 			line, err := json.Marshal(f)
 			if err != nil {
 				return fmt.Errorf("encode failure %d of group %s: %w", f.Ordinal, id, err)

@@ -159,7 +159,7 @@ func TestSweepManyNonReadyJobs(t *testing.T) {
 func TestCancelWhileRequeueing(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 3)
-		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "")
+		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
 		require.NoError(w, err)
 		w.cancel("g")
 		w.sweep("g")

@@ -2,7 +2,9 @@ package ledger
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -147,12 +149,30 @@ func Sweep(
 	return r.str(0) == "MORE", r.list(2).steps(), err
 }
 
+// RetryChoice says which failed jobs run again: those with one of the codes and those with one of
+// the ordinals. The zero value stands for all failed jobs.
+type RetryChoice struct {
+	Codes []string `json:"codes,omitempty"`
+	Jobs  []int64  `json:"jobs,omitempty"`
+}
+
 // Reopen opens the next round of an ended group and returns its number. Requeue then moves the
-// failed jobs. Twice: with the same request id ("": none) the second call returns the same number,
-// whatever has happened since. Errors: api.ErrNotFound; api.ErrConflict if the group has not ended,
-// was cancelled, or has no failed jobs.
-func Reopen(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string) (int, error) {
-	r, err := run(ctx, c, reopen, p, group, request)
+// chosen failed jobs; the others stay failed. Twice: with the same request id ("": none) the second
+// call returns the same number, whatever has happened since. Errors: api.ErrNotFound;
+// api.ErrConflict if the group has not ended, was cancelled, has no failed jobs among the chosen
+// ones, or Requeue still moves other jobs.
+func Reopen(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string, choice RetryChoice,
+) (int, error) {
+	chosen := ""
+	if len(choice.Codes)+len(choice.Jobs) > 0 {
+		text, err := json.Marshal(choice)
+		if err != nil {
+			return 0, fmt.Errorf("encode the choice of a retry: %w", err)
+		}
+		chosen = string(text)
+	}
+	r, err := run(ctx, c, reopen, p, group, request, chosen)
 	return int(r.num(1)), err
 }
 

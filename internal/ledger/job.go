@@ -43,6 +43,9 @@ type Job struct {
 	Queued                     string // the queued blob
 }
 
+// blobFields is the number of fields of a moving blob; the last one is the payload.
+const blobFields = 15
+
 // BlobField is the field of a ready entry that holds an undivided moving blob.
 const BlobField = "j"
 

@@ -28,6 +28,7 @@ type JobError struct {
 	Until    int64  `json:"until"`  // due time of the next attempt, ms; 0: there is none
 	Reason   string `json:"reason"` // a Reason, why the job became non-ready
 	Key      string `json:"-"`      // the job's key, in a record of a failed job; "": it has none
+	Payload  string `json:"-"`      // the job's payload, in such a record; "": it is stored separately
 }
 
 // Time returns when the attempt failed.
@@ -37,7 +38,13 @@ func (e *JobError) Time() time.Time { return time.UnixMilli(e.At).UTC() }
 func parseFailure(record string) (JobError, error) {
 	text, blob, _ := strings.Cut(record, layout.RecordSeparator)
 	e, err := parseJobError(text)
-	_, e.Key = cutKey(blob)
+	c := cutter{rest: blob}
+	for range blobFields - 1 {
+		_ = c.text()
+	}
+	if !c.bad {
+		e.Payload, e.Key = cutKey(c.rest)
+	}
 	return e, err
 }
 

@@ -65,7 +65,13 @@ var refusals = map[[2]string]refusal{
 	{"seal", "CANCELLED"}:  {"group %[3]v is CANCELLED and can't be sealed any more", api.ErrConflict},
 	{"seal", "TOTAL"}:      {"group %[3]v: has %[1]v jobs, which disagrees with the total of %[2]v", api.ErrConflict},
 	{"reopen", "STATE"}:    {"group %[3]v is %[1]v: only a completed or failed group can be retried", api.ErrConflict},
-	{"reopen", "NONE"}:     {"group %[3]v: no job has failed, so there is nothing to retry", api.ErrConflict},
+	{"reopen", "NOTCHOSEN"}: {
+		"group %[3]v: no failed job has one of these codes or ordinals: look at its failures", api.ErrConflict,
+	},
+	{"reopen", "MOVING"}: {
+		"group %[3]v: a retry of other jobs has just begun: wait until the group has ended", api.ErrConflict,
+	},
+	{"reopen", "NONE"}: {"group %[3]v: no job has failed, so there is nothing to retry", api.ErrConflict},
 	// The arguments of append are the group, the limit, the request's number of jobs and its piece.
 	{"append", "GAP"}:    {"group %[3]v: piece %[6]v: %[1]v are there", ErrGap},
 	{"append", "SEALED"}: {"group %[3]v is %[1]v and takes no more jobs: start another group", api.ErrSealed},

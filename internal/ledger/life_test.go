@@ -61,7 +61,7 @@ func TestLifeOfAGroup(t *testing.T) {
 		require.Equal(w, int64(0), w.c.SCard(w.Context(), w.p.Active()).Val())
 
 		// The next round runs only the failed jobs.
-		round, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "")
+		round, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
 		require.NoError(w, err)
 		require.Equal(w, 2, round)
 		more, err := ledger.Requeue(w.Context(), w.c, w.p, "g")

@@ -172,8 +172,9 @@ var foreignFields = map[string][]string{
 	"groups/advance": {"failure_threshold", "reduce_failures", "requeue", "round", "sealed", "started", "status", "tenant"},
 	// of a consumer, as XINFO describes it
 	"processes/drop_consumer": {"idle", "name", "pending"},
-	// of an error record
-	"groups/requeue": {"code", "round"},
+	// of an error record, and of the JSON of a choice
+	"groups/requeue": {"code", "codes", "jobs", "letter", "round"},
+	"groups/reopen":  {"codes", "jobs"},
 	// of an entry of the results stream
 	"repair/repair_misplaced": {"g", "l"},
 }

@@ -244,7 +244,7 @@ func TestOutcomeFailed(t *testing.T) {
 			require.True(w, ok)
 			var err map[string]any
 			require.NoError(w, json.Unmarshal([]byte(text), &err))
-			require.Equal(w, map[string]any{"ordinal": float64(i), "code": `A/"B"`, "error": "line\nbreak", "attempts": float64(2 - i), "at": float64(number(at)), "round": 1.0}, err)
+			require.Equal(w, map[string]any{"ordinal": float64(i), "code": `A/"B"`, "error": "line\nbreak", "attempts": float64(2 - i), "at": float64(number(at)), "round": 1.0, "letter": l.ID}, err)
 			d, parsed := ledger.ParseJob(blob)
 			require.NoError(w, parsed)
 			require.Equal(w, []any{"g", "T", int64(i), "0|0|0"}, []any{d.Group, d.Type, d.Ordinal, d.Waits})

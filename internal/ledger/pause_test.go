@@ -185,7 +185,7 @@ func TestPauseWhileMoreComes(t *testing.T) {
 		w.create("g", "acme", "T")
 		w.append("g", 2)
 		if what == ledger.PauseGroup {
-			_, err := ledger.Reopen(w.Context(), w.c, w.p, "old", "")
+			_, err := ledger.Reopen(w.Context(), w.c, w.p, "old", "", ledger.RetryChoice{})
 			require.NoError(w, err)
 			w.pause(what, "old")
 		}

@@ -203,7 +203,7 @@ func TestReduceFailures(t *testing.T) {
 		require.Equal(w, ledger.AdvanceReply{Moved: 1, Round: 1}, advance())
 		require.Equal(w, "COMPLETED", w.status("g"))
 
-		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "")
+		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
 		require.NoError(w, err)
 		require.False(w, w.c.HExists(w.Context(), w.p.Aggregate("g"), "partial:failed").Val())
 		w.unchanged(func() { reduce(r) })

@@ -14,7 +14,7 @@ import (
 
 func (w *world) reopen(group string) (int, error) {
 	w.Helper()
-	return ledger.Reopen(w.Context(), w.c, w.p, group, "")
+	return ledger.Reopen(w.Context(), w.c, w.p, group, "", ledger.RetryChoice{})
 }
 
 func TestReopenAndRequeue(t *testing.T) {
@@ -92,7 +92,9 @@ func TestReopenAndRequeue(t *testing.T) {
 func TestReopenRepeated(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 1)
-		again := func(request string) (int, error) { return ledger.Reopen(w.Context(), w.c, w.p, "g", request) }
+		again := func(request string) (int, error) {
+			return ledger.Reopen(w.Context(), w.c, w.p, "g", request, ledger.RetryChoice{})
+		}
 		round, err := again("first")
 		require.NoError(w, err)
 		require.Equal(w, 2, round)

@@ -248,13 +248,13 @@ var lifeScenes = []scene{
 	{"reopen", true, func(w *world) act {
 		w.failed("g", 2)
 		return func() error {
-			_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "")
+			_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
 			return err
 		}
 	}},
 	{"requeue", true, func(w *world) act {
 		w.failed("g", 2)
-		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "")
+		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
 		require.NoError(w, err)
 		return func() error {
 			_, err := ledger.Requeue(w.Context(), w.c, w.p, "g")

@@ -142,7 +142,7 @@ func (w *world) sweep(group string) int {
 // retry opens the next round of a group and requeues its failed jobs.
 func (w *world) retry(group string) {
 	w.Helper()
-	_, err := ledger.Reopen(w.Context(), w.c, w.p, group, "")
+	_, err := ledger.Reopen(w.Context(), w.c, w.p, group, "", ledger.RetryChoice{})
 	require.NoError(w, err)
 	w.requeue(group)
 }

@@ -7,8 +7,9 @@
 --   check_end(group)            marks a sealed group dirty if all its jobs have ended
 
 -- fail_job records a job that has failed: its error with the job itself, so that a later round can
--- run it, the error code, and a dead letter. It deletes the job's latest error in errors:GROUP, and
--- changes j. The caller writes state and counts, and removes the job from its location.
+-- run it, the error code, and a dead letter, which requeue deletes. It deletes the job's latest
+-- error in errors:GROUP, and changes j. The caller writes state and counts, and removes the job
+-- from its location.
 local function precheck_fail_job(group)
   precheck('XLEN', B .. 'dead-letters')
   precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group)
@@ -16,15 +17,15 @@ local function precheck_fail_job(group)
 end
 local function fail_job(group, tenant, round, j, blob, code, message, now)
   local payload, key = payload_and_key(string.sub(blob, j.payload_at))
-  local err = cjson.encode({
-    ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now, round = round,
-  })
   if payload == '' then payload = call('HGET', B .. 'payloads:' .. group, tostring(j.ordinal)) or '' end
   local letter = { 'job', group .. '.' .. j.ordinal, 'tenant', tenant, 'group', group,
     'ordinal', j.ordinal, 'type', j.typ, 'code', code, 'error', message, 'attempts', j.attempt, 'at', now,
     'payload', payload }
   if key ~= '' then letter[#letter + 1], letter[#letter + 2] = 'key', key end
-  call('XADD', B .. 'dead-letters', '*', unpack(letter))
+  local entry = call('XADD', B .. 'dead-letters', '*', unpack(letter))
+  local err = cjson.encode({
+    ordinal = j.ordinal, code = code, error = message, attempts = j.attempt, at = now, round = round, letter = entry,
+  })
   note_step('fail', group, j.ordinal, tenant, j.trace, j.attempt, code)
   j.retries, j.throttles, j.losses, j.wf, j.wr, j.wc, j.since, j.reason = 0, 0, 0, 0, 0, 0, 0, ''
   call('HSET', B .. 'failures:' .. group, j.ordinal, err .. '\n' .. compose(j, blob))

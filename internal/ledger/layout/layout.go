@@ -64,6 +64,8 @@ package layout
 //	requeue                  reopen, requeue,     cursor of requeue among the failed jobs of a
 //	                         cancel               reopened group; absent: requeue has completed
 //	reopened                 reopen               id of the request that opened the round
+//	retry                    reopen               which failed jobs the round runs, as JSON;
+//	                                              absent: all
 //	reduce_failures    1     create               an aggregate covers failed jobs; absent: none
 //	failures_reduced   jobs  reduce_failures,     how many failed jobs are in that aggregate;
 //	                         reopen               reopen deletes it

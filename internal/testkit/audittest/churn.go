@@ -218,7 +218,7 @@ func (m mover) watcher() {
 	if m.r.IntN(10) == 0 {
 		m.may(nil, ledger.Cancel(m.Context(), m.C, m.p, id))
 		if m.r.IntN(2) == 0 {
-			m.may(ledger.Reopen(m.Context(), m.C, m.p, id, ""))
+			m.may(ledger.Reopen(m.Context(), m.C, m.p, id, "", ledger.RetryChoice{}))
 		}
 	}
 	for _, id := range append(m.C.SMembers(m.Context(), m.p.Dirty()).Val(), id) {

@@ -64,7 +64,7 @@ func Inhabit(w *World) {
 	require.Equal(w, "FAILED", w.status("failed"))
 	require.Equal(w, "COMPLETED", w.status("partly"))
 	w.OK(ledger.Expire(w.Context(), w.C, w.Part("expired"), "expired", w.lead(w.Part("expired")), true))
-	w.did(ledger.Reopen(w.Context(), w.C, p, "retried", ""))
+	w.did(ledger.Reopen(w.Context(), w.C, p, "retried", "", ledger.RetryChoice{}))
 	w.Create("moved", "acme", "moved")
 	w.Append("moved", Jobs(8))
 	w.seal("moved")
@@ -73,7 +73,7 @@ func Inhabit(w *World) {
 	w.Done(p, "moved", w.Start(p, "moved", w.Read(p, "moved", "c", 5))...)
 	w.Reduce(p, "3", 100)
 	w.advance("moved")
-	w.did(ledger.Reopen(w.Context(), w.C, p, "moved", ""))
+	w.did(ledger.Reopen(w.Context(), w.C, p, "moved", "", ledger.RetryChoice{}))
 	w.complete(ledger.Requeue, p, "moved")
 
 	// Cancelled groups, one swept and one not yet.
