@@ -203,19 +203,25 @@ func TestEveryScriptTwice(t *testing.T) {
 	require.Equal(t, api.StatusCancelled, g.Status)
 	s.awaitCounts("doomed", "settled", func(c api.Counts) bool { return c.Cancelled+c.Done == 300 })
 
+	letters := func() int {
+		t.Helper()
+		jobs := map[string]bool{}
+		for d, err := range s.api.DeadLetters(ctx) {
+			require.NoError(t, err)
+			key := d.Group + "/" + d.Job
+			require.False(t, jobs[key], key)
+			jobs[key] = true
+		}
+		return len(jobs)
+	}
 	require.Equal(t, api.Counts{Accepted: 50, Failed: 50}, s.wait("failing").Counts)
+	require.Equal(t, 50+4*5, letters())
 	told("POST", "/v1/groups/failing/retry", "")
 	g = s.waitRound("failing", 2)
 	require.Equal(t, api.Counts{Accepted: 50, Done: 50}, g.Counts)
 	require.JSONEq(t, "50", string(g.Aggregate["n"]))
+	require.Equal(t, 4*5, letters(), "a retry deletes the dead letters of the jobs that it starts anew")
 
-	letters := map[string]bool{}
-	for d, err := range s.api.DeadLetters(ctx) {
-		require.NoError(t, err)
-		require.False(t, letters[d.Job], d.Job)
-		letters[d.Job] = true
-	}
-	require.Len(t, letters, 50+4*5)
 	seen := map[string]bool{}
 	s.follow(space.Events(), "the last event", func(m redis.XMessage) bool {
 		var e api.Event
