@@ -252,13 +252,17 @@ func TestLostReplies(t *testing.T) {
 	require.Positive(t, total)
 	admin := newClient(t, dial(t, server.Addr()), "g:")
 	require.Eventually(t, func() bool {
+		// A call whose reply was lost may still stand in the queue or hold a member. It is removed
+		// once it has expired, and by the next call only.
+		if l, err := pools[0].TryAcquire(ctx, guard.On("m0")); err == nil {
+			_ = l.Release(ctx, guard.Success)
+		}
 		v, err := admin.Inspect(ctx, "p")
 		if err != nil || v.Queue.Length > 0 {
 			return false
 		}
 		for _, m := range v.Members {
-			if m.Held > 0 { // the next call ends it when it has expired
-				_, _ = pools[0].TryAcquire(ctx, guard.On("m0"))
+			if m.Held > 0 {
 				return false
 			}
 		}
