@@ -1,6 +1,7 @@
 // Package accountsfile reads the YAML files in which operators list the accounts of a processor,
-// with the files of secrets that they name, and other files that operators edit while they are used. It collects all mistakes of a file, and tells when a
-// file has changed. It hides what accounts of all processors have in common.
+// with the files of secrets that they name, and other files that operators edit while processes use
+// them. It collects all mistakes of a file, and tells when a file has changed. It hides what
+// accounts of all processors have in common.
 package accountsfile
 
 import (
