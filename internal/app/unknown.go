@@ -7,7 +7,10 @@ import (
 )
 
 // others are variables with the prefix BULKACTION_ that the command line and the tests read.
-var others = []string{"BULKACTION_API", "BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN"}
+var others = []string{
+	"BULKACTION_API", "BULKACTION_API_KEY", "BULKACTION_API_KEY_FILE", "BULKACTION_AUTH_PEPPER_FILE",
+	"BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN",
+}
 
 // unknown returns the variables that are set but that no section reads, ordered by name.
 func unknown(set map[string]string, variables []Variable) []Unknown {

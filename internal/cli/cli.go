@@ -52,7 +52,8 @@ type Root struct {
 	IO
 	JSON    bool // --json
 	address string
-	started bool // the command runs, so its flags and arguments are valid
+	keyFile string // --api-key-file
+	started bool   // the command runs, so its flags and arguments are valid
 }
 
 // Command creates a command. RunE of the command returns errors and does not print them.
@@ -62,7 +63,8 @@ type Command func(*Root) *cobra.Command
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newJobs, newJob, newRetry,
 	newWhy, newTenant, newType,
-	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newDev, newDemo, newBench, newRole,
+	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newKey, newDev, newDemo, newBench,
+	newRole,
 	newGuardLoad, newRoomLoad,
 }
 
@@ -106,13 +108,15 @@ func (r *Root) command(all []Command) *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&r.address, "api", address, "address of the API; BULKACTION_API sets the default")
 	flags.BoolVar(&r.JSON, "json", false, "print JSON: one object, or one line for each item (default: text)")
+	flags.StringVar(&r.keyFile, "api-key-file", os.Getenv("BULKACTION_API_KEY_FILE"),
+		"file with the API key; BULKACTION_API_KEY_FILE sets the default, BULKACTION_API_KEY the key itself")
 	for _, c := range all {
 		root.AddCommand(c(r))
 	}
 	return root
 }
 
-// API returns a client for the address of --api.
+// API returns a client for the address of --api, with the API key if there is one.
 func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	address := r.address
 	if !strings.Contains(address, "://") {
@@ -121,6 +125,13 @@ func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return nil, usagef("--api %q: write it as %s", r.address, defaultAddress)
+	}
+	key, err := r.apiKey()
+	if err != nil {
+		return nil, err
+	}
+	if key != "" {
+		opts = append(opts, client.WithAPIKey(key))
 	}
 	return client.NewAPI(address, opts...), nil
 }

@@ -74,6 +74,9 @@ func (s Space) PoolSize(worker string) string { return s.prefix + "pool-size:" +
 // the hash of that key.
 func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:" + hash }
 
+// AuthKeys is a hash: hash of an API key → its record (package apikey).
+func (s Space) AuthKeys() string { return s.prefix + "auth:keys" }
+
 // OfTenant returns the partition that holds all keys of a tenant.
 func (s Space) OfTenant(tenant string) Partition { return s.Partition(s.index(tenant)) }
 
