@@ -57,6 +57,9 @@ func (s Space) Rejected() string { return s.prefix + "ingest:rejected" }
 // outboxes.
 func (s Space) Events() string { return s.prefix + "events" }
 
+// Activity is a stream: who changed what (package activity).
+func (s Space) Activity() string { return s.prefix + "activity" }
+
 // PartitionCount is a string: the number of partitions that the data was written with.
 func (s Space) PartitionCount() string { return s.prefix + "partitions" }
 
