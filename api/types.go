@@ -109,8 +109,8 @@ type Job struct {
 	State     string    `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
 	Attempts  int       `json:"attempts"`
 	LastError *JobError `json:"last_error,omitempty"`
-	// Errors are the errors of the job's latest attempts in this round, newest first, at most three.
-	// The first one is LastError. A done job has none, and a job of a list has only LastError.
+	// Errors are the errors of the latest attempts in this round, at most three, newest first:
+	// LastError and those before it. A done job has none, and a job of a list has only LastError.
 	Errors []JobError      `json:"errors,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"`
 	// Waiting says why a job that may still run is not running: one of the constants Why….

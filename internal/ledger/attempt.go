@@ -49,8 +49,8 @@ type StartReply struct {
 	Tokens []int64      // for each job, in the order of the call: the attempt to report under, or negative
 	Groups []GroupTerms // for each group, in the order of the call
 	AtUS   int64        // Redis time, µs
-	// LastErrors has the last errors of jobs with the flag Failed, by their positions in the call. A
-	// deferral is no error.
+	// LastErrors has the last error of each job with the flag Failed, by the job's position in the
+	// call. A deferral is no error.
 	LastErrors map[int]JobError
 }
 

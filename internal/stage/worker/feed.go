@@ -261,7 +261,9 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 			} else {
 				t.currentAttempt, t.inFlight, t.startedAt = int(r.Tokens[i]), true, now
 				if e, ok := r.LastErrors[i]; ok {
-					t.lastError = &processor.AttemptError{Code: e.Code, Text: e.Error, Attempt: e.Attempts, At: e.Time()}
+					t.lastError = &processor.AttemptError{
+						Code: e.Code, Text: e.Error, Attempt: e.Attempts, At: e.Time(),
+					}
 				}
 				started = append(started, t)
 				if t.Attempt == 1 {
