@@ -168,6 +168,14 @@ var lifeScenes = []scene{
 		report[0].Others = append(report[0].Others, other(ledger.OutcomeDeferred, w.read("T", "c")[0], time.Hour)[0].Others...)
 		return w.reporting(report)
 	}},
+	{"outcome of a done job, and of one that is retried", false, func(w *world) act {
+		w.create("g", "acme", "T")
+		w.append("g", 2)
+		run := w.begin("T", "c", 2)
+		report := done(run[0])
+		report[0].Others = other(ledger.OutcomeRetry, run[1], 0)[0].Others
+		return w.reporting(report)
+	}},
 	{"outcome of jobs that had errors before", false, func(w *world) act {
 		w.create("g", "acme", "T")
 		w.append("g", 3)
