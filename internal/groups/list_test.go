@@ -206,6 +206,12 @@ func TestJob(t *testing.T) {
 		require.Equal(w.T, "DOWN", retried.LastError.Code)
 		require.Equal(w.T, 1, retried.Attempts)
 		require.Equal(w.T, time.Minute, retried.Until.Sub(retried.LastError.At))
+		require.Equal(w.T, []api.JobError{{Code: "DOWN", Error: "it is down", Attempt: 1, At: retried.LastError.At}}, retried.Errors)
+		require.Equal(w.T, []api.JobError{*w.Job("g", 1).LastError}, w.Job("g", 1).Errors)
+		list, err := w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 10})
+		require.NoError(w.T, err)
+		require.Equal(w.T, retried.LastError, list.Jobs[2].LastError)
+		require.Nil(w.T, list.Jobs[2].Errors, "a list has only the last error")
 
 		for _, ordinal := range []int64{-1, 6, messages.MaxTotal, 1<<63 - 1, 1 << 62} {
 			_, err := w.Store.Job(ctx, "g", ordinal)

@@ -174,8 +174,8 @@ func (k GroupKeys) Aggregate(group string) string { return string(k) + "aggregat
 // reclaim, lose, requeue, repairs).
 func (k GroupKeys) Failures(group string) string { return string(k) + "failures:" + group }
 
-// Errors is a hash: ordinal → the latest error of a job that is retried (outcome, reclaim, lose,
-// sweep).
+// Errors is a hash: ordinal → the last errors of a job that is retried, or was before it failed
+// (outcome, reclaim, lose, requeue, sweep).
 func (k GroupKeys) Errors(group string) string { return string(k) + "errors:" + group }
 
 // Codes is a hash: error code → number of failed jobs (outcome, reclaim, lose, requeue, repairs).
