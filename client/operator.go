@@ -52,6 +52,14 @@ func (a *operatorAPI) SetTenant(ctx context.Context, tenant string, set api.Tena
 	return doJSON[api.Tenant](ctx, a.transport, putOn("set", "tenant", tenant, set))
 }
 
+// PatchTenant changes the settings of a tenant that the patch has; the others stay as they are.
+// Patches of different settings at the same time all have their effect.
+func (a *operatorAPI) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
+	c := callOn("change", http.MethodPatch, "tenant", tenant, "").withBody(patch)
+	c.header = http.Header{"Content-Type": {"application/merge-patch+json"}}
+	return doJSON[api.Tenant](ctx, a.transport, c)
+}
+
 // ResizeWorker asks a worker process for n slots, from 0 to api.MaxWorkers; without slots it starts
 // no job. Stats names the processes, and shows the new number within a second. A process that
 // starts again begins with its configured number.

@@ -66,7 +66,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("POST /v1/{kind}/{id}/{verb}", f.pauseOrResume)
 	mux.HandleFunc("GET /v1/tenants", f.listTenants)
 	mux.HandleFunc("GET /v1/tenants/{id}", f.tenant)
-	mux.HandleFunc("PUT /v1/tenants/{id}", f.setTenant)
+	mux.HandleFunc("PATCH /v1/tenants/{id}", f.patchTenant)
 	mux.HandleFunc("PUT /v1/workers/{id}", f.resizeWorker)
 	mux.HandleFunc("GET /v1/guards", f.listGuards)
 	mux.HandleFunc("GET /v1/guards/{name}", f.showGuard)

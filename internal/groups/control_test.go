@@ -125,6 +125,17 @@ func TestTenant(t *testing.T) {
 		require.Nil(w.T, set.RPS, "a setting that is not given gets its default")
 		require.Nil(w.T, set.BasePriority)
 		require.Equal(w.T, 3.0, set.Weight)
+		for range 2 {
+			set, err = w.Store.PatchTenant(ctx, "acme", api.TenantPatch{RPS: api.SetTo(9.0)})
+			require.NoError(w.T, err)
+			require.Equal(w.T, 9.0, *set.RPS)
+			require.Equal(w.T, 3.0, set.Weight, "a patch leaves the other settings as they are")
+		}
+		set, err = w.Store.PatchTenant(ctx, "acme", api.TenantPatch{RPS: api.ToDefault[float64]()})
+		require.NoError(w.T, err)
+		require.Nil(w.T, set.RPS)
+		_, err = w.Store.PatchTenant(ctx, "nobody", api.TenantPatch{Weight: api.ToDefault[float64]()})
+		require.NoError(w.T, err)
 		_, err = w.Store.SetTenant(ctx, "nobody", api.TenantSettings{})
 		require.NoError(w.T, err)
 		_, err = w.Store.Tenant(ctx, "nobody")

@@ -21,11 +21,25 @@ type tenants struct{ *access }
 // SetTenant replaces a tenant's settings and returns the tenant. Pausing is not a setting, and
 // stays. An unknown tenant becomes known, unless all settings are the defaults.
 func (s *tenants) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
-	p := s.space.OfTenant(tenant)
-	err := retryUnavailable(ctx, func(ctx context.Context) error {
+	return s.change(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.SetTenant(ctx, s.conn.Cmd, p, tenant, ledger.TenantSettings(set))
 	})
-	if err != nil {
+}
+
+// PatchTenant changes some of a tenant's settings and returns the tenant. Otherwise it is as
+// SetTenant.
+func (s *tenants) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
+	return s.change(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
+		return ledger.ChangeTenant(ctx, s.conn.Cmd, p, tenant, patch)
+	})
+}
+
+// change changes a tenant by do, which may be repeated, and returns the tenant.
+func (s *tenants) change(
+	ctx context.Context, tenant string, do func(context.Context, keyspace.Partition) error,
+) (api.Tenant, error) {
+	p := s.space.OfTenant(tenant)
+	if err := retryUnavailable(ctx, func(ctx context.Context) error { return do(ctx, p) }); err != nil {
 		return api.Tenant{}, apiError(err)
 	}
 	st, err := s.state(ctx, p, tenant)

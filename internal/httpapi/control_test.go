@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http/httptest"
 	"strings"
@@ -108,6 +109,52 @@ func TestTenantIsSetAsAWhole(t *testing.T) {
 		require.EqualValues(t, 1, cleared.Weight)
 	}
 	require.Contains(t, call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), `"rps":null,"weight":1,"base_priority":null`)
+}
+
+func TestTenantIsPatched(t *testing.T) {
+	f := newFakeBackend()
+	h := New(options(f))
+	put := func(body string) { call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType) }
+	for _, c := range []struct{ patch, want string }{
+		{`{}`, `{"rps":1.5,"weight":2,"base_priority":-3}`},
+		{`{"rps":50}`, `{"rps":50,"weight":2,"base_priority":-3}`},
+		{`{"rps":null}`, `{"weight":2,"base_priority":-3}`},
+		{`{"weight":null,"base_priority":7}`, `{"rps":1.5,"base_priority":7}`},
+		{`{"rps":null,"weight":null,"base_priority":null}`, `{}`},
+		{` {"rps":0.5,"weight":0.001,"base_priority":-1e15} `, `{"rps":0.5,"weight":0.001,"base_priority":-1000000000000000}`},
+	} {
+		for _, typ := range []string{mergePatchType, jsonType} {
+			put(`{"rps":1.5,"weight":2,"base_priority":-3}`)
+			rec := call(t, h, "PATCH", "/v1/tenants/acme", c.patch, "Content-Type", typ)
+			require.Equal(t, 200, rec.Code, rec.Body.String())
+			got, err := json.Marshal(f.tenants["acme"])
+			require.NoError(t, err)
+			require.JSONEq(t, c.want, string(got), c.patch)
+			require.Equal(t, rec.Body.String(), call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), "as GET shows it")
+		}
+	}
+	before := f.tenants["acme"]
+	for patch, fields := range map[string]string{
+		`{"rps":0,"weight":1001,"base_priority":0.5,"wieght":null}`: "base_priority rps weight wieght",
+		`{"rps":1,"rps":null}`: "rps",
+		`null`:                 "body",
+		`[]`:                   "body",
+		`{"rps":1`:             "body",
+		``:                     "body",
+	} {
+		p := requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", patch, "Content-Type", mergePatchType), statusOfBad(patch), "")
+		var named []string
+		for _, b := range p.Fields {
+			named = append(named, b.Field)
+		}
+		require.Equal(t, fields, strings.Join(named, " "), patch)
+	}
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", "application/json-patch+json"), 415, "")
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/a%20b", "{}", "Content-Type", jsonType), 422, "id")
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", jsonType, "Origin", "https://evil.example"), 403, "")
+	require.Equal(t, before, f.tenants["acme"], "a refused patch changes nothing")
+	f.err = api.ErrUnavailable
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", jsonType), 503, "")
 }
 
 func TestBadSettingsAreAllNamed(t *testing.T) {

@@ -214,6 +214,26 @@ func (f *fakeBackend) SetTenant(_ context.Context, id string, set api.TenantSett
 	return tenantView(id, set), f.err
 }
 
+func (f *fakeBackend) PatchTenant(_ context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tenants[id] = patched(f.tenants[id], p)
+	return tenantView(id, f.tenants[id]), f.err
+}
+
+func patched(set api.TenantSettings, p api.TenantPatch) api.TenantSettings {
+	if p.RPS.Given {
+		set.RPS = p.RPS.Value
+	}
+	if p.Weight.Given {
+		set.Weight = p.Weight.Value
+	}
+	if p.BasePriority.Given {
+		set.BasePriority = p.BasePriority.Value
+	}
+	return set
+}
+
 func (f *fakeBackend) ResizeWorker(_ context.Context, id string, n int) error {
 	return f.record(fmt.Sprint("resize worker ", id, " ", n))
 }

@@ -67,6 +67,9 @@ type Backend interface {
 	Tenant(ctx context.Context, id string) (api.Tenant, error)
 	// SetTenant replaces a tenant's settings. Pausing is not a setting, and stays.
 	SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error)
+	// PatchTenant changes those of a tenant's settings that the patch has. Patches of different
+	// settings at the same time all have their effect.
+	PatchTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
 	// Why returns the reason why the group's next job is waiting.
 	Why(ctx context.Context, group string) (api.Why, error)
 	// Group returns one group.
@@ -301,6 +304,7 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/tenants", serve: showPage(s.listTenants), query: page},
 		{method: get, path: "/v1/tenants/{id}", serve: showByID(s.backend.Tenant)},
 		{method: put, path: "/v1/tenants/{id}", serve: show(s.setTenant)},
+		{method: http.MethodPatch, path: "/v1/tenants/{id}", serve: show(s.patchTenant)},
 		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters), query: page},
 		{method: get, path: "/v1/rejected", serve: show(listRejected(s.backend)),
 			query: append([]string{"data"}, page...)},

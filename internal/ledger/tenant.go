@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -71,7 +72,25 @@ type TenantSettings struct {
 // SetTenant replaces all settings of a tenant; a nil field removes one. The next admission follows
 // them. Twice: the same settings.
 func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, s TenantSettings) error {
-	_, err := run(ctx, c, setting, p, tenant, orEmpty(s.RPS), orEmpty(s.Weight), orEmpty(s.BasePriority))
+	_, err := run(ctx, c, setting, p, tenant, orEmpty(s.RPS), orEmpty(s.Weight), orEmpty(s.BasePriority), "")
+	return err
+}
+
+// ChangeTenant changes those settings of a tenant that the patch has; the others stay as they are.
+// The next admission follows them. Twice: the same settings.
+func ChangeTenant(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, change api.TenantPatch,
+) error {
+	kept := ""
+	for name, given := range map[string]bool{
+		"rps": change.RPS.Given, "weight": change.Weight.Given, "base_priority": change.BasePriority.Given,
+	} {
+		if !given {
+			kept += name + "|"
+		}
+	}
+	_, err := run(ctx, c, setting, p, tenant,
+		orEmpty(change.RPS.Value), orEmpty(change.Weight.Value), orEmpty(change.BasePriority.Value), kept)
 	return err
 }
 

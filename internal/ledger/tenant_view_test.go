@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -70,5 +71,37 @@ func TestTenants(t *testing.T) {
 		require.Equal(w, []string{"c", "d"}, list("b", 2))
 		require.Equal(w, []string{"c", "d"}, list("bb", 10))
 		require.Empty(w, list("d", 2))
+	})
+}
+
+// Patches of different settings at the same time all have their effect, in any order and repeated.
+func TestChangeTenant(t *testing.T) {
+	both(t, func(w *world) {
+		settings := func() ledger.TenantSettings {
+			st, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", noLimit)
+			require.NoError(w, err)
+			return st.Settings
+		}
+		change := func(p api.TenantPatch) error { return ledger.ChangeTenant(w.Context(), w.c, w.p, "acme", p) }
+		rps, weight, base := 1.5, 0.5, int64(-1e15)
+		changed := make(chan error)
+		for _, p := range []api.TenantPatch{
+			{RPS: api.SetTo(rps)}, {Weight: api.SetTo(weight)}, {BasePriority: api.SetTo(base)}, {},
+		} {
+			for range 3 {
+				go func() { changed <- change(p) }()
+			}
+		}
+		for range 12 {
+			require.NoError(w, <-changed)
+		}
+		require.Equal(w, ledger.TenantSettings{RPS: &rps, Weight: &weight, BasePriority: &base}, settings())
+
+		require.NoError(w, change(api.TenantPatch{Weight: api.ToDefault[float64]()}))
+		require.Equal(w, ledger.TenantSettings{RPS: &rps, BasePriority: &base}, settings())
+		require.NoError(w, change(api.TenantPatch{RPS: api.ToDefault[float64](), BasePriority: api.ToDefault[int64]()}))
+		ids, err := ledger.Tenants(w.Context(), w.c, w.p, "", 10)
+		require.NoError(w, err)
+		require.Empty(w, ids, "a tenant with default settings only is forgotten")
 	})
 }
