@@ -90,6 +90,7 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 
 func TestTenantsArePaged(t *testing.T) {
 	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, "true", r.URL.Query().Get("groups"))
 		switch r.URL.Query().Get("cursor") {
 		case "":
 			answer(w, http.StatusOK, api.TenantList{Tenants: []api.Tenant{{ID: "a"}, {ID: "b"}}, Cursor: "b"})
@@ -100,14 +101,14 @@ func TestTenantsArePaged(t *testing.T) {
 		}
 	}))
 	var ids string
-	for tenant, err := range a.Tenants(t.Context()) {
+	for tenant, err := range a.Tenants(t.Context(), client.TenantFilter{Groups: true}) {
 		require.NoError(t, err)
 		ids += tenant.ID
 	}
 	require.Equal(t, "abc", ids)
 
 	gone := client.NewAPI("http://127.0.0.1:1", client.WithRetry(1, 0))
-	for _, err := range gone.Tenants(t.Context()) {
+	for _, err := range gone.Tenants(t.Context(), client.TenantFilter{}) {
 		require.ErrorContains(t, err, "list tenants", fmt.Sprint(err))
 	}
 }

@@ -43,6 +43,9 @@ func (f *fakeAPI) listTenants(w http.ResponseWriter, r *http.Request) {
 	defer f.mu.Unlock()
 	l := api.TenantList{Tenants: []api.Tenant{}}
 	for _, id := range slices.Sorted(maps.Keys(f.tenants)) {
+		if r.URL.Query().Get("groups") != "true" && strings.HasPrefix(id, "own") {
+			continue
+		}
 		if id > r.URL.Query().Get("cursor") && l.Cursor == "" {
 			l.Tenants = append(l.Tenants, f.tenantDocument(id))
 			if len(l.Tenants) == 2 {
@@ -281,6 +284,11 @@ func TestTenantLs(t *testing.T) {
 	var last api.Tenant
 	require.NoError(t, json.Unmarshal([]byte(lines[4]), &last))
 	require.Equal(t, f.tenantDocument("t4"), last)
+	f.tenants["own"] = api.TenantSettings{}
+	for flags, lines := range map[string]int{"ls": 6, "ls --all": 7} {
+		got := f.exec(t.Context(), console{}, append([]string{"tenant"}, strings.Fields(flags)...)...)
+		require.Len(t, strings.Split(strings.TrimSpace(got.out), "\n"), lines, flags)
+	}
 	got = f.exec(t.Context(), console{outIsTerm: true}, "tenant", "ls")
 	require.Equal(t, "TENANT                   STATE           RPS   WEIGHT   UNFINISHED    NON-READY  PER SEC\n"+
 		"t0                       active          0.5        1       12,345          678      9.5", strings.Join(strings.Split(got.out, "\n")[:2], "\n"))

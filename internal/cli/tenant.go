@@ -25,12 +25,15 @@ func newTenant(r *Root) *cobra.Command {
 }
 
 func newTenantLs(r *Root) *cobra.Command {
-	return &cobra.Command{
+	var filter client.TenantFilter
+	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List the tenants that have groups or settings",
-		Args:  cobra.NoArgs,
+		Short: "List the tenants that have groups or settings, or are paused",
+		Long: "List the tenants that have groups or settings, or are paused. A group without a tenant is its own\n" +
+			"tenant: without --all, such a tenant is listed only if it has settings or is paused.",
+		Args: cobra.NoArgs,
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
-			return printLines(r, a.Tenants(ctx), &columns[api.Tenant]{
+			return printLines(r, a.Tenants(ctx, filter), &columns[api.Tenant]{
 				format: "%-24v %-8v %10v %8v %12v %12v %8v",
 				head:   []any{"TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC"},
 				cells: func(t api.Tenant) []any {
@@ -42,6 +45,8 @@ func newTenantLs(r *Root) *cobra.Command {
 			})
 		}),
 	}
+	cmd.Flags().BoolVar(&filter.Groups, "all", false, "list the tenants of groups without a tenant, too")
+	return cmd
 }
 
 func newTenantShow(r *Root) *cobra.Command {

@@ -48,23 +48,18 @@ func resizeWorker(b Backend) func(context.Context, string, poolSizeBody) (any, e
 	}
 }
 
-func (s *calls) listTenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
-	l, err := s.backend.Tenants(ctx, cursor, limit)
+func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
+	cursor, limit, err := pageParams(r)
+	if err != nil {
+		return l, err
+	}
+	all, err := boolParam(r, "groups")
+	if err != nil {
+		return l, err
+	}
+	l, err = s.backend.Tenants(r.Context(), cursor, limit, all)
 	l.Tenants = orEmpty(l.Tenants)
 	return l, err
-}
-
-// setTenant serves PUT: a field that is absent or null gets its default.
-func (s *calls) setTenant(r *http.Request) (t api.Tenant, err error) {
-	return s.changeTenant(r, func(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
-		set := api.TenantSettings{RPS: p.RPS.Value, Weight: p.Weight.Value, BasePriority: p.BasePriority.Value}
-		return s.backend.SetTenant(ctx, id, set)
-	}, jsonType)
-}
-
-// patchTenant serves PATCH: a JSON merge patch (RFC 7396).
-func (s *calls) patchTenant(r *http.Request) (t api.Tenant, err error) {
-	return s.changeTenant(r, s.backend.PatchTenant, mergePatchType, jsonType)
 }
 
 const (
@@ -72,31 +67,41 @@ const (
 	mergePatchType = "application/merge-patch+json"
 )
 
-// changeTenant decodes the body, which has one of the media types, and calls do.
-func (s *calls) changeTenant(
-	r *http.Request, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
-) (t api.Tenant, err error) {
-	id, err := pathID(r)
-	if err != nil {
+// setTenant returns what PUT does: a field that is absent or null gets its default.
+func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Tenant, error) {
+	return func(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
+		set := api.TenantSettings{RPS: p.RPS.Value, Weight: p.Weight.Value, BasePriority: p.BasePriority.Value}
+		return b.SetTenant(ctx, id, set)
+	}
+}
+
+// changeTenant decodes a body, which has one of the media types, and calls do.
+func changeTenant(
+	s *calls, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
+) func(*http.Request) (api.Tenant, error) {
+	return func(r *http.Request) (t api.Tenant, err error) {
+		id, err := pathID(r)
+		if err != nil {
+			return t, err
+		}
+		if _, err := mediaType(r, types...); err != nil {
+			return t, err
+		}
+		body, release, err := s.readBody(r, smallBody)
+		defer release()
+		if err != nil {
+			return t, err
+		}
+		patch, err := decodeSettings(body)
+		if err != nil {
+			return t, err
+		}
+		err = s.write(r.Context(), func(ctx context.Context) (err error) {
+			t, err = do(ctx, id, patch)
+			return err
+		})
 		return t, err
 	}
-	if _, err := mediaType(r, types...); err != nil {
-		return t, err
-	}
-	body, release, err := s.readBody(r, smallBody)
-	defer release()
-	if err != nil {
-		return t, err
-	}
-	patch, err := decodeSettings(body)
-	if err != nil {
-		return t, err
-	}
-	err = s.write(r.Context(), func(ctx context.Context) (err error) {
-		t, err = do(ctx, id, patch)
-		return err
-	})
-	return t, err
 }
 
 // decodeSettings decodes the body of PUT and PATCH /v1/tenants/{id}. The error lists every bad

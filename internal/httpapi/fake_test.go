@@ -189,12 +189,12 @@ func (f *fakeBackend) record(what string) error {
 	return f.err
 }
 
-func (f *fakeBackend) Tenants(_ context.Context, cursor string, limit int) (api.TenantList, error) {
+func (f *fakeBackend) Tenants(_ context.Context, cursor string, limit int, all bool) (api.TenantList, error) {
 	var l api.TenantList
 	if cursor != "" {
 		l.Tenants = []api.Tenant{{ID: cursor, Weight: 1, Window: api.TenantWindow{Limiter: "fixed", Share: "elastic"}}}
 	}
-	return l, f.record(fmt.Sprint("tenants ", cursor, " ", limit))
+	return l, f.record(fmt.Sprint("tenants ", cursor, " ", limit, " ", all))
 }
 
 func (f *fakeBackend) Tenant(_ context.Context, id string) (api.Tenant, error) {

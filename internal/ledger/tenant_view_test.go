@@ -1,6 +1,8 @@
 package ledger_test
 
 import (
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -103,5 +105,40 @@ func TestChangeTenant(t *testing.T) {
 		ids, err := ledger.Tenants(w.Context(), w.c, w.p, "", 10)
 		require.NoError(w, err)
 		require.Empty(w, ids, "a tenant with default settings only is forgotten")
+	})
+}
+
+// A tenant whose only group has the tenant's id is implicit, unless it has settings or is paused.
+func TestImplicitTenants(t *testing.T) {
+	both(t, func(w *world) {
+		for group, tenant := range map[string]string{
+			"own": "own", "limited": "limited", "paused": "paused",
+			"g":     "other",                    // its only group has another id
+			"twice": "twice", "second": "twice", // the tenant of a group, and named by another group
+		} {
+			w.create(group, tenant, "T")
+		}
+		require.NoError(w, ledger.ChangeTenant(w.Context(), w.c, w.p, "limited", api.TenantPatch{RPS: api.SetTo(1.0)}))
+		w.pause(ledger.PauseTenant, "paused")
+		want := map[string]bool{"own": true, "limited": false, "paused": false, "other": false, "twice": false, "gone": false}
+		implicit := func() map[string]bool {
+			var refs []ledger.TenantRef
+			for _, id := range slices.Sorted(maps.Keys(want)) {
+				refs = append(refs, ledger.TenantRef{Partition: w.p, ID: id})
+			}
+			found, err := ledger.ImplicitTenants(w.Context(), w.c, refs)
+			require.NoError(w, err)
+			got := map[string]bool{}
+			for i, ref := range refs {
+				got[ref.ID] = found[i]
+			}
+			return got
+		}
+		require.Equal(w, want, implicit())
+		change := api.TenantPatch{RPS: api.ToDefault[float64]()}
+		require.NoError(w, ledger.ChangeTenant(w.Context(), w.c, w.p, "limited", change))
+		require.NoError(w, ledger.Resume(w.Context(), w.c, w.p, ledger.PauseTenant, "paused"))
+		want["limited"], want["paused"] = true, true
+		require.Equal(w, want, implicit())
 	})
 }

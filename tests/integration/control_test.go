@@ -107,7 +107,7 @@ func TestTenantsOwnLimit(t *testing.T) {
 	require.Greater(t, took, 5*200*time.Millisecond)
 
 	shown := map[string]api.Tenant{}
-	for tenant, err := range s.api.Tenants(s.ctx()) {
+	for tenant, err := range s.api.Tenants(s.ctx(), client.TenantFilter{}) {
 		require.NoError(t, err)
 		shown[tenant.ID] = tenant
 	}
