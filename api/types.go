@@ -262,6 +262,10 @@ type Event struct {
 	Type  string    `json:"type"` // group.created, group.dispatched, …
 	At    time.Time `json:"at"`
 	Group *Group    `json:"group,omitempty"`
+	// ReadAt is when the group was read: all of Group but its status is of this time. So a state
+	// that the SSE endpoint sends again has the counts of today. It is absent on the stream events,
+	// whose groups are as they were at the time At.
+	ReadAt *time.Time `json:"read_at,omitempty"`
 	// Omitted names the fields of the group that an event of GET /v1/groups/{id}/events leaves out
 	// because they are large. GET /v1/groups/{id} has them.
 	Omitted []string `json:"omitted,omitempty"`
