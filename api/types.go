@@ -76,9 +76,12 @@ type GroupList struct {
 
 // Accepted is the answer to a submission, and to a command on a group.
 type Accepted struct {
-	ID     string            `json:"id"`
-	Status Status            `json:"status"`
-	Links  map[string]string `json:"links,omitempty"`
+	ID     string `json:"id"`
+	Status Status `json:"status"`
+	// Counts are those of the submission's own jobs when they were accepted, or those of the group
+	// right after a command.
+	Counts Counts            `json:"counts"`
+	Links  map[string]string `json:"links,omitempty"` // self (the group) and events
 	// Only the answer to a submission has the next two fields.
 	Tenant   string   `json:"tenant,omitempty"`   // the group's own id if no tenant was named
 	Warnings []string `json:"warnings,omitempty"` // for people: why the group may not end

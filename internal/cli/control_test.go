@@ -133,7 +133,7 @@ func TestPauseAndResume(t *testing.T) {
 	submitGroup(t, f)
 	require.Equal(t, run{exitOK, "g   RUNNING   paused\n", ""}, f.exec(t.Context(), console{}, "pause", "g"))
 	require.True(t, f.groupByID(t, "g").Paused)
-	require.Equal(t, run{exitOK, `{"id":"g","status":"RUNNING","links":{"self":"/v1/groups/g"},"paused":false}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
+	require.Equal(t, run{exitOK, `{"id":"g","status":"RUNNING","counts":{"accepted":2,"waiting":2,"non_ready":0,"ready":0,"in_flight":0,"done":0,"failed":0,"cancelled":0},"links":{"self":"/v1/groups/g"},"paused":false}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
 	require.False(t, f.groupByID(t, "g").Paused)
 	f.groups["g"].finish()
 	got := f.exec(t.Context(), console{}, "pause", "g")

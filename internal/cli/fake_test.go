@@ -141,11 +141,11 @@ func (f *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	g := f.groups[s.ID]
-	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Links: map[string]string{"self": "/v1/groups/" + g.ID}, Tenant: s.Tenant, Warnings: f.warnings})
+	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Counts: g.Counts, Links: map[string]string{"self": "/v1/groups/" + g.ID}, Tenant: s.Tenant, Warnings: f.warnings})
 }
 
 func accepted(w http.ResponseWriter, g *fakeGroup) {
-	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Links: map[string]string{"self": "/v1/groups/" + g.ID}})
+	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Counts: g.Counts, Links: map[string]string{"self": "/v1/groups/" + g.ID}})
 }
 
 func (g *fakeGroup) add(jobs []messages.Job) {

@@ -19,7 +19,8 @@ func TestPauseAndResumeAGroup(t *testing.T) {
 		rec := call(t, h, "POST", "/v1/groups/g/"+verb, "")
 		require.Equal(t, 202, rec.Code, rec.Body.String())
 		a := decode[api.Accepted](t, rec)
-		require.Equal(t, "/v1/groups/g/"+verb, a.Links[verb])
+		require.Equal(t, map[string]string{"self": "/v1/groups/g", "events": "/v1/groups/g/events"}, a.Links)
+		require.Equal(t, "/v1/groups/g", rec.Header().Get("Location"))
 		require.Equal(t, verb == "pause", decode[api.Group](t, call(t, h, "GET", "/v1/groups/g", "")).Paused)
 		requireProblem(t, call(t, h, "POST", "/v1/groups/none/"+verb, ""), 404, "")
 	}

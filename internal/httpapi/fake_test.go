@@ -76,7 +76,8 @@ func (f *fakeBackend) Submit(_ context.Context, g *messages.SubmitGroup, opt Sub
 		ID: g.ID, Tenant: g.ID, Type: g.Type, Priority: "normal", Status: api.StatusCreated, Round: 1,
 		Timestamps: map[string]time.Time{"created": time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
 	}}
-	a := api.Accepted{ID: g.ID, Status: api.StatusCreated}
+	n := int64(len(g.Jobs))
+	a := api.Accepted{ID: g.ID, Status: api.StatusCreated, Counts: api.Counts{Accepted: n, Waiting: n}}
 	if opt.IdempotencyKey != "" {
 		f.keys[opt.IdempotencyKey] = a
 	}
@@ -270,7 +271,7 @@ func (f *fakeBackend) change(id string, do func(*fakeGroup)) (api.Accepted, erro
 		return api.Accepted{}, err
 	}
 	do(g)
-	return api.Accepted{ID: id, Status: g.view.Status}, nil
+	return api.Accepted{ID: id, Status: g.view.Status, Counts: g.view.Counts}, nil
 }
 
 func (f *fakeBackend) Group(ctx context.Context, id string) (api.Group, error) {
