@@ -88,7 +88,7 @@ func runLimited(
 	defer abandoned.Stop()
 	select {
 	case e := <-ended:
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) && (e.err != nil || e.took >= limit) {
+		if e.took >= limit || e.err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return nil, attempt.TimeoutError(limit) // a result that comes after the timeout does not count
 		}
 		return e.result, e.err

@@ -63,10 +63,10 @@ func Reduce(
 		t.Logf("bulktest: left out: %v", err)
 	}
 	if found := contradiction(plan, results); found != nil {
-		for i := 0; i < len(results); i++ { // leave out what the contradiction does not need
+		for i := len(results) - 1; i >= 0; i-- { // leave out what the contradiction does not need
 			fewer := slices.Delete(slices.Clone(results), i, i+1)
 			if c := contradiction(plan, fewer); c != nil {
-				results, found, i = fewer, c, -1
+				results, found = fewer, c
 			}
 		}
 		t.Fatalf("bulktest: the aggregates depend on how the results are divided and ordered:\n%s\n"+
@@ -85,8 +85,11 @@ type difference struct {
 
 func (d *difference) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s is %s in one part, and %s in these parts:", d.name, d.first, d.then)
+	fmt.Fprintf(&b, "%s is %s in one part, and %s in these parts (ordinal: data):", d.name, d.first, d.then)
 	for _, part := range d.parts {
+		if len(part) == 0 {
+			continue
+		}
 		b.WriteString("\n ")
 		for _, r := range part {
 			fmt.Fprintf(&b, " %d: %s", r.Ordinal, r.Data)

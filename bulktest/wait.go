@@ -28,17 +28,22 @@ func (s *System) Submit(g client.Group) Ended {
 }
 
 // patience is how long Wait waits, besides a timeout of a job, while nothing happens to a group and
-// no start time is known. It contains no time that was skipped.
-const patience = 5 * time.Minute
+// no start time is known. Time that was skipped does not count.
+const patience = 2 * time.Minute
+
+const (
+	pause   = 250 * time.Millisecond // between two looks at a group
+	restart = 2 * time.Second        // how much of its patience Wait loses with each time that it skips
+)
 
 // Wait waits until a group has ended. While nothing runs, it skips the time to the next start of a
-// job as Sleep does. The test fails if a group makes no progress for five minutes and the timeout of
+// job as Sleep does. The test fails if a group makes no progress for two minutes and the timeout of
 // a job, or if a producer's group does not arrive in that time.
 func (s *System) Wait(group string) Ended {
 	s.t.Helper()
 	limit := patience + s.longestTimeout()
 	var last progress
-	left, pause := limit, time.Millisecond
+	left := limit
 	for {
 		g, err := s.API.Group(s.t.Context(), group)
 		switch {
@@ -49,7 +54,7 @@ func (s *System) Wait(group string) Ended {
 			return s.collect(g)
 		}
 		if now := progressOf(g); now != last {
-			last, left, pause = now, limit, time.Millisecond
+			last, left = now, limit
 		}
 		if left <= 0 {
 			why := "it has not arrived"
@@ -61,10 +66,11 @@ func (s *System) Wait(group string) Ended {
 		}
 		if due, ok := s.nothingRuns(); ok && time.Until(due) > shortest {
 			s.skip(due)
+			left -= restart
 			continue
 		}
 		time.Sleep(pause)
-		left, pause = left-pause, min(2*pause, time.Second)
+		left -= pause
 	}
 }
 
