@@ -26,9 +26,9 @@ type Outcome struct {
 	Result json.RawMessage // of a job that is Done; null if the processor returned none
 }
 
-// Attempt runs one attempt of a job as a worker does: with the middleware and the settings of c, the
-// timeout of the job's type, and Admit if p is Gated. A panic, a timeout, and a result that is too
-// large or no JSON have the outcome that they have in production.
+// Attempt runs one attempt of a job as a worker does: with the middleware and the settings of c,
+// the timeout of the job's type, and Admit if p is Gated. A panic, a timeout, and a result that is
+// too large or no JSON have the outcome that they have in production.
 //
 // Only Payload is required of the job. To test the last retry, set Retries; RetriesLeft is computed
 // from it. The test fails if the processor ignores the end of its context. Its panic is logged.

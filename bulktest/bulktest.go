@@ -9,10 +9,10 @@
 // # The clock
 //
 // Run calls the test in a bubble of [testing/synctest]. There the time stands still while any
-// goroutine works, and jumps ahead as soon as all of them wait. It controls the clock of Go and that
-// of the embedded Redis: backoffs, timeouts, start times, rate limits, leases and retentions. So a
-// backoff of a minute takes some milliseconds, and a test that depends on times has the same result
-// each time. The clock begins at midnight UTC 2000-01-01. The order in which jobs run is not fixed,
+// goroutine works, and jumps ahead as soon as all of them wait. It controls the clock of Go and
+// that of the embedded Redis: backoffs, timeouts, start times, rate limits, leases and retentions.
+// So a backoff of a minute takes some milliseconds, and times do not depend on the speed of the
+// machine. The clock begins at midnight UTC 2000-01-01. The order in which jobs run is not fixed,
 // and backoffs have a random part of up to a tenth.
 //
 // The clock can't jump while a goroutine of the test waits for something outside of the bubble: the
@@ -24,8 +24,8 @@
 // Attempt and Reduce use the clock of their caller. For an attempt that times out at once, call
 // Attempt inside of synctest.Test or of Run.
 //
-// The embedded Redis is github.com/alicebob/miniredis: what a test says about speed, memory, loss of
-// data, Cluster or Sentinel holds only there.
+// The embedded Redis is github.com/alicebob/miniredis: what a test says about speed, memory, loss
+// of data, Cluster or Sentinel holds only there.
 package bulktest
 
 import (

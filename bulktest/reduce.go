@@ -17,8 +17,8 @@ import (
 // divisions is how many divisions of the results Reduce tries.
 const divisions = 100
 
-// Reduce returns the aggregates that a group with these results has, by name. With reducers nil, the
-// aggregates may have the ops that need no Go code.
+// Reduce returns the aggregates that a group with these results has, by name. With reducers nil,
+// the aggregates may have the ops that need no Go code.
 //
 // Aggregators of several processes each reduce a part of the results, in the order in which jobs
 // end; they store partial states as JSON, and merge them. So Reduce computes the aggregates for 100

@@ -16,8 +16,8 @@ import (
 // standstill is how long the clock of a bubble may stand still, in real time.
 const standstill = 30 * time.Second
 
-// Run runs an installation with these processors, and calls the function test with it in a bubble of
-// testing/synctest (see "The clock" above). c is as for run.NewAll, but has no RedisURL, and no
+// Run runs an installation with these processors, and calls the function test with it in a bubble
+// of testing/synctest (see "The clock" above). c is as for run.NewAll, but has no RedisURL, and no
 // setting REDIS_URL or ADMIN_ADDR. With c.Logger nil, warnings go to the test's log. The
 // installation ends with the test.
 //

@@ -4,6 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -156,9 +160,45 @@ func TestProducerAndGuard(t *testing.T) {
 
 		rdb := redis.NewClient(&redis.Options{Dialer: s.DialRedis, Protocol: 2, DisableIdentity: true})
 		defer func() { require.NoError(t, rdb.Close()) }()
-		require.Equal(t, "PONG", rdb.Ping(t.Context()).Val())
+		text := strings.Repeat("x", 1<<10)
+		echoes, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error { // larger than all buffers on the way
+			for range 1000 {
+				p.Echo(t.Context(), text)
+			}
+			return nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, text, echoes[999].(*redis.StringCmd).Val())
 		guards := guard.New(rdb)
 		require.NoError(t, guards.Close(t.Context()))
+	})
+}
+
+// A processor may use the network.
+func TestNetwork(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`"answer"`))
+	}))
+	t.Cleanup(server.Close)
+	downstream := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	proc := processor.Func("NUMBER", func(ctx context.Context, _ processor.Job) (any, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, http.NoBody)
+		if err != nil {
+			return nil, err
+		}
+		resp, err := downstream.Do(req)
+		if err != nil {
+			return nil, err
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		return json.RawMessage(b), err
+	})
+	bulktest.Run(t, run.Config{}, []processor.Processor{proc}, func(t *testing.T, s *bulktest.System) {
+		g := s.Submit(client.Group{ID: "g", Type: "NUMBER", Jobs: numbers(1)})
+		require.Equal(t, json.RawMessage(`"answer"`), g.Results[0].Data)
+		require.Equal(t, 1, g.Results[0].Attempts)
 	})
 }
 

@@ -2,7 +2,6 @@ package bulktest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -22,7 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// System is an installation of bulkaction inside a test. Its methods must be called in the bubble.
+// System is an installation of bulkaction inside a test. Only the goroutine that runs the test may
+// call Submit, Wait and Sleep.
 type System struct {
 	// API is a client of the installation's HTTP API.
 	API *client.API
@@ -66,8 +66,8 @@ func startSystem(t *testing.T, c run.Config, procs []processor.Processor, w *wat
 	return s
 }
 
-// DialRedis connects to the embedded Redis. It is a Dialer for options of go-redis, such as those of
-// a client for package guard.
+// DialRedis connects to the embedded Redis. It is a Dialer for options of go-redis, such as those
+// of a client for package guard.
 func (s *System) DialRedis(context.Context, string, string) (net.Conn, error) {
 	conn, err := s.redis.Dial()
 	if err != nil {
@@ -83,15 +83,7 @@ func (s *System) dialAPI(ctx context.Context, _, _ string) (net.Conn, error) {
 		l, up := s.listener, s.up
 		s.mu.Unlock()
 		if l != nil {
-			if conn, err := l.dial(ctx); !errors.Is(err, net.ErrClosed) {
-				return conn, err
-			}
-			s.mu.Lock()
-			if s.listener == l { // it was closed, and the roles have not ended yet
-				s.listener, s.up = nil, make(chan struct{})
-			}
-			up = s.up
-			s.mu.Unlock()
+			return l.dial(ctx)
 		}
 		select {
 		case <-up:

@@ -78,8 +78,8 @@ func (s *System) Wait(group string) Ended {
 const shortest = 5 * time.Second
 
 // Sleep lets the time d pass. While no job runs or is about to run, it stops the roles, skips the
-// time to the next start of a job, and starts the roles again, as an operator may do at night: a day
-// passes in some milliseconds. A time.Sleep in a test does the same with the roles running, and
+// time to the next start of a job, and starts the roles again, as an operator may do at night: a
+// day passes in some milliseconds. A time.Sleep in a test does the same with the roles running, and
 // takes some seconds for each ten minutes.
 func (s *System) Sleep(d time.Duration) {
 	s.t.Helper()
@@ -137,7 +137,8 @@ func (s *System) nothingRuns() (due time.Time, ok bool) {
 	return due, true
 }
 
-// progress is what changes when something happens to a group, except that a deferred job waits again.
+// progress is what changes when something happens to a group, except that a deferred job waits
+// again.
 type progress struct {
 	status  api.Status
 	ended   int64
