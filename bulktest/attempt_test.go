@@ -67,7 +67,7 @@ func TestAttempt(t *testing.T) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		case "late":
-			time.Sleep(30 * time.Second)
+			<-time.After(30 * time.Second)
 		}
 		return map[string]any{"id": job.ID(), "left": job.RetriesLeft}, nil
 	})

@@ -28,7 +28,8 @@ var scenes = map[string]scene{
 	"a processor ignores the end of its context": {
 		func(t *testing.T) {
 			proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, waitsForNothing() })
-			bulktest.Run(t, run.Config{}, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) {
+			c := run.Config{Settings: map[string]string{"JOB_TIMEOUT": "1s"}}
+			bulktest.Run(t, c, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) {
 				g := s.Submit(one("T"))
 				if g.FailuresByCode[processor.CodeTimeout] != 1 {
 					panic("the job must have timed out")
@@ -81,7 +82,7 @@ var scenes = map[string]scene{
 			})
 			bulktest.Run(t, run.Config{}, []processor.Processor{proc}, func(_ *testing.T, s *bulktest.System) { s.Submit(one("T")) })
 		},
-		[]string{"group g makes no progress: ", "NonReady:1"},
+		[]string{"group g makes no progress: ", "no account"},
 	},
 	"a group does not arrive": {
 		func(t *testing.T) {

@@ -89,7 +89,7 @@ func (c *redisConn) fill(activity *atomic.Int64) {
 
 // empty hands the buffer on to the client until the connection ends.
 func (c *redisConn) empty(to net.Conn) {
-	defer to.Close() //nolint:errcheck // a pipe's Close has no error
+	defer to.Close()
 	for {
 		c.mu.Lock()
 		for len(c.buffer) == 0 && !c.ended {

@@ -119,7 +119,8 @@ func TestDecisions(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
-	bulktest.Run(t, run.Config{}, []processor.Processor{proc, slow}, func(t *testing.T, s *bulktest.System) {
+	c := run.Config{Settings: map[string]string{"JOB_TIMEOUTS": "SLOW=3s"}}
+	bulktest.Run(t, c, []processor.Processor{proc, slow}, func(t *testing.T, s *bulktest.System) {
 		g := s.Submit(client.Group{ID: "g", Type: "NUMBER", Jobs: append(numbers(4), client.Job{Type: "SLOW", Payload: 1})})
 		require.EqualValues(t, 3, g.Counts.Done)
 		require.Equal(t, map[string]int64{"BAD": 1, processor.CodeTimeout: 1}, g.FailuresByCode)

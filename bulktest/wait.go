@@ -7,6 +7,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // Ended is a group that has ended, with the results and the failures of its jobs by ordinal.
@@ -43,7 +44,7 @@ func (s *System) Wait(group string) Ended {
 	s.t.Helper()
 	limit := patience + s.longestTimeout()
 	var last progress
-	left := limit
+	left, waited := limit, "" // waited: what the group waited for when time was skipped last
 	for {
 		g, err := s.API.Group(s.t.Context(), group)
 		switch {
@@ -54,22 +55,28 @@ func (s *System) Wait(group string) Ended {
 			return s.collect(g)
 		}
 		if now := progressOf(g); now != last {
-			last, left = now, limit
+			last, left, waited = now, limit, ""
 		}
 		if left <= 0 {
-			why := "it has not arrived"
-			if err == nil {
+			why := waited
+			switch {
+			case err != nil:
+				why = "it has not arrived"
+			case why == "":
 				why = s.why(group)
 			}
 			s.t.Fatalf("bulktest: group %s makes no progress: %s; counts: %+v. %s", group, why, g.Counts,
 				s.watch.calls.report())
 		}
 		if due, ok := s.nothingRuns(); ok && time.Until(due) > shortest {
+			if err == nil {
+				waited = s.why(group)
+			}
 			s.skip(due)
 			left -= restart
 			continue
 		}
-		time.Sleep(pause)
+		s.pass(pause)
 		left -= pause
 	}
 }
@@ -96,7 +103,7 @@ func (s *System) Sleep(d time.Duration) {
 			s.skip(due)
 			continue
 		}
-		time.Sleep(min(left, time.Second))
+		s.pass(min(left, time.Second))
 	}
 }
 
@@ -104,9 +111,12 @@ func (s *System) Sleep(d time.Duration) {
 func (s *System) skip(due time.Time) {
 	s.t.Helper()
 	s.stop()
-	time.Sleep(time.Until(due))
+	s.pass(time.Until(due))
 	s.start()
 }
+
+// pass waits for the time d. The context of a test ends only after the test.
+func (s *System) pass(d time.Duration) { _ = redisx.Sleep(s.t.Context(), d) }
 
 // nothingRuns reports whether no job runs or may run before a known time, which it returns; zero if
 // no job has a known start. A paused group does not run.

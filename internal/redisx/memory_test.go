@@ -21,7 +21,7 @@ func TestServeInMemory(t *testing.T) {
 	ping := func() error {
 		conn, err := redisx.Connect(t.Context(), redisx.Config{URL: "redis://in-memory.invalid:6379"})
 		require.NoError(t, err)
-		defer conn.Close() //nolint:errcheck // the test is about the ping
+		defer conn.Close()
 		return conn.Ping(t.Context())
 	}
 	remove := redisx.ServeInMemory("in-memory.invalid:6379", dial)
