@@ -118,6 +118,7 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 	if cfg.CommandTimeout > 0 {
 		u.ReadTimeout = cfg.CommandTimeout + readBeyond
 	}
+	u.Dialer = o.memoryDialer()
 	if o.TLS {
 		u.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12} // the server name is the host of its address
 	}

@@ -168,6 +168,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 		defer stop()
 		in, err := ingest.New(ctx, b.of(p), ingest.Config{
 			APIAddr: p.Config.Ingest.APIAddr,
+			Listen:  HooksOf(ctx).Listen,
 			Version: app.Version(),
 			Lease:   p.Config.Worker.Lease,
 			Grace:   p.Config.Worker.ShutdownGracePeriod,
