@@ -101,15 +101,7 @@ func (c BrokerConfig) PublicURLOf(addr net.Addr) string {
 }
 
 // Proxies returns the trusted proxies as networks.
-func (c BrokerConfig) Proxies() []netip.Prefix {
-	networks := make([]netip.Prefix, 0, len(c.TrustedProxies))
-	for _, s := range c.TrustedProxies {
-		if p, ok := network(s); ok {
-			networks = append(networks, p)
-		}
-	}
-	return networks
-}
+func (c BrokerConfig) Proxies() []netip.Prefix { return networks(c.TrustedProxies) }
 
 // relations calls check for each rule between two variables of the section.
 func (c BrokerConfig) relations(check func(holds bool, name, other, problem string)) {
@@ -155,6 +147,17 @@ func isIdentityHeader(s string) bool {
 		return false
 	}
 	return headerName.MatchString(s)
+}
+
+// networks parses networks, and leaves out those that are wrong.
+func networks(list []string) []netip.Prefix {
+	all := make([]netip.Prefix, 0, len(list))
+	for _, s := range list {
+		if p, ok := network(s); ok {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // network parses a network, or an address as the network of this address alone.

@@ -131,6 +131,11 @@ var checks = map[string]rule{
 		},
 	},
 
+	"auth": {
+		"off or keys",
+		func(v reflect.Value) bool { return slices.Contains([]string{"", AuthOff, AuthKeys}, v.String()) },
+	},
+
 	// Of the waiting room.
 	"file": {
 		"the name of a file, at most 4096 bytes",

@@ -21,6 +21,7 @@ type Config struct {
 	Worker       WorkerConfig       `section:"Worker pool"`
 	Guard        GuardConfig        `section:"Guards of accounts" envPrefix:"GUARD_"`
 	Ingest       IngestConfig       `section:"Ingest"`
+	Auth         AuthConfig         `section:"Authentication"`
 	SMTP         email.Config       `section:"Processor SEND_EMAIL" envPrefix:"SMTP_"`
 	HTTP         httpcall.Config    `section:"Processor HTTP" envPrefix:"HTTP_PROCESSOR_"`
 	Push         push.Config        `section:"Processor PUSH_NOTIFICATION" envPrefix:"PUSH_"`
@@ -154,13 +155,31 @@ type GuardConfig struct {
 type IngestConfig struct {
 	// Address of the HTTP API. Port 0 chooses a free port.
 	APIAddr string `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
-	// Allows an API_ADDR that is not loopback, although the API has no authentication, and allows
-	// changes from other hosts on the admin address.
+	// Allows AUTH=off with an API_ADDR that is not loopback: everyone who reaches it may do
+	// everything but use the waiting room's calls. It also allows changes from other hosts on the
+	// admin address.
 	AllowUnauthenticated bool `env:"API_ALLOW_UNAUTHENTICATED" envDefault:"false"`
 	// Number of unfinished jobs from which on submissions are refused with 429.
 	MaxBacklog int `env:"INGEST_MAX_BACKLOG" envDefault:"10000000" min:"1" max:"2000000000" unit:"jobs"`
 	// Part of Redis's maxmemory from which on submissions are refused with 429.
 	MaxMemoryRatio float64 `env:"INGEST_MAX_MEMORY_RATIO" envDefault:"0.9" min:"0.01" max:"1"`
+}
+
+// AuthConfig sets how the API tells its callers apart.
+type AuthConfig struct {
+	// Whether the API asks for keys. Empty: off if API_ADDR is loopback, keys otherwise.
+	Mode string `env:"AUTH" check:"auth"`
+	// File of API keys that are valid besides those in Redis. It is read again when it changes.
+	KeysFile string `env:"AUTH_KEYS_FILE" check:"file"`
+	// File with the secret that makes the hashes of keys in Redis useless to others, at least 32
+	// bytes. All processes need the same.
+	PepperFile string `env:"AUTH_PEPPER_FILE" check:"file"`
+	// Allows API keys to be sent without TLS to an API_ADDR that is not loopback, behind a proxy
+	// that ends TLS.
+	AllowPlaintext bool `env:"API_ALLOW_PLAINTEXT" envDefault:"false"`
+	// Proxies in front of the API whose X-Forwarded-For is believed. It says whose failed
+	// authentications are limited, and is part of the activity log.
+	TrustedProxies []string `env:"API_TRUSTED_PROXIES" check:"networks"`
 }
 
 // RetentionConfig sets how long data of ended groups and messages is kept.
@@ -177,6 +196,8 @@ type RetentionConfig struct {
 	DeadLetters time.Duration `env:"DEAD_LETTERS" envDefault:"720h" min:"1s" max:"87600h"`
 	// The events on the stream events.
 	Events time.Duration `env:"EVENTS" envDefault:"168h" min:"1s" max:"87600h"`
+	// Entries of the activity log, of which there are at most about 100,000.
+	Activity time.Duration `env:"ACTIVITY" envDefault:"2160h" min:"1s" max:"87600h"`
 }
 
 // AuditConfig sets how often watchers check the data by the laws of the audit.

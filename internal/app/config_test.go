@@ -39,7 +39,7 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
 	require.Equal(t, RetentionConfig{
 		Groups: 168 * time.Hour, Results: 168 * time.Hour, MessageIDs: 24 * time.Hour, IdempotencyKeys: 24 * time.Hour,
-		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour,
+		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour, Activity: 2160 * time.Hour,
 	}, c.Retention)
 	require.Equal(t, TelemetryConfig{AdminAddr: "127.0.0.1:0", LogLevel: "info", LogFormat: "json"}, c.Telemetry)
 	limits := credential.Limits{
@@ -87,7 +87,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 125)
+	require.Len(t, names, 131)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
@@ -196,6 +196,26 @@ func TestChecks(t *testing.T) {
 	}
 }
 
+// Only callers on the same host need no key by default.
+func TestAuthMode(t *testing.T) {
+	for environ, want := range map[string]string{
+		"": AuthOff, "API_ADDR=[::1]:0": AuthOff, "API_ADDR=localhost:80": AuthOff, "AUTH=keys": AuthKeys,
+		"API_ADDR=0.0.0.0:80 API_ALLOW_PLAINTEXT=true":                         AuthKeys,
+		"API_ADDR=0.0.0.0:80 API_ALLOW_PLAINTEXT=true AUTH=":                   AuthKeys,
+		"API_ADDR=:80 API_ALLOW_PLAINTEXT=true API_ALLOW_UNAUTHENTICATED=true": AuthKeys,
+		"API_ADDR=:80 API_ALLOW_UNAUTHENTICATED=true AUTH=off":                 AuthOff,
+	} {
+		var set []string
+		for _, v := range strings.Fields(environ) {
+			set = append(set, envPrefix+v)
+		}
+		c, _, err := Load(set)
+		require.NoError(t, err, environ)
+		require.Equal(t, want, c.AuthMode(), environ)
+		require.Equal(t, want == AuthOff && strings.Contains(environ, "=:80"), c.OpenToAll(), environ)
+	}
+}
+
 func TestRelations(t *testing.T) {
 	cases := map[string]struct{ environ, want []string }{
 		"pool": {
@@ -210,10 +230,19 @@ func TestRelations(t *testing.T) {
 			},
 		},
 		"window":              {[]string{"BACKPRESSURE_RATE_LIMIT_WINDOW=10500us"}, []string{`BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="10.5ms": must be whole milliseconds`}},
-		"API for all":         {[]string{"API_ADDR=0.0.0.0:8080"}, []string{`BULKACTION_API_ADDR="0.0.0.0:8080": must be on 127.0.0.1, since the API has no authentication yet; BULKACTION_API_ALLOW_UNAUTHENTICATED=true opens it to everyone all the same`}},
-		"API on no host":      {[]string{"API_ADDR=:8080"}, []string{"BULKACTION_API_ADDR"}},
-		"API on a name":       {[]string{"API_ADDR=example.com:80"}, []string{"BULKACTION_API_ADDR"}},
-		"API for all, wanted": {[]string{"API_ADDR=0.0.0.0:8080", "API_ALLOW_UNAUTHENTICATED=true"}, nil},
+		"keys for all, unencrypted": {[]string{"API_ADDR=0.0.0.0:8080"}, []string{`BULKACTION_API_ADDR="0.0.0.0:8080": must be on 127.0.0.1, so that API keys don't cross a network unencrypted; BULKACTION_API_ALLOW_PLAINTEXT=true allows it behind a proxy that ends TLS`}},
+		"keys for all":              {[]string{"API_ADDR=0.0.0.0:8080", "API_ALLOW_PLAINTEXT=true"}, nil},
+		"API for all": {
+			[]string{"API_ADDR=0.0.0.0:8080", "AUTH=off", "API_ALLOW_PLAINTEXT=true"},
+			[]string{`BULKACTION_API_ADDR="0.0.0.0:8080": must be on 127.0.0.1 with BULKACTION_AUTH=off; BULKACTION_API_ALLOW_UNAUTHENTICATED=true opens it to everyone all the same`},
+		},
+		"keys all the same":           {[]string{"API_ADDR=0.0.0.0:8080", "API_ALLOW_UNAUTHENTICATED=true"}, []string{"BULKACTION_API_ALLOW_PLAINTEXT"}},
+		"API on no host":              {[]string{"API_ADDR=:8080"}, []string{"BULKACTION_API_ADDR"}},
+		"API on a name":               {[]string{"API_ADDR=example.com:80"}, []string{"BULKACTION_API_ADDR"}},
+		"API for all, wanted":         {[]string{"API_ADDR=0.0.0.0:8080", "AUTH=off", "API_ALLOW_UNAUTHENTICATED=true"}, nil},
+		"unknown way to authenticate": {[]string{"AUTH=none"}, []string{`BULKACTION_AUTH="none": must be off or keys`}},
+		"keys on loopback":            {[]string{"AUTH=keys", "API_TRUSTED_PROXIES=10.0.0.0/8,::1"}, nil},
+		"proxy without a network":     {[]string{"API_TRUSTED_PROXIES=proxy"}, []string{`BULKACTION_API_TRUSTED_PROXIES`}},
 		"API on loopback":     {[]string{"API_ADDR=[::1]:0"}, nil},
 		"admin for all":       {[]string{"ADMIN_ADDR=0.0.0.0:9090"}, nil},
 		"a mistake is not followed by another": {

@@ -66,8 +66,7 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 		"BACKPRESSURE_DEFAULT_BACKOFF", "BACKPRESSURE_MAX_BACKOFF", "must not be above OTHER")
 	check(c.Congestion.BaseBackoff <= c.Congestion.MaxBackoff,
 		"CONGESTION_BASE_BACKOFF", "CONGESTION_MAX_BACKOFF", "must not be above OTHER")
-	check(c.Ingest.AllowUnauthenticated || isLoopback(c.Ingest.APIAddr), "API_ADDR", "API_ALLOW_UNAUTHENTICATED",
-		"must be on 127.0.0.1, since the API has no authentication yet; OTHER=true opens it to everyone all the same")
+	c.authentication(check)
 	c.Broker.relations(check)
 	return mistakes
 }

@@ -8,7 +8,7 @@ import (
 
 // others are variables with the prefix BULKACTION_ that the command line and the tests read.
 var others = []string{
-	"BULKACTION_API", "BULKACTION_API_KEY", "BULKACTION_API_KEY_FILE", "BULKACTION_AUTH_PEPPER_FILE",
+	"BULKACTION_API", "BULKACTION_API_KEY", "BULKACTION_API_KEY_FILE",
 	"BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN",
 }
 

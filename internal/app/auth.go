@@ -1,0 +1,36 @@
+package app
+
+import (
+	"cmp"
+	"net/netip"
+)
+
+// The values of AUTH.
+const (
+	AuthOff  = "off"  // the API asks for no key, and every caller may do everything
+	AuthKeys = "keys" // the API asks for keys
+)
+
+// AuthMode returns AuthOff or AuthKeys. Without AUTH, an API on loopback asks for no key.
+func (c Config) AuthMode() string {
+	if isLoopback(c.Ingest.APIAddr) {
+		return cmp.Or(c.Auth.Mode, AuthOff)
+	}
+	return cmp.Or(c.Auth.Mode, AuthKeys)
+}
+
+// OpenToAll reports whether callers on other hosts need no key.
+func (c Config) OpenToAll() bool { return c.AuthMode() == AuthOff && !isLoopback(c.Ingest.APIAddr) }
+
+// Proxies returns the trusted proxies in front of the API as networks.
+func (c AuthConfig) Proxies() []netip.Prefix { return networks(c.TrustedProxies) }
+
+// authentication calls check for each rule between the address of the API and how it is protected.
+func (c Config) authentication(check func(holds bool, name, other, problem string)) {
+	check(!c.OpenToAll() || c.Ingest.AllowUnauthenticated, "API_ADDR", "API_ALLOW_UNAUTHENTICATED",
+		"must be on 127.0.0.1 with BULKACTION_AUTH=off; OTHER=true opens it to everyone all the same")
+	private := isLoopback(c.Ingest.APIAddr)
+	check(private || c.AuthMode() == AuthOff || c.Auth.AllowPlaintext, "API_ADDR", "API_ALLOW_PLAINTEXT",
+		"must be on 127.0.0.1, so that API keys don't cross a network unencrypted; "+
+			"OTHER=true allows it behind a proxy that ends TLS")
+}
