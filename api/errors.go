@@ -18,6 +18,10 @@ var (
 	// ErrChanged (status 412): the object has another revision than the client has seen.
 	ErrChanged = errors.New("changed meanwhile")
 	ErrSealed  = errors.New("group is sealed: it accepts no more jobs") // status 409
+	// ErrTenant (status 403): the call names another tenant than the caller's key has.
+	ErrTenant = errors.New("tenant is not yours")
+	// ErrNotAllowed (status 403): the caller's key is not for such calls.
+	ErrNotAllowed = errors.New("not allowed")
 	// ErrInvalid (status 422): the store refuses an argument that only it can check, such as a
 	// cursor.
 	ErrInvalid     = errors.New("invalid")

@@ -229,7 +229,7 @@ func TestRelations(t *testing.T) {
 				`BULKACTION_CONGESTION_BASE_BACKOFF="1s": must not be above BULKACTION_CONGESTION_MAX_BACKOFF`,
 			},
 		},
-		"window":              {[]string{"BACKPRESSURE_RATE_LIMIT_WINDOW=10500us"}, []string{`BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="10.5ms": must be whole milliseconds`}},
+		"window":                    {[]string{"BACKPRESSURE_RATE_LIMIT_WINDOW=10500us"}, []string{`BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="10.5ms": must be whole milliseconds`}},
 		"keys for all, unencrypted": {[]string{"API_ADDR=0.0.0.0:8080"}, []string{`BULKACTION_API_ADDR="0.0.0.0:8080": must be on 127.0.0.1, so that API keys don't cross a network unencrypted; BULKACTION_API_ALLOW_PLAINTEXT=true allows it behind a proxy that ends TLS`}},
 		"keys for all":              {[]string{"API_ADDR=0.0.0.0:8080", "API_ALLOW_PLAINTEXT=true"}, nil},
 		"API for all": {
@@ -243,8 +243,8 @@ func TestRelations(t *testing.T) {
 		"unknown way to authenticate": {[]string{"AUTH=none"}, []string{`BULKACTION_AUTH="none": must be off or keys`}},
 		"keys on loopback":            {[]string{"AUTH=keys", "API_TRUSTED_PROXIES=10.0.0.0/8,::1"}, nil},
 		"proxy without a network":     {[]string{"API_TRUSTED_PROXIES=proxy"}, []string{`BULKACTION_API_TRUSTED_PROXIES`}},
-		"API on loopback":     {[]string{"API_ADDR=[::1]:0"}, nil},
-		"admin for all":       {[]string{"ADMIN_ADDR=0.0.0.0:9090"}, nil},
+		"API on loopback":             {[]string{"API_ADDR=[::1]:0"}, nil},
+		"admin for all":               {[]string{"ADMIN_ADDR=0.0.0.0:9090"}, nil},
 		"a mistake is not followed by another": {
 			[]string{"REDIS_POOL_MAX_ACTIVE=0"}, []string{`BULKACTION_REDIS_POOL_MAX_ACTIVE="0": must be a whole number of connections from 1 to 10000`},
 		},

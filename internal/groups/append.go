@@ -118,7 +118,12 @@ func (s *appends) appendToGroup(ctx context.Context, group string, all []*pendin
 			left = append(left, a)
 		}
 	}
-	if tenant, known := s.owners.get(group); known {
+	who, err := caller(ctx)
+	if err != nil {
+		setErrors(left, err)
+		return nil
+	}
+	if tenant, known := s.owners.get(group); known && who.Owns(tenant) {
 		if err := s.appendToPartition(ctx, s.space.OfTenant(tenant), tenant, left); err != nil {
 			return apiError(err)
 		}

@@ -38,7 +38,7 @@ func (c poisoned) EvalSha(ctx context.Context, sha string, keys []string, args .
 // open submits a group that is not sealed.
 func open(w *stagetest.World, g messages.SubmitGroup) {
 	w.T.Helper()
-	_, err := w.Store.Submit(context.WithoutCancel(w.T.Context()), &g, now)
+	_, err := w.Store.Submit(context.WithoutCancel(stagetest.Trusted(w.T)), &g, now)
 	require.NoError(w.T, err)
 }
 
@@ -50,7 +50,7 @@ func appendEntry(ctx context.Context, s *groups.Store, group string, jobs []mess
 // Messages that are stored together are accepted or refused one by one, each as a whole and once.
 func TestAppendsTogether(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(t.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(t))
 		total := int64(30)
 		open(w, messages.SubmitGroup{ID: "announced", Tenant: "acme", Type: "T", Total: &total})
 		open(w, messages.SubmitGroup{ID: "open", Tenant: "other", Type: "T"})
@@ -103,7 +103,7 @@ func TestAppendsTogether(t *testing.T) {
 // When a group was deleted and another tenant has used its id again, an append finds the new group.
 func TestAppendFollowsAGroup(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(t.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(t))
 		open(w, messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"})
 		require.NoError(t, w.Store.Append(ctx, "g", stagetest.Numbered(1), "1", now))
 		old := w.Space.OfTenant("acme")
@@ -121,7 +121,7 @@ func TestAppendFollowsAGroup(t *testing.T) {
 
 func BenchmarkAppendTogether(b *testing.B) {
 	w := stagetest.Shared(b)
-	ctx := context.WithoutCancel(b.Context())
+	ctx := context.WithoutCancel(stagetest.Trusted(b))
 	open(w, messages.SubmitGroup{ID: "bench", Tenant: "acme", Type: "T"})
 	jobs := stagetest.Numbered(1)
 	published := groups.Origin{At: now.At, Published: true}

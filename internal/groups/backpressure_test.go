@@ -23,7 +23,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	w := stagetest.New(t, url, prefix, 3)
 	w.Store = w.NewStore(groups.Config{MaxBacklog: 10})
 	submit := func(id string, n int) error {
-		ctx, request := backpressure.WithRequest(t.Context(), id, true)
+		ctx, request := backpressure.WithRequest(stagetest.Trusted(t), id, true)
 		defer request.End()
 		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: id, Type: "T", Jobs: stagetest.Numbered(n)}, now)
 		return err
@@ -34,12 +34,12 @@ func TestBacklogIsBounded(t *testing.T) {
 	require.ErrorAs(t, submit("c", 4), &full)
 	require.Equal(t, 10*time.Second, full.RetryAfter) // no worker has reported that it starts jobs
 	require.NoError(t, submit("c", 2))
-	require.ErrorAs(t, w.Store.Append(t.Context(), "c", stagetest.Numbered(1), "r", now), &full)
+	require.ErrorAs(t, w.Store.Append(stagetest.Trusted(t), "c", stagetest.Numbered(1), "r", now), &full)
 	require.ErrorIs(t, submit("d", 11), api.ErrInvalid) // more than the backlog may ever have
 
 	// The wait is the time in which workers start the jobs above the limit, plus a margin, in
 	// whole seconds.
-	require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
+	require.NoError(t, presence.PublishWorker(stagetest.Trusted(t), w.Conn, w.Space, presence.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T"}}, StartedPerSecond: map[string]float64{"T": 2}}))
 	w.Await("a view with the worker's report", func() bool {
 		require.ErrorAs(t, submit("d", 6), &full)
@@ -52,7 +52,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	// Jobs in flight are not in the backlog.
 	for _, p := range w.Space.All() {
 		w.P = p
-		n, err := w.Conn.Cmd.XLen(t.Context(), p.Ready("T")).Result()
+		n, err := w.Conn.Cmd.XLen(stagetest.Trusted(t), p.Ready("T")).Result()
 		require.NoError(t, err)
 		w.Take("T", "c", int(n))
 	}
@@ -68,12 +68,12 @@ func TestMemoryIsBounded(t *testing.T) {
 	submitted := 0
 	submit := func(s *groups.Store) error {
 		submitted++
-		_, err := s.Submit(t.Context(), &messages.SubmitGroup{ID: fmt.Sprint("g", submitted), Type: "T", Jobs: stagetest.Numbered(1)}, now)
+		_, err := s.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: fmt.Sprint("g", submitted), Type: "T", Jobs: stagetest.Numbered(1)}, now)
 		return err
 	}
 	require.NoError(t, submit(w.Store))
 	for i := range memory / 2 / piece {
-		require.NoError(t, w.Conn.Cmd.Set(t.Context(), fmt.Sprint("ballast", i), strings.Repeat("x", piece), 0).Err())
+		require.NoError(t, w.Conn.Cmd.Set(stagetest.Trusted(t), fmt.Sprint("ballast", i), strings.Repeat("x", piece), 0).Err())
 	}
 	var full *api.BackpressureError
 	w.Await("full memory", func() bool { return submit(w.Store) != nil })
@@ -85,7 +85,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	var err error
 	w.Await("Redis to be full", func() bool {
 		for size := piece; size > 16; size /= 4 {
-			for i := 0; w.Conn.Cmd.Set(t.Context(), fmt.Sprint("ballast-", size, "-", i), strings.Repeat("x", size), 0).Err() == nil; i++ {
+			for i := 0; w.Conn.Cmd.Set(stagetest.Trusted(t), fmt.Sprint("ballast-", size, "-", i), strings.Repeat("x", size), 0).Err() == nil; i++ {
 			}
 		}
 		err = submit(blind)
@@ -95,12 +95,12 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.Equal(t, "Redis is out of memory", full.Reason)
 	refused := fmt.Sprint("g", submitted)
 
-	keys, err := w.Conn.Cmd.Keys(t.Context(), "ballast*").Result()
+	keys, err := w.Conn.Cmd.Keys(stagetest.Trusted(t), "ballast*").Result()
 	require.NoError(t, err)
-	require.NoError(t, w.Conn.Cmd.Del(t.Context(), keys...).Err())
+	require.NoError(t, w.Conn.Cmd.Del(stagetest.Trusted(t), keys...).Err())
 	w.Await("free memory", func() bool { return submit(w.Store) == nil })
 	// A submission that failed half-way is completed when it is repeated.
-	_, err = w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: refused, Type: "T", Jobs: stagetest.Numbered(1)}, now)
+	_, err = w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: refused, Type: "T", Jobs: stagetest.Numbered(1)}, now)
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts(refused))
 }

@@ -103,11 +103,17 @@ func (s *commands) command(
 
 // PauseTenant stops a tenant: none of its jobs starts any more. The tenant need not exist.
 func (s *commands) PauseTenant(ctx context.Context, tenant string) error {
+	if err := checkTenant(ctx, tenant); err != nil {
+		return err
+	}
 	return s.setPaused(ctx, ledger.Pause, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 
 // ResumeTenant undoes PauseTenant.
 func (s *commands) ResumeTenant(ctx context.Context, tenant string) error {
+	if err := checkTenant(ctx, tenant); err != nil {
+		return err
+	}
 	return s.setPaused(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 

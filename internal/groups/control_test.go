@@ -21,7 +21,7 @@ func ptr[T any](v T) *T { return &v }
 
 func TestPauseAGroup(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		w.Jobs("g", "T", 3)
 		for range 2 {
 			a, err := w.Store.Pause(ctx, "g")
@@ -59,7 +59,7 @@ func TestPauseAType(t *testing.T) {
 		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "T", Jobs: stagetest.Numbered(2)})
 	}
 	paused := func() (types []string) {
-		st, err := w.Store.Stats(t.Context())
+		st, err := w.Store.Stats(stagetest.Trusted(t))
 		require.NoError(t, err)
 		for _, typ := range st.Types {
 			if typ.Paused {
@@ -70,9 +70,9 @@ func TestPauseAType(t *testing.T) {
 	}
 	require.Empty(t, paused())
 	for range 2 {
-		require.NoError(t, w.Store.PauseType(t.Context(), "T"))
-		require.NoError(t, w.Store.PauseType(t.Context(), "unheard-of"))
-		require.NoError(t, w.Store.PauseTenant(t.Context(), "y"))
+		require.NoError(t, w.Store.PauseType(stagetest.Trusted(t), "T"))
+		require.NoError(t, w.Store.PauseType(stagetest.Trusted(t), "unheard-of"))
+		require.NoError(t, w.Store.PauseTenant(stagetest.Trusted(t), "y"))
 	}
 	require.Equal(t, []string{"T 12", "unheard-of 0"}, paused())
 	w.Admit("T")
@@ -80,7 +80,7 @@ func TestPauseAType(t *testing.T) {
 		require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts(fmt.Sprint("g", i)))
 	}
 	for range 2 {
-		require.NoError(t, w.Store.ResumeType(t.Context(), "T"))
+		require.NoError(t, w.Store.ResumeType(stagetest.Trusted(t), "T"))
 	}
 	require.Equal(t, []string{"unheard-of 0"}, paused())
 	w.Admit("T")
@@ -91,7 +91,7 @@ func TestPauseAType(t *testing.T) {
 
 func TestTenant(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		w.Store = w.NewStore(groups.Config{Rate: ledger.Rate{RPS: 100, Window: time.Second, Share: ledger.ShareStatic}, Limiter: "fixed", LimiterMode: "static"})
 		for _, id := range []string{"acme", "nobody"} {
 			_, err := w.Store.Tenant(ctx, id)
@@ -169,18 +169,18 @@ func TestTenantsArePaged(t *testing.T) {
 			w.Submit(messages.SubmitGroup{ID: "g" + id, Tenant: id, Type: "T", Jobs: stagetest.Numbered(i%3 + 1)})
 			continue
 		}
-		_, err := w.Store.SetTenant(t.Context(), id, api.TenantSettings{Weight: ptr(2.0)})
+		_, err := w.Store.SetTenant(stagetest.Trusted(t), id, api.TenantSettings{Weight: ptr(2.0)})
 		require.NoError(t, err)
 	}
 	for _, limit := range []int{1, 2, 7, 22, 23, 24} {
 		var got []string
 		for cursor := ""; ; {
-			page, err := w.Store.Tenants(t.Context(), cursor, limit, true)
+			page, err := w.Store.Tenants(stagetest.Trusted(t), cursor, limit, true)
 			require.NoError(t, err)
 			require.LessOrEqual(t, len(page.Tenants), limit)
 			for _, tenant := range page.Tenants {
 				got = append(got, tenant.ID)
-				alone, err := w.Store.Tenant(t.Context(), tenant.ID)
+				alone, err := w.Store.Tenant(stagetest.Trusted(t), tenant.ID)
 				require.NoError(t, err)
 				require.Equal(t, alone, tenant)
 			}
@@ -191,11 +191,11 @@ func TestTenantsArePaged(t *testing.T) {
 		}
 		require.Equal(t, want, got, "pages of %d", limit)
 	}
-	page, err := w.Store.Tenants(t.Context(), "t10x", 2, false)
+	page, err := w.Store.Tenants(stagetest.Trusted(t), "t10x", 2, false)
 	require.NoError(t, err)
 	require.Equal(t, "t11", page.Tenants[0].ID, "the cursor's tenant may be gone")
 	for _, cursor := range []string{"(a", "[a", "{", "a b"} {
-		_, err := w.Store.Tenants(t.Context(), cursor, 1, false)
+		_, err := w.Store.Tenants(stagetest.Trusted(t), cursor, 1, false)
 		var invalid *messages.ValidationError
 		require.ErrorAs(t, err, &invalid, cursor)
 	}
@@ -210,16 +210,16 @@ func TestImplicitTenantsAreLeftOut(t *testing.T) {
 	for i := range implicit {
 		id := fmt.Sprintf("g%04d", i)
 		p := w.Space.OfTenant(id)
-		_, err := ledger.Create(t.Context(), w.Conn.Cmd, p, ledger.CreateArgs{Group: id, Tenant: id, Type: "T", Hash: "h"})
+		_, err := ledger.Create(stagetest.Trusted(t), w.Conn.Cmd, p, ledger.CreateArgs{Group: id, Tenant: id, Type: "T", Hash: "h"})
 		require.NoError(t, err)
 	}
 	w.Submit(messages.SubmitGroup{ID: "h", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)})
-	_, err := w.Store.PatchTenant(t.Context(), "g0500", api.TenantPatch{Weight: api.SetTo(2.0)})
+	_, err := w.Store.PatchTenant(stagetest.Trusted(t), "g0500", api.TenantPatch{Weight: api.SetTo(2.0)})
 	require.NoError(t, err)
 	w.Submit(messages.SubmitGroup{ID: "i", Tenant: "zeta", Type: "T", Jobs: stagetest.Numbered(1)})
 	list := func(limit int, all bool) (ids []string, calls int) {
 		for cursor := ""; ; {
-			page, err := w.Store.Tenants(t.Context(), cursor, limit, all)
+			page, err := w.Store.Tenants(stagetest.Trusted(t), cursor, limit, all)
 			require.NoError(t, err)
 			require.LessOrEqual(t, len(page.Tenants), limit)
 			require.True(t, page.Cursor == "" || page.Cursor > cursor, "each call gets on")
@@ -250,7 +250,7 @@ func TestETA(t *testing.T) {
 	w.Submit(messages.SubmitGroup{ID: "paused", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(10)})
 	w.Submit(messages.SubmitGroup{ID: "still", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(10)})
 	w.Submit(messages.SubmitGroup{ID: "else", Tenant: "acme", Type: "U", Jobs: stagetest.Numbered(10)})
-	_, err := w.Store.Pause(t.Context(), "paused")
+	_, err := w.Store.Pause(stagetest.Trusted(t), "paused")
 	require.NoError(t, err)
 	require.Nil(t, w.Group("small").ETASeconds, "no speed is known yet")
 
@@ -262,12 +262,12 @@ func TestETA(t *testing.T) {
 	w.Done("1", held[5:10]...)
 	var tenant api.Tenant
 	w.Await("a speed", func() bool {
-		tenant, err = w.Store.Tenant(t.Context(), "acme")
+		tenant, err = w.Store.Tenant(stagetest.Trusted(t), "acme")
 		require.NoError(t, err)
 		return tenant.JobsPerSecond > 0
 	})
 	etas := func() map[string]*float64 {
-		l, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10})
+		l, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10})
 		require.NoError(t, err)
 		found := map[string]*float64{}
 		for _, g := range l.Groups {
@@ -283,10 +283,10 @@ func TestETA(t *testing.T) {
 	require.InDelta(t, 3, *got["small"] / *got["else"], 1, "no group is before the small one")
 	require.Nil(t, got["paused"])
 	require.Nil(t, got["still"], "no job of its tenant has ended")
-	require.NoError(t, w.Store.PauseType(t.Context(), "T"))
+	require.NoError(t, w.Store.PauseType(stagetest.Trusted(t), "T"))
 	got = etas()
 	require.Nil(t, got["large"])
 	require.NotNil(t, got["else"])
-	require.NoError(t, w.Store.PauseTenant(t.Context(), "acme"))
+	require.NoError(t, w.Store.PauseTenant(stagetest.Trusted(t), "acme"))
 	require.False(t, slices.ContainsFunc([]string{"small", "else", "done"}, func(id string) bool { return etas()[id] != nil }))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -31,7 +32,7 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 	w = stagetest.New(t, master.URL(), "t:", partitions)
 	for range 2 { // a new replica first gets a copy of all data; only after that it gets new writes
 		w.Await("a replica", func() bool {
-			have, err := w.Conn.AwaitReplicas(t.Context(), w.P.Waited(), 1, 2*time.Second, func(redis.Pipeliner) {})
+			have, err := w.Conn.AwaitReplicas(stagetest.Trusted(t), w.P.Waited(), 1, 2*time.Second, func(redis.Pipeliner) {})
 			return err == nil && have == 1
 		})
 	}
@@ -43,7 +44,7 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 // Redis may have stored it. The repeated request succeeds and stores nothing twice.
 func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
+	ctx := auth.Trust(context.Background())
 	w, replica := replicated(t, 3)
 	for _, g := range []string{"open", "doomed", "pausing", "paused", "failed"} {
 		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: g, Tenant: "acme", Type: g, Jobs: stagetest.Numbered(1), Seal: g == "failed"}, now)
@@ -115,7 +116,7 @@ func (f *forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 // a command it returns an error.
 func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
+	ctx := auth.Trust(context.Background())
 	w, _ := replicated(t, 1)
 	c := w.Connect().Cmd
 	f := &forgetful{}
@@ -219,7 +220,7 @@ func TestSubmitOutlivesALostScript(t *testing.T) {
 			g := large(n)
 			g.ID = fmt.Sprint("g", i)
 			d := &dying{unheard: func(script int) bool { return script == i }}
-			_, err := d.of(tt.w, tt.cfg).Submit(t.Context(), g, now)
+			_, err := d.of(tt.w, tt.cfg).Submit(stagetest.Trusted(t), g, now)
 			require.NoError(t, err)
 			holds(tt.w, g.ID, n)
 			require.True(t, tt.w.Group(g.ID).Sealed)
@@ -235,15 +236,15 @@ func TestAppendOutlivesALostPiece(t *testing.T) {
 	cfg := groups.Config{WaitReplicas: 1, WaitTimeout: stagetest.Patience}
 	for i := range pieces {
 		g := fmt.Sprint("g", i)
-		_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: g, Type: "T"}, now)
+		_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: g, Type: "T"}, now)
 		require.NoError(t, err)
 		for j, add := range []func(*groups.Store) error{
-			func(s *groups.Store) error { return s.Append(t.Context(), g, stagetest.Numbered(n), "r", now) },
+			func(s *groups.Store) error { return s.Append(stagetest.Trusted(t), g, stagetest.Numbered(n), "r", now) },
 			func(s *groups.Store) error {
-				return appendEntry(t.Context(), s, g, stagetest.Numbered(n), "1-1", fmt.Sprint("m", i), now)
+				return appendEntry(stagetest.Trusted(t), s, g, stagetest.Numbered(n), "1-1", fmt.Sprint("m", i), now)
 			},
 			func(s *groups.Store) error {
-				return appendEntry(t.Context(), s, g, stagetest.Numbered(n), fmt.Sprint("2-", i), "", now)
+				return appendEntry(stagetest.Trusted(t), s, g, stagetest.Numbered(n), fmt.Sprint("2-", i), "", now)
 			},
 		} {
 			d := &dying{unheard: func(script int) bool { return script == i }}
@@ -262,7 +263,7 @@ func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	t.Parallel()
 	const n = 2*ledger.MaxAppend + 50
 	w := stagetest.Shared(t)
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(stagetest.Trusted(t))
 	defer cancel()
 	gaps := 0
 	d := &dying{
@@ -277,7 +278,7 @@ func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	require.ErrorIs(t, err, api.ErrUnavailable)
 	require.Equal(t, 3, gaps)
 	require.False(t, w.Group("g").Sealed)
-	_, err = w.Store.Submit(t.Context(), large(n), now)
+	_, err = w.Store.Submit(stagetest.Trusted(t), large(n), now)
 	require.NoError(t, err)
 	holds(w, "g", n)
 }
@@ -285,7 +286,7 @@ func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 // Calls that arrive during a wait share the next wait. Each gets its own answer.
 func TestWaitsAreShared(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
+	ctx := auth.Trust(context.Background())
 	w, replica := replicated(t, 1)
 	w.Store = w.NewStore(groups.Config{WaitReplicas: 1, WaitTimeout: stagetest.Patience})
 	replica.Suspend()

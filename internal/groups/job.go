@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -28,6 +29,7 @@ func (s *views) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	for i := range status.Errors {
 		j.Errors = append(j.Errors, errorView(&status.Errors[i]))
 	}
+	hideErrors(ctx, &j)
 	if !mayWait[j.State] {
 		return j, nil
 	}
@@ -72,7 +74,9 @@ func (s *views) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList
 		return list, apiError(err)
 	}
 	for _, j := range found {
-		list.Jobs = append(list.Jobs, jobView(group, j.Ordinal, j.JobStatus))
+		shown := jobView(group, j.Ordinal, j.JobStatus)
+		hideErrors(ctx, &shown)
+		list.Jobs = append(list.Jobs, shown)
 	}
 	if next >= 0 {
 		list.Cursor = strconv.FormatInt(next, 10)
@@ -101,6 +105,7 @@ func (s *views) jobByKey(ctx context.Context, p keyspace.Partition, group string
 		return list, apiError(err)
 	}
 	j := jobView(group, ordinal, status)
+	hideErrors(ctx, &j)
 	if j.Key = q.Key; q.State == "" || j.State == q.State {
 		list.Jobs = append(list.Jobs, j)
 	}
@@ -125,6 +130,19 @@ func jobView(group string, ordinal int64, status ledger.JobStatus) api.Job {
 		j.Key = e.Key
 	}
 	return j
+}
+
+// hideErrors removes the error texts of a job if the principal does not see them.
+func hideErrors(ctx context.Context, j *api.Job) {
+	if auth.SeesPayloads(ctx) {
+		return
+	}
+	if j.LastError != nil {
+		j.LastError.Error = ""
+	}
+	for i := range j.Errors {
+		j.Errors[i].Error = ""
+	}
 }
 
 func errorView(e *ledger.JobError) api.JobError {

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -121,9 +122,25 @@ func statusesOf(ctx context.Context, s *access, page []listedGroup) (map[string]
 	return all, nil
 }
 
+// withoutData returns a result line with null as its data.
+func withoutData(line []byte) []byte {
+	r := map[string]json.RawMessage{}
+	_ = json.Unmarshal(line, &r) // of a line that is damaged, nothing is shown
+	r["data"] = json.RawMessage("null")
+	out, err := json.Marshal(r)
+	if err != nil {
+		return []byte("{}")
+	}
+	return out
+}
+
 // Results calls yield with the result of each reduced job, in the order in which they were reduced.
 // It stops at an error of yield and returns it.
 func (s *views) Results(ctx context.Context, id string, yield func(result []byte) error) error {
+	if !auth.SeesPayloads(ctx) {
+		all := yield
+		yield = func(result []byte) error { return all(withoutData(result)) }
+	}
 	return eachOf(ctx, s, id, ledger.Results, yield)
 }
 
@@ -134,7 +151,9 @@ func (s *views) Failures(ctx context.Context, id string, payloads bool, yield fu
 		f := api.Failure{
 			Ordinal: e.Ordinal, Key: e.Key, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time(),
 		}
-		if payloads {
+		if !auth.SeesPayloads(ctx) {
+			f.Error = ""
+		} else if payloads {
 			payload, err := failedPayload(ctx, s.access, id, e)
 			if err != nil {
 				return err
@@ -183,8 +202,66 @@ func eachOf[T any](
 }
 
 // DeadLetters returns dead letters of all partitions, the newest first. The cursor holds the last
-// entry of each partition.
-func (s *views) DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
+// entry of each partition. A principal of one tenant gets those of this tenant, and maybe a short
+// page with a cursor.
+func (s *views) DeadLetters(ctx context.Context, cursor string, limit int) (list api.DeadLetterList, err error) {
+	own, err := ownTenant(ctx)
+	switch {
+	case err != nil:
+		return list, err
+	case own != "":
+		list, err = deadLettersOf(ctx, s.access, own, cursor, limit)
+	default:
+		list, err = allDeadLetters(ctx, s.access, cursor, limit)
+	}
+	if !auth.SeesPayloads(ctx) {
+		for i := range list.DeadLetters {
+			list.DeadLetters[i].Error, list.DeadLetters[i].Payload = "", nil
+		}
+	}
+	return list, err
+}
+
+const (
+	deadLetterChunk   = 500    // dead letters that one command reads
+	maxScannedLetters = 10_000 // dead letters that one call for one tenant looks at
+)
+
+// deadLettersOf returns a page of the dead letters of a tenant. They lie among those of the other
+// tenants of its partition. The cursor is the id of the last entry that was looked at.
+func deadLettersOf(
+	ctx context.Context, s *access, tenant, cursor string, limit int,
+) (api.DeadLetterList, error) {
+	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
+	if cursor != "" && !validEntryID(cursor) {
+		return list, badCursor()
+	}
+	for scanned := 0; scanned < maxScannedLetters; {
+		found, err := ledger.DeadLetters(ctx, s.conn.Cmd, s.space.OfTenant(tenant), cursor, deadLetterChunk)
+		if err != nil {
+			return list, apiError(err)
+		}
+		for _, d := range found {
+			scanned++
+			cursor = d.EntryID
+			if d.Tenant != tenant {
+				continue
+			}
+			if list.DeadLetters = append(list.DeadLetters, d); len(list.DeadLetters) == limit {
+				list.Cursor = cursor
+				return list, nil
+			}
+		}
+		if len(found) < deadLetterChunk {
+			return list, nil
+		}
+	}
+	list.Cursor = cursor
+	return list, nil
+}
+
+// allDeadLetters returns a page of the dead letters of all tenants.
+func allDeadLetters(ctx context.Context, s *access, cursor string, limit int) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	parts := s.space.All()
 	before := make([]string, len(parts))

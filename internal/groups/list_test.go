@@ -43,18 +43,18 @@ func TestListIsPaged(t *testing.T) {
 		}
 		all = append(all, g)
 		tenant := fmt.Sprint("t", i%7)
-		_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: g.id, Tenant: tenant, Type: "T"}, now)
+		_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: g.id, Tenant: tenant, Type: "T"}, now)
 		require.NoError(t, err)
 		p := w.Space.OfTenant(tenant)
 		for _, key := range []string{p.Groups(), p.GroupsOf(tenant)} {
-			require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), key, redis.Z{Score: float64(g.ms), Member: g.id}).Err())
+			require.NoError(t, w.Conn.Cmd.ZAdd(stagetest.Trusted(t), key, redis.Z{Score: float64(g.ms), Member: g.id}).Err())
 		}
 	}
 	slices.SortFunc(all, func(a, b created) int { return cmp.Or(cmp.Compare(b.ms, a.ms), cmp.Compare(b.id, a.id)) })
 	list := func(q groups.ListQuery) (ids []string) {
 		t.Helper()
 		for {
-			page, err := w.Store.Groups(t.Context(), q)
+			page, err := w.Store.Groups(stagetest.Trusted(t), q)
 			require.NoError(t, err)
 			require.LessOrEqual(t, len(page.Groups), q.Limit)
 			for _, g := range page.Groups {
@@ -82,7 +82,7 @@ func TestListIsPaged(t *testing.T) {
 	require.Equal(t, ids(func(id string) bool { return w.Group(id).Tenant == "t3" }), list(groups.ListQuery{Limit: 2, Tenant: "t3"}))
 
 	for _, id := range []string{"g5", "g17", "g42"} {
-		_, err := w.Store.Cancel(t.Context(), id)
+		_, err := w.Store.Cancel(stagetest.Trusted(t), id)
 		require.NoError(t, err)
 	}
 	cancelled := func(id string) bool { return id == "g5" || id == "g17" || id == "g42" }
@@ -91,17 +91,17 @@ func TestListIsPaged(t *testing.T) {
 	require.Empty(t, list(groups.ListQuery{Limit: 10, Status: api.StatusFailed}))
 
 	// Deleted and new groups disturb no page.
-	page, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10})
+	page, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10})
 	require.NoError(t, err)
 	gone := all[15].id
 	p := w.Space.OfTenant(w.Group(gone).Tenant)
-	require.NoError(t, w.Conn.Cmd.Del(t.Context(), p.Group(gone)).Err())
-	_, err = w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "new", Type: "T"}, now)
+	require.NoError(t, w.Conn.Cmd.Del(stagetest.Trusted(t), p.Group(gone)).Err())
+	_, err = w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "new", Type: "T"}, now)
 	require.NoError(t, err)
 	require.Equal(t, slices.DeleteFunc(ids(everyone)[10:], func(id string) bool { return id == gone }), list(groups.ListQuery{Limit: 4, Cursor: page.Cursor}))
 
 	for _, cursor := range []string{"x", "1", "1.", "1.{}", ".g", "99999999999999999999.g"} {
-		_, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 1, Cursor: cursor})
+		_, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 1, Cursor: cursor})
 		var invalid *messages.ValidationError
 		require.ErrorAs(t, err, &invalid, cursor)
 	}
@@ -112,23 +112,23 @@ func TestListByStatusIsBounded(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
 	w := stagetest.New(t, url, prefix, 1)
-	_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "old", Tenant: "acme", Type: "T"}, now)
+	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "old", Tenant: "acme", Type: "T"}, now)
 	require.NoError(t, err)
-	_, err = w.Store.Cancel(t.Context(), "old")
+	_, err = w.Store.Cancel(stagetest.Trusted(t), "old")
 	require.NoError(t, err)
 	p := w.Space.OfTenant("acme")
 	newer := make([]redis.Z, 5300) // their data is deleted
 	for i := range newer {
 		newer[i] = redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: fmt.Sprint("g", i)}
 	}
-	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Groups(), newer...).Err())
+	require.NoError(t, w.Conn.Cmd.ZAdd(stagetest.Trusted(t), p.Groups(), newer...).Err())
 
-	first, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10, Status: api.StatusCancelled})
+	first, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10, Status: api.StatusCancelled})
 	require.NoError(t, err)
 	require.Empty(t, first.Groups)
 	require.NotEmpty(t, first.Cursor)
 	require.Equal(t, 5000, first.Scanned)
-	second, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10, Status: api.StatusCancelled, Cursor: first.Cursor})
+	second, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10, Status: api.StatusCancelled, Cursor: first.Cursor})
 	require.NoError(t, err)
 	require.Len(t, second.Groups, 1)
 	require.Equal(t, "old", second.Groups[0].ID)
@@ -149,14 +149,14 @@ func TestDeadLettersArePaged(t *testing.T) {
 		if i%5 == 0 { // other programs may write to the stream
 			values = []any{"job", fmt.Sprint("g.", i), "payload", "no JSON"}
 		}
-		require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: p.DeadLetters(), ID: stagetest.EntryID(at), Values: values}).Err())
+		require.NoError(t, w.Conn.Cmd.XAdd(stagetest.Trusted(t), &redis.XAddArgs{Stream: p.DeadLetters(), ID: stagetest.EntryID(at), Values: values}).Err())
 		want = append(want, fmt.Sprint("g.", i))
 	}
 	slices.Reverse(want)
 	for _, limit := range []int{1, 2, 7, 24, 25, 100} {
 		var got []string
 		for cursor := ""; ; {
-			page, err := w.Store.DeadLetters(t.Context(), cursor, limit)
+			page, err := w.Store.DeadLetters(stagetest.Trusted(t), cursor, limit)
 			require.NoError(t, err)
 			require.LessOrEqual(t, len(page.DeadLetters), limit)
 			for _, d := range page.DeadLetters {
@@ -171,7 +171,7 @@ func TestDeadLettersArePaged(t *testing.T) {
 		require.Equal(t, want, got, "pages of %d", limit)
 	}
 	for _, cursor := range []string{"x", "1,2", "1,2,3,4", "{,,"} {
-		_, err := w.Store.DeadLetters(t.Context(), cursor, 1)
+		_, err := w.Store.DeadLetters(stagetest.Trusted(t), cursor, 1)
 		var invalid *messages.ValidationError
 		require.ErrorAs(t, err, &invalid, cursor)
 	}
@@ -179,7 +179,7 @@ func TestDeadLettersArePaged(t *testing.T) {
 
 func TestJob(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		later := time.Now().Add(time.Hour)
 		jobs := stagetest.Numbered(6)
 		jobs[5].RunAt = &later
@@ -235,11 +235,11 @@ func TestResultsAndFailures(t *testing.T) {
 	}
 	w.Reduce()
 	var done, failed []int64
-	require.NoError(t, w.Store.Results(t.Context(), "g", func(result []byte) error {
+	require.NoError(t, w.Store.Results(stagetest.Trusted(t), "g", func(result []byte) error {
 		done = append(done, stagetest.Decode[api.Result](t, string(result)).Ordinal)
 		return nil
 	}))
-	require.NoError(t, w.Store.Failures(t.Context(), "g", false, func(f api.Failure) error {
+	require.NoError(t, w.Store.Failures(stagetest.Trusted(t), "g", false, func(f api.Failure) error {
 		require.Equal(t, "BOOM", f.Code)
 		failed = append(failed, f.Ordinal)
 		return nil
@@ -253,8 +253,8 @@ func TestResultsAndFailures(t *testing.T) {
 	require.Equal(t, want[:n/2], failed)
 
 	stop := fmt.Errorf("enough")
-	require.ErrorIs(t, w.Store.Results(t.Context(), "g", func([]byte) error { return stop }), stop)
-	require.ErrorIs(t, w.Store.Failures(t.Context(), "g", false, func(api.Failure) error { return stop }), stop)
+	require.ErrorIs(t, w.Store.Results(stagetest.Trusted(t), "g", func([]byte) error { return stop }), stop)
+	require.ErrorIs(t, w.Store.Failures(stagetest.Trusted(t), "g", false, func(api.Failure) error { return stop }), stop)
 }
 
 // Failures have their payloads if asked, also those that are stored separately or lost.
@@ -266,7 +266,7 @@ func TestFailuresWithPayloads(t *testing.T) {
 		}})
 		w.Admit("T")
 		w.Fail("BOOM", w.Take("T", "c", 3)...)
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		payloads := func(asked bool) []string {
 			got := make([]string, 3)
 			require.NoError(w.T, w.Store.Failures(ctx, "g", asked, func(f api.Failure) error {
@@ -290,16 +290,16 @@ func TestViewWithoutItsReducer(t *testing.T) {
 	require.NoError(t, registry.Register("own", reducer.MapReduce(
 		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
 	knows := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
-	_, err := knows.Submit(t.Context(), &messages.SubmitGroup{
+	_, err := knows.Submit(stagetest.Trusted(t), &messages.SubmitGroup{
 		ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{{As: "x", Op: "own"}}}, now)
 	require.NoError(t, err)
 	w.Jobs("h", "T", 1)
-	views, err := w.Store.ReadViews(t.Context(), w.P, []string{"g", "gone", "h"})
+	views, err := w.Store.ReadViews(stagetest.Trusted(t), w.P, []string{"g", "gone", "h"})
 	require.NoError(t, err)
 	require.Len(t, views, 2)
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, views[0].Counts)
 	require.Empty(t, views[0].Aggregate)
-	shown, err := knows.Group(t.Context(), "g")
+	shown, err := knows.Group(stagetest.Trusted(t), "g")
 	require.NoError(t, err)
 	require.Equal(t, "null", string(shown.Aggregate["x"]))
 }
@@ -311,11 +311,11 @@ func TestGroupSummary(t *testing.T) {
 	w.Submit(messages.SubmitGroup{
 		ID: "g", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{{As: "n", Op: "count"}}})
 	summary := func(most int64) (api.Group, bool) {
-		g, complete, err := w.Store.GroupSummary(t.Context(), "g", most)
+		g, complete, err := w.Store.GroupSummary(stagetest.Trusted(t), "g", most)
 		require.NoError(t, err)
 		return g, complete
 	}
-	whole, err := w.Store.Group(t.Context(), "g")
+	whole, err := w.Store.Group(stagetest.Trusted(t), "g")
 	require.NoError(t, err)
 	g, complete := summary(0)
 	require.True(t, complete, "there are no results yet")
@@ -333,14 +333,14 @@ func TestGroupSummary(t *testing.T) {
 		require.NoError(t, state.Add(reducer.Result{Ordinal: 1}))
 		encoded, err := state.Encode()
 		require.NoError(t, err)
-		reply, err := ledger.Reduce(t.Context(), w.Conn.Cmd, w.P, ledger.ReduceArgs{
+		reply, err := ledger.Reduce(stagetest.Trusted(t), w.Conn.Cmd, w.P, ledger.ReduceArgs{
 			Group: "g", Partial: strconv.Itoa(ledger.Partials - 1), Lines: []byte(m.Values["l"].(string)),
 			Entries: []string{m.ID}, Ordinals: []int64{0, 1}, State: encoded,
 		})
 		require.NoError(t, err)
 		require.Equal(t, ledger.ReduceOK, reply.State)
 	}
-	whole, err = w.Store.Group(t.Context(), "g")
+	whole, err = w.Store.Group(stagetest.Trusted(t), "g")
 	require.NoError(t, err)
 	require.Equal(t, "2", string(whole.Aggregate["n"]))
 	g, complete = summary(1000)
@@ -351,7 +351,7 @@ func TestGroupSummary(t *testing.T) {
 	require.Empty(t, g.Aggregate)
 	require.Equal(t, whole.Counts, g.Counts)
 
-	_, _, err = w.Store.GroupSummary(t.Context(), "none", 0)
+	_, _, err = w.Store.GroupSummary(stagetest.Trusted(t), "none", 0)
 	require.ErrorIs(t, err, api.ErrNotFound)
 }
 
@@ -364,19 +364,19 @@ func TestGroupSummaryOfFailures(t *testing.T) {
 		Aggregate: []messages.Aggregate{{As: "n", Op: "count", Over: reducer.OverFailed}}})
 	w.Admit("T")
 	w.Fail("BOOM", w.Take("T", "test", 2)...)
-	fence, err := ledger.Lead(t.Context(), w.Conn.Cmd, w.P, "test", time.Minute)
+	fence, err := ledger.Lead(stagetest.Trusted(t), w.Conn.Cmd, w.P, "test", time.Minute)
 	require.NoError(t, err)
-	r, err := ledger.Advance(t.Context(), w.Conn.Cmd, w.P, "g", fence)
+	r, err := ledger.Advance(stagetest.Trusted(t), w.Conn.Cmd, w.P, "g", fence)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, r.Failures)
 	alive := func(context.Context) error { return nil }
-	require.NoError(t, w.Store.ReduceFailures(t.Context(), w.P, "g", r, alive))
+	require.NoError(t, w.Store.ReduceFailures(stagetest.Trusted(t), w.P, "g", r, alive))
 
-	g, complete, err := w.Store.GroupSummary(t.Context(), "g", 1000)
+	g, complete, err := w.Store.GroupSummary(stagetest.Trusted(t), "g", 1000)
 	require.NoError(t, err)
 	require.True(t, complete)
 	require.Equal(t, "2", string(g.Aggregate["n"]))
-	g, complete, err = w.Store.GroupSummary(t.Context(), "g", 10)
+	g, complete, err = w.Store.GroupSummary(stagetest.Trusted(t), "g", 10)
 	require.NoError(t, err)
 	require.False(t, complete)
 	require.Empty(t, g.Aggregate)
@@ -391,7 +391,7 @@ func TestStats(t *testing.T) {
 		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "A", Jobs: []messages.Job{{Payload: []byte(`1`)}, {Payload: []byte(`2`), Type: "B"}}})
 	}
 	w.Admit("A")
-	st, err := w.Store.Stats(t.Context())
+	st, err := w.Store.Stats(stagetest.Trusted(t))
 	require.NoError(t, err)
 	require.Equal(t, 4, st.Partitions)
 	require.EqualValues(t, 8, st.Groups)

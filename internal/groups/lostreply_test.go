@@ -63,7 +63,7 @@ func (l *lossy) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 // commands is lost, also to those that read the backlog and find the group.
 func TestALostReplyFailsNoRequest(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
+	ctx := stagetest.Trusted(t)
 	for name, request := range map[string]func(*groups.Store) error{
 		"submit": func(s *groups.Store) error {
 			_, err := s.Submit(ctx, &messages.SubmitGroup{ID: "new", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
 // These limits bound what one page of rejected messages reads: an entry may have 256 KiB of data.
@@ -20,8 +21,16 @@ const (
 
 // Rejected returns a page of rejected messages, newest first, which may be shorter than limit. The
 // cursor is the id of the last entry of the page before. Without data, the messages have no body.
+// They belong to no tenant, because nobody knows whose they are.
 func (s *views) Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error) {
 	list := api.RejectedList{Rejected: []api.RejectedMessage{}}
+	who, err := caller(ctx)
+	switch {
+	case err != nil:
+		return list, err
+	case !who.May(auth.ReadSystem):
+		return list, api.ErrNotAllowed
+	}
 	top := "+"
 	if cursor != "" {
 		if !validEntryID(cursor) {
@@ -38,7 +47,7 @@ func (s *views) Rejected(ctx context.Context, cursor string, limit int, data boo
 		for _, e := range entries {
 			m := rejectedMessage(e)
 			size += m.Bytes
-			if !data {
+			if !data || !who.Payloads {
 				m.Data = ""
 			}
 			list.Rejected = append(list.Rejected, m)

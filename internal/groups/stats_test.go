@@ -29,7 +29,7 @@ func TestStatsOfPermits(t *testing.T) {
 				w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "T", Jobs: stagetest.Numbered(10)})
 			}
 			used := func(rate ledger.Rate) int64 {
-				st, err := w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter}).Stats(t.Context())
+				st, err := w.NewStore(groups.Config{Rate: rate, Limiter: rate.Limiter}).Stats(stagetest.Trusted(t))
 				require.NoError(t, err)
 				return st.RateLimit.Used
 			}
@@ -62,7 +62,7 @@ func TestStatsOfPermits(t *testing.T) {
 func spend(w *stagetest.World, rate ledger.Rate, n int) (spent int64) {
 	w.T.Helper()
 	for _, p := range w.Space.All() {
-		r, err := ledger.Admit(context.WithoutCancel(w.T.Context()), w.Conn.Cmd, p, ledger.AdmitArgs{
+		r, err := ledger.Admit(context.WithoutCancel(stagetest.Trusted(w.T)), w.Conn.Cmd, p, ledger.AdmitArgs{
 			Type:        "T",
 			Most:        n,
 			Cap:         1 << 30,

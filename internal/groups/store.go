@@ -1,7 +1,8 @@
 // Package groups is the store of bulk actions. It stores submissions, carries out commands, and
 // returns views of groups, jobs, tenants and queues. It hides in which partition a group is, how
 // large submissions are split, and how repeated requests are recognized. Ingest and the HTTP API
-// use it.
+// use it. The context of a call has its principal (package auth): what belongs to another tenant
+// does not exist for it.
 package groups
 
 import (
@@ -101,12 +102,19 @@ func (s *access) findGroup(ctx context.Context, group string) (p keyspace.Partit
 	return p, tenant, err
 }
 
-// locateGroup returns the partition and the tenant of a group. It returns api.ErrNotFound for an
-// unknown group.
+// locateGroup returns the partition and the tenant of a group. It returns the same api.ErrNotFound
+// for an unknown group and for one whose tenant is not the principal's.
 func (s *access) locateGroup(ctx context.Context, group string) (keyspace.Partition, string, error) {
+	p, err := caller(ctx)
+	if err != nil {
+		return keyspace.Partition{}, "", err
+	}
 	tenant, err := ledger.GroupOwner(ctx, s.appender, s.space.OfGroup(group), group)
 	if err != nil {
 		return keyspace.Partition{}, "", apiError(err)
+	}
+	if !p.Owns(tenant) {
+		return keyspace.Partition{}, "", ledger.UnknownGroup(group)
 	}
 	return s.space.OfTenant(tenant), tenant, nil
 }

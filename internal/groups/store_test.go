@@ -87,7 +87,7 @@ func large(n int) *messages.SubmitGroup {
 func holds(w *stagetest.World, group string, n int) {
 	w.T.Helper()
 	require.Equal(w.T, api.Counts{Accepted: int64(n), Waiting: int64(n)}, w.Counts(group))
-	blobs, err := w.Conn.Cmd.LRange(context.WithoutCancel(w.T.Context()), w.P.Queue(group, "T"), 0, -1).Result()
+	blobs, err := w.Conn.Cmd.LRange(context.WithoutCancel(stagetest.Trusted(w.T)), w.P.Queue(group, "T"), 0, -1).Result()
 	require.NoError(w.T, err)
 	require.Len(w.T, blobs, n)
 	for i, blob := range blobs {
@@ -106,10 +106,10 @@ func TestSubmitIsRepeatedAfterACrash(t *testing.T) {
 		t.Run(fmt.Sprint("after ", died), func(t *testing.T) {
 			t.Parallel()
 			w := stagetest.Shared(t)
-			_, err := through(w, &connection{left: died}).Submit(t.Context(), large(n), now)
+			_, err := through(w, &connection{left: died}).Submit(stagetest.Trusted(t), large(n), now)
 			require.ErrorContains(t, err, "the process has died")
 			for range 2 {
-				accepted, err := w.Store.Submit(t.Context(), large(n), now)
+				accepted, err := w.Store.Submit(stagetest.Trusted(t), large(n), now)
 				require.NoError(t, err)
 				require.Equal(t, "g", accepted.ID)
 				holds(w, "g", n)
@@ -123,7 +123,7 @@ func TestSubmitOutlivesLostReplies(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	c := &connection{left: -1, loseReplies: true}
-	_, err := through(w, c).Submit(t.Context(), large(2*ledger.MaxAppend+50), now)
+	_, err := through(w, c).Submit(stagetest.Trusted(t), large(2*ledger.MaxAppend+50), now)
 	require.NoError(t, err)
 	require.Equal(t, 8, c.scripts) // each of the four scripts twice
 	holds(w, "g", 2*ledger.MaxAppend+50)
@@ -139,16 +139,16 @@ func TestSubmitCutsBySize(t *testing.T) {
 		jobs[i].Payload = payload
 	}
 	c := &connection{left: -1}
-	_, err := through(w, c).Submit(t.Context(), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true, Jobs: jobs}, now)
+	_, err := through(w, c).Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true, Jobs: jobs}, now)
 	require.NoError(t, err)
 	require.Equal(t, 1+5, c.scripts)
 	require.Equal(t, api.Counts{Accepted: 20, Waiting: 20}, w.Counts("g"))
-	require.EqualValues(t, 20, w.Conn.Cmd.HLen(t.Context(), w.P.Payloads("g")).Val())
+	require.EqualValues(t, 20, w.Conn.Cmd.HLen(stagetest.Trusted(t), w.P.Payloads("g")).Val())
 }
 
 func TestSubmitConflicts(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		_, err := w.Store.Submit(ctx, large(3), now)
 		require.NoError(w.T, err)
 		_, err = w.Store.Submit(ctx, large(4), now)
@@ -166,7 +166,7 @@ func TestSubmitWithoutATenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	for _, tenant := range []string{"", "g"} {
-		_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "g", Tenant: tenant, Type: "T", Jobs: stagetest.Numbered(1)}, now)
+		_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Tenant: tenant, Type: "T", Jobs: stagetest.Numbered(1)}, now)
 		require.NoError(t, err)
 	}
 	require.Equal(t, "g", w.Group("g").Tenant)
@@ -191,7 +191,7 @@ func TestSubmitWithoutJobs(t *testing.T) {
 			w := stagetest.Shared(t)
 			tt.group.ID, tt.group.Type = "g", "T"
 			for range 2 {
-				_, err := w.Store.Submit(t.Context(), &tt.group, now)
+				_, err := w.Store.Submit(stagetest.Trusted(t), &tt.group, now)
 				require.NoError(t, err)
 			}
 			require.Equal(t, tt.sealed, w.Group("g").Sealed)
@@ -202,7 +202,7 @@ func TestSubmitWithoutJobs(t *testing.T) {
 
 func TestIdempotencyKey(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		submit := func(key, id string, n int) (string, error) {
 			g := large(n)
 			g.ID = id // like an id that the API generates
@@ -252,7 +252,7 @@ func TestSubmissionHasCounts(t *testing.T) {
 			for i := range 2 {
 				o := groups.Origin{IdempotencyKey: group, At: arrived.Add(time.Duration(i) * 2 * time.Hour)}
 				g := messages.SubmitGroup{ID: group, Tenant: "acme", Type: "T", RunAt: c.runAt, Jobs: jobs, Seal: true}
-				a, err := w.Store.Submit(w.T.Context(), &g, o)
+				a, err := w.Store.Submit(stagetest.Trusted(w.T), &g, o)
 				require.NoError(w.T, err)
 				require.Equal(w.T, c.want, a.Counts, group)
 				if i == 0 {
@@ -262,7 +262,7 @@ func TestSubmissionHasCounts(t *testing.T) {
 			}
 		}
 		require.EqualValues(w.T, 2, w.Counts("now").Ready)
-		a, err := w.Store.Submit(w.T.Context(), &messages.SubmitGroup{ID: "empty", Type: "T"}, groups.Origin{At: arrived})
+		a, err := w.Store.Submit(stagetest.Trusted(w.T), &messages.SubmitGroup{ID: "empty", Type: "T"}, groups.Origin{At: arrived})
 		require.NoError(w.T, err)
 		require.Zero(w.T, a.Counts)
 	})
@@ -275,18 +275,18 @@ func TestInvalidUsesNoIdempotencyKey(t *testing.T) {
 	g.Aggregate = []messages.Aggregate{{As: "x", Op: "no-such"}}
 	o := now
 	o.IdempotencyKey = "k"
-	_, err := w.Store.Submit(t.Context(), g, o)
+	_, err := w.Store.Submit(stagetest.Trusted(t), g, o)
 	var invalid *messages.ValidationError
 	require.ErrorAs(t, err, &invalid)
 	require.Equal(t, "aggregate", invalid.Fields[0].Field)
 	g.Aggregate[0].Op = "count"
-	_, err = w.Store.Submit(t.Context(), g, o)
+	_, err = w.Store.Submit(stagetest.Trusted(t), g, o)
 	require.NoError(t, err)
 }
 
 func TestAppend(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, now)
 		require.NoError(w.T, err)
 		for range 2 { // the same request, and the same entry, twice
@@ -330,7 +330,7 @@ func keyed(first, n int) []messages.Job {
 // request gets the same answer. Jobs are found by key and by state.
 func TestUniqueKeys(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		for id, unique := range map[string]bool{"g": true, "h": false} {
 			_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: id, Tenant: "acme", Type: "T", UniqueKeys: unique, Jobs: keyed(0, 300)}, now)
 			require.NoError(w.T, err)
@@ -382,7 +382,7 @@ func TestUniqueKeys(t *testing.T) {
 
 func TestCommands(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		for _, command := range []func(context.Context, string) (api.Accepted, error){w.Store.Cancel, retryAll(w.Store)} {
 			_, err := command(ctx, "nobody")
 			require.ErrorIs(w.T, err, api.ErrNotFound)
@@ -424,7 +424,7 @@ func TestRedisIsAway(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 10 {
 		wg.Go(func() {
-			ctx := context.WithoutCancel(t.Context())
+			ctx := context.WithoutCancel(stagetest.Trusted(t))
 			g := large(1)
 			g.ID = fmt.Sprint("g", i)
 			_, err := w.Store.Submit(ctx, g, now)

@@ -44,8 +44,13 @@ type submissions struct {
 // Submit stores a group with its jobs. It may be repeated: the same content under the same group id
 // or the same idempotency key is stored once. It sets g.ID to the group of the first request with
 // the key, and an empty g.Tenant to g.ID. Errors are those of package api, or a
-// *messages.ValidationError.
+// *messages.ValidationError. If the principal has a tenant, it is that of the group.
 func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
+	who, tenant, err := callFor(ctx, g.Tenant)
+	if err != nil {
+		return api.Accepted{}, err
+	}
+	g.Tenant = tenant
 	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
@@ -59,7 +64,7 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 		if !o.GeneratedID {
 			content += " " + g.ID
 		}
-		first, err := s.resolveIdempotencyKey(ctx, o.IdempotencyKey,
+		first, err := s.resolveIdempotencyKey(ctx, idempotencyScope(who, tenant)+o.IdempotencyKey,
 			idempotencyRecord{Hash: content, Group: g.ID, AtMS: o.At.UnixMilli()})
 		if err != nil {
 			return api.Accepted{}, apiError(err)
@@ -200,12 +205,8 @@ func (s *submissions) registerOwner(ctx context.Context, group, tenant string) e
 	if err != nil {
 		return err
 	}
-	if owner != tenant {
-		who := "a group of another tenant"
-		if tenant == group || owner == group { // a group without a tenant is its own tenant
-			who = "a group with another or no tenant"
-		}
-		return fmt.Errorf("group %s: %s has this id: choose another id: %w", group, who, api.ErrConflict)
+	if owner != tenant { // whose it is must not be said
+		return fmt.Errorf("group %s: this id is taken: choose another: %w", group, api.ErrConflict)
 	}
 	return nil
 }
@@ -219,7 +220,8 @@ type idempotencyRecord struct {
 
 // resolveIdempotencyKey returns the first request that used the idempotency key, in any process. If
 // there was none, it is this one. So two equal requests at the same time store one group. It
-// returns api.ErrConflict when the first request had other content.
+// returns api.ErrConflict when the first request had other content. key begins with the scope of
+// the client's key.
 func (s *submissions) resolveIdempotencyKey(
 	ctx context.Context, key string, this idempotencyRecord,
 ) (first idempotencyRecord, err error) {

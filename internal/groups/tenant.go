@@ -2,6 +2,7 @@ package groups
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -38,6 +39,9 @@ func (s *tenants) PatchTenant(ctx context.Context, tenant string, patch api.Tena
 func (s *tenants) change(
 	ctx context.Context, tenant string, do func(context.Context, keyspace.Partition) error,
 ) (api.Tenant, error) {
+	if err := checkTenant(ctx, tenant); err != nil {
+		return api.Tenant{}, err
+	}
 	p := s.space.OfTenant(tenant)
 	if err := retryUnavailable(ctx, func(ctx context.Context) error { return do(ctx, p) }); err != nil {
 		return api.Tenant{}, apiError(err)
@@ -49,12 +53,15 @@ func (s *tenants) change(
 // Tenant returns a tenant that has groups or settings or is paused, and api.ErrNotFound for any
 // other.
 func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
+	if err := checkTenant(ctx, tenant); err != nil {
+		return api.Tenant{}, err
+	}
 	st, err := s.state(ctx, s.space.OfTenant(tenant), tenant)
 	if err != nil {
 		return api.Tenant{}, apiError(err)
 	}
 	if !st.Known && !st.Paused {
-		return api.Tenant{}, fmt.Errorf("tenant %s: has neither groups nor settings: %w", tenant, api.ErrNotFound)
+		return api.Tenant{}, unknownTenant(tenant)
 	}
 	return s.view(tenant, st), nil
 }
@@ -64,11 +71,25 @@ const tenantsPerCall = 1000
 
 // Tenants lists tenants by id, implicit ones only with all. The cursor is the id of the last tenant
 // that a call has looked at. A call looks at a bounded number of tenants, so a page may have fewer
-// than limit, even none, and a cursor.
+// than limit, even none, and a cursor. A principal of one tenant gets this tenant, if it exists.
 func (s *tenants) Tenants(ctx context.Context, cursor string, limit int, all bool) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
 	if cursor != "" && !api.ValidID(cursor) {
 		return list, badCursor()
+	}
+	own, err := ownTenant(ctx)
+	switch {
+	case err != nil:
+		return list, err
+	case own != "" && own <= cursor:
+		return list, nil
+	case own != "":
+		t, err := s.Tenant(ctx, own)
+		if errors.Is(err, api.ErrNotFound) {
+			return list, nil
+		}
+		list.Tenants = append(list.Tenants, t)
+		return list, err
 	}
 	most := limit
 	if !all {

@@ -35,9 +35,9 @@ func TestWarningsOfASubmission(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c.g.ID = "g"
 			w := stagetest.Shared(t)
-			require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
+			require.NoError(t, presence.PublishWorker(stagetest.Trusted(t), w.Conn, w.Space, presence.WorkerReport{
 				WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T", "U"}}}))
-			a, err := w.Store.Submit(t.Context(), &c.g, groups.Origin{})
+			a, err := w.Store.Submit(stagetest.Trusted(t), &c.g, groups.Origin{})
 			require.NoError(t, err)
 			require.Equal(t, c.want, a.Warnings)
 			require.Equal(t, "g", a.Tenant, "a group without a tenant is its own tenant")
@@ -45,14 +45,14 @@ func TestWarningsOfASubmission(t *testing.T) {
 	}
 }
 
-// The id of a group without a tenant can't be used again with one. The answer does not speak of
-// another tenant, because the client has named only one.
+// The id of a group without a tenant can't be used again with one. The answer does not say whose the
+// id is.
 func TestReusedIDWithoutTenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "g", Type: "T", Seal: true}, groups.Origin{})
+	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Type: "T", Seal: true}, groups.Origin{})
 	require.NoError(t, err)
-	_, err = w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true}, groups.Origin{})
+	_, err = w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true}, groups.Origin{})
 	require.ErrorIs(t, err, api.ErrConflict)
-	require.ErrorContains(t, err, "group g: a group with another or no tenant has this id: choose another id")
+	require.ErrorContains(t, err, "group g: this id is taken: choose another")
 }

@@ -18,13 +18,16 @@ import (
 func GroupOwner(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (string, error) {
 	tenant, err := c.Get(ctx, p.Owner(group)).Result()
 	if errors.Is(err, redis.Nil) {
-		return "", fmt.Errorf("group %s: %w", group, api.ErrNotFound)
+		return "", UnknownGroup(group)
 	}
 	if err != nil {
 		return "", fmt.Errorf("find group %s: %w", group, err)
 	}
 	return tenant, nil
 }
+
+// UnknownGroup returns the error for a group that does not exist.
+func UnknownGroup(group string) error { return fmt.Errorf("group %s: %w", group, api.ErrNotFound) }
 
 // RegisterOwner makes tenant the owner of a group that has none, and returns the owner. p is the
 // partition of the group's id. Two tenants can't own the same group. The owner is "" if the key was

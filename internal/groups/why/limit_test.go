@@ -23,7 +23,7 @@ func hourly(w *stagetest.World, share string, partitions int) func() {
 	return func() {
 		w.T.Helper()
 		for moved := 1; moved > 0; {
-			r, err := ledger.Admit(w.T.Context(), w.Conn.Cmd, w.P, ledger.AdmitArgs{
+			r, err := ledger.Admit(stagetest.Trusted(w.T), w.Conn.Cmd, w.P, ledger.AdmitArgs{
 				Type: "T", Most: 200, Cap: 1 << 30, Limit: rate.Of(w.P.Index(), partitions), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 			require.NoError(w.T, err)
 			moved = int(r.Moved)
@@ -50,7 +50,7 @@ func TestWhyShare(t *testing.T) {
 		require.Equal(t, api.WhyFairness, job(w, "h", 0).Waiting)
 
 		rps := 0.25
-		require.NoError(t, ledger.SetTenant(t.Context(), w.Conn.Cmd, w.P, "acme", ledger.TenantSettings{RPS: &rps}))
+		require.NoError(t, ledger.SetTenant(stagetest.Trusted(t), w.Conn.Cmd, w.P, "acme", ledger.TenantSettings{RPS: &rps}))
 		j = job(w, "g", 3699)
 		require.Equal(t, api.WhyRate, j.Waiting, j.Why.Detail)
 		require.Equal(t, "tenant", j.Why.Limit.Scope)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
@@ -143,7 +144,7 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 		w.Detail = "A downstream API asked to wait" + codeOf(j.lastErr) + ": " + when + "."
 	case ledger.ReasonResource:
 		w.Reason = api.WhyResource
-		w.Detail = "Something that it needs is busy" + textOf(j.lastErr) + ": " + when + "."
+		w.Detail = "Something that it needs is busy" + textOf(ctx, j.lastErr) + ": " + when + "."
 	default:
 		w.Reason = api.WhyRetry
 		w.Detail = "Its last attempt did not succeed" + codeOf(j.lastErr) + ": " + when + "."
@@ -249,9 +250,10 @@ func codeOf(e *ledger.JobError) string {
 	return " (" + e.Code + ")"
 }
 
-// textOf returns the text of a job's last error in brackets.
-func textOf(e *ledger.JobError) string {
-	if e == nil || e.Error == "" {
+// textOf returns the text of a job's last error in brackets, if the principal of ctx sees such
+// texts.
+func textOf(ctx context.Context, e *ledger.JobError) string {
+	if e == nil || e.Error == "" || !auth.SeesPayloads(ctx) {
 		return ""
 	}
 	return " (" + e.Error + ")"

@@ -29,7 +29,7 @@ var now = groups.Origin{At: time.Now()}
 // served makes a worker process alive, for some seconds, that serves these types.
 func served(w *stagetest.World, types ...string) {
 	w.T.Helper()
-	require.NoError(w.T, presence.PublishWorker(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, presence.WorkerReport{
+	require.NoError(w.T, presence.PublishWorker(context.WithoutCancel(stagetest.Trusted(w.T)), w.Conn, w.Space, presence.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: types}}))
 }
 
@@ -44,7 +44,7 @@ func job(w *stagetest.World, group string, ordinal int64) api.Job {
 func whyOf(w *stagetest.World, group string) api.Why {
 	w.T.Helper()
 	served(w, "T", "U")
-	why, err := w.Store.Why(context.WithoutCancel(w.T.Context()), group)
+	why, err := w.Store.Why(context.WithoutCancel(stagetest.Trusted(w.T)), group)
 	require.NoError(w.T, err)
 	require.NotEmpty(w.T, why.Detail)
 	return why
@@ -53,7 +53,7 @@ func whyOf(w *stagetest.World, group string) api.Why {
 // back reports a job as its worker would; the job is due again after delay.
 func back(w *stagetest.World, h stagetest.Held, kind ledger.OutcomeKind, delay time.Duration) {
 	w.T.Helper()
-	r, err := ledger.Outcome(context.WithoutCancel(w.T.Context()), w.Conn.Cmd, w.P, h.Type, ledger.Congestion{Cap: 10 * time.Hour}, []ledger.GroupOutcome{{Group: h.Group, Others: []ledger.OtherJob{{
+	r, err := ledger.Outcome(context.WithoutCancel(stagetest.Trusted(w.T)), w.Conn.Cmd, w.P, h.Type, ledger.Congestion{Cap: 10 * time.Hour}, []ledger.GroupOutcome{{Group: h.Group, Others: []ledger.OtherJob{{
 		Entry: h.Entry, Ordinal: h.Ordinal, Attempt: h.Attempt, Kind: kind, Waits: h.Waits, Queued: []byte(h.Queued), Delay: delay, Code: "BUSY", Text: "later"}}}})
 	require.NoError(w.T, err)
 	require.EqualValues(w.T, 1, r.Owned)
@@ -90,7 +90,7 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 		jobs[i].Type = "U"
 	}
 	w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
-	_, err := ledger.Admit(t.Context(), w.Conn.Cmd, w.P, ledger.AdmitArgs{
+	_, err := ledger.Admit(stagetest.Trusted(t), w.Conn.Cmd, w.P, ledger.AdmitArgs{
 		Type: "U", Most: 10, Cap: 1 << 30, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 	require.NoError(t, err)
 	require.EqualValues(t, 40, *job(w, "g", 80).Why.Position)
@@ -109,11 +109,11 @@ func TestWhyFairnessOutOfOrder(t *testing.T) {
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 20)
 	queue := w.P.Queue("g", "T")
-	blobs, err := w.Conn.Cmd.LRange(t.Context(), queue, 0, -1).Result()
+	blobs, err := w.Conn.Cmd.LRange(stagetest.Trusted(t), queue, 0, -1).Result()
 	require.NoError(t, err)
-	require.NoError(t, w.Conn.Cmd.Del(t.Context(), queue).Err())
+	require.NoError(t, w.Conn.Cmd.Del(stagetest.Trusted(t), queue).Err())
 	for i := range blobs {
-		require.NoError(t, w.Conn.Cmd.LPush(t.Context(), queue, blobs[i]).Err())
+		require.NoError(t, w.Conn.Cmd.LPush(stagetest.Trusted(t), queue, blobs[i]).Err())
 	}
 	for ordinal := range int64(20) {
 		j := job(w, "g", ordinal)
@@ -126,7 +126,7 @@ func TestWhyByPriority(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	alpha := 10_000.0
-	require.NoError(t, ledger.SetPolicy(t.Context(), w.Conn.Cmd, w.P, &alpha))
+	require.NoError(t, ledger.SetPolicy(stagetest.Trusted(t), w.Conn.Cmd, w.P, &alpha))
 	w.Submit(messages.SubmitGroup{ID: "first", Tenant: "globex", Type: "T", Jobs: stagetest.Numbered(7)})
 	w.Submit(messages.SubmitGroup{ID: "last", Tenant: "acme", Type: "T", BasePriority: -1e12, Jobs: stagetest.Numbered(3)})
 	j := job(w, "last", 1)
@@ -161,7 +161,7 @@ func TestWhyReady(t *testing.T) {
 // A job whose entry no consumer owns is neither running nor waiting for a worker.
 func TestWhyUnowned(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		w.Jobs("g", "T", 2)
 		w.Admit("T")
 		w.Take("T", "gone", 1)
@@ -181,12 +181,12 @@ func TestWhyUnowned(t *testing.T) {
 func TestWhyReadyBehindOtherGroups(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)
+	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)}, now)
 	require.NoError(t, err)
 	w.Admit("T")
 	w.Jobs("between", "T", 3)
 	w.Admit("T")
-	require.NoError(t, w.Store.Append(t.Context(), "g", stagetest.Numbered(1), "r", now))
+	require.NoError(t, w.Store.Append(stagetest.Trusted(t), "g", stagetest.Numbered(1), "r", now))
 	w.Admit("T")
 	w.Take("T", "c", 1)
 	why := whyOf(w, "g")
@@ -260,7 +260,7 @@ func TestWhyAmongManyNonReadyJobs(t *testing.T) {
 		require.Equal(t, later.UnixMilli(), j.Until.UnixMilli())
 	}
 	// A job that is at no location is on its way: it waits for no reason.
-	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.NonReadyOf("acme")).Err())
+	require.NoError(t, w.Conn.Cmd.Del(stagetest.Trusted(t), w.P.NonReadyOf("acme")).Err())
 	j := job(w, "g1", 5)
 	require.Equal(t, "non_ready", j.State)
 	require.Empty(t, j.Waiting)
@@ -289,7 +289,7 @@ func TestWhyRate(t *testing.T) {
 	permits := rate.PerWindow()
 	w.Jobs("g", "T", int(permits)+10)
 	admit := func() ledger.AdmitReply {
-		r, err := ledger.Admit(t.Context(), w.Conn.Cmd, w.P, ledger.AdmitArgs{
+		r, err := ledger.Admit(stagetest.Trusted(t), w.Conn.Cmd, w.P, ledger.AdmitArgs{
 			Type: "T", Most: 200, Cap: 1 << 30, Limit: rate.Of(0, 1), Seed: "0badcafe", LaneWeights: [3]int{6, 3, 1}})
 		require.NoError(t, err)
 		return r
@@ -326,7 +326,7 @@ func TestWhyRate(t *testing.T) {
 
 func TestWhyPaused(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
-		ctx := context.WithoutCancel(w.T.Context())
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		later := time.Now().Add(time.Hour)
 		jobs := stagetest.Numbered(3)
 		jobs[2].RunAt = &later
@@ -377,13 +377,13 @@ func TestWhyNoJobWaits(t *testing.T) {
 		require.Empty(t, why.Reason)
 		require.Contains(t, why.Detail, c.says)
 	}
-	_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "open", Tenant: "acme", Type: "T"}, now)
+	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "open", Tenant: "acme", Type: "T"}, now)
 	require.NoError(t, err)
 	require.Contains(t, whyOf(w, "open").Detail, "not sealed")
-	_, err = w.Store.Cancel(t.Context(), "open")
+	_, err = w.Store.Cancel(stagetest.Trusted(t), "open")
 	require.NoError(t, err)
 	require.Equal(t, "The group has ended: it is CANCELLED.", whyOf(w, "open").Detail)
-	_, err = w.Store.Why(t.Context(), "nobody")
+	_, err = w.Store.Why(stagetest.Trusted(t), "nobody")
 	require.ErrorIs(t, err, api.ErrNotFound)
 	for _, ordinal := range []int64{0, 1} {
 		require.Nil(t, w.Job("g", ordinal).Why)
@@ -432,20 +432,20 @@ func TestReadyWithoutPermission(t *testing.T) {
 	w.Admit("T")
 	until := time.Now().Add(time.Hour).Truncate(time.Second)
 	publish := func(id string, permission time.Time) {
-		require.NoError(t, presence.PublishWorker(t.Context(), w.Conn, w.Space, presence.WorkerReport{
+		require.NoError(t, presence.PublishWorker(stagetest.Trusted(t), w.Conn, w.Space, presence.WorkerReport{
 			WorkerStatus: api.WorkerStatus{ID: id, Types: []string{"T"}, SeenAt: time.Now()}, NoPermissionUntil: map[string]time.Time{"T": permission},
 		}))
 	}
 	publish("a", until)
 	publish("b", until.Add(time.Hour))
-	why, err := w.Store.Why(t.Context(), "g")
+	why, err := w.Store.Why(stagetest.Trusted(t), "g")
 	require.NoError(t, err)
 	require.Equal(t, api.WhyResource, why.Reason)
 	require.True(t, until.Equal(*why.Until))
 	require.Contains(t, why.Detail, "what its type needs is busy until ")
 
 	publish("b", time.Now().Add(-time.Second)) // b gets one now
-	why, err = w.Store.Why(t.Context(), "g")
+	why, err = w.Store.Why(stagetest.Trusted(t), "g")
 	require.NoError(t, err)
 	require.Equal(t, api.WhyFairness, why.Reason)
 }

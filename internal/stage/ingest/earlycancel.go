@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
@@ -68,7 +69,7 @@ func (in *Ingest) cancelEarly(ctx context.Context, entry string, values map[stri
 	if err != nil {
 		return nil //nolint:nilerr // the consumer rejects the entry, see above
 	}
-	_, err = in.store.Cancel(ctx, c.Group)
+	_, err = in.store.Cancel(auth.Trust(ctx), c.Group)
 	if errors.Is(err, api.ErrUnavailable) {
 		return err // the next run reads the entry again
 	}

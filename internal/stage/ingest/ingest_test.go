@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
@@ -58,7 +59,7 @@ func addEntry(w *stagetest.World, typ, data string, more ...string) (entry strin
 func awaitGroup(w *stagetest.World, id string, ok func(api.Group) bool) {
 	w.T.Helper()
 	w.Await("group "+id, func() bool {
-		g, err := w.Store.Group(context.WithoutCancel(w.T.Context()), id)
+		g, err := w.Store.Group(auth.Trust(context.WithoutCancel(w.T.Context())), id)
 		return err == nil && ok(g)
 	})
 }
@@ -194,7 +195,7 @@ func TestSealWaitsForOlderEntries(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
 	ctx := t.Context()
-	_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, groups.Origin{At: time.Now()})
+	_, err := w.Store.Submit(auth.Trust(ctx), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"}, groups.Origin{At: time.Now()})
 	require.NoError(t, err)
 	addEntry(w, "jobs.append", `{"group":"g","jobs":[{"payload":1},{"payload":2}]}`)
 	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
@@ -287,7 +288,7 @@ func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
 
 	// The backlog has space now, for exactly limit jobs.
 	stored := func() (n int) {
-		list, err := w.Store.Groups(ctx, groups.ListQuery{Limit: 500})
+		list, err := w.Store.Groups(auth.Trust(ctx), groups.ListQuery{Limit: 500})
 		require.NoError(t, err)
 		for _, g := range list.Groups {
 			n += int(g.Counts.Waiting)

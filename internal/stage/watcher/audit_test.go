@@ -15,6 +15,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -171,14 +172,14 @@ func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 			t.Parallel()
 			w := stagetest.Shared(t)
 			ctx := context.WithoutCancel(t.Context())
-			_, err := w.Store.Submit(ctx, &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3)}, groups.Origin{At: time.Now()})
+			_, err := w.Store.Submit(auth.Trust(ctx), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3)}, groups.Origin{At: time.Now()})
 			require.NoError(t, err)
 			w.Admit("T")
 			require.NoError(t, vanish(ctx, w))
 			run(w, frequentAudit, "w")
 			ended := int64(0)
 			w.Await("the vanished jobs to end", func() bool {
-				require.NoError(t, w.Store.Append(ctx, "g", stagetest.Numbered(1), fmt.Sprint(ended), groups.Origin{At: time.Now()}))
+				require.NoError(t, w.Store.Append(auth.Trust(ctx), "g", stagetest.Numbered(1), fmt.Sprint(ended), groups.Origin{At: time.Now()}))
 				w.Admit("T")
 				w.Done("null", w.Take("T", "c", 1)...)
 				w.Reduce()

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -107,7 +108,7 @@ func TestGroupGoesThroughItsStates(t *testing.T) {
 		}
 
 		// The next round runs the failed jobs and has events of its own.
-		_, err := w.Store.Retry(context.WithoutCancel(w.T.Context()), "g", api.RetryChoice{})
+		_, err := w.Store.Retry(auth.Trust(context.WithoutCancel(w.T.Context())), "g", api.RetryChoice{})
 		require.NoError(w.T, err)
 		w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 2, Waiting: 1})
 		w.Finish("T")
@@ -270,7 +271,7 @@ func TestFailuresAreReducedInEachRound(t *testing.T) {
 		counted := `"done":%d,"ended":%d,"failed":%d,"ms":null}`
 		require.Equal(w.T, `{"codes":{"BOOM":2,"OTHER":1},`+fmt.Sprintf(counted, 1, 4, 3), values())
 
-		_, err := w.Store.Retry(context.WithoutCancel(w.T.Context()), "g", api.RetryChoice{})
+		_, err := w.Store.Retry(auth.Trust(context.WithoutCancel(w.T.Context())), "g", api.RetryChoice{})
 		require.NoError(w.T, err)
 		w.Await("the jobs to wait again", func() bool { return w.Counts("g").Waiting == 3 })
 		require.Equal(w.T, `{"codes":{},`+fmt.Sprintf(counted, 1, 1, 0), values(), "the failures of the last round do not count")

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/processor"
@@ -240,7 +241,7 @@ func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 	}
 	w.Run(newWorker(w, config(), g))
 	stagetest.Receive(t, g.asked, "the call of Admit")
-	_, err := w.Store.Cancel(t.Context(), "g")
+	_, err := w.Store.Cancel(auth.Trust(t.Context()), "g")
 	require.NoError(t, err)
 	require.ErrorContains(t, stagetest.Receive(t, ended, "its end"), "cancelled")
 	w.Await("an empty stream", func() bool { return w.Conn.Cmd.XLen(t.Context(), w.P.Ready("G")).Val() == 0 })
@@ -256,7 +257,7 @@ func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
 	w.Admit("G")
 	g := newGatedProcessor("G")
 	g.admit = func(context.Context, processor.Job) error {
-		_, err := w.Store.Cancel(context.WithoutCancel(t.Context()), "g")
+		_, err := w.Store.Cancel(auth.Trust(context.WithoutCancel(t.Context())), "g")
 		return err
 	}
 	w.Run(newWorker(w, config(), g))

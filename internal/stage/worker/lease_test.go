@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -112,7 +113,7 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 		})))
 		stagetest.Receive(w.T, g.started, "the job's start")
 		ctx := context.WithoutCancel(w.T.Context())
-		_, err := w.Store.Cancel(ctx, "g")
+		_, err := w.Store.Cancel(auth.Trust(ctx), "g")
 		require.NoError(w.T, err)
 		cancelled := time.Now()
 		require.ErrorContains(w.T, stagetest.Receive(w.T, causes, "the context's end"), "group was cancelled")

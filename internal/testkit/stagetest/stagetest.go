@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -91,8 +92,11 @@ func (w *Installation) NewStore(cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), nil)
 }
 
-// ctx returns a context that does not end with the test, for clean-ups.
-func (w *Installation) ctx() context.Context { return context.WithoutCancel(w.T.Context()) }
+// ctx returns a context that does not end with the test, for clean-ups, and may use the store.
+func (w *Installation) ctx() context.Context { return context.WithoutCancel(Trusted(w.T)) }
+
+// Trusted returns a context with which a test may use the store. It ends with the test.
+func Trusted(t testing.TB) context.Context { return auth.Trust(t.Context()) }
 
 // Run runs a role in the background until stop is called, at the latest until the end of the test.
 // stop waits until the role has ended.

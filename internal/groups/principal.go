@@ -1,0 +1,75 @@
+package groups
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
+)
+
+// errNoPrincipal is a fault of the program: a caller without a key must get a principal by
+// auth.Trust.
+var errNoPrincipal = errors.New("the call has no principal")
+
+// caller returns the principal of a call.
+func caller(ctx context.Context) (auth.Principal, error) {
+	p, ok := auth.From(ctx)
+	if !ok {
+		return p, errNoPrincipal
+	}
+	return p, nil
+}
+
+// callFor returns the principal of a call that names a tenant, or none if named is "", and the
+// tenant of the call. It returns api.ErrTenant if the tenant is not the principal's.
+func callFor(ctx context.Context, named string) (p auth.Principal, tenant string, err error) {
+	if p, err = caller(ctx); err != nil {
+		return p, "", err
+	}
+	tenant, ok := p.TenantFor(named)
+	if !ok {
+		return p, "", api.ErrTenant
+	}
+	return p, tenant, nil
+}
+
+// ownTenant returns the only tenant whose data the principal of a call may see. It is "" for a
+// principal that may see all.
+func ownTenant(ctx context.Context) (string, error) {
+	p, err := caller(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case p.Tenant == "" || p.Tenant == auth.AllTenants:
+		if !p.Owns("") { // its role may not see the data of tenants at all
+			return "", api.ErrNotAllowed
+		}
+		return "", nil
+	}
+	return p.Tenant, nil
+}
+
+// checkTenant returns the error for an unknown tenant if the tenant is not the principal's.
+func checkTenant(ctx context.Context, tenant string) error {
+	p, err := caller(ctx)
+	if err == nil && !p.Owns(tenant) {
+		err = unknownTenant(tenant)
+	}
+	return err
+}
+
+func unknownTenant(tenant string) error {
+	return fmt.Errorf("tenant %s: has neither groups nor settings: %w", tenant, api.ErrNotFound)
+}
+
+// idempotencyScope returns what an idempotency key is hashed with. The keys of a tenant are its
+// own; all callers without a tenant share theirs.
+func idempotencyScope(p auth.Principal, tenant string) string {
+	if p.Tenant == "" {
+		return ""
+	}
+	return cmp.Or(tenant, p.Tenant) + "\x00"
+}
