@@ -62,7 +62,7 @@ type Command func(*Root) *cobra.Command
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newJobs, newJob, newRetry,
 	newWhy, newTenant, newType,
-	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newDev, newDemo, newBench, newRole,
+	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newACL, newDev, newDemo, newBench, newRole,
 	newGuardLoad, newRoomLoad,
 }
 
