@@ -178,7 +178,7 @@ func (p *producers) awaitProgress(what string, n int) {
 // All roles run on a cluster. Meanwhile hash slots move between its nodes, and its masters die.
 func TestCluster(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.ClusterWithReplicas(t, 3)
+	cluster := redistest.ClusterWithReplicas(t, 3, withUsers(t))
 	s := start(t, onURL(cluster.URL), env("PARTITIONS", "16"), env("LEASE", "2s"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"), env("REDIS_COMMAND_TIMEOUT", "1s"),
 		env("REDIS_WAIT_REPLICAS", "1"), binary("worker", "retryworker"))

@@ -13,6 +13,7 @@ import (
 )
 
 //go:generate go run ./gen ../../..
+//go:generate go run ../../../cmd/bulkaction acl --prefix bulk-action: --format aclfile --output ../../../deployments/redis/users.acl
 
 // need is what a kind of process does in Redis.
 type need struct {

@@ -42,6 +42,9 @@ var needs = map[string]need{
 		keys: []string{
 			"partitions", "stages", "workers", "{*}:*",
 		},
+		channels: []string{
+			"guard:wake:*",
+		},
 	},
 	"dispatcher": {
 		scripts: []string{
@@ -54,6 +57,9 @@ var needs = map[string]need{
 		},
 		keys: []string{
 			"partitions", "stages", "workers", "{*}:*",
+		},
+		channels: []string{
+			"guard:wake:*",
 		},
 	},
 	"worker": {
@@ -96,6 +102,9 @@ var needs = map[string]need{
 			"events", "guard:{*/*}:*", "ingest", "ingest:rejected", "partitions", "stages",
 			"workers", "{*}:*",
 		},
+		channels: []string{
+			"guard:wake:*",
+		},
 	},
 	"aggregator": {
 		scripts: []string{
@@ -109,6 +118,9 @@ var needs = map[string]need{
 		},
 		keys: []string{
 			"partitions", "stages", "workers", "{*}:*",
+		},
+		channels: []string{
+			"guard:wake:*",
 		},
 	},
 	"broker": {
@@ -127,6 +139,9 @@ var needs = map[string]need{
 		},
 		keys: []string{
 			"brokers", "dispatch:*", "partitions", "stages", "workers", "{*}:*",
+		},
+		channels: []string{
+			"guard:wake:*",
 		},
 	},
 	"guard": {
@@ -147,39 +162,18 @@ var needs = map[string]need{
 	},
 	"cli": {
 		scripts: []string{
-			"acquire", "admit", "advance", "append", "audit", "audit_room",
-			"cancel", "claim", "claim-unowned", "complete", "control", "create",
-			"declare", "declare_room", "disconnect", "drop_consumer", "enter", "expire",
-			"expire_users", "forget", "forget-dead-consumers", "heartbeat", "heartbeats", "inspect",
-			"lead", "leave", "limit_state", "lose", "outcome", "pause",
-			"policy", "promote", "promote_users", "quota", "reclaim", "reduce",
-			"reduce_failures", "release", "renew", "renew-pending", "renew_token", "renumber",
-			"reopen", "repair", "repair_counter", "repair_misplaced", "requeue", "retire",
-			"schedule", "seal", "setting", "snapshot", "start", "sweep",
-			"sweep_room", "take", "tenant_state", "wait", "why",
+			"audit", "audit_room", "claim-unowned", "lose", "repair", "repair_counter",
+			"repair_misplaced",
 		},
 		commands: []string{
-			"blpop", "client|list", "cluster|addslotsrange", "cluster|info", "config|get", "del",
-			"eval", "evalsha", "exec", "exists", "get", "getrange",
-			"hdel", "hexists", "hget", "hgetall", "hincrby", "hlen",
-			"hmget", "hscan", "hstrlen", "info", "keys", "llen",
-			"lpush", "lrange", "ltrim", "memory|usage", "multi", "pexpire",
-			"ping", "publish", "rpush", "scan", "scard", "set",
-			"setnx", "sismember", "srandmember", "srem", "strlen", "subscribe",
-			"time", "unlink", "unsubscribe", "wait", "watch", "xack",
-			"xadd", "xautoclaim", "xclaim", "xdel", "xgroup|create", "xgroup|delconsumer",
-			"xinfo|consumers", "xinfo|groups", "xinfo|stream", "xlen", "xpending", "xrange",
-			"xread", "xreadgroup", "xrevrange", "xtrim", "zadd", "zcard",
-			"zcount", "zrange", "zrangebylex", "zrangebyscore", "zremrangebyscore", "zrevrange",
-			"zrevrangebyscore", "zscan", "zscore",
+			"del", "eval", "evalsha", "exec", "get", "getrange",
+			"hget", "hgetall", "hlen", "hmget", "llen", "lrange",
+			"multi", "ping", "scan", "set", "setnx", "sismember",
+			"strlen", "watch", "xinfo|stream", "xrange", "xrevrange", "zcard",
+			"zrange", "zrangebyscore", "zrevrange", "zscore",
 		},
 		keys: []string{
-			"brokers", "dispatch:*", "events", "guard:{*/*}:*", "idempotency:*", "ingest",
-			"ingest:rejected", "limit:{*/*}", "partitions", "pool-size:*", "stages", "workers",
-			"{*}:*",
-		},
-		channels: []string{
-			"guard:wake:*",
+			"guard:{*/*}:*", "ingest", "partitions", "{*}:*",
 		},
 	},
 }
