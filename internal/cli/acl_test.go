@@ -3,6 +3,7 @@ package cli
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,7 +84,18 @@ func TestACLOnRedis(t *testing.T) {
 	t.Cleanup(func() { _ = fromFile.Close() })
 	byFile, err := fromFile.Do(t.Context(), "acl", "list").StringSlice()
 	require.NoError(t, err)
-	require.ElementsMatch(t, byCommands, byFile)
+	require.Equal(t, rulesOf(byCommands), rulesOf(byFile))
+}
+
+// rulesOf returns the rules in the lines of ACL LIST, in order: Redis's own order varies, and it
+// names a default for users of commands only.
+func rulesOf(lines []string) (all [][]string) {
+	for _, line := range lines {
+		words := strings.Fields(strings.Replace(line, " sanitize-payload", "", 1))
+		slices.Sort(words[2:])
+		all = append(all, words)
+	}
+	return all
 }
 
 // Redis refuses a placeholder, so nobody runs with a known password.

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 //go:generate go run ./gen ../../..
@@ -69,6 +68,10 @@ var planned = map[string]need{
 	"cli":    {keys: []string{"activity", "auth:*"}},
 }
 
+// guardWake is keyspace.GuardWake. It is written out because package derive takes each call of a
+// function of package keyspace for a need of the role that reaches it.
+const guardWake = "guard:wake:*"
+
 // Of returns a user with the rights on the keys with a prefix. An unknown name is an error.
 func Of(name, prefix string) (User, error) {
 	u := User{Name: name}
@@ -120,8 +123,8 @@ func (u *User) fill(n need, prefix string) error {
 	for _, channel := range n.channels {
 		u.Channels = append(u.Channels, prefix+channel)
 	}
-	if slices.Contains(u.Commands, "publish") { // scripts of guards name the channel in their data
-		u.Channels = append(u.Channels, keyspace.GuardWake(prefix, "*"))
+	if slices.Contains(u.Commands, "publish") { // scripts of guards have the channel in their data
+		u.Channels = append(u.Channels, prefix+guardWake)
 	}
 	return nil
 }

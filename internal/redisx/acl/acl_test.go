@@ -99,7 +99,11 @@ func TestMissingRights(t *testing.T) {
 			}
 			var missing *acl.Missing
 			require.ErrorAs(t, err, &missing, "%s without %s", name, command)
-			require.Equal(t, &acl.Missing{User: name, Commands: []string{command}}, missing)
+			want := &acl.Missing{User: name, Commands: []string{command}}
+			if command == "publish" && !slices.Contains(role.Commands, "subscribe") {
+				want.Channels = role.Channels // no other command could tell which of the two is missing
+			}
+			require.Equal(t, want, missing)
 			require.ErrorContains(t, err, command)
 			require.ErrorContains(t, err, "bulkaction acl --role "+name)
 		}
@@ -194,7 +198,7 @@ func TestNobodyMay(t *testing.T) {
 		"xadd bulk-action:activity * a b":    {"ingest", "cli", "all"},
 		"xadd bulk-action:events * a b":      {"watcher", "all", "cli"},
 		"xadd bulk-action:ingest * a b":      {"ingest", "watcher", "producer", "all", "cli"},
-		"xread streams bulk-action:events 0": {"event-reader"},
+		"xread streams bulk-action:events 0": {"event-reader", "all"},
 	} {
 		for _, name := range acl.Names() {
 			answer := w.admin.Do(t.Context(), append([]any{"acl", "dryrun", name}, words(command)...)...)

@@ -42,9 +42,6 @@ var needs = map[string]need{
 		keys: []string{
 			"partitions", "stages", "workers", "{*}:*",
 		},
-		channels: []string{
-			"guard:wake:*",
-		},
 	},
 	"dispatcher": {
 		scripts: []string{
@@ -57,9 +54,6 @@ var needs = map[string]need{
 		},
 		keys: []string{
 			"partitions", "stages", "workers", "{*}:*",
-		},
-		channels: []string{
-			"guard:wake:*",
 		},
 	},
 	"worker": {
@@ -102,9 +96,6 @@ var needs = map[string]need{
 			"events", "guard:{*/*}:*", "ingest", "ingest:rejected", "partitions", "stages",
 			"workers", "{*}:*",
 		},
-		channels: []string{
-			"guard:wake:*",
-		},
 	},
 	"aggregator": {
 		scripts: []string{
@@ -118,9 +109,6 @@ var needs = map[string]need{
 		},
 		keys: []string{
 			"partitions", "stages", "workers", "{*}:*",
-		},
-		channels: []string{
-			"guard:wake:*",
 		},
 	},
 	"broker": {
@@ -139,9 +127,6 @@ var needs = map[string]need{
 		},
 		keys: []string{
 			"brokers", "dispatch:*", "partitions", "stages", "workers", "{*}:*",
-		},
-		channels: []string{
-			"guard:wake:*",
 		},
 	},
 	"guard": {
