@@ -49,7 +49,8 @@ func newACL(r *Root) *cobra.Command {
 		"prefix of the roles' keys; BULKACTION_KEY_PREFIX sets the default")
 	flags.StringVar(&a.format, "format", "setuser", "setuser or aclfile")
 	flags.StringVar(&a.passwords, "passwords", "", "directory with a file for each user, which holds its password")
-	flags.StringVar(&a.output, "output", "", "file to write to, with rights only for its owner (default: standard output)")
+	flags.StringVar(&a.output, "output", "",
+		"file to write to, with rights only for its owner (default: standard output)")
 	return cmd
 }
 

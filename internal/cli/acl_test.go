@@ -36,8 +36,8 @@ func TestACLFileInDeployments(t *testing.T) {
 	require.Contains(t, r.out, "user default off\n")
 }
 
-// Redis takes the printed file and the printed commands, and each user can connect; the default user
-// can't.
+// Redis takes the printed file and the printed commands, and each user can connect; the default
+// user can't.
 func TestACLOnRedis(t *testing.T) {
 	t.Parallel()
 	all := append(acl.Names(), adminUser)

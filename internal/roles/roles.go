@@ -102,8 +102,8 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	return Base{Conn: conn, Space: space, Guards: guards}, nil
 }
 
-// awaitFit waits until Redis answers, and checks that this process may use it: that its user has all
-// rights that the role needs, that Redis is not too old and evicts no keys, that it can have
+// awaitFit waits until Redis answers, and checks that this process may use it: that its user has
+// all rights that the role needs, that Redis is not too old and evicts no keys, that it can have
 // replicas if the process has to wait for some, and that its data has this number of partitions. If
 // ctx ends first, awaitFit returns nil although nothing is checked.
 func awaitFit(

@@ -35,8 +35,10 @@ func (m *Missing) Error() string {
 	if len(m.Channels) > 0 {
 		parts = append(parts, "use channels "+strings.Join(m.Channels, ", "))
 	}
-	return fmt.Sprintf("the Redis user of this process may not %s: a script that Redis stops half way would lose jobs; %s",
-		strings.Join(parts, "; it may not "), Advice(m.User))
+	return fmt.Sprintf(
+		"the Redis user of this process may not %s: a script that Redis stops half way would lose jobs; %s",
+		strings.Join(parts, "; it may not "), Advice(m.User),
+	)
 }
 
 // Advice says how to give a user its rights.

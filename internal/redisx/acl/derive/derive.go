@@ -190,7 +190,8 @@ func functions(p *ssa.Package) []function {
 			for selection := range methods.Methods() {
 				// generic types have no methods before they are instantiated
 				if f := p.Prog.MethodValue(selection); f != nil {
-					all = append(all, function{f, name + "." + f.Name(), m.Object().Exported() && f.Object().Exported()})
+					exported := m.Object().Exported() && f.Object().Exported()
+				all = append(all, function{f, name + "." + f.Name(), exported})
 				}
 			}
 		}
@@ -198,8 +199,8 @@ func functions(p *ssa.Package) []function {
 	return all
 }
 
-// reachable returns the functions that the roots may call. It includes the functions in variables of
-// the packages that they reach, such as tables of functions. It leaves out methods that only
+// reachable returns the functions that the roots may call. It includes the functions in variables
+// of the packages that they reach, such as tables of functions. It leaves out methods that only
 // reflection could call.
 func reachable(roots []*ssa.Function) map[*ssa.Function]bool {
 	for read := map[*ssa.Package]bool{}; ; {

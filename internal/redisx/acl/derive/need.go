@@ -70,8 +70,10 @@ func (c *code) addCommands(n *found, pkg string, instruction ssa.Instruction) {
 			if v.Object() == nil || v.Object().Pkg() == nil || v.Object().Pkg().Path() != goRedis {
 				continue
 			}
-			if receiver := v.Signature.Recv(); receiver != nil && isClient(receiver.Type()) {
-				add(c.commands.OfMethod(v.Object().Name()))
+			// the object's signature: a method value has no receiver of its own
+			method, _ := v.Object().(*types.Func)
+			if method != nil && method.Signature().Recv() != nil && isClient(method.Signature().Recv().Type()) {
+				add(c.commands.OfMethod(method.Name()))
 			}
 		case *ssa.Const:
 			if source := text(v); strings.Contains(source, "redis.call(") && !isInit(instruction) {
@@ -89,10 +91,9 @@ func (c *code) addCommands(n *found, pkg string, instruction ssa.Instruction) {
 
 func isInit(i ssa.Instruction) bool { return i.Parent().Synthetic == "package initializer" }
 
-// clients are the types of go-redis that send commands.
+// clients are the types of go-redis that send commands, beside those whose name ends with cmdable.
 var clients = []string{
-	"Cmdable", "StatefulCmdable", "UniversalClient", "Pipeliner", "cmdable", "statefulCmdable", "Client",
-	"ClusterClient", "Pipeline", "Tx", "Conn", "AutoPipeliner", "PubSub",
+	"UniversalClient", "Pipeliner", "Client", "ClusterClient", "Pipeline", "Tx", "Conn", "AutoPipeliner", "PubSub",
 }
 
 func isClient(t types.Type) bool {
@@ -101,7 +102,7 @@ func isClient(t types.Type) bool {
 	}
 	named, ok := types.Unalias(t).(*types.Named)
 	return ok && named.Obj().Pkg() != nil && named.Obj().Pkg().Path() == goRedis &&
-		slices.Contains(clients, named.Obj().Name())
+		(slices.Contains(clients, named.Obj().Name()) || strings.HasSuffix(strings.ToLower(named.Obj().Name()), "cmdable"))
 }
 
 // text returns the value of a constant string, and "" for any other value.
