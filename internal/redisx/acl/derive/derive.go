@@ -191,7 +191,7 @@ func functions(p *ssa.Package) []function {
 				// generic types have no methods before they are instantiated
 				if f := p.Prog.MethodValue(selection); f != nil {
 					exported := m.Object().Exported() && f.Object().Exported()
-				all = append(all, function{f, name + "." + f.Name(), exported})
+					all = append(all, function{f, name + "." + f.Name(), exported})
 				}
 			}
 		}
