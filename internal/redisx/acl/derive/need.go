@@ -101,8 +101,11 @@ func isClient(t types.Type) bool {
 		t = pointer.Elem()
 	}
 	named, ok := types.Unalias(t).(*types.Named)
-	return ok && named.Obj().Pkg() != nil && named.Obj().Pkg().Path() == goRedis &&
-		(slices.Contains(clients, named.Obj().Name()) || strings.HasSuffix(strings.ToLower(named.Obj().Name()), "cmdable"))
+	if !ok || named.Obj().Pkg() == nil || named.Obj().Pkg().Path() != goRedis {
+		return false
+	}
+	name := named.Obj().Name()
+	return slices.Contains(clients, name) || strings.HasSuffix(strings.ToLower(name), "cmdable")
 }
 
 // text returns the value of a constant string, and "" for any other value.
