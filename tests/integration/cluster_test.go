@@ -48,7 +48,7 @@ func (s *system) produce(tenants, jobs int) *producers {
 	p := &producers{s: s, stop: stop, ended: map[string]int64{}}
 	s.t.Cleanup(func() { stop(); p.wait.Wait() })
 	var err error
-	p.stream, err = producer.New(ctx, s.env["BULKACTION_REDIS_URL"])
+	p.stream, err = producer.New(ctx, as("producer", s.env["BULKACTION_REDIS_URL"]))
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = p.stream.Close() })
 	overHTTP := client.NewAPI(s.url(0))

@@ -12,11 +12,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client/stream"
 	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/redisproc"
@@ -94,6 +96,28 @@ func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 	}
 	id := s.submit(newLoad("acme", 200).group)
 	newLoad("acme", 200).check(t, s.wait(id))
+}
+
+// A program follows the events as a user who can only read them.
+func TestEventReader(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	reader, err := stream.NewSubscriber(t.Context(), as("event-reader", s.redis.URL()), stream.Config{})
+	require.NoError(t, err)
+	messages, err := reader.Subscribe(s.ctx(), reader.Events())
+	require.NoError(t, err)
+	id := s.submit(newLoad("acme", 100).group)
+	s.wait(id)
+	select {
+	case m := <-messages:
+		e, err := stream.Event(m)
+		require.NoError(t, err)
+		require.Equal(t, id, e.Group.ID)
+		m.Ack()
+	case <-time.After(patience):
+		require.Fail(t, "no event")
+	}
+	require.NoError(t, reader.Close())
 }
 
 // A visitor goes through the waiting room, with a user for each role.
