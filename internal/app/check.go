@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // rule says which values of a variable are valid.
@@ -89,8 +89,8 @@ var checks = map[string]rule{
 		},
 	},
 	"prefix": {
-		"1 to 64 letters, digits, dots, underscores, dashes or colons",
-		func(v reflect.Value) bool { return keyPrefix.MatchString(v.String()) },
+		keyspace.PrefixRule,
+		func(v reflect.Value) bool { return keyspace.ValidPrefix(v.String()) },
 	},
 	"addr": {
 		"host:port with a port from 0 to 65535",
@@ -170,8 +170,6 @@ var checks = map[string]rule{
 }
 
 func always(reflect.Value) bool { return true }
-
-var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,64}$`)
 
 func all(list reflect.Value, holds func(reflect.Value) bool) bool {
 	for i := range list.Len() {

@@ -63,9 +63,8 @@ type Command func(*Root) *cobra.Command
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newJobs, newJob, newRetry,
 	newWhy, newTenant, newType,
-	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newKey, newDev, newDemo, newBench,
-	newRole,
-	newGuardLoad, newRoomLoad,
+	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newKey, newACL, newDev, newDemo,
+	newBench, newRole, newGuardLoad, newRoomLoad,
 }
 
 // Main runs the command line args and returns its exit code. more adds commands to those of this

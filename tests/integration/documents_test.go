@@ -140,6 +140,7 @@ var documents = map[string]document{
 	"docs/reliability.md":              {ownRun: true, notRun: 2},
 	"docs/operations.md":               {ownRun: true, notRun: 1},
 	"docs/guards.md":                   {ownRun: true, notRun: 1},
+	"docs/redis-users.md":              {want: []string{"user worker", "user default"}},
 	"docs/flow-control.md":             {notRun: 1, want: []string{"Limit a second    50"}},
 	"docs/csv.md":                      {want: []string{"done        2"}},
 	"docs/payloads.md":                 {want: []string{"cost        2"}},
