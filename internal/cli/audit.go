@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -27,10 +28,7 @@ type auditCommand struct {
 }
 
 func newAudit(r *Root) *cobra.Command {
-	a := &auditCommand{root: r, url: os.Getenv("BULKACTION_REDIS_URL"), prefix: os.Getenv("BULKACTION_KEY_PREFIX")}
-	if a.url == "" {
-		a.url = "redis://127.0.0.1:6379/0"
-	}
+	a := &auditCommand{root: r, prefix: os.Getenv("BULKACTION_KEY_PREFIX")}
 	if a.prefix == "" {
 		a.prefix = "bulk-action:"
 	}
@@ -51,7 +49,9 @@ func newAudit(r *Root) *cobra.Command {
 			"one, so keep receipts for a shorter time.",
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().StringVar(&a.url, "redis-url", a.url, "Redis of the roles; BULKACTION_REDIS_URL sets the default")
+	cmd.Flags().StringVar(&a.url, "redis-url", "",
+		"Redis of the roles; BULKACTION_REDIS_URL sets the default, and the other variables BULKACTION_REDIS_*\n"+
+			"the user and TLS (default redis://127.0.0.1:6379/0)")
 	cmd.Flags().StringVar(&a.prefix, "key-prefix", a.prefix,
 		"prefix of the roles' keys; BULKACTION_KEY_PREFIX sets the default")
 	cmd.Flags().BoolVar(&a.repair, "repair", false, "set wrong data right where the right value is certain")
@@ -62,8 +62,14 @@ func newAudit(r *Root) *cobra.Command {
 
 func (a *auditCommand) run(cmd *cobra.Command) error {
 	ctx := cmd.Context()
-	if _, err := redisx.ParseURL(a.url); err != nil {
-		return usagef("--redis-url: %v", err)
+	if a.url != "" {
+		if _, err := redisx.ParseURL(a.url); err != nil {
+			return usagef("--redis-url: %v", err)
+		}
+	}
+	cfg, err := app.LoadRedis(os.Environ(), a.url)
+	if err != nil {
+		return usagef("%v", err)
 	}
 	receipts, err := a.readReceipts(cmd)
 	if err != nil {
@@ -71,11 +77,9 @@ func (a *auditCommand) run(cmd *cobra.Command) error {
 	}
 	// errors are returned; log lines would only repeat them
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	conn, err := redisx.Connect(ctx, redisx.Config{
-		URL:            a.url,
-		DialTimeout:    5 * time.Second,
-		CommandTimeout: 10 * time.Second,
-	})
+	connection := cfg.Connection()
+	connection.CommandTimeout = 10 * time.Second
+	conn, err := redisx.Connect(ctx, connection)
 	if err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ type Root struct {
 	IO
 	JSON    bool // --json
 	address string
+	tls     tlsFlags
 	started bool // the command runs, so its flags and arguments are valid
 }
 
@@ -105,6 +106,7 @@ func (r *Root) command(all []Command) *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&r.address, "api", address, "address of the API; BULKACTION_API sets the default")
+	r.tls.add(flags)
 	flags.BoolVar(&r.JSON, "json", false, "print JSON: one object, or one line for each item (default: text)")
 	for _, c := range all {
 		root.AddCommand(c(r))
@@ -121,6 +123,13 @@ func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return nil, usagef("--api %q: write it as %s", r.address, defaultAddress)
+	}
+	if r.tls != (tlsFlags{}) {
+		config, err := r.tls.config(u.Scheme)
+		if err != nil {
+			return nil, err
+		}
+		opts = append([]client.Option{client.WithTLSConfig(config)}, opts...)
 	}
 	return client.NewAPI(address, opts...), nil
 }

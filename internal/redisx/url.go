@@ -59,6 +59,14 @@ func ParseURL(raw string) (Options, error) {
 	return o, nil
 }
 
+// URLMistake says what is wrong with a URL, without quoting it; "" if nothing is.
+func URLMistake(raw string) string {
+	if _, err := parseURL(raw); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
 // parseURL splits the URL by hand, because the errors of package url quote their input.
 func parseURL(raw string) (Options, error) {
 	var o Options
