@@ -63,7 +63,7 @@ func onlyLoopbackHosts(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLoopbackHost(r.Host) {
 			http.Error(w, "this server listens on loopback and serves only the hosts localhost and loopback addresses",
-				http.StatusForbidden)
+				http.StatusMisdirectedRequest)
 			return
 		}
 		handler.ServeHTTP(w, r)

@@ -68,8 +68,8 @@ func TestAdminServer(t *testing.T) {
 	}
 	require.Equal(t, http.StatusOK, get("/healthz", p.AdminAddr(), ""))
 	require.Equal(t, http.StatusServiceUnavailable, get("/readyz", p.AdminAddr(), ""), "it is open, and says starting")
-	require.Equal(t, http.StatusForbidden, get("/healthz", "evil.example", ""))
-	require.Equal(t, http.StatusForbidden, get("/metrics", "evil.example", "0123456789abcdef"))
+	require.Equal(t, http.StatusMisdirectedRequest, get("/healthz", "evil.example", ""))
+	require.Equal(t, http.StatusMisdirectedRequest, get("/metrics", "evil.example", "0123456789abcdef"))
 	require.Equal(t, http.StatusUnauthorized, get("/metrics", p.AdminAddr(), ""))
 	require.Equal(t, http.StatusOK, get("/metrics", p.AdminAddr(), "0123456789abcdef"))
 }

@@ -69,7 +69,7 @@ func tlsAdvice(err error) string {
 		return "The API does not speak TLS: give --api with http://."
 	case says("HTTP request to an HTTPS server"):
 		return "The API speaks TLS: give --api with https://."
-	case says("remote error: tls: "):
+	case says("remote error: tls: "), says("http2: client conn could not be established"):
 		return "The API demands a certificate that it trusts: give it with --cert-file and --key-file."
 	}
 	return ""
