@@ -51,8 +51,8 @@ func WithHTTPClient(c *http.Client) Option {
 	}
 }
 
-// WithTLSConfig sets the TLS configuration for an https:// address: RootCAs for an authority of your
-// own, Certificates for a server that demands one (default: the authorities of the system). It
+// WithTLSConfig sets the TLS configuration for an https:// address: RootCAs for an authority of
+// your own, Certificates for a server that demands one (default: the authorities of the system). It
 // replaces the client of WithHTTPClient, and the other way round.
 func WithTLSConfig(c *tls.Config) Option {
 	return func(a *API) {

@@ -67,8 +67,8 @@ func WithTLSConfig(c *tls.Config) Option {
 	return func(o *options) { o.access.TLS = c }
 }
 
-// WithPasswordFile sets the user ("" for Redis's default user) and the file with its password, for a
-// URL without both. The file is read again for each new connection, so that the password can be
+// WithPasswordFile sets the user ("" for Redis's default user) and the file with its password, for
+// a URL without both. The file is read again for each new connection, so that the password can be
 // changed without a restart. Line breaks at its end are ignored.
 func WithPasswordFile(user, name string) Option {
 	return func(o *options) { o.access.Username, o.access.PasswordFile = user, name }

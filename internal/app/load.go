@@ -51,8 +51,8 @@ func LoadRedis(environ []string, url string) (RedisConfig, error) {
 	return c.Redis, errors.Join(append(mistakes, c.Redis.mistakes(bad)...)...)
 }
 
-// RedisAccess returns the names of the variables that say, beside the URL, how to prove to Redis who
-// this process is, and how Redis proves it.
+// RedisAccess returns the names of the variables that say, beside the URL, how this process and
+// Redis prove to each other who they are.
 func RedisAccess() []string {
 	var names []string
 	for _, v := range Variables() {

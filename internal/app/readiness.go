@@ -16,8 +16,8 @@ import (
 const checkTimeout = time.Second
 
 // Readiness reports whether a process can do its work. It serves /readyz: 200 if every check
-// passes, otherwise 503 with the reasons. /readyz?for=traffic leaves out shared checks. A process without any check is still starting; a process
-// that stops (drains) is not ready.
+// passes, otherwise 503 with the reasons. /readyz?for=traffic leaves out shared checks. A process
+// without any check is still starting; a process that stops (drains) is not ready.
 type Readiness struct {
 	timeout time.Duration // of each check
 
@@ -79,8 +79,8 @@ type ReadyReport struct {
 	Failing map[string]string `json:"failing,omitempty"` // the error of each failing check, by its name
 }
 
-// Report runs all checks that count for a purpose concurrently, and returns the result. It runs none
-// while the process is draining.
+// Report runs all checks that count for a purpose concurrently, and returns the result. It runs
+// none while the process is draining.
 func (r *Readiness) Report(ctx context.Context, purpose Purpose) ReadyReport {
 	r.mu.Lock()
 	checks, draining := slices.Clone(r.checks), r.draining
@@ -133,7 +133,8 @@ func (c *check) ask(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// ServeHTTP serves /readyz, and /readyz?for=traffic. Only this host learns which checks fail and why.
+// ServeHTTP serves /readyz, and /readyz?for=traffic. Only this host learns which checks fail and
+// why.
 func (r *Readiness) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	purpose := Purpose(request.URL.Query().Get("for"))
 	if purpose != ForWork && purpose != ForTraffic {

@@ -21,8 +21,7 @@ type Access struct {
 	Password     string // instead of a password in the URL
 	PasswordFile string // file with the password, instead of Password
 
-	// PEM file with the authorities that may sign the certificates of Redis; "": those of the system
-	CAFile            string
+	CAFile            string // PEM file with the authorities to trust; "": those of the system
 	CertFile, KeyFile string // PEM files with the certificate of this process, if Redis wants one
 	ServerName        string // name in the certificate of Redis; "": the host of each address
 	// TLS is the configuration to begin with, for programs that bring one. Its minimum version is
@@ -55,8 +54,10 @@ func (a Access) Check(o Options) error {
 		mistake(a.ServerName != "", "TLS_SERVER_NAME", plain)
 		mistake(a.TLS != nil, "TLS", plain)
 	}
-	mistake((a.CertFile == "") != (a.KeyFile == ""), "TLS_CERT_FILE", "must be set together with TLS_KEY_FILE, or not at all")
-	mistake(a.TLS != nil && a.TLS.InsecureSkipVerify && a.TLS.VerifyConnection == nil && a.TLS.VerifyPeerCertificate == nil,
+	mistake((a.CertFile == "") != (a.KeyFile == ""),
+		"TLS_CERT_FILE", "must be set together with TLS_KEY_FILE, or not at all")
+	mistake(a.TLS != nil && a.TLS.InsecureSkipVerify && a.TLS.VerifyConnection == nil &&
+		a.TLS.VerifyPeerCertificate == nil,
 		"TLS", "InsecureSkipVerify without a verification of its own is refused: set RootCAs")
 	if len(errs) > 0 {
 		return errors.Join(errs...)

@@ -37,8 +37,8 @@ const (
 type Config struct {
 	// AccountsFile is a YAML file that lists accounts, each at a mail server. It is read again when
 	// it changes. The other variables then are what an account has that sets no value of its own,
-	// except HOST, USERNAME and PASSWORD, which have no effect. Empty means that these variables are
-	// the only account, which has no limits.
+	// except HOST, USERNAME and PASSWORD, which have no effect. Empty means that these variables
+	// are the only account, which has no limits.
 	AccountsFile string `env:"ACCOUNTS_FILE"`
 	credential.Limits
 	// Host is the name or IP address of the mail server. The server's certificate must be valid for

@@ -30,16 +30,17 @@ import (
 // Config configures the role.
 type Config struct {
 	APIAddr string
-	TLS     *tls.Config // of the API; nil: plain HTTP
 	Version string
+	TLS     *tls.Config // of the API; nil: plain HTTP
 	// MaxConnections is how many connections the API has at most; further ones wait. 0: 4,096.
 	MaxConnections int
 	// DrainDelay is how long the API accepts connections after the end of Run's context.
 	DrainDelay time.Duration
-	Lease      time.Duration // after a silence of this length, other processes take over the messages of an ingest process
-	Guards     *guard.Client // the guards that operators control; nil: those of the connection's key space
-	Events     httpapi.Rooms // what serves the calls on the waiting room; nil: the API has no such calls
-	Grace      time.Duration // how long requests and messages that were begun may go on after the end of Run's context
+
+	Lease  time.Duration // after a silence of this length, other processes take over the messages of an ingest process
+	Guards *guard.Client // the guards that operators control; nil: those of the connection's key space
+	Events httpapi.Rooms // what serves the calls on the waiting room; nil: the API has no such calls
+	Grace  time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
 	// their group. At this number it reads no more messages. 0 means 10,000.
@@ -112,9 +113,9 @@ func New(
 // APIAddr returns the address on which the API listens, as host:port.
 func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 
-// Run accepts submissions until ctx ends, and over HTTP for Config.DrainDelay longer. It then finishes the requests and messages that it has
-// begun, for at most Config.Grace. If the API or the ingest stream fails for good, it stops and
-// returns the error.
+// Run accepts submissions until ctx ends, and over HTTP for Config.DrainDelay longer. It then
+// finishes the requests and messages that it has begun, for at most Config.Grace. If the API or the
+// ingest stream fails for good, it stops and returns the error.
 func (in *Ingest) Run(ctx context.Context) error {
 	r := in.Runner()
 	r.Add(in.serveAPI)
