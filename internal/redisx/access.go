@@ -105,7 +105,7 @@ func (a Access) credentials() func(context.Context) (username, password string, 
 func (a Access) tlsConfig(addr string) (*tls.Config, error) {
 	config := a.TLS.Clone()
 	if config == nil {
-		config = &tls.Config{} //nolint:gosec // MinVersion is set below
+		config = &tls.Config{}
 	}
 	config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
 	if a.ServerName != "" {
