@@ -72,6 +72,9 @@ type Group struct {
 type GroupList struct {
 	Groups []Group `json:"groups"`
 	Cursor string  `json:"cursor,omitempty"` // asks for the next page; empty on the last page
+	// Scanned is how many groups this call has looked at. A call looks at 5,000 at most, so that a
+	// page by status may be short, or empty, although it has a cursor.
+	Scanned int `json:"scanned"`
 }
 
 // Accepted is the answer to a submission, and to a command on a group.
@@ -105,19 +108,22 @@ type Job struct {
 	Ordinal int64  `json:"ordinal"`
 	// Key is the producer's own name of the job. It is known of a job that was asked for by its
 	// key, of one that has failed, and of one with Why, unless that is being retried.
-	Key       string          `json:"key,omitempty"`
-	State     string          `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
-	Attempts  int             `json:"attempts"`
-	LastError *JobError       `json:"last_error,omitempty"`
-	Result    json.RawMessage `json:"result,omitempty"`
+	Key       string    `json:"key,omitempty"`
+	State     string    `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
+	Attempts  int       `json:"attempts"`
+	LastError *JobError `json:"last_error,omitempty"`
+	// Errors are the errors of the latest attempts in this round, at most three, newest first:
+	// LastError and those before it. A done job has none, and a job of a list has only LastError.
+	Errors []JobError      `json:"errors,omitempty"`
+	Result json.RawMessage `json:"result,omitempty"`
 	// Waiting says why a job that may still run is not running: one of the constants Why….
 	Waiting string     `json:"waiting,omitempty"`
 	Until   *time.Time `json:"until,omitempty"` // the job does not start before this time
 	Why     *Why       `json:"why,omitempty"`   // the same as Waiting and Until, with details
 }
 
-// JobList is a page of a group's jobs, in the order of their ordinals. Waiting, Until and Why are
-// absent.
+// JobList is a page of a group's jobs, in the order of their ordinals. Errors, Waiting, Until and
+// Why are absent.
 type JobList struct {
 	Jobs   []Job  `json:"jobs"`
 	Cursor string `json:"cursor,omitempty"` // of the next page; "": there is none
@@ -126,11 +132,12 @@ type JobList struct {
 // JobStates are the states of a job.
 var JobStates = []string{"waiting", "non_ready", "ready", "in_flight", "done", "failed", "cancelled"}
 
-// JobError is the error of a job's latest failed attempt.
+// JobError is the error with which an attempt of a job has ended, or why the attempt was deferred.
 type JobError struct {
-	Code  string    `json:"code"`
-	Error string    `json:"error"`
-	At    time.Time `json:"at"`
+	Code    string    `json:"code"`
+	Error   string    `json:"error"`
+	Attempt int       `json:"attempt"`
+	At      time.Time `json:"at"`
 }
 
 // Result is a line of GET /v1/groups/{id}/results: what the processor returned for one job.

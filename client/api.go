@@ -36,10 +36,10 @@ type API struct {
 // Option changes a setting of an API from its default.
 type Option func(*API)
 
-// WithHTTPClient makes the API use c, for example for authentication or traces: the API sends no
-// traceparent of its own, and the requests have the caller's context, from which an instrumented
-// Transport, such as that of OpenTelemetry's otelhttp, takes the trace. The Timeout of c is not
-// applied to streams.
+// WithHTTPClient makes the API use c, for example for the authentication of a proxy or for traces:
+// the API sends no traceparent of its own, and the requests have the caller's context, from which
+// an instrumented Transport, such as that of OpenTelemetry's otelhttp, takes the trace. The Timeout
+// of c is not applied to streams.
 func WithHTTPClient(c *http.Client) Option {
 	return func(a *API) {
 		unary, stream := *c, *c
@@ -96,6 +96,9 @@ func NewAPI(baseURL string, opts ...Option) *API {
 	WithHTTPClient(&http.Client{Transport: newTransport()})(a)
 	for _, o := range opts {
 		o(a)
+	}
+	if shared.key != "" {
+		shared.sendKey()
 	}
 	return a
 }

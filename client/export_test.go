@@ -19,3 +19,6 @@ func WithSilence(d time.Duration) Option {
 func WithOutage(d time.Duration) Option {
 	return func(a *API) { a.outageTimeout = d }
 }
+
+// OriginOf is originOf.
+var OriginOf = originOf

@@ -71,6 +71,7 @@ func (c *apiCall) mayRepeat(err error) bool {
 // transport makes calls. It holds the connections and the rules for retries.
 type transport struct {
 	base           string
+	key            string // API key, "" for none
 	unary          *http.Client
 	stream         *http.Client
 	attempts       int

@@ -30,9 +30,20 @@ type Job struct {
 	// RetriesLeft is how many retries the job has left; 0: an error now fails it for good. Before
 	// the start, in Gated.Admit, it is not known, and 0.
 	RetriesLeft int
+	// LastError is the error with which an attempt of this round has ended last; nil: none has. A
+	// deferral is no error. Before the start, in Gated.Admit, it is not known, and nil.
+	LastError *AttemptError
 	// AcceptedAt is when the job entered the fair queue in this round: when ingest accepted it or,
 	// after the command retry, when it was requeued.
 	AcceptedAt time.Time
+}
+
+// AttemptError is the error with which an attempt of a job has ended.
+type AttemptError struct {
+	Code    string    // as in [Retry]; TIMEOUT, PANIC and WORKER_LOST for example come from the system
+	Text    string    // at most 1 KiB
+	Attempt int       // the attempt that has ended with it
+	At      time.Time // when Redis recorded it
 }
 
 // ID returns the job's id, "group.ordinal". It is unique and the same in every attempt: use it as

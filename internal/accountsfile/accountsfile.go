@@ -1,6 +1,7 @@
 // Package accountsfile reads the YAML files in which operators list the accounts of a processor,
-// with the files of secrets that they name. It collects all mistakes of a file, and tells when a
-// file has changed. It hides what accounts of all processors have in common.
+// with the files of secrets that they name, and other files that operators edit while processes use
+// them. It collects all mistakes of a file, and tells when a file has changed. It hides what
+// accounts of all processors have in common.
 package accountsfile
 
 import (
@@ -23,6 +24,7 @@ import (
 const (
 	maxFileBytes     = 1 << 20
 	readableByOthers = fs.FileMode(0o004)
+	writableByOthers = fs.FileMode(0o002)
 )
 
 // Digest identifies the content of files.
@@ -79,6 +81,20 @@ func (r *Reader) Decode(file any) bool {
 	return true
 }
 
+// Text returns the content of a file that has no secret and is not YAML. Others may read the file,
+// but must not be able to write it. Text returns false if the file can't be read.
+func (r *Reader) Text() (content []byte, ok bool) {
+	content, mode, err := readFile(r.path)
+	if err == nil && mode&writableByOthers != 0 {
+		err = fmt.Errorf("others may write it (mode %04o); run chmod o-w on it", mode.Perm())
+	}
+	r.note(r.path, mode, err, content)
+	if err != nil {
+		r.Mistake("%w", err)
+	}
+	return content, err == nil
+}
+
 // unknownField and goType match what the YAML library says about fields, which is for programmers.
 var (
 	unknownField = regexp.MustCompile(`field (\S+) not found in .*`)
@@ -118,8 +134,13 @@ func (r *Reader) read(path string) ([]byte, error) {
 	if err == nil && mode&readableByOthers != 0 {
 		err = fmt.Errorf("%s: others may read it (mode %04o); run chmod o-r on it", path, mode.Perm())
 	}
-	fmt.Fprintf(r.digest, "%q %o %v %q\n", path, mode, err, content)
+	r.note(path, mode, err, content)
 	return content, err
+}
+
+// note adds to the digest what was read.
+func (r *Reader) note(path string, mode fs.FileMode, err error, content []byte) {
+	fmt.Fprintf(r.digest, "%q %o %v %q\n", path, mode, err, content)
 }
 
 func readFile(path string) ([]byte, fs.FileMode, error) {

@@ -79,7 +79,7 @@ func (v Variable) readFile(environ map[string]string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", v.File, err)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // it was only read
 	content, err := io.ReadAll(io.LimitReader(file, maxSecretFile+1))
 	if err != nil {
 		return fmt.Errorf("%s: %w", v.File, err)

@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"strconv"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
-	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -22,16 +19,14 @@ import (
 
 // auditCommand has the flags of one call of `bulkaction audit`.
 type auditCommand struct {
-	root                  *Root
-	url, prefix, receipts string
-	repair                bool
+	root     *Root
+	redis    redisFlags
+	receipts string
+	repair   bool
 }
 
 func newAudit(r *Root) *cobra.Command {
-	a := &auditCommand{root: r, prefix: os.Getenv("BULKACTION_KEY_PREFIX")}
-	if a.prefix == "" {
-		a.prefix = "bulk-action:"
-	}
+	a := &auditCommand{root: r}
 	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "Prove from the data in Redis that no job is lost or counted twice",
@@ -49,11 +44,7 @@ func newAudit(r *Root) *cobra.Command {
 			"one, so keep receipts for a shorter time.",
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().StringVar(&a.url, "redis-url", "",
-		"Redis of the roles; BULKACTION_REDIS_URL sets the default, and the other variables BULKACTION_REDIS_*\n"+
-			"the user and TLS (default redis://127.0.0.1:6379/0)")
-	cmd.Flags().StringVar(&a.prefix, "key-prefix", a.prefix,
-		"prefix of the roles' keys; BULKACTION_KEY_PREFIX sets the default")
+	a.redis.add(cmd.Flags())
 	cmd.Flags().BoolVar(&a.repair, "repair", false, "set wrong data right where the right value is certain")
 	cmd.Flags().StringVar(&a.receipts, "receipts", "", "file with the answers that producers got; - is standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.run(cmd) }
@@ -62,31 +53,18 @@ func newAudit(r *Root) *cobra.Command {
 
 func (a *auditCommand) run(cmd *cobra.Command) error {
 	ctx := cmd.Context()
-	if a.url != "" {
-		if _, err := redisx.ParseURL(a.url); err != nil {
-			return usagef("--redis-url: %v", err)
-		}
-	}
-	cfg, err := app.LoadRedis(os.Environ(), a.url)
-	if err != nil {
-		return usagef("%v", err)
+	if err := a.redis.check(); err != nil {
+		return err
 	}
 	receipts, err := a.readReceipts(cmd)
 	if err != nil {
 		return err
 	}
-	// errors are returned; log lines would only repeat them
-	slog.SetDefault(slog.New(slog.DiscardHandler))
-	connection := cfg.Connection()
-	connection.CommandTimeout = 10 * time.Second
-	conn, err := redisx.Connect(ctx, connection)
+	conn, err := a.redis.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // no command is running any more
-	if err := conn.Ping(ctx); err != nil {
-		return withHint(err, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
-	}
 	space, err := a.keyspace(ctx, conn)
 	if err != nil {
 		return err
@@ -124,15 +102,15 @@ func (a *auditCommand) readReceipts(cmd *cobra.Command) (audit.Receipts, error) 
 // keyspace returns the key space of the roles that use this Redis. It reads their number of
 // partitions from Redis.
 func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspace.Space, error) {
-	one, err := keyspace.New(a.prefix, 1)
+	one, err := a.redis.space(1)
 	if err != nil {
-		return keyspace.Space{}, usagef("--key-prefix: %v", err)
+		return keyspace.Space{}, err
 	}
 	count, err := conn.Cmd.Get(ctx, one.PartitionCount()).Result()
 	if errors.Is(err, redis.Nil) {
 		return keyspace.Space{}, withHint(fmt.Errorf(
 			"no role has used this Redis under the prefix %s yet: there is nothing to audit",
-			a.prefix,
+			a.redis.prefix,
 		),
 			"Give the Redis of the roles and their prefix with --redis-url and --key-prefix.")
 	}
@@ -143,7 +121,7 @@ func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspac
 	if err != nil {
 		return keyspace.Space{}, fmt.Errorf("read number of partitions: %q is not a number", count)
 	}
-	return keyspace.New(a.prefix, partitions)
+	return a.redis.space(partitions)
 }
 
 // audit runs a full audit, after a repair if --repair was given. Without --repair it changes

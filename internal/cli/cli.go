@@ -53,7 +53,8 @@ type Root struct {
 	JSON    bool // --json
 	address string
 	tls     tlsFlags
-	started bool // the command runs, so its flags and arguments are valid
+	keyFile string // --api-key-file
+	started bool   // the command runs, so its flags and arguments are valid
 }
 
 // Command creates a command. RunE of the command returns errors and does not print them.
@@ -63,7 +64,8 @@ type Command func(*Root) *cobra.Command
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newJobs, newJob, newRetry,
 	newWhy, newTenant, newType,
-	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newDev, newDemo, newBench, newRole,
+	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newKey, newDev, newDemo, newBench,
+	newRole,
 	newGuardLoad, newRoomLoad,
 }
 
@@ -108,13 +110,15 @@ func (r *Root) command(all []Command) *cobra.Command {
 	flags.StringVar(&r.address, "api", address, "address of the API; BULKACTION_API sets the default")
 	r.tls.add(flags)
 	flags.BoolVar(&r.JSON, "json", false, "print JSON: one object, or one line for each item (default: text)")
+	flags.StringVar(&r.keyFile, "api-key-file", os.Getenv("BULKACTION_API_KEY_FILE"),
+		"file with the API key; BULKACTION_API_KEY_FILE sets the default, BULKACTION_API_KEY the key itself")
 	for _, c := range all {
 		root.AddCommand(c(r))
 	}
 	return root
 }
 
-// API returns a client for the address of --api.
+// API returns a client for the address of --api, with the API key if there is one.
 func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	address := r.address
 	if !strings.Contains(address, "://") {
@@ -130,6 +134,13 @@ func (r *Root) API(opts ...client.Option) (*client.API, error) {
 			return nil, err
 		}
 		opts = append([]client.Option{client.WithTLSConfig(config)}, opts...)
+	}
+	key, err := r.apiKey()
+	if err != nil {
+		return nil, err
+	}
+	if key != "" {
+		opts = append(opts, client.WithAPIKey(key))
 	}
 	return client.NewAPI(address, opts...), nil
 }

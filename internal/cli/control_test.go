@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -119,7 +120,11 @@ func (f *fakeAPI) job(w http.ResponseWriter, r *http.Request) {
 	if r.PathValue("ordinal") != "0" {
 		why := fakeWhy(j.ID)
 		j.State, j.Waiting, j.Why, j.Until = "non_ready", why.Reason, &why, why.Until
-		j.LastError = &api.JobError{Code: "SMTP_451", Error: "later \x1b[31m", At: epoch}
+		j.Errors = []api.JobError{
+			{Code: "SMTP_451", Error: "later \x1b[31m", Attempt: 3, At: epoch},
+			{Code: "TIMEOUT", Error: "timed out after 30s", Attempt: 2, At: epoch.Add(-time.Minute)},
+		}
+		j.LastError = &j.Errors[0]
 	}
 	reply(w, http.StatusOK, j)
 }
@@ -298,7 +303,8 @@ Limit             12.5 a second for its tenant; 12 of 12 used in this window of 
 `
 	require.Equal(t, run{exitOK, "Job               g.0\n" + said, ""}, f.exec(t.Context(), console{}, "why", "g"))
 	require.Equal(t, run{exitOK, "Job               g.1\nState             non ready\n" + said +
-		"Last error        SMTP_451: later  [31m (2030-01-02 03:04:05Z)\n", ""}, f.exec(t.Context(), console{}, "why", "g", "1"))
+		"Last error        SMTP_451: later  [31m (attempt 3, 2030-01-02 03:04:05Z)\n" +
+		"Error before      TIMEOUT: timed out after 30s (attempt 2, 2030-01-02 03:03:05Z)\n", ""}, f.exec(t.Context(), console{}, "why", "g", "1"))
 	require.Equal(t, run{exitOK, "Job     g.0\nState   in flight\n", ""}, f.exec(t.Context(), console{}, "why", "g", "0"))
 
 	got := f.exec(t.Context(), console{}, "why", "g", "2")

@@ -128,6 +128,8 @@ func advice(err error) string {
 		return "This may be a broker; the API is ingest, by default http://127.0.0.1:8080 (--api or BULKACTION_API)."
 	}
 	switch e.Status {
+	case http.StatusUnauthorized:
+		return "Give an API key with --api-key-file, BULKACTION_API_KEY_FILE or BULKACTION_API_KEY."
 	case http.StatusNotFound:
 		return "Check the group's id and the server's address (--api or BULKACTION_API)."
 	case http.StatusTooManyRequests:

@@ -59,9 +59,9 @@ func newJob(r *Root) *cobra.Command {
 	ordinal := int64(-1)
 	cmd := &cobra.Command{
 		Use:   "job GROUP ORDINAL | --key KEY",
-		Short: "Show one job: its state, its last error, and why it waits",
+		Short: "Show one job: its state, its last errors, and why it waits",
 		Long: "Show one job by its ordinal, or by its key, in a group that was submitted with --unique-keys: its\n" +
-			"state, its last error, and why it waits.",
+			"state, its last errors, and why it waits.",
 		Example: "  bulkaction job promo-7 --key customer-4711",
 		Args: func(_ *cobra.Command, args []string) (err error) {
 			switch {

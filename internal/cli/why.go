@@ -101,8 +101,17 @@ func whyRows(t table, w api.Why, j *api.Job) {
 	if l := w.Limit; l != nil {
 		t.row("Limit", whyLimitText(*l))
 	}
-	if j != nil && j.LastError != nil {
-		t.row("Last error", fmt.Sprintf("%s: %s (%s)", j.LastError.Code, j.LastError.Error, formatTime(j.LastError.At)))
+	if j != nil {
+		errorRows(t, j.Errors)
+	}
+}
+
+// errorRows adds the last errors of a job, newest first.
+func errorRows(t table, errs []api.JobError) {
+	name := "Last error"
+	for _, e := range errs {
+		t.row(name, fmt.Sprintf("%s: %s (attempt %d, %s)", e.Code, e.Error, e.Attempt, formatTime(e.At)))
+		name = "Error before"
 	}
 }
 

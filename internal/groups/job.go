@@ -25,10 +25,13 @@ func (s *views) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 		return api.Job{}, apiError(err)
 	}
 	j := jobView(group, ordinal, status)
+	for i := range status.Errors {
+		j.Errors = append(j.Errors, errorView(&status.Errors[i]))
+	}
 	if !mayWait[j.State] {
 		return j, nil
 	}
-	letter, w, err := s.explainer.Job(ctx, p, group, ordinal, status.Err)
+	letter, w, err := s.explainer.Job(ctx, p, group, ordinal, status.LastError())
 	if err != nil {
 		return j, apiError(err)
 	}
@@ -115,12 +118,17 @@ func jobView(group string, ordinal int64, status ledger.JobStatus) api.Job {
 		State:    status.State.Letter().Word(),
 		Attempts: status.State.Attempt(),
 	}
-	if e := status.Err; e != nil {
-		j.LastError = &api.JobError{Code: e.Code, Error: e.Error, At: e.Time()}
+	if e := status.LastError(); e != nil {
+		last := errorView(e)
+		j.LastError = &last
 		j.Attempts = max(j.Attempts, e.Attempts)
 		j.Key = e.Key
 	}
 	return j
+}
+
+func errorView(e *ledger.JobError) api.JobError {
+	return api.JobError{Code: e.Code, Error: e.Error, Attempt: e.Attempts, At: e.Time()}
 }
 
 // Why says what the next job of a group waits for.

@@ -68,6 +68,59 @@ func (s *views) newest(
 	return page[:min(len(page), limit)], nil
 }
 
+// withStatus returns the first limit groups of a page that are in this state; an empty status
+// matches every group. scanned is how many groups of the page it has looked at. It leaves out
+// groups that were deleted meanwhile, or that changed their state after it was read.
+func withStatus(
+	ctx context.Context, s *views, page []listedGroup, status api.Status, limit int,
+) (found []api.Group, scanned int, err error) {
+	matching := page
+	scanned = len(page)
+	if status != "" {
+		statuses, err := statusesOf(ctx, s.access, page)
+		if err != nil {
+			return nil, 0, err
+		}
+		matching = nil
+		for i, at := range page {
+			if statuses[at.ID] != status {
+				continue
+			}
+			if matching = append(matching, at); len(matching) == limit {
+				scanned = i + 1
+				break
+			}
+		}
+	} else if len(page) > limit {
+		matching, scanned = page[:limit], limit
+	}
+	views, err := s.viewPage(ctx, matching)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, at := range matching {
+		if v, ok := views[at.ID]; ok && (status == "" || v.Status == status) {
+			found = append(found, v)
+		}
+	}
+	return found, scanned, nil
+}
+
+// statusesOf returns the states of groups by id.
+func statusesOf(ctx context.Context, s *access, page []listedGroup) (map[string]api.Status, error) {
+	all := make(map[string]api.Status, len(page))
+	for p, ids := range byPartition(page) {
+		statuses, err := ledger.GroupStatuses(ctx, s.conn.Cmd, p, ids)
+		if err != nil {
+			return nil, err
+		}
+		for i, id := range ids {
+			all[id] = statuses[i]
+		}
+	}
+	return all, nil
+}
+
 // Results calls yield with the result of each reduced job, in the order in which they were reduced.
 // It stops at an error of yield and returns it.
 func (s *views) Results(ctx context.Context, id string, yield func(result []byte) error) error {

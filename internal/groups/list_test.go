@@ -107,6 +107,35 @@ func TestListIsPaged(t *testing.T) {
 	}
 }
 
+// One call looks at 5,000 groups at most, and the next one goes on there.
+func TestListByStatusIsBounded(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 1)
+	_, err := w.Store.Submit(t.Context(), &messages.SubmitGroup{ID: "old", Tenant: "acme", Type: "T"}, now)
+	require.NoError(t, err)
+	_, err = w.Store.Cancel(t.Context(), "old")
+	require.NoError(t, err)
+	p := w.Space.OfTenant("acme")
+	newer := make([]redis.Z, 5300) // their data is deleted
+	for i := range newer {
+		newer[i] = redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: fmt.Sprint("g", i)}
+	}
+	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Groups(), newer...).Err())
+
+	first, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10, Status: api.StatusCancelled})
+	require.NoError(t, err)
+	require.Empty(t, first.Groups)
+	require.NotEmpty(t, first.Cursor)
+	require.Equal(t, 5000, first.Scanned)
+	second, err := w.Store.Groups(t.Context(), groups.ListQuery{Limit: 10, Status: api.StatusCancelled, Cursor: first.Cursor})
+	require.NoError(t, err)
+	require.Len(t, second.Groups, 1)
+	require.Equal(t, "old", second.Groups[0].ID)
+	require.Empty(t, second.Cursor)
+	require.Equal(t, 301, second.Scanned)
+}
+
 func TestDeadLettersArePaged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -177,6 +206,12 @@ func TestJob(t *testing.T) {
 		require.Equal(w.T, "DOWN", retried.LastError.Code)
 		require.Equal(w.T, 1, retried.Attempts)
 		require.Equal(w.T, time.Minute, retried.Until.Sub(retried.LastError.At))
+		require.Equal(w.T, []api.JobError{{Code: "DOWN", Error: "it is down", Attempt: 1, At: retried.LastError.At}}, retried.Errors)
+		require.Equal(w.T, []api.JobError{*w.Job("g", 1).LastError}, w.Job("g", 1).Errors)
+		list, err := w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 10})
+		require.NoError(w.T, err)
+		require.Equal(w.T, retried.LastError, list.Jobs[2].LastError)
+		require.Nil(w.T, list.Jobs[2].Errors, "a list has only the last error")
 
 		for _, ordinal := range []int64{-1, 6, messages.MaxTotal, 1<<63 - 1, 1 << 62} {
 			_, err := w.Store.Job(ctx, "g", ordinal)

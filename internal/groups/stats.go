@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
@@ -42,10 +44,8 @@ func (s *stats) read(ctx context.Context) (api.Stats, error) {
 		},
 	}
 	byType := map[string]*api.TypeStats{}
-	for _, p := range s.space.All() {
-		if err := s.addPartition(ctx, p, &st, byType); err != nil {
-			return st, err
-		}
+	if err := s.addPartitions(ctx, &st, byType); err != nil {
+		return st, err
 	}
 	rejected, err := s.conn.Cmd.XLen(ctx, s.space.Rejected()).Result()
 	if err != nil {
@@ -79,38 +79,58 @@ func (s *stats) read(ctx context.Context) (api.Stats, error) {
 	return st, nil
 }
 
-// addPartition adds the numbers of one partition.
-func (s *stats) addPartition(
-	ctx context.Context, p keyspace.Partition, st *api.Stats, byType map[string]*api.TypeStats,
-) error {
-	part, err := ledger.ReadPartition(ctx, s.conn.Cmd, p)
-	if err != nil {
+// addPartitions adds the numbers of all partitions, of which it reads some at the same time.
+func (s *stats) addPartitions(ctx context.Context, st *api.Stats, byType map[string]*api.TypeStats) error {
+	all := s.space.All()
+	parts := make([]partitionStats, len(all))
+	reads, ctx := errgroup.WithContext(ctx)
+	reads.SetLimit(maxConcurrentReads)
+	for i, p := range all {
+		reads.Go(func() (err error) {
+			parts[i], err = s.readPartition(ctx, p)
+			return err
+		})
+	}
+	if err := reads.Wait(); err != nil {
 		return err
 	}
-	st.Groups += part.Groups
-	st.ActiveTenants += part.ActiveTenants
-	st.DeadLetters += part.DeadLetters
-
-	loads, err := ledger.Loads(ctx, s.conn.Cmd, p, part.Types)
-	if err != nil {
-		return err
+	for _, part := range parts {
+		st.Groups += part.Groups
+		st.ActiveTenants += part.ActiveTenants
+		st.DeadLetters += part.DeadLetters
+		st.RateLimit.Used += part.used
+		for _, l := range part.loads {
+			addStats(statsOf(byType, l.Type), l)
+		}
+		for _, typ := range part.paused {
+			statsOf(byType, typ).Paused = true
+		}
 	}
-	for _, l := range loads {
-		addStats(statsOf(byType, l.Type), l)
-	}
-	paused, err := ledger.PausedTypes(ctx, s.conn.Cmd, p)
-	if err != nil {
-		return err
-	}
-	for _, typ := range paused {
-		statsOf(byType, typ).Paused = true
-	}
-	used, err := ledger.PermitsUsed(ctx, s.conn.Cmd, p, s.partitionLimit(p))
-	if err != nil {
-		return fmt.Errorf("read permits: %w", err)
-	}
-	st.RateLimit.Used += used
 	return nil
+}
+
+// partitionStats are the numbers of one partition.
+type partitionStats struct {
+	ledger.PartitionStats
+	loads  []api.TypeStats
+	paused []string // types
+	used   int64    // permits of the current window
+}
+
+func (s *stats) readPartition(ctx context.Context, p keyspace.Partition) (part partitionStats, err error) {
+	if part.PartitionStats, err = ledger.ReadPartition(ctx, s.conn.Cmd, p); err != nil {
+		return part, err
+	}
+	if part.loads, err = ledger.Loads(ctx, s.conn.Cmd, p, part.Types); err != nil {
+		return part, err
+	}
+	if part.paused, err = ledger.PausedTypes(ctx, s.conn.Cmd, p, part.Types); err != nil {
+		return part, err
+	}
+	if part.used, err = ledger.PermitsUsed(ctx, s.conn.Cmd, p, s.partitionLimit(p)); err != nil {
+		return part, fmt.Errorf("read permits: %w", err)
+	}
+	return part, nil
 }
 
 // addStats adds the numbers of jobs of a type in one partition.

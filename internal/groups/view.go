@@ -159,9 +159,15 @@ type ListQuery struct {
 	Limit  int
 }
 
-// Groups returns a page of groups, the newest first. The cursor names the last group of the page,
-// so new groups neither shift nor repeat a page. With Status, Groups reads on until Limit groups
-// match or there are no more.
+// maxScanned is how many groups one call of Groups looks at.
+const maxScanned = 5000
+
+// scanPage is how many groups Groups looks at in one step if it looks for a state.
+const scanPage = 500
+
+// Groups returns a page of groups, the newest first. The cursor names the last group that Groups
+// has looked at, so new groups neither shift nor repeat a page. With Status, the page may be short,
+// or empty, although it has a cursor: one call looks at maxScanned groups at most.
 func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	parts := s.space.All()
@@ -172,40 +178,48 @@ func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 	if err != nil {
 		return list, err
 	}
+	step := q.Limit
+	if q.Status != "" {
+		step = max(step, scanPage)
+	}
 	for len(list.Groups) < q.Limit {
-		page, err := s.newest(ctx, parts, q.Tenant, before, q.Limit)
+		if list.Scanned >= maxScanned {
+			list.Cursor = formatCursor(before)
+			break
+		}
+		page, err := s.newest(ctx, parts, q.Tenant, before, step)
 		if err != nil {
 			return list, apiError(err)
 		}
 		if len(page) == 0 {
-			return list, nil
+			break
 		}
-		views, err := s.viewPage(ctx, page)
+		found, scanned, err := withStatus(ctx, s, page, q.Status, q.Limit-len(list.Groups))
 		if err != nil {
 			return list, apiError(err)
 		}
-		for _, at := range page {
-			before = at.CreatedGroup
-			if v, ok := views[at.ID]; ok && (q.Status == "" || v.Status == q.Status) {
-				list.Groups = append(list.Groups, v)
-				if len(list.Groups) == q.Limit {
-					list.Cursor = formatCursor(before)
-					return list, nil
-				}
-			}
+		list.Groups = append(list.Groups, found...)
+		list.Scanned += scanned
+		before = page[scanned-1].CreatedGroup
+		if len(list.Groups) == q.Limit {
+			list.Cursor = formatCursor(before)
 		}
 	}
 	return list, nil
 }
 
+func byPartition(page []listedGroup) map[keyspace.Partition][]string {
+	ids := map[keyspace.Partition][]string{}
+	for _, at := range page {
+		ids[at.p] = append(ids[at.p], at.ID)
+	}
+	return ids
+}
+
 // viewPage returns the groups of a page by id. It leaves out groups that do not exist.
 func (s *views) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
-	byPartition := map[keyspace.Partition][]string{}
-	for _, at := range page {
-		byPartition[at.p] = append(byPartition[at.p], at.ID)
-	}
 	all := make(map[string]api.Group, len(page))
-	for p, ids := range byPartition {
+	for p, ids := range byPartition(page) {
 		views, err := s.ReadViews(ctx, p, ids)
 		if err != nil {
 			return nil, err

@@ -31,6 +31,7 @@ type StartJob struct {
 	Entry   string
 	Ordinal int64
 	Attempt int
+	Failed  bool // attempts of this round have ended with an error: the reply tells the last one
 }
 
 // GroupTerms are the tenant of a group and the settings that its jobs run with.
@@ -48,6 +49,9 @@ type StartReply struct {
 	Tokens []int64      // for each job, in the order of the call: the attempt to report under, or negative
 	Groups []GroupTerms // for each group, in the order of the call
 	AtUS   int64        // Redis time, µs
+	// LastErrors has the last error of each job with the flag Failed, by the job's position in the
+	// call. A deferral is no error.
+	LastErrors map[int]JobError
 }
 
 // Start moves jobs that a worker has read to in flight. The worker must not run a job with token
@@ -61,16 +65,19 @@ func Start(
 	for i := range groups {
 		n += len(groups[i].Jobs)
 	}
-	args := make([]any, 0, 2+3*len(groups))
+	args := make([]any, 0, 2+4*len(groups))
 	args = append(args, typ, len(groups))
 	for i := range groups {
 		var ranges jobRanges
-		var entries []byte
+		var entries, failed []byte
 		for _, j := range groups[i].Jobs {
 			ranges.add(j.Ordinal, j.Attempt)
 			entries = append(append(entries, j.Entry...), ' ')
+			if j.Failed {
+				failed = append(strconv.AppendInt(failed, j.Ordinal, 10), ' ')
+			}
 		}
-		args = append(args, groups[i].Group, ranges.text(), entries)
+		args = append(args, groups[i].Group, ranges.text(), entries, failed)
 	}
 	r, err := run(ctx, c, start, p, args...)
 	if err != nil {
@@ -97,7 +104,32 @@ func Start(
 		}
 		out.Groups = append(out.Groups, t)
 	}
+	out.readLastErrors(groups, r.list(1))
 	return out, nil
+}
+
+// readLastErrors sets LastErrors from the values of each group in the reply of the script.
+func (r *StartReply) readLastErrors(groups []StartGroup, values reply) {
+	at := 0
+	for i := range groups {
+		records, n := values.list(i).list(3), 0
+		if len(records) == 0 {
+			at += len(groups[i].Jobs)
+			continue
+		}
+		for _, j := range groups[i].Jobs {
+			if j.Failed {
+				if errs := withoutDeferrals(parseJobErrors(records.str(n))); len(errs) > 0 {
+					if r.LastErrors == nil {
+						r.LastErrors = map[int]JobError{}
+					}
+					r.LastErrors[at] = errs[0]
+				}
+				n++
+			}
+			at++
+		}
+	}
 }
 
 // Held is a job that a worker holds.

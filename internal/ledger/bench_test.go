@@ -86,16 +86,42 @@ func BenchmarkOutcome(b *testing.B) {
 	})
 }
 
-// BenchmarkOutcomeRetry measures the slow path: every job is retried.
+// BenchmarkOutcomeRetry measures the slow path: every job is retried, for the first time or when it
+// has as many errors as are kept.
 func BenchmarkOutcomeRetry(b *testing.B) {
+	for _, before := range []int{0, ledger.KeptErrors} {
+		b.Run(fmt.Sprintf("errors=%d", before), func(b *testing.B) {
+			bench(b, func(w *world, group string) func() {
+				w.c.FlushDB(w.Context()) // removes the last batch, which is to run again
+				w.create(group, "acme", "T")
+				w.append(group, batch)
+				jobs := w.begin("T", "c", batch)
+				for range before {
+					jobs = w.retried("T", jobs...)
+				}
+				report := []ledger.GroupOutcome{{Group: group}}
+				for _, j := range jobs {
+					report[0].Others = append(report[0].Others, other(ledger.OutcomeRetry, j, 0)[0].Others...)
+				}
+				return func() { require.Equal(w, ledger.OutcomeReply{Owned: batch}, w.outcome("T", report)) }
+			})
+		})
+	}
+}
+
+// BenchmarkStartAgain measures the start of jobs that have had errors.
+func BenchmarkStartAgain(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
 		w.create(group, "acme", "T")
 		w.append(group, batch)
-		report := []ledger.GroupOutcome{{Group: group}}
+		var report []ledger.GroupOutcome
 		for _, j := range w.begin("T", "c", batch) {
-			report[0].Others = append(report[0].Others, other(ledger.OutcomeRetry, j, 0)[0].Others...)
+			report = append(report, other(ledger.OutcomeRetry, j, 0)...)
 		}
-		return func() { require.Equal(w, ledger.OutcomeReply{Owned: batch}, w.outcome("T", report)) }
+		w.outcome("T", report)
+		w.promoteAll("T", batch)
+		jobs := w.read("T", "c")
+		return func() { w.start("T", jobs) }
 	})
 }
 

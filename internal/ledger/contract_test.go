@@ -25,12 +25,12 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// ownScripts are the scripts of the ledger and of package presence. The packages guard and
-// waitingroom test theirs.
+// ownScripts are the scripts of the ledger and of package presence. The packages guard,
+// waitingroom and apikey test theirs.
 func ownScripts(t *testing.T) []sent {
 	t.Helper()
 	return slices.DeleteFunc(sentScripts(t), func(s sent) bool {
-		return strings.HasPrefix(s.name(), "guard/") || strings.HasPrefix(s.name(), "room/")
+		return slices.Contains([]string{"auth", "guard", "room"}, path.Dir(s.name()))
 	})
 }
 

@@ -193,6 +193,26 @@ func ListGroups(
 	}
 }
 
+// GroupStatuses returns the state of each of these groups, "" for one that does not exist. It makes
+// one round trip.
+func GroupStatuses(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, ids []string,
+) ([]api.Status, error) {
+	// Each reply has the error of the pipeline or its own.
+	reads, _ := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) *redis.StringCmd {
+		return pipe.HGet(ctx, p.Group(id), layout.GroupStatus)
+	})
+	statuses := make([]api.Status, len(ids))
+	for i, read := range reads {
+		status, err := read.Result()
+		if err != nil && !errors.Is(err, redis.Nil) {
+			return nil, fmt.Errorf("read the state of group %s: %w", ids[i], err)
+		}
+		statuses[i] = api.Status(status)
+	}
+	return statuses, nil
+}
+
 // GroupState holds what submissions and commands change in a group.
 type GroupState struct {
 	Status    api.Status

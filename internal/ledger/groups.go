@@ -139,7 +139,7 @@ const SweepJobs = 5000
 
 // Sweep moves a batch of a cancelled group's jobs to cancelled; more says that something may be
 // left to do. steps are the sampled jobs that it has removed from their locations. The last calls
-// remove the waiting, non-ready and suspended jobs, the large payloads and latest errors, and put
+// remove the waiting, non-ready and suspended jobs, the large payloads and the errors, and put
 // the group among the ended ones. It does nothing to a group that is not cancelled. Twice: the
 // second call moves the next ones.
 func Sweep(

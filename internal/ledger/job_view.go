@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +19,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// JobError is the record of a failed attempt. Scripts write it as JSON.
+// KeptErrors is how many errors are known of a job: of its latest attempts in this round that have
+// ended with one.
+const KeptErrors = 3
+
+// JobError is the record of an attempt that ended with an error or was deferred. Scripts write it
+// as JSON.
 type JobError struct {
 	Ordinal  int64  `json:"ordinal"`
 	Code     string `json:"code"`
@@ -56,26 +62,53 @@ func parseJobError(text string) (JobError, error) {
 	return e, nil
 }
 
-// JobStatus is a job's state and the record of its latest failed attempt.
-type JobStatus struct {
-	State State
-	Err   *JobError // nil: no attempt has failed, or the record can't be read
+// parseJobErrors reads a record of errors:GROUP. It leaves out what it can't read.
+func parseJobErrors(record string) []JobError {
+	var all []JobError
+	for line := range strings.SplitSeq(record, layout.RecordSeparator) {
+		if e, err := parseJobError(line); err == nil {
+			all = append(all, e)
+		}
+	}
+	return all
 }
 
-// ReadJob reads a job's state and latest error in one round trip. Errors: api.ErrNotFound.
+// withoutDeferrals removes the deferrals from errs.
+func withoutDeferrals(errs []JobError) []JobError {
+	return slices.DeleteFunc(errs, func(e JobError) bool { return e.Reason == string(ReasonResource) })
+}
+
+// JobStatus is a job's state and its last errors.
+type JobStatus struct {
+	State State
+	// Errors are the errors of the job's latest attempts in this round, at most KeptErrors, newest
+	// first. Only the first one may be a deferral. A done job has none.
+	Errors []JobError
+}
+
+// LastError returns the error, or the deferral, of the latest attempt that ended with one; nil if
+// there is none.
+func (s JobStatus) LastError() *JobError {
+	if len(s.Errors) == 0 {
+		return nil
+	}
+	return &s.Errors[0]
+}
+
+// ReadJob reads a job's state and last errors in one round trip. Errors: api.ErrNotFound.
 func ReadJob(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64,
 ) (JobStatus, error) {
 	field := strconv.FormatInt(ordinal, 10)
-	var state, failure, lastErr *redis.StringCmd
+	var state, failure, errs *redis.StringCmd
 	// Each reply has the error of the pipeline or its own.
 	_, _ = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		state = pipe.GetRange(ctx, p.States(group), StateBytes*ordinal, StateBytes*ordinal+StateBytes-1)
 		failure = pipe.HGet(ctx, p.Failures(group), field)
-		lastErr = pipe.HGet(ctx, p.Errors(group), field)
+		errs = pipe.HGet(ctx, p.Errors(group), field)
 		return nil
 	})
-	for _, cmd := range []*redis.StringCmd{state, failure, lastErr} {
+	for _, cmd := range []*redis.StringCmd{state, failure, errs} {
 		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) {
 			return JobStatus{}, fmt.Errorf("read job %s.%d: %w", group, ordinal, err)
 		}
@@ -83,7 +116,7 @@ func ReadJob(
 	if len(state.Val()) != StateBytes {
 		return JobStatus{}, fmt.Errorf("job %s.%d: %w", group, ordinal, api.ErrNotFound)
 	}
-	return JobStatus{State: State(state.Val()), Err: parseErrors(failure.Val(), lastErr.Val())}, nil
+	return JobStatus{State: State(state.Val()), Errors: parseErrors(failure.Val(), errs.Val())}, nil
 }
 
 // FindKey returns the ordinal of the job with a key, -1 if the group has no such job. unique says
@@ -161,32 +194,33 @@ func readErrors(
 	for i, j := range jobs {
 		ordinals[i] = strconv.FormatInt(j.Ordinal, 10)
 	}
-	var failures, latest *redis.SliceCmd
+	var failures, errs *redis.SliceCmd
 	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		failures = pipe.HMGet(ctx, p.Failures(group), ordinals...)
-		latest = pipe.HMGet(ctx, p.Errors(group), ordinals...)
+		errs = pipe.HMGet(ctx, p.Errors(group), ordinals...)
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("read errors of group %s: %w", group, err)
 	}
 	for i := range jobs {
-		jobs[i].Err = parseErrors(reply(failures.Val()).str(i), reply(latest.Val()).str(i))
+		jobs[i].Errors = parseErrors(reply(failures.Val()).str(i), reply(errs.Val()).str(i))
 	}
 	return nil
 }
 
-// parseErrors returns the error of a job from its records in failures:GROUP and errors:GROUP; nil
-// if there is none, or it can't be read.
-func parseErrors(failure, latest string) *JobError {
-	text, parse := latest, parseJobError
-	if failure != "" {
-		text, parse = failure, parseFailure
+// parseErrors returns the errors of a job from its records in failures:GROUP and errors:GROUP. It
+// leaves out what it can't read.
+func parseErrors(failure, earlier string) []JobError {
+	errs := parseJobErrors(earlier)
+	if failure == "" {
+		return errs
 	}
-	if e, err := parse(text); text != "" && err == nil {
-		return &e
+	errs = withoutDeferrals(errs)
+	if e, err := parseFailure(failure); err == nil {
+		errs = slices.Insert(errs, 0, e)
 	}
-	return nil
+	return errs[:min(len(errs), KeptErrors)]
 }
 
 // ReadLetter reads the state letter of a job; 0 for an unknown job.

@@ -318,11 +318,12 @@ func (m *model) actRetry() {
 }
 
 // requeueAll runs requeue to its end, in Redis and in the reference: the failed jobs of earlier
-// rounds are waiting again.
+// rounds are waiting again, without errors.
 func (m *model) requeueAll(group string) {
 	m.requeue(group)
 	if b := m.reference.groups[group]; b.requeue {
 		b.requeue = false
+		b.forget("F")
 		b.settle("F", ledger.Waiting)
 	}
 }

@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -16,7 +17,7 @@ import (
 
 // sight is everything that one look finds, by group, type or tenant.
 type sight struct {
-	group, load, tenant                                           map[string]*redis.MapStringStringCmd
+	group, load, tenant, errs                                     map[string]*redis.MapStringStringCmd
 	states                                                        map[string]*redis.StringCmd
 	queue, results, nonReady, suspended, failures                 map[string]*redis.StringSliceCmd
 	scheduled, inTenant, inLane, tenantRateLimited, tenantIndexed map[string]*redis.FloatCmd
@@ -37,12 +38,14 @@ func (m *model) look() *sight {
 		results: map[string]*redis.StringSliceCmd{}, nonReady: map[string]*redis.StringSliceCmd{}, scheduled: map[string]*redis.FloatCmd{},
 		inTenant: map[string]*redis.FloatCmd{}, inLane: map[string]*redis.FloatCmd{}, tenantRateLimited: map[string]*redis.FloatCmd{},
 		tenantIndexed: map[string]*redis.FloatCmd{}, active: map[string]*redis.BoolCmd{}, ready: map[string]*redis.XMessageSliceCmd{},
+		errs:         map[string]*redis.MapStringStringCmd{},
 		resultStream: pipe.XRange(ctx, m.p.ResultStream(), "-", "+"), suspended: map[string]*redis.StringSliceCmd{},
 		inOver: map[string]*redis.FloatCmd{}, inOrder: map[string]*redis.FloatCmd{}, policy: pipe.Get(ctx, m.p.Policy()), rate: pipe.HGetAll(ctx, m.p.Rate()),
 	}
 	for _, g := range groups {
 		tenant := m.tenantOf(g)
 		s.group[g], s.states[g], s.failures[g] = pipe.HGetAll(ctx, m.p.Group(g)), pipe.Get(ctx, m.p.States(g)), pipe.HKeys(ctx, m.p.Failures(g))
+		s.errs[g] = pipe.HGetAll(ctx, m.p.Errors(g))
 		s.results[g], s.scheduled[g] = pipe.LRange(ctx, m.p.Results(g), 0, -1), pipe.ZScore(ctx, m.p.Scheduled(), g)
 		for _, typ := range types {
 			s.queue[g+typ] = pipe.LRange(ctx, m.p.Queue(g, typ), 0, -1)
@@ -190,7 +193,19 @@ func (m *model) checkGroup(s *sight, g string, lie []string, lines map[int64]str
 		}
 		equal(m, j.letter == ledger.Failed, slices.Contains(failures, fmtInt(int64(o))), "failure of %s.%d", g, o)
 		equal(m, recorded[j.letter], lines[int64(o)], "results of %s.%d", g, o)
+		if record := s.errs[g].Val()[fmtInt(int64(o))]; b.live() || record != "" { // the last step of sweep deletes them
+			equal(m, j.errs, errorsIn(record), "errors of %s.%d", g, o)
+		}
 	}
+}
+
+// errorsIn returns the reason and the attempt of each error of a record, as the reference has them.
+func errorsIn(record string) string {
+	b := strings.Builder{}
+	for _, e := range jobErrors(record) {
+		fmt.Fprintf(&b, "%s%d ", e.Reason, e.Attempts)
+	}
+	return b.String()
 }
 
 // standsInLine checks the entries of a waiting group and its tenant in the fair queue.

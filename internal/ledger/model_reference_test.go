@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -32,6 +33,18 @@ type job struct {
 	letter                     ledger.Letter
 	attempt                    int
 	retries, throttles, losses int
+	errs                       string // reason and attempt of each kept error, newest first, such as "E3 A2 "
+}
+
+// note keeps an error, or the deferral G, with which the job's attempt has ended.
+func (j *job) note(reason ledger.Reason, attempt int) {
+	kept := []string{fmt.Sprintf("%c%d ", reason, attempt)}
+	for _, e := range strings.SplitAfter(j.errs, " ") {
+		if e != "" && e[0] != byte(ledger.ReasonResource) {
+			kept = append(kept, e)
+		}
+	}
+	j.errs = strings.Join(kept[:min(len(kept), ledger.KeptErrors)], "")
 }
 
 // repeated is the job that a batch names a second time, as a script sees it: no attempt fits.
@@ -132,6 +145,13 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 	return tokens
 }
 
+// noted are the outcomes that leave an error with the job.
+var noted = map[ledger.OutcomeKind]ledger.Reason{
+	ledger.OutcomeRetry:     ledger.ReasonError,
+	ledger.OutcomeThrottled: ledger.ReasonThrottled,
+	ledger.OutcomeDeferred:  ledger.ReasonResource,
+}
+
 // outcome returns the expected reply of the script outcome, and updates the reference.
 func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.OutcomeReply {
 	var r ledger.OutcomeReply
@@ -164,7 +184,9 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 		b := l.groups[g.Group]
 		for i, seen := range b.batch(len(g.Done), func(i int) int64 { return g.Done[i].Ordinal }) {
 			d := g.Done[i]
-			settle(b, seen, d.Entry, d.Ordinal, d.Attempt, ledger.Done, false)
+			if settle(b, seen, d.Entry, d.Ordinal, d.Attempt, ledger.Done, false) {
+				b.jobs[d.Ordinal].errs = ""
+			}
 		}
 		for i, seen := range b.batch(len(g.Others), func(i int) int64 { return g.Others[i].Ordinal }) {
 			o, to := g.Others[i], ledger.NonReady
@@ -178,6 +200,9 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 			if settle(b, seen, o.Entry, o.Ordinal, o.Attempt, to, unstarted) {
 				j := &b.jobs[o.Ordinal]
 				j.retries, j.throttles, j.losses = o.Retries, o.Throttles, o.Losses
+				if reason, ok := noted[o.Kind]; ok {
+					j.note(reason, o.Attempt)
+				}
 				if to == ledger.Failed {
 					r.Failed++
 					j.retries, j.throttles, j.losses = 0, 0, 0
@@ -204,13 +229,17 @@ func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
 			r.Stale++
 			continue
 		}
-		if j.letter == ledger.InFlight { // only jobs in flight have lost a worker
+		lost := j.letter == ledger.InFlight // only jobs in flight have lost a worker
+		if lost {
 			j.losses++
 		}
 		if j.losses > most {
 			j.letter, j.retries, j.throttles, j.losses = ledger.Failed, 0, 0, 0
 			r.Failed++
 			continue
+		}
+		if lost {
+			j.note(ledger.ReasonError, j.attempt)
 		}
 		j.letter = ledger.NonReady
 		r.Taken++
@@ -274,6 +303,15 @@ func (l *reference) advance(group string) (n int) {
 			return n
 		}
 		n++
+	}
+}
+
+// forget removes the errors of all jobs of a group whose state letter is in from.
+func (b *book) forget(from string) {
+	for i := range b.jobs {
+		if strings.IndexByte(from, byte(b.jobs[i].letter)) >= 0 {
+			b.jobs[i].errs = ""
+		}
 	}
 }
 

@@ -229,7 +229,7 @@ func TestOutcomeFailed(t *testing.T) {
 		}
 		require.Equal(w, map[string]int64{"failed": 2}, w.ledger("g"))
 		require.Equal(w, map[string]string{`A/"B"`: "2"}, w.c.HGetAll(w.Context(), w.p.Codes("g")).Val())
-		require.Zero(w, w.c.Exists(w.Context(), w.p.Errors("g")).Val(), "the failure is on record instead")
+		require.EqualValues(w, 1, w.c.HLen(w.Context(), w.p.Errors("g")).Val(), "the errors before the last one stay")
 
 		letters := w.c.XRange(w.Context(), w.p.DeadLetters(), "-", "+").Val()
 		require.Len(w, letters, 2)

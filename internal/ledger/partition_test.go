@@ -1,9 +1,11 @@
 package ledger_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
@@ -35,7 +37,7 @@ func TestReadPartition(t *testing.T) {
 func TestPausedTypes(t *testing.T) {
 	both(t, func(w *world) {
 		read := func() []string {
-			types, err := ledger.PausedTypes(w.Context(), w.c, w.p)
+			types, err := ledger.PausedTypes(w.Context(), w.c, w.p, nil)
 			require.NoError(w, err)
 			return types
 		}
@@ -50,4 +52,44 @@ func TestPausedTypes(t *testing.T) {
 		w.resume(ledger.PauseType, "T")
 		require.Equal(w, []string{"U"}, read())
 	})
+}
+
+// Beside any number of paused tenants, the types that are asked for are complete, and the cost of a
+// call is bounded.
+func TestPausedTypesBesideManyTenants(t *testing.T) {
+	both(t, func(w *world) {
+		for batch := range 30 {
+			var pauses []any
+			for i := range 1000 {
+				pauses = append(pauses, fmt.Sprint("t:", batch*1000+i), 1)
+			}
+			require.NoError(w, w.c.HSet(w.Context(), w.p.Pauses(), pauses...).Err())
+		}
+		w.pause(ledger.PauseType, "U")
+		count := &callCounter{}
+		c := redis.NewClient(w.c.(*redis.Client).Options())
+		defer c.Close()
+		c.AddHook(count)
+		types, err := ledger.PausedTypes(w.Context(), c, w.p, []string{"T", "U"})
+		require.NoError(w, err)
+		require.Contains(w, types, "U")
+		require.NotContains(w, types, "T")
+		require.LessOrEqual(w, count.n, 12)
+	})
+}
+
+// callCounter counts the commands of a client.
+type callCounter struct{ n int }
+
+func (c *callCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *callCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.n++
+		return next(ctx, cmd)
+	}
+}
+
+func (c *callCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }

@@ -168,6 +168,24 @@ var lifeScenes = []scene{
 		report[0].Others = append(report[0].Others, other(ledger.OutcomeDeferred, w.read("T", "c")[0], time.Hour)[0].Others...)
 		return w.reporting(report)
 	}},
+	{"outcome of a done job, and of one that is retried", false, func(w *world) act {
+		w.create("g", "acme", "T")
+		w.append("g", 2)
+		run := w.begin("T", "c", 2)
+		report := done(run[0])
+		report[0].Others = other(ledger.OutcomeRetry, run[1], 0)[0].Others
+		return w.reporting(report)
+	}},
+	{"outcome of jobs that had errors before", false, func(w *world) act {
+		w.create("g", "acme", "T")
+		w.append("g", 3)
+		run := w.retried("T", w.begin("T", "c", 3)...)
+		report := done(run[0])
+		for i, kind := range []ledger.OutcomeKind{ledger.OutcomeRetry, ledger.OutcomeFailed} {
+			report[0].Others = append(report[0].Others, other(kind, run[i+1], 0)[0].Others...)
+		}
+		return w.reporting(report)
+	}},
 	{"outcome of a group's last job", false, func(w *world) act {
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Mode: ledger.AppendSeal, Jobs: jobs(1)})
@@ -254,6 +272,19 @@ var lifeScenes = []scene{
 	}},
 	{"requeue", true, func(w *world) act {
 		w.failed("g", 2)
+		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
+		require.NoError(w, err)
+		return func() error {
+			_, err := ledger.Requeue(w.Context(), w.c, w.p, "g")
+			return err
+		}
+	}},
+	{"requeue jobs that had errors before", true, func(w *world) act {
+		w.create("g", "acme", "T")
+		w.append("g", 1)
+		w.seal("g")
+		w.outcome("T", other(ledger.OutcomeFailed, w.retried("T", w.begin("T", "c", 1)...)[0], 0))
+		w.advance("g")
 		_, err := ledger.Reopen(w.Context(), w.c, w.p, "g", "", ledger.RetryChoice{})
 		require.NoError(w, err)
 		return func() error {

@@ -63,17 +63,42 @@ func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []s
 	return out, nil
 }
 
-// PausedTypes returns the paused types in alphabetical order, also those without jobs.
-func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string, error) {
+// maxPausePages is how many pages of 1,000 pauses one call of PausedTypes reads.
+const maxPausePages = 10
+
+// PausedTypes returns paused types in alphabetical order: all of the given ones, and others, such
+// as types without jobs. The pauses of tenants lie beside those of types; where there are more than
+// about 10,000, the others may be incomplete, so that one call costs a bounded time.
+func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition, known []string) ([]string, error) {
+	failed := func(err error) error { return fmt.Errorf("read pauses of partition %d: %w", p.Index(), err) }
 	var types []string
-	// In pages: the hash also holds the paused tenants, of which there may be many.
-	for pause, err := range scan(func(cursor uint64) *redis.ScanCmd {
-		return c.HScan(ctx, p.Pauses(), cursor, layout.PauseOfType+"*", 1000)
-	}) {
-		if err != nil {
-			return nil, fmt.Errorf("read pauses of partition %d: %w", p.Index(), err)
+	if len(known) > 0 {
+		fields := make([]string, len(known))
+		for i, typ := range known {
+			fields[i] = layout.PauseOfType + typ
 		}
-		types = append(types, strings.TrimPrefix(pause[0], layout.PauseOfType))
+		values, err := c.HMGet(ctx, p.Pauses(), fields...).Result()
+		if err != nil {
+			return nil, failed(err)
+		}
+		for i, v := range values {
+			if v != nil {
+				types = append(types, known[i])
+			}
+		}
+	}
+	cursor := uint64(0)
+	for range maxPausePages {
+		pairs, next, err := c.HScan(ctx, p.Pauses(), cursor, layout.PauseOfType+"*", 1000).Result()
+		if err != nil {
+			return nil, failed(err)
+		}
+		for pair := range slices.Chunk(pairs, 2) {
+			types = append(types, strings.TrimPrefix(pair[0], layout.PauseOfType))
+		}
+		if cursor = next; cursor == 0 {
+			break
+		}
 	}
 	slices.Sort(types)
 	return slices.Compact(types), nil // HSCAN may return a field more than once

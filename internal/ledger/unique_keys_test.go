@@ -107,7 +107,7 @@ func TestListJobs(t *testing.T) {
 			require.NoError(w, err)
 			for _, j := range found {
 				ordinals = append(ordinals, j.Ordinal)
-				require.Equal(w, j.Ordinal == 1 || j.Ordinal == 2, j.Err != nil, strconv.FormatInt(j.Ordinal, 10))
+				require.Equal(w, j.Ordinal == 1 || j.Ordinal == 2, j.LastError() != nil, strconv.FormatInt(j.Ordinal, 10))
 			}
 			return ordinals, next
 		}

@@ -221,6 +221,7 @@ type taken struct {
 	ledger.Job
 	token int64
 	terms ledger.GroupTerms
+	last  ledger.JobError // the job's last error, as the start told it
 }
 
 func (w *world) read(typ, consumer string) []taken {
@@ -271,14 +272,16 @@ func (w *world) start(typ string, jobs []taken) {
 			groups = append(groups, ledger.StartGroup{Group: j.Group})
 		}
 		g := &groups[len(groups)-1]
-		g.Jobs = append(g.Jobs, ledger.StartJob{Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt})
+		g.Jobs = append(g.Jobs, ledger.StartJob{
+			Entry: j.entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Failed: j.Retries+j.Throttles+j.Losses > 0,
+		})
 	}
 	r, err := ledger.Start(w.Context(), w.c, w.p, typ, groups)
 	require.NoError(w, err)
 	i := 0
 	for g := range groups {
 		for range groups[g].Jobs {
-			jobs[i].token, jobs[i].terms = r.Tokens[i], r.Groups[g]
+			jobs[i].token, jobs[i].terms, jobs[i].last = r.Tokens[i], r.Groups[g], r.LastErrors[i]
 			i++
 		}
 	}

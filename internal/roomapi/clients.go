@@ -1,17 +1,14 @@
 package roomapi
 
 import (
-	"container/list"
-	"net"
-	"net/http"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/clientaddr"
 )
 
 // maxBuckets is how many addresses have a rate limiter at a time. A new one replaces the one that
@@ -19,90 +16,25 @@ import (
 // within a second.
 const maxBuckets = 1 << 16
 
-// clients holds the limits of streams and of new visitors. It counts by IP address; the addresses
-// of a /64 network of IPv6 count as one, because one host can use all of them.
+// clients holds the limits of streams and of new visitors. It counts by the addresses of
+// clientaddr.Proxies.ClientOf. No limit by address holds for the clients of a proxy that names
+// none.
 type clients struct {
-	proxies  []netip.Prefix
-	maxOpen  int
-	maxPerIP int
-	perIP    int // new visitors a second
+	proxies     clientaddr.Proxies
+	maxOpen     int
+	maxPerIP    int
+	newVisitors *clientaddr.Limiters
 
-	mu      sync.Mutex
-	open    int
-	byIP    map[netip.Addr]int // open streams
-	buckets map[netip.Addr]*list.Element
-	recent  *list.List // of *bucket, the one used last at the front
-}
-
-type bucket struct {
-	ip    netip.Addr
-	limit *rate.Limiter
+	mu   sync.Mutex
+	open int
+	byIP map[netip.Addr]int // open streams
 }
 
 func newClients(proxies []netip.Prefix, maxOpen, maxPerIP, perIP int) *clients {
 	return &clients{
-		proxies: proxies, maxOpen: maxOpen, maxPerIP: maxPerIP, perIP: perIP,
-		byIP: map[netip.Addr]int{}, buckets: map[netip.Addr]*list.Element{}, recent: list.New(),
+		proxies: proxies, maxOpen: maxOpen, maxPerIP: maxPerIP,
+		newVisitors: clientaddr.NewLimiters(rate.Limit(perIP), perIP, maxBuckets), byIP: map[netip.Addr]int{},
 	}
-}
-
-// fromProxy tells whether a request comes from a trusted proxy.
-func (c *clients) fromProxy(r *http.Request) bool { return c.isProxy(peer(r)) }
-
-func (c *clients) isProxy(ip netip.Addr) bool {
-	for _, p := range c.proxies {
-		if p.Contains(ip) {
-			return true
-		}
-	}
-	return false
-}
-
-func peer(r *http.Request) netip.Addr {
-	p, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return netip.Addr{}
-	}
-	return p.Addr().Unmap().WithZone("")
-}
-
-// ip returns the address by which a request is limited. A trusted proxy names its client in
-// X-Forwarded-For: each proxy appends the address of its peer, so the last one that is not a
-// trusted proxy is the client. If no client is named, the address is zero: no limit per IP holds,
-// since all users of the proxy would share it.
-func (c *clients) ip(r *http.Request) netip.Addr {
-	ip := peer(r)
-	if !c.isProxy(ip) {
-		return networkOf(ip)
-	}
-	named := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for i := len(named) - 1; i >= 0; i-- {
-		ip, ok := parseForwarded(strings.TrimSpace(named[i]))
-		if !ok {
-			break
-		}
-		if !c.isProxy(ip) {
-			return networkOf(ip)
-		}
-	}
-	return netip.Addr{}
-}
-
-// parseForwarded parses an address, which some proxies write with a port.
-func parseForwarded(s string) (netip.Addr, bool) {
-	if host, _, err := net.SplitHostPort(s); err == nil {
-		s = host
-	}
-	ip, err := netip.ParseAddr(strings.Trim(s, "[]"))
-	return ip.Unmap().WithZone(""), err == nil
-}
-
-func networkOf(ip netip.Addr) netip.Addr {
-	if !ip.Is6() {
-		return ip
-	}
-	p, _ := ip.Prefix(64) // an address of IPv6 without a zone has one
-	return p.Addr()
 }
 
 // connect counts a stream, or returns a problem. The caller must call disconnect, unless there was
@@ -147,31 +79,10 @@ func (c *clients) connections() int {
 // problem. Visitors who are known need no permit: all users behind one address must be able to come
 // back at once.
 func (c *clients) newVisitor(ip netip.Addr) error {
-	if !ip.IsValid() {
-		return nil
-	}
-	reservation := c.bucket(ip).Reserve()
-	wait := reservation.Delay()
+	wait := c.newVisitors.Take(ip, time.Now())
 	if wait == 0 {
 		return nil
 	}
-	reservation.Cancel()
 	return newProblem(api.TooManyRequests, "rate",
 		"too many new visitors come from your address: try again in a moment").later(busy, wait)
-}
-
-func (c *clients) bucket(ip netip.Addr) *rate.Limiter {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e, ok := c.buckets[ip]; ok {
-		c.recent.MoveToFront(e)
-		return e.Value.(*bucket).limit
-	}
-	if len(c.buckets) >= maxBuckets {
-		last := c.recent.Back()
-		delete(c.buckets, c.recent.Remove(last).(*bucket).ip)
-	}
-	b := &bucket{ip, rate.NewLimiter(rate.Limit(c.perIP), c.perIP)}
-	c.buckets[ip] = c.recent.PushFront(b)
-	return b.limit
 }

@@ -13,12 +13,12 @@ func (a *API) enter(w http.ResponseWriter, r *http.Request) (user string, err er
 	if err := a.checkEntry(r); err != nil {
 		return "", err
 	}
-	v, err := a.identity.of(r, a.clients.fromProxy(r))
+	v, err := a.identity.of(r, a.clients.proxies.Sent(r))
 	if err != nil {
 		return "", err
 	}
 	if v.id == "" {
-		if err := a.clients.newVisitor(a.clients.ip(r)); err != nil {
+		if err := a.clients.newVisitor(a.clients.proxies.ClientOf(r)); err != nil {
 			return "", err
 		}
 		v.id = newID()
@@ -39,7 +39,7 @@ func (a *API) known(r *http.Request) (event, user string, err error) {
 			return "", "", err
 		}
 	}
-	v, err := a.identity.of(r, a.clients.fromProxy(r))
+	v, err := a.identity.of(r, a.clients.proxies.Sent(r))
 	return event, v.id, err
 }
 

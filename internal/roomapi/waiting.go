@@ -51,7 +51,7 @@ func (a *API) stream(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return a.refuseStream(w, r, err)
 	}
-	ip := a.clients.ip(r)
+	ip := a.clients.proxies.ClientOf(r)
 	if err := a.clients.connect(ip); err != nil {
 		return a.refuseStream(w, r, err)
 	}

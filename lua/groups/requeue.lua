@@ -14,8 +14,8 @@
 -- The group's field requeue holds the cursor of the scan over its failures. A scan that began again
 -- in each call would pass over the empty buckets of the jobs that have moved, again and again.
 -- Only jobs that failed before this round move: a job that fails again in the meantime stays
--- failed. The record and the dead letter of a moved job are deleted; a record that can't be read is
--- quarantined.
+-- failed. The record, the dead letter and the earlier errors of a moved job are deleted; a record
+-- that can't be read is quarantined.
 -- Twice: the jobs that were moved are not among the failures any more.
 -- Out of memory: refused.
 -- Cost: some µs a job.
@@ -68,7 +68,7 @@ for _, typ in ipairs(order) do
   precheck_enqueue(typ, lane, tenant)
 end
 precheck_rerank(g[7], factor)
-precheck('HLEN', B .. 'codes:' .. group)
+precheck('HLEN', B .. 'codes:' .. group, B .. 'errors:' .. group)
 precheck('XLEN', B .. 'dead-letters')
 precheck('ZCARD', B .. 'types')
 precheck('LLEN', B .. 'wake:fetcher', B .. 'quarantine')
@@ -94,7 +94,10 @@ if moved > 0 then
   if not g[6] then activate(tenant, moved) end
   wake('fetcher')
 end
-if #scanned > 0 then call('HDEL', failures, unpack(scanned)) end
+if #scanned > 0 then
+  call('HDEL', B .. 'errors:' .. group, unpack(scanned))
+  call('HDEL', failures, unpack(scanned))
+end
 -- A complete scan has returned all failures that were there when it began.
 if cursor ~= '0' or cut then
   call('HSET', key, 'requeue', cursor)

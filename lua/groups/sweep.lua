@@ -1,7 +1,7 @@
 -- sweep: moves a batch of the jobs of a cancelled group to cancelled. In the end it removes the
--- group's waiting, non-ready and suspended jobs, deletes its payloads and latest errors, and moves
--- it from the open groups to the ended ones. Entries of a ready stream are left to start and
--- reclaim.
+-- group's waiting, non-ready and suspended jobs, deletes its payloads and its hash errors:GROUP,
+-- and moves it from the open groups to the ended ones. Entries of a ready stream are left to start
+-- and reclaim.
 -- State: waiting, non-ready, ready, in flight → cancelled
 --
 -- KEYS

@@ -53,6 +53,7 @@ precheck_enqueue(typ, lane, tenant)
 precheck_activate(tenant)
 precheck_rerank(g[4], factor)
 precheck_fail_job(group)
+precheck('HLEN', B .. 'errors:' .. group)
 precheck_mark_dirty()
 allow_oom()
 
@@ -63,8 +64,8 @@ for i = 1, #ords do
     local head = group .. '|' .. typ .. '|' .. attempt .. '|0|0|0|0|0|0|0||'
       .. string.format('%.0f|%.0f||', ords[i], now)
     if string.sub(missed[i], 1, 1) == 'N' and attempt > 0 then
-      local last = call('HGET', B .. 'errors:' .. group, ords[i])
-      if not string.find(last or '', '"reason":"G"', 1, true) then congested = congested + 1 end
+      local errors = call('HGET', B .. 'errors:' .. group, ords[i])
+      if not string.find(errors or '', '^[^\n]*"reason":"G"') then congested = congested + 1 end
     end
     local place = string.gsub(FIELDS[string.sub(missed[i], 1, 1)], '_', '-')
     local message = 'the job was ' .. place .. ' and vanished from Redis'

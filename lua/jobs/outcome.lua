@@ -51,6 +51,8 @@
 -- cancelled. Its entry is removed too, unless it may hold the job's present attempt. All outcomes
 -- of a cancelled or deleted group are stale.
 -- Each group with done jobs adds one entry to the stream results.
+-- A job that is to run again keeps this error and the newest ones before it in errors:GROUP. A done
+-- job keeps none.
 -- Twice: all outcomes of the second call are stale.
 -- Out of memory: goes through.
 -- Cost: 1 µs a done job and some µs a group; 4 µs another job.
@@ -187,6 +189,7 @@ local function store_others(group, live, tenant, round, n)
   end
   local states, span = load_states(group, ords)
   local congested, own, waits, longest, returns, added, unstarted = 0, nil, 0, 0, 0, 0, 0
+  local earlier = live and call('HMGET', B .. 'errors:' .. group, unpack(ords)) or {}
   if live then
     local t = call('HMGET', B .. 'tenant:' .. tenant, 'congested', 'rps')
     congested, own = math.max(0, tonumber(t[1] or 0)), rps and tonumber(t[2] or nil)
@@ -228,7 +231,7 @@ local function store_others(group, live, tenant, round, n)
         end
         if kind ~= 'h' then
           errors[#errors + 1] = ordinal
-          errors[#errors + 1] = cjson.encode({
+          errors[#errors + 1] = with_error(earlier[i], {
             ordinal = ordinal, code = code, error = message, attempts = attempt, at = now,
             ['until'] = now + wait, reason = reason,
           })
@@ -304,6 +307,7 @@ for _ = 1, groups do
   if live and n_other > 0 then
     precheck_non_ready(tenant, typ)
     precheck_fail_job(group)
+    precheck('HLEN', B .. 'errors:' .. group)
   end
   if n_done > 0 then done = store_done(group, live, tenant) end
   if n_other > 0 then

@@ -49,7 +49,7 @@ for _, p in ipairs(pending) do
       quarantine('ready:' .. typ, blob)
       stale = stale + 1
     else
-      local group, key = j.group, B .. 'group:' .. j.group
+      local group, key, errors = j.group, B .. 'group:' .. j.group, B .. 'errors:' .. j.group
       local g = call('HMGET', key, 'tenant', 'status', 'round', 'types')
       local state = call('GETRANGE', B .. 'states:' .. group, j.ordinal * 2, j.ordinal * 2 + 1)
       local letter, m = string.sub(state, 1, 1), string.sub(state, 2)
@@ -60,6 +60,7 @@ for _, p in ipairs(pending) do
         precheck('HLEN', B .. 'tenant:' .. tenant)
         precheck_non_ready(tenant, typ)
         precheck_fail_job(group)
+        precheck('HLEN', errors)
         precheck_rerank(g[4], factor)
         if letter == 'I' then j.losses = j.losses + 1 end
         if j.losses > cap then
@@ -74,7 +75,7 @@ for _, p in ipairs(pending) do
           failed = failed + 1
         else
           if letter == 'I' then
-            call('HSET', B .. 'errors:' .. group, j.ordinal, cjson.encode({
+            call('HSET', errors, j.ordinal, with_error(call('HGET', errors, j.ordinal), {
               ordinal = j.ordinal, code = 'WORKER_LOST', error = 'the worker was lost while it ran the job',
               attempts = j.attempt, at = now, ['until'] = now, reason = 'E',
             }))

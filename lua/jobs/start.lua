@@ -11,12 +11,15 @@
 --   +1  group    -  the group's id
 --   +2  ranges   -  the jobs (see parts/ranges.lua)
 --   +3  entries  -  their entries in the ready stream, in the same order, joined by spaces
+--   +4  failed   -  the ordinals of those that have had errors in this round, joined by spaces
 -- Reply
 --   {tokens, groups, now}
 --     tokens  for each group: 'all' = run all jobs and report each under its own attempt; or a
 --             list, with a number for each job: the attempt to report under; -1 = do not run it;
 --             -2 = do not run it, because its group was cancelled while it was ready
---     groups  for each group: {tenant, job timeout ms, max retries}, '' = the default
+--     groups  for each group: {tenant, job timeout ms, max retries, errors}, '' = the default.
+--             errors has the two newest lines of the record in errors:GROUP for each ordinal in
+--             failed: the first one may be a deferral
 --     now     Redis time, µs
 -- A job with a negative token is stale, of a cancelled or deleted group, or suspended now. Its
 -- entry is removed, unless the job is ready or in flight under another attempt: then reclaim
@@ -26,7 +29,8 @@
 -- reports of the earlier one are stale.
 -- Twice: the second call starts a new attempt.
 -- Out of memory: goes through.
--- Cost: some µs a group; 1 µs a job where a group's jobs differ in state.
+-- Cost: some µs a group; 1 µs a job where a group's jobs differ in state, and 1 µs a job that has
+-- had errors.
 local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
 local stream = B .. 'ready:' .. typ
 local us, load_key = now_us(), B .. 'load:' .. typ
@@ -98,15 +102,30 @@ local function begin(group, g, held, ranges, ids)
   return own, begun
 end
 
+-- last_errors returns the two newest errors of each of these jobs.
+local function last_errors(group, list)
+  local ords = {}
+  for ordinal in string.gmatch(list, '%d+') do ords[#ords + 1] = ordinal end
+  local found = call('HMGET', B .. 'errors:' .. group, unpack(ords))
+  for i = 1, #ords do
+    local record = found[i] or ''
+    local first = string.find(record, '\n', 1, true)
+    local second = first and string.find(record, '\n', first + 1, true)
+    found[i] = second and string.sub(record, 1, second - 1) or record
+  end
+  return found
+end
+
 for _ = 1, groups do
   local group, ranges, n = ARGV[arg], parse_ranges(ARGV[arg + 1])
   local key = B .. 'group:' .. group
   local g = call('HMGET', key, 'status', 'started', 'tenant', 'job_timeout', 'max_retries', 'paused')
+  local errors = ARGV[arg + 3] ~= '' and last_errors(group, ARGV[arg + 3]) or {}
   local held = g[6] or type_paused or (pauses and g[3] and is_paused('t', g[3]))
   local own, begun = 'all', n
   local all = g[1] and g[1] ~= 'CANCELLED' and not held and transition(group, ranges, 'R', 'I')
   if all then apply(group, all) else own, begun = begin(group, g, held, ranges, ARGV[arg + 2]) end
-  arg = arg + 3
+  arg = arg + 4
   tokens[#tokens + 1] = own
   if begun > 0 then
     add(key, 'ready', -begun, 'in_flight', begun)
@@ -115,7 +134,7 @@ for _ = 1, groups do
       mark_dirty(group)
     end
   end
-  about[#about + 1] = { g[3] or '', g[4] or '', g[5] or '' }
+  about[#about + 1] = { g[3] or '', g[4] or '', g[5] or '', errors }
 end
 if #gone > 0 then
   call('XACK', stream, 'workers', unpack(gone))

@@ -1,19 +1,35 @@
--- endings: jobs that fail, and groups whose last job has ended.
+-- endings: attempts that end with an error, jobs that fail, and groups whose last job has ended.
 -- NEEDS  base, blob, signals
 -- OFFERS
+--   with_error(old, err)        a record of errors:GROUP with an error added
 --   precheck_fail_job(group)    reads the keys that fail_job writes
 --   fail_job(group, tenant, round, j, blob, code, message, now)
 --                               records a failed job, and notes it in steps
 --   check_end(group)            marks a sealed group dirty if all its jobs have ended
 
+-- with_error returns the record that a job has in errors:GROUP after the error err, a table. old is
+-- the job's present record, false for none. A record has the newest KEPT_ERRORS errors as lines of
+-- JSON, the newest first. A deferral is kept only until the next error or deferral, because a job
+-- may be deferred any number of times.
+local KEPT_ERRORS = 3
+local function with_error(old, err)
+  local record, lines, at = cjson.encode(err), 1, 1
+  while old and lines < KEPT_ERRORS and at <= #old do
+    local stop = string.find(old, '\n', at, true) or #old + 1 -- a pattern would cost 10 ns a character
+    local line = string.sub(old, at, stop - 1)
+    if not string.find(line, '"reason":"G"', 1, true) then record, lines = record .. '\n' .. line, lines + 1 end
+    at = stop + 1
+  end
+  return record
+end
+
 -- fail_job records a job that has failed: its error with the job itself, so that a later round can
--- run it, the error code, and a dead letter, which requeue deletes. It deletes the job's latest
--- error in errors:GROUP, and changes j. The caller writes state and counts, and removes the job
--- from its location.
+-- run it, the error code, and a dead letter, which requeue deletes. The errors of its earlier
+-- attempts stay in errors:GROUP. fail_job changes j. The caller writes state and counts, and
+-- removes the job from its location.
 local function precheck_fail_job(group)
   precheck('XLEN', B .. 'dead-letters')
-  precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'errors:' .. group)
-  precheck('HLEN', B .. 'codes:' .. group)
+  precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'codes:' .. group)
 end
 local function fail_job(group, tenant, round, j, blob, code, message, now)
   local payload, key = payload_and_key(string.sub(blob, j.payload_at))
@@ -29,7 +45,6 @@ local function fail_job(group, tenant, round, j, blob, code, message, now)
   note_step('fail', group, j.ordinal, tenant, j.trace, j.attempt, code)
   j.retries, j.throttles, j.losses, j.wf, j.wr, j.wc, j.since, j.reason = 0, 0, 0, 0, 0, 0, 0, ''
   call('HSET', B .. 'failures:' .. group, j.ordinal, err .. '\n' .. compose(j, blob))
-  call('HDEL', B .. 'errors:' .. group, j.ordinal)
   call('HINCRBY', B .. 'codes:' .. group, code, 1)
 end
 

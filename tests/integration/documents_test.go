@@ -143,6 +143,7 @@ var documents = map[string]document{
 	"docs/flow-control.md":             {notRun: 1, want: []string{"Limit a second    50"}},
 	"docs/csv.md":                      {want: []string{"done        2"}},
 	"docs/payloads.md":                 {want: []string{"cost        2"}},
+	"docs/security.md":                 {want: []string{"LAST USED", "Revoked key key_"}},
 	"docs/retries.md":                  {want: []string{"NOOP_PERMANENT", "retries     1"}},
 	"docs/tls.md":                      {want: []string{"ok: ", `{"status":"ready"}`}},
 	"docs/howto/limit-a-customer.md":   {want: []string{`{"id":"acme","rps":50,`, "Weight            2"}},

@@ -67,6 +67,21 @@ var mutants = []mutant{
 		pkg:   "./internal/ledger", test: "TestReclaim",
 	},
 	{
+		name: "key-role", promise: "a record in Redis gives a key more rights than its token names",
+		file:  "internal/auth/apikey/authenticator.go",
+		edits: []edit{{"if err == nil && p.Role != role {", "if err != nil && p.Role != role {"}},
+		pkg:   "./internal/auth/apikey", test: "TestRoleIsThatOfTheToken",
+	},
+	{
+		name: "key-revoked", promise: "a revoked key is accepted for longer than ten seconds",
+		file: "internal/auth/apikey/authenticator.go",
+		edits: []edit{
+			{"now.Sub(c.readAt) > copyTTL {", "now.Sub(c.readAt) > OutageTTL {"},
+			{"	ttl := copyTTL\n", "	ttl := OutageTTL\n"},
+		},
+		pkg: "./internal/auth/apikey", test: "TestRevocation",
+	},
+	{
 		name: "room-order", promise: "a user who has just entered overtakes those who wait",
 		file:  "lua/room/enter.lua",
 		edits: []edit{{"R.waiting == 0 and free_slots() > 0", "free_slots() > 0"}},

@@ -122,7 +122,7 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 		if err != nil {
 			return err
 		}
-		j.lastErr = status.Err
+		j.lastErr = status.LastError()
 	}
 	when, start := "its next attempt is at "+formatTime(j.due), "its reserved start is at "+formatTime(j.due)
 	if j.due.After(j.Now) {

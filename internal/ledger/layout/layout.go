@@ -138,8 +138,10 @@ const (
 //	payloads:GROUP   ordinal   append                 the payload, where it is large
 //	failures:GROUP   ordinal   outcome, reclaim,      the error as JSON, a newline, the job's
 //	                           lose                   moving blob
-//	errors:GROUP     ordinal   outcome, reclaim       the latest error of a job that has not
-//	                                                  ended, as JSON
+//	errors:GROUP     ordinal   outcome, reclaim       the last errors with which attempts of this
+//	                                                  round have ended and the job has gone on:
+//	                                                  lines of JSON, the newest first. A done job
+//	                                                  has none
 //	keys:GROUP       key       append                 with unique_keys: the ordinal of the job
 //	                                                  with the key; the jobs that a request has
 //	                                                  left out, in the field ^_REQUEST (byte 31)
@@ -147,7 +149,7 @@ const (
 //	                           lose, requeue,
 //	                           repair
 const (
-	RecordSeparator = "\n" // between the two parts of a record of failures:GROUP
+	RecordSeparator = "\n" // between the parts of a record of failures:GROUP or errors:GROUP
 )
 
 // Tenant is the hash tenant:TENANT: settings, counters, and the state of the fair queue and

@@ -57,6 +57,9 @@ func (s Space) Rejected() string { return s.prefix + "ingest:rejected" }
 // outboxes.
 func (s Space) Events() string { return s.prefix + "events" }
 
+// Activity is a stream: who changed what (package activity).
+func (s Space) Activity() string { return s.prefix + "activity" }
+
 // PartitionCount is a string: the number of partitions that the data was written with.
 func (s Space) PartitionCount() string { return s.prefix + "partitions" }
 
@@ -73,6 +76,9 @@ func (s Space) PoolSize(worker string) string { return s.prefix + "pool-size:" +
 // Idempotency is a string: what ingest remembers of the first request with an Idempotency-Key, by
 // the hash of that key.
 func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:" + hash }
+
+// AuthKeys is a hash: hash of an API key → its record (package apikey).
+func (s Space) AuthKeys() string { return s.prefix + "auth:keys" }
 
 // OfTenant returns the partition that holds all keys of a tenant.
 func (s Space) OfTenant(tenant string) Partition { return s.Partition(s.index(tenant)) }
@@ -168,8 +174,8 @@ func (k GroupKeys) Aggregate(group string) string { return string(k) + "aggregat
 // reclaim, lose, requeue, repairs).
 func (k GroupKeys) Failures(group string) string { return string(k) + "failures:" + group }
 
-// Errors is a hash: ordinal → the latest error of a job that is retried (outcome, reclaim, lose,
-// sweep).
+// Errors is a hash: ordinal → the last errors of a job that is retried, or was before it failed
+// (outcome, reclaim, lose, requeue, sweep).
 func (k GroupKeys) Errors(group string) string { return string(k) + "errors:" + group }
 
 // Codes is a hash: error code → number of failed jobs (outcome, reclaim, lose, requeue, repairs).

@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/processor"
 )
 
 // maxPrefetch is how many jobs a process prefetches at most for each partition; partitions beyond
@@ -223,7 +224,9 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0
 	for i, t := range tasks {
-		jobs[i] = ledger.StartJob{Entry: t.entryID, Ordinal: t.Ordinal, Attempt: t.Attempt}
+		jobs[i] = ledger.StartJob{
+			Entry: t.entryID, Ordinal: t.Ordinal, Attempt: t.Attempt, Failed: t.Retries+t.Throttles+t.Losses > 0,
+		}
 		if i == len(tasks)-1 || tasks[i+1].Group != t.Group {
 			groups = append(groups, ledger.StartGroup{Group: t.Group, Jobs: jobs[first : i+1]})
 			first = i + 1
@@ -257,6 +260,11 @@ func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*tas
 				}
 			} else {
 				t.currentAttempt, t.inFlight, t.startedAt = int(r.Tokens[i]), true, now
+				if e, ok := r.LastErrors[i]; ok {
+					t.lastError = &processor.AttemptError{
+						Code: e.Code, Text: e.Error, Attempt: e.Attempts, At: e.Time(),
+					}
+				}
 				started = append(started, t)
 				if t.Attempt == 1 {
 					p.metrics.Started(now.Sub(t.Accepted))

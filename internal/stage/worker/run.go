@@ -108,7 +108,7 @@ func (t *task) job() processor.Job {
 	return processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
 		Payload: json.RawMessage(t.loadedPayload), Attempt: t.currentAttempt, Retries: t.Retries,
-		AcceptedAt: t.Accepted, Key: t.Key(),
+		AcceptedAt: t.Accepted, Key: t.Key(), LastError: t.lastError,
 	}
 }
 

@@ -26,10 +26,11 @@ type task struct {
 	terms           ledger.GroupTerms // tenant and retries, as the group sets them, and the job's timeout
 	feed            *partitionFeed
 	proc            processor.Processor
-	loadedPayload   string        // what the processor gets: Job.Payload or the one from its own key
-	separatePayload bool          // the payload is stored in a key of its own
-	inFlight        bool          // Redis has marked the job as in flight
-	startedAt       time.Time     // when Redis marked the job as in flight, by this process's clock
+	loadedPayload   string    // what the processor gets: Job.Payload or the one from its own key
+	separatePayload bool      // the payload is stored in a key of its own
+	inFlight        bool      // Redis has marked the job as in flight
+	startedAt       time.Time // when Redis marked the job as in flight, by this process's clock
+	lastError       *processor.AttemptError
 	removed         chan struct{} // of a suspect: closed when the task is not held any more
 
 	// Only of a gated type.

@@ -1,0 +1,151 @@
+// Package activity is the activity log: who changed what, and when. It hides how entries lie in the
+// stream activity, how long they are kept, and that an entry is stored before its effect.
+//
+// The log has an entry for every change but submissions, appends and what a service does with entry
+// tokens: these are the installation's daily traffic, and would push everything else out.
+package activity
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// maxEntries is about how many entries the log keeps at most.
+const maxEntries = 100_000
+
+// maxValue is the length of the longest text of one field, in bytes. A longer Before or After is
+// left out.
+const maxValue = 8 << 10
+
+// Log is the activity log of one installation. It is safe for concurrent use.
+type Log struct {
+	redis redis.Cmdable
+	key   string
+	keep  time.Duration
+	slog  *slog.Logger
+}
+
+// New returns the log in this Redis. Entries are deleted when they are older than keep; 0: they are
+// kept until there are about 100,000 newer ones.
+func New(c redis.Cmdable, space keyspace.Space, keep time.Duration, log *slog.Logger) *Log {
+	return &Log{redis: c, key: space.Activity(), keep: keep, slog: log}
+}
+
+// Do stores the entry e, then carries out the change do, and returns its error. If the entry can't
+// be stored, do is not called. If do fails, a second entry says why; should that one be lost, the
+// first one still shows that the change was begun. ID, At and Outcome of e are set by Do; e needs an
+// Action and an Object.
+func (l *Log) Do(ctx context.Context, e api.Activity, do func(context.Context) error) error {
+	e = by(ctx, e)
+	if err := l.store(ctx, e); err != nil {
+		return fmt.Errorf("store the activity %s of %s before it is carried out: %w", e.Action, e.Object, err)
+	}
+	err := do(ctx)
+	if err == nil {
+		return nil
+	}
+	e.Outcome = "failed: " + err.Error()
+	kept, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
+	defer cancel()
+	if lost := l.store(kept, e); lost != nil {
+		l.slog.ErrorContext(ctx, "could not store how an activity ended",
+			"action", e.Action, "object", e.Object, "request_id", e.RequestID, "error", lost)
+	}
+	return err
+}
+
+// outcomeTimeout is the longest time for storing that an action has failed.
+const outcomeTimeout = 3 * time.Second
+
+// JSON returns v as JSON for Before and After. It returns nil for nil, and if v can't be encoded.
+func JSON(v any) json.RawMessage {
+	if v == nil {
+		return nil
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil
+	}
+	return b
+}
+
+// fields are the names of an entry's fields, in the order in which they are written.
+var fields = []struct {
+	name string
+	of   func(*api.Activity) *string
+}{
+	{"actor", func(a *api.Activity) *string { return &a.Actor }},
+	{"role", func(a *api.Activity) *string { return &a.Role }},
+	{"via", func(a *api.Activity) *string { return &a.Via }},
+	{"ip", func(a *api.Activity) *string { return &a.IP }},
+	{"request_id", func(a *api.Activity) *string { return &a.RequestID }},
+	{"action", func(a *api.Activity) *string { return &a.Action }},
+	{"object", func(a *api.Activity) *string { return &a.Object }},
+	{"tenant", func(a *api.Activity) *string { return &a.Tenant }},
+	{"outcome", func(a *api.Activity) *string { return &a.Outcome }},
+}
+
+func (l *Log) store(ctx context.Context, e api.Activity) error {
+	values := make([]any, 0, 2*len(fields)+6)
+	attrs := make([]slog.Attr, 0, len(fields))
+	for _, f := range fields {
+		if v := *f.of(&e); v != "" {
+			v = strings.ToValidUTF8(v[:min(len(v), maxValue)], "?")
+			values = append(values, f.name, v)
+			attrs = append(attrs, slog.String(f.name, v))
+		}
+	}
+	now := time.Now().UTC()
+	values = append(values, "at", now.Format(time.RFC3339Nano))
+	for _, doc := range []struct {
+		name  string
+		value json.RawMessage
+	}{{"before", e.Before}, {"after", e.After}} {
+		if len(doc.value) > 0 && len(doc.value) <= maxValue {
+			values = append(values, doc.name, string(doc.value))
+		}
+	}
+	_, err := l.redis.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		pipe.XAdd(ctx, &redis.XAddArgs{Stream: l.key, MaxLen: maxEntries, Approx: true, Values: values})
+		if l.keep > 0 {
+			pipe.XTrimMinID(ctx, l.key, strconv.FormatInt(now.Add(-l.keep).UnixMilli(), 10))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	l.slog.LogAttrs(ctx, slog.LevelInfo, "activity", attrs...)
+	return nil
+}
+
+type actorKey struct{}
+
+// WithActor returns a context whose activities have these fields of actor: Actor, Role, Via, IP,
+// RequestID and Tenant.
+func WithActor(ctx context.Context, actor api.Activity) context.Context {
+	return context.WithValue(ctx, actorKey{}, actor)
+}
+
+// by returns e with the actor of ctx.
+func by(ctx context.Context, e api.Activity) api.Activity {
+	a, _ := ctx.Value(actorKey{}).(api.Activity)
+	e.Actor, e.Role, e.Via, e.IP, e.RequestID, e.Tenant = a.Actor, a.Role, a.Via, a.IP, a.RequestID, a.Tenant
+	if e.Actor == "" {
+		e.Actor = Anonymous
+	}
+	return e
+}
+
+// Anonymous is the actor of a change that came without authentication.
+const Anonymous = "anonymous"

@@ -1,0 +1,491 @@
+package apikey
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+var (
+	client = netip.MustParseAddr("192.0.2.1")
+	other  = netip.MustParseAddr("192.0.2.2")
+)
+
+func (w *world) accepted(k NewKey) {
+	w.Helper()
+	p, err := w.auth.Authenticate(w.Context(), k.Token, client)
+	require.NoError(w, err)
+	require.Equal(w, k.principal(), p)
+	require.True(w, w.auth.Still(p))
+}
+
+func (w *world) refused(k NewKey, want error) {
+	w.Helper()
+	p, err := w.auth.Authenticate(w.Context(), k.Token, other)
+	require.ErrorIs(w, err, want)
+	require.Zero(w, p)
+	require.False(w, w.auth.Still(k.principal()))
+	require.NotContains(w, err.Error(), k.Token[4:])
+}
+
+func (w *world) commands() int64 { return w.link.commands.Load() }
+
+// A known key costs no command, however often it is used.
+func TestKnownKeysCostNoCommand(t *testing.T) {
+	both(t, func(w *world) {
+		k := w.create(Request{Role: auth.Producer, Tenant: "acme"})
+		w.accepted(k)
+		require.EqualValues(w, 1, w.commands())
+		for range 1000 {
+			w.accepted(k)
+		}
+		require.EqualValues(w, 1, w.commands())
+		w.pass(copyTTL + 1) // nothing calls Step: the request reads the keys
+		w.accepted(k)
+		require.EqualValues(w, 2, w.commands())
+	})
+}
+
+// Requests with one key that come at the same time cost one read.
+func TestSimultaneousRequestsShareARead(t *testing.T) {
+	both(t, func(w *world) {
+		k := w.create(Request{Role: auth.Admin})
+		w.link.hold = make(chan struct{})
+		var all sync.WaitGroup
+		for range 100 {
+			all.Go(func() {
+				p, err := w.auth.Authenticate(w.Context(), k.Token, client)
+				if err != nil || p.KeyID != k.ID {
+					w.Errorf("%v %v", p, err)
+				}
+			})
+		}
+		for w.commands() == 0 {
+			runtime.Gosched()
+		}
+		close(w.link.hold)
+		all.Wait()
+		require.EqualValues(w, 1, w.commands())
+	})
+}
+
+func TestNewKeysWorkWithinASecond(t *testing.T) {
+	both(t, func(w *world) {
+		w.accepted(w.create(Request{Role: auth.Admin}))
+		k := w.create(Request{Role: auth.Reader})
+		w.pass(readPause - 1)
+		w.refused(k, ErrInvalid)
+		w.pass(1)
+		w.accepted(k)
+	})
+}
+
+// A revoked key is refused ten seconds later at the latest, also for answers that go on.
+func TestRevocation(t *testing.T) {
+	both(t, func(w *world) {
+		a, b := w.create(Request{Role: auth.Admin}), w.create(Request{Role: auth.Reader})
+		w.accepted(a)
+		w.accepted(b)
+		require.NoError(w, w.store.Revoke(w.Context(), a.ID))
+		w.pass(copyTTL)
+		w.accepted(a)
+		w.pass(1)
+		w.refused(a, ErrInvalid)
+		w.accepted(b)
+
+		require.NoError(w, w.store.Revoke(w.Context(), b.ID))
+		w.step() // the loop finds it earlier
+		w.refused(b, ErrInvalid)
+	})
+}
+
+func TestExpiry(t *testing.T) {
+	both(t, func(w *world) {
+		k := w.create(Request{Role: auth.Admin, Lifetime: time.Minute})
+		w.accepted(k)
+		w.pass(time.Minute - 1)
+		w.accepted(k)
+		w.pass(1)
+		w.refused(k, ErrInvalid)
+	})
+}
+
+func TestRotationOverlaps(t *testing.T) {
+	both(t, func(w *world) {
+		old := w.create(Request{Role: auth.Producer, Tenant: "acme"})
+		w.accepted(old)
+		k, _, err := w.store.Rotate(w.Context(), old.ID, "")
+		require.NoError(w, err)
+		w.pass(24*time.Hour - 1)
+		w.accepted(old)
+		w.accepted(k)
+		w.pass(1)
+		w.refused(old, ErrInvalid)
+		w.accepted(k)
+	})
+}
+
+// A program that can write to Redis can't give a key another role: the token names the role.
+func TestRoleIsThatOfTheToken(t *testing.T) {
+	both(t, func(w *world) {
+		k := w.create(Request{Role: auth.Reader})
+		record := k.Record
+		record.Role = auth.Admin
+		text, err := record.encode()
+		require.NoError(w, err)
+		require.NoError(w, w.cmd.HSet(w.Context(), w.space.AuthKeys(), string(auth.SHA256(k.Token)), text).Err())
+		w.refused(k, ErrInvalid)
+	})
+}
+
+func TestUnusableRecordsAreLoggedOnce(t *testing.T) {
+	both(t, func(w *world) {
+		k := w.create(Request{Role: auth.Reader})
+		w.accepted(k)
+		require.NoError(w, w.cmd.HSet(w.Context(), w.space.AuthKeys(), string(auth.SHA256(k.Token)), `{"new":1}`).Err())
+		w.step()
+		w.step()
+		w.refused(k, ErrInvalid)
+		require.Equal(w, 1, strings.Count(w.log.String(), `an API key is refused`))
+		require.NotContains(w, w.log.String(), auth.SHA256(k.Token))
+	})
+}
+
+// While Redis is away, known keys go on and others get ErrUnavailable, until the copy is too old.
+func TestOutage(t *testing.T) {
+	both(t, func(w *world) {
+		k, unknown := w.create(Request{Role: auth.Admin}), NewKey{Token: auth.NewToken(auth.Admin)}
+		w.link.set(away)
+		w.refused(k, ErrUnavailable) // the keys were never read
+		w.link.set(nil)
+		w.pass(readPause)
+		w.accepted(k)
+
+		w.link.set(away)
+		w.pass(copyTTL + 1)
+		w.accepted(k)
+		w.refusedAsUnknown(unknown, ErrUnavailable)
+		_, err := w.auth.Step(w.Context())
+		require.ErrorIs(w, err, away)
+		w.pass(OutageTTL - copyTTL - 1)
+		w.accepted(k)
+		w.pass(1)
+		w.refused(k, ErrUnavailable)
+
+		require.NoError(w, w.store.Revoke(w.Context(), k.ID))
+		w.link.set(nil)
+		w.pass(readPause)
+		w.refused(k, ErrInvalid)
+		w.refusedAsUnknown(unknown, ErrInvalid)
+	})
+}
+
+func (w *world) refusedAsUnknown(k NewKey, want error) {
+	w.Helper()
+	_, err := w.auth.Authenticate(w.Context(), k.Token, other)
+	require.ErrorIs(w, err, want)
+}
+
+// An error that does not mean an outage, such as a missing right, does not extend the copy:
+// revocations go on meanwhile.
+func TestOtherErrorsDoNotExtendTheCopy(t *testing.T) {
+	both(t, func(w *world) {
+		k := w.create(Request{Role: auth.Admin})
+		w.accepted(k)
+		w.link.set(errors.New("NOPERM this user has no permissions"))
+		w.pass(copyTTL)
+		w.accepted(k)
+		w.pass(1)
+		w.refused(k, ErrUnavailable)
+	})
+}
+
+// During an outage in which Redis does not even refuse, known keys don't wait for the read of
+// another request.
+func TestKnownKeysDoNotWaitDuringAnOutage(t *testing.T) {
+	both(t, func(w *world) {
+		k := w.create(Request{Role: auth.Admin})
+		w.accepted(k)
+		w.link.set(away)
+		w.pass(copyTTL + 1)
+		w.accepted(k) // finds the outage
+		w.pass(readPause)
+		hold, before := make(chan struct{}), w.commands()
+		w.link.mu.Lock()
+		w.link.hold = hold
+		w.link.mu.Unlock()
+		var first sync.WaitGroup
+		first.Go(func() { _, _ = w.auth.Authenticate(w.Context(), k.Token, client) })
+		for w.commands() == before {
+			runtime.Gosched()
+		}
+		for range 100 {
+			w.accepted(k) // the first request is still reading
+		}
+		require.Equal(w, before+1, w.commands())
+		close(hold)
+		first.Wait()
+	})
+}
+
+// 50,000 wrong keys of the right form, from one client and from 50,000: they cost no more than one
+// read a second and a bounded amount of memory, and no valid key is refused meanwhile. The test is
+// not parallel, because it measures the memory of the process.
+func TestWrongKeys(t *testing.T) {
+	url, prefix := redistest.Shared(t)
+	w := newWorld(t, url, prefix, nil)
+	k := w.create(Request{Role: auth.Producer, Tenant: "acme"})
+	w.accepted(k)
+	attack := func(n int, from func(i int) netip.Addr) (invalid, limited int) {
+		for i := range n {
+			_, err := w.auth.Authenticate(t.Context(), auth.NewToken(auth.Admin), from(i))
+			var tooMany *TooManyFailuresError
+			switch {
+			case errors.As(err, &tooMany):
+				require.Positive(t, tooMany.RetryAfter)
+				require.LessOrEqual(t, tooMany.RetryAfter, 6*time.Second)
+				limited++
+			case errors.Is(err, ErrInvalid):
+				invalid++
+			default:
+				require.Fail(t, "unexpected", "%v", err)
+			}
+			if i%1000 == 0 {
+				p, err := w.auth.Authenticate(t.Context(), k.Token, from(i))
+				require.NoError(t, err)
+				require.Equal(t, k.ID, p.KeyID)
+			}
+		}
+		return invalid, limited
+	}
+	w.pass(readPause)
+	before := w.commands()
+	invalid, limited := attack(50_000, func(int) netip.Addr { return client })
+	require.Equal(t, failuresBurst, invalid)
+	require.Equal(t, 50_000-failuresBurst, limited)
+	require.EqualValues(t, 1, w.commands()-before)
+
+	each := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) }
+	w.pass(time.Minute)
+	before = w.commands()
+	invalid, _ = attack(limitedClients, each) // fills the memory of clients
+	require.Equal(t, failuresInAll, invalid)
+	full := heap()
+	w.pass(time.Second)
+	invalid, _ = attack(50_000, func(i int) netip.Addr { return each(i + limitedClients) })
+	require.Equal(t, failuresInAll, invalid)
+	require.EqualValues(t, 2, w.commands()-before)
+	require.Less(t, heap(), full+2<<20, "bytes")
+}
+
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// Texts that are no tokens never reach Redis. They count as failures.
+func TestMalformedTokens(t *testing.T) {
+	both(t, func(w *world) {
+		for i := range failuresBurst + 5 {
+			_, err := w.auth.Authenticate(w.Context(), fmt.Sprint("bka_", i), client)
+			if i < failuresBurst {
+				require.ErrorIs(w, err, ErrInvalid)
+				require.ErrorIs(w, err, auth.ErrNotAToken)
+			} else {
+				require.ErrorContains(w, err, "too many failed authentications: try again in 6s")
+			}
+		}
+		require.Zero(w, w.commands())
+		w.pass(6 * time.Second)
+		_, err := w.auth.Authenticate(w.Context(), "x", client)
+		require.ErrorIs(w, err, ErrInvalid)
+		_, err = w.auth.Authenticate(w.Context(), "x", client)
+		require.NotErrorIs(w, err, ErrInvalid)
+		_, err = w.auth.Authenticate(w.Context(), "x", other)
+		require.ErrorIs(w, err, ErrInvalid)
+	})
+}
+
+// The last use is written once a day for each key, however many processes see it, and changes
+// nothing else.
+func TestLastUse(t *testing.T) {
+	both(t, func(w *world) {
+		a, b := w.create(Request{Role: auth.Admin, Name: "a"}), w.create(Request{Role: auth.Reader, Name: "b"})
+		second := New(Options{Store: w.store, Log: w.auth.log, Now: w.now})
+		for range 10 {
+			w.accepted(a)
+			_, err := second.Authenticate(w.Context(), a.Token, client)
+			require.NoError(w, err)
+		}
+		require.EqualValues(w, 1, w.commands())
+		w.step()
+		_, err := second.Step(w.Context())
+		require.NoError(w, err)
+		want := a.Record
+		want.LastUsedDay = "2026-11-25"
+		require.ElementsMatch(w, []Record{want, b.Record}, w.list())
+
+		w.step() // reads the new record
+		before := w.commands()
+		w.accepted(a)
+		w.step()
+		require.EqualValues(w, 1, w.commands()-before, "it reads, but writes nothing")
+
+		w.pass(time.Minute) // the next day
+		w.accepted(a)
+		w.step()
+		want.LastUsedDay = "2026-11-26"
+		require.ElementsMatch(w, []Record{want, b.Record}, w.list())
+
+		// A process that has read the key before it was revoked or rotated does not undo that.
+		w.step()
+		w.pass(24 * time.Hour)
+		w.accepted(a)
+		w.accepted(b)
+		stale := w.auth.current()
+		require.NoError(w, w.store.Revoke(w.Context(), a.ID))
+		_, rotated, err := w.store.Rotate(w.Context(), b.ID, "")
+		require.NoError(w, err)
+		require.NoError(w, w.auth.storeUses(w.Context(), stale))
+		keys := w.list()
+		require.Len(w, keys, 2)
+		require.Contains(w, keys, rotated)
+	})
+}
+
+// The last uses of many keys are stored in batches.
+func TestLastUsesOfManyKeys(t *testing.T) {
+	both(t, func(w *world) {
+		var all []NewKey
+		for range usedBatch + 10 {
+			all = append(all, w.create(Request{Role: auth.Metrics}))
+		}
+		for _, k := range all {
+			w.accepted(k)
+		}
+		usedToday := func() (n int) {
+			for _, r := range w.list() {
+				if r.LastUsedDay != "" {
+					n++
+				}
+			}
+			return n
+		}
+		w.step()
+		require.Equal(w, usedBatch, usedToday())
+		w.step()
+		require.Equal(w, len(all), usedToday())
+		require.Empty(w, w.auth.used)
+	})
+}
+
+// The keys of a file need no Redis, and go before those of Redis. The file is read again by Step.
+func TestAuthenticateByFile(t *testing.T) {
+	t.Parallel()
+	k, err := Request{Role: auth.Operator}.New(auth.SHA256, newClock().now())
+	require.NoError(t, err)
+	path := writeFile(t, "keys", line(t, "ops", k)+"\n")
+	file, err := OpenFile(path)
+	require.NoError(t, err)
+	_, url := redistest.Mini(t)
+	w := newWorld(t, url, "t:", file)
+	w.link.set(away)
+	alone := New(Options{File: file, Log: slog.New(slog.DiscardHandler), Now: w.now})
+	want := auth.Principal{KeyID: "ops", Role: auth.Operator, Payloads: true}
+	for _, a := range []*Authenticator{w.auth, alone} {
+		p, err := a.Authenticate(t.Context(), k.Token, client)
+		require.NoError(t, err)
+		require.Equal(t, want, p)
+		require.True(t, a.Still(p))
+	}
+	unknown := auth.NewToken(auth.Operator)
+	_, err = w.auth.Authenticate(t.Context(), unknown, client)
+	require.ErrorIs(t, err, ErrUnavailable)
+	_, err = alone.Authenticate(t.Context(), unknown, client)
+	require.ErrorIs(t, err, ErrInvalid)
+	require.False(t, alone.Still(auth.Principal{KeyID: "x"}))
+
+	step := func() {
+		t.Helper()
+		idle, err := alone.Step(t.Context())
+		require.NoError(t, err)
+		require.LessOrEqual(t, idle, copyTTL)
+	}
+	w.auth.store, w.auth.used = nil, nil // only the file, with the log that the test reads
+	reload := func(text string) string {
+		t.Helper()
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		w.log.Reset()
+		_, err := w.auth.Step(t.Context())
+		require.NoError(t, err)
+		step()
+		return w.log.String()
+	}
+	require.Contains(t, reload("ops admin\n"), "the keys read before stay valid")
+	require.True(t, alone.Still(want))
+	require.Empty(t, reload("ops admin\n"), "a mistake is logged once")
+	require.Contains(t, reload("# nobody\n"), "has changed and is in use")
+	require.False(t, alone.Still(want))
+	_, err = alone.Authenticate(t.Context(), k.Token, client)
+	require.ErrorIs(t, err, ErrInvalid)
+
+	// The role of a line must be that of the token.
+	reload(strings.Replace(line(t, "ops", k), "operator", "admin", 1))
+	_, err = alone.Authenticate(t.Context(), k.Token, client)
+	require.ErrorIs(t, err, ErrInvalid)
+}
+
+func BenchmarkAuthenticate(b *testing.B) {
+	w, k := benchWorld(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := w.Authenticate(b.Context(), k.Token, client); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkRead reads the largest number of keys.
+func BenchmarkRead(b *testing.B) {
+	before := heap()
+	w, _ := benchWorld(b)
+	perKey := float64(heap()-before) / MaxKeys
+	for b.Loop() {
+		if c := w.read(b.Context()); c.err != nil {
+			b.Fatal(c.err)
+		}
+	}
+	b.ReportMetric(perKey, "B/key")
+}
+
+// benchWorld returns a process that knows MaxKeys keys, and one of them.
+func benchWorld(b *testing.B) (*Authenticator, NewKey) {
+	b.Helper()
+	url, prefix := redistest.Shared(b)
+	space, err := keyspace.New(prefix, 1)
+	require.NoError(b, err)
+	cmd := connect(b, url)
+	fill(b, cmd, space.AuthKeys(), MaxKeys-1)
+	s := NewStore(cmd, space, auth.Hasher{}, newClock().now)
+	k, err := s.Create(b.Context(), Request{Role: auth.Admin})
+	require.NoError(b, err)
+	a := New(Options{Store: s, Log: slog.New(slog.DiscardHandler), Now: newClock().now})
+	_, err = a.Authenticate(b.Context(), k.Token, client)
+	require.NoError(b, err)
+	return a, k
+}

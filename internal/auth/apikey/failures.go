@@ -1,0 +1,56 @@
+package apikey
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/bulkaction/bulkaction/internal/clientaddr"
+)
+
+// The limits of failed authentications.
+const (
+	failuresPerMinute = 10 // of one client
+	failuresBurst     = 20 // of one client
+	failuresInAll     = 200
+	limitedClients    = 10_000
+)
+
+// TooManyFailuresError says that a client has failed to authenticate too often.
+type TooManyFailuresError struct {
+	RetryAfter time.Duration // until another failure is answered as such
+}
+
+func (e *TooManyFailuresError) Error() string {
+	return fmt.Sprintf("too many failed authentications: try again in %v", e.RetryAfter)
+}
+
+// failures limits how many failed authentications are answered as such. A valid key is never
+// limited, so that no client can lock out another one behind the same address. No command to Redis
+// depends on it.
+type failures struct {
+	clients *clientaddr.Limiters
+	all     *rate.Limiter
+}
+
+func newFailures() *failures {
+	return &failures{
+		clients: clientaddr.NewLimiters(failuresPerMinute/60.0, failuresBurst, limitedClients),
+		all:     rate.NewLimiter(failuresInAll, failuresInAll),
+	}
+}
+
+// failed counts a failure of a client and returns cause, or a *TooManyFailuresError. client is the
+// result of clientaddr.Proxies.ClientOf.
+func (f *failures) failed(client netip.Addr, now time.Time, cause error) error {
+	wait := f.clients.Take(client, now)
+	if wait == 0 {
+		wait = clientaddr.TakeFrom(f.all, now)
+	}
+	if wait > 0 {
+		return &TooManyFailuresError{RetryAfter: wait}
+	}
+	return cause
+}

@@ -1,0 +1,307 @@
+package apikey
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+const (
+	// MaxKeys is how many keys Redis may have. Each process that checks keys holds a copy of all.
+	MaxKeys = 10_000
+
+	// RotationOverlap is how long the old key is valid after a rotation.
+	RotationOverlap = 24 * time.Hour
+
+	expiredKept = 30 * 24 * time.Hour // for so long the record of an expired key stays for operators
+	purgeBatch  = 100                 // most records of expired keys that one call removes
+	pageSize    = 1000                // records that one command reads
+	day         = time.DateOnly
+)
+
+var (
+	// ErrNoKey says that no key has the id.
+	ErrNoKey = errors.New("there is no key with this id; it may have been revoked")
+	// ErrExpiredKey says that a key can't be rotated, because it has expired.
+	ErrExpiredKey = errors.New("it has expired: create a new key")
+	// ErrFull says that there are MaxKeys keys.
+	ErrFull = fmt.Errorf("there are %d keys, and no more are allowed: revoke some", MaxKeys)
+	// errChanged says that another call has changed a record since it was read.
+	errChanged = errors.New("another call has changed it at the same time: try again")
+)
+
+var changeScript = call.NewScript("change", lua.Source("auth/change"))
+
+// Store is the keys in Redis.
+type Store struct {
+	c      redis.UniversalClient
+	key    string
+	hasher auth.Hasher
+	now    func() time.Time
+}
+
+// NewStore returns the keys in the given key space. All processes of an installation must use the
+// same Hasher. now is the clock.
+func NewStore(c redis.UniversalClient, space keyspace.Space, hasher auth.Hasher, now func() time.Time) *Store {
+	return &Store{c: c, key: space.AuthKeys(), hasher: hasher, now: now}
+}
+
+// Request says which key to create.
+type Request struct {
+	Role      auth.Role
+	Tenant    string
+	Payloads  *bool // nil: as the role has it
+	Name      string
+	CreatedBy string
+	Lifetime  time.Duration // 0: the key does not expire
+}
+
+// NewKey is a key that was just created. Only its holder knows the token from now on.
+type NewKey struct {
+	Token string `json:"key"`
+	Record
+}
+
+// stored is a record as it was read.
+type stored struct {
+	text string
+	Record
+	err error // why the record can't be used
+}
+
+// Check returns an error that has each wrong field.
+func (r Request) Check() error {
+	errs := []error{auth.Principal{Role: r.Role, Tenant: r.Tenant}.Check(), checkName(r.Name)}
+	if r.Lifetime < 0 || r.Lifetime > maxLifetime || r.Lifetime > 0 && r.Lifetime < minLifetime {
+		errs = append(errs, fmt.Errorf("expires %v: must be from %v to %v, or 0 for never",
+			r.Lifetime, minLifetime, maxLifetime))
+	}
+	return errors.Join(errs...)
+}
+
+// New returns a new key, which is stored nowhere.
+func (r Request) New(hash func(token string) auth.Hash, now time.Time) (NewKey, error) {
+	if err := r.Check(); err != nil {
+		return NewKey{}, err
+	}
+	token := auth.NewToken(r.Role)
+	record := Record{
+		ID: hash(token).KeyID(), Role: r.Role, Tenant: r.Tenant, Payloads: r.Role.PayloadsByDefault(), Name: r.Name,
+		CreatedAt: now.UTC().Truncate(time.Second), CreatedBy: r.CreatedBy,
+	}
+	if r.Payloads != nil {
+		record.Payloads = *r.Payloads
+	}
+	if r.Lifetime > 0 {
+		record.ExpiresAt = record.CreatedAt.Add(r.Lifetime)
+	}
+	return NewKey{Token: token, Record: record}, nil
+}
+
+// Create stores a new key. If Create returns an error, the key may exist all the same, but nobody
+// knows its token; List shows it. Create also removes records of keys that expired long ago.
+func (s *Store) Create(ctx context.Context, r Request) (NewKey, error) {
+	k, err := r.New(s.hasher.Hash, s.now())
+	if err != nil {
+		return NewKey{}, fmt.Errorf("create an API key: %w", err)
+	}
+	all, err := s.read(ctx, nil)
+	if err != nil {
+		return NewKey{}, fmt.Errorf("create an API key: %w", err)
+	}
+	changes, err := s.add(nil, k)
+	if err != nil {
+		return NewKey{}, err
+	}
+	old := s.now().Add(-expiredKept)
+	for hash, r := range all {
+		if r.err == nil && r.Expired(old) && len(changes) < purgeBatch {
+			changes = append(changes, change{hash: hash, old: r.text})
+		}
+	}
+	if err := s.apply(ctx, changes...); err != nil {
+		return NewKey{}, fmt.Errorf("create an API key: %w", err)
+	}
+	return k, nil
+}
+
+func (s *Store) add(changes []change, k NewKey) ([]change, error) {
+	text, err := k.encode()
+	return append(changes, change{hash: s.hasher.Hash(k.Token), text: text}), err
+}
+
+// List returns all keys, the oldest first, and an error for each record that can't be used.
+func (s *Store) List(ctx context.Context) (keys []Record, unusable []error, err error) {
+	all, err := s.read(ctx, nil)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list API keys: %w", err)
+	}
+	for _, r := range all {
+		if r.err != nil {
+			unusable = append(unusable, r.err)
+			continue
+		}
+		keys = append(keys, r.Record)
+	}
+	slices.SortFunc(keys, func(a, b Record) int {
+		if c := a.CreatedAt.Compare(b.CreatedAt); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	slices.SortFunc(unusable, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return keys, unusable, nil
+}
+
+// Revoke deletes a key. All processes refuse it within ten seconds. A second call returns ErrNoKey.
+func (s *Store) Revoke(ctx context.Context, id string) error {
+	hash, _, err := s.find(ctx, id)
+	if err == nil {
+		err = s.c.HDel(ctx, s.key, string(hash)).Err()
+	}
+	if err != nil {
+		return fmt.Errorf("revoke API key %s: %w", id, err)
+	}
+	return nil
+}
+
+// Rotate creates a key that may do the same as the key with this id, under the same name and with
+// the same lifetime. The old key expires after RotationOverlap, or earlier if it would have anyway.
+// Both happen or neither. A key is rotated once. If Rotate returns an error, both may have happened
+// all the same: List shows it.
+func (s *Store) Rotate(ctx context.Context, id, by string) (k NewKey, old Record, err error) {
+	hash, found, err := s.find(ctx, id)
+	if err == nil {
+		err = found.err
+	}
+	now := s.now()
+	switch {
+	case err != nil:
+	case found.ReplacedBy != "":
+		err = fmt.Errorf("it was rotated already: key %s replaces it", found.ReplacedBy)
+	case found.Expired(now):
+		err = ErrExpiredKey
+	}
+	if err != nil {
+		return NewKey{}, Record{}, fmt.Errorf("rotate API key %s: %w", id, err)
+	}
+	old = found.Record
+	request := Request{Role: old.Role, Tenant: old.Tenant, Payloads: &old.Payloads, Name: old.Name, CreatedBy: by}
+	if !old.ExpiresAt.IsZero() {
+		request.Lifetime = old.ExpiresAt.Sub(old.CreatedAt)
+	}
+	if k, err = request.New(s.hasher.Hash, now); err != nil {
+		return NewKey{}, Record{}, fmt.Errorf("rotate API key %s: %w", id, err)
+	}
+	if end := k.CreatedAt.Add(RotationOverlap); old.ExpiresAt.IsZero() || end.Before(old.ExpiresAt) {
+		old.ExpiresAt = end
+	}
+	old.ReplacedBy = k.ID
+	text, err := old.encode()
+	if err != nil {
+		return NewKey{}, Record{}, err
+	}
+	changes, err := s.add([]change{{hash: hash, old: found.text, text: text}}, k)
+	if err == nil {
+		err = s.apply(ctx, changes...)
+	}
+	if err != nil {
+		return NewKey{}, Record{}, fmt.Errorf("rotate API key %s: %w", id, err)
+	}
+	return k, old, nil
+}
+
+// markUsed stores that a key was used on a day, unless its record has changed since it was read.
+func (s *Store) markUsed(ctx context.Context, hash auth.Hash, r stored, today string) error {
+	record := r.Record
+	record.LastUsedDay = today
+	text, err := record.encode()
+	if err != nil {
+		return err
+	}
+	if err := s.apply(ctx, change{hash: hash, old: r.text, text: text}); err != nil && !errors.Is(err, errChanged) {
+		return fmt.Errorf("store the last use of API key %s: %w", r.ID, err)
+	}
+	return nil
+}
+
+// find returns the key with an id, also one whose record can't be used.
+func (s *Store) find(ctx context.Context, id string) (auth.Hash, stored, error) {
+	all, err := s.read(ctx, nil)
+	if err != nil {
+		return "", stored{}, err
+	}
+	for hash, r := range all {
+		if id != "" && hash.KeyID() == id {
+			return hash, r, nil
+		}
+	}
+	return "", stored{}, ErrNoKey
+}
+
+// read returns all keys. It reads them in pages, so that Redis serves others in between. A key that
+// exists all the time is among them. known are keys that were read before: their records are
+// decoded again only if they have changed.
+func (s *Store) read(ctx context.Context, known map[auth.Hash]stored) (map[auth.Hash]stored, error) {
+	all := make(map[auth.Hash]stored, len(known))
+	for cursor := uint64(0); ; {
+		page, next, err := s.c.HScan(ctx, s.key, cursor, "", pageSize).Result()
+		if err != nil {
+			return nil, fmt.Errorf("read API keys: %w", err)
+		}
+		for i := 0; i+1 < len(page); i += 2 {
+			hash, text := auth.Hash(page[i]), page[i+1]
+			if r, ok := known[hash]; ok && r.text == text {
+				all[hash] = r
+				continue
+			}
+			r, err := decode(hash, text)
+			all[hash] = stored{text: text, Record: r, err: err}
+		}
+		if len(all) > 2*MaxKeys { // only a program that is not this one can have written so many
+			return nil, fmt.Errorf("read API keys: %s has more than %d records", s.key, 2*MaxKeys)
+		}
+		if cursor = next; cursor == 0 {
+			return all, nil
+		}
+	}
+}
+
+// change replaces the record of a key. An empty text means none.
+type change struct {
+	hash      auth.Hash
+	old, text string
+}
+
+// apply makes all changes or none. A repeated call has no further effect.
+func (s *Store) apply(ctx context.Context, changes ...change) error {
+	args := []any{MaxKeys}
+	for _, c := range changes {
+		args = append(args, string(c.hash), c.old, c.text)
+	}
+	reply, err := changeScript.Run(ctx, s.c, []string{s.key}, args)
+	if err != nil {
+		return err
+	}
+	if codes, _ := reply.([]any); len(codes) == 1 {
+		switch codes[0] {
+		case "DONE":
+			return nil
+		case "CHANGED":
+			return errChanged
+		case "FULL":
+			return ErrFull
+		}
+	}
+	return fmt.Errorf("script change: unknown reply %v", reply)
+}

@@ -1,0 +1,89 @@
+// Package auth says who makes a call of the API and what the caller may do: principals with roles,
+// and the scopes of roles. It hides how API keys are written and hashed. It knows no stored key:
+// package apikey does.
+package auth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// AllTenants is the tenant of a producer that names the tenant of each submission itself.
+const AllTenants = "*"
+
+// Principal is the caller of the API. The zero Principal may do nothing.
+type Principal struct {
+	KeyID    string // names the key in logs and metrics
+	Role     Role
+	Tenant   string // "" for none
+	Payloads bool   // sees payloads, results' data and error texts of jobs
+}
+
+// Check returns an error if a principal of the role can't have the tenant.
+func (p Principal) Check() error {
+	switch {
+	case p.Role.Letter() == 0:
+		return fmt.Errorf("role %q: must be one of %v", p.Role, Roles)
+	case p.Role == Producer && p.Tenant == "":
+		return errors.New("tenant: a producer needs one, or * to name the tenant of each submission itself")
+	case p.Tenant == AllTenants && p.Role != Producer:
+		return fmt.Errorf("tenant *: only a producer can have it; a key of role %s without a tenant sees all",
+			p.Role)
+	case p.Tenant != "" && p.Role != Producer && p.Role != Reader:
+		return fmt.Errorf("tenant %q: a key of role %s has none", p.Tenant, p.Role)
+	case p.Tenant != "" && p.Tenant != AllTenants && !api.ValidID(p.Tenant):
+		return fmt.Errorf("tenant %q: must "+api.IDRule, p.Tenant)
+	}
+	return nil
+}
+
+// May reports whether the principal may make the calls of a scope at all. For calls on the data of
+// tenants, Owns says on which. A reader of one tenant may not read what belongs to no tenant.
+func (p Principal) May(s Scope) bool {
+	if p.Tenant != "" && (s == ReadSystem || s == ReadMetrics) {
+		return false
+	}
+	return slices.Contains(allowed[p.Role], s)
+}
+
+// Owns reports whether the data of a tenant exists for the principal. It does not say what the
+// principal may do with it: see May.
+func (p Principal) Owns(tenant string) bool {
+	switch {
+	case p.Check() != nil:
+		return false
+	case p.Tenant == "" || p.Tenant == AllTenants:
+		return p.May(Read)
+	}
+	return p.Tenant == tenant
+}
+
+// TenantFor returns the tenant of a call that names a tenant, or none if named is "". The tenant of
+// a key is the tenant of its calls. The result is "" if neither says it. ok is false if the named
+// tenant is not the principal's.
+func (p Principal) TenantFor(named string) (tenant string, ok bool) {
+	switch {
+	case named != "":
+		return named, p.Owns(named)
+	case p.Tenant == AllTenants:
+		return "", true
+	}
+	return p.Tenant, true
+}
+
+type contextKey struct{}
+
+// With returns a context whose calls are made by p.
+func With(ctx context.Context, p Principal) context.Context {
+	return context.WithValue(ctx, contextKey{}, p)
+}
+
+// From returns the principal of a context; ok is false if there is none.
+func From(ctx context.Context) (p Principal, ok bool) {
+	p, ok = ctx.Value(contextKey{}).(Principal)
+	return p, ok
+}

@@ -1,0 +1,69 @@
+package auth
+
+import "slices"
+
+// Role says what a principal may do. Each role has a letter, which is part of its keys.
+type Role string
+
+// The roles.
+const (
+	Admin    Role = "admin"    // everything
+	Operator Role = "operator" // reads all; controls groups and tenants
+	Reader   Role = "reader"   // only reads: all, or the data of one tenant
+	Producer Role = "producer" // submits and controls the groups of its tenant
+	Metrics  Role = "metrics"  // reads figures of the whole system
+	Service  Role = "service"  // uses entry tokens of the waiting room
+)
+
+// Roles are all roles.
+var Roles = []Role{Admin, Operator, Reader, Producer, Metrics, Service}
+
+// Letter returns the letter of a role in the prefix of its keys, 0 for an unknown role.
+func (r Role) Letter() byte {
+	if !slices.Contains(Roles, r) {
+		return 0
+	}
+	return r[0]
+}
+
+// Scope is a kind of calls. A role may make the calls of some scopes.
+type Scope string
+
+// The scopes.
+const (
+	// Read is the data of tenants: groups, jobs, results, tenants, dead letters.
+	Read Scope = "read"
+	// ReadSystem is what belongs to no tenant: types, processes, guards, events of the waiting
+	// room, and messages that ingest has rejected.
+	ReadSystem Scope = "read-system"
+	// ReadMetrics is figures of the whole system: stats, history, metrics.
+	ReadMetrics Scope = "read-metrics"
+	// Submit creates groups and appends jobs.
+	Submit Scope = "submit"
+	// Control seals, cancels, pauses, resumes and retries groups.
+	Control Scope = "control"
+	// Tenants changes the settings of tenants, and pauses them.
+	Tenants Scope = "tenants"
+	// System changes what belongs to no tenant: keys, types, worker processes, guards, events. It
+	// also reads the activity of operators.
+	System Scope = "system"
+	// EntryTokens verifies, renews and completes entry tokens of the waiting room.
+	EntryTokens Scope = "entry-tokens"
+)
+
+// Scopes are all scopes.
+var Scopes = []Scope{Read, ReadSystem, ReadMetrics, Submit, Control, Tenants, System, EntryTokens}
+
+// allowed are the scopes of each role.
+var allowed = map[Role][]Scope{
+	Admin:    Scopes,
+	Operator: {Read, ReadSystem, ReadMetrics, Control, Tenants},
+	Reader:   {Read, ReadSystem, ReadMetrics},
+	Producer: {Read, Submit, Control},
+	Metrics:  {ReadMetrics},
+	Service:  {EntryTokens},
+}
+
+// PayloadsByDefault reports whether a principal of the role sees payloads, results' data and error
+// texts unless its key says otherwise.
+func (r Role) PayloadsByDefault() bool { return r == Admin || r == Operator || r == Producer }

@@ -1,0 +1,220 @@
+package cli
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// redisForKeys starts a Redis for the commands of this test, and returns a client of it.
+func redisForKeys(t *testing.T) *redis.Client {
+	t.Helper()
+	_, url := redistest.Mini(t)
+	t.Setenv("BULKACTION_REDIS_URL", url)
+	opts, err := redis.ParseURL(url)
+	require.NoError(t, err)
+	c := redis.NewClient(opts)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func decodeKey(t *testing.T, text string) (k apikey.NewKey) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(text), &k))
+	return k
+}
+
+func TestKeyLifecycle(t *testing.T) {
+	c := redisForKeys(t)
+	got := console{}.exec(t.Context(), "key", "create", "--role", "producer", "--tenant", "acme", "--name", "shop")
+	require.Equal(t, exitOK, got.code, got.err)
+	token := strings.TrimSuffix(got.out, "\n")
+	role, err := auth.ParseToken(token)
+	require.NoError(t, err, "standard output has nothing but the key")
+	require.Equal(t, auth.Producer, role)
+	id := auth.SHA256(token).KeyID()
+	require.Equal(t, "Created key "+id+" with role producer. It is shown only this time:\n", got.err)
+
+	got = console{}.exec(t.Context(), "key", "create", "--role", "reader", "--payloads", "--expires", "720h", "--json")
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Empty(t, got.err)
+	reader := decodeKey(t, got.out)
+	require.Equal(t, auth.SHA256(reader.Token).KeyID(), reader.ID)
+	require.True(t, reader.Payloads)
+	require.Equal(t, 720*time.Hour, reader.ExpiresAt.Sub(reader.CreatedAt))
+	require.Regexp(t, "^cli", reader.CreatedBy)
+
+	got = console{}.exec(t.Context(), "key", "create", "--role", "operator", "--no-payloads", "--json")
+	require.False(t, decodeKey(t, got.out).Payloads)
+
+	got = console{}.exec(t.Context(), "key", "ls")
+	require.Equal(t, exitOK, got.code, got.err)
+	lines := strings.Split(strings.TrimSpace(got.out), "\n")
+	require.Regexp(t, `^ID +ROLE +TENANT +PAYLOADS +NAME +CREATED +BY +EXPIRES +LAST USED$`, lines[0])
+	require.Len(t, lines, 4)
+	require.Regexp(t, `(?m)^`+id+` +producer +acme +yes +shop .* never`, got.out)
+	require.NotContains(t, got.out, token)
+
+	got = console{}.exec(t.Context(), "key", "rotate", id)
+	require.Equal(t, exitOK, got.code, got.err)
+	next := strings.TrimSuffix(got.out, "\n")
+	nextID := auth.SHA256(next).KeyID()
+	require.Regexp(t, "^Created key "+nextID+". Key "+id+" expires at .*Z. It is shown only this time:\n$", got.err)
+	got = console{}.exec(t.Context(), "key", "rotate", id)
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "key "+nextID+" replaces it")
+	got = console{}.exec(t.Context(), "key", "ls")
+	require.Contains(t, got.out, "replaced by "+nextID)
+	got = console{}.exec(t.Context(), "key", "rotate", nextID, "--json")
+	require.Equal(t, "shop", decodeKey(t, got.out).Name)
+
+	require.Equal(t, run{exitOK, "", "Revoked key " + id + ". Processes refuse it within ten seconds.\n"},
+		console{}.exec(t.Context(), "key", "revoke", id))
+	got = console{}.exec(t.Context(), "key", "revoke", id)
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "revoke API key "+id+": there is no key with this id; it may have been revoked")
+	require.Equal(t, run{exitOK, `{"id":"` + reader.ID + `","revoked":true}` + "\n", ""},
+		console{}.exec(t.Context(), "key", "revoke", reader.ID, "--json"))
+	got = console{}.exec(t.Context(), "key", "ls", "--json")
+	for line := range strings.Lines(got.out) {
+		require.NotContains(t, []string{id, reader.ID}, decodeKey(t, line).ID)
+	}
+	require.Equal(t, 3, strings.Count(got.out, "\n"))
+
+	// A record of another version is named, and does not hide the others.
+	require.NoError(t, c.HSet(t.Context(), "bulk-action:auth:keys", string(auth.SHA256("x")), `{"v":2}`).Err())
+	got = console{}.exec(t.Context(), "key", "ls", "--json")
+	require.Equal(t, exitOK, got.code)
+	require.Contains(t, got.err, "key "+auth.SHA256("x").KeyID()+": its record can't be used")
+	require.Equal(t, 3, strings.Count(got.out, "\n"))
+
+	// The audit knows the keys: they violate no law.
+	require.NoError(t, c.Set(t.Context(), "bulk-action:partitions", 1, 0).Err())
+	require.Equal(t, run{exitOK, "ok: 0 groups, 0 jobs\n", ""}, console{}.exec(t.Context(), "audit"))
+	require.Equal(t, run{exitOK, "ok: 0 groups, 0 jobs\n", ""}, console{}.exec(t.Context(), "audit", "--repair"))
+	require.EqualValues(t, 4, c.HLen(t.Context(), "bulk-action:auth:keys").Val())
+}
+
+func TestKeyWithPepper(t *testing.T) {
+	c := redisForKeys(t)
+	pepper := writeFile(t, "pepper", strings.Repeat("p", 32)+"\n")
+	require.NoError(t, os.Chmod(pepper, 0o600))
+	hasher, err := auth.ReadHasher(pepper)
+	require.NoError(t, err)
+	t.Setenv("BULKACTION_AUTH_PEPPER_FILE", pepper)
+	got := console{}.exec(t.Context(), "key", "create", "--role", "admin", "--key-prefix", "p:")
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Equal(t, []string{string(hasher.Hash(strings.TrimSpace(got.out)))}, c.HKeys(t.Context(), "p:auth:keys").Val())
+
+	require.NoError(t, os.WriteFile(pepper, []byte("short"), 0o600))
+	got = console{}.exec(t.Context(), "key", "create", "--role", "admin")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "has 5 bytes, at least 32 are needed")
+	require.NotContains(t, got.err, "short")
+}
+
+// A key for a file needs no Redis, and its line is one that the file takes.
+func TestKeyForFile(t *testing.T) {
+	t.Setenv("BULKACTION_REDIS_URL", "redis://"+freeAddress(t))
+	got := console{}.exec(t.Context(), "key", "create", "--role", "metrics", "--name", "prometheus", "--for-file")
+	require.Equal(t, exitOK, got.code, got.err)
+	token := strings.TrimSpace(got.out)
+	line := "prometheus metrics - " + string(auth.SHA256(token))
+	require.Contains(t, got.err, "\n"+line+"\n")
+	require.NotContains(t, got.err, token)
+	_, err := apikey.OpenFile(writeFile(t, "keys", line))
+	require.NoError(t, err)
+
+	got = console{}.exec(t.Context(), "key", "create", "--role", "reader", "--for-file", "--json")
+	var shown struct{ Key, Line string }
+	require.NoError(t, json.Unmarshal([]byte(got.out), &shown))
+	hash := auth.SHA256(shown.Key)
+	require.Equal(t, hash.KeyID()+" reader - "+string(hash), shown.Line)
+}
+
+func TestMistakesWithKeys(t *testing.T) {
+	redisForKeys(t)
+	token := auth.NewToken(auth.Admin)
+	for want, args := range map[string][]string{
+		"key needs a subcommand: create, ls, revoke, rotate": {"key"},
+		"key create needs --role: one of [admin operator":    {"key", "create"},
+		`role "root": must be one of`:                        {"key", "create", "--role", "root"},
+		"tenant: a producer needs one":                       {"key", "create", "--role", "producer"},
+		"expires 1s: must be from 1m0s":                      {"key", "create", "--role", "admin", "--expires", "1s"},
+		"exclude each other":                                 {"key", "create", "--role", "reader", "--payloads", "--no-payloads"},
+		"are not for --for-file":                             {"key", "create", "--role", "reader", "--for-file", "--expires", "24h"},
+		"--name: id \"a b\": must match":                     {"key", "create", "--role", "reader", "--for-file", "--name", "a b"},
+		"key revoke needs the id of one key":                 {"key", "revoke"},
+		"key rotate needs the id of a key, not the key":      {"key", "rotate", token},
+		"--redis-url:":                                       {"key", "ls", "--redis-url", "http://x"},
+		"--key-prefix:":                                      {"key", "ls", "--key-prefix", "{x}"},
+	} {
+		got := console{}.exec(t.Context(), args...)
+		require.Equal(t, exitUsage, got.code, got.err)
+		require.Contains(t, got.err, want)
+		require.NotContains(t, got.err, token)
+	}
+	got := console{}.exec(t.Context(), "key", "ls", "--redis-url", "redis://:secret@"+freeAddress(t))
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "Give the address of Redis with --redis-url or BULKACTION_REDIS_URL.")
+	require.NotContains(t, got.err, "secret")
+}
+
+func TestAPIKeyOfCommands(t *testing.T) {
+	token := auth.NewToken(auth.Reader)
+	var sent []string
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent = append(sent, r.Header.Get("Authorization"))
+		problem(w, http.StatusUnauthorized, "the API key is not valid")
+	}))
+	t.Cleanup(api.Close)
+	file := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(file, []byte("\n"+token+"\n"), 0o600))
+	stats := func(args ...string) run {
+		sent = nil
+		got := console{}.exec(t.Context(), append([]string{"stats", "--api", api.URL}, args...)...)
+		require.NotContains(t, got.err+got.out, token)
+		return got
+	}
+	got := stats()
+	require.Equal(t, []string{""}, sent)
+	require.Contains(t, got.err, "Give an API key with --api-key-file, BULKACTION_API_KEY_FILE or BULKACTION_API_KEY.")
+	stats("--api-key-file", file)
+	require.Equal(t, []string{"Bearer " + token}, sent)
+
+	t.Setenv("BULKACTION_API_KEY_FILE", file)
+	stats()
+	require.Equal(t, []string{"Bearer " + token}, sent)
+	t.Setenv("BULKACTION_API_KEY", token)
+	got = stats()
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "there are two API keys: in BULKACTION_API_KEY and in the file "+file)
+	stats("--api-key-file", "")
+	require.Equal(t, []string{"Bearer " + token}, sent)
+
+	t.Setenv("BULKACTION_API_KEY_FILE", "")
+	t.Setenv("BULKACTION_API_KEY", token+" "+token)
+	got = stats()
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "BULKACTION_API_KEY has no API key: a key has no spaces")
+	t.Setenv("BULKACTION_API_KEY", "")
+	got = stats("--api-key-file", file+"x")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "read the API key: open "+file+"x: no such file")
+	require.NoError(t, os.WriteFile(file, []byte("\n"), 0o600))
+	got = stats("--api-key-file", file)
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, "is empty: it must have an API key")
+}
