@@ -6,6 +6,7 @@ SHELL := bash
 PKG       ?= ./...
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
+SOAKTIME  ?= 10m
 # FLOW lists the parts that bench-flow measures. FLOW=congestion FLOWFLAGS=--quick takes a minute.
 FLOW      ?= congestion limits fairness
 FLOWFLAGS ?=
@@ -100,6 +101,10 @@ fuzz: deps ## Run each fuzz test for FUZZTIME (10s by default)
 			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
 		done; \
 	done
+
+.PHONY: soak
+soak: deps ## Run the property tests with random seeds for SOAKTIME (10m by default); PKG=./guard selects
+	@SOAKTIME='$(SOAKTIME)' bash .ci/soak $(PKG)
 
 .PHONY: bench
 bench: deps ## Run each benchmark once, to check that it works

@@ -1,6 +1,9 @@
 package api
 
-import "time"
+import (
+	"encoding/json"
+	"time"
+)
 
 // The reasons why a job is not running, in the order in which the server checks them: the first
 // that applies is the answer.
@@ -65,6 +68,36 @@ type TenantSettings struct {
 	Weight *float64 `json:"weight,omitempty"`
 	// BasePriority is added to the base priority of the tenant's groups; from -1e15 to 1e15.
 	BasePriority *int64 `json:"base_priority,omitempty"`
+}
+
+// TenantPatch changes some of a tenant's settings. The zero value of a field leaves the setting as
+// it is; the fields' values are made with [SetTo] and [ToDefault].
+type TenantPatch struct {
+	RPS          Change[float64] `json:"rps,omitzero"`
+	Weight       Change[float64] `json:"weight,omitzero"`
+	BasePriority Change[int64]   `json:"base_priority,omitzero"`
+}
+
+// Change is what happens to one setting. As JSON it is the new value, or null for the default; the
+// zero value is no JSON: a struct leaves it out with the option omitzero.
+type Change[T any] struct {
+	Given bool // false: the setting stays as it is
+	Value *T   // nil: the setting gets its default
+}
+
+// SetTo gives a setting a value.
+func SetTo[T any](value T) Change[T] { return Change[T]{Given: true, Value: &value} }
+
+// ToDefault gives a setting its default.
+func ToDefault[T any]() Change[T] { return Change[T]{Given: true} }
+
+// MarshalJSON returns the value, or null.
+func (c Change[T]) MarshalJSON() ([]byte, error) { return json.Marshal(c.Value) }
+
+// UnmarshalJSON reads a value, or null.
+func (c *Change[T]) UnmarshalJSON(b []byte) error {
+	c.Given = true
+	return json.Unmarshal(b, &c.Value)
 }
 
 // Tenant is a tenant's settings, and its queue and limits at the time of the request.

@@ -79,9 +79,12 @@ type GroupList struct {
 
 // Accepted is the answer to a submission, and to a command on a group.
 type Accepted struct {
-	ID     string            `json:"id"`
-	Status Status            `json:"status"`
-	Links  map[string]string `json:"links,omitempty"`
+	ID     string `json:"id"`
+	Status Status `json:"status"`
+	// Counts are those of the submission's own jobs when they were accepted, or those of the group
+	// right after a command.
+	Counts Counts            `json:"counts"`
+	Links  map[string]string `json:"links,omitempty"` // self (the group) and events
 	// Only the answer to a submission has the next two fields.
 	Tenant   string   `json:"tenant,omitempty"`   // the group's own id if no tenant was named
 	Warnings []string `json:"warnings,omitempty"` // for people: why the group may not end
@@ -269,6 +272,10 @@ type Event struct {
 	Type  string    `json:"type"` // group.created, group.dispatched, …
 	At    time.Time `json:"at"`
 	Group *Group    `json:"group,omitempty"`
+	// ReadAt is when the group was read: all of Group but its status is of this time. So a state
+	// that the SSE endpoint sends again has the counts of today. It is absent on the stream events,
+	// whose groups are as they were at the time At.
+	ReadAt *time.Time `json:"read_at,omitempty"`
 	// Omitted names the fields of the group that an event of GET /v1/groups/{id}/events leaves out
 	// because they are large. GET /v1/groups/{id} has them.
 	Omitted []string `json:"omitted,omitempty"`

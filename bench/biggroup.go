@@ -136,7 +136,7 @@ func (b *BigGroup) measure(ctx context.Context, r *run, c *client.API, name stri
 	f := r.follow("jobs", []group{{id: r.name, tenant: "big", jobs: b.Jobs}})
 	cost := client.Aggregate{As: "cost", Op: "sum", Field: "data.cost"}
 	if _, err := c.Submit(
-		ctx, client.Group{ID: r.name, Tenant: "big", Type: "NOOP", Aggregate: []client.Aggregate{cost}},
+		ctx, client.Submission{ID: r.name, Tenant: "big", Type: "NOOP", Aggregate: []client.Aggregate{cost}},
 	); err != nil {
 		return err
 	}

@@ -158,7 +158,7 @@ func optionsOf(opts []CallOption) callOptions {
 
 // Submit creates a group with its jobs, if any. The request may have up to 32 MiB; add more jobs
 // with Append.
-func (a *API) Submit(ctx context.Context, g Group, opts ...CallOption) (api.Accepted, error) {
+func (a *API) Submit(ctx context.Context, g Submission, opts ...CallOption) (api.Accepted, error) {
 	body, err := submission.Encode(g)
 	if err != nil {
 		return api.Accepted{}, err

@@ -64,14 +64,14 @@ func refuse(w http.ResponseWriter, status int, p api.Problem) {
 
 func ptr[T any](v T) *T { return &v }
 
-func fullGroup() client.Group {
+func fullGroup() client.Submission {
 	at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-	return client.Group{
+	return client.Submission{
 		ID: "g-1", Tenant: "acme", Name: "Spring <sale> & more", Type: "SEND_EMAIL", Priority: client.PriorityHigh,
 		BasePriority: 2.5, MaxRetries: ptr(0), JobTimeout: 90 * time.Second, RunAt: &at, FailureThreshold: ptr(0.25),
 		Aggregate: []client.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}, {As: "n", Op: "count"}},
 		Total:     ptr(int64(2)), Seal: true,
-		Jobs: []client.Job{
+		Jobs: []client.NewJob{
 			{Payload: map[string]any{"to": "a@example.com"}},
 			{Payload: json.RawMessage(`[1, "two"]`), Type: "NOOP", RunAt: &at, TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
 		},
@@ -91,7 +91,7 @@ func TestGroupMarshalsToTheContract(t *testing.T) {
 			{"payload": [1, "two"], "type": "NOOP", "run_at": "2030-01-02T03:04:05Z",
 			 "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}]}`, string(b))
 
-	b, err = json.Marshal(client.Group{Type: "NOOP", Jobs: []client.Job{{}}})
+	b, err = json.Marshal(client.Submission{Type: "NOOP", Jobs: []client.NewJob{{}}})
 	require.NoError(t, err)
 	require.JSONEq(t, `{"type": "NOOP", "jobs": [{"payload": null}]}`, string(b))
 }
@@ -125,7 +125,7 @@ func TestSubmit(t *testing.T) {
 		require.JSONEq(t, `{"id": "g-1", "type": "NOOP"}`, string(body))
 		answer(w, http.StatusAccepted, api.Accepted{ID: "g-1", Status: api.StatusCreated, Links: map[string]string{"self": "/v1/groups/g-1"}})
 	}))
-	g := client.Group{ID: "g-1", Type: "NOOP"}
+	g := client.Submission{ID: "g-1", Type: "NOOP"}
 
 	got, err := a.Submit(t.Context(), g)
 	require.NoError(t, err)
@@ -161,7 +161,7 @@ func TestSubmitCarriesTheTrace(t *testing.T) {
 	ctx := trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,
 	}))
-	_, err := a.Submit(ctx, client.Group{Type: "NOOP"})
+	_, err := a.Submit(ctx, client.Submission{Type: "NOOP"})
 	require.NoError(t, err)
 	require.Equal(t, "00-01000000000000000000000000000000-0200000000000000-01", got)
 }
@@ -173,7 +173,7 @@ func TestIDsDoNotEscapeTheirPath(t *testing.T) {
 		require.ErrorContains(t, err, fmt.Sprintf("group id %q: must match", id))
 		_, err = a.Cancel(t.Context(), id)
 		require.Error(t, err)
-		_, err = a.Append(t.Context(), id, func(func(client.Job) bool) {})
+		_, err = a.Append(t.Context(), id, func(func(client.NewJob) bool) {})
 		require.Error(t, err)
 		for _, err := range a.Results(t.Context(), id) {
 			require.Error(t, err)

@@ -53,7 +53,9 @@ func (a *API) AppendCSV(ctx context.Context, group string, r io.Reader, opts ...
 
 // Append is like AppendNDJSON for jobs. It stops with an error at a job that can't be encoded as
 // JSON; jobs before it that were not sent yet are dropped.
-func (a *API) Append(ctx context.Context, group string, jobs iter.Seq[Job], opts ...CallOption) (api.Appended, error) {
+func (a *API) Append(
+	ctx context.Context, group string, jobs iter.Seq[NewJob], opts ...CallOption,
+) (api.Appended, error) {
 	u, err := a.newUpload(group, records.NDJSON, opts)
 	if err != nil {
 		return api.Appended{}, err

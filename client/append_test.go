@@ -77,10 +77,10 @@ func (s *appendServer) take(body string) api.Appended {
 
 func (s *appendServer) whole() string { return strings.Join(s.accepted, "") }
 
-func numbered(n int) iter.Seq[client.Job] {
-	return func(yield func(client.Job) bool) {
+func numbered(n int) iter.Seq[client.NewJob] {
+	return func(yield func(client.NewJob) bool) {
 		for i := range n {
-			if !yield(client.Job{Payload: map[string]int{"i": i}}) {
+			if !yield(client.NewJob{Payload: map[string]int{"i": i}}) {
 				return
 			}
 		}
@@ -120,13 +120,13 @@ func TestAppendJobs(t *testing.T) {
 	require.Zero(t, res.Accepted)
 	require.Equal(t, []string{""}, s.accepted, "an empty append is sent too, so that an unknown group is noticed")
 
-	res, err = a.Append(t.Context(), "g", func(yield func(client.Job) bool) {
+	res, err = a.Append(t.Context(), "g", func(yield func(client.NewJob) bool) {
 		for i := range 5001 {
-			if !yield(client.Job{Payload: i}) {
+			if !yield(client.NewJob{Payload: i}) {
 				return
 			}
 		}
-		yield(client.Job{Payload: make(chan int)})
+		yield(client.NewJob{Payload: make(chan int)})
 	})
 	require.EqualError(t, err, "append to group g: encode job 5001: json: unsupported type: chan int")
 	require.EqualValues(t, 5000, res.Accepted)

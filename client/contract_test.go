@@ -120,7 +120,7 @@ func TestClientAndServerAgree(t *testing.T) {
 			t.Parallel()
 			m := &memoryBackend{requests: map[string]bool{}, busyAtBatch: 13}
 			a, _ := serve(t, httpapi.New(httpapi.Options{Backend: m}))
-			accepted, err := a.Submit(t.Context(), client.Group{ID: "g", Tenant: "acme", Type: "NOOP"})
+			accepted, err := a.Submit(t.Context(), client.Submission{ID: "g", Tenant: "acme", Type: "NOOP"})
 			require.NoError(t, err)
 			require.Equal(t, "/v1/groups/g/events", accepted.Links["events"])
 
@@ -172,7 +172,7 @@ func TestClientAndServerAgree(t *testing.T) {
 	}
 	t.Run("problems", func(t *testing.T) {
 		a, _ := serve(t, httpapi.New(httpapi.Options{Backend: &memoryBackend{}}))
-		_, err := a.Submit(t.Context(), client.Group{Tenant: "a/b", Type: "x y"})
+		_, err := a.Submit(t.Context(), client.Submission{Tenant: "a/b", Type: "x y"})
 		require.EqualError(t, err, "submit group: 422 Unprocessable Entity: tenant: must match ^[A-Za-z0-9._-]{1,128}$ (except . and ..); type: must match ^[A-Za-z0-9._-]{1,128}$ (except . and ..)")
 		_, err = a.AppendCSV(t.Context(), "g", strings.NewReader(""))
 		var e *client.Error

@@ -54,6 +54,11 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 			return err
 		}},
 		{`PUT /v1/tenants/t {"rps":2.5,"base_priority":-3}`, func() error { _, err := a.SetTenant(ctx, "t", set); return err }},
+		{`PATCH /v1/tenants/t {"rps":null,"weight":2}`, func() error {
+			_, err := a.PatchTenant(ctx, "t", api.TenantPatch{RPS: api.ToDefault[float64](), Weight: api.SetTo(2.0)})
+			return err
+		}},
+		{`PATCH /v1/tenants/t {}`, func() error { _, err := a.PatchTenant(ctx, "t", api.TenantPatch{}); return err }},
 		{`PUT /v1/workers/w {"workers":0}`, func() error { _, err := a.ResizeWorker(ctx, "w", 0); return err }},
 		{`PUT /v1/tenants/t {}`, func() error { _, err := a.SetTenant(ctx, "t", api.TenantSettings{}); return err }},
 	} {
@@ -61,7 +66,7 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 		require.NoError(t, c.do())
 		require.Equal(t, []string{c.want, c.want}, calls, "each of these calls is retried after status 503")
 	}
-	require.Len(t, w.all(), 11)
+	require.Len(t, w.all(), 13)
 
 	calls = nil
 	for _, id := range []string{"", ".", "..", "a/b", "{x}", "a b"} {
@@ -73,6 +78,8 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 		require.ErrorContains(t, err, "must match", id)
 		_, err = a.SetTenant(ctx, id, api.TenantSettings{})
 		require.ErrorContains(t, err, "must match", id)
+		_, err = a.PatchTenant(ctx, id, api.TenantPatch{})
+		require.ErrorContains(t, err, "must match", id)
 		_, err = a.Why(ctx, id)
 		require.ErrorContains(t, err, "group id", id)
 	}
@@ -83,6 +90,7 @@ func TestPauseResumeAndTenantCalls(t *testing.T) {
 
 func TestTenantsArePaged(t *testing.T) {
 	a, _ := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, "true", r.URL.Query().Get("groups"))
 		switch r.URL.Query().Get("cursor") {
 		case "":
 			answer(w, http.StatusOK, api.TenantList{Tenants: []api.Tenant{{ID: "a"}, {ID: "b"}}, Cursor: "b"})
@@ -93,14 +101,14 @@ func TestTenantsArePaged(t *testing.T) {
 		}
 	}))
 	var ids string
-	for tenant, err := range a.Tenants(t.Context()) {
+	for tenant, err := range a.Tenants(t.Context(), client.TenantFilter{Groups: true}) {
 		require.NoError(t, err)
 		ids += tenant.ID
 	}
 	require.Equal(t, "abc", ids)
 
 	gone := client.NewAPI("http://127.0.0.1:1", client.WithRetry(1, 0))
-	for _, err := range gone.Tenants(t.Context()) {
+	for _, err := range gone.Tenants(t.Context(), client.TenantFilter{}) {
 		require.ErrorContains(t, err, "list tenants", fmt.Sprint(err))
 	}
 }
@@ -111,6 +119,7 @@ type controlBackend struct {
 	httpapi.Backend // nil: methods that are not defined here are not called
 
 	settings api.TenantSettings
+	patch    api.TenantPatch
 	paused   []string
 }
 
@@ -120,6 +129,11 @@ func (b *controlBackend) Tenant(_ context.Context, id string) (api.Tenant, error
 
 func (b *controlBackend) SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error) {
 	b.settings = set
+	return b.Tenant(ctx, id)
+}
+
+func (b *controlBackend) PatchTenant(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
+	b.patch = p
 	return b.Tenant(ctx, id)
 }
 
@@ -157,6 +171,11 @@ func TestPauseResumeAndTenantCallsOnTheRealServer(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, refused.Status)
 	require.Len(t, refused.Problem.Fields, 3, "every bad field is named")
 	require.Equal(t, set, b.settings)
+
+	patch := api.TenantPatch{RPS: api.ToDefault[float64](), BasePriority: api.SetTo(int64(1e15))}
+	_, err = a.PatchTenant(t.Context(), "acme", patch)
+	require.NoError(t, err)
+	require.Equal(t, patch, b.patch, "the server reads what the client writes")
 
 	for _, do := range []func(context.Context, string) (api.Paused, error){a.PauseTenant, a.PauseType} {
 		p, err := do(t.Context(), "x.y")

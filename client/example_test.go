@@ -15,13 +15,13 @@ import (
 // The JSON that the client sends for a group.
 func ExampleGroup() {
 	retries := 3
-	body, err := json.MarshalIndent(client.Group{
+	body, err := json.MarshalIndent(client.Submission{
 		Tenant:     "acme",
 		Type:       "SEND_EMAIL",
 		MaxRetries: &retries,
 		JobTimeout: 30 * time.Second,
 		Aggregate:  []client.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}},
-		Jobs:       []client.Job{{Payload: map[string]string{"to": "a@example.com"}}},
+		Jobs:       []client.NewJob{{Payload: map[string]string{"to": "a@example.com"}}},
 		Seal:       true,
 	}, "", "  ")
 	if err != nil {
@@ -56,10 +56,10 @@ func ExampleGroup() {
 func ExampleAPI() {
 	ctx := context.Background()
 	a := client.NewAPI("http://127.0.0.1:8080")
-	accepted, err := a.Submit(ctx, client.Group{
+	accepted, err := a.Submit(ctx, client.Submission{
 		Tenant: "acme",
 		Type:   "SEND_EMAIL",
-		Jobs:   []client.Job{{Payload: map[string]string{"to": "a@example.com"}}},
+		Jobs:   []client.NewJob{{Payload: map[string]string{"to": "a@example.com"}}},
 		Seal:   true,
 	})
 	if problem, ok := errors.AsType[*client.Error](err); ok {
@@ -91,7 +91,7 @@ func ExampleAPI_AppendCSV() {
 	defer file.Close()
 
 	a := client.NewAPI("http://127.0.0.1:8080")
-	if _, err := a.Submit(ctx, client.Group{ID: "spring-2030", Tenant: "acme", Type: "SEND_EMAIL"}); err != nil {
+	if _, err := a.Submit(ctx, client.Submission{ID: "spring-2030", Tenant: "acme", Type: "SEND_EMAIL"}); err != nil {
 		log.Fatal(err)
 	}
 	appended, err := a.AppendCSV(ctx, "spring-2030", file, client.WithIdempotencyKey("spring-2030"))
@@ -109,9 +109,9 @@ func ExampleAPI_AppendCSV() {
 // Append jobs while the program generates them.
 func ExampleAPI_Append() {
 	a := client.NewAPI("http://127.0.0.1:8080")
-	_, err := a.Append(context.Background(), "spring-2030", func(yield func(client.Job) bool) {
+	_, err := a.Append(context.Background(), "spring-2030", func(yield func(client.NewJob) bool) {
 		for n := range 1_000_000 {
-			if !yield(client.Job{Payload: map[string]int{"customer": n}}) {
+			if !yield(client.NewJob{Payload: map[string]int{"customer": n}}) {
 				return
 			}
 		}

@@ -48,7 +48,7 @@ func dropConnection(http.ResponseWriter) { panic(http.ErrAbortHandler) }
 
 func TestCallsAreRetried(t *testing.T) {
 	submit := func(ctx context.Context, a *client.API) error {
-		_, err := a.Submit(ctx, client.Group{Type: "NOOP"})
+		_, err := a.Submit(ctx, client.Submission{Type: "NOOP"})
 		return err
 	}
 	retry := func(ctx context.Context, a *client.API) error {
@@ -137,7 +137,7 @@ func TestErrorHoldsTheProblem(t *testing.T) {
 			{Field: "jobs[3].payload", Problem: "is missing"},
 		}})
 	}))
-	_, err := a.Submit(t.Context(), client.Group{Type: "NOOP"})
+	_, err := a.Submit(t.Context(), client.Submission{Type: "NOOP"})
 	var e *client.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, 422, e.Status)

@@ -34,10 +34,20 @@ func (a *operatorAPI) ResumeType(ctx context.Context, typ string) (api.Paused, e
 	return doJSON[api.Paused](ctx, a.transport, callOn("resume", http.MethodPost, "type", typ, "/resume"))
 }
 
-// Tenants iterates over the tenants that have groups or settings, ordered by id, and fetches one
-// page after the other. An error ends the iteration.
-func (a *operatorAPI) Tenants(ctx context.Context) iter.Seq2[api.Tenant, error] {
-	return pages(ctx, a.transport, "tenants", url.Values{"limit": {"200"}},
+// TenantFilter says which tenants [API.Tenants] leaves out.
+type TenantFilter struct {
+	// Groups lists the tenants of groups without a tenant, too: such a group is its own tenant.
+	Groups bool
+}
+
+// Tenants iterates over the tenants that have groups or settings or are paused, ordered by id, and
+// fetches one page after the other. An error ends the iteration.
+func (a *operatorAPI) Tenants(ctx context.Context, f TenantFilter) iter.Seq2[api.Tenant, error] {
+	query := url.Values{"limit": {"200"}}
+	if f.Groups {
+		query.Set("groups", "true")
+	}
+	return pages(ctx, a.transport, "tenants", query,
 		func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
 }
 
@@ -50,6 +60,14 @@ func (a *operatorAPI) Tenant(ctx context.Context, tenant string) (api.Tenant, er
 // is not a setting, and stays. The next admission uses the new settings.
 func (a *operatorAPI) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	return doJSON[api.Tenant](ctx, a.transport, putOn("set", "tenant", tenant, set))
+}
+
+// PatchTenant changes the settings of a tenant that the patch has; the others stay as they are.
+// Patches of different settings at the same time all have their effect.
+func (a *operatorAPI) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
+	c := callOn("change", http.MethodPatch, "tenant", tenant, "").withBody(patch)
+	c.header = http.Header{"Content-Type": {"application/merge-patch+json"}}
+	return doJSON[api.Tenant](ctx, a.transport, c)
 }
 
 // ResizeWorker asks a worker process for n slots, from 0 to api.MaxWorkers; without slots it starts

@@ -395,7 +395,7 @@ func (g *reference) next() int64 {
 }
 
 func (g *reference) why(m *refMember) string {
-	where, _ := g.state(m)
+	where, due := g.state(m)
 	full := m.rules.concurrency > 0 && m.held >= m.rules.concurrency
 	switch {
 	case where == "off":
@@ -404,7 +404,7 @@ func (g *reference) why(m *refMember) string {
 		return "circuit_open"
 	case where == "busy":
 		return "busy"
-	case m.breaker == "O" && m.open >= m.throttled:
+	case m.breaker == "O" && where == "cooling" && m.open >= due:
 		return "circuit_open"
 	}
 	return "rate_limited"

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -42,8 +43,8 @@ func TestModel(t *testing.T) {
 		for i := range callers {
 			s := newScripted(t, &redis.Options{Network: "unix", Addr: socket, DB: i}, nil)
 			wg.Go(func() {
-				for next.Add(1) <= rounds && !t.Failed() {
-					checkModel(t, s)
+				for round := next.Add(1) - 1; round < rounds && !t.Failed(); round = next.Add(1) - 1 {
+					checkModel(t, s, int(round))
 				}
 			})
 		}
@@ -52,7 +53,7 @@ func TestModel(t *testing.T) {
 	t.Run("miniredis", func(t *testing.T) {
 		t.Parallel()
 		mini := miniredis.RunT(t) // its keys don't expire by themselves
-		checkModel(t, newScripted(t, &redis.Options{Addr: mini.Addr()}, mini.SetTime))
+		checkModel(t, newScripted(t, &redis.Options{Addr: mini.Addr()}, mini.SetTime), 0)
 	})
 }
 
@@ -61,8 +62,8 @@ type quick struct{ *rapid.T }
 
 func (quick) Helper() {}
 
-func checkModel(t *testing.T, s *scripted) {
-	rapid.Check(t, func(rt *rapid.T) {
+func checkModel(t *testing.T, s *scripted, round int) {
+	rapidtest.Check(t, round, func(rt *rapid.T) {
 		require.NoError(rt, s.c.FlushDB(rt.Context()).Err())
 		m := newModel(rt, s)
 		for _, name := range rapid.SliceOfN(rapid.SampledFrom(m.names), 15, 35).Draw(rt, "acts") {

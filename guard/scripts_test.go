@@ -262,3 +262,38 @@ func playWithoutMemory(st *stage, sc scene, args []any, after map[string]string)
 	require.NoError(st, err)
 	require.Equal(st, after, st.dump())
 }
+
+// A denial has the reason that lasts longest: the member has neither a permit for a second, nor a
+// closed breaker.
+func TestReasonOfADenial(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t)
+	s := newScripted(t, &redis.Options{Addr: server.Addr()}, nil)
+	for _, c := range []struct {
+		openFor, later int64  // ms
+		policy         string // from the first denied call on
+		after          int64
+		reason         string
+	}{
+		{2000, 0, "1|2000|1", 2000 - 2, "circuit_open"},
+		{2000, 1500, "1|2000|1", 500 - 2, "circuit_open"},
+		{2000, 0, "0|0|0", 2000 - 2, "circuit_open"}, // without a policy it stays open for its time
+		{500, 0, "1|500|1", 1000 - 2, "rate_limited"},
+		{500, 600, "1|500|1", 400 - 2, "rate_limited"}, // it may be half-open
+		{500, 600, "0|0|0", 400 - 2, "rate_limited"},   // it is closed
+	} {
+		t.Run(fmt.Sprintf("open for %d ms, after %d ms, policy %s", c.openFor, c.later, c.policy), func(t *testing.T) {
+			require.NoError(t, s.c.FlushDB(t.Context()).Err())
+			st := &stage{T: t, s: s, base: "t:guard:{lock/p}:", now: 1_700_000_000_000_000}
+			acquire := func(id, policy string) []any {
+				return st.must("acquire", id, "x", "", "sliding|1|1000|0|"+policy+"|1|3000|4000|10|60000", 0, 0, 10, "")
+			}
+			require.Equal(t, "GRANTED", acquire("x-1", fmt.Sprintf("1|%d|1", c.openFor))[0])
+			st.must("release", 1, "x-1", st.fence("x-1"), "f", 0)
+			require.Equal(t, "DENIED", acquire("x-2", c.policy)[0])
+			st.now += c.later * 1000
+			require.Equal(t, []any{"DENIED", c.after, c.reason}, acquire("x-3", c.policy)[:3])
+			require.Equal(t, "O", s.c.HGet(t.Context(), st.base+"m:1", "b").Val())
+		})
+	}
+}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 )
 
 func TestAccumulatorWithoutAState(t *testing.T) {
@@ -49,7 +51,7 @@ func TestAccumulatorWithoutAState(t *testing.T) {
 var decimal = rapid.StringMatching(`-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?`)
 
 func TestNumberAgreesWithRationals(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	rapidtest.Check(t, 0, func(t *rapid.T) {
 		texts := [2]string{decimal.Draw(t, "a"), decimal.Draw(t, "b")}
 		var numbers [2]number
 		var rats [2]*big.Rat
@@ -181,7 +183,7 @@ func TestFindAgreesWithEncodingJSON(t *testing.T) {
 	}
 	documents := document(4)
 	paths := rapid.SliceOfN(rapid.SliceOfN(names, 0, 4), 1, 5)
-	rapid.Check(t, func(t *rapid.T) {
+	rapidtest.Check(t, 0, func(t *rapid.T) {
 		text, err := json.MarshalIndent(documents.Draw(t, "document"), " ", "\t")
 		require.NoError(t, err)
 		var plain any

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
@@ -144,19 +145,19 @@ func values(t *rapid.T, s *reducer.State) map[string]json.RawMessage {
 func TestAnySplitGivesTheSame(t *testing.T) {
 	plan, err := mapReduceRegistry(t).Compile(everyOp)
 	require.NoError(t, err)
-	rapid.Check(t, func(t *rapid.T) { checkSplit(t, plan, drawResults(t)) })
+	rapidtest.Check(t, 0, func(t *rapid.T) { checkSplit(t, plan, drawResults(t)) })
 }
 
 func TestAnySplitGivesTheSameBeyondBounds(t *testing.T) {
 	plan := compile(t, everyOp[:len(everyOp)-1]...)
-	rapid.Check(t, func(t *rapid.T) { checkSplit(t, plan, manyResults(t)) })
+	rapidtest.Check(t, 0, func(t *rapid.T) { checkSplit(t, plan, manyResults(t)) })
 }
 
 // The test draws large values that don't fit, followed by small ones that would, and sometimes the
 // same ordinal twice.
 func TestAnySplitCollectsTheSame(t *testing.T) {
 	plan := compile(t, reducer.Spec{As: "x", Op: "collect", Field: "data"})
-	rapid.Check(t, func(t *rapid.T) {
+	rapidtest.Check(t, 0, func(t *rapid.T) {
 		checkSplit(t, plan, rapid.SliceOfN(rapid.Custom(func(t *rapid.T) reducer.Result {
 			ordinal := rapid.Int64Range(0, 30).Draw(t, "ordinal")
 			length := rapid.SampledFrom([]int{1, 1, 1, 60_000, 130_000, 200_000}).Draw(t, "length")
@@ -168,7 +169,7 @@ func TestAnySplitCollectsTheSame(t *testing.T) {
 
 func TestSumIsExact(t *testing.T) {
 	plan := compile(t, reducer.Spec{As: "x", Op: "sum", Field: "data"})
-	rapid.Check(t, func(t *rapid.T) {
+	rapidtest.Check(t, 0, func(t *rapid.T) {
 		numbers := rapid.SliceOf(rapid.StringMatching(`-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?`)).Draw(t, "numbers")
 		s, want := plan.New(), new(big.Rat)
 		for _, n := range numbers {

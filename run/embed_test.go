@@ -89,13 +89,13 @@ func TestEmbedded(t *testing.T) {
 	start(t, run.NewWorker(config(), proc))
 
 	a := client.NewAPI("http://" + addr)
-	jobs := make([]client.Job, 200)
+	jobs := make([]client.NewJob, 200)
 	for i := range jobs {
 		jobs[i] = double(in{i})
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	_, err := a.Submit(ctx, client.Group{
+	_, err := a.Submit(ctx, client.Submission{
 		ID: "g", Tenant: "acme", Type: "DOUBLE", Jobs: jobs, Seal: true,
 		Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data.n"}},
 	})
@@ -127,8 +127,8 @@ func TestKeysOfJobs(t *testing.T) {
 	a := client.NewAPI("http://" + <-listening)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	_, err := a.Submit(ctx, client.Group{
-		ID: "g", Type: "T", Seal: true, Jobs: []client.Job{{Payload: 1, Key: "ann@example.com"}, {Payload: 2, Key: "Bo \u2603"}, {Payload: 3}},
+	_, err := a.Submit(ctx, client.Submission{
+		ID: "g", Type: "T", Seal: true, Jobs: []client.NewJob{{Payload: 1, Key: "ann@example.com"}, {Payload: 2, Key: "Bo \u2603"}, {Payload: 3}},
 		Aggregate: []client.Aggregate{{As: "n", Op: "count"}},
 	})
 	require.NoError(t, err)

@@ -41,7 +41,7 @@ func (p outgoingMessage) validate() (err error) {
 
 // opsOf returns the reducers that the group names, so that validation accepts all of them. Only the
 // server knows which custom reducers it has besides the built-in ones.
-func opsOf(g client.Group) map[string]bool {
+func opsOf(g client.Submission) map[string]bool {
 	ops := map[string]bool{}
 	for _, a := range g.Aggregate {
 		ops[a.Op] = true

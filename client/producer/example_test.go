@@ -19,8 +19,8 @@ func ExampleProducer() {
 	}
 	defer p.Close()
 
-	group := client.Group{ID: "spring-2030", Tenant: "acme", Type: "SEND_EMAIL", Seal: true,
-		Jobs: []client.Job{{Payload: map[string]string{"to": "a@example.com"}}}}
+	group := client.Submission{ID: "spring-2030", Tenant: "acme", Type: "SEND_EMAIL", Seal: true,
+		Jobs: []client.NewJob{{Payload: map[string]string{"to": "a@example.com"}}}}
 	for {
 		_, err := p.Submit(ctx, group)
 		full, ok := errors.AsType[*producer.BacklogError](err)

@@ -119,9 +119,9 @@ func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error
 func (p *Producer) Close() error { return p.conn.Close() }
 
 // Submit publishes a group with its jobs and returns the group's id. Jobs beyond the first 500 or
-// 512 KiB follow in messages of their own. After an error, the caller may submit the same Group
-// with the returned id again: the server does not add a job twice.
-func (p *Producer) Submit(ctx context.Context, g client.Group) (id string, err error) {
+// 512 KiB follow in messages of their own. After an error, the caller may submit the same
+// Submission with the returned id again: the server does not add a job twice.
+func (p *Producer) Submit(ctx context.Context, g client.Submission) (id string, err error) {
 	if g.ID == "" {
 		g.ID = uuid.NewString()
 	}
@@ -176,7 +176,9 @@ func WithDedupKey(key string) AppendOption {
 
 // AppendJobs publishes jobs of a group that is not sealed, in messages of at most 500 jobs and 512
 // KiB. It returns how many jobs are certainly published: all, or fewer together with an error.
-func (p *Producer) AppendJobs(ctx context.Context, group string, jobs []client.Job, opts ...AppendOption) (int, error) {
+func (p *Producer) AppendJobs(
+	ctx context.Context, group string, jobs []client.NewJob, opts ...AppendOption,
+) (int, error) {
 	o := appendOptions{key: uuid.NewString()}
 	for _, opt := range opts {
 		opt(&o)

@@ -62,10 +62,10 @@ func TestProducerWritesFlatEntries(t *testing.T) {
 	p := newProducer(t, r.Addr())
 	ctx := t.Context()
 
-	id, err := p.Submit(ctx, client.Group{ID: "g", Tenant: "acme", Type: "SEND_EMAIL", Seal: true, Jobs: []client.Job{{Payload: map[string]string{"to": "a@example.com"}}}})
+	id, err := p.Submit(ctx, client.Submission{ID: "g", Tenant: "acme", Type: "SEND_EMAIL", Seal: true, Jobs: []client.NewJob{{Payload: map[string]string{"to": "a@example.com"}}}})
 	require.NoError(t, err)
 	require.Equal(t, "g", id)
-	n, err := p.AppendJobs(ctx, "g", []client.Job{{Payload: 1}, {Payload: "<2>", Type: "NOOP"}})
+	n, err := p.AppendJobs(ctx, "g", []client.NewJob{{Payload: 1}, {Payload: "<2>", Type: "NOOP"}})
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
 	require.NoError(t, p.Seal(ctx, "g", nil))
@@ -95,7 +95,7 @@ func TestProducerWritesFlatEntries(t *testing.T) {
 func TestProducerMakesUpAGroupID(t *testing.T) {
 	r := miniredis.RunT(t)
 	p := newProducer(t, r.Addr(), producer.WithPrefix("other:"))
-	id, err := p.Submit(t.Context(), client.Group{Type: "NOOP"})
+	id, err := p.Submit(t.Context(), client.Submission{Type: "NOOP"})
 	require.NoError(t, err)
 	require.NotEmpty(t, id)
 	entries := streamEntries(t, r, "other:ingest")
@@ -104,17 +104,17 @@ func TestProducerMakesUpAGroupID(t *testing.T) {
 }
 
 func TestProducerSplitsLargeGroups(t *testing.T) {
-	small := make([]client.Job, 2*producer.MaxMessageJobs+1)
+	small := make([]client.NewJob, 2*producer.MaxMessageJobs+1)
 	for i := range small {
 		small[i].Payload = i
 	}
-	large := make([]client.Job, 5)
+	large := make([]client.NewJob, 5)
 	for i := range large {
 		large[i].Payload = fmt.Sprint(i, strings.Repeat("x", 200<<10))
 	}
 	for _, c := range []struct {
 		name    string
-		jobs    []client.Job
+		jobs    []client.NewJob
 		batches []int
 	}{
 		{"by number", small, []int{producer.MaxMessageJobs, producer.MaxMessageJobs, 1}},
@@ -124,7 +124,7 @@ func TestProducerSplitsLargeGroups(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := miniredis.RunT(t)
 			p := newProducer(t, r.Addr())
-			g := client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Seal: true, Jobs: c.jobs}
+			g := client.Submission{ID: "g", Tenant: "acme", Type: "NOOP", Seal: true, Jobs: c.jobs}
 			_, err := p.Submit(t.Context(), g)
 			require.NoError(t, err)
 			n, err := p.AppendJobs(t.Context(), "h", c.jobs)
@@ -166,7 +166,7 @@ func TestProducerSplitsLargeGroups(t *testing.T) {
 func TestProducerRepeatsUnderTheSameMessageIDs(t *testing.T) {
 	r := miniredis.RunT(t)
 	p := newProducer(t, r.Addr())
-	jobs := make([]client.Job, producer.MaxMessageJobs+1)
+	jobs := make([]client.NewJob, producer.MaxMessageJobs+1)
 	ids := func(do func()) (all []string) {
 		before := len(streamEntries(t, r, ingest))
 		do()
@@ -177,11 +177,11 @@ func TestProducerRepeatsUnderTheSameMessageIDs(t *testing.T) {
 	}
 	submit := func(priority string) func() {
 		return func() {
-			_, err := p.Submit(t.Context(), client.Group{ID: "g", Type: "NOOP", Priority: priority, Seal: true, Jobs: jobs})
+			_, err := p.Submit(t.Context(), client.Submission{ID: "g", Type: "NOOP", Priority: priority, Seal: true, Jobs: jobs})
 			require.NoError(t, err)
 		}
 	}
-	app := func(jobs []client.Job, opts ...producer.AppendOption) func() {
+	app := func(jobs []client.NewJob, opts ...producer.AppendOption) func() {
 		return func() {
 			_, err := p.AppendJobs(t.Context(), "g", jobs, opts...)
 			require.NoError(t, err)
@@ -203,30 +203,30 @@ func TestProducerRefusesWhatTheServerWould(t *testing.T) {
 	r := miniredis.RunT(t)
 	p := newProducer(t, r.Addr())
 	secret := strings.Repeat("secret", 50_000)
-	for name, g := range map[string]client.Group{
+	for name, g := range map[string]client.Submission{
 		`id: must match`:                       {ID: "a/b", Type: "NOOP"},
 		`type: required`:                       {},
 		`tenant: must match`:                   {Type: "NOOP", Tenant: "a{b}"},
 		`priority: must be`:                    {Type: "NOOP", Priority: "urgent"},
-		`jobs[1].type: must match`:             {Type: "NOOP", Jobs: []client.Job{{}, {Type: "a b"}}},
-		`after the first 500 jobs: `:           {Type: "NOOP", Jobs: append(make([]client.Job, producer.MaxMessageJobs), client.Job{Type: "a b"})},
-		`jobs[0].payload`:                      {Type: "NOOP", Jobs: []client.Job{{Payload: secret}}},
-		`encode job 0: json: unsupported type`: {Type: "NOOP", Jobs: []client.Job{{Payload: func() {}}}},
-		`total is 3, but it is sealed with 1`:  {Type: "NOOP", Jobs: []client.Job{{}}, Total: ptr(int64(3)), Seal: true},
+		`jobs[1].type: must match`:             {Type: "NOOP", Jobs: []client.NewJob{{}, {Type: "a b"}}},
+		`after the first 500 jobs: `:           {Type: "NOOP", Jobs: append(make([]client.NewJob, producer.MaxMessageJobs), client.NewJob{Type: "a b"})},
+		`jobs[0].payload`:                      {Type: "NOOP", Jobs: []client.NewJob{{Payload: secret}}},
+		`encode job 0: json: unsupported type`: {Type: "NOOP", Jobs: []client.NewJob{{Payload: func() {}}}},
+		`total is 3, but it is sealed with 1`:  {Type: "NOOP", Jobs: []client.NewJob{{}}, Total: ptr(int64(3)), Seal: true},
 	} {
 		_, err := p.Submit(t.Context(), g)
 		require.ErrorContains(t, err, name)
 		require.NotContains(t, err.Error(), "secret")
 	}
-	_, err := p.AppendJobs(t.Context(), "", []client.Job{{}})
+	_, err := p.AppendJobs(t.Context(), "", []client.NewJob{{}})
 	require.ErrorContains(t, err, `group: required`)
-	_, err = p.AppendJobs(t.Context(), `"}`, []client.Job{{}})
+	_, err = p.AppendJobs(t.Context(), `"}`, []client.NewJob{{}})
 	require.ErrorContains(t, err, `group: must match`)
 	require.Error(t, p.Seal(t.Context(), "a b", nil))
 	require.Error(t, p.Cancel(t.Context(), "a b"))
 	require.Empty(t, streamEntries(t, r, ingest))
 
-	_, err = p.Submit(t.Context(), client.Group{Type: "NOOP", Aggregate: []client.Aggregate{{As: "x", Op: "of_your_own", Field: "data"}}})
+	_, err = p.Submit(t.Context(), client.Submission{Type: "NOOP", Aggregate: []client.Aggregate{{As: "x", Op: "of_your_own", Field: "data"}}})
 	require.NoError(t, err, "a reducer that only the server knows is accepted")
 }
 
@@ -236,14 +236,14 @@ func TestProducerLimitsTheBacklog(t *testing.T) {
 	now := time.Now()
 	p.SetBacklogClock(func() time.Time { return now })
 	ctx := t.Context()
-	one := []client.Job{{Payload: 1}}
+	one := []client.NewJob{{Payload: 1}}
 
 	_, err := p.AppendJobs(ctx, "g", one)
 	require.NoError(t, err)
 	_, err = p.AppendJobs(ctx, "g", one)
 	require.NoError(t, err)
 
-	n, err := p.AppendJobs(ctx, "g", make([]client.Job, producer.MaxMessageJobs+1))
+	n, err := p.AppendJobs(ctx, "g", make([]client.NewJob, producer.MaxMessageJobs+1))
 	require.Zero(t, n)
 	require.ErrorIs(t, err, producer.ErrBacklogFull)
 	var full *producer.BacklogError
@@ -258,7 +258,7 @@ func TestProducerLimitsTheBacklog(t *testing.T) {
 	r.Del(ingest)
 	require.ErrorIs(t, p.Cancel(ctx, "g"), producer.ErrBacklogFull, "the length is not read again so soon")
 	now = now.Add(time.Second)
-	_, err = p.AppendJobs(ctx, "g", make([]client.Job, 10*producer.MaxMessageJobs))
+	_, err = p.AppendJobs(ctx, "g", make([]client.NewJob, 10*producer.MaxMessageJobs))
 	require.NoError(t, err, "more messages than the limit are accepted into an empty stream")
 }
 
@@ -295,7 +295,7 @@ func TestProducerTraces(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	p := newProducer(t, r.Addr(), producer.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))))
 	parent := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
-	_, err := p.Submit(trace.ContextWithSpanContext(t.Context(), parent), client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: make([]client.Job, 2)})
+	_, err := p.Submit(trace.ContextWithSpanContext(t.Context(), parent), client.Submission{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: make([]client.NewJob, 2)})
 	require.NoError(t, err)
 
 	ended := spans.Ended()

@@ -72,7 +72,7 @@ func TestProducerRepeatsUnderOneIDWhenAReplyIsLost(t *testing.T) {
 	var lose atomic.Int32
 	p := newProducer(t, lossyProxy(t, r.Addr(), &lose))
 	lose.Store(2)
-	n, err := p.AppendJobs(t.Context(), "g", []client.Job{{Payload: 1}})
+	n, err := p.AppendJobs(t.Context(), "g", []client.NewJob{{Payload: 1}})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	entries := streamEntries(t, r, ingest)
@@ -82,7 +82,7 @@ func TestProducerRepeatsUnderOneIDWhenAReplyIsLost(t *testing.T) {
 	}
 
 	lose.Store(100)
-	n, err = p.AppendJobs(t.Context(), "g", []client.Job{{Payload: 2}})
+	n, err = p.AppendJobs(t.Context(), "g", []client.NewJob{{Payload: 2}})
 	require.Zero(t, n)
 	require.ErrorContains(t, err, "publish jobs.append of group g: ")
 	require.True(t, errors.Is(err, io.EOF), "%v", err)

@@ -95,11 +95,11 @@ func serve(ctx context.Context, redisURL, api string) error {
 
 // submit starts a bulk action of 100 invoices and prints its result.
 func submit(ctx context.Context, a *client.API) error {
-	jobs := make([]client.Job, 100)
+	jobs := make([]client.NewJob, 100)
 	for i := range jobs {
 		jobs[i] = newInvoice(Invoice{Customer: fmt.Sprintf("customer-%d", i), Cents: int64(i + 1)})
 	}
-	accepted, err := a.Submit(ctx, client.Group{
+	accepted, err := a.Submit(ctx, client.Submission{
 		Tenant: "acme", Type: invoiceType, Jobs: jobs, Seal: true,
 		Aggregate: []client.Aggregate{{As: "cents", Op: "sum", Field: "data.cents"}},
 	})

@@ -28,10 +28,10 @@ func submit(ctx context.Context, redisURL string) (string, error) {
 		return "", err
 	}
 	defer func() { _ = p.Close() }() // Submit has returned: nothing is lost
-	return p.Submit(ctx, client.Group{
+	return p.Submit(ctx, client.Submission{
 		Tenant: "acme", Type: "NOOP", Seal: true,
 		Aggregate: []client.Aggregate{{As: "cost", Op: "sum", Field: "data.cost"}},
-		Jobs: []client.Job{
+		Jobs: []client.NewJob{
 			{Payload: map[string]any{"result": map[string]int{"cost": 2}}},
 			{Payload: map[string]any{"result": map[string]int{"cost": 3}}},
 		},

@@ -26,21 +26,9 @@ type Host struct {
 // arguments, handles no signals, and has an admin server only if Settings names ADMIN_ADDR. Wrong
 // settings are an ErrConfig.
 func RunEmbedded(ctx context.Context, h Host, run func(context.Context, *Process) error) error {
-	environ := make([]string, 0, len(h.Settings))
-	for name, value := range h.Settings {
-		environ = append(environ, envPrefix+name+"="+value)
-	}
-	slices.Sort(environ) // so that errors have an order
-	cfg, unknown, err := Load(environ)
-	for _, u := range unknown {
-		problem := fmt.Errorf("%s: there is no such setting", u.Name)
-		if u.DidYouMean != "" {
-			problem = fmt.Errorf("%w; did you mean %s?", problem, u.DidYouMean)
-		}
-		err = errors.Join(err, problem)
-	}
+	cfg, err := LoadSettings(h.Settings)
 	if err != nil {
-		return fmt.Errorf("%w:\n%w", ErrConfig, err)
+		return err
 	}
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -53,4 +41,27 @@ func RunEmbedded(ctx context.Context, h Host, run func(context.Context, *Process
 	p.OnStop("telemetry", p.Tel.Shutdown)
 	p.hasAdmin = h.Settings["ADMIN_ADDR"] != ""
 	return errors.Join(p.run(ctx, run), p.stop(stopTimeout))
+}
+
+// LoadSettings returns the configuration of a process that runs inside another program. settings
+// are values of variables, by their names without BULKACTION_. Wrong and unknown settings are an
+// ErrConfig.
+func LoadSettings(settings map[string]string) (Config, error) {
+	environ := make([]string, 0, len(settings))
+	for name, value := range settings {
+		environ = append(environ, envPrefix+name+"="+value)
+	}
+	slices.Sort(environ) // so that errors have an order
+	cfg, unknown, err := Load(environ)
+	for _, u := range unknown {
+		problem := fmt.Errorf("%s: there is no such setting", u.Name)
+		if u.DidYouMean != "" {
+			problem = fmt.Errorf("%w; did you mean %s?", problem, u.DidYouMean)
+		}
+		err = errors.Join(err, problem)
+	}
+	if err != nil {
+		return Config{}, fmt.Errorf("%w:\n%w", ErrConfig, err)
+	}
+	return cfg, nil
 }

@@ -44,6 +44,9 @@ func (f *fakeAPI) listTenants(w http.ResponseWriter, r *http.Request) {
 	defer f.mu.Unlock()
 	l := api.TenantList{Tenants: []api.Tenant{}}
 	for _, id := range slices.Sorted(maps.Keys(f.tenants)) {
+		if r.URL.Query().Get("groups") != "true" && strings.HasPrefix(id, "own") {
+			continue
+		}
 		if id > r.URL.Query().Get("cursor") && l.Cursor == "" {
 			l.Tenants = append(l.Tenants, f.tenantDocument(id))
 			if len(l.Tenants) == 2 {
@@ -64,13 +67,13 @@ func (f *fakeAPI) tenant(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, f.tenantDocument(r.PathValue("id")))
 }
 
-func (f *fakeAPI) setTenant(w http.ResponseWriter, r *http.Request) {
+func (f *fakeAPI) patchTenant(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	body, _ := io.ReadAll(r.Body)
 	f.bodies = append(f.bodies, string(body))
-	var set api.TenantSettings
-	if err := json.Unmarshal(body, &set); err != nil {
+	set := f.tenants[r.PathValue("id")]
+	if err := json.Unmarshal(body, &set); err != nil { // null makes a pointer nil, an absent field does not change it
 		problem(w, http.StatusUnprocessableEntity, err.Error())
 		return
 	}
@@ -135,7 +138,7 @@ func TestPauseAndResume(t *testing.T) {
 	submitGroup(t, f)
 	require.Equal(t, run{exitOK, "g   RUNNING   paused\n", ""}, f.exec(t.Context(), console{}, "pause", "g"))
 	require.True(t, f.groupByID(t, "g").Paused)
-	require.Equal(t, run{exitOK, `{"id":"g","status":"RUNNING","links":{"self":"/v1/groups/g"},"paused":false}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
+	require.Equal(t, run{exitOK, `{"id":"g","status":"RUNNING","counts":{"accepted":2,"waiting":2,"non_ready":0,"ready":0,"in_flight":0,"done":0,"failed":0,"cancelled":0},"links":{"self":"/v1/groups/g"},"paused":false}` + "\n", ""}, f.exec(t.Context(), console{}, "resume", "g", "--json"))
 	require.False(t, f.groupByID(t, "g").Paused)
 	f.groups["g"].finish()
 	got := f.exec(t.Context(), console{}, "pause", "g")
@@ -158,12 +161,12 @@ func TestTenantSet(t *testing.T) {
 	f := newFakeAPI(t)
 	for _, c := range []struct{ flags, body string }{
 		{"--rps 12.5", `{"rps":12.5}`}, // the tenant did not exist before
-		{"--weight 2", `{"rps":12.5,"weight":2}`},
-		{"--base-priority -7", `{"rps":12.5,"weight":2,"base_priority":-7}`},
-		{"--rps 3 --weight 1", `{"rps":3,"weight":1,"base_priority":-7}`},
-		{"--base-priority 0", `{"rps":3,"base_priority":0}`},
-		{"--clear --weight 5", `{"weight":5}`},
-		{"--clear", `{}`},
+		{"--weight 2", `{"weight":2}`},
+		{"--base-priority -7", `{"base_priority":-7}`},
+		{"--rps 3 --weight 1", `{"rps":3,"weight":1}`},
+		{"--base-priority 0", `{"base_priority":0}`},
+		{"--clear --weight 5", `{"rps":null,"weight":5,"base_priority":null}`},
+		{"--clear", `{"rps":null,"weight":null,"base_priority":null}`},
 	} {
 		f.bodies = nil
 		got := f.exec(t.Context(), console{}, append([]string{"tenant", "set", "acme", "--json"}, strings.Fields(c.flags)...)...)
@@ -286,6 +289,11 @@ func TestTenantLs(t *testing.T) {
 	var last api.Tenant
 	require.NoError(t, json.Unmarshal([]byte(lines[4]), &last))
 	require.Equal(t, f.tenantDocument("t4"), last)
+	f.tenants["own"] = api.TenantSettings{}
+	for flags, lines := range map[string]int{"ls": 6, "ls --all": 7} {
+		got := f.exec(t.Context(), console{}, append([]string{"tenant"}, strings.Fields(flags)...)...)
+		require.Len(t, strings.Split(strings.TrimSpace(got.out), "\n"), lines, flags)
+	}
 	got = f.exec(t.Context(), console{outIsTerm: true}, "tenant", "ls")
 	require.Equal(t, "TENANT                   STATE           RPS   WEIGHT   UNFINISHED    NON-READY  PER SEC\n"+
 		"t0                       active          0.5        1       12,345          678      9.5", strings.Join(strings.Split(got.out, "\n")[:2], "\n"))

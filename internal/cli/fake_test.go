@@ -66,7 +66,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("POST /v1/{kind}/{id}/{verb}", f.pauseOrResume)
 	mux.HandleFunc("GET /v1/tenants", f.listTenants)
 	mux.HandleFunc("GET /v1/tenants/{id}", f.tenant)
-	mux.HandleFunc("PUT /v1/tenants/{id}", f.setTenant)
+	mux.HandleFunc("PATCH /v1/tenants/{id}", f.patchTenant)
 	mux.HandleFunc("PUT /v1/workers/{id}", f.resizeWorker)
 	mux.HandleFunc("GET /v1/guards", f.listGuards)
 	mux.HandleFunc("GET /v1/guards/{name}", f.showGuard)
@@ -141,11 +141,11 @@ func (f *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	g := f.groups[s.ID]
-	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Links: map[string]string{"self": "/v1/groups/" + g.ID}, Tenant: s.Tenant, Warnings: f.warnings})
+	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Counts: g.Counts, Links: map[string]string{"self": "/v1/groups/" + g.ID}, Tenant: s.Tenant, Warnings: f.warnings})
 }
 
 func accepted(w http.ResponseWriter, g *fakeGroup) {
-	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Links: map[string]string{"self": "/v1/groups/" + g.ID}})
+	reply(w, http.StatusAccepted, api.Accepted{ID: g.ID, Status: g.Status, Counts: g.Counts, Links: map[string]string{"self": "/v1/groups/" + g.ID}})
 }
 
 func (g *fakeGroup) add(jobs []messages.Job) {

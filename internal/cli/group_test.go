@@ -150,7 +150,7 @@ func TestCancelAndRetry(t *testing.T) {
 	got = f.exec(t.Context(), console{}, "retry", "g", "--job", "x")
 	require.Equal(t, exitUsage, got.code, got.err)
 	got = f.exec(t.Context(), console{}, "cancel", "g", "--json")
-	require.Equal(t, run{exitOK, `{"id":"g","status":"CANCELLED","links":{"self":"/v1/groups/g"}}` + "\n", ""}, got)
+	require.Equal(t, run{exitOK, `{"id":"g","status":"CANCELLED","counts":{"accepted":2,"waiting":0,"non_ready":0,"ready":0,"in_flight":0,"done":1,"failed":1,"cancelled":0},"links":{"self":"/v1/groups/g"}}` + "\n", ""}, got)
 }
 
 func TestDeadLetters(t *testing.T) {

@@ -73,7 +73,7 @@ func (v *fileFlags) requireGood(r *Root) error {
 }
 
 // checkOnly does what --dry-run asks for: it checks the jobs and sends nothing.
-func (v *fileFlags) checkOnly(r *Root, payloads []client.Job) error {
+func (v *fileFlags) checkOnly(r *Root, payloads []client.NewJob) error {
 	found := jobCheck{}
 	for _, p := range payloads {
 		found.add(p.Payload.(json.RawMessage), 0, nil) // group has made it

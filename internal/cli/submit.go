@@ -42,6 +42,7 @@ type submission struct {
 type submitted struct {
 	ID     string            `json:"id"`
 	Status api.Status        `json:"status"`
+	Counts *api.Counts       `json:"counts,omitempty"` // when the jobs were accepted; nil: not known
 	Links  map[string]string `json:"links,omitempty"`
 	Tenant string            `json:"tenant,omitempty"`
 	// Warnings say why the group may not end. Without --json they are printed to stderr.
@@ -121,7 +122,7 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 
 func newSubmitted(accepted api.Accepted, err error) (submitted, error) {
 	return submitted{
-		ID: accepted.ID, Status: accepted.Status, Links: accepted.Links,
+		ID: accepted.ID, Status: accepted.Status, Counts: &accepted.Counts, Links: accepted.Links,
 		Tenant: accepted.Tenant, Warnings: accepted.Warnings,
 	}, err
 }

@@ -41,7 +41,7 @@ func TestSubmitFlags(t *testing.T) {
 	}, f.groupByID(t, "g").submitted)
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "NOOP", "--payload", "1", "--json")
-	require.Equal(t, run{exitOK, `{"id":"made-up-1","status":"COMPLETED","links":{"self":"/v1/groups/made-up-1"}}` + "\n", ""}, got)
+	require.Equal(t, run{exitOK, `{"id":"made-up-1","status":"COMPLETED","counts":{"accepted":1,"waiting":0,"non_ready":0,"ready":0,"in_flight":0,"done":1,"failed":0,"cancelled":0},"links":{"self":"/v1/groups/made-up-1"}}` + "\n", ""}, got)
 	require.Equal(t, &messages.SubmitGroup{ID: "made-up-1", Type: "NOOP", Seal: true, Jobs: []messages.Job{{Payload: json.RawMessage("1")}}}, f.groupByID(t, "made-up-1").submitted)
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "NOOP", "--id", "open", "--no-seal")

@@ -12,7 +12,7 @@ import (
 
 // submitFile creates a group, appends the jobs of the file, and seals the group. If all lines are
 // rejected, it cancels the group.
-func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Group) (submitted, error) {
+func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Submission) (submitted, error) {
 	if s.strict {
 		if err := s.requireGood(s.root); err != nil {
 			return submitted{}, err
@@ -48,9 +48,12 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Gro
 		if err != nil {
 			return submitted{}, s.withResumeHint(err, accepted.ID, appended)
 		}
-		accepted.Status = sealed.Status
+		accepted.Status, accepted.Counts = sealed.Status, sealed.Counts
 	}
 	out, err := newSubmitted(accepted, nil)
+	if s.noSeal {
+		out.Counts = nil
+	}
 	out.Accepted, out.Rejected, out.RejectedTotal = &appended.Accepted, appended.Rejected, appended.RejectedTotal
 	return out, err
 }

@@ -109,8 +109,8 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 }
 
 // group builds the group from the flags. The payloads become its jobs.
-func (v *flagValues) group(f *pflag.FlagSet) (client.Group, error) {
-	g := client.Group{
+func (v *flagValues) group(f *pflag.FlagSet) (client.Submission, error) {
+	g := client.Submission{
 		ID: v.id, Tenant: v.tenant, Name: v.name, Type: v.typ, Priority: v.priority, JobTimeout: v.jobTimeout,
 		BasePriority: v.basePriority,
 		Seal:         v.file == "" && !v.noSeal,
@@ -141,7 +141,7 @@ func (v *flagValues) group(f *pflag.FlagSet) (client.Group, error) {
 			return g, usagef("--payload number %d is not JSON: write it in single quotes, for example "+
 				`--payload '{"to": "a@example.com"}'`, i+1)
 		}
-		g.Jobs = append(g.Jobs, client.Job{Payload: json.RawMessage(p)})
+		g.Jobs = append(g.Jobs, client.NewJob{Payload: json.RawMessage(p)})
 	}
 	return g, nil
 }

@@ -25,12 +25,15 @@ func newTenant(r *Root) *cobra.Command {
 }
 
 func newTenantLs(r *Root) *cobra.Command {
-	return &cobra.Command{
+	var filter client.TenantFilter
+	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List the tenants that have groups or settings",
-		Args:  cobra.NoArgs,
+		Short: "List the tenants that have groups or settings, or are paused",
+		Long: "List the tenants that have groups or settings, or are paused. A group without a tenant is its own\n" +
+			"tenant: without --all, such a tenant is listed only if it has settings or is paused.",
+		Args: cobra.NoArgs,
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
-			return printLines(r, a.Tenants(ctx), &columns[api.Tenant]{
+			return printLines(r, a.Tenants(ctx, filter), &columns[api.Tenant]{
 				format: "%-24v %-8v %10v %8v %12v %12v %8v",
 				head:   []any{"TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC"},
 				cells: func(t api.Tenant) []any {
@@ -42,6 +45,8 @@ func newTenantLs(r *Root) *cobra.Command {
 			})
 		}),
 	}
+	cmd.Flags().BoolVar(&filter.Groups, "all", false, "list the tenants of groups without a tenant, too")
+	return cmd
 }
 
 func newTenantShow(r *Root) *cobra.Command {
@@ -88,20 +93,7 @@ func newTenantSet(r *Root) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var set api.TenantSettings
-			if !s.clear {
-				switch t, err := a.Tenant(cmd.Context(), args[0]); {
-				case err == nil:
-					set = api.TenantSettings{RPS: t.RPS, BasePriority: t.BasePriority}
-					if t.Weight != 1 {
-						set.Weight = &t.Weight
-					}
-				case !isNotFound(err):
-					return err
-				}
-			}
-			s.apply(cmd, &set)
-			t, err := a.SetTenant(cmd.Context(), args[0], set)
+			t, err := a.PatchTenant(cmd.Context(), args[0], s.patch(cmd))
 			if err != nil {
 				return err
 			}
@@ -139,17 +131,24 @@ func (s *tenantFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// apply copies the values of the flags that were given.
-func (s *tenantFlags) apply(cmd *cobra.Command, set *api.TenantSettings) {
+// patch returns the settings with a flag. With --clear, the others get their defaults.
+func (s *tenantFlags) patch(cmd *cobra.Command) api.TenantPatch {
+	var p api.TenantPatch
+	if s.clear {
+		p = api.TenantPatch{
+			RPS: api.ToDefault[float64](), Weight: api.ToDefault[float64](), BasePriority: api.ToDefault[int64](),
+		}
+	}
 	if cmd.Flags().Changed("rps") {
-		set.RPS = &s.rps
+		p.RPS = api.SetTo(s.rps)
 	}
 	if cmd.Flags().Changed("weight") {
-		set.Weight = &s.weight
+		p.Weight = api.SetTo(s.weight)
 	}
 	if cmd.Flags().Changed("base-priority") {
-		set.BasePriority = &s.basePriority
+		p.BasePriority = api.SetTo(s.basePriority)
 	}
+	return p
 }
 
 // noteWholePermits says what the limit of a tenant really is if it is not a whole number of permits

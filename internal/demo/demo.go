@@ -138,7 +138,7 @@ func send(ctx context.Context, c *client.API, o Options) (Result, error) {
 		jobs := o.Jobs*(i+1)/o.Tenants - o.Jobs*i/o.Tenants
 		id := fmt.Sprintf("demo-%s-%s", run, tenant(i))
 		ids[i] = id
-		_, err := c.Submit(ctx, client.Group{
+		_, err := c.Submit(ctx, client.Submission{
 			ID: id, Tenant: tenant(i), Name: "Demo promotion of " + tenant(i), Type: "SEND_EMAIL",
 			Aggregate: []client.Aggregate{
 				{As: "sent", Op: "count"},
@@ -163,10 +163,10 @@ func send(ctx context.Context, c *client.API, o Options) (Result, error) {
 }
 
 // mails returns the jobs of one tenant, with the payloads that a file of recipients would give.
-func mails(tenant string, n int) iter.Seq[client.Job] {
-	return func(yield func(client.Job) bool) {
+func mails(tenant string, n int) iter.Seq[client.NewJob] {
+	return func(yield func(client.NewJob) bool) {
 		for i := range n {
-			job := client.Job{Payload: map[string]string{
+			job := client.NewJob{Payload: map[string]string{
 				"to": fmt.Sprintf("customer-%d@%s.example.com", i+1, tenant), "subject": "News from " + tenant,
 				"body": fmt.Sprintf("Dear customer %d,\n\nthis promotion is for you.\n", i+1),
 			}}

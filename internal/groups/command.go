@@ -88,17 +88,17 @@ func (s *commands) command(
 	if err := s.durability.await(ctx, p, groupSatisfies(p, group, applied)); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	var statuses []api.Status
+	var now []ledger.Progress
 	if err := retryUnavailable(ctx, func(ctx context.Context) (err error) {
-		statuses, err = ledger.Statuses(ctx, s.conn.Cmd, p, []string{group})
+		now, err = ledger.ReadProgress(ctx, s.conn.Cmd, []ledger.GroupRef{{Partition: p, ID: group}})
 		return err
 	}); err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	if statuses[0] == "" {
+	if now[0].Status == "" {
 		return api.Accepted{}, fmt.Errorf("group %s: %w", group, api.ErrNotFound)
 	}
-	return api.Accepted{ID: group, Status: statuses[0]}, nil
+	return api.Accepted{ID: group, Status: now[0].Status, Counts: now[0].Counts}, nil
 }
 
 // PauseTenant stops a tenant: none of its jobs starts any more. The tenant need not exist.

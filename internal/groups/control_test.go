@@ -26,7 +26,7 @@ func TestPauseAGroup(t *testing.T) {
 		for range 2 {
 			a, err := w.Store.Pause(ctx, "g")
 			require.NoError(w.T, err)
-			require.Equal(w.T, api.Accepted{ID: "g", Status: api.StatusCreated}, a)
+			require.Equal(w.T, api.Accepted{ID: "g", Status: api.StatusCreated, Counts: api.Counts{Accepted: 3, Waiting: 3}}, a)
 			require.True(w.T, w.Group("g").Paused)
 		}
 		w.Admit("T")
@@ -125,6 +125,17 @@ func TestTenant(t *testing.T) {
 		require.Nil(w.T, set.RPS, "a setting that is not given gets its default")
 		require.Nil(w.T, set.BasePriority)
 		require.Equal(w.T, 3.0, set.Weight)
+		for range 2 {
+			set, err = w.Store.PatchTenant(ctx, "acme", api.TenantPatch{RPS: api.SetTo(9.0)})
+			require.NoError(w.T, err)
+			require.Equal(w.T, 9.0, *set.RPS)
+			require.Equal(w.T, 3.0, set.Weight, "a patch leaves the other settings as they are")
+		}
+		set, err = w.Store.PatchTenant(ctx, "acme", api.TenantPatch{RPS: api.ToDefault[float64]()})
+		require.NoError(w.T, err)
+		require.Nil(w.T, set.RPS)
+		_, err = w.Store.PatchTenant(ctx, "nobody", api.TenantPatch{Weight: api.ToDefault[float64]()})
+		require.NoError(w.T, err)
 		_, err = w.Store.SetTenant(ctx, "nobody", api.TenantSettings{})
 		require.NoError(w.T, err)
 		_, err = w.Store.Tenant(ctx, "nobody")
@@ -164,7 +175,7 @@ func TestTenantsArePaged(t *testing.T) {
 	for _, limit := range []int{1, 2, 7, 22, 23, 24} {
 		var got []string
 		for cursor := ""; ; {
-			page, err := w.Store.Tenants(t.Context(), cursor, limit)
+			page, err := w.Store.Tenants(t.Context(), cursor, limit, true)
 			require.NoError(t, err)
 			require.LessOrEqual(t, len(page.Tenants), limit)
 			for _, tenant := range page.Tenants {
@@ -180,14 +191,54 @@ func TestTenantsArePaged(t *testing.T) {
 		}
 		require.Equal(t, want, got, "pages of %d", limit)
 	}
-	page, err := w.Store.Tenants(t.Context(), "t10x", 2)
+	page, err := w.Store.Tenants(t.Context(), "t10x", 2, false)
 	require.NoError(t, err)
 	require.Equal(t, "t11", page.Tenants[0].ID, "the cursor's tenant may be gone")
 	for _, cursor := range []string{"(a", "[a", "{", "a b"} {
-		_, err := w.Store.Tenants(t.Context(), cursor, 1)
+		_, err := w.Store.Tenants(t.Context(), cursor, 1, false)
 		var invalid *messages.ValidationError
 		require.ErrorAs(t, err, &invalid, cursor)
 	}
+}
+
+// Tenants of groups without a tenant are not listed, and a call looks at a bounded number of them.
+func TestImplicitTenantsAreLeftOut(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 3)
+	const implicit = 1100 // more than one call looks at
+	for i := range implicit {
+		id := fmt.Sprintf("g%04d", i)
+		p := w.Space.OfTenant(id)
+		_, err := ledger.Create(t.Context(), w.Conn.Cmd, p, ledger.CreateArgs{Group: id, Tenant: id, Type: "T", Hash: "h"})
+		require.NoError(t, err)
+	}
+	w.Submit(messages.SubmitGroup{ID: "h", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(1)})
+	_, err := w.Store.PatchTenant(t.Context(), "g0500", api.TenantPatch{Weight: api.SetTo(2.0)})
+	require.NoError(t, err)
+	w.Submit(messages.SubmitGroup{ID: "i", Tenant: "zeta", Type: "T", Jobs: stagetest.Numbered(1)})
+	list := func(limit int, all bool) (ids []string, calls int) {
+		for cursor := ""; ; {
+			page, err := w.Store.Tenants(t.Context(), cursor, limit, all)
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(page.Tenants), limit)
+			require.True(t, page.Cursor == "" || page.Cursor > cursor, "each call gets on")
+			calls++
+			for _, tenant := range page.Tenants {
+				ids = append(ids, tenant.ID)
+			}
+			if cursor = page.Cursor; cursor == "" {
+				return ids, calls
+			}
+		}
+	}
+	for limit, calls := range map[int]int{1: 4, 2: 3, 50: 2, 1000: 2} {
+		got, n := list(limit, false)
+		require.Equal(t, []string{"acme", "g0500", "zeta"}, got, "pages of %d", limit)
+		require.LessOrEqual(t, n, calls, "pages of %d", limit)
+	}
+	got, _ := list(1000, true)
+	require.Len(t, got, implicit+2)
 }
 
 // The estimate covers the group's jobs and the tenant's jobs before them, at the tenant's speed.

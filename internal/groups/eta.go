@@ -73,9 +73,9 @@ func moving(g *api.Group) bool {
 // speeds sets how many jobs of each tenant end per second, at most what its limits allow. It leaves
 // 0 for a paused tenant.
 func (s *views) speeds(ctx context.Context, p keyspace.Partition, of map[string]float64) error {
-	tenants := make([]tenantAt, 0, len(of))
+	tenants := make([]ledger.TenantRef, 0, len(of))
 	for t := range of {
-		tenants = append(tenants, tenantAt{t, p})
+		tenants = append(tenants, ledger.TenantRef{Partition: p, ID: t})
 	}
 	states, err := s.tenants.states(ctx, tenants)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *views) speeds(ctx context.Context, p keyspace.Partition, of map[string]
 	}
 	for i, t := range tenants {
 		if !states[i].Paused {
-			of[t.id] = s.cfg.Rate.Bound(states[i], states[i].PerSecond)
+			of[t.ID] = s.cfg.Rate.Bound(states[i], states[i].PerSecond)
 		}
 	}
 	return nil

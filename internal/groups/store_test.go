@@ -233,6 +233,41 @@ func TestIdempotencyKey(t *testing.T) {
 }
 
 // An invalid submission does not use up its idempotency key.
+// The counts of a submission are those of its jobs when they were accepted, in a repeated answer
+// too, whatever has become of the jobs.
+func TestSubmissionHasCounts(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		arrived := time.Now()
+		soon, later, past := arrived.Add(time.Minute), arrived.Add(time.Hour), arrived.Add(-time.Hour)
+		jobs := stagetest.Numbered(4)
+		jobs[1].RunAt, jobs[2].RunAt, jobs[3].RunAt = &past, &soon, &later
+		for group, c := range map[string]struct {
+			runAt *time.Time
+			want  api.Counts
+		}{
+			"now":   {nil, api.Counts{Accepted: 4, Waiting: 2, NonReady: 2}},
+			"soon":  {&soon, api.Counts{Accepted: 4, Waiting: 3, NonReady: 1}},
+			"later": {&later, api.Counts{Accepted: 4, Waiting: 4}},
+		} {
+			for i := range 2 {
+				o := groups.Origin{IdempotencyKey: group, At: arrived.Add(time.Duration(i) * 2 * time.Hour)}
+				g := messages.SubmitGroup{ID: group, Tenant: "acme", Type: "T", RunAt: c.runAt, Jobs: jobs, Seal: true}
+				a, err := w.Store.Submit(w.T.Context(), &g, o)
+				require.NoError(w.T, err)
+				require.Equal(w.T, c.want, a.Counts, group)
+				if i == 0 {
+					require.Equal(w.T, c.want, w.Counts(group), "the answer agrees with the group")
+					w.Admit("T")
+				}
+			}
+		}
+		require.EqualValues(w.T, 2, w.Counts("now").Ready)
+		a, err := w.Store.Submit(w.T.Context(), &messages.SubmitGroup{ID: "empty", Type: "T"}, groups.Origin{At: arrived})
+		require.NoError(w.T, err)
+		require.Zero(w.T, a.Counts)
+	})
+}
+
 func TestInvalidUsesNoIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -358,7 +393,7 @@ func TestCommands(t *testing.T) {
 		require.ErrorIs(w.T, err, api.ErrConflict)
 		accepted, err := w.Store.Cancel(ctx, "g")
 		require.NoError(w.T, err)
-		require.Equal(w.T, api.Accepted{ID: "g", Status: api.StatusCancelled}, accepted)
+		require.Equal(w.T, api.Accepted{ID: "g", Status: api.StatusCancelled, Counts: api.Counts{Accepted: 12_000, Cancelled: 12_000}}, accepted)
 		require.Equal(w.T, api.Counts{Accepted: 12_000, Cancelled: 12_000}, w.Counts("g"))
 		_, err = w.Store.Cancel(ctx, "g")
 		require.NoError(w.T, err)

@@ -53,17 +53,18 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 	if err != nil {
 		return api.Accepted{}, err
 	}
-	hash := messages.ContentHash(g)
+	hash, accepted := messages.ContentHash(g), o.At
 	if o.IdempotencyKey != "" {
 		content := hash
 		if !o.GeneratedID {
 			content += " " + g.ID
 		}
-		id, err := s.resolveIdempotencyKey(ctx, o.IdempotencyKey, content, g.ID)
+		first, err := s.resolveIdempotencyKey(ctx, o.IdempotencyKey,
+			idempotencyRecord{Hash: content, Group: g.ID, AtMS: o.At.UnixMilli()})
 		if err != nil {
 			return api.Accepted{}, apiError(err)
 		}
-		g.ID = id
+		g.ID, accepted = first.Group, time.UnixMilli(first.AtMS)
 	}
 	if g.Tenant == "" {
 		g.Tenant = g.ID
@@ -94,7 +95,9 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 	if err != nil {
 		return api.Accepted{}, apiError(err)
 	}
-	a := api.Accepted{ID: g.ID, Status: api.StatusCreated, Tenant: g.Tenant}
+	a := api.Accepted{
+		ID: g.ID, Status: api.StatusCreated, Counts: newCounts(g, skipped, accepted), Tenant: g.Tenant,
+	}
 	if !o.Published { // nobody reads the answer to a message
 		a.Warnings = s.warnings(ctx, g)
 		if len(skipped) > 0 { // another request has added them since the group was created
@@ -102,6 +105,28 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 		}
 	}
 	return a, nil
+}
+
+// newCounts returns the counts of a submission's jobs, without the skipped ones, at the time at
+// which they were accepted. They are not read, so that a repeated request has the same answer.
+func newCounts(g *messages.SubmitGroup, skipped []int, at time.Time) (c api.Counts) {
+	left := make(map[int]bool, len(skipped))
+	for _, i := range skipped {
+		left[i] = true
+	}
+	for i := range g.Jobs {
+		runAt := g.Jobs[i].RunAt
+		switch {
+		case left[i]:
+			continue
+		case runAt != nil && runAt.After(at) && (g.RunAt == nil || runAt.After(*g.RunAt)):
+			c.NonReady++
+		default: // also the jobs of a scheduled group
+			c.Waiting++
+		}
+		c.Accepted++
+	}
+	return c
 }
 
 // maxWarnedTypes is how many types without a worker a submission is warned of.
@@ -189,20 +214,21 @@ func (s *submissions) registerOwner(ctx context.Context, group, tenant string) e
 type idempotencyRecord struct {
 	Hash  string `json:"hash"`
 	Group string `json:"group"`
+	AtMS  int64  `json:"at_ms"` // when it arrived
 }
 
-// resolveIdempotencyKey returns the group of the first request that used the idempotency key, in
-// any process. If there was none, it records this request as the first. So two equal requests at
-// the same time store one group. It returns api.ErrConflict when the first request had other
-// content.
-func (s *submissions) resolveIdempotencyKey(ctx context.Context, key, hash, group string) (string, error) {
+// resolveIdempotencyKey returns the first request that used the idempotency key, in any process. If
+// there was none, it is this one. So two equal requests at the same time store one group. It
+// returns api.ErrConflict when the first request had other content.
+func (s *submissions) resolveIdempotencyKey(
+	ctx context.Context, key string, this idempotencyRecord,
+) (first idempotencyRecord, err error) {
 	sum := sha256.Sum256([]byte(key))
 	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))
-	mine, err := json.Marshal(idempotencyRecord{Hash: hash, Group: group})
+	mine, err := json.Marshal(this)
 	if err != nil {
-		return "", err
+		return first, err
 	}
-	var first idempotencyRecord
 	err = retryUnavailable(ctx, func(ctx context.Context) error {
 		if err := s.conn.Cmd.SetNX(ctx, at, mine, s.cfg.KeepIdempotencyKeys).Err(); err != nil {
 			return err
@@ -214,12 +240,13 @@ func (s *submissions) resolveIdempotencyKey(ctx context.Context, key, hash, grou
 		return json.Unmarshal(have, &first)
 	})
 	if err != nil {
-		return "", fmt.Errorf("reserve idempotency key: %w", err)
+		return first, fmt.Errorf("reserve idempotency key: %w", err)
 	}
-	if first.Hash != hash {
-		return "", fmt.Errorf("Idempotency-Key was used before with other content: use a new key: %w", api.ErrConflict)
+	if first.Hash != this.Hash {
+		return first, fmt.Errorf("Idempotency-Key was used before with other content: use a new key: %w",
+			api.ErrConflict)
 	}
-	return first.Group, nil
+	return first, nil
 }
 
 // groupFields returns the fields of the group's hash that come from its submission.

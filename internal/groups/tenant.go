@@ -21,11 +21,25 @@ type tenants struct{ *access }
 // SetTenant replaces a tenant's settings and returns the tenant. Pausing is not a setting, and
 // stays. An unknown tenant becomes known, unless all settings are the defaults.
 func (s *tenants) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
-	p := s.space.OfTenant(tenant)
-	err := retryUnavailable(ctx, func(ctx context.Context) error {
+	return s.change(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.SetTenant(ctx, s.conn.Cmd, p, tenant, ledger.TenantSettings(set))
 	})
-	if err != nil {
+}
+
+// PatchTenant changes some of a tenant's settings and returns the tenant. Otherwise it is as
+// SetTenant.
+func (s *tenants) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
+	return s.change(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
+		return ledger.ChangeTenant(ctx, s.conn.Cmd, p, tenant, patch)
+	})
+}
+
+// change changes a tenant by do, which may be repeated, and returns the tenant.
+func (s *tenants) change(
+	ctx context.Context, tenant string, do func(context.Context, keyspace.Partition) error,
+) (api.Tenant, error) {
+	p := s.space.OfTenant(tenant)
+	if err := retryUnavailable(ctx, func(ctx context.Context) error { return do(ctx, p) }); err != nil {
 		return api.Tenant{}, apiError(err)
 	}
 	st, err := s.state(ctx, p, tenant)
@@ -45,48 +59,81 @@ func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error)
 	return s.view(tenant, st), nil
 }
 
-// Tenants lists tenants by id. The cursor is the last id of the page before.
-func (s *tenants) Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
+// tenantsPerCall is how many tenants one call of Tenants looks at, unless limit is higher.
+const tenantsPerCall = 1000
+
+// Tenants lists tenants by id, implicit ones only with all. The cursor is the id of the last tenant
+// that a call has looked at. A call looks at a bounded number of tenants, so a page may have fewer
+// than limit, even none, and a cursor.
+func (s *tenants) Tenants(ctx context.Context, cursor string, limit int, all bool) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
 	if cursor != "" && !api.ValidID(cursor) {
 		return list, badCursor()
 	}
-	var page []tenantAt
+	most := limit
+	if !all {
+		most = max(limit, tenantsPerCall)
+	}
+	var found []ledger.TenantRef
 	for _, p := range s.space.All() {
-		ids, err := ledger.Tenants(ctx, s.conn.Cmd, p, cursor, limit+1)
+		ids, err := ledger.Tenants(ctx, s.conn.Cmd, p, cursor, most+1)
 		if err != nil {
 			return list, apiError(err)
 		}
 		for _, id := range ids {
-			page = append(page, tenantAt{id, p})
+			found = append(found, ledger.TenantRef{Partition: p, ID: id})
 		}
 	}
-	slices.SortFunc(page, func(a, b tenantAt) int { return strings.Compare(a.id, b.id) })
-	if len(page) > limit {
-		page = page[:limit]
-		list.Cursor = page[limit-1].id
+	slices.SortFunc(found, func(a, b ledger.TenantRef) int { return strings.Compare(a.ID, b.ID) })
+	looked := min(most, len(found))
+	page := found[:looked]
+	if !all {
+		var err error
+		if page, looked, err = s.listed(ctx, page, limit); err != nil {
+			return list, apiError(err)
+		}
+	}
+	if looked < len(found) {
+		list.Cursor = found[looked-1].ID
 	}
 	states, err := s.states(ctx, page)
 	for i, st := range states {
-		list.Tenants = append(list.Tenants, s.view(page[i].id, st))
+		list.Tenants = append(list.Tenants, s.view(page[i].ID, st))
 	}
 	return list, apiError(err)
 }
 
-// tenantAt is a tenant and its partition.
-type tenantAt struct {
-	id string
-	p  keyspace.Partition
+// listed returns the first tenants that are not implicit, at most limit, and how many tenants it
+// has looked at for that.
+func (s *tenants) listed(
+	ctx context.Context, found []ledger.TenantRef, limit int,
+) (page []ledger.TenantRef, looked int, err error) {
+	for chunk := range slices.Chunk(found, 100) {
+		implicit, err := ledger.ImplicitTenants(ctx, s.conn.Cmd, chunk)
+		if err != nil {
+			return nil, 0, err
+		}
+		for i, t := range chunk {
+			looked++
+			if implicit[i] {
+				continue
+			}
+			if page = append(page, t); len(page) == limit {
+				return page, looked, nil
+			}
+		}
+	}
+	return page, looked, nil
 }
 
 // states reads the states of several tenants at the same time.
-func (s *tenants) states(ctx context.Context, of []tenantAt) ([]ledger.TenantState, error) {
+func (s *tenants) states(ctx context.Context, of []ledger.TenantRef) ([]ledger.TenantState, error) {
 	states := make([]ledger.TenantState, len(of))
 	reads, ctx := errgroup.WithContext(ctx)
 	reads.SetLimit(maxConcurrentReads)
 	for i, t := range of {
 		reads.Go(func() (err error) {
-			states[i], err = s.state(ctx, t.p, t.id)
+			states[i], err = s.state(ctx, t.Partition, t.ID)
 			return err
 		})
 	}

@@ -48,42 +48,68 @@ func resizeWorker(b Backend) func(context.Context, string, poolSizeBody) (any, e
 	}
 }
 
-func (s *calls) listTenants(ctx context.Context, cursor string, limit int) (api.TenantList, error) {
-	l, err := s.backend.Tenants(ctx, cursor, limit)
+func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
+	cursor, limit, err := pageParams(r)
+	if err != nil {
+		return l, err
+	}
+	all, err := boolParam(r, "groups")
+	if err != nil {
+		return l, err
+	}
+	l, err = s.backend.Tenants(r.Context(), cursor, limit, all)
 	l.Tenants = orEmpty(l.Tenants)
 	return l, err
 }
 
-func (s *calls) setTenant(r *http.Request) (t api.Tenant, err error) {
-	id, err := pathID(r)
-	if err != nil {
-		return t, err
+const (
+	jsonType       = "application/json"
+	mergePatchType = "application/merge-patch+json"
+)
+
+// setTenant returns what PUT does: a field that is absent or null gets its default.
+func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Tenant, error) {
+	return func(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
+		set := api.TenantSettings{RPS: p.RPS.Value, Weight: p.Weight.Value, BasePriority: p.BasePriority.Value}
+		return b.SetTenant(ctx, id, set)
 	}
-	if _, err := mediaType(r, "application/json"); err != nil {
-		return t, err
-	}
-	body, release, err := s.readBody(r, smallBody)
-	defer release()
-	if err != nil {
-		return t, err
-	}
-	set, err := decodeSettings(body)
-	if err != nil {
-		return t, err
-	}
-	err = s.write(r.Context(), func(ctx context.Context) (err error) {
-		t, err = s.backend.SetTenant(ctx, id, set)
-		return err
-	})
-	return t, err
 }
 
-// decodeSettings decodes the body of PUT /v1/tenants/{id}. A field that is null counts as absent.
-// The error lists every bad field.
-func decodeSettings(body []byte) (api.TenantSettings, error) {
-	var set api.TenantSettings
+// changeTenant decodes a body, which has one of the media types, and calls do.
+func changeTenant(
+	s *calls, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
+) func(*http.Request) (api.Tenant, error) {
+	return func(r *http.Request) (t api.Tenant, err error) {
+		id, err := pathID(r)
+		if err != nil {
+			return t, err
+		}
+		if _, err := mediaType(r, types...); err != nil {
+			return t, err
+		}
+		body, release, err := s.readBody(r, smallBody)
+		defer release()
+		if err != nil {
+			return t, err
+		}
+		patch, err := decodeSettings(body)
+		if err != nil {
+			return t, err
+		}
+		err = s.write(r.Context(), func(ctx context.Context) (err error) {
+			t, err = do(ctx, id, patch)
+			return err
+		})
+		return t, err
+	}
+}
+
+// decodeSettings decodes the body of PUT and PATCH /v1/tenants/{id}. The error lists every bad
+// field.
+func decodeSettings(body []byte) (api.TenantPatch, error) {
+	var set api.TenantPatch
 	if b := bytes.TrimSpace(body); len(b) == 0 || b[0] != '{' {
-		return set, invalidField("body", `must be a JSON object such as {"rps": 50, "weight": 2}; {} sets the defaults`)
+		return set, invalidField("body", `must be a JSON object such as {"rps": 50, "weight": 2}`)
 	}
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(body, &fields); err != nil {
@@ -93,18 +119,20 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 		return set, err
 	}
 	problems := map[string]string{} // by field
-	number := func(field, problem string, allowed func(float64) bool) *float64 {
+	number := func(field, problem string, allowed func(float64) bool) (change api.Change[float64]) {
 		v, given := fields[field]
 		delete(fields, field)
-		if !given || string(v) == "null" {
-			return nil
+		if !given {
+			return change
 		}
-		n := parseNumber(string(v))
-		if n == nil || !allowed(*n) {
+		change.Given = true
+		if string(v) == "null" {
+			return change
+		}
+		if change.Value = parseNumber(string(v)); change.Value == nil || !allowed(*change.Value) {
 			problems[field] = "must be a " + problem
-			return nil
 		}
-		return n
+		return change
 	}
 	set.RPS = number("rps", fmt.Sprintf("number above 0, to %d", int64(maxTenantRPS)),
 		func(n float64) bool { return n > 0 && n <= maxTenantRPS })
@@ -112,9 +140,10 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 		func(n float64) bool { return n >= minTenantWeight && n <= maxTenantWeight })
 	base := number("base_priority", fmt.Sprintf("whole number from -%d to %[1]d", int64(maxBasePriority)),
 		func(n float64) bool { return n == math.Trunc(n) && math.Abs(n) <= maxBasePriority })
-	if base != nil {
-		whole := int64(*base)
-		set.BasePriority = &whole
+	set.BasePriority.Given = base.Given
+	if base.Value != nil {
+		whole := int64(*base.Value)
+		set.BasePriority.Value = &whole
 	}
 	for field := range fields {
 		problems[field] = "not a known field; known are base_priority, rps and weight"
@@ -127,7 +156,7 @@ func decodeSettings(body []byte) (api.TenantSettings, error) {
 	for _, field := range slices.Sorted(maps.Keys(problems))[:len(problems)-bad.More] {
 		bad.Fields = append(bad.Fields, messages.FieldError{Field: truncate(field), Problem: problems[field]})
 	}
-	return api.TenantSettings{}, bad
+	return api.TenantPatch{}, bad
 }
 
 // parseNumber parses a JSON number. It returns nil for anything else.

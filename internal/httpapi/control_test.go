@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http/httptest"
 	"strings"
@@ -18,7 +19,8 @@ func TestPauseAndResumeAGroup(t *testing.T) {
 		rec := call(t, h, "POST", "/v1/groups/g/"+verb, "")
 		require.Equal(t, 202, rec.Code, rec.Body.String())
 		a := decode[api.Accepted](t, rec)
-		require.Equal(t, "/v1/groups/g/"+verb, a.Links[verb])
+		require.Equal(t, map[string]string{"self": "/v1/groups/g", "events": "/v1/groups/g/events"}, a.Links)
+		require.Equal(t, "/v1/groups/g", rec.Header().Get("Location"))
 		require.Equal(t, verb == "pause", decode[api.Group](t, call(t, h, "GET", "/v1/groups/g", "")).Paused)
 		requireProblem(t, call(t, h, "POST", "/v1/groups/none/"+verb, ""), 404, "")
 	}
@@ -78,7 +80,9 @@ func TestTenants(t *testing.T) {
 	require.JSONEq(t, `{"tenants":[]}`, call(t, h, "GET", "/v1/tenants", "").Body.String())
 	l := decode[api.TenantList](t, call(t, h, "GET", "/v1/tenants?cursor=acme&limit=7", ""))
 	require.Equal(t, "acme", l.Tenants[0].ID)
-	require.Equal(t, []string{"tenants  50", "tenants acme 7"}, f.calls)
+	call(t, h, "GET", "/v1/tenants?groups=true", "")
+	require.Equal(t, []string{"tenants  50 false", "tenants acme 7 false", "tenants  50 true"}, f.calls)
+	requireProblem(t, call(t, h, "GET", "/v1/tenants?groups=yes", ""), 422, "groups")
 	requireProblem(t, call(t, h, "GET", "/v1/tenants?limit=0", ""), 422, "limit")
 	requireProblem(t, call(t, h, "GET", "/v1/tenants/none", ""), 404, "")
 	requireProblem(t, call(t, h, "GET", "/v1/tenants/a%20b", ""), 422, "id")
@@ -108,6 +112,52 @@ func TestTenantIsSetAsAWhole(t *testing.T) {
 		require.EqualValues(t, 1, cleared.Weight)
 	}
 	require.Contains(t, call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), `"rps":null,"weight":1,"base_priority":null`)
+}
+
+func TestTenantIsPatched(t *testing.T) {
+	f := newFakeBackend()
+	h := New(options(f))
+	put := func(body string) { call(t, h, "PUT", "/v1/tenants/acme", body, "Content-Type", jsonType) }
+	for _, c := range []struct{ patch, want string }{
+		{`{}`, `{"rps":1.5,"weight":2,"base_priority":-3}`},
+		{`{"rps":50}`, `{"rps":50,"weight":2,"base_priority":-3}`},
+		{`{"rps":null}`, `{"weight":2,"base_priority":-3}`},
+		{`{"weight":null,"base_priority":7}`, `{"rps":1.5,"base_priority":7}`},
+		{`{"rps":null,"weight":null,"base_priority":null}`, `{}`},
+		{` {"rps":0.5,"weight":0.001,"base_priority":-1e15} `, `{"rps":0.5,"weight":0.001,"base_priority":-1000000000000000}`},
+	} {
+		for _, typ := range []string{mergePatchType, jsonType} {
+			put(`{"rps":1.5,"weight":2,"base_priority":-3}`)
+			rec := call(t, h, "PATCH", "/v1/tenants/acme", c.patch, "Content-Type", typ)
+			require.Equal(t, 200, rec.Code, rec.Body.String())
+			got, err := json.Marshal(f.tenants["acme"])
+			require.NoError(t, err)
+			require.JSONEq(t, c.want, string(got), c.patch)
+			require.Equal(t, rec.Body.String(), call(t, h, "GET", "/v1/tenants/acme", "").Body.String(), "as GET shows it")
+		}
+	}
+	before := f.tenants["acme"]
+	for patch, fields := range map[string]string{
+		`{"rps":0,"weight":1001,"base_priority":0.5,"wieght":null}`: "base_priority rps weight wieght",
+		`{"rps":1,"rps":null}`: "rps",
+		`null`:                 "body",
+		`[]`:                   "body",
+		`{"rps":1`:             "body",
+		``:                     "body",
+	} {
+		p := requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", patch, "Content-Type", mergePatchType), statusOfBad(patch), "")
+		var named []string
+		for _, b := range p.Fields {
+			named = append(named, b.Field)
+		}
+		require.Equal(t, fields, strings.Join(named, " "), patch)
+	}
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", "application/json-patch+json"), 415, "")
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/a%20b", "{}", "Content-Type", jsonType), 422, "id")
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", jsonType, "Origin", "https://evil.example"), 403, "")
+	require.Equal(t, before, f.tenants["acme"], "a refused patch changes nothing")
+	f.err = api.ErrUnavailable
+	requireProblem(t, call(t, h, "PATCH", "/v1/tenants/acme", "{}", "Content-Type", jsonType), 503, "")
 }
 
 func TestBadSettingsAreAllNamed(t *testing.T) {

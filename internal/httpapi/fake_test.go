@@ -76,7 +76,8 @@ func (f *fakeBackend) Submit(_ context.Context, g *messages.SubmitGroup, opt Sub
 		ID: g.ID, Tenant: g.ID, Type: g.Type, Priority: "normal", Status: api.StatusCreated, Round: 1,
 		Timestamps: map[string]time.Time{"created": time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
 	}}
-	a := api.Accepted{ID: g.ID, Status: api.StatusCreated}
+	n := int64(len(g.Jobs))
+	a := api.Accepted{ID: g.ID, Status: api.StatusCreated, Counts: api.Counts{Accepted: n, Waiting: n}}
 	if opt.IdempotencyKey != "" {
 		f.keys[opt.IdempotencyKey] = a
 	}
@@ -189,12 +190,12 @@ func (f *fakeBackend) record(what string) error {
 	return f.err
 }
 
-func (f *fakeBackend) Tenants(_ context.Context, cursor string, limit int) (api.TenantList, error) {
+func (f *fakeBackend) Tenants(_ context.Context, cursor string, limit int, all bool) (api.TenantList, error) {
 	var l api.TenantList
 	if cursor != "" {
 		l.Tenants = []api.Tenant{{ID: cursor, Weight: 1, Window: api.TenantWindow{Limiter: "fixed", Share: "elastic"}}}
 	}
-	return l, f.record(fmt.Sprint("tenants ", cursor, " ", limit))
+	return l, f.record(fmt.Sprint("tenants ", cursor, " ", limit, " ", all))
 }
 
 func (f *fakeBackend) Tenant(_ context.Context, id string) (api.Tenant, error) {
@@ -212,6 +213,26 @@ func (f *fakeBackend) SetTenant(_ context.Context, id string, set api.TenantSett
 	defer f.mu.Unlock()
 	f.tenants[id] = set
 	return tenantView(id, set), f.err
+}
+
+func (f *fakeBackend) PatchTenant(_ context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tenants[id] = patched(f.tenants[id], p)
+	return tenantView(id, f.tenants[id]), f.err
+}
+
+func patched(set api.TenantSettings, p api.TenantPatch) api.TenantSettings {
+	if p.RPS.Given {
+		set.RPS = p.RPS.Value
+	}
+	if p.Weight.Given {
+		set.Weight = p.Weight.Value
+	}
+	if p.BasePriority.Given {
+		set.BasePriority = p.BasePriority.Value
+	}
+	return set
 }
 
 func (f *fakeBackend) ResizeWorker(_ context.Context, id string, n int) error {
@@ -250,7 +271,7 @@ func (f *fakeBackend) change(id string, do func(*fakeGroup)) (api.Accepted, erro
 		return api.Accepted{}, err
 	}
 	do(g)
-	return api.Accepted{ID: id, Status: g.view.Status}, nil
+	return api.Accepted{ID: id, Status: g.view.Status, Counts: g.view.Counts}, nil
 }
 
 func (f *fakeBackend) Group(ctx context.Context, id string) (api.Group, error) {

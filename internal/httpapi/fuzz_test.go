@@ -34,8 +34,8 @@ func FuzzDecodeSettings(f *testing.F) {
 			require.NotEmpty(t, err.Error())
 			return
 		}
-		require.False(t, set.RPS != nil && (*set.RPS <= 0 || *set.RPS > maxTenantRPS), "%s", body)
-		require.False(t, set.Weight != nil && (*set.Weight < minTenantWeight || *set.Weight > maxTenantWeight), "%s", body)
+		require.False(t, set.RPS.Value != nil && (*set.RPS.Value <= 0 || *set.RPS.Value > maxTenantRPS), "%s", body)
+		require.False(t, set.Weight.Value != nil && (*set.Weight.Value < minTenantWeight || *set.Weight.Value > maxTenantWeight), "%s", body)
 		b, err := json.Marshal(set)
 		require.NoError(t, err)
 		again, err := decodeSettings(b)

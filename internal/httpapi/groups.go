@@ -65,15 +65,10 @@ func accept(w http.ResponseWriter, answer any) {
 	writeJSON(w, http.StatusAccepted, "application/json", answer)
 }
 
-// withLinks adds the links to all calls on the group.
+// withLinks adds the links to the group and to its events.
 func withLinks(a api.Accepted) api.Accepted {
 	self := "/v1/groups/" + a.ID
-	a.Links = map[string]string{"self": self}
-	for _, name := range []string{
-		"jobs", "seal", "cancel", "pause", "resume", "retry", "why", "results", "failures", "events",
-	} {
-		a.Links[name] = self + "/" + name
-	}
+	a.Links = map[string]string{"self": self, "events": self + "/events"}
 	return a
 }
 

@@ -31,7 +31,8 @@ func TestSubmit(t *testing.T) {
 	require.Equal(t, "promo", a.ID)
 	require.Equal(t, api.StatusCreated, a.Status)
 	require.Equal(t, "/v1/groups/promo", rec.Header().Get("Location"))
-	require.Equal(t, "/v1/groups/promo/jobs", a.Links["jobs"])
+	require.Equal(t, map[string]string{"self": "/v1/groups/promo", "events": "/v1/groups/promo/events"}, a.Links)
+	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, a.Counts)
 	require.Equal(t, []SubmitOptions{{IdempotencyKey: "k-1", TraceParent: traceparent}}, f.submits)
 	require.Equal(t, []string{`{"n":1}`, `null`}, f.payloads("promo"))
 

@@ -177,3 +177,47 @@ func jsonFields(typ reflect.Type) (all, always []string) {
 	}
 	return all, always
 }
+
+// Every call that lists things has the same form, which the description of the document names.
+func TestListsHaveOneForm(t *testing.T) {
+	doc, err := document()
+	require.NoError(t, err)
+	lists := 0
+	for path, item := range doc.Paths.Map() {
+		for method, op := range item.Operations() {
+			schema := answerSchema(op)
+			var paging []string
+			for _, p := range slices.Concat(item.Parameters, op.Parameters) {
+				if p.Value.Name == "cursor" || p.Value.Name == "limit" {
+					paging = append(paging, p.Ref)
+				}
+			}
+			isList := strings.HasPrefix(op.OperationID, "list")
+			require.Equal(t, isList, len(paging) > 0, "%s %s", method, path)
+			require.Equal(t, isList, schema != nil && schema.Properties["cursor"] != nil, "%s %s", method, path)
+			if !isList {
+				continue
+			}
+			lists++
+			require.Equal(t, http.MethodGet, method, path)
+			const components = "#/components/"
+			require.ElementsMatch(t, []string{components + "parameters/Cursor", components + "parameters/Limit"}, paging, path)
+			name := strings.ReplaceAll(path[strings.LastIndex(path, "/")+1:], "-", "_")
+			require.Len(t, schema.Properties, 2, path)
+			require.Equal(t, []string{name}, schema.Required, path)
+			require.True(t, schema.Properties[name].Value.Type.Is("array"), path)
+			require.Equal(t, components+"schemas/NextCursor", schema.Properties["cursor"].Ref, path)
+			require.NotNil(t, op.Responses.Value("422"), path)
+		}
+	}
+	require.GreaterOrEqual(t, lists, 7)
+}
+
+// answerSchema returns the schema of the JSON with which a call answers; nil if there is none.
+func answerSchema(op *openapi3.Operation) *openapi3.Schema {
+	answer := op.Responses.Value("200")
+	if answer == nil || answer.Value.Content["application/json"] == nil {
+		return nil
+	}
+	return answer.Value.Content["application/json"].Schema.Value
+}

@@ -63,12 +63,16 @@ type Backend interface {
 	ResumeTenant(ctx context.Context, tenant string) error
 	PauseType(ctx context.Context, typ string) error
 	ResumeType(ctx context.Context, typ string) error
-	// Tenants returns a page of tenants, ordered by id.
-	Tenants(ctx context.Context, cursor string, limit int) (api.TenantList, error)
+	// Tenants returns a page of tenants, ordered by id. Only with all it has tenants that exist
+	// because a group without a tenant is its own tenant.
+	Tenants(ctx context.Context, cursor string, limit int, all bool) (api.TenantList, error)
 	// Tenant returns a tenant that has groups or settings or is paused.
 	Tenant(ctx context.Context, id string) (api.Tenant, error)
 	// SetTenant replaces a tenant's settings. Pausing is not a setting, and stays.
 	SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error)
+	// PatchTenant changes those of a tenant's settings that the patch has. Patches of different
+	// settings at the same time all have their effect.
+	PatchTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
 	// Why returns the reason why the group's next job is waiting.
 	Why(ctx context.Context, group string) (api.Why, error)
 	// Group returns one group.
@@ -312,9 +316,11 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/groups/{id}/failures", serve: s.streamFailures, stream: true,
 			query: []string{"payload"}},
 		{method: get, path: "/v1/groups/{id}/events", serve: s.watchGroup, stream: true},
-		{method: get, path: "/v1/tenants", serve: showPage(s.listTenants), query: page},
+		{method: get, path: "/v1/tenants", serve: show(s.listTenants), query: append([]string{"groups"}, page...)},
 		{method: get, path: "/v1/tenants/{id}", serve: showByID(s.backend.Tenant)},
-		{method: put, path: "/v1/tenants/{id}", serve: show(s.setTenant)},
+		{method: put, path: "/v1/tenants/{id}", serve: show(changeTenant(s, setTenant(s.backend), jsonType))},
+		{method: http.MethodPatch, path: "/v1/tenants/{id}",
+			serve: show(changeTenant(s, s.backend.PatchTenant, mergePatchType, jsonType))},
 		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters), query: page},
 		{method: get, path: "/v1/rejected", serve: show(listRejected(s.backend)),
 			query: append([]string{"data"}, page...)},

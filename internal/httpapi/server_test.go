@@ -29,8 +29,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const jsonType = "application/json"
-
 func options(b Backend) Options {
 	return Options{Backend: b, Decoder: messages.Decoder{Now: time.Now}, Version: "1.2.3"}
 }

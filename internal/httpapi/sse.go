@@ -159,12 +159,13 @@ type stateEvent struct {
 }
 
 // newGroupEvents takes the states from the group's timestamps, so that a client gets each state
-// even if several follow between two reads, or while it was slow.
+// even if several follow between two reads, or while it was slow. The counts of a past state are
+// not stored: each event has those of now, and says so.
 func newGroupEvents(g api.Group, complete bool) *groupEvents {
 	now := time.Now().UTC()
 	frame := func(id, event, typ string, at time.Time, g api.Group) func() []byte {
 		return sync.OnceValue(func() []byte {
-			e := api.Event{ID: id, Type: typ, At: at, Group: &g}
+			e := api.Event{ID: id, Type: typ, At: at, Group: &g, ReadAt: &now}
 			if !complete {
 				e.Omitted = []string{"aggregate"}
 			}

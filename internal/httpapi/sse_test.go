@@ -169,6 +169,24 @@ func TestEventsOfAnEndedGroup(t *testing.T) {
 	}
 }
 
+// States that are sent again have the counts of now, and say so.
+func TestEventsSayWhenTheGroupWasRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		group := withDone(groupInStates(1, created, dispatched, running, aggregating, completed), 7)
+		time.Sleep(time.Until(group.Timestamps["completed"].Add(time.Hour)))
+		for _, after := range []string{"", "1.1"} {
+			events, _ := watchEvents(t, showingGroup(group), after)
+			require.NotEmpty(t, events)
+			for _, e := range events {
+				require.True(t, time.Now().Equal(*e.data.ReadAt), "%s", e.data.ReadAt)
+				require.Equal(t, group.Timestamps[strings.TrimPrefix(e.data.Type, "group.")], e.data.At)
+				require.Equal(t, group.Counts, e.data.Group.Counts)
+			}
+			require.EqualValues(t, events[0].data.Type, "group."+strings.ToLower(string(events[0].data.Group.Status)))
+		}
+	})
+}
+
 func TestResumedWatchBeginsWithTheCurrentGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := groupInStates(1, created, dispatched, running)

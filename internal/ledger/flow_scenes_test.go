@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -144,6 +145,13 @@ var flowScenes = []scene{
 		return func() error {
 			rps, weight, base := 1.5, 0.5, int64(1e15)
 			return ledger.SetTenant(w.Context(), w.c, w.p, "acme", ledger.TenantSettings{RPS: &rps, Weight: &weight, BasePriority: &base})
+		}
+	}},
+	{"setting, of one of them", true, func(w *world) act {
+		w.byPriority(1)
+		w.spent("acme")
+		return func() error {
+			return ledger.ChangeTenant(w.Context(), w.c, w.p, "acme", api.TenantPatch{Weight: api.SetTo(0.5)})
 		}
 	}},
 	{"policy, to priority", true, func(w *world) act {

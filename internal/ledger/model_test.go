@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -35,8 +36,9 @@ func TestModel(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range callers {
 			wg.Go(func() {
-				for c := client(t, fmt.Sprintf("unix://%s?db=%d", socket, i)); next.Add(1) <= hundreds && !t.Failed(); {
-					checkModel(t, c)
+				c := client(t, fmt.Sprintf("unix://%s?db=%d", socket, i))
+				for round := next.Add(1) - 1; round < hundreds && !t.Failed(); round = next.Add(1) - 1 {
+					checkModel(t, c, int(round))
 					if testing.Short() {
 						return
 					}
@@ -48,7 +50,7 @@ func TestModel(t *testing.T) {
 	t.Run("miniredis", func(t *testing.T) {
 		t.Parallel()
 		_, url := redistest.Mini(t)
-		checkModel(t, client(t, url))
+		checkModel(t, client(t, url), 0)
 	})
 }
 
@@ -57,8 +59,8 @@ type quick struct{ *rapid.T }
 
 func (quick) Helper() {}
 
-func checkModel(t *testing.T, c *redis.Client) {
-	rapid.Check(t, func(rt *rapid.T) {
+func checkModel(t *testing.T, c *redis.Client, round int) {
+	rapidtest.Check(t, round, func(rt *rapid.T) {
 		require.NoError(rt, c.FlushDB(rt.Context()).Err())
 		m := &model{
 			world: newWorld(quick{rt}, c, "t:"), rt: rt, reading: map[string]bool{}, lanes: map[string]string{}, requests: map[string]ledger.AppendArgs{},

@@ -3,11 +3,14 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger/layout"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -61,6 +64,38 @@ func Tenants(
 	return ids, nil
 }
 
+// TenantRef names a tenant and its partition.
+type TenantRef struct {
+	Partition keyspace.Partition
+	ID        string
+}
+
+// ImplicitTenants says which of these tenants are implicit: the tenant's only group has the
+// tenant's id, and the tenant has no settings and is not paused. It costs one round trip and two
+// constant reads a tenant.
+func ImplicitTenants(ctx context.Context, c redis.Cmdable, tenants []TenantRef) ([]bool, error) {
+	type replies struct {
+		groups *redis.StringSliceCmd
+		set    *redis.SliceCmd
+	}
+	reads, err := pipelined(ctx, c, tenants, func(pipe redis.Pipeliner, t TenantRef) replies {
+		return replies{
+			pipe.ZRange(ctx, t.Partition.GroupsOf(t.ID), 0, 1),
+			pipe.HMGet(ctx, t.Partition.Tenant(t.ID),
+				layout.TenantRPS, layout.TenantWeight, layout.TenantBasePriority, layout.TenantPaused),
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read groups of tenants: %w", err)
+	}
+	implicit := make([]bool, len(tenants))
+	for i, r := range reads {
+		implicit[i] = slices.Equal(r.groups.Val(), []string{tenants[i].ID}) &&
+			!slices.ContainsFunc(r.set.Val(), func(value any) bool { return value != nil })
+	}
+	return implicit, nil
+}
+
 // TenantSettings are an operator's settings of a tenant; nil means the default.
 type TenantSettings struct {
 	RPS          *float64 // a rate limit of its own, permits a second, above 0; it never borrows then
@@ -71,7 +106,27 @@ type TenantSettings struct {
 // SetTenant replaces all settings of a tenant; a nil field removes one. The next admission follows
 // them. Twice: the same settings.
 func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, s TenantSettings) error {
-	_, err := run(ctx, c, setting, p, tenant, orEmpty(s.RPS), orEmpty(s.Weight), orEmpty(s.BasePriority))
+	_, err := run(ctx, c, setting, p, tenant, orEmpty(s.RPS), orEmpty(s.Weight), orEmpty(s.BasePriority), "")
+	return err
+}
+
+// ChangeTenant changes those settings of a tenant that the patch has; the others stay as they are.
+// The next admission follows them. Twice: the same settings.
+func ChangeTenant(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, change api.TenantPatch,
+) error {
+	kept := ""
+	for name, given := range map[string]bool{
+		layout.TenantRPS:          change.RPS.Given,
+		layout.TenantWeight:       change.Weight.Given,
+		layout.TenantBasePriority: change.BasePriority.Given,
+	} {
+		if !given {
+			kept += name + "|"
+		}
+	}
+	_, err := run(ctx, c, setting, p, tenant,
+		orEmpty(change.RPS.Value), orEmpty(change.Weight.Value), orEmpty(change.BasePriority.Value), kept)
 	return err
 }
 

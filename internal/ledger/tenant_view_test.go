@@ -1,11 +1,14 @@
 package ledger_test
 
 import (
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
@@ -70,5 +73,72 @@ func TestTenants(t *testing.T) {
 		require.Equal(w, []string{"c", "d"}, list("b", 2))
 		require.Equal(w, []string{"c", "d"}, list("bb", 10))
 		require.Empty(w, list("d", 2))
+	})
+}
+
+// Patches of different settings at the same time all have their effect, in any order and repeated.
+func TestChangeTenant(t *testing.T) {
+	both(t, func(w *world) {
+		settings := func() ledger.TenantSettings {
+			st, err := ledger.Tenant(w.Context(), w.c, w.p, "acme", noLimit)
+			require.NoError(w, err)
+			return st.Settings
+		}
+		change := func(p api.TenantPatch) error { return ledger.ChangeTenant(w.Context(), w.c, w.p, "acme", p) }
+		rps, weight, base := 1.5, 0.5, int64(-1e15)
+		changed := make(chan error)
+		for _, p := range []api.TenantPatch{
+			{RPS: api.SetTo(rps)}, {Weight: api.SetTo(weight)}, {BasePriority: api.SetTo(base)}, {},
+		} {
+			for range 3 {
+				go func() { changed <- change(p) }()
+			}
+		}
+		for range 12 {
+			require.NoError(w, <-changed)
+		}
+		require.Equal(w, ledger.TenantSettings{RPS: &rps, Weight: &weight, BasePriority: &base}, settings())
+
+		require.NoError(w, change(api.TenantPatch{Weight: api.ToDefault[float64]()}))
+		require.Equal(w, ledger.TenantSettings{RPS: &rps, BasePriority: &base}, settings())
+		require.NoError(w, change(api.TenantPatch{RPS: api.ToDefault[float64](), BasePriority: api.ToDefault[int64]()}))
+		ids, err := ledger.Tenants(w.Context(), w.c, w.p, "", 10)
+		require.NoError(w, err)
+		require.Empty(w, ids, "a tenant with default settings only is forgotten")
+	})
+}
+
+// A tenant whose only group has the tenant's id is implicit, unless it has settings or is paused.
+func TestImplicitTenants(t *testing.T) {
+	both(t, func(w *world) {
+		for group, tenant := range map[string]string{
+			"own": "own", "limited": "limited", "paused": "paused",
+			"g":     "other",                    // its only group has another id
+			"twice": "twice", "second": "twice", // the tenant of a group, and named by another group
+		} {
+			w.create(group, tenant, "T")
+		}
+		require.NoError(w, ledger.ChangeTenant(w.Context(), w.c, w.p, "limited", api.TenantPatch{RPS: api.SetTo(1.0)}))
+		w.pause(ledger.PauseTenant, "paused")
+		want := map[string]bool{"own": true, "limited": false, "paused": false, "other": false, "twice": false, "gone": false}
+		implicit := func() map[string]bool {
+			var refs []ledger.TenantRef
+			for _, id := range slices.Sorted(maps.Keys(want)) {
+				refs = append(refs, ledger.TenantRef{Partition: w.p, ID: id})
+			}
+			found, err := ledger.ImplicitTenants(w.Context(), w.c, refs)
+			require.NoError(w, err)
+			got := map[string]bool{}
+			for i, ref := range refs {
+				got[ref.ID] = found[i]
+			}
+			return got
+		}
+		require.Equal(w, want, implicit())
+		change := api.TenantPatch{RPS: api.ToDefault[float64]()}
+		require.NoError(w, ledger.ChangeTenant(w.Context(), w.c, w.p, "limited", change))
+		require.NoError(w, ledger.Resume(w.Context(), w.c, w.p, ledger.PauseTenant, "paused"))
+		want["limited"], want["paused"] = true, true
+		require.Equal(w, want, implicit())
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
@@ -56,7 +57,7 @@ func TestDivideTakesTurns(t *testing.T) {
 // partition's demand is not met.
 func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
+	rapidtest.Check(t, 0, func(t *rapid.T) {
 		all := rapid.Int64Range(1, 100_000).Draw(t, "all")
 		left := all
 		quotas := make([]ledger.Quota, rapid.IntRange(1, 20).Draw(t, "partitions"))

@@ -74,7 +74,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		address: o.String(),
 	}
 	c.follow()
-	if err = c.Ping(ctx); err != nil {
+	if err = c.Ping(ctx); err != nil && o.memoryDialer() == nil {
 		err = cfg.explain(ctx, o, adviseTLS(err))
 	}
 	if err != nil && ctx.Err() == nil && isMistake(err) {
@@ -134,6 +134,7 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 	if credentials := cfg.credentials(); credentials != nil {
 		u.CredentialsProviderContext = credentials
 	}
+	u.Dialer = o.memoryDialer()
 	if o.TLS {
 		u.Dialer = cfg.dialTLS
 	}

@@ -2,6 +2,7 @@ package roles
 
 import (
 	"context"
+	"net"
 
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
@@ -14,6 +15,8 @@ type Hooks struct {
 	Promoted func(at int64, partition int, permits []ledger.Permit)
 	// a job that a worker has started
 	Started func(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int)
+	// opens the listener of the API; nil: on the network
+	Listen func(ctx context.Context, addr string) (net.Listener, error)
 }
 
 type hooksKey struct{}

@@ -189,6 +189,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 		}
 		in, err := ingest.New(ctx, b.of(p), ingest.Config{
 			APIAddr:        c.APIAddr,
+			Listen:         HooksOf(ctx).Listen,
 			TLS:            tlsConfig,
 			MaxConnections: c.MaxConnections,
 			DrainDelay:     c.DrainDelay,

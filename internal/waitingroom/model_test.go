@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -33,7 +34,7 @@ func TestModel(t *testing.T) {
 	t.Run("miniredis", func(t *testing.T) {
 		t.Parallel()
 		mini := miniredis.RunT(t) // its keys don't expire by themselves
-		checkModel(t, newScripted(t, &redis.Options{Addr: mini.Addr()}, mini.SetTime))
+		checkModel(t, newScripted(t, &redis.Options{Addr: mini.Addr()}, mini.SetTime), 0)
 	})
 }
 
@@ -45,7 +46,7 @@ func TestModelWithDamage(t *testing.T) {
 }
 
 // onRedis runs check on a redis-server of its own.
-func onRedis(t *testing.T, rounds int64, check func(*testing.T, *scripted)) {
+func onRedis(t *testing.T, rounds int64, check func(*testing.T, *scripted, int)) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	redistest.Server(t, redistest.Args("--unixsocket", socket)) // half the CPU time of TCP
@@ -57,20 +58,20 @@ func onRedis(t *testing.T, rounds int64, check func(*testing.T, *scripted)) {
 	for i := range callers {
 		s := newScripted(t, &redis.Options{Network: "unix", Addr: socket, DB: i}, nil)
 		wg.Go(func() {
-			for next.Add(1) <= rounds && !t.Failed() {
-				check(t, s)
+			for round := next.Add(1) - 1; round < rounds && !t.Failed(); round = next.Add(1) - 1 {
+				check(t, s, int(round))
 			}
 		})
 	}
 	wg.Wait()
 }
 
-func checkModel(t *testing.T, s *scripted) {
-	rapid.Check(t, func(rt *rapid.T) { newModel(rt, s).play() })
+func checkModel(t *testing.T, s *scripted, round int) {
+	rapidtest.Check(t, round, func(rt *rapid.T) { newModel(rt, s).play() })
 }
 
-func checkDamage(t *testing.T, s *scripted) {
-	rapid.Check(t, func(rt *rapid.T) {
+func checkDamage(t *testing.T, s *scripted, round int) {
+	rapidtest.Check(t, round, func(rt *rapid.T) {
 		m := newModel(rt, s)
 		m.play()
 		m.damaged = map[string]bool{}

@@ -73,13 +73,13 @@ local function denied(after, reason)
   return { 'DENIED', after, reason, free, ms, NOW }
 end
 
--- why names the reason why m can't be lent.
+-- why names the reason why m can't be lent; of several, the one that lasts longest.
 local function why(m)
-  local where = standing(m)
+  local where, due = standing(m)
   if where == 'off' then return 'disabled' end
   if m.breaker == 'H' and (m.concurrency == 0 or m.held < m.concurrency) then return 'circuit_open' end
   if where == 'busy' then return 'busy' end
-  if m.breaker == 'O' and m.open_until >= m.throttled then return 'circuit_open' end
+  if m.breaker == 'O' and due and m.open_until >= due then return 'circuit_open' end
   return 'rate_limited'
 end
 

@@ -1,5 +1,5 @@
--- setting: replaces all of an operator's settings of a tenant. The next admission follows them. A
--- tenant without settings is forgotten if nothing else needs it (see parts/tenants.lua).
+-- setting: changes an operator's settings of a tenant. The next admission follows them. A tenant
+-- without settings is forgotten if nothing else needs it (see parts/tenants.lua).
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -9,12 +9,14 @@
 --   2  rps            1/s  a rate limit of its own, '' = it shares the common limit
 --   3  weight         n    its weight among tenants, '' = 1
 --   4  base_priority  n    its part of the priority, '' = 0
+--   5  kept           -    names of the settings that stay as they are, each with a | behind it
 -- Reply
 --   {'OK'}  the settings are stored
--- Twice: the second call stores the same settings.
+-- Twice: the second call stores the same settings. Calls that change different settings do not
+-- undo each other.
 -- Out of memory: refused.
 -- Cost: constant; with FAIR_QUEUE_POLICY=priority some commands for each group of the tenant.
-local tenant, names = ARGV[1], { 'rps', 'weight', 'base_priority' }
+local tenant, kept, names = ARGV[1], ARGV[5], { 'rps', 'weight', 'base_priority' }
 local key, factor = B .. 'tenant:' .. tenant, alpha()
 precheck_activate(tenant)
 precheck('ZCARD', B .. 'tenants', B .. 'groups:' .. tenant)
@@ -27,7 +29,10 @@ call('ZADD', B .. 'tenants', 0, tenant)
 local active = call('SISMEMBER', B .. 'active', tenant) == 1
 if active then set_inactive(tenant) end
 for i, name in ipairs(names) do
-  if ARGV[i + 1] == '' then call('HDEL', key, name) else call('HSET', key, name, ARGV[i + 1]) end
+  local value = ARGV[i + 1]
+  if not string.find(kept, name .. '|', 1, true) then
+    if value == '' then call('HDEL', key, name) else call('HSET', key, name, value) end
+  end
 end
 if active then set_active(tenant) end
 if factor then

@@ -186,10 +186,10 @@ const attemptTimeout = 20 * time.Second
 func (p *producers) once(ctx context.Context, g *group, api *client.API) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	whole := client.Group{
+	whole := client.Submission{
 		ID: g.id, Tenant: g.tenant, Type: "CHAOS", Aggregate: []client.Aggregate{{As: "n", Op: "count"}, {As: "sum", Op: "sum", Field: "data.value"}},
 	}
-	jobs := make([]client.Job, len(g.jobs))
+	jobs := make([]client.NewJob, len(g.jobs))
 	for i, j := range g.jobs {
 		jobs[i].Payload = j
 	}
@@ -221,8 +221,8 @@ func (p *producers) once(ctx context.Context, g *group, api *client.API) error {
 	return err
 }
 
-func cut(jobs []client.Job, pieces int) [][]client.Job {
-	var all [][]client.Job
+func cut(jobs []client.NewJob, pieces int) [][]client.NewJob {
+	var all [][]client.NewJob
 	for piece := range slices.Chunk(jobs, (len(jobs)+pieces-1)/pieces) {
 		all = append(all, piece)
 	}

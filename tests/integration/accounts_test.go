@@ -71,10 +71,10 @@ func (s *mailServer) accountsFile(t *testing.T, n int) string {
 	return name
 }
 
-func mails(group string, n int) client.Group {
-	g := client.Group{ID: group, Tenant: "acme", Type: "SEND_EMAIL", Seal: true}
+func mails(group string, n int) client.Submission {
+	g := client.Submission{ID: group, Tenant: "acme", Type: "SEND_EMAIL", Seal: true}
 	for i := range n {
-		g.Jobs = append(g.Jobs, client.Job{Payload: map[string]string{"to": fmt.Sprintf("user-%d@example.com", i)}})
+		g.Jobs = append(g.Jobs, client.NewJob{Payload: map[string]string{"to": fmt.Sprintf("user-%d@example.com", i)}})
 	}
 	return g
 }

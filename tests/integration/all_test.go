@@ -28,11 +28,11 @@ func TestAllRolesInOneProcess(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	a := client.NewAPI("http://" + all.APIAddr())
-	jobs := make([]client.Job, 50)
+	jobs := make([]client.NewJob, 50)
 	for i := range jobs {
-		jobs[i] = client.Job{Payload: map[string]int{"n": i}}
+		jobs[i] = client.NewJob{Payload: map[string]int{"n": i}}
 	}
-	_, err := a.Submit(ctx, client.Group{ID: "g", Type: "NOOP", Jobs: jobs, Seal: true})
+	_, err := a.Submit(ctx, client.Submission{ID: "g", Type: "NOOP", Jobs: jobs, Seal: true})
 	require.NoError(t, err)
 	g, err := a.Wait(ctx, "g")
 	require.NoError(t, err)

@@ -51,7 +51,7 @@ func TestRestoredBackup(t *testing.T) {
 				s.submit(l.group)
 				known = append(known, l)
 			}
-			s.submit(client.Group{ID: "open", Tenant: "tenant-0", Type: "NOOP", Jobs: jobs(10, `{}`)})
+			s.submit(client.Submission{ID: "open", Tenant: "tenant-0", Type: "NOOP", Jobs: jobs(10, `{}`)})
 			s.awaitCounts(known[0].group.ID, "jobs in flight, after some have ended", func(c api.Counts) bool {
 				return c.Done > 20 && c.InFlight > 0
 			})

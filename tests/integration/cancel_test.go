@@ -35,14 +35,14 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	next := time.Now().Add(240 * time.Hour)
 	large := json.RawMessage(`{"sleep_ms":3600000,"x":"` + strings.Repeat("x", 10<<10) + `"}`)
 	// Slow jobs keep the worker from prefetching many.
-	all := jobs(3, `{"sleep_ms":50}`)                                      // done
-	all = append(all, jobs(2, `{"sleep_ms":50,"fail":"permanent"}`)...)    // failed
-	all = append(all, jobs(4, `{"sleep_ms":50,"fail":"retry"}`)...)        // non-ready, for a retry
-	all = append(all, client.Job{RunAt: &next, Payload: map[string]any{}}) // non-ready, until its time
-	all = append(all, client.Job{Payload: large}, client.Job{Payload: large})
+	all := jobs(3, `{"sleep_ms":50}`)                                         // done
+	all = append(all, jobs(2, `{"sleep_ms":50,"fail":"permanent"}`)...)       // failed
+	all = append(all, jobs(4, `{"sleep_ms":50,"fail":"retry"}`)...)           // non-ready, for a retry
+	all = append(all, client.NewJob{RunAt: &next, Payload: map[string]any{}}) // non-ready, until its time
+	all = append(all, client.NewJob{Payload: large}, client.NewJob{Payload: large})
 	all = append(all, jobs(100, endless)...) // running, ready, waiting
-	s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true, JobTimeout: time.Hour})
-	s.submit(client.Group{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: jobs(5, endless), RunAt: &next})
+	s.submit(client.Submission{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true, JobTimeout: time.Hour})
+	s.submit(client.Submission{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: jobs(5, endless), RunAt: &next})
 	before := s.awaitCounts("g", "jobs everywhere", func(c api.Counts) bool {
 		return c.Done == 3 && c.Failed == 2 && c.NonReady == 5 && c.InFlight >= 5 && c.Ready > 0 && c.Waiting > 0
 	})
@@ -80,7 +80,7 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	}
 	status, _ := s.call("POST", s.url(0)+"/v1/groups/g/jobs", `{"payload":{}}`, "Content-Type", "application/x-ndjson")
 	require.Equal(t, http.StatusConflict, status)
-	s.submit(client.Group{ID: "next", Tenant: "acme", Type: "NOOP", Jobs: jobs(50, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "next", Tenant: "acme", Type: "NOOP", Jobs: jobs(50, `{}`), Seal: true})
 	require.EqualValues(t, 50, s.wait("next").Counts.Done)
 	status, _ = s.call("POST", s.url(0)+"/v1/groups/next/cancel", "")
 	require.Equal(t, http.StatusConflict, status, "the group has ended")
@@ -93,7 +93,7 @@ func TestCancelOfRateLimitedTenants(t *testing.T) {
 	s := start(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "5"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "1s"))
 	tenants := []string{"a", "b"}
 	for _, tenant := range tenants {
-		s.submit(client.Group{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Jobs: jobs(200, `{}`), Seal: true})
+		s.submit(client.Submission{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Jobs: jobs(200, `{}`), Seal: true})
 	}
 	s.add("fetcher")
 	for _, tenant := range tenants {
@@ -118,6 +118,6 @@ func TestCancelOfRateLimitedTenants(t *testing.T) {
 		require.Positive(t, c.Cancelled)
 	}
 	// A tenant that is the only active one gets all permits.
-	s.submit(client.Group{ID: "alone", Tenant: "c", Type: "NOOP", Jobs: jobs(5, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "alone", Tenant: "c", Type: "NOOP", Jobs: jobs(5, `{}`), Seal: true})
 	require.Zero(t, s.wait("alone").Throttles)
 }

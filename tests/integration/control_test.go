@@ -34,7 +34,7 @@ func TestPauseWherever(t *testing.T) {
 			t.Parallel()
 			s := start(t, env("WORKER_COUNT", "3"), env("BACKPRESSURE_DEFAULT_BACKOFF", "200ms"), env("CONGESTION_BASE_BACKOFF", "200ms"), replicas("worker", 2))
 			all := append(jobs(20, `{"sleep_ms":20,"fail":"retry","fail_times":1}`), jobs(180, `{"sleep_ms":20}`)...)
-			s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true})
+			s.submit(client.Submission{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true})
 			s.awaitCounts("g", "jobs run", func(c api.Counts) bool { return c.Done >= 10 && c.NonReady > 0 && c.Waiting > 0 })
 			require.NoError(t, c.pause(s))
 			require.NoError(t, c.pause(s)) // the same command again
@@ -46,7 +46,7 @@ func TestPauseWherever(t *testing.T) {
 			require.Contains(t, why.PausedBy, what)
 
 			// While it is paused, append, cancel and retry jobs of other groups.
-			other := client.Group{ID: "other", Tenant: "beta", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true}
+			other := client.Submission{ID: "other", Tenant: "beta", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true}
 			s.submit(other)
 			if what == "type" {
 				s.awaitCounts("other", "its jobs wait, too", func(c api.Counts) bool { return c.Waiting+c.NonReady == 20 })
@@ -73,7 +73,7 @@ func TestPauseWherever(t *testing.T) {
 func TestCancelWhilePaused(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("WORKER_COUNT", "2"), env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"))
-	s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":20,"fail":"retry","fail_times":2}`), Seal: true})
+	s.submit(client.Submission{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":20,"fail":"retry","fail_times":2}`), Seal: true})
 	s.awaitCounts("g", "some are non-ready", func(c api.Counts) bool { return c.NonReady > 2 })
 	_, err := s.api.Pause(s.ctx(), "g")
 	require.NoError(t, err)
@@ -96,8 +96,8 @@ func TestTenantsOwnLimit(t *testing.T) {
 	rps, weight := 50.0, 2.0
 	_, err := s.api.SetTenant(s.ctx(), "acme", api.TenantSettings{RPS: &rps, Weight: &weight})
 	require.NoError(t, err)
-	s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: append(jobs(5, `{"fail":"throttle","fail_times":1}`), jobs(55, `{}`)...), Seal: true})
-	s.submit(client.Group{ID: "free", Tenant: "beta", Type: "NOOP", Jobs: jobs(300, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: append(jobs(5, `{"fail":"throttle","fail_times":1}`), jobs(55, `{}`)...), Seal: true})
+	s.submit(client.Submission{ID: "free", Tenant: "beta", Type: "NOOP", Jobs: jobs(300, `{}`), Seal: true})
 	s.wait("free")
 	g := s.wait("g")
 	require.EqualValues(t, 60, g.Counts.Done)
@@ -107,7 +107,7 @@ func TestTenantsOwnLimit(t *testing.T) {
 	require.Greater(t, took, 5*200*time.Millisecond)
 
 	shown := map[string]api.Tenant{}
-	for tenant, err := range s.api.Tenants(s.ctx()) {
+	for tenant, err := range s.api.Tenants(s.ctx(), client.TenantFilter{}) {
 		require.NoError(t, err)
 		shown[tenant.ID] = tenant
 	}
@@ -124,7 +124,7 @@ func TestLimitOfSeveralPartitions(t *testing.T) {
 	t.Parallel()
 	const perWindow, window = 40, 200 * time.Millisecond
 	s := start(t, replicas("fetcher", 2), env("PARTITIONS", "4"), env("BACKPRESSURE_GLOBAL_RPS", "200"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", window.String()))
-	s.submit(client.Group{ID: "busy", Tenant: "busy", Type: "NOOP", Jobs: jobs(400, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "busy", Tenant: "busy", Type: "NOOP", Jobs: jobs(400, `{}`), Seal: true})
 	g := s.wait("busy")
 	took := g.Timestamps["completed"].Sub(g.Timestamps["running"])
 	require.Greater(t, took, (400/perWindow-2)*window, "the limit of all is kept")

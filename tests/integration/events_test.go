@@ -90,14 +90,14 @@ func TestEndsOfGroups(t *testing.T) {
 	s := start(t)
 	half := 0.5
 	for name, tc := range map[string]struct {
-		group client.Group
+		group client.Submission
 		want  string
 	}{
-		"all-failed":     {client.Group{Jobs: jobs(5, `{"fail":"permanent"}`)}, "group.failed"},
-		"one-done":       {client.Group{Jobs: append(jobs(4, `{"fail":"permanent"}`), jobs(1, `{}`)...)}, "group.completed"},
-		"half-failed":    {client.Group{Jobs: append(jobs(2, `{"fail":"permanent"}`), jobs(2, `{}`)...), FailureThreshold: &half}, "group.failed"},
-		"under-the-half": {client.Group{Jobs: append(jobs(1, `{"fail":"permanent"}`), jobs(2, `{}`)...), FailureThreshold: &half}, "group.completed"},
-		"nothing-to-do":  {client.Group{}, "group.completed"},
+		"all-failed":     {client.Submission{Jobs: jobs(5, `{"fail":"permanent"}`)}, "group.failed"},
+		"one-done":       {client.Submission{Jobs: append(jobs(4, `{"fail":"permanent"}`), jobs(1, `{}`)...)}, "group.completed"},
+		"half-failed":    {client.Submission{Jobs: append(jobs(2, `{"fail":"permanent"}`), jobs(2, `{}`)...), FailureThreshold: &half}, "group.failed"},
+		"under-the-half": {client.Submission{Jobs: append(jobs(1, `{"fail":"permanent"}`), jobs(2, `{}`)...), FailureThreshold: &half}, "group.completed"},
+		"nothing-to-do":  {client.Submission{}, "group.completed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := tc.group
@@ -110,7 +110,7 @@ func TestEndsOfGroups(t *testing.T) {
 	}
 	t.Run("cancelled", func(t *testing.T) {
 		ctx := context.Background()
-		s.submit(client.Group{ID: "cancelled", Type: "NOOP", Jobs: jobs(3, `{}`)}) // not sealed, so its status stays CREATED
+		s.submit(client.Submission{ID: "cancelled", Type: "NOOP", Jobs: jobs(3, `{}`)}) // not sealed, so its status stays CREATED
 		s.awaitCounts("cancelled", "all done", func(c api.Counts) bool { return c.Done == 3 })
 		answer, err := s.api.Cancel(ctx, "cancelled")
 		require.NoError(t, err)

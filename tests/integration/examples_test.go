@@ -49,9 +49,9 @@ func (s *system) example(name string, more map[string]string, args ...string) {
 func TestCustomProcessor(t *testing.T) {
 	s := start(t, replicas("worker", 0))
 	s.example("custom-processor", map[string]string{"BULKACTION_WORKER_TYPES": ""})
-	id := s.submit(client.Group{
+	id := s.submit(client.Submission{
 		Tenant: "acme", Type: "WORD_COUNT", Seal: true, Aggregate: []client.Aggregate{{As: "words", Op: "sum", Field: "data.words"}},
-		Jobs: []client.Job{{Payload: "to be or not to be"}, {Payload: "that is the question"}, {Payload: 42}},
+		Jobs: []client.NewJob{{Payload: "to be or not to be"}, {Payload: "that is the question"}, {Payload: 42}},
 	})
 	g := s.wait(id)
 	require.Equal(t, api.Counts{Accepted: 3, Done: 2, Failed: 1}, g.Counts)
@@ -100,9 +100,9 @@ func TestCredentialPool(t *testing.T) {
 		"BULKACTION_WORKER_TYPES": "", "TRANSLATE_URL": apiServer.URL, "TRANSLATE_TOKENS": "a=good,b=also-good,c=refused",
 	})
 	const jobs = 60
-	g := client.Group{Tenant: "acme", Type: "TRANSLATE", Seal: true}
+	g := client.Submission{Tenant: "acme", Type: "TRANSLATE", Seal: true}
 	for i := range jobs {
-		g.Jobs = append(g.Jobs, client.Job{Payload: i})
+		g.Jobs = append(g.Jobs, client.NewJob{Payload: i})
 	}
 	require.Equal(t, api.Counts{Accepted: jobs, Done: jobs}, s.wait(s.submit(g)).Counts)
 	mu.Lock()

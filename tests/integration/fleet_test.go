@@ -15,7 +15,7 @@ import (
 // load is a group of NOOP jobs with results to reduce, and the counts and aggregates that are
 // expected at its end. Some of its jobs fail permanently and some need one retry.
 type load struct {
-	group     client.Group
+	group     client.Submission
 	counts    api.Counts
 	retries   int64
 	aggregate map[string]string
@@ -27,7 +27,7 @@ var loadAggregates = []client.Aggregate{
 
 func newLoad(tenant string, n int) load {
 	l := load{
-		group:  client.Group{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true, Aggregate: loadAggregates},
+		group:  client.Submission{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true, Aggregate: loadAggregates},
 		counts: api.Counts{Accepted: int64(n)},
 	}
 	cost, kinds := 0, map[string]int{}
@@ -47,7 +47,7 @@ func newLoad(tenant string, n int) load {
 			cost += i
 			kinds[kind]++
 		}
-		l.group.Jobs = append(l.group.Jobs, client.Job{Payload: payload})
+		l.group.Jobs = append(l.group.Jobs, client.NewJob{Payload: payload})
 	}
 	byKind, _ := json.Marshal(kinds) // encoding a map[string]int can't fail
 	l.aggregate = map[string]string{"cost": fmt.Sprint(cost), "n": fmt.Sprint(l.counts.Done), "kinds": string(byKind)}

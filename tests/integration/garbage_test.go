@@ -192,7 +192,7 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	p := s.space.Partition(0)
-	s.submit(client.Group{ID: "first", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "first", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
 	s.wait("first")
 
 	junk := []string{"", "junk", "\x00\xff", "a|b|c", "first|NOOP|x|0|0|0|0|0|0|0||0|0||", "first|OTHER|1|0|0|0|0|0|0|0||0|0||", strings.Repeat("|", 5000)}
@@ -209,7 +209,7 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	s.xadd(p.Ready("NOOP"), "j", "first|NOOP|1|0|0|0|0|0|0|0||99|1700000000000||{}")                                // the group has no such job
 	s.xadd(p.Ready("NOOP"), "j", "nobody|NOOP|1|0|0|0|0|0|0|0||0|1700000000000||{}")                                // of an unknown group
 
-	s.submit(client.Group{ID: "second", Type: "NOOP", Jobs: jobs(200, `{"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
+	s.submit(client.Submission{ID: "second", Type: "NOOP", Jobs: jobs(200, `{"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
 	g := s.wait("second")
 	require.EqualValues(t, 200, g.Counts.Done)
 	require.JSONEq(t, "200", string(g.Aggregate["n"]))
@@ -246,18 +246,18 @@ func TestGarbageInEveryStream(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	ctx, p := s.ctx(), s.space.Partition(0)
-	s.submit(client.Group{ID: "first", Tenant: "acme", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "first", Tenant: "acme", Type: "NOOP", Jobs: jobs(10, `{}`), Seal: true})
 	s.wait("first")
 	later := time.Now().Add(time.Hour)
-	s.submit(client.Group{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: []client.Job{{Payload: []byte("1"), RunAt: &later}}}) // creates acme's structures
+	s.submit(client.Submission{ID: "later", Tenant: "acme", Type: "NOOP", Jobs: []client.NewJob{{Payload: []byte("1"), RunAt: &later}}}) // creates acme's structures
 	pids := map[string]int{}
 	for _, role := range roles {
 		pids[role] = s.proc(role, 0).PID()
 	}
 
 	const n = 1000
-	good := func(i int) client.Group {
-		return client.Group{ID: fmt.Sprint("good-", i), Tenant: "acme", Type: "NOOP", Jobs: jobs(20, `{"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}}
+	good := func(i int) client.Submission {
+		return client.Submission{ID: fmt.Sprint("good-", i), Tenant: "acme", Type: "NOOP", Jobs: jobs(20, `{"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}}
 	}
 	far := int64(1) << 62
 	for from := 0; from < n; from += 50 {

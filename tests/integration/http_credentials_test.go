@@ -71,9 +71,9 @@ func TestHTTPCredentials(t *testing.T) {
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "100ms"), env("CONGESTION_BASE_BACKOFF", "100ms"))
 	run := func(id, url string) {
 		t.Helper()
-		s.submit(client.Group{ID: id, Tenant: "acme", Type: "HTTP"})
-		payload := client.Job{Payload: map[string]any{"url": url}}
-		_, err := s.api.Append(s.ctx(), id, slices.Values(slices.Repeat([]client.Job{payload}, jobs)))
+		s.submit(client.Submission{ID: id, Tenant: "acme", Type: "HTTP"})
+		payload := client.NewJob{Payload: map[string]any{"url": url}}
+		_, err := s.api.Append(s.ctx(), id, slices.Values(slices.Repeat([]client.NewJob{payload}, jobs)))
 		require.NoError(t, err)
 		_, err = s.api.Seal(s.ctx(), id, nil)
 		require.NoError(t, err)

@@ -90,12 +90,12 @@ func TestHTTPJobs(t *testing.T) {
 	each := total / tenants
 	groups := make([]string, tenants)
 	for i := range groups {
-		groups[i] = s.submit(client.Group{
+		groups[i] = s.submit(client.Submission{
 			ID: fmt.Sprintf("http-%d", i), Tenant: fmt.Sprintf("tenant-%d", i), Type: "HTTP", JobTimeout: 15 * time.Second,
 			Aggregate: []client.Aggregate{{As: "cost", Op: "sum", Field: "data.body.cost"}, {As: "n", Op: "count"}},
 		})
-		job := client.Job{Payload: map[string]any{"url": server.URL, "body": map[string]int{"tenant": i}}}
-		appended, err := s.api.Append(s.ctx(), groups[i], slices.Values(slices.Repeat([]client.Job{job}, each)))
+		job := client.NewJob{Payload: map[string]any{"url": server.URL, "body": map[string]int{"tenant": i}}}
+		appended, err := s.api.Append(s.ctx(), groups[i], slices.Values(slices.Repeat([]client.NewJob{job}, each)))
 		require.NoError(t, err)
 		require.EqualValues(t, each, appended.Accepted)
 		_, err = s.api.Seal(s.ctx(), groups[i], nil)

@@ -78,7 +78,7 @@ func TestIdempotencyKeyMakesOneGroup(t *testing.T) {
 func TestIdempotencyKeyOfAnAppend(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 2))
-	s.submit(client.Group{ID: "g", Type: "NOOP"})
+	s.submit(client.Submission{ID: "g", Type: "NOOP"})
 	const lines = "{\"payload\":{}}\n{\"payload\":{}}\nnonsense\n{\"payload\":{}}\n"
 	for range 3 {
 		for _, r := range atOnce(2, func(i int) response {
@@ -101,7 +101,7 @@ func TestIdempotencyKeyOfAnAppend(t *testing.T) {
 func TestOtherNumberOfPartitionsIsRefused(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("PARTITIONS", "4"))
-	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: jobs(1, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: jobs(1, `{}`), Seal: true})
 	s.wait("g")
 	for _, role := range roles {
 		p := proctest.Start(t, role, map[string]string{"BULKACTION_REDIS_URL": s.redis.URL(), "BULKACTION_PARTITIONS": "3", "BULKACTION_WORKER_TYPES": "NOOP"})

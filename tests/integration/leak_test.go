@@ -43,7 +43,7 @@ func TestNothingLeaks(t *testing.T) {
 			require.Failf(t, "the process ended before it was ready", "exit code %d", code)
 		}
 		for n := range 4 {
-			g := client.Group{ID: fmt.Sprintf("g-%d-%d", i, n), Type: "NOOP", Jobs: jobs(25, `{"sleep_ms":20}`), Seal: true}
+			g := client.Submission{ID: fmt.Sprintf("g-%d-%d", i, n), Type: "NOOP", Jobs: jobs(25, `{"sleep_ms":20}`), Seal: true}
 			_, err := api.Submit(ctx, g)
 			require.NoError(t, err)
 			accepted = append(accepted, g.ID)

@@ -21,7 +21,7 @@ func TestJobsOutliveTheirLeases(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "4"))
 	const n = 4
-	s.submit(client.Group{ID: "long", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":10000}`), Seal: true})
+	s.submit(client.Submission{ID: "long", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":10000}`), Seal: true})
 	s.awaitCounts("long", "four run", func(c api.Counts) bool { return c.InFlight == 4 })
 	g := s.wait("long")
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
@@ -62,7 +62,7 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "20"), env("WORKER_TYPES", "HTTP"),
 		env("HTTP_PROCESSOR_ALLOW_PRIVATE", "true"))
 	frozen := s.proc("worker", 0)
-	s.submit(client.Group{
+	s.submit(client.Submission{
 		ID: "g", Type: "HTTP", Jobs: jobs(n, `{"url":"`+sink.URL+`"}`), Seal: true,
 		Aggregate: []client.Aggregate{{As: "runs", Op: "count"}},
 	})
@@ -81,7 +81,7 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 		}
 	}
 	s.await("leases are counted as lost", func() bool { return s.load("HTTP").LeasesLost >= 20 })
-	s.submit(client.Group{ID: "after", Type: "HTTP", Jobs: jobs(10, `{"url":"`+sink.URL+`"}`), Seal: true})
+	s.submit(client.Submission{ID: "after", Type: "HTTP", Jobs: jobs(10, `{"url":"`+sink.URL+`"}`), Seal: true})
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.wait("after").Counts)
 
 	g = s.group("g")
@@ -114,7 +114,7 @@ func TestLateOutcomesAreRefused(t *testing.T) {
 	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "20"), env("WORKER_TYPES", "HTTP"),
 		env("HTTP_PROCESSOR_ALLOW_PRIVATE", "true"))
 	frozen := s.proc("worker", 0)
-	s.submit(client.Group{
+	s.submit(client.Submission{
 		ID: "g", Type: "HTTP", Jobs: jobs(n, `{"url":"`+sink.URL+`"}`), Seal: true,
 		Aggregate: []client.Aggregate{{As: "runs", Op: "count"}},
 	})

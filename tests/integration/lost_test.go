@@ -69,7 +69,7 @@ func TestVanishedDataEndsWithinAMinute(t *testing.T) {
 				s := start(t, replicas("worker", 4))
 				p := s.space.Partition(0)
 				require.NoError(t, redisx.Sleep(t.Context(), time.Duration(round)*auditInterval/time.Duration(rounds)))
-				s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":1800}`), Seal: true})
+				s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":1800}`), Seal: true})
 				s.await("more ready jobs than slots", func() bool { return s.undelivered(p) >= 30 })
 				at, vanished := time.Now(), vanish(s, p)
 				var first, last time.Duration

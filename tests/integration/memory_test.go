@@ -26,8 +26,8 @@ func TestMemoryIsFull(t *testing.T) {
 		j.Payload.(map[string]any)["sleep_ms"] = 5
 	}
 	s.submit(l.group)
-	s.submit(client.Group{ID: "open", Type: "NOOP", Jobs: jobs(1, `{}`)})
-	doomed := client.Group{ID: "doomed", Tenant: "other", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":100}`), Seal: true}
+	s.submit(client.Submission{ID: "open", Type: "NOOP", Jobs: jobs(1, `{}`)})
+	doomed := client.Submission{ID: "doomed", Tenant: "other", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":100}`), Seal: true}
 	later := time.Now().Add(time.Hour)
 	doomed.Jobs[0].RunAt = &later // the group cannot end before it is cancelled
 	s.submit(doomed)

@@ -26,6 +26,7 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	sealing := func(group, total string) []any {
 		return []any{"type", groupSeal, "data", fmt.Sprintf(`{"group":%q%s}`, group, total)}
 	}
+	random := rand.New(rand.NewPCG(1, 1))
 	var all [][]any // each append several times
 	shuffled := func(group string) [][]any {
 		all = nil
@@ -34,7 +35,7 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 				all = append(all, addition(group, i))
 			}
 		}
-		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		return all
 	}
 	total := fmt.Sprintf(`,"total":%d`, appends*each)
@@ -45,7 +46,7 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	first := append([][]any{submission("sealed-first"), sealing("sealed-first", total)}, shuffled("sealed-first")...)
 
 	anyhow := append(shuffled("anyhow"), submission("anyhow"), submission("anyhow"), sealing("anyhow", total), sealing("anyhow", total))
-	rand.Shuffle(len(anyhow), func(i, j int) { anyhow[i], anyhow[j] = anyhow[j], anyhow[i] })
+	random.Shuffle(len(anyhow), func(i, j int) { anyhow[i], anyhow[j] = anyhow[j], anyhow[i] })
 
 	_, err := s.rdb.Pipelined(s.ctx(), func(pipe redis.Pipeliner) error {
 		for i := range max(len(last), len(first), len(anyhow)) {

@@ -32,8 +32,8 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 	s := start(t, onRedis(redistest.AOF), env("LEASE", "2s"), env("WORKER_TIMEOUT", "200ms"))
 	s.awaitReadyz(http.StatusOK)
 	sum := []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}
-	s.submit(client.Group{ID: "before", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":5,"result":1}`), Seal: true, Aggregate: sum})
-	s.submit(client.Group{ID: "open", Type: "NOOP", Jobs: jobs(1, `{"result":1}`), Aggregate: sum})
+	s.submit(client.Submission{ID: "before", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":5,"result":1}`), Seal: true, Aggregate: sum})
+	s.submit(client.Submission{ID: "open", Type: "NOOP", Jobs: jobs(1, `{"result":1}`), Aggregate: sum})
 	s.awaitCounts("before", "in the middle", func(c api.Counts) bool { return c.Done > 100 })
 
 	s.redis.Kill()
@@ -58,7 +58,7 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 
 	s.redis.Restart()
 	s.awaitReadyz(http.StatusOK)
-	s.submit(client.Group{ID: "after", Type: "NOOP", Jobs: jobs(10, `{"result":1}`), Seal: true, Aggregate: sum})
+	s.submit(client.Submission{ID: "after", Type: "NOOP", Jobs: jobs(10, `{"result":1}`), Seal: true, Aggregate: sum})
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.wait("after").Counts)
 	g := s.wait("before")
 	require.Equal(t, api.Counts{Accepted: n, Done: n}, g.Counts)
@@ -74,7 +74,7 @@ func TestRedisStalls(t *testing.T) {
 	t.Parallel()
 	const n = 1000
 	s := start(t, env("LEASE", "1s"), env("REDIS_COMMAND_TIMEOUT", "500ms"), env("REDIS_DIAL_TIMEOUT", "500ms"), env("WORKER_TIMEOUT", "200ms"))
-	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":5,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
+	s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":5,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
 	s.awaitCounts("g", "in the middle", func(c api.Counts) bool { return c.Done > 100 })
 	s.redis.Suspend()
 	s.awaitReadyz(http.StatusServiceUnavailable)

@@ -30,7 +30,7 @@ func (s *system) stage(role string) api.StageStatus {
 func TestPoolIsResizedAtRunTime(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("WORKER_COUNT", "2"), env("FETCH_BATCH_SIZE", "5"), env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
-	s.submit(client.Group{ID: "quick", Type: "NOOP", Jobs: append(jobs(9, `{}`), jobs(1, `{"fail":"retry","fail_times":1}`)...), Seal: true})
+	s.submit(client.Submission{ID: "quick", Type: "NOOP", Jobs: append(jobs(9, `{}`), jobs(1, `{"fail":"retry","fail_times":1}`)...), Seal: true})
 	s.wait("quick")
 	s.await("fetcher and dispatcher show their status", func() bool {
 		return s.stage("fetcher").Counts["total_fetched"] == 10 && s.stage("dispatcher").Counts["total_moved"] == 1
@@ -42,7 +42,7 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 		require.True(t, s.stage(role).Running)
 	}
 
-	s.submit(client.Group{ID: "endless", Type: "NOOP", Jobs: jobs(100, endless), Seal: true})
+	s.submit(client.Submission{ID: "endless", Type: "NOOP", Jobs: jobs(100, endless), Seal: true})
 	worker := s.proc("worker", 0)
 	resize := func(n int) {
 		status, body := s.call("PUT", "http://"+worker.AdminAddr()+"/pool", fmt.Sprintf(`{"workers":%d}`, n))
@@ -85,7 +85,7 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 	_, err = s.api.Cancel(s.ctx(), "endless")
 	require.NoError(t, err)
 	shown(0, 0)
-	s.submit(client.Group{ID: "more", Type: "NOOP", Jobs: jobs(50, `{"sleep_ms":5}`), Seal: true})
+	s.submit(client.Submission{ID: "more", Type: "NOOP", Jobs: jobs(50, `{"sleep_ms":5}`), Seal: true})
 	_, err = s.api.ResizeWorker(s.ctx(), w.ID, 3)
 	require.NoError(t, err)
 	s.wait("more")

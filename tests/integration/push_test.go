@@ -114,10 +114,10 @@ func TestPushJobs(t *testing.T) {
 		env("WORKER_COUNT", "100"), env("BACKPRESSURE_GLOBAL_RPS", "0"), env("BACKPRESSURE_DEFAULT_BACKOFF", "100ms"),
 		env("CONGESTION_BASE_BACKOFF", "100ms"))
 
-	s.submit(client.Group{ID: "sale", Tenant: "acme", Type: "PUSH_NOTIFICATION"})
-	pushes := make([]client.Job, total)
+	s.submit(client.Submission{ID: "sale", Tenant: "acme", Type: "PUSH_NOTIFICATION"})
+	pushes := make([]client.NewJob, total)
 	for i := range pushes {
-		pushes[i] = client.Job{Payload: map[string]any{"to": map[string]string{"apns": deviceToken + strconv.Itoa(i)}, "title": "Sale"}}
+		pushes[i] = client.NewJob{Payload: map[string]any{"to": map[string]string{"apns": deviceToken + strconv.Itoa(i)}, "title": "Sale"}}
 	}
 	appended, err := s.api.Append(s.ctx(), "sale", slices.Values(pushes))
 	require.NoError(t, err)

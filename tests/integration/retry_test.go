@@ -24,7 +24,7 @@ func TestRetryRunsOnlyWhatFailed(t *testing.T) {
 	all := jobs(good, `{"result":1}`)
 	all = append(all, jobs(bad, `{"fail":"retry","fail_times":1,"result":100}`)...) // round 1 has only one attempt
 	all = append(all, jobs(hopeless, `{"fail":"permanent"}`)...)
-	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: all, Seal: true, MaxRetries: &none, Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data"}, {As: "n", Op: "count"}}})
+	s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: all, Seal: true, MaxRetries: &none, Aggregate: []client.Aggregate{{As: "sum", Op: "sum", Field: "data"}, {As: "n", Op: "count"}}})
 	require.Equal(t, append(rounds, "group.completed"), types(s.history("g", 1)))
 	g := s.group("g")
 	require.Equal(t, api.Counts{Accepted: good + bad + hopeless, Done: good, Failed: bad + hopeless}, g.Counts)
@@ -71,7 +71,7 @@ func TestRetryRunsOnlyWhatFailed(t *testing.T) {
 	require.Equal(t, 3, s.group("g").Round)
 	s.add("worker")
 	require.EqualValues(t, hopeless, s.waitRound("g", 3).Counts.Failed)
-	s.submit(client.Group{ID: "fine", Type: "NOOP", Jobs: jobs(1, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "fine", Type: "NOOP", Jobs: jobs(1, `{}`), Seal: true})
 	s.wait("fine")
 	status, _ := s.call("POST", s.url(0)+"/v1/groups/fine/retry", "")
 	require.Equal(t, http.StatusConflict, status, "nothing has failed")
@@ -81,11 +81,11 @@ func TestScheduledGroupsAndJobs(t *testing.T) {
 	t.Parallel()
 	s := start(t)
 	at := time.Now().Add(1500 * time.Millisecond).Truncate(time.Millisecond)
-	s.submit(client.Group{ID: "group", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true, RunAt: &at})
+	s.submit(client.Submission{ID: "group", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true, RunAt: &at})
 	mixed := jobs(20, `{"result":1}`)
 	mixed[7].RunAt = &at
-	s.submit(client.Group{ID: "job", Type: "NOOP", Jobs: mixed, Seal: true})
-	s.submit(client.Group{ID: "now", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "job", Type: "NOOP", Jobs: mixed, Seal: true})
+	s.submit(client.Submission{ID: "now", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true})
 
 	s.wait("now") // scheduled jobs do not delay it
 	s.awaitCounts("job", "all but one done", func(c api.Counts) bool { return c == api.Counts{Accepted: 20, Done: 19, NonReady: 1} })
@@ -103,12 +103,12 @@ func TestTypeWithoutWorkers(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("NO_PROCESSOR_TIMEOUT", "1s"))
 	const n = 150
-	s.submit(client.Group{ID: "unserved", Tenant: "acme", Type: "NOBODY", Jobs: jobs(n, `{}`), Seal: true})
+	s.submit(client.Submission{ID: "unserved", Tenant: "acme", Type: "NOBODY", Jobs: jobs(n, `{}`), Seal: true})
 	mixed := jobs(20, `{}`)
 	for i := range 5 {
 		mixed[4*i].Type = "NOBODY"
 	}
-	s.submit(client.Group{ID: "mixed", Tenant: "acme", Type: "NOOP", Jobs: mixed, Seal: true})
+	s.submit(client.Submission{ID: "mixed", Tenant: "acme", Type: "NOOP", Jobs: mixed, Seal: true})
 	s.awaitCounts("mixed", "the others done", func(c api.Counts) bool { return c.Done == 15 })
 
 	g := s.wait("unserved")
@@ -134,7 +134,7 @@ func TestLargePayloads(t *testing.T) {
 	large := func(rest string) string { return `{"x":"` + strings.Repeat("x", 100<<10) + `",` + rest + `}` }
 	all := jobs(30, large(`"result":1`))
 	all = append(all, jobs(5, large(`"fail":"retry","fail_times":1,"result":1`))...)
-	s.submit(client.Group{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true, MaxRetries: &none, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
+	s.submit(client.Submission{ID: "g", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true, MaxRetries: &none, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
 	require.Equal(t, api.Counts{Accepted: 35, Done: 30, Failed: 5}, s.wait("g").Counts)
 	payloads := s.space.OfTenant("acme").Payloads("g")
 	require.EqualValues(t, 5, s.rdb.HLen(s.ctx(), payloads).Val(), "payloads of failed jobs are kept for a retry")

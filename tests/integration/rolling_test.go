@@ -37,7 +37,7 @@ func TestRollingRestarts(t *testing.T) {
 		g := group{fmt.Sprint("g-", i), int64(20 + i%60)}
 		all = append(all, g)
 		if i%2 == 0 {
-			s.submit(client.Group{ID: g.id, Tenant: fmt.Sprint("t", i%5), Type: "NOOP", Jobs: jobs(int(g.jobs), `{"sleep_ms":30}`), Seal: true})
+			s.submit(client.Submission{ID: g.id, Tenant: fmt.Sprint("t", i%5), Type: "NOOP", Jobs: jobs(int(g.jobs), `{"sleep_ms":30}`), Seal: true})
 			return
 		}
 		s.xadd(s.space.Ingest(), "type", groupSubmit, "data", fmt.Sprintf(`{"id":%q,"tenant":"t%d","type":"NOOP","total":%d}`, g.id, i%5, g.jobs))

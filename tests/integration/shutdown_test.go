@@ -28,7 +28,7 @@ func (s *system) results(group string) map[int64]api.Result {
 func TestStoppedWorkerFinishesItsJobs(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "10"))
-	s.submit(client.Group{ID: "slow", Type: "NOOP", Jobs: jobs(10, `{"sleep_ms":1000}`), Seal: true})
+	s.submit(client.Submission{ID: "slow", Type: "NOOP", Jobs: jobs(10, `{"sleep_ms":1000}`), Seal: true})
 	s.awaitCounts("slow", "all run", func(c api.Counts) bool { return c.InFlight == 10 })
 	s.stop(s.proc("worker", 0))
 	c := s.group("slow").Counts
@@ -46,7 +46,7 @@ func TestStoppedWorkerFinishesItsJobs(t *testing.T) {
 func TestStoppedWorkerReleasesWhatItCannotFinish(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "10"), env("SHUTDOWN_GRACE_PERIOD", "100ms"))
-	s.submit(client.Group{ID: "slow", Type: "NOOP", Jobs: jobs(25, `{"sleep_ms":1500}`), Seal: true})
+	s.submit(client.Submission{ID: "slow", Type: "NOOP", Jobs: jobs(25, `{"sleep_ms":1500}`), Seal: true})
 	s.awaitCounts("slow", "some run", func(c api.Counts) bool { return c.InFlight >= 10 })
 	first := s.proc("worker", 0)
 	s.stop(first)
@@ -76,12 +76,12 @@ func (s *system) underLoad(t *testing.T, during func()) {
 	sum := []client.Aggregate{{As: "n", Op: "sum", Field: "data.n"}}
 	ids := []string{"streamed"}
 	for i := range groups {
-		ids = append(ids, s.submit(client.Group{ID: fmt.Sprint("g", i), Tenant: fmt.Sprint("t", i%3), Type: "NOOP", Jobs: jobs(messages*each, payload), Seal: true, Aggregate: sum}))
+		ids = append(ids, s.submit(client.Submission{ID: fmt.Sprint("g", i), Tenant: fmt.Sprint("t", i%3), Type: "NOOP", Jobs: jobs(messages*each, payload), Seal: true, Aggregate: sum}))
 	}
 	p, err := producer.New(s.ctx(), s.redis.URL())
 	require.NoError(t, err)
 	defer p.Close()
-	_, err = p.Submit(s.ctx(), client.Group{ID: "streamed", Type: "NOOP", Aggregate: sum})
+	_, err = p.Submit(s.ctx(), client.Submission{ID: "streamed", Type: "NOOP", Aggregate: sum})
 	require.NoError(t, err)
 	produced := make(chan error, 1)
 	begun := make(chan struct{})
@@ -140,7 +140,7 @@ func TestKilledWorker(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "1s"), replicas("worker", 2))
 	const n = 600
-	s.submit(client.Group{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":20,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
+	s.submit(client.Submission{ID: "g", Type: "NOOP", Jobs: jobs(n, `{"sleep_ms":20,"result":1}`), Seal: true, Aggregate: []client.Aggregate{{As: "n", Op: "sum", Field: "data"}}})
 	s.awaitCounts("g", "in the middle", func(c api.Counts) bool { return c.Done > 50 && c.InFlight >= 20 })
 	s.proc("worker", 0).Kill()
 	g := s.wait("g")

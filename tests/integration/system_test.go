@@ -204,7 +204,7 @@ func (s *system) stopAll() {
 func (s *system) url(i int) string { s.t.Helper(); return "http://" + s.proc("ingest", i).APIAddr() }
 
 // submit creates a group over HTTP, through the first ingest, and returns its id.
-func (s *system) submit(g client.Group) string {
+func (s *system) submit(g client.Submission) string {
 	s.t.Helper()
 	accepted, err := s.api.Submit(s.ctx(), g)
 	require.NoError(s.t, err)
@@ -220,10 +220,10 @@ func (s *system) group(id string) api.Group {
 }
 
 // jobs returns n NOOP jobs with the same payload.
-func jobs(n int, payload string) []client.Job {
-	all := make([]client.Job, n)
+func jobs(n int, payload string) []client.NewJob {
+	all := make([]client.NewJob, n)
 	for i := range all {
-		all[i] = client.Job{Payload: json.RawMessage(payload)}
+		all[i] = client.NewJob{Payload: json.RawMessage(payload)}
 	}
 	return all
 }

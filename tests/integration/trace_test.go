@@ -158,7 +158,7 @@ func TestTraceOfOneJob(t *testing.T) {
 		p, err := producer.New(t.Context(), s.redis.URL(), producer.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))))
 		require.NoError(t, err)
 		defer p.Close()
-		_, err = p.Submit(t.Context(), client.Group{ID: "produced", Tenant: "acme", Type: "NOOP", Jobs: []client.Job{{Payload: payload()}}, Seal: true})
+		_, err = p.Submit(t.Context(), client.Submission{ID: "produced", Tenant: "acme", Type: "NOOP", Jobs: []client.NewJob{{Payload: payload()}}, Seal: true})
 		require.NoError(t, err)
 		require.Len(t, recorder.Ended(), 1)
 		send := recorder.Ended()[0]
@@ -201,8 +201,8 @@ func TestTracesOfManyJobs(t *testing.T) {
 
 	// One of three jobs has its own traceparent.
 	header, traceID, parent := parentOf(1, "01")
-	all := []client.Job{{Payload: payload()}, {Payload: payload(), TraceParent: header}, {Payload: payload()}}
-	s.submit(client.Group{ID: "three", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true})
+	all := []client.NewJob{{Payload: payload()}, {Payload: payload(), TraceParent: header}, {Payload: payload()}}
+	s.submit(client.Submission{ID: "three", Tenant: "acme", Type: "NOOP", Jobs: all, Seal: true})
 	own := awaitTrace(t, r, traceID, parent)
 	require.Equal(t, wholeWay, names(own))
 	describes(t, s, own, "acme", "three", 1)
@@ -210,7 +210,7 @@ func TestTracesOfManyJobs(t *testing.T) {
 	// Each of the other jobs begins a trace that is linked to the message's span.
 	const n = 50
 	message, messageTrace, messageSpan := parentOf(2, "01")
-	data, err := json.Marshal(client.Group{ID: "many", Tenant: "acme", Type: "NOOP", Jobs: slices.Repeat([]client.Job{{Payload: payload()}}, n), Seal: true})
+	data, err := json.Marshal(client.Submission{ID: "many", Tenant: "acme", Type: "NOOP", Jobs: slices.Repeat([]client.NewJob{{Payload: payload()}}, n), Seal: true})
 	require.NoError(t, err)
 	s.xadd(s.space.Ingest(), "type", "group.submit", "traceparent", message, "data", data)
 	roots := map[string]oteltest.Span{}
@@ -263,10 +263,10 @@ func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	// tenant is rate-limited.
 	const n = 3
 	for at, tenant := range []string{"a", "b"} {
-		g := client.Group{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true}
+		g := client.Submission{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true}
 		for i := range n {
 			header, _, _ := parentOf(10*at+i, "01")
-			g.Jobs = append(g.Jobs, client.Job{TraceParent: header, Payload: map[string]any{"fail": "retry", "fail_times": 1, "result": secret}})
+			g.Jobs = append(g.Jobs, client.NewJob{TraceParent: header, Payload: map[string]any{"fail": "retry", "fail_times": 1, "result": secret}})
 		}
 		s.submit(g)
 	}
@@ -337,8 +337,8 @@ func TestTracesCanBeOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, r := traced(t, sampler...)
-			s.submit(client.Group{ID: "many", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true})
-			s.submit(client.Group{ID: "one", Type: "NOOP", Jobs: jobs(1, `{}`), Seal: true})
+			s.submit(client.Submission{ID: "many", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true})
+			s.submit(client.Submission{ID: "one", Type: "NOOP", Jobs: jobs(1, `{}`), Seal: true})
 			s.wait("many")
 			s.wait("one")
 			require.Empty(t, everything(s, r))

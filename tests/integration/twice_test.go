@@ -167,12 +167,12 @@ func TestEveryScriptTwice(t *testing.T) {
 		}
 		require.NoError(t, err)
 	}
-	s.submit(client.Group{ID: "throttled", Type: "NOOP", Jobs: jobs(20, `{"fail":"throttle","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
-	s.submit(client.Group{ID: "deferred", Type: "NOOP", Jobs: jobs(20, `{"fail":"defer","fail_times":3,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
-	s.submit(client.Group{ID: "failing", Type: "NOOP", Jobs: jobs(50, `{"fail":"permanent","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
-	s.submit(client.Group{ID: "held", Type: "NOOP", Jobs: jobs(1, `{"sleep_ms":2500}`), Seal: true}) // its lease is renewed every 2 s
-	s.submit(client.Group{ID: "doomed", Type: "NOOP", Jobs: jobs(300, `{"sleep_ms":200}`), Seal: true})
-	s.submit(client.Group{ID: "paused", Tenant: "idle", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":20}`)})
+	s.submit(client.Submission{ID: "throttled", Type: "NOOP", Jobs: jobs(20, `{"fail":"throttle","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Submission{ID: "deferred", Type: "NOOP", Jobs: jobs(20, `{"fail":"defer","fail_times":3,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Submission{ID: "failing", Type: "NOOP", Jobs: jobs(50, `{"fail":"permanent","fail_times":1,"result":1}`), Seal: true, Aggregate: loadAggregates[1:2]})
+	s.submit(client.Submission{ID: "held", Type: "NOOP", Jobs: jobs(1, `{"sleep_ms":2500}`), Seal: true}) // its lease is renewed every 2 s
+	s.submit(client.Submission{ID: "doomed", Type: "NOOP", Jobs: jobs(300, `{"sleep_ms":200}`), Seal: true})
+	s.submit(client.Submission{ID: "paused", Tenant: "idle", Type: "NOOP", Jobs: jobs(100, `{"sleep_ms":20}`)})
 	told("POST", "/v1/groups/paused/pause", "")
 	told("POST", "/v1/groups/doomed/cancel", "")
 	told("POST", "/v1/tenants/tenant-1/pause", "")

@@ -17,8 +17,8 @@ var mutants = []mutant{
 	},
 	{
 		name: "retry-limit", promise: "a job is retried once more than its group allows",
-		file:  "internal/stage/worker/report.go",
-		edits: []edit{{"t.Retries < retries:", "t.Retries <= retries:"}},
+		file:  "internal/attempt/attempt.go",
+		edits: []edit{{"retries < r.MaxRetries:", "retries <= r.MaxRetries:"}},
 		pkg:   "./tests/integration", test: "TestRetryRunsOnlyWhatFailed",
 	},
 	{

@@ -191,10 +191,13 @@ const (
 //	pace                     outcome              two marks of time (ms) and ended, for its
 //	                                              present speed
 const (
-	TenantPaused     = "paused"
-	TenantUnfinished = "unfinished"
-	TenantActive     = "active"
-	TenantCongested  = "congested"
+	TenantRPS          = "rps"
+	TenantWeight       = "weight"
+	TenantBasePriority = "base_priority"
+	TenantPaused       = "paused"
+	TenantUnfinished   = "unfinished"
+	TenantActive       = "active"
+	TenantCongested    = "congested"
 )
 
 // Load is the hash load:TYPE: the counters of a type. They begin at 0 again after retire has

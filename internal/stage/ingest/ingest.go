@@ -45,6 +45,8 @@ type Config struct {
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
 	// their group. At this number it reads no more messages. 0 means 10,000.
 	MaxInFlight int
+	// Listen opens the API's listener; nil: on the network.
+	Listen func(ctx context.Context, addr string) (net.Listener, error)
 }
 
 // Ingest is the ingest of one process.
@@ -76,7 +78,12 @@ const defaultConnections = 4096
 func New(
 	ctx context.Context, p stage.Process, cfg Config, store *groups.Store, decoder messages.Decoder,
 ) (*Ingest, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", cfg.APIAddr)
+	if cfg.Listen == nil {
+		cfg.Listen = func(ctx context.Context, addr string) (net.Listener, error) {
+			return new(net.ListenConfig).Listen(ctx, "tcp", addr)
+		}
+	}
+	listener, err := cfg.Listen(ctx, cfg.APIAddr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for the API: %w: set BULKACTION_API_ADDR to another address", err)
 	}

@@ -9,16 +9,13 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/attempt"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
 // linger is how long the first outcome of a batch waits for further ones while other jobs run.
 const linger = time.Millisecond
-
-// maxRetryAfter bounds the delay that a downstream API may ask for. A job waits no longer than this
-// for a longer Retry-After.
-const maxRetryAfter = 24 * time.Hour
 
 // reportOutcomes reports the outcomes in the report queue to Redis, and adds them to the metrics,
 // until the queue is closed and empty. It reports the outcomes of each type in a call of its own.
@@ -167,24 +164,27 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 		Code:      t.verdict.Code,
 		Text:      t.verdict.Message,
 	}
-	retries := p.cfg.retriesOf(t.terms)
+	rules := attempt.Rules{
+		MaxRetries: p.cfg.retriesOf(t.terms), MaxThrottles: p.cfg.MaxThrottles,
+		Backoff: p.cfg.Backoff, MaxBackoff: p.cfg.MaxBackoff,
+	}
+	kind, wait := rules.Next(t.verdict, t.Retries, t.Throttles)
 	switch {
 	case t.released && !t.inFlight:
 		o.Kind = ledger.OutcomeUnstarted
 	case t.released:
 		o.Kind = ledger.OutcomeReleased
-	case t.verdict.Kind == processor.Throttle && t.Throttles < p.cfg.MaxThrottles:
-		o.Kind, o.Throttles = ledger.OutcomeThrottled, t.Throttles+1
-		o.Delay = min(t.verdict.After, maxRetryAfter)
-		if o.Delay == 0 {
-			o.Delay = -p.retryDelay(t.Throttles) // negative: Redis may choose a longer wait
+	case kind == processor.Throttle:
+		o.Kind, o.Throttles, o.Delay = ledger.OutcomeThrottled, t.Throttles+1, wait
+		if t.verdict.After == 0 {
+			o.Delay = -jittered(wait) // negative: Redis may choose a longer wait
 		}
 		p.metrics.Retried(1)
-	case t.verdict.Kind == processor.Defer:
-		o.Kind, o.Delay = ledger.OutcomeDeferred, min(t.verdict.After, maxRetryAfter)
+	case kind == processor.Defer:
+		o.Kind, o.Delay = ledger.OutcomeDeferred, wait
 		p.metrics.Deferred(t.Type)
-	case t.verdict.Kind == processor.RetryLater && t.Retries < retries:
-		o.Kind, o.Retries, o.Delay = ledger.OutcomeRetry, t.Retries+1, p.retryDelay(t.Retries)
+	case kind == processor.RetryLater:
+		o.Kind, o.Retries, o.Delay = ledger.OutcomeRetry, t.Retries+1, jittered(wait)
 		p.metrics.Retried(1)
 	default:
 		o.Kind = ledger.OutcomeFailed
@@ -202,15 +202,9 @@ func (t *task) nextTrace() string {
 	return t.Trace
 }
 
-// retryDelay returns the wait before the next attempt after tries earlier ones: Config.Backoff,
-// doubled tries times, at most Config.MaxBackoff, less a random part of up to a tenth.
-func (p *partitionFeed) retryDelay(tries int) time.Duration {
-	d := min(p.cfg.Backoff, p.cfg.MaxBackoff)
-	for ; tries > 0 && d < p.cfg.MaxBackoff; tries-- {
-		d = min(2*d, p.cfg.MaxBackoff)
-	}
-	return d - time.Duration(rand.Int64N(int64(d)/10+1))
-}
+// jittered returns d less a random part of up to a tenth, so that jobs that failed together are not
+// retried together.
+func jittered(d time.Duration) time.Duration { return d - time.Duration(rand.Int64N(int64(d)/10+1)) }
 
 // resultLineBytes is the largest size of a result line without its data and key.
 const resultLineBytes = 112

@@ -36,26 +36,12 @@ func TestReportQueue(t *testing.T) {
 	require.Len(t, q.take(3, 150), 2)
 }
 
-func TestRetryDelay(t *testing.T) {
-	for _, tt := range []struct {
-		base, most time.Duration
-		tries      int
-		want       time.Duration
-	}{
-		{time.Second, time.Minute, 0, time.Second},
-		{time.Second, time.Minute, 1, 2 * time.Second},
-		{time.Second, time.Minute, 5, 32 * time.Second},
-		{time.Second, time.Minute, 6, time.Minute},
-		{time.Second, time.Minute, math.MaxInt, time.Minute},
-		{time.Hour, 24 * time.Hour, 29, 24 * time.Hour}, // a shift by 29 bits would overflow
-		{time.Hour, time.Minute, 3, time.Minute},
-		{time.Millisecond, time.Millisecond, 100, time.Millisecond},
-	} {
-		p := &partitionFeed{Worker: &Worker{cfg: Config{Backoff: tt.base, MaxBackoff: tt.most}}}
+func TestJittered(t *testing.T) {
+	for _, d := range []time.Duration{time.Millisecond, time.Second, 24 * time.Hour} {
 		for range 100 {
-			got := p.retryDelay(tt.tries)
-			require.LessOrEqual(t, got, tt.want, "%+v", tt)
-			require.GreaterOrEqual(t, got, tt.want*9/10-1, "%+v", tt)
+			got := jittered(d)
+			require.LessOrEqual(t, got, d)
+			require.GreaterOrEqual(t, got, d*9/10-1)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bulkaction/bulkaction/internal/attempt"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
 )
@@ -100,7 +100,7 @@ func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass
 	if err != nil {
 		return nil, err
 	}
-	return encodeResult(result)
+	return attempt.EncodeResult(result)
 }
 
 // job returns what a processor gets. Before the start the tenant is not known.
@@ -118,7 +118,7 @@ func (w *Worker) panicked(t *task, r any) error {
 	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
 		"attempt", t.currentAttempt, "type", t.Type,
 		"panic", text[:min(len(text), 1<<10)], "at", panickedAt(), "stack", string(debug.Stack()))
-	return processor.Retry("PANIC", errors.New("the processor panicked"))
+	return attempt.PanicError()
 }
 
 // panickedAt returns the place that has panicked: the first frame that is not the runtime's. A
@@ -149,7 +149,7 @@ func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, 
 	cause := t.ctx.endCause(now)
 	switch {
 	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):
-		err = timeoutError(limit) // a result that comes after the timeout does not count
+		err = attempt.TimeoutError(limit) // a result that comes after the timeout does not count
 	case err != nil && stoppedByWorker(cause):
 		t.released = true
 	}
@@ -168,48 +168,6 @@ func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, 
 // Such a job is released, not failed.
 func stoppedByWorker(cause error) bool {
 	return errors.Is(cause, errCancelled) || errors.Is(cause, errLeaseLost) || errors.Is(cause, errShutdown)
-}
-
-// timeoutError returns the error of a job that ran longer than limit. It makes the worker retry the
-// job.
-func timeoutError(limit time.Duration) error {
-	return processor.Retry(processor.CodeTimeout, fmt.Errorf("timed out after %s", limit))
-}
-
-var noResult = []byte("null") // callers must not change it
-
-// encodeResult returns a processor's result as JSON without line breaks; nil and an empty
-// json.RawMessage become null. Its errors are permanent: for a result that is not JSON, or that is
-// larger than processor.MaxResultBytes.
-func encodeResult(result any) ([]byte, error) {
-	var b []byte
-	switch v := result.(type) {
-	case nil:
-		return noResult, nil
-	case json.RawMessage:
-		b = v
-		if len(b) == 0 {
-			return noResult, nil
-		}
-		if len(b) <= processor.MaxResultBytes {
-			var line bytes.Buffer
-			if err := json.Compact(&line, b); err != nil {
-				return nil, processor.Permanent("INVALID_RESULT", errors.New("the processor's result is not JSON"))
-			}
-			b = line.Bytes()
-		}
-	default:
-		var err error
-		if b, err = json.Marshal(v); err != nil {
-			return nil, processor.Permanent("INVALID_RESULT",
-				fmt.Errorf("the processor's result can't be written as JSON: %T", v))
-		}
-	}
-	if len(b) > processor.MaxResultBytes {
-		return nil, processor.Permanent("RESULT_TOO_LARGE",
-			fmt.Errorf("the processor's result has %d bytes, at most %d are kept", len(b), processor.MaxResultBytes))
-	}
-	return b, nil
 }
 
 // startSpan starts the span of the attempt and returns its context. For a job without a trace

@@ -4,14 +4,15 @@ import (
 	"context"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/attempt"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
 // reportTimeout is how long a stopping process tries to report its last outcomes.
 const reportTimeout = 5 * time.Second
 
-// abandonDelay is how long after its timeout a processor that ignores the end of its context is
-// abandoned. If the timeout is shorter than abandonDelay, the delay is as long as the timeout.
+// abandonDelay is how long after the end of its context, at a shutdown, a processor that ignores it
+// is abandoned.
 const abandonDelay = time.Second
 
 // maxSlotWait is how long a started job waits for a slot before the worker may release it for other
@@ -29,15 +30,15 @@ func (w *Worker) watch(context.Context) error {
 	now := monotonicNow()
 	for _, t := range w.held.tasks() {
 		began, limit := t.runStart.Load(), t.terms.JobTimeout
-		if began == 0 || time.Duration(now-began) < limit+min(abandonDelay, limit) {
+		if began == 0 || time.Duration(now-began) < limit+attempt.AbandonDelay(limit) {
 			continue
 		}
-		attempt := timeoutError(limit)
+		end := attempt.TimeoutError(limit)
 		if w.hasShortTimeout(t) {
-			attempt = context.Canceled
+			end = context.Canceled
 		}
-		w.abandon(t, attempt, func() {
-			t.verdict = processor.Classify(timeoutError(limit))
+		w.abandon(t, end, func() {
+			t.verdict = processor.Classify(attempt.TimeoutError(limit))
 			t.processTrace = t.Trace
 		})
 	}

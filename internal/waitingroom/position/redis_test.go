@@ -93,8 +93,9 @@ func TestOnRedis(t *testing.T) {
 		}
 	})
 	movers.Go(func() { // users go away and come back
+		random := rand.New(rand.NewPCG(1, 1))
 		for range 200 {
-			u := staying + rand.IntN(users-staying-10)
+			u := staying + random.IntN(users-staying-10)
 			_, err := rooms.Disconnect(ctx, event, visitor(u), visitor(u+1))
 			if err == nil {
 				_, err = enter(u, u+2)

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/bulkaction/bulkaction/internal/testkit/rapidtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
@@ -58,7 +59,7 @@ func rounds(t require.TestingT, views *Views, d time.Duration) {
 func TestViewsAgainstModel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		rapid.Check(struct{ rapid.TB }{t}, checkViews) // a bubble has no Deadline, which *testing.T has
+		rapidtest.Check(struct{ rapid.TB }{t}, 0, checkViews) // a bubble has no Deadline, which *testing.T has
 	})
 }
 

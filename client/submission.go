@@ -7,16 +7,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
-// The lanes that Group.Priority can name. A higher lane gets more capacity; a lower lane still gets
-// some.
+// The lanes that Submission.Priority can name. A higher lane gets more capacity; a lower lane still
+// gets some.
 const (
 	PriorityHigh   = "high"
 	PriorityNormal = "normal"
 	PriorityLow    = "low"
 )
 
-// Group is a bulk action to be submitted. Only Type is required.
-type Group struct {
+// Submission is a group to be created, with jobs or without. Only Type is required. What becomes of
+// it is an api.Group.
+type Submission struct {
 	// ID matches ^[A-Za-z0-9._-]{1,128}$ and is neither . nor .. For an empty ID, the server or
 	// the producer generates one.
 	ID string `json:"id,omitempty"`
@@ -37,9 +38,9 @@ type Group struct {
 	// Aggregate lists the values to compute from the jobs' results.
 	Aggregate []Aggregate `json:"aggregate,omitempty"`
 	// Total is the number of jobs of the whole group; the group is sealed when it has them.
-	Total *int64 `json:"total,omitempty"`
-	Jobs  []Job  `json:"-"`
-	Seal  bool   `json:"seal,omitempty"` // the group gets no jobs besides Jobs
+	Total *int64   `json:"total,omitempty"`
+	Jobs  []NewJob `json:"-"`
+	Seal  bool     `json:"seal,omitempty"` // the group gets no jobs besides Jobs
 	// UniqueKeys refuses a job whose key another job of the group has. Only in such a group can a
 	// job be found by its key (see [JobFilter]).
 	UniqueKeys bool `json:"unique_keys,omitempty"`
@@ -54,8 +55,9 @@ type Aggregate struct {
 	Over  string `json:"over,omitempty"`  // done (when empty), failed or ended
 }
 
-// Job is one unit of work of a group.
-type Job struct {
+// NewJob is a job to be added to a group. What becomes of it is an api.Job; a worker's processor
+// gets it as a processor.Job.
+type NewJob struct {
 	Payload     any        `json:"payload"`               // encodes to JSON of at most 256 KiB
 	Type        string     `json:"type,omitempty"`        // the group's type when empty
 	RunAt       *time.Time `json:"run_at,omitempty"`      // the job does not start before this time
@@ -66,12 +68,12 @@ type Job struct {
 }
 
 // MarshalJSON returns the body of POST /v1/groups.
-func (g Group) MarshalJSON() ([]byte, error) {
+func (g Submission) MarshalJSON() ([]byte, error) {
 	jobs, err := submission.EncodeAll(g.Jobs)
 	if err != nil {
 		return nil, err
 	}
-	type withoutJobs Group // it has no method MarshalJSON
+	type withoutJobs Submission // it has no method MarshalJSON
 	head := struct {
 		withoutJobs
 		JobTimeout string `json:"job_timeout,omitempty"`

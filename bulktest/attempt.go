@@ -1,0 +1,119 @@
+package bulktest
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/attempt"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/run"
+)
+
+// Outcome is what a worker decides after one attempt.
+type Outcome struct {
+	// Kind is Fail also if the job has no retries left. After is the longest wait before the next
+	// attempt; up to a tenth less is possible, and after a throttle without a time, congestion
+	// control may wait longer.
+	processor.Verdict
+	Result json.RawMessage // of a job that is Done; null if the processor returned none
+}
+
+// Attempt runs one attempt of a job as a worker does: with the middleware and the settings of c,
+// the timeout of the job's type, and Admit if p is Gated. A panic, a timeout, and a result that is
+// too large or no JSON have the outcome that they have in production.
+//
+// Only Payload is required of the job. To test the last retry, set Retries; RetriesLeft is computed
+// from it. The test fails if the processor ignores the end of its context. Its panic is logged.
+func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Job) Outcome {
+	t.Helper()
+	cfg, err := app.LoadSettings(c.Settings)
+	if err != nil {
+		t.Fatalf("bulktest: %v", err)
+	}
+	if job.Type = cmp.Or(job.Type, p.Type()); job.Type != p.Type() {
+		t.Fatalf("bulktest: the job has the type %s, the processor serves %s", job.Type, p.Type())
+	}
+	if !json.Valid(job.Payload) || len(job.Payload) > messages.MaxPayloadBytes {
+		t.Fatalf("bulktest: payload: must be JSON of at most %d bytes", messages.MaxPayloadBytes)
+	}
+	if job.Retries < 0 || job.Ordinal < 0 {
+		t.Fatalf("bulktest: retries and ordinal of a job must not be negative")
+	}
+	job.Group, job.Attempt = cmp.Or(job.Group, "test"), cmp.Or(job.Attempt, job.Retries+1)
+	job.Tenant = cmp.Or(job.Tenant, job.Group)
+	job.RetriesLeft = max(0, cfg.Worker.MaxRetryCount-job.Retries)
+	if job.AcceptedAt.IsZero() {
+		job.AcceptedAt = time.Now()
+	}
+	result, err := runLimited(t, processor.Use(p, c.Middleware...), job,
+		cmp.Or(cfg.Worker.JobTimeouts[job.Type], cfg.Worker.JobTimeout))
+
+	v := processor.Classify(err)
+	v.Kind, v.After = attempt.Rules{
+		MaxRetries: cfg.Worker.MaxRetryCount, MaxThrottles: cfg.Worker.MaxThrottles,
+		Backoff: cfg.Backpressure.DefaultBackoff, MaxBackoff: cfg.Backpressure.MaxBackoff,
+	}.Next(v, job.Retries, 0)
+	return Outcome{v, result}
+}
+
+// runLimited runs an attempt with a timeout. It waits for a processor that ignores the end of its
+// context as long as a worker does.
+func runLimited(
+	t testing.TB, p processor.Processor, job processor.Job, limit time.Duration,
+) (json.RawMessage, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	calls := newCalls()
+	type end struct {
+		result json.RawMessage
+		err    error
+		took   time.Duration
+	}
+	ended := make(chan end, 1)
+	go func() {
+		began := time.Now()
+		result, err := encoded(t, ctx, processor.Use(p, calls.watch), job)
+		ended <- end{result, err, time.Since(began)}
+	}()
+	abandoned := time.NewTimer(limit + attempt.AbandonDelay(limit))
+	defer abandoned.Stop()
+	select {
+	case e := <-ended:
+		if e.took >= limit || e.err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return nil, attempt.TimeoutError(limit) // a result that comes after the timeout does not count
+		}
+		return e.result, e.err
+	case <-abandoned.C:
+		t.Errorf("bulktest: the processor of type %s ignores the end of its context: %s after the timeout of %s "+
+			"it has not returned. %s", job.Type, attempt.AbandonDelay(limit), limit, calls.report())
+		return nil, attempt.TimeoutError(limit)
+	}
+}
+
+// encoded runs an attempt and returns its result as JSON. A panic becomes an error.
+//
+//nolint:revive // a test comes before its context
+func encoded(
+	t testing.TB, ctx context.Context, p processor.Processor, job processor.Job,
+) (result json.RawMessage, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			fmt.Fprintf(t.Output(), "the processor of type %s panicked: %v\n%s", job.Type, r, debug.Stack())
+			result, err = nil, attempt.PanicError()
+		}
+	}()
+	value, err := processor.Run(ctx, p, job)
+	if err != nil {
+		return nil, err
+	}
+	return attempt.EncodeResult(value)
+}

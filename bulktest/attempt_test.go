@@ -1,0 +1,170 @@
+package bulktest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/bulktest"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/run"
+)
+
+// fake is a test whose failures are recorded instead of reported.
+type fake struct {
+	*testing.T
+	said strings.Builder
+}
+
+func (f *fake) Errorf(format string, args ...any) { fmt.Fprintf(&f.said, format+"\n", args...) }
+
+func (f *fake) Fatalf(format string, args ...any) {
+	f.Errorf(format, args...)
+	runtime.Goexit()
+}
+
+// failure returns what a test that must fail says.
+func failure(t *testing.T, test func(testing.TB)) string {
+	t.Helper()
+	f := &fake{T: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		test(f)
+	}()
+	<-done
+	require.NotEmpty(t, f.said.String(), "the test must fail")
+	return f.said.String()
+}
+
+func TestAttempt(t *testing.T) {
+	t.Parallel()
+	type payload struct {
+		Do string `json:"do"`
+	}
+	proc := processor.Typed("T", func(ctx context.Context, job processor.Job, p payload) (any, error) {
+		switch p.Do {
+		case "fail":
+			return nil, errors.New("no")
+		case "throttle":
+			return nil, processor.Throttled(time.Minute, errors.New("429"))
+		case "defer":
+			return nil, processor.Deferred(time.Hour, "busy")
+		case "permanent":
+			return nil, processor.Permanent("BAD", errors.New("refused"))
+		case "panic":
+			panic("on purpose")
+		case "large":
+			return strings.Repeat("x", processor.MaxResultBytes), nil
+		case "wait":
+			<-ctx.Done()
+			return nil, ctx.Err()
+		case "late":
+			<-time.After(30 * time.Second)
+		}
+		return map[string]any{"id": job.ID(), "left": job.RetriesLeft}, nil
+	})
+	verdict := func(kind processor.Kind, code string, after time.Duration, message string) processor.Verdict {
+		return processor.Verdict{Kind: kind, Code: code, After: after, Message: message}
+	}
+	for name, test := range map[string]struct {
+		job    processor.Job
+		want   processor.Verdict
+		result string
+	}{
+		"done":          {processor.Job{}, verdict(processor.Done, "", 0, ""), `{"id":"test.0","left":3}`},
+		"retry":         {processor.Job{Payload: []byte(`{"do":"fail"}`), Retries: 1}, verdict(processor.RetryLater, "ERROR", 2*time.Second, "no"), ""},
+		"last retry":    {processor.Job{Payload: []byte(`{"do":"fail"}`), Retries: 3}, verdict(processor.Fail, "ERROR", 0, "no"), ""},
+		"throttle":      {processor.Job{Payload: []byte(`{"do":"throttle"}`)}, verdict(processor.Throttle, "API_THROTTLED", time.Minute, "429"), ""},
+		"defer":         {processor.Job{Payload: []byte(`{"do":"defer"}`)}, verdict(processor.Defer, "RESOURCE_BUSY", time.Hour, "busy"), ""},
+		"permanent":     {processor.Job{Payload: []byte(`{"do":"permanent"}`)}, verdict(processor.Fail, "BAD", 0, "refused"), ""},
+		"panic":         {processor.Job{Payload: []byte(`{"do":"panic"}`)}, verdict(processor.RetryLater, "PANIC", time.Second, "the processor panicked"), ""},
+		"large":         {processor.Job{Payload: []byte(`{"do":"large"}`)}, verdict(processor.Fail, "RESULT_TOO_LARGE", 0, "the processor's result has 65538 bytes, at most 65536 are kept"), ""},
+		"timeout":       {processor.Job{Payload: []byte(`{"do":"wait"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
+		"late result":   {processor.Job{Payload: []byte(`{"do":"late"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
+		"wrong payload": {processor.Job{Payload: []byte(`{"do":1}`)}, verdict(processor.Fail, "INVALID_PAYLOAD", 0, "payload.do: must be a string, is number"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				if test.job.Payload == nil {
+					test.job.Payload = bulktest.JSON(t, payload{})
+				}
+				got := bulktest.Attempt(t, run.Config{}, proc, test.job)
+				require.Equal(t, test.want, got.Verdict)
+				require.Equal(t, test.result, string(got.Result))
+			})
+		})
+	}
+}
+
+// pass is a permission that records how it comes back.
+type pass struct{ returned error }
+
+func (*pass) Into(ctx context.Context) context.Context { return ctx }
+func (p *pass) Return(err error)                       { p.returned = err }
+
+type gated struct {
+	processor.Processor
+	pass *pass
+}
+
+func (g gated) Admit(context.Context, processor.Job) (processor.Pass, error) {
+	if g.pass == nil {
+		return nil, processor.Deferred(time.Minute, "no account")
+	}
+	return g.pass, nil
+}
+
+func TestAttemptAdmits(t *testing.T) {
+	t.Parallel()
+	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, errors.New("no") })
+	job := processor.Job{Payload: bulktest.JSON(t, 1)}
+	require.Equal(t, processor.Defer, bulktest.Attempt(t, run.Config{}, gated{proc, nil}, job).Kind)
+	p := new(pass)
+	require.Equal(t, processor.RetryLater, bulktest.Attempt(t, run.Config{}, gated{proc, p}, job).Kind)
+	require.EqualError(t, p.returned, "no")
+}
+
+// A processor that ignores the end of its context fails the test, which says where it waits.
+func TestAttemptIgnoresTheEnd(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	defer close(release)
+	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { <-release; return nil, nil })
+	c := run.Config{Settings: map[string]string{"JOB_TIMEOUT": "20ms"}}
+	said := failure(t, func(t testing.TB) {
+		bulktest.Attempt(t, c, proc, processor.Job{Payload: bulktest.JSON(t, 1)})
+	})
+	require.Contains(t, said, "the processor of type T ignores the end of its context")
+	require.Contains(t, said, "TestAttemptIgnoresTheEnd.func")
+}
+
+func TestAttemptMistakes(t *testing.T) {
+	t.Parallel()
+	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })
+	for says, test := range map[string]func(t testing.TB){
+		"BULKACTION_JOB_TIMEOUT": func(t testing.TB) {
+			bulktest.Attempt(t, run.Config{Settings: map[string]string{"JOB_TIMEOUT": "soon"}}, proc, processor.Job{})
+		},
+		"payload: must be JSON of at most 262144 bytes": func(t testing.TB) {
+			bulktest.Attempt(t, run.Config{}, proc, processor.Job{})
+		},
+		"the job has the type U, the processor serves T": func(t testing.TB) {
+			bulktest.Attempt(t, run.Config{}, proc, processor.Job{Type: "U", Payload: bulktest.JSON(t, 1)})
+		},
+		"must not be negative": func(t testing.TB) {
+			bulktest.Attempt(t, run.Config{}, proc, processor.Job{Retries: -1, Payload: bulktest.JSON(t, 1)})
+		},
+		"encode chan int": func(t testing.TB) { bulktest.JSON(t, make(chan int)) },
+	} {
+		require.Contains(t, failure(t, test), says)
+	}
+}

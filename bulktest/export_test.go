@@ -1,0 +1,4 @@
+package bulktest
+
+// RunLimited is Run with another limit for a clock that stands still.
+var RunLimited = runBubble

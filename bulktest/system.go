@@ -1,0 +1,171 @@
+package bulktest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/roles"
+	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/run"
+)
+
+// System is an installation of bulkaction inside a test. Only the goroutine that runs the test may
+// call Submit, Wait and Sleep.
+type System struct {
+	// API is a client of the installation's HTTP API.
+	API *client.API
+	// RedisURL is the address of the embedded Redis, for package client/producer and package
+	// client/stream. Only this process can connect to it.
+	RedisURL string
+
+	t       *testing.T
+	config  run.Config
+	procs   []processor.Processor
+	watch   *watchdog
+	redis   *miniredis.Miniredis
+	http    *http.Transport
+	started bool        // OnStart was called
+	ending  atomic.Bool // the next stop is the last one
+
+	mu       sync.Mutex
+	listener *listener     // of the API; nil while the roles are stopped
+	up       chan struct{} // closed when the API listens
+	cancel   context.CancelFunc
+	done     chan error // receives what Run of the roles has returned
+}
+
+// redisAddresses numbers the embedded servers of this process.
+var redisAddresses atomic.Int64
+
+// startSystem starts the embedded Redis and the roles. They end before the test does.
+func startSystem(t *testing.T, c run.Config, procs []processor.Processor, w *watchdog) *System {
+	t.Helper()
+	addr := fmt.Sprintf("bulktest-%d.invalid:6379", redisAddresses.Add(1))
+	s := &System{
+		RedisURL: "redis://" + addr, t: t, config: c, procs: procs, watch: w, redis: miniredis.NewMiniRedis(),
+		up: make(chan struct{}),
+	}
+	s.redis.ClockTTL(true)
+	t.Cleanup(redisx.ServeInMemory(addr, s.DialRedis))
+	s.http = &http.Transport{DialContext: s.dialAPI}
+	s.API = client.NewAPI("http://127.0.0.1:8080", client.WithHTTPClient(&http.Client{Transport: s.http}))
+	t.Cleanup(s.close)
+	s.start()
+	return s
+}
+
+// DialRedis connects to the embedded Redis. It is a Dialer for options of go-redis, such as those
+// of a client for package guard.
+func (s *System) DialRedis(context.Context, string, string) (net.Conn, error) {
+	conn, err := s.redis.Dial()
+	if err != nil {
+		return nil, fmt.Errorf("dial embedded redis: %w", err)
+	}
+	return buffered(conn, &s.watch.activity), nil
+}
+
+// dialAPI connects to the API. While the roles are stopped it waits for their next start.
+func (s *System) dialAPI(ctx context.Context, _, _ string) (net.Conn, error) {
+	for {
+		s.mu.Lock()
+		l, up := s.listener, s.up
+		s.mu.Unlock()
+		if l != nil {
+			return l.dial(ctx)
+		}
+		select {
+		case <-up:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// start starts the roles and waits until the API listens.
+func (s *System) start() {
+	s.t.Helper()
+	c := s.config
+	c.RedisURL, c.Settings = s.RedisURL, maps.Clone(c.Settings)
+	c.Middleware = append(slices.Clone(c.Middleware), s.watch.calls.watch)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.NewTextHandler(s.watch.output, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
+	if c.OnStart != nil && s.started {
+		c.OnStart = nil
+	}
+	if stop := c.OnStop; stop != nil {
+		c.OnStop = func(ctx context.Context) error {
+			if !s.ending.Load() {
+				return nil
+			}
+			return stop(ctx)
+		}
+	}
+	s.started = true
+	l, listening := newListener(), make(chan struct{})
+	c.Listening = func(addr string) {
+		if s.config.Listening != nil {
+			s.config.Listening(addr)
+		}
+		close(listening)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ctx = roles.WithHooks(ctx, roles.Hooks{
+		Listen: func(context.Context, string) (net.Listener, error) { return l, nil },
+	})
+	s.cancel, s.done = cancel, make(chan error, 1)
+	go func() { s.done <- run.NewAll(c, s.procs...).Run(ctx) }()
+	select {
+	case <-listening:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.listener = l
+		close(s.up)
+	case err := <-s.done:
+		cancel()
+		s.cancel = nil
+		s.t.Fatalf("bulktest: run: %v", err)
+	}
+}
+
+// stop stops the roles.
+func (s *System) stop() {
+	s.t.Helper()
+	if s.cancel == nil {
+		return
+	}
+	s.mu.Lock()
+	if s.listener != nil {
+		s.listener, s.up = nil, make(chan struct{})
+	}
+	s.mu.Unlock()
+	s.http.CloseIdleConnections()
+	s.cancel()
+	s.cancel = nil
+	if err := <-s.done; err != nil {
+		s.t.Errorf("bulktest: run: %v", err)
+	}
+}
+
+// close ends everything, and says which processors have not returned.
+func (s *System) close() {
+	s.ending.Store(true)
+	s.stop()
+	s.redis.Close()
+	if running := s.watch.calls.report(); running != "" {
+		s.t.Errorf("bulktest: processors ignore the end of their contexts: the roles have stopped, and they have not "+
+			"returned. %s", running)
+	}
+}

@@ -1,0 +1,203 @@
+package bulktest
+
+import (
+	"errors"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// Ended is a group that has ended, with the results and the failures of its jobs by ordinal.
+type Ended struct {
+	api.Group
+	Results  map[int64]api.Result
+	Failures map[int64]api.Failure
+}
+
+// Submit submits a group and waits until it has ended. The group is sealed.
+func (s *System) Submit(g client.Group) Ended {
+	s.t.Helper()
+	g.Seal = true
+	accepted, err := s.API.Submit(s.t.Context(), g)
+	if err != nil {
+		s.t.Fatalf("bulktest: %v", err)
+	}
+	return s.Wait(accepted.ID)
+}
+
+// patience is how long Wait waits, besides a timeout of a job, while nothing happens to a group and
+// no start time is known. Time that was skipped does not count.
+const patience = 2 * time.Minute
+
+const (
+	pause   = 250 * time.Millisecond // between two looks at a group
+	restart = 2 * time.Second        // how much of its patience Wait loses with each time that it skips
+)
+
+// Wait waits until a group has ended. While nothing runs, it skips the time to the next start of a
+// job as Sleep does. The test fails if a group makes no progress for two minutes and the timeout of
+// a job, or if a producer's group does not arrive in that time.
+func (s *System) Wait(group string) Ended {
+	s.t.Helper()
+	limit := patience + s.longestTimeout()
+	var last progress
+	left, waited := limit, "" // waited: what the group waited for when time was skipped last
+	for {
+		g, err := s.API.Group(s.t.Context(), group)
+		switch {
+		case errors.Is(err, client.ErrNotFound):
+		case err != nil:
+			s.t.Fatalf("bulktest: %v", err)
+		case g.Status.Ended():
+			return s.collect(g)
+		}
+		if now := progressOf(g); now != last {
+			last, left, waited = now, limit, ""
+		}
+		if left <= 0 {
+			why := waited
+			switch {
+			case err != nil:
+				why = "it has not arrived"
+			case why == "":
+				why = s.why(group)
+			}
+			s.t.Fatalf("bulktest: group %s makes no progress: %s; counts: %+v. %s", group, why, g.Counts,
+				s.watch.calls.report())
+		}
+		if due, ok := s.nothingRuns(); ok && time.Until(due) > shortest {
+			if err == nil {
+				waited = s.why(group)
+			}
+			s.skip(due)
+			left -= restart
+			continue
+		}
+		s.pass(pause)
+		left -= pause
+	}
+}
+
+// shortest is the shortest time that is skipped: a restart of the roles takes about a second.
+const shortest = 5 * time.Second
+
+// Sleep lets the time d pass. While no job runs or is about to run, it stops the roles, skips the
+// time to the next start of a job, and starts the roles again, as an operator may do at night: a
+// day passes in some milliseconds. A time.Sleep in a test does the same with the roles running, and
+// takes some seconds for each ten minutes.
+func (s *System) Sleep(d time.Duration) {
+	s.t.Helper()
+	for end := time.Now().Add(d); ; {
+		left := time.Until(end)
+		if left <= 0 {
+			return
+		}
+		due, ok := s.nothingRuns()
+		if ok && (due.IsZero() || due.After(end)) {
+			due = end
+		}
+		if ok && time.Until(due) > shortest {
+			s.skip(due)
+			continue
+		}
+		s.pass(min(left, time.Second))
+	}
+}
+
+// skip lets the time pass until due while the roles are stopped.
+func (s *System) skip(due time.Time) {
+	s.t.Helper()
+	s.stop()
+	s.pass(time.Until(due))
+	s.start()
+}
+
+// pass waits for the time d. The context of a test ends only after the test.
+func (s *System) pass(d time.Duration) { _ = redisx.Sleep(s.t.Context(), d) }
+
+// nothingRuns reports whether no job runs or may run before a known time, which it returns; zero if
+// no job has a known start. A paused group does not run.
+func (s *System) nothingRuns() (due time.Time, ok bool) {
+	s.t.Helper()
+	for g, err := range s.API.Groups(s.t.Context(), client.GroupFilter{}) {
+		if err != nil {
+			s.t.Fatalf("bulktest: %v", err)
+		}
+		unfinished := g.Counts.Accepted - g.Counts.Ended()
+		if g.Status.Ended() || unfinished == 0 && !g.Sealed && g.Status != api.StatusAggregating {
+			continue
+		}
+		if unfinished == 0 || g.Counts.Ready+g.Counts.InFlight > 0 {
+			return due, false
+		}
+		why, err := s.API.Why(s.t.Context(), g.ID)
+		switch {
+		case err != nil:
+			s.t.Fatalf("bulktest: %v", err)
+		case why.Reason == api.WhyPaused:
+		case why.Until == nil:
+			return due, false
+		case due.IsZero() || why.Until.Before(due):
+			due = *why.Until
+		}
+	}
+	return due, true
+}
+
+// progress is what changes when something happens to a group, except that a deferred job waits
+// again.
+type progress struct {
+	status  api.Status
+	ended   int64
+	retries int64
+	total   int64
+	sealed  bool
+}
+
+func progressOf(g api.Group) progress {
+	return progress{g.Status, g.Counts.Ended(), g.Retries, g.Counts.Accepted, g.Sealed}
+}
+
+// longestTimeout returns the longest timeout that the settings give a job.
+func (s *System) longestTimeout() time.Duration {
+	cfg, err := app.LoadSettings(s.config.Settings)
+	if err != nil {
+		s.t.Fatalf("bulktest: %v", err) // not reached: the roles have started with them
+	}
+	longest := cfg.Worker.JobTimeout
+	for _, d := range cfg.Worker.JobTimeouts {
+		longest = max(longest, d)
+	}
+	return longest
+}
+
+// why says what the next job of a group waits for.
+func (s *System) why(group string) string {
+	why, err := s.API.Why(s.t.Context(), group)
+	if err != nil {
+		return err.Error()
+	}
+	return why.Detail
+}
+
+// collect reads the results and the failures of a group.
+func (s *System) collect(g api.Group) Ended {
+	s.t.Helper()
+	e := Ended{g, map[int64]api.Result{}, map[int64]api.Failure{}}
+	for r, err := range s.API.Results(s.t.Context(), g.ID) {
+		if err != nil {
+			s.t.Fatalf("bulktest: %v", err)
+		}
+		e.Results[r.Ordinal] = r
+	}
+	for f, err := range s.API.Failures(s.t.Context(), g.ID) {
+		if err != nil {
+			s.t.Fatalf("bulktest: %v", err)
+		}
+		e.Failures[f.Ordinal] = f
+	}
+	return e
+}

@@ -1,0 +1,104 @@
+// Package attempt has the rules by which the end of one attempt becomes the decision about its job:
+// how a result is encoded, what a panic and a timeout count as, and how long a job waits before its
+// next attempt. The worker and package bulktest share them.
+package attempt
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// MaxWait bounds the delay that a downstream API may ask for. A job waits no longer than this for a
+// longer Retry-After.
+const MaxWait = 24 * time.Hour
+
+// AbandonDelay returns how long after its timeout a processor that ignores the end of its context
+// is abandoned: a second, or as long as the timeout if that is shorter.
+func AbandonDelay(timeout time.Duration) time.Duration { return min(time.Second, timeout) }
+
+// TimeoutError returns the error of a job that ran longer than limit. The job is retried.
+func TimeoutError(limit time.Duration) error {
+	return processor.Retry(processor.CodeTimeout, fmt.Errorf("timed out after %s", limit))
+}
+
+// PanicError returns the error of a job whose processor has panicked. The job is retried. The error
+// leaves the panic's value out, because it may contain a payload.
+func PanicError() error { return processor.Retry("PANIC", errors.New("the processor panicked")) }
+
+var noResult = []byte("null") // callers must not change it
+
+// EncodeResult returns a processor's result as JSON without line breaks; nil and an empty
+// json.RawMessage become null. Its errors are permanent: for a result that is not JSON, or that is
+// larger than processor.MaxResultBytes.
+func EncodeResult(result any) ([]byte, error) {
+	var b []byte
+	switch v := result.(type) {
+	case nil:
+		return noResult, nil
+	case json.RawMessage:
+		b = v
+		if len(b) == 0 {
+			return noResult, nil
+		}
+		if len(b) <= processor.MaxResultBytes {
+			var line bytes.Buffer
+			if err := json.Compact(&line, b); err != nil {
+				return nil, processor.Permanent("INVALID_RESULT", errors.New("the processor's result is not JSON"))
+			}
+			b = line.Bytes()
+		}
+	default:
+		var err error
+		if b, err = json.Marshal(v); err != nil {
+			return nil, processor.Permanent("INVALID_RESULT",
+				fmt.Errorf("the processor's result can't be written as JSON: %T", v))
+		}
+	}
+	if len(b) > processor.MaxResultBytes {
+		return nil, processor.Permanent("RESULT_TOO_LARGE",
+			fmt.Errorf("the processor's result has %d bytes, at most %d are kept", len(b), processor.MaxResultBytes))
+	}
+	return b, nil
+}
+
+// Rules are the settings that decide about a job after an attempt.
+type Rules struct {
+	MaxRetries   int           // retries of the job
+	MaxThrottles int           // throttles that a job may have; the next one fails it
+	Backoff      time.Duration // wait before the first retry; it doubles with each further retry
+	MaxBackoff   time.Duration // longest wait after an error or a throttle without Retry-After
+}
+
+// Next returns what follows for a job with so many earlier retries and throttles after an attempt
+// with this verdict, and how long it then waits at most. A job that may not be retried or throttled
+// once more fails.
+func (r Rules) Next(v processor.Verdict, retries, throttles int) (processor.Kind, time.Duration) {
+	switch {
+	case v.Kind == processor.Done:
+		return processor.Done, 0
+	case v.Kind == processor.Defer:
+		return processor.Defer, min(v.After, MaxWait)
+	case v.Kind == processor.Throttle && throttles < r.MaxThrottles && v.After > 0:
+		return processor.Throttle, min(v.After, MaxWait)
+	case v.Kind == processor.Throttle && throttles < r.MaxThrottles:
+		return processor.Throttle, r.wait(throttles)
+	case v.Kind == processor.RetryLater && retries < r.MaxRetries:
+		return processor.RetryLater, r.wait(retries)
+	}
+	return processor.Fail, 0
+}
+
+// wait returns the longest wait before the next attempt after tries earlier ones: Backoff, doubled
+// tries times, at most MaxBackoff.
+func (r Rules) wait(tries int) time.Duration {
+	d := min(r.Backoff, r.MaxBackoff)
+	for ; tries > 0 && d < r.MaxBackoff; tries-- {
+		d = min(2*d, r.MaxBackoff)
+	}
+	return d
+}

@@ -1,0 +1,32 @@
+package redisx
+
+import (
+	"context"
+	"net"
+	"sync"
+)
+
+// inMemory are the Redis servers inside this process that have no network address, by the address
+// under which URLs name them.
+var inMemory sync.Map // string → Dialer
+
+// Dialer opens a connection to a Redis server.
+type Dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// ServeInMemory makes Connect open connections to addr, a host:port that no real server has, with
+// dial instead of the network, until remove is called. It is for tests in a bubble of
+// testing/synctest, whose clock stands still while a goroutine waits for the network.
+func ServeInMemory(addr string, dial Dialer) (remove func()) {
+	inMemory.Store(addr, dial)
+	return func() { inMemory.Delete(addr) }
+}
+
+// memoryDialer returns the dialer of the server inside this process that o names, or nil.
+func (o Options) memoryDialer() Dialer {
+	if len(o.Addrs) != 1 {
+		return nil
+	}
+	dial, _ := inMemory.Load(o.Addrs[0])
+	d, _ := dial.(Dialer)
+	return d
+}

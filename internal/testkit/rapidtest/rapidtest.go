@@ -1,0 +1,53 @@
+// Package rapidtest runs property tests of rapid with the same random sequences in each run of the
+// tests. It hides how the seed of rapid is set.
+package rapidtest
+
+import (
+	"flag"
+	"hash/fnv"
+	"strconv"
+	"sync"
+
+	"pgregory.net/rapid"
+)
+
+// seedFlag is a flag of rapid. RAPID_SEED sets its default; 0 = no seed.
+const seedFlag = "rapid.seed"
+
+// apart is the distance of the seeds of two rounds. Within a round of n checks rapid adds at most
+// about n² / 2 to the seed.
+const apart = 1 << 40
+
+var (
+	mu    sync.Mutex // held from the time at which the flag is set until rapid has read it
+	given = sync.OnceValue(func() uint64 {
+		return flag.Lookup(seedFlag).Value.(flag.Getter).Get().(uint64)
+	})
+)
+
+// Check runs rapid.Check for a round of a test; the first round is 0. Each round draws sequences of
+// its own. They follow from the name of the test, so they are the same in each run.
+//
+// The flag -rapid.seed, or RAPID_SEED, selects other sequences: the first one of round 0 has this
+// seed. So the seed that rapid prints for a failure repeats it at once, whichever round found it.
+//
+// A test that calls rapid.Check itself would read the flag while Check sets it for another test.
+func Check(t rapid.TB, round int, property func(*rapid.T)) {
+	t.Helper()
+	mu.Lock()
+	unlock := sync.OnceFunc(mu.Unlock)
+	defer unlock()
+	seed := given()
+	if seed == 0 {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(t.Name()))
+		seed = 1 + uint64(h.Sum32())
+	}
+	if err := flag.Set(seedFlag, strconv.FormatUint(seed+uint64(round)*apart, 10)); err != nil {
+		t.Fatalf("set the seed: %v", err)
+	}
+	rapid.Check(t, func(rt *rapid.T) { //nolint:forbidigo // with the seed that is set here
+		unlock() // rapid has read the flag
+		property(rt)
+	})
+}
