@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,11 +82,30 @@ func number(t reflect.Type, s string) float64 {
 // checks are the rules that are more than a minimum and a maximum, by the name in a field's tag.
 var checks = map[string]rule{
 	"redis": {
-		"redis://[user:password@]host:port/db, rediss:// for TLS, a comma list of hosts, or " +
-			"redis-sentinel://host:port,…/master",
+		"redis://[user:password@]host:port/db, a comma list of hosts, or " +
+			"redis-sentinel://host:port,…/master; with TLS rediss:// and rediss-sentinel://",
 		func(v reflect.Value) bool {
 			_, err := redisx.ParseURL(v.String())
 			return err == nil
+		},
+	},
+	"user": {
+		"at most 256 bytes without spaces",
+		func(v reflect.Value) bool {
+			return len(v.String()) <= 256 && !strings.ContainsAny(v.String(), " \t\r\n\x00")
+		},
+	},
+	"password": {
+		"one line of at most 4096 bytes",
+		func(v reflect.Value) bool {
+			return len(v.String()) <= 4096 && !strings.ContainsAny(v.String(), "\r\n\x00")
+		},
+	},
+	"host": {
+		"a host name or an IP address, without a port",
+		func(v reflect.Value) bool {
+			s := v.String()
+			return s == "" || net.ParseIP(s) != nil || hostName.MatchString(s) && !strings.ContainsAny(s, "[:")
 		},
 	},
 	"prefix": {
@@ -140,6 +160,10 @@ var checks = map[string]rule{
 		"https://host:port/path, or http:// with a loopback address, without a query",
 		func(v reflect.Value) bool { return v.String() == "" || isPublicURL(v.String()) },
 	},
+	"token": {
+		"16 to 512 characters of visible ASCII",
+		func(v reflect.Value) bool { return v.String() == "" || token.MatchString(v.String()) },
+	},
 	"audience": {
 		"1 to 128 letters, digits, dots, underscores, dashes, colons or slashes",
 		func(v reflect.Value) bool { return v.String() == "" || audience.MatchString(v.String()) },
@@ -170,6 +194,8 @@ var checks = map[string]rule{
 }
 
 func always(reflect.Value) bool { return true }
+
+var token = regexp.MustCompile(`^[!-~]{16,512}$`)
 
 func all(list reflect.Value, holds func(reflect.Value) bool) bool {
 	for i := range list.Len() {

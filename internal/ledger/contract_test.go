@@ -26,8 +26,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// ownScripts are the scripts of the ledger and of the packages presence and acl. The packages guard,
-// waitingroom and apikey test theirs.
+// ownScripts are the scripts of the ledger and of the packages presence and acl. The packages
+// guard, waitingroom and apikey test theirs.
 func ownScripts(t *testing.T) []sent {
 	t.Helper()
 	return slices.DeleteFunc(sentScripts(t), func(s sent) bool {
