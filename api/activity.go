@@ -9,7 +9,7 @@ import (
 type Activity struct {
 	ID        string    `json:"id"` // of its entry in the stream activity
 	At        time.Time `json:"at"`
-	Actor     string    `json:"actor"`                // id of the API key, or cli:USER; anonymous: without authentication
+	Actor     string    `json:"actor"`                // id of the API key, cli:USER, or anonymous: no authentication
 	Role      string    `json:"role,omitempty"`       // of the key
 	Via       string    `json:"via"`                  // one of the constants Via…
 	IP        string    `json:"ip,omitempty"`         // of the client

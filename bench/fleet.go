@@ -34,6 +34,8 @@ import (
 type Options struct {
 	Role       []string
 	RedisURL   string         // "": private redis-servers for each run
+	Access     redisx.Access  // to the Redis of RedisURL
+	AccessEnv  []string       // NAME=value with which the roles have the same access
 	AOF        bool           // the private redis-server writes an append-only file
 	Masters    int            // of a private cluster; up to 1: a single server
 	Partitions int            // 0: 1
@@ -101,6 +103,9 @@ func startRedis(ctx context.Context, o Options, pool int) (*fleet, error) {
 	}
 	var err error
 	config := redisx.Config{URL: f.url, PoolMaxActive: pool, CommandTimeout: 10 * time.Second}
+	if o.RedisURL != "" {
+		config.Access = o.Access
+	}
 	if f.conn, err = redisx.Connect(ctx, config); err != nil {
 		return nil, errors.Join(err, f.close())
 	}
@@ -134,6 +139,9 @@ func (f *fleet) startRole(o Options, role string, i int, overrides map[string]st
 		return strings.HasPrefix(kv, "BULKACTION_") || strings.HasPrefix(kv, "OTEL_")
 	})
 	cmd.Env = append(cmd.Env, "BULKACTION_REDIS_URL="+f.url)
+	if o.RedisURL != "" {
+		cmd.Env = append(cmd.Env, o.AccessEnv...)
+	}
 	for name, value := range overrides {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}

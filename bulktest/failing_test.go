@@ -64,11 +64,11 @@ var scenes = map[string]scene{
 	"a group is paused": {
 		func(t *testing.T) {
 			bulktest.Run(t, run.Config{}, []processor.Processor{quick("T")}, func(t *testing.T, s *bulktest.System) {
-				_, err := s.API.Submit(t.Context(), client.Group{ID: "empty", Type: "T"})
+				_, err := s.API.Submit(t.Context(), client.Submission{ID: "empty", Type: "T"})
 				require.NoError(t, err)
 				_, err = s.API.Pause(t.Context(), "empty")
 				require.NoError(t, err)
-				_, err = s.API.Append(t.Context(), "empty", func(yield func(client.Job) bool) { yield(client.Job{Payload: 1}) })
+				_, err = s.API.Append(t.Context(), "empty", func(yield func(client.NewJob) bool) { yield(client.NewJob{Payload: 1}) })
 				require.NoError(t, err)
 				s.Wait("empty")
 			})
@@ -118,8 +118,8 @@ func quick(typ string) processor.Processor {
 	return processor.Func(typ, func(context.Context, processor.Job) (any, error) { return nil, nil })
 }
 
-func one(typ string) client.Group {
-	return client.Group{ID: "g", Type: typ, Jobs: []client.Job{{Payload: 1}}}
+func one(typ string) client.Submission {
+	return client.Submission{ID: "g", Type: typ, Jobs: []client.NewJob{{Payload: 1}}}
 }
 
 // waitsForNothing is found in stacks by its name.

@@ -30,8 +30,8 @@ type number struct {
 
 var newNumber = client.Typed[number]("NUMBER")
 
-func numbers(n int) []client.Job {
-	jobs := make([]client.Job, n)
+func numbers(n int) []client.NewJob {
+	jobs := make([]client.NewJob, n)
 	for i := range jobs {
 		jobs[i] = newNumber(number{i})
 	}
@@ -54,7 +54,7 @@ func TestBackoffsPass(t *testing.T) {
 	})
 	bulktest.Run(t, run.Config{Settings: minute}, []processor.Processor{echo}, func(t *testing.T, s *bulktest.System) {
 		began := time.Now()
-		g := s.Submit(client.Group{ID: "g", Type: "NUMBER", Jobs: numbers(100), Aggregate: sum})
+		g := s.Submit(client.Submission{ID: "g", Type: "NUMBER", Jobs: numbers(100), Aggregate: sum})
 		require.Equal(t, api.StatusCompleted, g.Status)
 		require.JSONEq(t, "4950", string(g.Aggregate["sum"]))
 		require.EqualValues(t, 200, g.Retries)
@@ -80,7 +80,7 @@ func TestTomorrow(t *testing.T) {
 	proc := processor.Func("NUMBER", func(context.Context, processor.Job) (any, error) { startedAt = time.Now(); return nil, nil })
 	bulktest.Run(t, c, []processor.Processor{proc}, func(t *testing.T, s *bulktest.System) {
 		at := time.Now().Add(24 * time.Hour)
-		_, err := s.API.Submit(t.Context(), client.Group{ID: "g", Type: "NUMBER", Jobs: numbers(1), RunAt: &at, Seal: true})
+		_, err := s.API.Submit(t.Context(), client.Submission{ID: "g", Type: "NUMBER", Jobs: numbers(1), RunAt: &at, Seal: true})
 		require.NoError(t, err)
 		s.Sleep(23 * time.Hour)
 		g, err := s.API.Group(t.Context(), "g")
@@ -121,7 +121,7 @@ func TestDecisions(t *testing.T) {
 	})
 	c := run.Config{Settings: map[string]string{"JOB_TIMEOUTS": "SLOW=3s"}}
 	bulktest.Run(t, c, []processor.Processor{proc, slow}, func(t *testing.T, s *bulktest.System) {
-		g := s.Submit(client.Group{ID: "g", Type: "NUMBER", Jobs: append(numbers(4), client.Job{Type: "SLOW", Payload: 1})})
+		g := s.Submit(client.Submission{ID: "g", Type: "NUMBER", Jobs: append(numbers(4), client.NewJob{Type: "SLOW", Payload: 1})})
 		require.EqualValues(t, 3, g.Counts.Done)
 		require.Equal(t, map[string]int64{"BAD": 1, processor.CodeTimeout: 1}, g.FailuresByCode)
 		require.Equal(t, "refused", g.Failures[0].Error)
@@ -138,7 +138,7 @@ func TestRateLimit(t *testing.T) {
 		_, err := s.API.SetTenant(t.Context(), "acme", api.TenantSettings{RPS: &rps})
 		require.NoError(t, err)
 		began := time.Now()
-		g := s.Submit(client.Group{ID: "g", Tenant: "acme", Type: "NUMBER", Jobs: numbers(10)})
+		g := s.Submit(client.Submission{ID: "g", Tenant: "acme", Type: "NUMBER", Jobs: numbers(10)})
 		require.EqualValues(t, 10, g.Counts.Done)
 		require.GreaterOrEqual(t, time.Since(began), 4*time.Second)
 		require.LessOrEqual(t, time.Since(began), time.Minute)
@@ -153,7 +153,7 @@ func TestProducerAndGuard(t *testing.T) {
 		p, err := producer.New(t.Context(), s.RedisURL)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, p.Close()) }()
-		id, err := p.Submit(t.Context(), client.Group{Type: "NUMBER", Jobs: numbers(1200), Seal: true, Aggregate: sum})
+		id, err := p.Submit(t.Context(), client.Submission{Type: "NUMBER", Jobs: numbers(1200), Seal: true, Aggregate: sum})
 		require.NoError(t, err)
 		g := s.Wait(id)
 		require.JSONEq(t, "719400", string(g.Aggregate["sum"]))
@@ -197,7 +197,7 @@ func TestNetwork(t *testing.T) {
 		return json.RawMessage(b), err
 	})
 	bulktest.Run(t, run.Config{}, []processor.Processor{proc}, func(t *testing.T, s *bulktest.System) {
-		g := s.Submit(client.Group{ID: "g", Type: "NUMBER", Jobs: numbers(1)})
+		g := s.Submit(client.Submission{ID: "g", Type: "NUMBER", Jobs: numbers(1)})
 		require.Equal(t, json.RawMessage(`"answer"`), g.Results[0].Data)
 		require.Equal(t, 1, g.Results[0].Attempts)
 	})
@@ -215,7 +215,7 @@ func TestMiddleware(t *testing.T) {
 	}
 	c := run.Config{Middleware: []processor.Middleware{double}}
 	bulktest.Run(t, c, []processor.Processor{proc}, func(t *testing.T, s *bulktest.System) {
-		g := s.Submit(client.Group{ID: "g", Type: "NUMBER", Jobs: numbers(1)})
+		g := s.Submit(client.Submission{ID: "g", Type: "NUMBER", Jobs: numbers(1)})
 		require.Equal(t, json.RawMessage("2"), g.Results[0].Data)
 	})
 	require.Equal(t, json.RawMessage("2"), bulktest.Attempt(t, c, proc, processor.Job{Payload: bulktest.JSON(t, 1)}).Result)

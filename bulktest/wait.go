@@ -18,7 +18,7 @@ type Ended struct {
 }
 
 // Submit submits a group and waits until it has ended. The group is sealed.
-func (s *System) Submit(g client.Group) Ended {
+func (s *System) Submit(g client.Submission) Ended {
 	s.t.Helper()
 	g.Seal = true
 	accepted, err := s.API.Submit(s.t.Context(), g)

@@ -6,6 +6,7 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"iter"
 	"net/http"
 	"net/url"
@@ -50,6 +51,24 @@ func WithHTTPClient(c *http.Client) Option {
 	}
 }
 
+// WithTLSConfig sets the TLS configuration for an https:// address: RootCAs for an authority of
+// your own, Certificates for a server that demands one (default: the authorities of the system). It
+// replaces the client of WithHTTPClient, and the other way round.
+func WithTLSConfig(c *tls.Config) Option {
+	return func(a *API) {
+		t := newTransport()
+		t.TLSClientConfig = c
+		WithHTTPClient(&http.Client{Transport: t})(a)
+	}
+}
+
+// newTransport returns the transport of an API that is given no client.
+func newTransport() *http.Transport {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.ResponseHeaderTimeout = callTimeout
+	return t
+}
+
 // WithRetry sets how often one call is attempted (at least once; default 4) and the longest wait
 // between two attempts (default 30s). When the server asks for a longer wait, the call returns its
 // *Error at once.
@@ -62,9 +81,6 @@ const callTimeout = time.Minute // timeout of one attempt of a call whose answer
 // NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It opens no
 // connection yet.
 func NewAPI(baseURL string, opts ...Option) *API {
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.ResponseHeaderTimeout = callTimeout
-
 	shared := &transport{
 		base:           strings.TrimRight(baseURL, "/"),
 		attempts:       4,
@@ -77,7 +93,7 @@ func NewAPI(baseURL string, opts ...Option) *API {
 		transport: shared, jobsAPI: jobsAPI{shared}, operatorAPI: operatorAPI{shared}, guardAPI: guardAPI{shared},
 		roomAPI: roomAPI{shared},
 	}
-	WithHTTPClient(&http.Client{Transport: t})(a)
+	WithHTTPClient(&http.Client{Transport: newTransport()})(a)
 	for _, o := range opts {
 		o(a)
 	}

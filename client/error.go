@@ -78,7 +78,10 @@ func (e *Error) detailRepeatsFields() bool {
 	return len(e.Problem.Fields) > 0 && strings.Contains(e.Problem.Detail, e.Problem.Fields[0].Problem)
 }
 
-const maxProblemBytes = 1 << 20
+const (
+	maxProblemBytes = 1 << 20
+	maxPlainBytes   = 300 // of an answer that is no document
+)
 
 // problemOf turns an answer that is not a success into an Error. An answer that is no problem
 // document, such as a proxy's page, yields an Error with the status alone.
@@ -89,6 +92,11 @@ func problemOf(resp *http.Response) *Error {
 		RequestID:  resp.Header.Get("X-Request-Id"),
 	}
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	if resp.Header.Get("Content-Type") == "" { // so answers an https server that is asked by http
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, maxPlainBytes))
+		e.Problem.Detail = strings.TrimSpace(string(text))
+		return e
+	}
 	if media != "application/problem+json" && media != "application/json" {
 		return e
 	}

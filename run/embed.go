@@ -18,7 +18,9 @@ import (
 // 127.0.0.1:6379 and the defaults of all settings.
 type Config struct {
 	// RedisURL is the address of Redis: redis://host:port/db, a comma list for a cluster, or
-	// redis-sentinel://host:port,…/master. All processes of an installation need the same one.
+	// redis-sentinel://host:port,…/master; with TLS rediss:// and rediss-sentinel://. All processes
+	// of an installation need the same one. Settings has the user and the files of TLS, such as
+	// REDIS_TLS_CA_FILE.
 	RedisURL string
 	// Settings are further settings by name, without the prefix BULKACTION_, such as
 	// {"WORKER_COUNT": "50"}; docs/configuration.md lists them. With ADMIN_ADDR the program also

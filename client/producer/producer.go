@@ -4,6 +4,7 @@ package producer
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"strconv"
@@ -45,6 +46,7 @@ type options struct {
 	prefix     string
 	maxBacklog int64
 	tracers    trace.TracerProvider
+	access     redisx.Access
 }
 
 // WithPrefix sets the prefix of the installation's Redis keys (default "bulk-action:").
@@ -58,6 +60,20 @@ func WithMaxBacklog(messages int64) Option {
 	return func(o *options) { o.maxBacklog = messages }
 }
 
+// WithTLSConfig sets the TLS configuration for a URL with rediss:// or rediss-sentinel://: RootCAs
+// for an authority of your own, Certificates if Redis demands one (default: the authorities of the
+// system). TLS is at least 1.2. A configuration that verifies nothing is refused.
+func WithTLSConfig(c *tls.Config) Option {
+	return func(o *options) { o.access.TLS = c }
+}
+
+// WithPasswordFile sets the user ("" for Redis's default user) and the file with its password, for
+// a URL without both. The file is read again for each new connection, so that the password can be
+// changed without a restart. Line breaks at its end are ignored.
+func WithPasswordFile(user, name string) Option {
+	return func(o *options) { o.access.Username, o.access.PasswordFile = user, name }
+}
+
 // WithTracerProvider sets the tracer provider for the span of each message (default:
 // OpenTelemetry's global one).
 func WithTracerProvider(p trace.TracerProvider) Option {
@@ -65,8 +81,8 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 }
 
 // New connects to the Redis at redisURL: redis://host:port/db, a comma list for a cluster,
-// or redis-sentinel://host:port,…/master. If Redis does not answer, New logs that and
-// succeeds; calls fail until Redis is back.
+// or redis-sentinel://host:port,…/master; with TLS rediss:// and rediss-sentinel://. If Redis does
+// not answer, New logs that and succeeds; calls fail until Redis is back.
 func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error) {
 	o := options{prefix: "bulk-action:", maxBacklog: defaultMaxBacklog, tracers: otel.GetTracerProvider()}
 	for _, opt := range opts {
@@ -78,6 +94,7 @@ func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error
 	}
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL:            redisURL,
+		Access:         o.access,
 		CommandTimeout: 3 * time.Second,
 		ClientName:     "bulkaction-producer",
 	})

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,13 @@ type Config struct {
 	// begins with the oldest event that Redis keeps. Without a group, the subscriber gets every
 	// event that is published from now on.
 	Group string
+	// TLS is the TLS configuration for a URL with rediss:// or rediss-sentinel://; nil: the
+	// authorities of the system. TLS is at least 1.2. A configuration that verifies nothing is
+	// refused.
+	TLS *tls.Config
+	// Username and PasswordFile are the user ("" for Redis's default user) and the file with its
+	// password, for a URL without both. The file is read again for each new connection.
+	Username, PasswordFile string
 	// Logger gets watermill's messages; nil means slog.Default.
 	Logger *slog.Logger
 }
@@ -45,7 +53,7 @@ type Subscriber struct {
 var _ message.Subscriber = (*Subscriber)(nil)
 
 // NewSubscriber connects to the Redis at redisURL: redis://host:port/db, a comma list for a
-// cluster, or redis-sentinel://host:port,…/master.
+// cluster, or redis-sentinel://host:port,…/master; with TLS rediss:// and rediss-sentinel://.
 func NewSubscriber(ctx context.Context, redisURL string, cfg Config) (*Subscriber, error) {
 	if cfg.Prefix == "" {
 		cfg.Prefix = "bulk-action:"
@@ -59,6 +67,7 @@ func NewSubscriber(ctx context.Context, redisURL string, cfg Config) (*Subscribe
 	}
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL:            redisURL,
+		Access:         redisx.Access{TLS: cfg.TLS, Username: cfg.Username, PasswordFile: cfg.PasswordFile},
 		CommandTimeout: 3 * time.Second,
 		ClientName:     "bulkaction-subscriber",
 	})

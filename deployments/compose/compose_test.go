@@ -2,8 +2,10 @@ package compose_test
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -29,6 +31,7 @@ type service struct {
 	DependsOn       any `yaml:"depends_on"`
 	Build           struct{ Context, Dockerfile string }
 	Volumes         []string
+	User            string
 }
 
 func services(t *testing.T) map[string]service {
@@ -131,7 +134,60 @@ func TestRedisLosesNothing(t *testing.T) {
 		require.Contains(t, redis.Command, want)
 	}
 	require.NotEmpty(t, redis.Healthcheck.Test)
-	require.Equal(t, []string{"redis-data:/data"}, redis.Volumes)
+	require.Equal(t, []string{"redis-data:/data", "redis-users:/users:ro"}, redis.Volumes)
+}
+
+// Each role connects as its own Redis user, whose password make-users makes. A service writes the
+// users before Redis starts.
+func TestRedisUsers(t *testing.T) {
+	dir := t.TempDir()
+	script, err := os.ReadFile("make-users")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "make-users"), script, 0o700))
+	env := map[string]string{}
+	for range 2 { // the second run changes nothing
+		out, err := exec.CommandContext(t.Context(), filepath.Join(dir, "make-users")).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Empty(t, string(out))
+		text, err := os.ReadFile(filepath.Join(dir, ".env"))
+		require.NoError(t, err)
+		found := map[string]string{}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+			require.Regexp(t, "^[0-9a-f]{64}$", value, name)
+			require.NotContains(t, found, name)
+			found[name] = value
+		}
+		if len(env) > 0 {
+			require.Equal(t, env, found)
+		}
+		env = found
+	}
+	info, err := os.Stat(filepath.Join(dir, "secrets"))
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o700), info.Mode().Perm())
+
+	all := services(t)
+	for _, role := range roles {
+		variable := "REDIS_PASSWORD_" + strings.ToUpper(role)
+		want := "redis://" + role + ":${" + variable + ":?run ./make-users first}@redis:6379/0"
+		require.Equal(t, want, all[role].Environment["BULKACTION_REDIS_URL"])
+		password, err := os.ReadFile(filepath.Join(dir, "secrets/users", role))
+		require.NoError(t, err)
+		require.Equal(t, env[variable]+"\n", string(password))
+	}
+	maker := all["redis-users"]
+	require.Equal(t, []any{
+		"/usr/local/bin/bulkaction", "acl", "--format=aclfile", "--passwords=/passwords", "--output=/users/users.acl",
+	}, maker.Command)
+	require.Equal(t, []string{"./secrets/users:/passwords:ro", "redis-users:/users"}, maker.Volumes)
+	require.Equal(t, "999:1000", maker.User, "the user of Redis's image, which reads the file")
+	docker, err := os.ReadFile("Dockerfile")
+	require.NoError(t, err)
+	require.Contains(t, string(docker), "--chown=999:1000 /keys /users")
+	require.Contains(t, all["redis"].Command, "--aclfile /users/users.acl")
+	require.Equal(t, map[string]any{"redis-users": map[string]any{"condition": "service_completed_successfully"}},
+		all["redis"].DependsOn)
 }
 
 func TestCollector(t *testing.T) {

@@ -57,9 +57,9 @@ func TestBankIsAway(t *testing.T) {
 	procs := []processor.Processor{processor.Typed(invoiceType, charge)}
 	bulktest.Run(t, config, procs, func(t *testing.T, s *bulktest.System) {
 		began := time.Now()
-		group := s.Submit(client.Group{
+		group := s.Submit(client.Submission{
 			Tenant: "acme", Type: invoiceType,
-			Jobs:      []client.Job{newInvoice(Invoice{"ann", 500}), newInvoice(Invoice{"bob", 0})},
+			Jobs:      []client.NewJob{newInvoice(Invoice{"ann", 500}), newInvoice(Invoice{"bob", 0})},
 			Aggregate: []client.Aggregate{{As: "cents", Op: "sum", Field: "data.cents"}},
 		})
 		require.Equal(t, api.StatusCompleted, group.Status)
@@ -75,8 +75,8 @@ func TestTomorrow(t *testing.T) {
 	procs := []processor.Processor{processor.Typed(invoiceType, charge)}
 	bulktest.Run(t, run.Config{}, procs, func(t *testing.T, s *bulktest.System) {
 		tomorrow := time.Now().Add(24 * time.Hour)
-		accepted, err := s.API.Submit(t.Context(), client.Group{
-			Type: invoiceType, Jobs: []client.Job{newInvoice(Invoice{"ann", 500})}, RunAt: &tomorrow, Seal: true,
+		accepted, err := s.API.Submit(t.Context(), client.Submission{
+			Type: invoiceType, Jobs: []client.NewJob{newInvoice(Invoice{"ann", 500})}, RunAt: &tomorrow, Seal: true,
 		})
 		require.NoError(t, err)
 		s.Sleep(23 * time.Hour)

@@ -43,7 +43,7 @@ func New(c redis.Cmdable, space keyspace.Space, keep time.Duration, log *slog.Lo
 
 // Do stores the entry e, then carries out the change do, and returns its error. If the entry can't
 // be stored, do is not called. If do fails, a second entry says why; should that one be lost, the
-// first one still shows that the change was begun. ID, At and Outcome of e are set by Do; e needs an
+// first one still shows that the change was begun. Do sets ID, At and Outcome of e; e needs an
 // Action and an Object.
 func (l *Log) Do(ctx context.Context, e api.Activity, do func(context.Context) error) error {
 	e = by(ctx, e)

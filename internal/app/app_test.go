@@ -305,38 +305,12 @@ func TestHealthcheck(t *testing.T) {
 	require.Equal(t, ExitOK, p.stop())
 }
 
-func TestOnlyThisHostChangesThingsByTheAdminAddress(t *testing.T) {
-	cases := []struct {
-		method, peer string
-		open         bool
-		want         int
-	}{
-		{http.MethodPut, "127.0.0.1:1", false, http.StatusOK},
-		{http.MethodPut, "[::1]:1", false, http.StatusOK},
-		{http.MethodPut, "192.0.2.1:1", false, http.StatusForbidden},
-		{http.MethodPut, "192.0.2.1:1", true, http.StatusOK},
-		{http.MethodGet, "192.0.2.1:1", false, http.StatusOK},
-		{http.MethodHead, "192.0.2.1:1", false, http.StatusOK},
-		{http.MethodPut, "@", false, http.StatusForbidden},
-	}
-	for _, c := range cases {
-		cfg := Config{Ingest: IngestConfig{AllowUnauthenticated: c.open}}
-		p := newProcess(cfg, "worker", nil)
-		p.HandleAdmin("/pool", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-		request := httptest.NewRequest(c.method, "/pool", nil)
-		request.RemoteAddr = c.peer
-		response := httptest.NewRecorder()
-		p.admin.ServeHTTP(response, request)
-		require.Equal(t, c.want, response.Code, "%+v", c)
-	}
-}
-
 func TestStopCutsOffOpenStreams(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	p := newProcess(Config{}, "ingest", nil)
 	open := make(chan struct{})
-	addr, err := p.Serve(ctx, "api", "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	addr, err := p.Serve(ctx, "api", "127.0.0.1:0", ServeOptions{}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 		close(open)
 		<-r.Context().Done()

@@ -29,8 +29,8 @@ func (c AuthConfig) Proxies() []netip.Prefix { return networks(c.TrustedProxies)
 func (c Config) authentication(check func(holds bool, name, other, problem string)) {
 	check(!c.OpenToAll() || c.Ingest.AllowUnauthenticated, "API_ADDR", "API_ALLOW_UNAUTHENTICATED",
 		"must be on 127.0.0.1 with BULKACTION_AUTH=off; OTHER=true opens it to everyone all the same")
-	private := isLoopback(c.Ingest.APIAddr)
+	private := isLoopback(c.Ingest.APIAddr) || c.Ingest.TLSCertFile != ""
 	check(private || c.AuthMode() == AuthOff || c.Auth.AllowPlaintext, "API_ADDR", "API_ALLOW_PLAINTEXT",
-		"must be on 127.0.0.1, so that API keys don't cross a network unencrypted; "+
-			"OTHER=true allows it behind a proxy that ends TLS")
+		"must be on 127.0.0.1, unless BULKACTION_API_TLS_CERT_FILE is set, so that API keys don't cross a network "+
+			"unencrypted; OTHER=true allows it behind a proxy that ends TLS")
 }

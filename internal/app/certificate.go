@@ -2,6 +2,7 @@ package app
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"os"
@@ -12,31 +13,51 @@ import (
 // certificateInterval is the shortest time between two looks at the files of a certificate.
 const certificateInterval = 5 * time.Second
 
-// certificate is a TLS certificate that is loaded again when its files change. Open connections
-// keep the certificate with which they began. Without new connections the files are not read, so no
-// goroutine is needed.
+// TLSFiles are the PEM files of a server that speaks TLS. The certificate and its key may be in one
+// file.
+type TLSFiles struct {
+	CertFile, KeyFile string
+	// ClientCAFile has the authorities that sign the certificates of clients, which the server then
+	// demands; "": clients need no certificate.
+	ClientCAFile string
+}
+
+// certificate is the TLS configuration of a server that is loaded again when its files change. Open
+// connections keep the certificate with which they began. Without new connections the files are not
+// read, so no goroutine is needed.
 type certificate struct {
-	certFile, keyFile string
-	log               *slog.Logger
-	now               func() time.Time
+	files TLSFiles
+	log   *slog.Logger
+	now   func() time.Time
 
 	mu      sync.Mutex
-	loaded  *tls.Certificate
+	loaded  *tls.Config
+	leaf    *x509.Certificate
 	state   fileState // of the files when loaded was read
 	checked time.Time
 }
 
-// fileState changes when one of the two files is written or replaced.
-type fileState struct{ cert, key fileVersion }
+// fileState changes when one of the files is written or replaced.
+type fileState [3]fileVersion
 
 type fileVersion struct {
 	modified time.Time
 	size     int64
 }
 
-// loadCertificate reads the files. Both may be in one file.
-func loadCertificate(certFile, keyFile string, log *slog.Logger) (*certificate, error) {
-	c := &certificate{certFile: certFile, keyFile: keyFile, log: log, now: time.Now}
+// ServerTLS returns the TLS configuration of a server: TLS 1.2 and newer, HTTP/2 and HTTP/1.1. When
+// the files change, new connections use the new ones within certificateInterval.
+func ServerTLS(files TLSFiles, log *slog.Logger) (*tls.Config, error) {
+	c, err := loadCertificate(files, log)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: c.get}, nil
+}
+
+// loadCertificate reads the files.
+func loadCertificate(files TLSFiles, log *slog.Logger) (*certificate, error) {
+	c := &certificate{files: files, log: log, now: time.Now}
 	state, err := c.look()
 	if err != nil {
 		return nil, err
@@ -48,10 +69,10 @@ func loadCertificate(certFile, keyFile string, log *slog.Logger) (*certificate, 
 	return c, nil
 }
 
-// get returns the certificate for a handshake. Files that can't be used don't replace the present
-// certificate: get logs the reason and tries again after certificateInterval, because a key may be
-// written after its certificate.
-func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+// get returns the configuration for a handshake. Files that can't be used don't replace the present
+// ones: get logs the reason and tries again after certificateInterval, because a key may be written
+// after its certificate.
+func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Config, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
@@ -62,7 +83,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	state, err := c.look()
 	if err == nil && state != c.state {
 		if err = c.load(state); err == nil {
-			c.log.Info("certificate changed", "file", c.certFile, "not_after", c.loaded.Leaf.NotAfter)
+			c.log.Info("certificate changed", "file", c.files.CertFile, "not_after", c.leaf.NotAfter)
 		}
 	}
 	if err != nil {
@@ -72,25 +93,39 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 }
 
 func (c *certificate) load(state fileState) error {
-	loaded, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	f := c.files
+	pair, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile)
 	if err != nil {
-		return fmt.Errorf("read the certificate %s and its key %s: %w", c.certFile, c.keyFile, err)
+		return fmt.Errorf("read the certificate %s and its key %s: %w", f.CertFile, f.KeyFile, err)
 	}
-	c.loaded, c.state = &loaded, state
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"},
+	}
+	if f.ClientCAFile != "" {
+		pem, err := os.ReadFile(f.ClientCAFile)
+		if err != nil {
+			return fmt.Errorf("read the authorities of clients: %w", err)
+		}
+		config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
+		if !config.ClientCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("read the authorities of clients: %s has no certificate in PEM", f.ClientCAFile)
+		}
+	}
+	c.loaded, c.leaf, c.state = config, pair.Leaf, state
 	return nil
 }
 
 func (c *certificate) look() (fileState, error) {
 	var s fileState
-	for _, f := range []struct {
-		name string
-		v    *fileVersion
-	}{{c.certFile, &s.cert}, {c.keyFile, &s.key}} {
-		info, err := os.Stat(f.name)
+	for i, name := range []string{c.files.CertFile, c.files.KeyFile, c.files.ClientCAFile} {
+		if name == "" {
+			continue
+		}
+		info, err := os.Stat(name)
 		if err != nil {
 			return fileState{}, fmt.Errorf("read the certificate: %w", err)
 		}
-		*f.v = fileVersion{info.ModTime(), info.Size()}
+		s[i] = fileVersion{info.ModTime(), info.Size()}
 	}
 	return s, nil
 }

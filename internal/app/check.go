@@ -13,6 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // rule says which values of a variable are valid.
@@ -81,16 +82,35 @@ func number(t reflect.Type, s string) float64 {
 // checks are the rules that are more than a minimum and a maximum, by the name in a field's tag.
 var checks = map[string]rule{
 	"redis": {
-		"redis://[user:password@]host:port/db, rediss:// for TLS, a comma list of hosts, or " +
-			"redis-sentinel://host:port,…/master",
+		"redis://[user:password@]host:port/db, a comma list of hosts, or " +
+			"redis-sentinel://host:port,…/master; with TLS rediss:// and rediss-sentinel://",
 		func(v reflect.Value) bool {
 			_, err := redisx.ParseURL(v.String())
 			return err == nil
 		},
 	},
+	"user": {
+		"at most 256 bytes without spaces",
+		func(v reflect.Value) bool {
+			return len(v.String()) <= 256 && !strings.ContainsAny(v.String(), " \t\r\n\x00")
+		},
+	},
+	"password": {
+		"one line of at most 4096 bytes",
+		func(v reflect.Value) bool {
+			return len(v.String()) <= 4096 && !strings.ContainsAny(v.String(), "\r\n\x00")
+		},
+	},
+	"host": {
+		"a host name or an IP address, without a port",
+		func(v reflect.Value) bool {
+			s := v.String()
+			return s == "" || net.ParseIP(s) != nil || hostName.MatchString(s) && !strings.ContainsAny(s, "[:")
+		},
+	},
 	"prefix": {
-		"1 to 64 letters, digits, dots, underscores, dashes or colons",
-		func(v reflect.Value) bool { return keyPrefix.MatchString(v.String()) },
+		keyspace.PrefixRule,
+		func(v reflect.Value) bool { return keyspace.ValidPrefix(v.String()) },
 	},
 	"addr": {
 		"host:port with a port from 0 to 65535",
@@ -145,6 +165,10 @@ var checks = map[string]rule{
 		"https://host:port/path, or http:// with a loopback address, without a query",
 		func(v reflect.Value) bool { return v.String() == "" || isPublicURL(v.String()) },
 	},
+	"token": {
+		"16 to 512 characters of visible ASCII",
+		func(v reflect.Value) bool { return v.String() == "" || token.MatchString(v.String()) },
+	},
 	"audience": {
 		"1 to 128 letters, digits, dots, underscores, dashes, colons or slashes",
 		func(v reflect.Value) bool { return v.String() == "" || audience.MatchString(v.String()) },
@@ -176,7 +200,7 @@ var checks = map[string]rule{
 
 func always(reflect.Value) bool { return true }
 
-var keyPrefix = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,64}$`)
+var token = regexp.MustCompile(`^[!-~]{16,512}$`)
 
 func all(list reflect.Value, holds func(reflect.Value) bool) bool {
 	for i := range list.Len() {

@@ -3,6 +3,7 @@ package app
 import (
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/processor/email"
 	"github.com/bulkaction/bulkaction/processor/httpcall"
 	"github.com/bulkaction/bulkaction/processor/push"
@@ -33,8 +34,25 @@ type Config struct {
 
 // RedisConfig is the address of Redis and the settings of its connections.
 type RedisConfig struct {
-	// Address of Redis. A list of hosts, with commas between them, is a cluster.
+	// Address of Redis. A list of hosts, with commas between them, is a cluster. With rediss and
+	// rediss-sentinel all connections use TLS 1.2 or 1.3.
 	URL string `env:"REDIS_URL" envDefault:"redis://127.0.0.1:6379/0" secret:"url" check:"redis"`
+	// User, if REDIS_URL has none.
+	Username string `env:"REDIS_USERNAME" check:"user"`
+	// Password, if REDIS_URL has none.
+	Password string `env:"REDIS_PASSWORD" check:"password"`
+	// File with the password. It is read again for each new connection, so the password can be
+	// changed without a restart. Line breaks at its end are ignored.
+	PasswordFile string `env:"REDIS_PASSWORD_FILE" check:"file"`
+	// File in PEM with the authorities that may sign the certificates of Redis. Empty: those of the
+	// system. Like the two files below, it is read again for each new connection.
+	TLSCAFile string `env:"REDIS_TLS_CA_FILE" check:"file"`
+	// File in PEM with the certificate of this process, if Redis demands one.
+	TLSCertFile string `env:"REDIS_TLS_CERT_FILE" check:"file"`
+	// Key of REDIS_TLS_CERT_FILE.
+	TLSKeyFile string `env:"REDIS_TLS_KEY_FILE" check:"file"`
+	// Name that the certificates of Redis must have. Empty: the host of each address.
+	TLSServerName string `env:"REDIS_TLS_SERVER_NAME" check:"host"`
 	// Idle connections that are kept open.
 	PoolMinIdle int `env:"REDIS_POOL_MIN_IDLE" envDefault:"10" min:"0" max:"10000" unit:"connections"`
 	// Most idle connections that are kept; further ones are closed when they are not needed any
@@ -54,6 +72,19 @@ type RedisConfig struct {
 	// Number of partitions, among which tenants are divided; on a cluster at least 16. The first
 	// process stores it in Redis; a process with another number refuses to start.
 	Partitions int `env:"PARTITIONS" envDefault:"1" min:"1" max:"4096" unit:"partitions"`
+}
+
+// Connection returns the settings of a connection to Redis.
+func (c RedisConfig) Connection() redisx.Config {
+	return redisx.Config{
+		URL: c.URL,
+		Access: redisx.Access{
+			Username: c.Username, Password: c.Password, PasswordFile: c.PasswordFile,
+			CAFile: c.TLSCAFile, CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile, ServerName: c.TLSServerName,
+		},
+		PoolMinIdle: c.PoolMinIdle, PoolMaxIdle: c.PoolMaxIdle, PoolMaxActive: c.PoolMaxActive,
+		DialTimeout: c.DialTimeout, CommandTimeout: c.CommandTimeout,
+	}
 }
 
 // FairQueueConfig sets the order in which waiting jobs are admitted.
@@ -156,9 +187,21 @@ type IngestConfig struct {
 	// Address of the HTTP API. Port 0 chooses a free port.
 	APIAddr string `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
 	// Allows AUTH=off with an API_ADDR that is not loopback: everyone who reaches it may do
-	// everything but use the waiting room's calls. It also allows changes from other hosts on the
-	// admin address.
+	// everything but use the waiting room's calls.
 	AllowUnauthenticated bool `env:"API_ALLOW_UNAUTHENTICATED" envDefault:"false"`
+	// File in PEM with the certificate chain of the API, which then speaks https alone. When it
+	// changes, new connections use the new one within 10s.
+	TLSCertFile string `env:"API_TLS_CERT_FILE" check:"file"`
+	// Key of API_TLS_CERT_FILE.
+	TLSKeyFile string `env:"API_TLS_KEY_FILE" check:"file"`
+	// File in PEM with the authorities that sign the certificates of clients. With it, the API
+	// refuses clients without such a certificate.
+	TLSClientCAFile string `env:"API_TLS_CLIENT_CA_FILE" check:"file"`
+	// Most open connections of the API. Further ones wait until one is closed.
+	MaxConnections int `env:"API_MAX_CONNECTIONS" envDefault:"4096" min:"1" max:"1000000" unit:"connections"`
+	// How long the API accepts connections after the process was told to stop and /readyz answers
+	// 503: the time that load balancers need to notice.
+	DrainDelay time.Duration `env:"API_DRAIN_DELAY" envDefault:"0s" min:"0s" max:"5m"`
 	// Number of unfinished jobs from which on submissions are refused with 429.
 	MaxBacklog int `env:"INGEST_MAX_BACKLOG" envDefault:"10000000" min:"1" max:"2000000000" unit:"jobs"`
 	// Part of Redis's maxmemory from which on submissions are refused with 429.
@@ -216,6 +259,9 @@ type TelemetryConfig struct {
 	// Address of /healthz, /readyz and /metrics. Port 0 chooses a free port and logs it, so that
 	// several roles can run on one host.
 	AdminAddr string `env:"ADMIN_ADDR" envDefault:"127.0.0.1:0" check:"addr"`
+	// Bearer token that /metrics and /pool of the admin address demand. Without it, both show
+	// themselves to everyone who reaches the address, and only this host may change the pool.
+	AdminToken string `env:"ADMIN_TOKEN" check:"token"`
 	// Lowest level of log lines that are written.
 	LogLevel string `env:"LOG_LEVEL" envDefault:"info" oneof:"debug,info,warn,error"`
 	// Format of log lines on standard error.

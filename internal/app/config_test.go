@@ -1,8 +1,11 @@
 package app
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/processor/credential"
 	"github.com/bulkaction/bulkaction/processor/httpcall"
 	"github.com/bulkaction/bulkaction/processor/push"
@@ -36,7 +40,7 @@ func TestDefaults(t *testing.T) {
 		Count: 10, Timeout: time.Second, JobTimeout: 30 * time.Second, MaxRetryCount: 3, MaxThrottles: 100, MaxDeliveries: 5, Lease: 30 * time.Second,
 		ShutdownGracePeriod: 30 * time.Second, FetchInterval: 200 * time.Millisecond, FetchBatchSize: 50, NoProcessorTimeout: 15 * time.Minute,
 	}, c.Worker)
-	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
+	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", MaxConnections: 4096, MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
 	require.Equal(t, RetentionConfig{
 		Groups: 168 * time.Hour, Results: 168 * time.Hour, MessageIDs: 24 * time.Hour, IdempotencyKeys: 24 * time.Hour,
 		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour, Activity: 2160 * time.Hour,
@@ -87,7 +91,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 131)
+	require.Len(t, names, 143)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
@@ -164,8 +168,12 @@ func TestChecks(t *testing.T) {
 		good, bad []string
 	}{
 		{"REDIS_URL",
-			[]string{"redis://h:1", "rediss://u:p@h/3", "redis://a:1,b:2", "redis://a:1,redis://b:2", "redis-sentinel://a:1,b:2/main"},
+			[]string{"redis://h:1", "rediss://u:p@h/3", "redis://a:1,b:2", "redis://a:1,redis://b:2", "redis-sentinel://a:1,b:2/main", "rediss-sentinel://a:1/main"},
 			[]string{"h:1", "http://h:1", "redis://", "redis://h:1/x", "redis://h:99999", "redis-sentinel://a:1"}},
+		{"REDIS_USERNAME", nil, []string{"a b", strings.Repeat("x", 257)}},
+		{"REDIS_PASSWORD", []string{"pass word"}, []string{"a\nb", strings.Repeat("x", 4097)}},
+		{"REDIS_TLS_SERVER_NAME", nil, []string{"redis:6379", "[::1]", "a b", "-a"}},
+		{"ADMIN_TOKEN", []string{"0123456789abcdef"}, []string{"0123456789abcde", "0123456789 abcdef", strings.Repeat("x", 513)}},
 		{"KEY_PREFIX", []string{"a", "shop:bulk-action:", strings.Repeat("x", 64)}, []string{"a{b", "a}b", "a b", "ü", strings.Repeat("x", 65)}},
 		{"API_ADDR", []string{"127.0.0.1:0", "[::1]:80", "localhost:65535"}, []string{"127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http", "127.0.0.1:-1"}},
 		{"ADMIN_ADDR", []string{"127.0.0.1:0", "0.0.0.0:9090", ":9090"}, []string{"9090", "[::1"}},
@@ -230,7 +238,8 @@ func TestRelations(t *testing.T) {
 			},
 		},
 		"window":                    {[]string{"BACKPRESSURE_RATE_LIMIT_WINDOW=10500us"}, []string{`BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW="10.5ms": must be whole milliseconds`}},
-		"keys for all, unencrypted": {[]string{"API_ADDR=0.0.0.0:8080"}, []string{`BULKACTION_API_ADDR="0.0.0.0:8080": must be on 127.0.0.1, so that API keys don't cross a network unencrypted; BULKACTION_API_ALLOW_PLAINTEXT=true allows it behind a proxy that ends TLS`}},
+		"keys for all, unencrypted": {[]string{"API_ADDR=0.0.0.0:8080"}, []string{`BULKACTION_API_ADDR="0.0.0.0:8080": must be on 127.0.0.1, unless BULKACTION_API_TLS_CERT_FILE is set, so that API keys don't cross a network unencrypted; BULKACTION_API_ALLOW_PLAINTEXT=true allows it behind a proxy that ends TLS`}},
+		"keys over TLS":             {[]string{"API_ADDR=0.0.0.0:8080", "API_TLS_CERT_FILE=c", "API_TLS_KEY_FILE=k"}, nil},
 		"keys for all":              {[]string{"API_ADDR=0.0.0.0:8080", "API_ALLOW_PLAINTEXT=true"}, nil},
 		"API for all": {
 			[]string{"API_ADDR=0.0.0.0:8080", "AUTH=off", "API_ALLOW_PLAINTEXT=true"},
@@ -267,6 +276,14 @@ func TestRelations(t *testing.T) {
 		"identity without a header": {[]string{"BROKER_IDENTITY=header", "BROKER_TRUSTED_PROXIES=127.0.0.1"}, []string{`BULKACTION_BROKER_IDENTITY="header": must be cookie, unless BULKACTION_BROKER_IDENTITY_HEADER is set`}},
 		"identity without a proxy":  {[]string{"BROKER_IDENTITY=header", "BROKER_IDENTITY_HEADER=X-User"}, []string{`BULKACTION_BROKER_IDENTITY="header": must be cookie, unless BULKACTION_BROKER_TRUSTED_PROXIES is set`}},
 		"identity by a header":      {[]string{"BROKER_IDENTITY=header", "BROKER_IDENTITY_HEADER=X-User", "BROKER_TRUSTED_PROXIES=127.0.0.1"}, nil},
+		"API certificate alone":     {[]string{"API_TLS_CERT_FILE=c.pem"}, []string{`BULKACTION_API_TLS_CERT_FILE="c.pem": must be set together with BULKACTION_API_TLS_KEY_FILE`}},
+		"API clients without TLS":   {[]string{"API_TLS_CLIENT_CA_FILE=c.pem"}, []string{`BULKACTION_API_TLS_CLIENT_CA_FILE="c.pem": needs BULKACTION_API_TLS_CERT_FILE`}},
+		"short token":               {[]string{"ADMIN_TOKEN=sesame"}, []string{`BULKACTION_ADMIN_TOKEN="[redacted]": must be 16 to 512 characters of visible ASCII`}},
+		"no verification":           {[]string{"REDIS_URL=rediss://h?skip_verify=true"}, []string{`BULKACTION_REDIS_URL="[redacted]": must be redis://`}},
+		"two passwords of Redis":    {[]string{"REDIS_URL=redis://:p@h", "REDIS_PASSWORD=q"}, []string{"BULKACTION_REDIS_PASSWORD: the URL has a user or a password, too"}},
+		"files without TLS":         {[]string{"REDIS_TLS_CA_FILE=a", "REDIS_TLS_SERVER_NAME=b"}, []string{"BULKACTION_REDIS_TLS_CA_FILE: needs a URL that begins with rediss://", "BULKACTION_REDIS_TLS_SERVER_NAME: needs"}},
+		"absent file of Redis":      {[]string{"REDIS_PASSWORD_FILE=/nowhere/password"}, []string{"BULKACTION_REDIS_PASSWORD_FILE: open /nowhere/password"}},
+		"Redis with TLS":            {[]string{"REDIS_URL=rediss-sentinel://a,b/main", "REDIS_USERNAME=u", "REDIS_PASSWORD=p", "REDIS_TLS_SERVER_NAME=redis"}, nil},
 		"processor's type":          {[]string{"SMTP_PORT=mail"}, []string{`BULKACTION_SMTP_PORT="mail": must be a whole number`}},
 		"empty is default":          {[]string{"WORKER_COUNT=", "REDIS_URL=", "WORKER_TYPES="}, nil},
 		"the last counts":           {[]string{"WORKER_COUNT=0", "WORKER_COUNT=7"}, nil},
@@ -309,6 +326,62 @@ func TestSecretsAreNeverShown(t *testing.T) {
 			require.NotContains(t, shown, part, url)
 		}
 	}
+}
+
+// Every secret may come from a file, and so into no process list and no manifest.
+func TestSecretsFromFiles(t *testing.T) {
+	t.Parallel()
+	file := func(content string) string {
+		name := filepath.Join(t.TempDir(), "secret")
+		require.NoError(t, os.WriteFile(name, []byte(content), 0o600))
+		return name
+	}
+	samples := map[string]string{
+		"BULKACTION_REDIS_URL": "redis://:sesame@h:1/0", "BULKACTION_BROKER_SEATS_URL": "https://u:sesame@h/{event}",
+	}
+	var found []string
+	for _, v := range Variables() {
+		if v.File == "" {
+			continue
+		}
+		found = append(found, v.File)
+		value := cmp.Or(samples[v.Name], "sesame-sesame-sesame")
+		c, unknown, err := Load([]string{v.File + "=" + file(value+"\r\n")})
+		require.NoError(t, err, v.File)
+		require.Empty(t, unknown, v.File)
+		require.Equal(t, value, bound(&c, v.Name).value.String(), v.File)
+		require.NotContains(t, c.String()+c.LogValue().String(), "sesame", v.File)
+
+		for problem, environ := range map[string][]string{
+			": set either it or " + v.File + ", not both": {v.File + "=" + file(value), v.Name + "=" + value},
+			v.File + ": open /nowhere/secret":             {v.File + "=/nowhere/secret"},
+			" is empty":                                   {v.File + "=" + file("\n")},
+			" has more than 65536 bytes":                  {v.File + "=" + file(strings.Repeat("x", 65537))},
+		} {
+			_, _, err := Load(environ)
+			require.ErrorContains(t, err, problem)
+			require.NotContains(t, err.Error(), "sesame", v.File)
+		}
+	}
+	require.Equal(t, []string{
+		"BULKACTION_REDIS_URL_FILE", "BULKACTION_SMTP_PASSWORD_FILE", "BULKACTION_BROKER_SEATS_URL_FILE", "BULKACTION_ADMIN_TOKEN_FILE",
+	}, found, "besides BULKACTION_REDIS_PASSWORD_FILE, which is read again for each connection")
+}
+
+func TestRedisAlone(t *testing.T) {
+	t.Parallel()
+	environ := []string{"BULKACTION_REDIS_URL_FILE=/nowhere", "BULKACTION_WORKER_COUNT=many", "BULKACTION_REDIS_USERNAME=u", "BULKACTION_REDIS_PASSWORD=p"}
+	c, err := LoadRedis(environ, "redis://h:1/2")
+	require.NoError(t, err, "other sections don't count, and the given URL wins")
+	require.Equal(t, "redis://h:1/2", c.URL)
+	require.Equal(t, redisx.Access{Username: "u", Password: "p"}, c.Connection().Access)
+	_, err = LoadRedis(environ, "redis://v:q@h:1/2")
+	require.ErrorContains(t, err, "BULKACTION_REDIS_USERNAME: the URL has a user")
+	_, err = LoadRedis(environ, "")
+	require.ErrorContains(t, err, "BULKACTION_REDIS_URL_FILE: open /nowhere")
+	c, err = LoadRedis(WithoutRedisAccess(environ), "redis://v:q@h:1/2")
+	require.NoError(t, err)
+	require.Equal(t, redisx.Access{}, c.Connection().Access)
 }
 
 func TestShownConfiguration(t *testing.T) {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/caarlos0/env/v10"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 // Unknown is a variable with the prefix BULKACTION_ that no section reads, most likely a spelling
@@ -23,28 +25,106 @@ type Unknown struct {
 
 // Load reads and checks the configuration in environ, a list of NAME=value; for a repeated name the
 // last value counts. An empty value means the default. The error joins one error for each mistake,
-// with the variable, its value (unless it is a secret), and the rule that it breaks. Unknown
-// variables are not errors; the caller should log them.
+// with the variable, its value (unless it is a secret), and the rule that it breaks. The value of a
+// secret may come from the file that NAME_FILE names. Unknown variables are not errors; the caller
+// should log them.
 func Load(environ []string) (Config, []Unknown, error) {
+	set := variablesIn(environ)
+	var c Config
+	variables := c.variables()
+	bad, mistakes := parse(variables, set)
+	mistakes = append(mistakes, c.relations(variables, bad)...)
+	mistakes = append(mistakes, c.Redis.mistakes(bad)...)
+	mistakes = append(mistakes, c.processors(bad)...)
+	return c, unknown(set, variables), errors.Join(mistakes...)
+}
+
+// LoadRedis reads and checks only the section Redis, for commands that use Redis and nothing else.
+// url is used instead of the URL in environ, unless it is "".
+func LoadRedis(environ []string, url string) (RedisConfig, error) {
+	if url != "" {
+		environ = WithRedisURL(environ, url)
+	}
+	var c Config
+	variables := slices.DeleteFunc(c.variables(), func(v Variable) bool { return v.Section != redisSection })
+	bad, mistakes := parse(variables, variablesIn(environ))
+	return c.Redis, errors.Join(append(mistakes, c.Redis.mistakes(bad)...)...)
+}
+
+// RedisAccess returns the names of the variables that say, beside the URL, how this process and
+// Redis prove to each other who they are.
+func RedisAccess() []string {
+	var names []string
+	for _, v := range Variables() {
+		if strings.HasPrefix(v.Name, envPrefix+"REDIS_TLS_") || v.Name == envPrefix+"REDIS_USERNAME" ||
+			strings.HasPrefix(v.Name, envPrefix+"REDIS_PASSWORD") {
+			names = append(names, v.Name)
+		}
+	}
+	return names
+}
+
+// WithoutRedisAccess returns environ without the variables of RedisAccess.
+func WithoutRedisAccess(environ []string) []string {
+	environ = slices.Clone(environ)
+	for _, name := range RedisAccess() {
+		environ = append(environ, name+"=")
+	}
+	return environ
+}
+
+// WithRedisURL returns environ with another URL of Redis.
+func WithRedisURL(environ []string, url string) []string {
+	const name = envPrefix + "REDIS_URL"
+	return slices.Concat(environ, []string{name + "=" + url, name + "_FILE="})
+}
+
+// redisSection is the name of the section of [RedisConfig].
+const redisSection = "Redis"
+
+// variablesIn returns the variables in environ that have the prefix of this program.
+func variablesIn(environ []string) map[string]string {
 	set := map[string]string{}
 	for name, value := range env.ToMap(environ) {
 		if strings.HasPrefix(name, envPrefix) {
 			set[name] = value
 		}
 	}
-	var c Config
-	var mistakes []error
-	variables := c.variables()
-	bad := map[string]bool{}
+	return set
+}
+
+// parse sets the fields of variables. It returns the names of the variables whose value is wrong,
+// and their errors.
+func parse(variables []Variable, set map[string]string) (bad map[string]bool, mistakes []error) {
+	bad = map[string]bool{}
 	for _, v := range variables {
-		if err := v.parse(set); err != nil {
+		err := v.readFile(set)
+		if err == nil {
+			err = v.parse(set)
+		}
+		if err != nil {
 			mistakes = append(mistakes, err)
 			bad[v.Name] = true
 		}
 	}
-	mistakes = append(mistakes, c.relations(variables, bad)...)
-	mistakes = append(mistakes, c.processors(bad)...)
-	return c, unknown(set, variables), errors.Join(mistakes...)
+	return bad, mistakes
+}
+
+// mistakes checks what the settings of Redis say together, and their files.
+func (c RedisConfig) mistakes(bad map[string]bool) []error {
+	const prefix = envPrefix + "REDIS_"
+	if bad[prefix+"URL"] || bad[prefix+"PASSWORD"] {
+		return nil
+	}
+	o, err := redisx.ParseURL(c.URL)
+	if err != nil {
+		return []error{err} // the rule of the variable has accepted it
+	}
+	var mistakes []error
+	for _, err := range split(c.Connection().Check(o)) {
+		mistakes = append(mistakes, fmt.Errorf("%s%w", prefix, err))
+	}
+	return mistakes
 }
 
 // relations checks rules between two variables whose values are valid alone.
@@ -67,6 +147,10 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	check(c.Congestion.BaseBackoff <= c.Congestion.MaxBackoff,
 		"CONGESTION_BASE_BACKOFF", "CONGESTION_MAX_BACKOFF", "must not be above OTHER")
 	c.authentication(check)
+	check((c.Ingest.TLSCertFile == "") == (c.Ingest.TLSKeyFile == ""), "API_TLS_CERT_FILE", "API_TLS_KEY_FILE",
+		"must be set together with OTHER, or not at all")
+	check(c.Ingest.TLSClientCAFile == "" || c.Ingest.TLSCertFile != "", "API_TLS_CLIENT_CA_FILE", "API_TLS_CERT_FILE",
+		"needs OTHER")
 	c.Broker.relations(check)
 	return mistakes
 }

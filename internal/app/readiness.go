@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,8 +16,8 @@ import (
 const checkTimeout = time.Second
 
 // Readiness reports whether a process can do its work. It serves /readyz: 200 if every check
-// passes, otherwise 503 with the reasons. A process without any check is still starting; a process
-// that stops (drains) is not ready.
+// passes, otherwise 503 with the reasons. /readyz?for=traffic leaves out shared checks. A process
+// without any check is still starting; a process that stops (drains) is not ready.
 type Readiness struct {
 	timeout time.Duration // of each check
 
@@ -25,12 +26,25 @@ type Readiness struct {
 	draining bool
 }
 
+// Purpose is what the caller of /readyz decides by the answer.
+type Purpose string
+
+const (
+	// ForWork asks whether the process can do its work.
+	ForWork Purpose = ""
+	// ForTraffic asks whether a load balancer should send requests. Checks of what all processes
+	// share, such as Redis, don't count: when Redis is away, every process fails them, and a load
+	// balancer without any process answers clients worse than the processes do.
+	ForTraffic Purpose = "traffic"
+)
+
 // check runs at most once at a time. Requests that arrive while it runs get its result, so that a
 // check that hangs does not pile up goroutines.
 type check struct {
-	name string
-	run  func(context.Context) error
-	once singleflight.Group
+	name   string
+	shared bool // what it checks is away for all processes at once
+	run    func(context.Context) error
+	once   singleflight.Group
 }
 
 // NewReadiness returns a Readiness without checks.
@@ -42,6 +56,14 @@ func (r *Readiness) Add(name string, run func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.checks = append(r.checks, &check{name: name, run: run})
+}
+
+// AddShared adds a check of something that is away for all processes at once. It does not count for
+// traffic.
+func (r *Readiness) AddShared(name string, run func(context.Context) error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.checks = append(r.checks, &check{name: name, shared: true, run: run})
 }
 
 // SetDraining makes the process permanently not ready, because it is stopping.
@@ -57,12 +79,15 @@ type ReadyReport struct {
 	Failing map[string]string `json:"failing,omitempty"` // the error of each failing check, by its name
 }
 
-// Report runs all checks concurrently and returns the result. It runs none while the process is
-// draining.
-func (r *Readiness) Report(ctx context.Context) ReadyReport {
+// Report runs all checks that count for a purpose concurrently, and returns the result. It runs
+// none while the process is draining.
+func (r *Readiness) Report(ctx context.Context, purpose Purpose) ReadyReport {
 	r.mu.Lock()
-	checks, draining := r.checks, r.draining
+	checks, draining := slices.Clone(r.checks), r.draining
 	r.mu.Unlock()
+	if purpose == ForTraffic {
+		checks = slices.DeleteFunc(checks, func(c *check) bool { return c.shared })
+	}
 	switch {
 	case draining:
 		return ReadyReport{Status: "draining"}
@@ -108,9 +133,18 @@ func (c *check) ask(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// ServeHTTP serves /readyz.
+// ServeHTTP serves /readyz, and /readyz?for=traffic. Only this host learns which checks fail and
+// why.
 func (r *Readiness) ServeHTTP(w http.ResponseWriter, request *http.Request) {
-	report := r.Report(request.Context())
+	purpose := Purpose(request.URL.Query().Get("for"))
+	if purpose != ForWork && purpose != ForTraffic {
+		http.Error(w, "for must be traffic, or absent", http.StatusBadRequest)
+		return
+	}
+	report := r.Report(request.Context(), purpose)
+	if !fromLoopback(request) {
+		report.Failing = nil
+	}
 	w.Header().Set("Content-Type", "application/json")
 	if report.Status != "ready" {
 		w.WriteHeader(http.StatusServiceUnavailable)

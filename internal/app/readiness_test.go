@@ -3,6 +3,8 @@ package app
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,14 +15,58 @@ import (
 func TestReadinessReport(t *testing.T) {
 	ok := func(context.Context) error { return nil }
 	r := NewReadiness()
-	require.Equal(t, ReadyReport{Status: "starting"}, r.Report(t.Context()))
+	require.Equal(t, ReadyReport{Status: "starting"}, r.Report(t.Context(), ForWork))
 	r.Add("redis", ok)
-	require.Equal(t, ReadyReport{Status: "ready"}, r.Report(t.Context()))
+	require.Equal(t, ReadyReport{Status: "ready"}, r.Report(t.Context(), ForWork))
 	r.Add("redis", func(context.Context) error { return errors.New("away") }) // the check of another role in this process
 	r.Add("leader", func(context.Context) error { return errors.New("none") })
-	require.Equal(t, ReadyReport{Status: "failing", Failing: map[string]string{"redis": "away", "leader": "none"}}, r.Report(t.Context()))
+	require.Equal(t, ReadyReport{Status: "failing", Failing: map[string]string{"redis": "away", "leader": "none"}}, r.Report(t.Context(), ForWork))
 	r.SetDraining()
-	require.Equal(t, ReadyReport{Status: "draining"}, r.Report(t.Context()))
+	require.Equal(t, ReadyReport{Status: "draining"}, r.Report(t.Context(), ForWork))
+}
+
+// When Redis is away, load balancers still send requests to a process that works otherwise.
+func TestReadinessForTraffic(t *testing.T) {
+	r := NewReadiness()
+	redis, start := errors.New("away"), errors.New("waiting for redis")
+	r.AddShared("redis", func(context.Context) error { return redis })
+	require.Equal(t, "starting", r.Report(t.Context(), ForTraffic).Status)
+	r.Add("start", func(context.Context) error { return start })
+	get := func(query, peer string) (int, string) {
+		request := httptest.NewRequest(http.MethodGet, "/readyz"+query, nil)
+		request.RemoteAddr = peer
+		response := httptest.NewRecorder()
+		r.ServeHTTP(response, request)
+		return response.Code, response.Body.String()
+	}
+	const here, there = "127.0.0.1:1", "192.0.2.1:1"
+	for _, step := range []struct {
+		query, peer string
+		status      int
+		body        string
+	}{
+		{"", here, 503, `{"status":"failing","failing":{"redis":"away","start":"waiting for redis"}}`},
+		{"", there, 503, `{"status":"failing"}`},
+		{"?for=traffic", here, 503, `{"status":"failing","failing":{"start":"waiting for redis"}}`},
+		{"?for=traffic", there, 503, `{"status":"failing"}`},
+	} {
+		status, body := get(step.query, step.peer)
+		require.Equal(t, step.status, status, step)
+		require.JSONEq(t, step.body, body, step)
+	}
+	start = nil
+	status, body := get("?for=traffic", there)
+	require.Equal(t, http.StatusOK, status)
+	require.JSONEq(t, `{"status":"ready"}`, body)
+	status, _ = get("", there)
+	require.Equal(t, http.StatusServiceUnavailable, status, "it can't work")
+	status, _ = get("?for=fun", here)
+	require.Equal(t, http.StatusBadRequest, status)
+	r.SetDraining()
+	redis = nil
+	status, body = get("?for=traffic", there)
+	require.Equal(t, http.StatusServiceUnavailable, status)
+	require.JSONEq(t, `{"status":"draining"}`, body)
 }
 
 func TestReadinessChecksRunAtOnceAndEndInTime(t *testing.T) {
@@ -33,7 +79,7 @@ func TestReadinessChecksRunAtOnceAndEndInTime(t *testing.T) {
 		r.Add("a", slow)
 		r.Add("b", slow)
 		began := time.Now()
-		report := r.Report(t.Context())
+		report := r.Report(t.Context(), ForWork)
 		require.Equal(t, time.Second, time.Since(began))
 		require.Len(t, report.Failing, 2)
 		synctest.Wait()
@@ -50,13 +96,13 @@ func TestHangingCheckDoesNotPileUp(t *testing.T) {
 			return nil
 		})
 		for range 3 {
-			require.Equal(t, map[string]string{"stuck": "no answer within 1s"}, r.Report(t.Context()).Failing)
+			require.Equal(t, map[string]string{"stuck": "no answer within 1s"}, r.Report(t.Context(), ForWork).Failing)
 		}
 		synctest.Wait()
 		require.Equal(t, 1, calls)
 		close(hangs)
 		synctest.Wait()
-		require.Equal(t, "ready", r.Report(t.Context()).Status)
+		require.Equal(t, "ready", r.Report(t.Context(), ForWork).Status)
 		synctest.Wait()
 		require.Equal(t, 2, calls)
 	})
@@ -77,9 +123,9 @@ func TestCheckOutlivesTheFirstRequest(t *testing.T) {
 		})
 		first, hangUp := context.WithCancel(t.Context())
 		reports := make(chan ReadyReport, 2)
-		go func() { reports <- r.Report(first) }()
+		go func() { reports <- r.Report(first, ForWork) }()
 		synctest.Wait()
-		go func() { reports <- r.Report(t.Context()) }()
+		go func() { reports <- r.Report(t.Context(), ForWork) }()
 		synctest.Wait()
 		hangUp()
 		require.Equal(t, map[string]string{"redis": "context canceled"}, (<-reports).Failing)
@@ -112,6 +158,6 @@ func TestStopIsBounded(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"first", "last"}, order)
 		require.ErrorContains(t, err, "stop first: broken\nstop stuck: context deadline exceeded")
-		require.Equal(t, "draining", p.Ready.Report(t.Context()).Status)
+		require.Equal(t, "draining", p.Ready.Report(t.Context(), ForWork).Status)
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"time"
 )
 
@@ -19,9 +18,10 @@ const drainTimeout = 5 * time.Second
 // ServeOptions change how a server of a process listens. The zero value means plain HTTP with the
 // limits of net/http.
 type ServeOptions struct {
-	CertFile, KeyFile string // PEM files: the server speaks TLS, see certificate
-	MaxHeaderBytes    int    // a request with more is answered with 431; 0: 1 MiB
-	KeepAlive         net.KeepAliveConfig
+	TLS            TLSFiles      // with a CertFile the server speaks TLS, see ServerTLS
+	MaxHeaderBytes int           // a request with more is answered with 431; 0: 1 MiB
+	ReadTimeout    time.Duration // longest time to read a request with its body; 0: no limit
+	KeepAlive      net.KeepAliveConfig
 }
 
 // Server is an HTTP server that listens already. Connections wait until Serve is called.
@@ -35,8 +35,10 @@ type Server struct {
 
 // Serve starts an HTTP server that stops with the process, and returns its address. It returns an
 // error if it can't listen on addr. If the server fails later, the process ends with an error.
-func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Handler) (net.Addr, error) {
-	s, err := p.Listen(ctx, name, addr, ServeOptions{})
+func (p *Process) Serve(
+	ctx context.Context, name, addr string, o ServeOptions, handler http.Handler,
+) (net.Addr, error) {
+	s, err := p.Listen(ctx, name, addr, o)
 	if err != nil {
 		return nil, err
 	}
@@ -48,19 +50,18 @@ func (p *Process) Serve(ctx context.Context, name, addr string, handler http.Han
 // caller must call Serve. The server stops with the process.
 func (p *Process) Listen(ctx context.Context, name, addr string, o ServeOptions) (*Server, error) {
 	var tlsConfig *tls.Config
-	if o.CertFile != "" {
-		cert, err := loadCertificate(o.CertFile, o.KeyFile, p.Tel.Log)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	if o.TLS.CertFile != "" {
+		var err error
+		if tlsConfig, err = ServerTLS(o.TLS, p.Tel.Log); err != nil {
+			return nil, err
 		}
-		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: cert.get}
 	}
 	listener, err := (&net.ListenConfig{KeepAliveConfig: o.KeepAlive}).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for %s: %w", name, err)
 	}
 	s := p.newServer(name, listener)
-	s.http.MaxHeaderBytes = o.MaxHeaderBytes
+	s.http.MaxHeaderBytes, s.http.ReadTimeout = o.MaxHeaderBytes, o.ReadTimeout
 	s.http.TLSConfig = tlsConfig
 	return s, nil
 }
@@ -111,36 +112,4 @@ func (s *Server) stop(ctx context.Context) error {
 	}
 	<-s.served
 	return err
-}
-
-// HandleAdmin adds a route to the admin server; pattern has the syntax of [http.ServeMux]. The
-// admin server has no authentication. So it accepts requests other than GET and HEAD only from this
-// host, unless API_ALLOW_UNAUTHENTICATED is set.
-func (p *Process) HandleAdmin(pattern string, handler http.Handler) {
-	open := p.Config.Ingest.AllowUnauthenticated
-	p.admin.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
-		if !reads && !open && !fromLoopback(r) {
-			http.Error(w, "changes are for this host only", http.StatusForbidden)
-			return
-		}
-		handler.ServeHTTP(w, r)
-	})
-}
-
-func fromLoopback(r *http.Request) bool {
-	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	return err == nil && peer.Addr().Unmap().IsLoopback()
-}
-
-func (p *Process) serveAdmin(ctx context.Context) error {
-	p.admin.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
-	p.admin.Handle("GET /readyz", p.Ready)
-	p.admin.Handle("GET /metrics", p.Tel.MetricsHandler())
-	addr, err := p.Serve(ctx, "admin", p.Config.Telemetry.AdminAddr, p.admin)
-	if err != nil {
-		return fmt.Errorf("%w; choose another %sADMIN_ADDR", err, envPrefix)
-	}
-	p.adminAddr = addr
-	return nil
 }

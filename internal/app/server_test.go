@@ -2,12 +2,7 @@ package app
 
 import (
 	"bufio"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"io"
 	"log/slog"
 	"math/big"
@@ -20,42 +15,21 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 )
 
-// writeCertificate writes a certificate of 127.0.0.1 and its key, and returns the certificate.
-func writeCertificate(t *testing.T, certFile, keyFile string) *x509.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: serial, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600))
-	require.NoError(t, os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	return cert
-}
-
 func TestServerSpeaksTLS(t *testing.T) {
-	dir := t.TempDir()
-	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	cert := writeCertificate(t, certFile, keyFile)
+	ca := certtest.New(t)
+	pair := ca.Issue()
 	p := newProcess(Config{}, "broker", nil)
-	s, err := p.Listen(t.Context(), "rooms", "127.0.0.1:0", ServeOptions{CertFile: certFile, KeyFile: keyFile, MaxHeaderBytes: 1 << 10})
+	s, err := p.Listen(t.Context(), "rooms", "127.0.0.1:0", ServeOptions{
+		TLS: TLSFiles{CertFile: pair.CertFile, KeyFile: pair.KeyFile}, MaxHeaderBytes: 1 << 10,
+	})
 	require.NoError(t, err)
 	s.Serve(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }))
 
-	roots := x509.NewCertPool()
-	roots.AddCert(cert)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool()}, ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Get("https://" + s.Addr().String())
 	require.NoError(t, err)
@@ -64,53 +38,101 @@ func TestServerSpeaksTLS(t *testing.T) {
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, "HTTP/2.0", string(body))
 
-	_, err = tls.Dial("tcp", s.Addr().String(), &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
+	_, err = tls.Dial("tcp", s.Addr().String(), &tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
 	require.ErrorContains(t, err, "protocol version")
 	transport.CloseIdleConnections()
 	require.NoError(t, p.stop(time.Second))
 }
 
+// older makes files appear older than those that replace them.
+func older(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		past := time.Now().Add(-time.Minute) // the clock of the file system may be coarse
+		require.NoError(t, os.Chtimes(name, past, past))
+	}
+}
+
 func TestCertificateIsLoadedAgain(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	first := writeCertificate(t, certFile, keyFile)
+	ca := certtest.New(t)
+	pair := ca.Issue()
+	first := ca.Replace(pair)
+	older(t, pair.CertFile, pair.KeyFile)
 	logs := new(output)
-	c, err := loadCertificate(certFile, keyFile, slog.New(slog.NewJSONHandler(logs, nil)))
+	c, err := loadCertificate(TLSFiles{CertFile: pair.CertFile, KeyFile: pair.KeyFile}, slog.New(slog.NewJSONHandler(logs, nil)))
 	require.NoError(t, err)
 	now := time.Now()
 	c.now = func() time.Time { return now }
 	serial := func() *big.Int {
 		t.Helper()
-		cert, err := c.get(nil)
+		config, err := c.get(nil)
 		require.NoError(t, err)
-		return cert.Leaf.SerialNumber
+		return config.Certificates[0].Leaf.SerialNumber
 	}
 	require.Equal(t, first.SerialNumber, serial())
 
-	second := writeCertificate(t, certFile, keyFile)
-	later := now.Add(time.Minute) // the clock of the file system may be coarse
-	require.NoError(t, os.Chtimes(certFile, later, later))
+	second := ca.Replace(pair)
 	require.Equal(t, first.SerialNumber, serial(), "the files are not read at each handshake")
 	now = now.Add(certificateInterval)
 	require.Equal(t, second.SerialNumber, serial())
 	logs.line(t, "certificate changed")
 
-	require.NoError(t, os.WriteFile(keyFile, []byte("half"), 0o600))
+	require.NoError(t, os.WriteFile(pair.KeyFile, []byte("half"), 0o600))
 	now = now.Add(certificateInterval)
 	require.Equal(t, second.SerialNumber, serial(), "a wrong file does not end the service")
 	logs.line(t, "certificate could not be read again, the old one stays in use")
-	require.NoError(t, os.Remove(certFile))
+	require.NoError(t, os.Remove(pair.CertFile))
 	now = now.Add(certificateInterval)
 	require.Equal(t, second.SerialNumber, serial())
-	third := writeCertificate(t, certFile, keyFile)
+	third := ca.Replace(pair)
 	now = now.Add(certificateInterval)
 	require.Equal(t, third.SerialNumber, serial())
 }
 
+// The authorities of clients are replaced like the certificate, and a file without any keeps the
+// present ones in force: it does not open the server to everyone.
+func TestAuthoritiesOfClients(t *testing.T) {
+	t.Parallel()
+	ca, other := certtest.New(t), certtest.New(t)
+	pair, trusted := ca.Issue(), filepath.Join(t.TempDir(), "clients.pem")
+	write := func(text []byte) { require.NoError(t, os.WriteFile(trusted, text, 0o600)) }
+	read := func(name string) []byte {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		return text
+	}
+	write(read(ca.CAFile))
+	older(t, trusted)
+	logs := new(output)
+	c, err := loadCertificate(TLSFiles{CertFile: pair.CertFile, KeyFile: pair.KeyFile, ClientCAFile: trusted}, slog.New(slog.NewJSONHandler(logs, nil)))
+	require.NoError(t, err)
+	now := time.Now()
+	c.now = func() time.Time { return now }
+	accepts := func(a *certtest.Authority) bool {
+		t.Helper()
+		config, err := c.get(nil)
+		require.NoError(t, err)
+		require.Equal(t, tls.RequireAndVerifyClientCert, config.ClientAuth)
+		return config.ClientCAs.Equal(a.Pool())
+	}
+	require.True(t, accepts(ca))
+	write([]byte("no certificate"))
+	now = now.Add(certificateInterval)
+	require.True(t, accepts(ca))
+	require.Contains(t, logs.line(t, "certificate could not be read again, the old one stays in use")["error"], "has no certificate in PEM")
+	write(read(other.CAFile))
+	now = now.Add(certificateInterval)
+	require.True(t, accepts(other))
+
+	_, err = ServerTLS(TLSFiles{CertFile: pair.CertFile, KeyFile: pair.KeyFile, ClientCAFile: pair.KeyFile}, slog.New(slog.DiscardHandler))
+	require.ErrorIs(t, err, ErrConfig)
+	require.ErrorContains(t, err, "has no certificate in PEM")
+}
+
 func TestListenErrors(t *testing.T) {
 	p := newProcess(Config{}, "broker", nil)
-	_, err := p.Listen(t.Context(), "rooms", "127.0.0.1:0", ServeOptions{CertFile: "absent.pem", KeyFile: "absent.pem"})
+	_, err := p.Listen(t.Context(), "rooms", "127.0.0.1:0", ServeOptions{TLS: TLSFiles{CertFile: "absent.pem", KeyFile: "absent.pem"}})
 	require.ErrorIs(t, err, ErrConfig)
 	require.ErrorContains(t, err, "absent.pem")
 	_, err = p.Listen(t.Context(), "rooms", "127.0.0.1:99999", ServeOptions{})

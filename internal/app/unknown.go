@@ -9,6 +9,7 @@ import (
 // others are variables with the prefix BULKACTION_ that the command line and the tests read.
 var others = []string{
 	"BULKACTION_API", "BULKACTION_API_KEY", "BULKACTION_API_KEY_FILE",
+	"BULKACTION_CA_FILE", "BULKACTION_CERT_FILE", "BULKACTION_KEY_FILE",
 	"BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN",
 }
 
@@ -17,6 +18,9 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 	var names []string
 	for _, v := range variables {
 		names = append(names, v.Name)
+		if v.File != "" {
+			names = append(names, v.File)
+		}
 	}
 	var found []Unknown
 	for name := range set {

@@ -3,7 +3,9 @@ package app
 import (
 	"encoding"
 	"fmt"
+	"io"
 	"maps"
+	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -11,6 +13,8 @@ import (
 	"time"
 
 	"github.com/caarlos0/env/v10"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
 const envPrefix = "BULKACTION_"
@@ -21,6 +25,7 @@ type Variable struct {
 	Name    string // with the prefix BULKACTION_
 	Default string // "" for none
 	Rule    string // the rule for valid values, in words
+	File    string // the variable that may name a file with the value instead; "" for none
 
 	Owner reflect.Type // the struct that has the field
 	Field string       // the field's name there; its comment describes the variable
@@ -42,7 +47,52 @@ func (c *Config) variables() []Variable {
 		of := Variable{Section: field.Tag.Get("section"), prefix: envPrefix + field.Tag.Get("envPrefix")}
 		all = append(all, of.fields(section)...)
 	}
+	for i, v := range all {
+		file := v.Name + "_FILE"
+		own := slices.ContainsFunc(all, func(v Variable) bool { return v.Name == file })
+		if v.isSecret() && !own {
+			all[i].File = file
+		}
+	}
 	return all
+}
+
+// isSecret reports whether the value is a secret, or contains one.
+func (v Variable) isSecret() bool {
+	return v.field.Tag.Get("secret") != "" || secretNames.MatchString(v.Name)
+}
+
+// maxSecretFile is the largest size of a file with a secret, in bytes.
+const maxSecretFile = 64 << 10
+
+// readFile sets the variable in environ to the content of its file, if one is named, without the
+// line breaks at the end.
+func (v Variable) readFile(environ map[string]string) error {
+	name := environ[v.File]
+	if v.File == "" || name == "" {
+		return nil
+	}
+	if environ[v.Name] != "" {
+		return fmt.Errorf("%s: set either it or %s, not both", v.Name, v.File)
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", v.File, err)
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	content, err := io.ReadAll(io.LimitReader(file, maxSecretFile+1))
+	if err != nil {
+		return fmt.Errorf("%s: %w", v.File, err)
+	}
+	value := strings.TrimRight(string(content), "\r\n")
+	switch {
+	case value == "":
+		return fmt.Errorf("%s: %s is empty", v.File, name)
+	case len(content) > maxSecretFile:
+		return fmt.Errorf("%s: %s has more than %d bytes", v.File, name, maxSecretFile)
+	}
+	environ[v.Name] = value
+	return nil
 }
 
 // fields returns the variables of a struct and of those that it embeds, with the section and the
@@ -81,10 +131,14 @@ func (v Variable) parse(environ map[string]string) error {
 		return v.mistake(environ[v.Name], "must be "+v.Rule)
 	}
 	v.value.Set(alone.Elem().Field(0))
-	if !ruleOf(v.field).holds(v.value) {
-		return v.mistake(environ[v.Name], "must be "+v.Rule)
+	if ruleOf(v.field).holds(v.value) {
+		return nil
 	}
-	return nil
+	problem := "must be " + v.Rule
+	if v.field.Tag.Get("check") == "redis" {
+		problem += ": " + redisx.URLMistake(v.value.String())
+	}
+	return v.mistake(environ[v.Name], problem)
 }
 
 func (v Variable) mistake(value, problem string) error {
@@ -98,11 +152,10 @@ const redacted = "[redacted]"
 
 // redact returns the value with its secret parts replaced.
 func (v Variable) redact(value string) string {
-	secret := v.field.Tag.Get("secret")
 	switch {
-	case value == "" || secret == "" && !secretNames.MatchString(v.Name):
+	case value == "" || !v.isSecret():
 		return value
-	case secret == "url" && !strings.Contains(value, "?"):
+	case v.field.Tag.Get("secret") == "url" && !strings.Contains(value, "?"):
 		// The part before the last @ may contain a password, which need not be escaped. The
 		// parameters after ? may contain a password, too.
 		if at := strings.LastIndexByte(value, '@'); at >= 0 {

@@ -114,6 +114,16 @@ func (r *Root) prepareBench(o *bench.Options, set *variables) (done func(), err 
 	if o.Env, err = set.env(); err != nil {
 		return nil, err
 	}
+	if o.RedisURL != "" {
+		cfg, err := app.LoadRedis(os.Environ(), o.RedisURL)
+		if err != nil {
+			return nil, usagef("%v", err)
+		}
+		o.Access = cfg.Connection().Access
+		for _, name := range app.RedisAccess() {
+			o.AccessEnv = append(o.AccessEnv, name+"="+os.Getenv(name))
+		}
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)

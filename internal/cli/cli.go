@@ -52,6 +52,7 @@ type Root struct {
 	IO
 	JSON    bool // --json
 	address string
+	tls     tlsFlags
 	keyFile string // --api-key-file
 	started bool   // the command runs, so its flags and arguments are valid
 }
@@ -63,9 +64,8 @@ type Command func(*Root) *cobra.Command
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newJobs, newJob, newRetry,
 	newWhy, newTenant, newType,
-	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newKey, newDev, newDemo, newBench,
-	newRole,
-	newGuardLoad, newRoomLoad,
+	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newStats, newAudit, newKey, newACL, newDev, newDemo,
+	newBench, newRole, newGuardLoad, newRoomLoad,
 }
 
 // Main runs the command line args and returns its exit code. more adds commands to those of this
@@ -107,6 +107,7 @@ func (r *Root) command(all []Command) *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&r.address, "api", address, "address of the API; BULKACTION_API sets the default")
+	r.tls.add(flags)
 	flags.BoolVar(&r.JSON, "json", false, "print JSON: one object, or one line for each item (default: text)")
 	flags.StringVar(&r.keyFile, "api-key-file", os.Getenv("BULKACTION_API_KEY_FILE"),
 		"file with the API key; BULKACTION_API_KEY_FILE sets the default, BULKACTION_API_KEY the key itself")
@@ -125,6 +126,13 @@ func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return nil, usagef("--api %q: write it as %s", r.address, defaultAddress)
+	}
+	if r.tls != (tlsFlags{}) {
+		config, err := r.tls.config(u.Scheme)
+		if err != nil {
+			return nil, err
+		}
+		opts = append([]client.Option{client.WithTLSConfig(config)}, opts...)
 	}
 	key, err := r.apiKey()
 	if err != nil {

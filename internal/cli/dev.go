@@ -111,9 +111,13 @@ func newDev(r *Root) *cobra.Command {
 					"--redis-url; without --redis-url, dev runs an embedded Redis.", address)
 			}
 			embedded, mail := o.RedisURL == "", unreachableMailServer(cmd.Context())
+			scheme := "http://"
+			if os.Getenv("BULKACTION_API_TLS_CERT_FILE") != "" {
+				scheme = "https://"
+			}
 			o.Started = func(api, redis string) {
 				if r.JSON {
-					_ = r.Print(map[string]string{"api": "http://" + api, "redis": redis}) // the roles run all the same
+					_ = r.Print(map[string]string{"api": scheme + api, "redis": redis}) // the roles run all the same
 					return
 				}
 				if embedded {
@@ -123,9 +127,9 @@ func newDev(r *Root) *cobra.Command {
 					)
 				}
 				r.Notef(
-					"API at http://%s, Redis at %s. Try: bulkaction --api http://%s submit --type NOOP "+
+					"API at %[1]s, Redis at %[2]s. Try: bulkaction --api %[1]s submit --type NOOP "+
 						"--payload '{}' --wait",
-					api, redis, api,
+					scheme+api, redis,
 				)
 				if mail != "" {
 					r.Notef("No mail server accepts connections at %s, so jobs of the type SEND_EMAIL will fail. "+

@@ -111,6 +111,12 @@ func advice(err error) string {
 		return fmt.Sprintf("See them with `bulkaction failures %[1]s`, run them again with `bulkaction retry %[1]s`.",
 			e.group)
 	}
+	if err == nil {
+		return ""
+	}
+	if hint := tlsAdvice(err); hint != "" {
+		return hint
+	}
 	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "dial" {
 		return "Is it running? Start it with `bulkaction dev`, or give its address with --api or BULKACTION_API."
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -16,38 +17,48 @@ import (
 type redisFlags struct{ url, prefix string }
 
 func (f *redisFlags) add(flags *pflag.FlagSet) {
-	f.url, f.prefix = os.Getenv("BULKACTION_REDIS_URL"), os.Getenv("BULKACTION_KEY_PREFIX")
-	if f.url == "" {
-		f.url = "redis://127.0.0.1:6379/0"
-	}
+	f.prefix = os.Getenv("BULKACTION_KEY_PREFIX")
 	if f.prefix == "" {
 		f.prefix = "bulk-action:"
 	}
-	flags.StringVar(&f.url, "redis-url", f.url, "Redis of the roles; BULKACTION_REDIS_URL sets the default")
+	flags.StringVar(&f.url, "redis-url", "",
+		"Redis of the roles; BULKACTION_REDIS_URL sets the default, and the other variables BULKACTION_REDIS_*\n"+
+			"the user and TLS (default redis://127.0.0.1:6379/0)")
 	flags.StringVar(&f.prefix, "key-prefix", f.prefix,
 		"prefix of the roles' keys; BULKACTION_KEY_PREFIX sets the default")
 }
 
-// check returns an error if the URL is malformed.
+// check returns an error if the URL or a variable of the connection is wrong.
 func (f *redisFlags) check() error {
-	if _, err := redisx.ParseURL(f.url); err != nil {
-		return usagef("--redis-url: %v", err)
+	_, err := f.config()
+	return err
+}
+
+// config returns the settings of the connection, from the flags and from the variables of roles.
+func (f *redisFlags) config() (redisx.Config, error) {
+	if f.url != "" {
+		if _, err := redisx.ParseURL(f.url); err != nil {
+			return redisx.Config{}, usagef("--redis-url: %v", err)
+		}
 	}
-	return nil
+	cfg, err := app.LoadRedis(os.Environ(), f.url)
+	if err != nil {
+		return redisx.Config{}, usagef("%v", err)
+	}
+	connection := cfg.Connection()
+	connection.CommandTimeout = 10 * time.Second
+	return connection, nil
 }
 
 // connect returns a connection to a Redis that answers. The caller must close it.
 func (f *redisFlags) connect(ctx context.Context) (*redisx.Conn, error) {
-	if err := f.check(); err != nil {
+	cfg, err := f.config()
+	if err != nil {
 		return nil, err
 	}
 	// errors are returned; log lines would only repeat them
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	conn, err := redisx.Connect(ctx, redisx.Config{
-		URL:            f.url,
-		DialTimeout:    5 * time.Second,
-		CommandTimeout: 10 * time.Second,
-	})
+	conn, err := redisx.Connect(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -82,6 +82,9 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"
 	}
+	if o.RedisURL == "" {
+		o.Environ = app.WithoutRedisAccess(o.Environ) // the embedded Redis needs none
+	}
 	sink, err := smtpsink.Start("127.0.0.1:0", smtpsink.Options{})
 	if err != nil {
 		return Result{}, fmt.Errorf("start the mail sink: %w", err)
@@ -226,15 +229,11 @@ func summarise(groups []api.Group, elapsed time.Duration) Result {
 
 // check runs a full audit of the data in Redis.
 func check(ctx context.Context, redisURL string, environ []string) (Audit, error) {
-	cfg, _, err := app.Load(append(slices.Clone(environ), "BULKACTION_REDIS_URL="+redisURL))
+	cfg, _, err := app.Load(app.WithRedisURL(environ, redisURL))
 	if err != nil {
 		return Audit{}, err
 	}
-	conn, err := redisx.Connect(ctx, redisx.Config{
-		URL:            redisURL,
-		DialTimeout:    cfg.Redis.DialTimeout,
-		CommandTimeout: cfg.Redis.CommandTimeout,
-	})
+	conn, err := redisx.Connect(ctx, cfg.Redis.Connection())
 	if err != nil {
 		return Audit{}, err
 	}

@@ -60,8 +60,9 @@ func Run(ctx context.Context, o Options) int {
 		}
 		defer server.Close()
 		o.RedisURL = "redis://" + server.Addr() + "/0"
+		environ = app.WithoutRedisAccess(environ) // it is of another Redis
 	}
-	environ = append(environ, "BULKACTION_REDIS_URL="+o.RedisURL)
+	environ = app.WithRedisURL(environ, o.RedisURL)
 	if o.Addr != "" {
 		environ = append(environ, "BULKACTION_API_ADDR="+o.Addr)
 	}

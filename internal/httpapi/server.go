@@ -4,6 +4,7 @@ package httpapi
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"net"
 	"net/http"
@@ -27,6 +28,7 @@ const (
 	keepAliveTimeout = 2 * time.Minute  // longest time that a connection stays open between requests
 	storeTimeout     = 30 * time.Second // longest time for the backend to store one request or batch
 	abortTimeout     = time.Second      // longest time for aborted requests to end
+	maxHTTP2Streams  = 100              // most requests at once on one HTTP/2 connection
 	maxHeader        = 64 << 10         // largest size of a request's headers, in bytes
 	firstBuffer      = 4 << 10          // size of the first buffer for a body; it doubles while data arrives
 	smallBody        = 64 << 10         // up to this size in bytes, no memory is reserved for a body
@@ -144,7 +146,8 @@ type Options struct {
 	Rooms   Rooms        // nil: the API has no calls on the waiting room
 	Log     *slog.Logger // nil: nothing is logged
 	Decoder messages.Decoder
-	Version string // shown by GET /
+	Version string      // shown by GET /
+	TLS     *tls.Config // a server made by NewServer speaks https; nil: http
 }
 
 // New returns the API as a handler that accepts every Host header. Use NewServer for a server that
@@ -172,10 +175,21 @@ func NewServer(addr string, opt Options) *Server {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       keepAliveTimeout,
 		MaxHeaderBytes:    maxHeader,
+		TLSConfig:         opt.TLS,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2Streams},
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	srv.RegisterOnShutdown(closing)
 	return &Server{srv, abort}
+}
+
+// Serve serves the connections of a listener until Stop, over TLS if Options.TLS is set. It then
+// returns http.ErrServerClosed.
+func (s *Server) Serve(l net.Listener) error {
+	if s.TLSConfig != nil {
+		return s.ServeTLS(l, "", "")
+	}
+	return s.Server.Serve(l)
 }
 
 // Stop ends the server. It ends event streams at once, and answers streamed appends with a request

@@ -233,6 +233,7 @@ func TestServerHasLimits(t *testing.T) {
 	require.Positive(t, srv.ReadHeaderTimeout)
 	require.Positive(t, srv.IdleTimeout)
 	require.Positive(t, srv.MaxHeaderBytes)
+	require.Equal(t, 100, srv.HTTP2.MaxConcurrentStreams)
 	require.Zero(t, srv.ReadTimeout, "a read timeout would end streamed bodies")
 	require.Zero(t, srv.WriteTimeout, "a write timeout would end streamed answers")
 }

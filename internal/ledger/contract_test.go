@@ -19,14 +19,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/luaheader"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// ownScripts are the scripts of the ledger and of package presence. The packages guard,
-// waitingroom and apikey test theirs.
+// ownScripts are the scripts of the ledger and of the packages presence and acl. The packages
+// guard, waitingroom and apikey test theirs.
 func ownScripts(t *testing.T) []sent {
 	t.Helper()
 	return slices.DeleteFunc(sentScripts(t), func(s sent) bool {
@@ -49,7 +50,7 @@ func TestHeaders(t *testing.T) {
 	t.Parallel()
 	for name, source := range scripts(t) {
 		t.Run(name, func(t *testing.T) {
-			luaheader.Check(t, name, source, []string{"base", "absent"}, []string{"stream"}, []string{"hash"})
+			luaheader.Check(t, name, source, []string{"base", "absent"}, []string{"stream"}, []string{"hash"}, nil)
 		})
 	}
 }
@@ -96,6 +97,7 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.NoError(t, presence.PublishStage(t.Context(), conn, space, api.StageStatus{ID: "p"}))
 	_, err = presence.Stages(t.Context(), conn, space)
 	require.NoError(t, err)
+	require.NoError(t, acl.Check(t.Context(), conn, acl.User{Name: "x", Commands: []string{"get"}, Keys: []string{"{*}:*"}}))
 
 	for _, s := range ownScripts(t) {
 		sum := sha1.Sum([]byte(s.source()))

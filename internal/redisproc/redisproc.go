@@ -40,8 +40,13 @@ type Options struct {
 	MaxMemory int64    // in bytes, 0 for no limit; writes beyond it are refused
 	Cluster   bool     // a node of a cluster; the caller joins the nodes
 	Config    string   // content of a configuration file, which Sentinel needs
+	TLS       *TLS     // also serve TLS, on a port of its own, and use it between servers; nil: no TLS
 	Args      []string // more arguments; they override the options
 }
+
+// TLS has the PEM files of a server that serves TLS. The server demands a certificate of its
+// clients, unless an argument says otherwise.
+type TLS struct{ CertFile, KeyFile, CAFile string }
 
 // Server is a redis-server process. Its methods are safe for concurrent use; Kill, Restart and
 // Close run one after the other.
@@ -51,6 +56,7 @@ type Server struct {
 	ownsDir bool
 	port    int
 	busPort int // port for the communication between cluster nodes
+	tlsPort int
 	log     *os.File
 
 	lifecycle sync.Mutex // held during a start or stop
@@ -91,7 +97,7 @@ func Start(ctx context.Context, opts Options) (_ *Server, err error) {
 	}
 
 	for range portAttempts {
-		s.port, s.busPort = childproc.FreePort(), childproc.FreePort()
+		s.port, s.busPort, s.tlsPort = childproc.FreePort(), childproc.FreePort(), childproc.FreePort()
 		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
 			break
 		}
@@ -156,8 +162,16 @@ func (s *Server) args() []string {
 	if s.opts.Cluster {
 		args = append(args, "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(s.busPort))
 	}
+	if tls := s.opts.TLS; tls != nil {
+		args = append(args, "--tls-port", strconv.Itoa(s.tlsPort), "--tls-cert-file", tls.CertFile,
+			"--tls-key-file", tls.KeyFile, "--tls-ca-cert-file", tls.CAFile,
+			"--tls-replication", "yes", "--tls-cluster", "yes")
+	}
 	return append(args, s.opts.Args...)
 }
+
+// TLSAddr returns the host:port at which a server with Options.TLS serves TLS.
+func (s *Server) TLSAddr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.tlsPort)) }
 
 // Addr returns the server's host:port, which stays the same after each Restart.
 func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }

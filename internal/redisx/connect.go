@@ -4,7 +4,6 @@ package redisx
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,8 +23,9 @@ const MaxBlock = time.Second
 // Config is the address of Redis and the settings of its connections. Zero durations and sizes mean
 // go-redis's defaults.
 type Config struct {
-	URL         string // in the form of ParseURL
-	PoolMinIdle int    // idle connections that are kept open, for each server
+	URL string // in the form of ParseURL
+	Access
+	PoolMinIdle int // idle connections that are kept open, for each server
 	// most idle connections that are kept; 0: all. At least PoolMinIdle are kept
 	PoolMaxIdle int
 	// most connections to one server for commands; blocking reads have as many of their own
@@ -59,6 +59,9 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := cfg.Access.Check(o); err != nil {
+		return nil, fmt.Errorf("connect to redis, %s: %w", o, err)
+	}
 	quietLibrary()
 
 	block := cfg
@@ -71,7 +74,10 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		address: o.String(),
 	}
 	c.follow()
-	if err := c.Ping(ctx); err != nil && !call.IsUnavailable(err) && ctx.Err() == nil {
+	if err = c.Ping(ctx); err != nil && o.memoryDialer() == nil {
+		err = cfg.explain(ctx, o, adviseTLS(err))
+	}
+	if err != nil && ctx.Err() == nil && isMistake(err) {
 		return nil, errors.Join(fmt.Errorf("connect to redis, %s: %w", o, err), c.Close())
 	} else if err != nil {
 		log := cfg.Log
@@ -81,6 +87,13 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		log.WarnContext(ctx, "redis is away, going on without it", "redis", o.String(), "error", err)
 	}
 	return c, nil
+}
+
+// isMistake reports whether a first connection failed for a reason that time does not remove, such
+// as a wrong password, and not because Redis is away.
+func isMistake(err error) bool {
+	_, refused := errors.AsType[*refusalError](err)
+	return refused || !call.IsUnavailable(err)
 }
 
 // universal returns go-redis's options. The read timeout is the command timeout plus readBeyond,
@@ -118,9 +131,12 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 	if cfg.CommandTimeout > 0 {
 		u.ReadTimeout = cfg.CommandTimeout + readBeyond
 	}
+	if credentials := cfg.credentials(); credentials != nil {
+		u.CredentialsProviderContext = credentials
+	}
 	u.Dialer = o.memoryDialer()
 	if o.TLS {
-		u.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12} // the server name is the host of its address
+		u.Dialer = cfg.dialTLS
 	}
 	return u
 }

@@ -13,7 +13,7 @@ import (
 func FuzzParseURL(f *testing.F) {
 	const secret = "s3cr3t"
 	for _, seed := range []string{
-		"redis://127.0.0.1:6379/0", "rediss://user:" + secret + "@h/1", "redis://h1:1,h2:2", "redis://h1:1/0,redis://h2:2/0", "redis://h?cluster=true",
+		"redis://127.0.0.1:6379/0", "rediss://user:" + secret + "@h/1", "redis://h1:1,h2:2", "redis://h1:1/0,redis://h2:2/0", "redis://h?cluster=true", "rediss-sentinel://s1,s2:2/master",
 		"redis-sentinel://u:" + secret + "@s1,s2:2/master/3?sentinel_username=u&sentinel_password=" + secret, "redis://[::1]:1/", "redis://:" + secret + "%@h",
 		"redis://a:b@c:d@e:1", "http://h", "redis://", "redis://h:0", "redis://0[0", "redis://h/x", "",
 	} {

@@ -32,26 +32,39 @@ func (o Options) String() string {
 	case o.Master != "":
 		kind = "sentinel master " + o.Master
 	}
-	return fmt.Sprintf("%s at %s db %d", kind, strings.Join(o.Addrs, ","), o.DB)
+	text := fmt.Sprintf("%s at %s db %d", kind, strings.Join(o.Addrs, ","), o.DB)
+	if o.TLS {
+		text += " over TLS"
+	}
+	return text
 }
 
 // GoString returns String, so that %#v shows no password.
 func (o Options) GoString() string { return o.String() }
 
 const urlForms = "write redis://[user:password@]host:port/db, redis://host1:port1,host2:port2 for a cluster, " +
-	"or redis-sentinel://[user:password@]host1:port1,host2:port2/master"
+	"or redis-sentinel://[user:password@]host1:port1,host2:port2/master; with TLS rediss:// and rediss-sentinel://"
 
-// ParseURL parses the URL of a single server (redis://, or rediss:// for TLS), of a Cluster (a
-// comma list of hosts, with or without a repeated scheme, or ?cluster=true for a single endpoint),
-// or of a master behind Sentinel (redis-sentinel://: user and password are the master's; the
-// parameters sentinel_username and sentinel_password are the Sentinels'). An error names the wrong
-// part of the URL and never quotes it, because it may contain a password.
+// ParseURL parses the URL of a single server (redis://), of a Cluster (a comma list of hosts, with
+// or without a repeated scheme, or ?cluster=true for a single endpoint), or of a master behind
+// Sentinel (redis-sentinel://: user and password are the master's; the parameters sentinel_username
+// and sentinel_password are the Sentinels'). With rediss:// and rediss-sentinel:// all connections
+// use TLS. An error names the wrong part of the URL and never quotes it, because it may contain a
+// password.
 func ParseURL(raw string) (Options, error) {
 	o, err := parseURL(raw)
 	if err != nil {
 		return Options{}, fmt.Errorf("parse redis url: %w; %s", err, urlForms)
 	}
 	return o, nil
+}
+
+// URLMistake says what is wrong with a URL, without quoting it; "" if nothing is.
+func URLMistake(raw string) string {
+	if _, err := parseURL(raw); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 // parseURL splits the URL by hand, because the errors of package url quote their input.
@@ -61,19 +74,18 @@ func parseURL(raw string) (Options, error) {
 	if !ok {
 		return o, errors.New("no scheme")
 	}
-	port := "6379"
+	port, sentinel := "6379", false
 	switch scheme {
 	case "redis":
 	case "rediss":
 		o.TLS = true
-	case "redis-sentinel":
-		port = "26379"
+	case "redis-sentinel", "rediss-sentinel":
+		port, sentinel, o.TLS = "26379", true, scheme == "rediss-sentinel"
 	default:
 		return o, errors.New("unknown scheme")
 	}
 
 	rest, query, _ := strings.Cut(rest, "?")
-	sentinel := scheme == "redis-sentinel"
 	if err := o.setQuery(query, sentinel); err != nil {
 		return o, err
 	}
@@ -115,6 +127,8 @@ func (o *Options) setQuery(query string, sentinel bool) error {
 			o.sentinelUsername = value[0]
 		case name == "sentinel_password" && sentinel:
 			o.sentinelPassword = value[0]
+		case name == "skip_verify":
+			return errors.New("skip_verify is refused: name the authority of the certificate with REDIS_TLS_CA_FILE")
 		default:
 			return errors.New(
 				"unknown parameter, or one of another scheme (cluster; sentinel_username, sentinel_password)",

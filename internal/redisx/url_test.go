@@ -24,6 +24,8 @@ func TestParseURL(t *testing.T) {
 		"redis://h1:1,redis://h2:2":             {Addrs: []string{"h1:1", "h2:2"}, Cluster: true},
 		"redis://u:p@h1:1/0,redis://u:p@h2:2/0": {Addrs: []string{"h1:1", "h2:2"}, Cluster: true, Username: "u", password: "p"},
 		"redis-sentinel://h1:1,h2/main":         {Addrs: []string{"h1:1", "h2:26379"}, Master: "main"},
+		"rediss://u:p@h1:1,h2:2":                {Addrs: []string{"h1:1", "h2:2"}, Cluster: true, TLS: true, Username: "u", password: "p"},
+		"rediss-sentinel://h1:1,h2/main":        {Addrs: []string{"h1:1", "h2:26379"}, Master: "main", TLS: true},
 		"redis-sentinel://u:p@h1:1/main/4?sentinel_username=su&sentinel_password=sp": {
 			Addrs: []string{"h1:1"}, Master: "main", DB: 4, Username: "u", password: "p", sentinelUsername: "su", sentinelPassword: "sp",
 		},
@@ -58,6 +60,7 @@ func TestParseURLRefusesAndKeepsSecrets(t *testing.T) {
 		"redis://h:1?%zz":                      "malformed parameters",
 		"redis://u:p@h1:1,u:sesame@h2:2":       "different users or passwords",
 		"redis-sentinel://h:1":                 "no name of a master",
+		"rediss://h:1?skip_verify=true":        "skip_verify is refused: name the authority",
 		"redis-sentinel://h:1/?cluster=true":   "unknown parameter",
 	} {
 		_, err := ParseURL(raw)

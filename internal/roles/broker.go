@@ -33,7 +33,7 @@ func Broker(listening func(publicURL string)) BasedRole {
 			return tokenKeysError(c.TokenKeysFile, err)
 		}
 		server, err := p.Listen(ctx, "broker", c.Addr, app.ServeOptions{
-			CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile, MaxHeaderBytes: roomapi.MaxHeaderBytes,
+			TLS: app.TLSFiles{CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile}, MaxHeaderBytes: roomapi.MaxHeaderBytes,
 			KeepAlive: net.KeepAliveConfig{
 				Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3,
 			},

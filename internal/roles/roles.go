@@ -4,9 +4,12 @@ package roles
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,6 +21,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
@@ -64,15 +68,22 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	if err != nil {
 		return Base{}, err
 	}
-	conn, err := redisx.Connect(ctx, redisx.Config{
-		URL: cfg.URL, PoolMinIdle: cfg.PoolMinIdle, PoolMaxIdle: cfg.PoolMaxIdle, PoolMaxActive: cfg.PoolMaxActive,
-		DialTimeout: cfg.DialTimeout, CommandTimeout: cfg.CommandTimeout, ClientName: p.Instance, Log: p.Tel.Log,
-		// if one process has all roles, each of them blocks on each partition
-		BlockingReads: len(Names)*(cfg.Partitions+1) + blockingReadsOfBroker(cfg.Partitions),
-	})
+	rights, err := newRights(p)
 	if err != nil {
 		return Base{}, err
 	}
+	connection := cfg.Connection()
+	connection.ClientName, connection.Log = p.Instance, p.Tel.Log
+	// if one process has all roles, each of them blocks on each partition
+	connection.BlockingReads = len(Names)*(cfg.Partitions+1) + blockingReadsOfBroker(cfg.Partitions)
+	conn, err := redisx.Connect(ctx, connection)
+	if call.IsNoPermission(err) {
+		return Base{}, fmt.Errorf("%w; %s", err, acl.Advice(rights.user.Name))
+	}
+	if err != nil {
+		return Base{}, err
+	}
+	rights.conn = conn
 	if conn.IsCluster() && cfg.Partitions < fewPartitions {
 		p.Tel.Log.Warn(
 			"a cluster with few partitions: they spread unevenly over its masters, and their number can't be "+
@@ -81,22 +92,42 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 		)
 	}
 	p.OnStop("redis connection", func(context.Context) error { return conn.Close() })
-	p.Ready.Add("redis", conn.Ping)
+	p.Ready.AddShared("redis", conn.Ping)
+	p.Ready.Add("redis rights", rights.ready)
+	var fit atomic.Bool
+	p.Ready.Add("start", func(context.Context) error {
+		if !fit.Load() {
+			return errStarting
+		}
+		return nil
+	})
 	guards := guard.New(conn.Cmd, guard.Prefix(cfg.KeyPrefix), guard.Process(p.Instance), guard.Meter(p.Tel.Meter),
 		guard.MetricPrefix(telemetry.NamePrefix), guard.TracerProvider(p.Tel.TracerProvider), guard.Logger(p.Tel.Log))
 	p.OnStop("guards", guards.Close)
-	return Base{Conn: conn, Space: space, Guards: guards}, awaitFit(ctx, p, conn, space)
+	if err := awaitFit(ctx, p, conn, space, rights); err != nil {
+		return Base{}, err
+	}
+	fit.Store(ctx.Err() == nil)
+	p.OnStop("check of rights", rights.start())
+	return Base{Conn: conn, Space: space, Guards: guards}, nil
 }
 
-// awaitFit waits until Redis answers, and checks that this process may use it: that Redis is not
-// too old and evicts no keys, that it can have replicas if the process has to wait for some, and
-// that its data has this number of partitions. If ctx ends first, awaitFit returns nil although
-// nothing is checked.
-func awaitFit(ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space) error {
+var errStarting = errors.New("waiting for redis")
+
+// awaitFit waits until Redis answers, and checks that this process may use it: that its user has
+// all rights that the role needs, that Redis is not too old and evicts no keys, that it can have
+// replicas if the process has to wait for some, and that its data has this number of partitions. If
+// ctx ends first, awaitFit returns nil although nothing is checked.
+func awaitFit(
+	ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space, rights *rights,
+) error {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	var logged time.Time
 	for {
-		err := conn.CheckVersion(ctx)
+		err := rights.check(ctx)
+		if err == nil {
+			err = conn.CheckVersion(ctx)
+		}
 		if err == nil {
 			err = conn.CheckEviction(ctx)
 		}
@@ -166,14 +197,25 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			return err
 		}
 		defer stop()
+		c := p.Config.Ingest
+		var tlsConfig *tls.Config
+		if c.TLSCertFile != "" {
+			files := app.TLSFiles{CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile, ClientCAFile: c.TLSClientCAFile}
+			if tlsConfig, err = app.ServerTLS(files, p.Tel.Log); err != nil {
+				return err
+			}
+		}
 		in, err := ingest.New(ctx, b.of(p), ingest.Config{
-			APIAddr: p.Config.Ingest.APIAddr,
-			Listen:  HooksOf(ctx).Listen,
-			Version: app.Version(),
-			Lease:   p.Config.Worker.Lease,
-			Grace:   p.Config.Worker.ShutdownGracePeriod,
-			Guards:  b.Guards,
-			Events:  rooms,
+			APIAddr:        c.APIAddr,
+			Listen:         HooksOf(ctx).Listen,
+			TLS:            tlsConfig,
+			MaxConnections: c.MaxConnections,
+			DrainDelay:     c.DrainDelay,
+			Version:        app.Version(),
+			Lease:          p.Config.Worker.Lease,
+			Grace:          p.Config.Worker.ShutdownGracePeriod,
+			Guards:         b.Guards,
+			Events:         rooms,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err

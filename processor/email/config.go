@@ -37,8 +37,8 @@ const (
 type Config struct {
 	// AccountsFile is a YAML file that lists accounts, each at a mail server. It is read again when
 	// it changes. The other variables then are what an account has that sets no value of its own,
-	// except HOST, USERNAME, PASSWORD and PASSWORD_FILE, which have no effect. Empty means that
-	// these variables are the only account, which has no limits.
+	// except HOST, USERNAME and PASSWORD, which have no effect. Empty means that these variables
+	// are the only account, which has no limits.
 	AccountsFile string `env:"ACCOUNTS_FILE"`
 	credential.Limits
 	// Host is the name or IP address of the mail server. The server's certificate must be valid for
@@ -51,9 +51,6 @@ type Config struct {
 	Username string `env:"USERNAME"`
 	// Password is the password to authenticate with.
 	Password string `env:"PASSWORD"`
-	// PasswordFile is a file that holds the password. Line breaks at the end of the file are
-	// ignored.
-	PasswordFile string `env:"PASSWORD_FILE"`
 	// From is the sender of every mail, such as "Shop <shop@example.com>". Message-IDs have its
 	// domain, also if an account has another sender.
 	From string `env:"FROM" envDefault:"bulkaction@localhost"`
@@ -117,7 +114,6 @@ func (c Config) mistakes() []mistake {
 		"AUTH", "%s would show the password to the network; set TLS, or use cram-md5", c.Auth)
 	check(c.Username != "" || c.Auth == AuthNone || c.Auth == AuthAuto || listed,
 		"USERNAME", "needed to authenticate by %s", c.Auth)
-	check(c.Password == "" || c.PasswordFile == "", "PASSWORD", "set either it or PASSWORD_FILE, not both")
 	check(c.Timeout > 0, "TIMEOUT", "%s is not above 0", c.Timeout)
 	check(c.IdleTimeout > 0, "IDLE_TIMEOUT", "%s is not above 0", c.IdleTimeout)
 	check(c.MaxConnections >= 1, "MAX_CONNECTIONS", "%d is not above 0", c.MaxConnections)
@@ -125,22 +121,9 @@ func (c Config) mistakes() []mistake {
 	check(!hasControlOrSpace(c.HELO), "HELO", "must not contain spaces or control characters")
 	from, err := mail.ParseAddress(c.From)
 	check(err == nil && isASCII(from.Address), "FROM", "%q is not an e-mail address in ASCII", c.From)
-	_, err = c.password()
-	check(err == nil, "PASSWORD_FILE", "%w", err)
 	_, err = c.tlsConfig()
 	check(err == nil, "TLS_CA_FILE", "%w", err)
 	return all
-}
-
-func (c Config) password() (string, error) {
-	if c.PasswordFile == "" {
-		return c.Password, nil
-	}
-	content, err := os.ReadFile(c.PasswordFile)
-	if err != nil {
-		return "", err
-	}
-	return strings.TrimRight(string(content), "\r\n"), nil
 }
 
 func (c Config) tlsConfig() (*tls.Config, error) {

@@ -57,12 +57,12 @@ func TestValidateNamesEveryBadField(t *testing.T) {
 	notPEM := filepath.Join(t.TempDir(), "ca.pem")
 	require.NoError(t, os.WriteFile(notPEM, []byte("hello"), 0o600))
 	bad := email.Config{
-		Host: "a b", Port: 70000, Password: "hunter2", PasswordFile: "/nowhere/password", From: "nobody", TLS: "maybe",
+		Host: "a b", Port: 70000, Password: "hunter2", From: "nobody", TLS: "maybe",
 		TLSCAFile: notPEM, Auth: "magic", Timeout: -1, MaxConnections: 0, MaxMessagesPerConnection: -1, HELO: "a\nb",
 	}
 	err := bad.Validate()
 	for _, field := range []string{
-		"HOST", "PORT", "USERNAME", "PASSWORD", "PASSWORD_FILE", "FROM", "TLS", "TLS_CA_FILE", "AUTH", "TIMEOUT",
+		"HOST", "PORT", "USERNAME", "FROM", "TLS", "TLS_CA_FILE", "AUTH", "TIMEOUT",
 		"IDLE_TIMEOUT", "MAX_CONNECTIONS", "MAX_MESSAGES_PER_CONNECTION", "HELO",
 	} {
 		require.ErrorContains(t, err, field+": ")

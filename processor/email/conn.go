@@ -55,10 +55,7 @@ type dialer struct {
 }
 
 func newDialer(config Config) (*dialer, error) {
-	password, err := config.password()
-	if err != nil {
-		return nil, err
-	}
+	password := config.Password
 	tlsConfig, err := config.tlsConfig()
 	if err != nil {
 		return nil, err

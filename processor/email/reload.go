@@ -60,7 +60,7 @@ func (a *Accounts) load(r *accountsfile.Reader) (use func() error) {
 func (a *Accounts) configOf(c *accountsfile.Checker, e entry) Config {
 	config := a.config
 	config.AccountsFile = ""
-	config.Host, config.Username, config.Password, config.PasswordFile = e.Host, e.Username, e.Password, ""
+	config.Host, config.Username, config.Password = e.Host, e.Username, e.Password
 	if e.Port != nil {
 		config.Port = *e.Port
 	}

@@ -1,6 +1,7 @@
 package email_test
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -89,8 +90,6 @@ func TestTLSModes(t *testing.T) {
 
 func TestAuthentication(t *testing.T) {
 	cert, ca := certificate(t)
-	secret := filepath.Join(t.TempDir(), "password")
-	require.NoError(t, os.WriteFile(secret, []byte("s3cret\n"), 0o600))
 	all := []string(nil)
 	tests := map[string]struct {
 		auth, tls, password string
@@ -116,10 +115,7 @@ func TestAuthentication(t *testing.T) {
 				Username: "shop", Password: "s3cret", Mechanisms: tt.offered,
 			})
 			c := config(t, sink.Addr())
-			c.TLS, c.TLSCAFile, c.Auth, c.Username, c.PasswordFile = tt.tls, ca, tt.auth, "shop", secret
-			if tt.password != "" {
-				c.Password, c.PasswordFile = tt.password, ""
-			}
+			c.TLS, c.TLSCAFile, c.Auth, c.Username, c.Password = tt.tls, ca, tt.auth, "shop", cmp.Or(tt.password, "s3cret")
 			_, err := start(t, c).Process(t.Context(), job(1, toBob))
 			if tt.code == "" {
 				require.NoError(t, err)

@@ -19,12 +19,12 @@ import (
 // One process has all roles, and another one only a worker. A group ends, and both stop in order.
 func TestAllRolesInOneProcess(t *testing.T) {
 	t.Parallel()
-	url, prefix := redistest.Shared(t)
-	env := map[string]string{
-		"BULKACTION_REDIS_URL": url, "BULKACTION_KEY_PREFIX": prefix, "BULKACTION_WORKER_TYPES": "NOOP",
+	server := redistest.Server(t, withUsers(t))
+	env := func(user string) map[string]string {
+		return map[string]string{"BULKACTION_REDIS_URL": as(user, server.URL()), "BULKACTION_WORKER_TYPES": "NOOP"}
 	}
-	all := proctest.Start(t, "bulkaction", env, "all")
-	worker := proctest.Start(t, "bulkaction", env, "worker")
+	all := proctest.Start(t, "bulkaction", env("all"), "all")
+	worker := proctest.Start(t, "bulkaction", env("worker"), "worker")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	a := client.NewAPI("http://" + all.APIAddr())
@@ -44,6 +44,7 @@ func TestAllRolesInOneProcess(t *testing.T) {
 		p.Signal(syscall.SIGTERM)
 		require.Zero(t, p.Wait(time.Minute))
 	}
+	(&system{t: t, env: map[string]string{"BULKACTION_REDIS_URL": server.URL()}}).requireNoDenial()
 }
 
 // The example runs everything in one program, and ends by itself.

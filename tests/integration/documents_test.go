@@ -140,11 +140,13 @@ var documents = map[string]document{
 	"docs/reliability.md":              {ownRun: true, notRun: 2},
 	"docs/operations.md":               {ownRun: true, notRun: 1},
 	"docs/guards.md":                   {ownRun: true, notRun: 1},
+	"docs/redis-users.md":              {want: []string{"user worker", "user default"}},
 	"docs/flow-control.md":             {notRun: 1, want: []string{"Limit a second    50"}},
 	"docs/csv.md":                      {want: []string{"done        2"}},
 	"docs/payloads.md":                 {want: []string{"cost        2"}},
 	"docs/security.md":                 {want: []string{"LAST USED", "Revoked key key_"}},
 	"docs/retries.md":                  {want: []string{"NOOP_PERMANENT", "retries     1"}},
+	"docs/tls.md":                      {want: []string{"ok: ", `{"status":"ready"}`}},
 	"docs/howto/limit-a-customer.md":   {want: []string{`{"id":"acme","rps":50,`, "Weight            2"}},
 	"docs/howto/never-send-twice.md":   {want: []string{"accepted    1"}},
 	"docs/howto/autoscaling.md":        {notRun: 1, want: []string{`"backlog":0`}},
@@ -220,6 +222,8 @@ func TestDocumentCommands(t *testing.T) {
 	t.Parallel()
 	redis, api, bin := redistest.Server(t).URL(), childproc.FreeAddr(), t.TempDir()
 	_, copyPort, _ := strings.Cut(childproc.FreeAddr(), ":")
+	tlsAddr := childproc.FreeAddr()
+	_, tlsPort, _ := strings.Cut(tlsAddr, ":")
 	root, err := filepath.Abs(repository)
 	require.NoError(t, err)
 
@@ -234,7 +238,9 @@ func TestDocumentCommands(t *testing.T) {
 				shellCommands(t, name) + ")\n")
 		}
 	}
-	text := strings.NewReplacer("redis://127.0.0.1:6379/0", redis, "127.0.0.1:8080", api, "6399", copyPort).
+	text := strings.NewReplacer("redis://127.0.0.1:6379/0", redis, "127.0.0.1:8080", api, "6399", copyPort,
+		// docs/tls.md
+		"127.0.0.1:8443", childproc.FreeAddr(), "127.0.0.1:6390", tlsAddr, "6390", tlsPort, "127.0.0.1:9099", childproc.FreeAddr()).
 		Replace(script.String())
 	said := runScript(t, text, t.TempDir(), "BULKACTION_API=http://"+api, "BULKACTION_API_ADDR="+api, "BULKACTION_REDIS_URL="+redis)
 	for name, d := range documents {

@@ -80,7 +80,7 @@ func TestFleets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, append([]option{env("BACKPRESSURE_GLOBAL_RPS", "0"), env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms")}, opts...)...)
-			p, err := producer.New(s.ctx(), s.redis.URL())
+			p, err := producer.New(s.ctx(), as("producer", s.redis.URL()))
 			require.NoError(t, err)
 			defer p.Close()
 			var loads []load

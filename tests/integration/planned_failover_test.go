@@ -28,7 +28,7 @@ func TestPlannedFailover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sentinels := redistest.Sentinel(t)
+			sentinels := redistest.Sentinel(t, withUsers(t))
 			s := start(t, onURL(sentinels.URL), env("REDIS_WAIT_REPLICAS", c.waitReplicas),
 				replicas("fetcher", 0), replicas("dispatcher", 0), replicas("worker", 0), replicas("aggregator", 0))
 			var stop atomic.Bool

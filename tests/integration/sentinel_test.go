@@ -10,7 +10,7 @@ import (
 // promoted replica dies too.
 func TestSentinel(t *testing.T) {
 	t.Parallel()
-	sentinels := redistest.Sentinel(t)
+	sentinels := redistest.Sentinel(t, withUsers(t))
 	s := start(t, onURL(sentinels.URL), env("PARTITIONS", "4"), env("LEASE", "2s"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"), env("REDIS_COMMAND_TIMEOUT", "1s"),
 		env("REDIS_WAIT_REPLICAS", "1"), binary("worker", "retryworker"))

@@ -76,7 +76,7 @@ func onRedis(opts ...redistest.Option) option {
 	return func(o *setup) { o.redis = append(o.redis, opts...) }
 }
 
-// onURL uses a Redis that the test itself has started.
+// onURL uses a Redis that the test itself has started, with the users of withUsers.
 func onURL(url string) option { return func(o *setup) { o.url = url } }
 
 func variable(name string) string {
@@ -107,7 +107,7 @@ func start(t testing.TB, opts ...option) *system {
 	require.NoError(t, err)
 	s := &system{t: t, space: space, env: o.env, bins: o.binaries, procs: map[string][]*proctest.Process{}}
 	if o.url == "" {
-		s.redis = redistest.Server(t, o.redis...)
+		s.redis = redistest.Server(t, append(o.redis, withUsers(t))...)
 		o.url = s.redis.URL()
 	}
 	s.rdb = connect(t, o.url).Cmd
@@ -132,6 +132,7 @@ func start(t testing.TB, opts ...option) *system {
 	t.Cleanup(func() {
 		if !t.Failed() {
 			s.audit()
+			s.requireNoDenial()
 		}
 	})
 	return s
@@ -148,11 +149,12 @@ func connect(t testing.TB, url string) *redisx.Conn {
 // ctx returns the test's context without its cancellation, because clean-ups use it too.
 func (s *system) ctx() context.Context { return context.WithoutCancel(s.t.Context()) }
 
-// launch starts one more process of a role, with additional variables (full names). It does not
-// wait until the process is ready.
+// launch starts one more process of a role as the Redis user of that role, with additional
+// variables (full names). It does not wait until the process is ready.
 func (s *system) launch(role string, more map[string]string) *proctest.Process {
 	s.t.Helper()
 	all := maps.Clone(s.env)
+	all["BULKACTION_REDIS_URL"] = as(role, all["BULKACTION_REDIS_URL"])
 	maps.Copy(all, more)
 	p := proctest.Start(s.t, cmp.Or(s.bins[role], role), all)
 	s.procs[role] = append(s.procs[role], p)

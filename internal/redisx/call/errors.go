@@ -49,6 +49,10 @@ func NeverSent(err error) bool {
 // IsOOM reports whether Redis refused a write because its memory is full.
 func IsOOM(err error) bool { return hasCode(err, "OOM") }
 
+// IsNoPermission reports whether Redis refused a command because of the rights of the user (ACL).
+// In a script, the writes before it stay.
+func IsNoPermission(err error) bool { return hasCode(err, "NOPERM") }
+
 // IsNoGroup reports whether a stream or its consumer group does not exist, or was deleted during a
 // blocking read.
 func IsNoGroup(err error) bool { return hasCode(err, "NOGROUP") || hasCode(err, "UNBLOCKED") }

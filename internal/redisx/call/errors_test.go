@@ -85,6 +85,7 @@ func TestErrorCodes(t *testing.T) {
 		"OOM command not allowed": call.IsOOM, "NOGROUP No such key": call.IsNoGroup,
 		"NOSCRIPT No matching script": call.IsNoScript, "BUSYGROUP Consumer Group name": call.IsBusyGroup,
 		"TRYAGAIN Multiple keys request during rehashing of slot": call.IsMigrating, "MOVED 7 127.0.0.1:1": call.IsMoved,
+		"NOPERM this user has no permissions to run the 'xack' command": call.IsNoPermission,
 	}
 	for text := range codes {
 		for other, is := range codes {

@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/codes"
@@ -19,15 +21,38 @@ type Script struct {
 	sha  string
 }
 
-// NewScript returns the script with the source src. Errors and spans show its name.
+// NewScript returns the script with the source src. Errors and spans show its name. Scripts are
+// variables of packages: NewScript keeps each of them for [Named].
 func NewScript(name, src string) *Script {
 	sum := sha1.Sum([]byte(src))
-	return &Script{name: name, src: src, sha: hex.EncodeToString(sum[:])}
+	s := &Script{name: name, src: src, sha: hex.EncodeToString(sum[:])}
+	known.Lock()
+	defer known.Unlock()
+	known.byName[name] = append(known.byName[name], s)
+	return s
+}
+
+// known holds all scripts of the program by name. Package acl reads from their sources which
+// commands they call.
+var known = struct {
+	sync.Mutex
+	byName map[string][]*Script
+}{byName: map[string][]*Script{}}
+
+// Named returns the scripts of the program with a name. Scripts of two packages may have the same
+// name.
+func Named(name string) []*Script {
+	known.Lock()
+	defer known.Unlock()
+	return slices.Clone(known.byName[name])
 }
 
 // Name returns the name that NewScript got: for a script of package lua, its file name without
 // folder and ending.
 func (s *Script) Name() string { return s.name }
+
+// Source returns the text of the script, as it is sent.
+func (s *Script) Source() string { return s.src }
 
 // SHA returns the hash by which Redis knows the script.
 func (s *Script) SHA() string { return s.sha }

@@ -9,6 +9,7 @@ package keyspace
 import (
 	"fmt"
 	"hash/crc32"
+	"regexp"
 	"strconv"
 )
 
@@ -25,6 +26,14 @@ type Space struct {
 	prefix     string
 	partitions int
 }
+
+// PrefixRule says in words which prefixes ValidPrefix accepts.
+const PrefixRule = "1 to 64 letters, digits, dots, underscores, dashes or colons"
+
+// ValidPrefix reports whether text may be the prefix of an installation's keys.
+func ValidPrefix(text string) bool { return validPrefix.MatchString(text) }
+
+var validPrefix = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,64}$`)
 
 // New returns the keys of an installation. prefix must not contain a brace; partitions must be at
 // least 1.

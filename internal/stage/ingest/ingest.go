@@ -7,12 +7,15 @@ package ingest
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/netutil"
 
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/groups"
@@ -28,10 +31,16 @@ import (
 type Config struct {
 	APIAddr string
 	Version string
-	Lease   time.Duration // after a silence of this length, other processes take over the messages of an ingest process
-	Guards  *guard.Client // the guards that operators control; nil: those of the connection's key space
-	Events  httpapi.Rooms // what serves the calls on the waiting room; nil: the API has no such calls
-	Grace   time.Duration // how long requests and messages that were begun may go on after the end of Run's context
+	TLS     *tls.Config // of the API; nil: plain HTTP
+	// MaxConnections is how many connections the API has at most; further ones wait. 0: 4,096.
+	MaxConnections int
+	// DrainDelay is how long the API accepts connections after the end of Run's context.
+	DrainDelay time.Duration
+
+	Lease  time.Duration // after a silence of this length, other processes take over the messages of an ingest process
+	Guards *guard.Client // the guards that operators control; nil: those of the connection's key space
+	Events httpapi.Rooms // what serves the calls on the waiting room; nil: the API has no such calls
+	Grace  time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
 	// their group. At this number it reads no more messages. 0 means 10,000.
@@ -62,6 +71,8 @@ const (
 	inFlightBytes   = 32 << 20
 )
 
+const defaultConnections = 4096
+
 // New returns the ingest of a process. It opens the API's listener, so that an address that is in
 // use is an error of New.
 func New(
@@ -79,7 +90,8 @@ func New(
 	if cfg.Guards == nil {
 		cfg.Guards = guard.New(p.Conn.Cmd, guard.Prefix(p.Space.Prefix()))
 	}
-	p.Tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String())
+	listener = netutil.LimitListener(listener, cmp.Or(cfg.MaxConnections, defaultConnections))
+	p.Tel.Log.Info("listening", "server", "api", "addr", listener.Addr().String(), "tls", cfg.TLS != nil)
 	in := &Ingest{
 		Process:  p,
 		cfg:      cfg,
@@ -108,9 +120,9 @@ func New(
 // APIAddr returns the address on which the API listens, as host:port.
 func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 
-// Run accepts submissions until ctx ends. It then finishes the requests and messages that it has
-// begun, for at most Config.Grace. If the API or the ingest stream fails for good, it stops and
-// returns the error.
+// Run accepts submissions until ctx ends, and over HTTP for Config.DrainDelay longer. It then
+// finishes the requests and messages that it has begun, for at most Config.Grace. If the API or the
+// ingest stream fails for good, it stops and returns the error.
 func (in *Ingest) Run(ctx context.Context) error {
 	r := in.Runner()
 	r.Add(in.serveAPI)
@@ -125,6 +137,7 @@ const retryAfter = 250 * time.Millisecond
 
 func (in *Ingest) serveAPI(ctx context.Context) error {
 	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{
+		TLS:     in.cfg.TLS,
 		Backend: backend{in.store, in.cfg.Guards},
 		Rooms:   in.cfg.Events,
 		Log:     in.Tel.Log,
@@ -135,6 +148,7 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 	go func() {
 		defer close(stopped)
 		<-ctx.Done()
+		_ = redisx.Sleep(context.WithoutCancel(ctx), in.cfg.DrainDelay) // load balancers still send requests
 		srv.Stop(in.cfg.Grace)
 	}()
 	err := srv.Serve(in.listener)

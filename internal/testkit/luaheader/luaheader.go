@@ -31,11 +31,18 @@ var (
 	rowGoesOn = regexp.MustCompile(`^--    +\S`) // a row goes on
 )
 
+// none is the only row of a table without arguments.
+const none = "--   none"
+
 // Of reads the tables KEYS and ARGV of a header. Their rows are numbered from 1 on.
 func Of(t testing.TB, header string) Signature {
 	t.Helper()
 	var s Signature
-	for _, line := range table(t, header, "KEYS") {
+	keys := table(t, header, "KEYS")
+	if slices.Equal(keys, []string{none}) {
+		keys = nil
+	}
+	for _, line := range keys {
 		if row := keyRow.FindStringSubmatch(line); row != nil {
 			s.Keys = append(s.Keys, row[2])
 			require.Equal(t, strconv.Itoa(len(s.Keys)), row[1], "%s", line)
@@ -44,7 +51,7 @@ func Of(t testing.TB, header string) Signature {
 		require.Regexp(t, rowGoesOn, line, "a row of KEYS")
 	}
 	args := table(t, header, "ARGV")
-	if slices.Equal(args, []string{"--   none"}) {
+	if slices.Equal(args, []string{none}) {
 		return s
 	}
 	for _, line := range args {

@@ -13,10 +13,15 @@ import (
 const slots = 16384
 
 // Cluster starts a Redis Cluster with this number of masters and without replicas. The hash slots
-// are divided evenly, in the order of the nodes. The URL contains all nodes.
-func Cluster(t testing.TB, masters int) (url string, nodes []*Redis) {
+// are divided evenly, in the order of the nodes. The URL contains all nodes. The options apply to
+// all of them.
+func Cluster(t testing.TB, masters int, opts ...Option) (url string, nodes []*Redis) {
 	t.Helper()
-	nodes = startNodes(t, masters, redisproc.Options{Args: []string{"--cluster-node-timeout", "2000"}})
+	o := redisproc.Options{Args: []string{"--cluster-node-timeout", "2000"}}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	nodes = startNodes(t, masters, o)
 	form(t, nodes, masters)
 	for _, node := range nodes {
 		await(t, "redis cluster", node.clusterOK)
@@ -27,7 +32,10 @@ func Cluster(t testing.TB, masters int) (url string, nodes []*Redis) {
 func clusterURL(nodes []*Redis) string {
 	var addrs []string
 	for _, node := range nodes {
-		addrs = append(addrs, node.Addr())
+		addrs = append(addrs, node.peerAddr())
+	}
+	if nodes[0].tls {
+		return "rediss://" + strings.Join(addrs, ",")
 	}
 	return "redis://" + strings.Join(addrs, ",")
 }

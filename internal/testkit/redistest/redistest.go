@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 )
 
 // Redis is a real server for one test. A method that fails ends the test.
@@ -24,6 +25,7 @@ type Redis struct {
 	t      testing.TB
 	server *redisproc.Server
 	admin  *redis.Client // for the commands of this package
+	tls    bool          // other servers and Sentinel reach it at TLSAddr
 }
 
 // Option changes a server before it is started.
@@ -35,6 +37,15 @@ func AOF(o *redisproc.Options) { o.AOF = true }
 // MaxMemory makes the server refuse writes above this number of bytes.
 func MaxMemory(bytes int64) Option {
 	return func(o *redisproc.Options) { o.MaxMemory = bytes }
+}
+
+// TLS makes the server also serve TLS, with a certificate of an authority, on the port of TLSAddr.
+// Servers use TLS among themselves, and demand a certificate of their clients.
+func TLS(a *certtest.Authority, opts ...certtest.Option) Option {
+	return func(o *redisproc.Options) {
+		pair := a.Issue(opts...)
+		o.TLS = &redisproc.TLS{CertFile: pair.CertFile, KeyFile: pair.KeyFile, CAFile: a.CAFile}
+	}
 }
 
 // Args adds arguments to redis-server's command line.
@@ -67,7 +78,7 @@ func start(t testing.TB, o redisproc.Options) *Redis {
 			t.Errorf("close redis-server: %v", err)
 		}
 	})
-	return &Redis{t: t, server: server, admin: client(t, server.Addr())}
+	return &Redis{t: t, server: server, admin: client(t, server.Addr()), tls: o.TLS != nil}
 }
 
 // URL returns the server's address in the form of BULKACTION_REDIS_URL.
@@ -75,6 +86,17 @@ func (r *Redis) URL() string { return r.server.URL() }
 
 // Addr returns the server's host:port. It stays the same after restarts.
 func (r *Redis) Addr() string { return r.server.Addr() }
+
+// TLSAddr returns the host:port at which a server with the option TLS serves TLS.
+func (r *Redis) TLSAddr() string { return r.server.TLSAddr() }
+
+// peerAddr returns the host:port at which other servers and Sentinel reach the server.
+func (r *Redis) peerAddr() string {
+	if r.tls {
+		return r.TLSAddr()
+	}
+	return r.Addr()
+}
 
 // PID returns the id of the server's process; a restart changes it.
 func (r *Redis) PID() int { return r.server.PID() }

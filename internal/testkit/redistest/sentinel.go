@@ -29,17 +29,22 @@ type Sentinels struct {
 }
 
 // Sentinel starts a Sentinel set-up and waits until a failover would succeed. The options apply to
-// the master and the replica.
+// the master and the replica; with the option TLS, Sentinel uses TLS too.
 func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 	t.Helper()
 	opts = append([]Option{Args("--repl-diskless-sync-delay", "0")}, opts...)
 	master := Server(t, opts...)
-	host, port, _ := strings.Cut(master.Addr(), ":")
+	host, port, _ := strings.Cut(master.peerAddr(), ":")
 	replica := Server(t, append(opts, Args("--replicaof", host+" "+port))...)
 	await(t, "replica", func(ctx context.Context) error {
 		return lacks(replica.admin.Info(ctx, "replication"), "master_link_status:up")
 	})
+	var o redisproc.Options
+	for _, opt := range opts {
+		opt(&o)
+	}
 	sentinel := start(t, redisproc.Options{
+		TLS:  o.TLS,
 		Args: []string{"--sentinel"},
 		Config: fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 1\n"+
 			// Sentinel pings once a second; with a lower value it takes a living master for dead
@@ -47,13 +52,17 @@ func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 			// the next failover starts no earlier than after twice this time
 			"sentinel failover-timeout %[1]s 3000\n", masterName, host, port),
 	})
+	scheme := "redis-sentinel://"
+	if sentinel.tls {
+		scheme = "rediss-sentinel://"
+	}
 	s := &Sentinels{
-		URL:      "redis-sentinel://" + sentinel.Addr() + "/" + masterName,
+		URL:      scheme + sentinel.peerAddr() + "/" + masterName,
 		Master:   master,
 		Replica:  replica,
 		Sentinel: sentinel,
 	}
-	s.await("sentinel", "status=ok,address="+master.Addr()+",slaves=1,sentinels=1")
+	s.await("sentinel", "status=ok,address="+master.peerAddr()+",slaves=1,sentinels=1")
 	return s
 }
 
@@ -82,7 +91,7 @@ func (s *Sentinels) AwaitFailover() {
 // AwaitMaster waits until Sentinel names the given server as the master and it accepts writes.
 func (s *Sentinels) AwaitMaster(r *Redis) {
 	s.Sentinel.t.Helper()
-	s.await("failover", "address="+r.Addr())
+	s.await("failover", "address="+r.peerAddr())
 	await(s.Sentinel.t, "failover", func(ctx context.Context) error {
 		return lacks(r.admin.Info(ctx, "replication"), "role:master")
 	})
@@ -96,7 +105,7 @@ func (s *Sentinels) Rejoin(r *Redis) {
 	if r == s.Master {
 		master = s.Replica
 	}
-	host, port, _ := strings.Cut(master.Addr(), ":")
+	host, port, _ := strings.Cut(master.peerAddr(), ":")
 	r.Restart()
 	do(s.Sentinel.t, r.admin, "replicaof", host, port) // Sentinel would do this as well, but later
 	await(s.Sentinel.t, "replica", func(ctx context.Context) error {
@@ -110,7 +119,7 @@ func (s *Sentinels) Rejoin(r *Redis) {
 		}
 		return err
 	})
-	s.await("sentinel", "status=ok,address="+master.Addr()+",slaves=1,sentinels=1")
+	s.await("sentinel", "status=ok,address="+master.peerAddr()+",slaves=1,sentinels=1")
 	await(s.Sentinel.t, "sentinel", func(ctx context.Context) error {
 		replicas, err := s.Sentinel.admin.Do(ctx, "sentinel", "replicas", masterName).Result()
 		if said := fmt.Sprint(replicas); err == nil &&

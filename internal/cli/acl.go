@@ -1,0 +1,166 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// adminUser is a user of Redis for people, who may do anything. Without it nobody could change the
+// users once the default user is off.
+const adminUser = "admin"
+
+// aclCommand has the flags of one call of `bulkaction acl`.
+type aclCommand struct {
+	root                                    *Root
+	role, prefix, format, passwords, output string
+}
+
+func newACL(r *Root) *cobra.Command {
+	a := &aclCommand{root: r}
+	cmd := &cobra.Command{
+		Use:   "acl",
+		Short: "Print the users of Redis, one for each role, with the rights that they need",
+		Long: "Print the users of Redis, one for each role, with the rights that they need.\n\n" +
+			"--format aclfile prints a file for Redis's setting aclfile, --format setuser commands for redis-cli.\n" +
+			"Without --role there is a user for each of\n" +
+			"  " + strings.Join(acl.Names(), ", ") + ",\n" +
+			"a user admin, who may do anything, and the default user is off.\n\n" +
+			"--passwords names a directory with a file for each user, which holds the user's password, as Docker\n" +
+			"and Kubernetes mount secrets. The output has only hashes; users without a file are left out. Without\n" +
+			"--passwords there are placeholders in place of the hashes, which Redis refuses.\n\n" +
+			"docs/redis-users.md says what each user may do.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return a.run() },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&a.role, "role", "", "print only the user of this role")
+	flags.StringVar(&a.prefix, "prefix", cmp.Or(os.Getenv("BULKACTION_KEY_PREFIX"), "bulk-action:"),
+		"prefix of the roles' keys; BULKACTION_KEY_PREFIX sets the default")
+	flags.StringVar(&a.format, "format", "setuser", "setuser or aclfile")
+	flags.StringVar(&a.passwords, "passwords", "", "directory with a file for each user, which holds its password")
+	flags.StringVar(&a.output, "output", "",
+		"file to write to, with rights only for its owner (default: standard output)")
+	return cmd
+}
+
+// printedUser is a user in the output with --json.
+type printedUser struct {
+	User     string   `json:"user"`
+	Commands []string `json:"commands,omitempty"`
+	Keys     []string `json:"keys,omitempty"`
+	ReadOnly []string `json:"read_only_keys,omitempty"`
+	Channels []string `json:"channels,omitempty"`
+	Rules    string   `json:"rules"` // what follows the name in ACL SETUSER
+}
+
+func (a *aclCommand) run() error {
+	if a.format != "setuser" && a.format != "aclfile" {
+		return usagef("--format %q: write setuser or aclfile", a.format)
+	}
+	if !keyspace.ValidPrefix(a.prefix) {
+		return usagef("--prefix %q: must be %s", a.prefix, keyspace.PrefixRule)
+	}
+	names := append(acl.Names(), adminUser)
+	if a.role != "" {
+		if !slices.Contains(names, a.role) {
+			return usagef("--role %q: there are %s", a.role, strings.Join(names, ", "))
+		}
+		names = []string{a.role}
+	}
+	users, err := a.users(names)
+	if err != nil {
+		return err
+	}
+	if a.role == "" { // last: an administrator may be connected as the default user
+		users = append(users, printedUser{User: "default", Rules: "reset off"})
+	}
+	var text strings.Builder
+	for _, u := range users {
+		a.write(&text, u)
+	}
+	if a.output != "" {
+		if err := os.WriteFile(a.output, []byte(text.String()), 0o600); err != nil {
+			return fmt.Errorf("write users: %w", err)
+		}
+		return nil
+	}
+	if a.root.JSON {
+		return a.root.Print(users)
+	}
+	_, err = fmt.Fprint(a.root.Out, text.String())
+	return err
+}
+
+// users returns the users of these names. With passwords, it leaves out those that have none.
+func (a *aclCommand) users(names []string) ([]printedUser, error) {
+	var all []printedUser
+	var without []string
+	for _, name := range names {
+		hash, err := a.hash(name)
+		if errors.Is(err, fs.ErrNotExist) && a.role == "" {
+			without = append(without, name)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if name == adminUser {
+			all = append(all, printedUser{User: name, Rules: "on #" + hash + " ~* &* +@all"})
+			continue
+		}
+		u, err := acl.Of(name, a.prefix)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, printedUser{
+			User: name, Commands: u.Commands, Keys: u.Keys, ReadOnly: u.ReadOnly, Channels: u.Channels,
+			Rules: u.Rules(hash),
+		})
+	}
+	if len(all) == 0 {
+		return nil, usagef("--passwords %s: no file is named like a user: %s", a.passwords, strings.Join(names, ", "))
+	}
+	if len(without) > 0 {
+		a.root.Notef("Left out, without a file in %s: %s.", a.passwords, strings.Join(without, ", "))
+	}
+	return all, nil
+}
+
+// hash returns the hash of a user's password, or a placeholder.
+func (a *aclCommand) hash(name string) (string, error) {
+	if a.passwords == "" {
+		return acl.Placeholder(name), nil
+	}
+	text, err := os.ReadFile(filepath.Join(a.passwords, name))
+	if err != nil {
+		return "", fmt.Errorf("read the password of %s: %w", name, err)
+	}
+	password := strings.TrimRight(string(text), "\r\n")
+	if password == "" {
+		return "", fmt.Errorf("read the password of %s: the file %s is empty", name, filepath.Join(a.passwords, name))
+	}
+	return acl.Hash(password), nil
+}
+
+// write adds a user in the format that was asked for. A file of users has no rule reset, because
+// users in it have no rights before.
+func (a *aclCommand) write(text *strings.Builder, u printedUser) {
+	rules := strings.TrimPrefix(u.Rules, "reset ")
+	if a.format == "setuser" {
+		rules = "reset " + rules
+		fmt.Fprintf(text, "ACL SETUSER %s %s\n", u.User, rules)
+		return
+	}
+	fmt.Fprintf(text, "user %s %s\n", u.User, rules)
+}

@@ -1,0 +1,143 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+// passwordFiles writes a file for each user, whose password is "secret-" and the user's name.
+func passwordFiles(t *testing.T, users ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, user := range users {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, user), []byte("secret-"+user+"\n"), 0o600))
+	}
+	return dir
+}
+
+// The file in deployments is what the command prints, so that its readers see each change of a
+// role's rights.
+func TestACLFileInDeployments(t *testing.T) {
+	t.Parallel()
+	want, err := os.ReadFile("../../deployments/redis/users.acl")
+	require.NoError(t, err)
+	r := console{}.exec(t.Context(), "acl", "--format", "aclfile", "--prefix", "bulk-action:")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Equal(t, string(want), r.out, "run `go generate ./internal/redisx/acl`")
+	require.Contains(t, r.out, "user default off\n")
+}
+
+// Redis takes the printed file and the printed commands, and each user can connect; the default
+// user can't.
+func TestACLOnRedis(t *testing.T) {
+	t.Parallel()
+	all := append(acl.Names(), adminUser)
+	dir := passwordFiles(t, all...)
+	file := filepath.Join(t.TempDir(), "users.acl")
+	r := console{}.exec(t.Context(), "acl", "--format", "aclfile", "--passwords", dir, "--output", file)
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Empty(t, r.out+r.err)
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "secret-")
+
+	server := redistest.Server(t)
+	commands := console{}.exec(t.Context(), "acl", "--passwords", dir)
+	require.Equal(t, exitOK, commands.code, commands.err)
+	require.NotContains(t, commands.out, "secret-")
+	admin := server.Client()
+	lines := strings.Split(strings.TrimSpace(commands.out), "\n")
+	require.Len(t, lines, len(all)+1)
+	require.Equal(t, "ACL SETUSER default reset off", lines[len(lines)-1])
+	for _, line := range lines {
+		var words []any
+		for word := range strings.FieldsSeq(line) {
+			words = append(words, word)
+		}
+		require.NoError(t, admin.Do(t.Context(), words...).Err(), line)
+	}
+	require.ErrorContains(t, server.Client().Ping(t.Context()).Err(), "NOAUTH")
+	as := func(user string) *redis.Client {
+		c := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: user, Password: "secret-" + user, Protocol: 2, DisableIdentity: true})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	for _, user := range all {
+		require.NoError(t, as(user).Ping(t.Context()).Err(), user)
+	}
+	// the users of the commands are those of the file
+	byCommands, err := as(adminUser).Do(t.Context(), "acl", "list").StringSlice()
+	require.NoError(t, err)
+	fromFile := redis.NewClient(&redis.Options{
+		Addr: redistest.Server(t, redistest.Args("--aclfile", file)).Addr(), Username: adminUser, Password: "secret-" + adminUser,
+		Protocol: 2, DisableIdentity: true,
+	})
+	t.Cleanup(func() { _ = fromFile.Close() })
+	byFile, err := fromFile.Do(t.Context(), "acl", "list").StringSlice()
+	require.NoError(t, err)
+	require.Equal(t, rulesOf(byCommands), rulesOf(byFile))
+}
+
+// rulesOf returns the rules in the lines of ACL LIST, in order: Redis's own order varies, and it
+// names a default for users of commands only.
+func rulesOf(lines []string) (all [][]string) {
+	for _, line := range lines {
+		words := strings.Fields(strings.Replace(line, " sanitize-payload", "", 1))
+		slices.Sort(words[2:])
+		all = append(all, words)
+	}
+	return all
+}
+
+// Redis refuses a placeholder, so nobody runs with a known password.
+func TestACLPlaceholders(t *testing.T) {
+	t.Parallel()
+	r := console{}.exec(t.Context(), "acl", "--role", "worker", "--prefix", "x:")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, `^ACL SETUSER worker reset on #SHA256-OF-THE-PASSWORD-OF-worker -@all \+asking .* ~x:\{\*\}:\* .*&x:guard:wake:\*\n$`, r.out)
+	var words []any
+	for word := range strings.FieldsSeq(r.out) {
+		words = append(words, word)
+	}
+	require.Error(t, redistest.Server(t).Client().Do(t.Context(), words...).Err())
+}
+
+func TestACLPasswords(t *testing.T) {
+	t.Parallel()
+	dir := passwordFiles(t, "worker", "producer")
+	r := console{}.exec(t.Context(), "acl", "--passwords", dir, "--format", "aclfile")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, r.out, "user worker on #"+acl.Hash("secret-worker")+" ")
+	require.NotContains(t, r.out, "user ingest")
+	require.Contains(t, r.err, "Left out, without a file in "+dir+": ingest, fetcher,")
+
+	r = console{}.exec(t.Context(), "acl", "--json", "--role", "producer")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Contains(t, r.out, `"user":"producer"`)
+	require.Contains(t, r.out, `"keys":["bulk-action:ingest"]`)
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker"), []byte("\n"), 0o600))
+	for args, want := range map[string]string{
+		"--passwords " + dir:                       "the file " + filepath.Join(dir, "worker") + " is empty",
+		"--passwords " + dir + " --role ingest":    "read the password of ingest",
+		"--passwords " + t.TempDir():               "no file is named like a user",
+		"--role nobody":                            `--role "nobody": there are ingest,`,
+		"--format yaml":                            `--format "yaml": write setuser or aclfile`,
+		"--prefix a{b":                             `--prefix "a{b": must be 1 to 64 letters`,
+		"--output " + filepath.Join(dir, "no/dir"): "write users",
+	} {
+		r := console{}.exec(t.Context(), append([]string{"acl"}, strings.Fields(args)...)...)
+		require.NotEqual(t, exitOK, r.code, args)
+		require.Contains(t, r.err, want, args)
+		require.Empty(t, r.out, args)
+	}
+}

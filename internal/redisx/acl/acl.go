@@ -1,0 +1,129 @@
+// Package acl knows which rights in Redis each kind of process needs: the commands that it sends,
+// those that its scripts call, and the names of its keys. It prints users of Redis with these
+// rights, and checks that a process has them.
+package acl
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+)
+
+//go:generate go run ./gen ../../..
+//go:generate go run ../../../cmd/bulkaction acl --prefix bulk-action: --format aclfile --output ../../../deployments/redis/users.acl
+
+// need is what a kind of process does in Redis.
+type need struct {
+	scripts  []string // names of scripts
+	commands []string // commands that it sends outside of scripts
+	keys     []string // patterns of keys, without the prefix
+	channels []string // patterns of channels, without the prefix
+}
+
+// User is a user of Redis and its rights.
+type User struct {
+	Name     string
+	Commands []string // in lower case, subcommands as "xgroup|create"
+	Keys     []string // patterns of keys that it reads and writes
+	ReadOnly []string // patterns of keys that it only reads
+	Channels []string // patterns of channels
+}
+
+// roleNames are the roles that bulkaction runs as processes.
+var roleNames = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher", "broker"}
+
+// Roles lists the roles that have a user of their own.
+func Roles() []string { return slices.Clone(roleNames) }
+
+// All is the user of a process that runs all roles.
+const All = "all"
+
+// Names lists the users of an installation: one for each role, one for all roles in one process,
+// and those of programs outside. producer is a program that publishes to the ingest stream,
+// event-reader one that follows the stream events, guard one that uses package guard, and cli is
+// the command line where it asks Redis and not the API.
+func Names() []string {
+	return append(slices.Clone(roleNames), All, "producer", "event-reader", "guard", "cli")
+}
+
+// connection holds the commands by which go-redis opens and keeps connections, also to a Redis
+// Cluster.
+var connection = []string{
+	"asking", "client|setname", "cluster|slots", "command", "ping", "readonly", "select",
+}
+
+// outside holds what programs outside of this module send through packages client/producer and
+// client/stream, and what people ask with redis-cli. Package derive finds more: commands of
+// watermill that these packages do not use.
+var outside = map[string]need{
+	"producer":     {commands: []string{"exec", "multi", "xadd", "xlen"}, keys: []string{"ingest"}},
+	"event-reader": {commands: []string{"xinfo|stream", "xrange", "xread", "xrevrange"}, keys: []string{"events"}},
+}
+
+// planned holds keys of calls that are about to be added; package derive finds those that are used.
+var planned = map[string]need{
+	"ingest": {keys: []string{"activity", "auth:*"}},
+}
+
+// guardWake is keyspace.GuardWake. It is written out because package derive takes each call of a
+// function of package keyspace for a need of the role that reaches it.
+const guardWake = "guard:wake:*"
+
+// Of returns a user with the rights on the keys with a prefix. An unknown name is an error.
+func Of(name, prefix string) (User, error) {
+	u := User{Name: name}
+	switch {
+	case name == All:
+		for _, role := range roleNames {
+			one, err := Of(role, prefix)
+			if err != nil {
+				return User{}, err
+			}
+			u.Commands = append(u.Commands, one.Commands...)
+			u.Keys = append(u.Keys, one.Keys...)
+			u.Channels = append(u.Channels, one.Channels...)
+		}
+	case slices.Contains(Names(), name):
+		for _, n := range []need{needs[name], outside[name], planned[name]} {
+			if err := u.fill(n, prefix); err != nil {
+				return User{}, err
+			}
+		}
+	default:
+		return User{}, fmt.Errorf("no user %q: there are %s", name, strings.Join(Names(), ", "))
+	}
+	for _, list := range []*[]string{&u.Commands, &u.Keys, &u.ReadOnly, &u.Channels} {
+		slices.Sort(*list)
+		*list = slices.Compact(*list)
+	}
+	return u, nil
+}
+
+func (u *User) fill(n need, prefix string) error {
+	u.Commands = slices.Concat(u.Commands, connection, n.commands)
+	for _, name := range n.scripts {
+		scripts := call.Named(name)
+		if len(scripts) == 0 {
+			return fmt.Errorf("rights of %s: this program does not have the script %s", u.Name, name)
+		}
+		for _, s := range scripts {
+			u.Commands = append(u.Commands, CommandsOf(s.Source())...)
+		}
+	}
+	for _, key := range n.keys {
+		if u.Name == "event-reader" {
+			u.ReadOnly = append(u.ReadOnly, prefix+key)
+		} else {
+			u.Keys = append(u.Keys, prefix+key)
+		}
+	}
+	for _, channel := range n.channels {
+		u.Channels = append(u.Channels, prefix+channel)
+	}
+	if slices.Contains(u.Commands, "publish") { // scripts of guards have the channel in their data
+		u.Channels = append(u.Channels, prefix+guardWake)
+	}
+	return nil
+}

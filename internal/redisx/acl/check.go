@@ -1,0 +1,188 @@
+package acl
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/lua"
+)
+
+var checkRights = call.NewScript("check_rights", lua.Source("processes/check_rights"))
+
+// Missing is the error for rights that the Redis user of a process does not have.
+type Missing struct {
+	User     string
+	Commands []string
+	Keys     []string // patterns that it may not read and write
+	Channels []string // patterns
+}
+
+// Error names what is missing, and what to do.
+func (m *Missing) Error() string {
+	var parts []string
+	if len(m.Commands) > 0 {
+		parts = append(parts, "run "+strings.Join(m.Commands, ", "))
+	}
+	if len(m.Keys) > 0 {
+		parts = append(parts, "read and write keys "+strings.Join(m.Keys, ", "))
+	}
+	if len(m.Channels) > 0 {
+		parts = append(parts, "use channels "+strings.Join(m.Channels, ", "))
+	}
+	return fmt.Sprintf(
+		"the Redis user of this process may not %s: a script that Redis stops half way would lose jobs; %s",
+		strings.Join(parts, "; it may not "), Advice(m.User),
+	)
+}
+
+// Advice says how to give a user its rights.
+func Advice(user string) string {
+	return fmt.Sprintf("`bulkaction acl --role %s` prints the user with the rights that it needs", user)
+}
+
+// Check returns a *Missing if the user with which conn is connected lacks rights of u on a master.
+// It is one call of a script on each. A server that can't say which rights a user has is accepted.
+// Other errors are those of Redis and of the network.
+func Check(ctx context.Context, conn *redisx.Conn, u User) error {
+	return conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		return check(ctx, shard, u)
+	})
+}
+
+func check(ctx context.Context, server redis.Cmdable, u User) error {
+	probes := u.probes()
+	args := make([]any, len(probes))
+	for i, p := range probes {
+		args[i] = p.command
+	}
+	reply, err := checkRights.Run(ctx, server, nil, args)
+	if call.IsNoPermission(err) {
+		name := "evalsha"
+		if strings.Contains(err.Error(), "'eval'") {
+			name = "eval"
+		}
+		return &Missing{User: u.Name, Commands: []string{name}}
+	}
+	if err != nil {
+		return fmt.Errorf("check rights: %w", err)
+	}
+	denied, ok := reply.([]any)
+	if !ok {
+		return fmt.Errorf("check rights: unexpected reply %T", reply)
+	}
+	if len(denied) == 0 {
+		return nil
+	}
+	var numbers []int
+	for _, d := range denied {
+		n, ok := d.(int64)
+		if !ok || n < 1 || n > int64(len(probes)) {
+			return fmt.Errorf("check rights: unexpected number %v in the reply", d)
+		}
+		numbers = append(numbers, int(n)-1)
+	}
+	return u.missing(probes, numbers)
+}
+
+// missing returns the error for the probes that were denied.
+func (u User) missing(probes []probe, denied []int) *Missing {
+	m := &Missing{User: u.Name}
+	for _, i := range denied {
+		if p := probes[i]; p.kind == ofKey {
+			m.Keys = append(m.Keys, p.right)
+		}
+	}
+	silent := map[string]bool{} // channels on which one of the two commands is allowed
+	for i, p := range probes {
+		silent[p.on] = silent[p.on] || p.kind == ofChannel && !slices.Contains(denied, i)
+	}
+	for _, i := range denied {
+		switch p := probes[i]; {
+		case p.kind == ofChannel && !silent[p.on]:
+			m.Channels = append(m.Channels, p.on)
+			m.Commands = append(m.Commands, p.right)
+		case p.kind == ofChannel, p.kind == ofCommand && !slices.Contains(m.Keys, p.on):
+			m.Commands = append(m.Commands, p.right)
+		}
+	}
+	for _, list := range []*[]string{&m.Commands, &m.Keys, &m.Channels} {
+		slices.Sort(*list)
+		*list = slices.Compact(*list)
+	}
+	return m
+}
+
+// probe is a command that is denied if a right is missing.
+type probe struct {
+	command string
+	kind    probeKind
+	right   string // name of a command, or pattern of keys
+	on      string // pattern of the key or channel of the command; "" if it has none
+}
+
+type probeKind int
+
+const (
+	ofCommand probeKind = iota
+	ofKey
+	ofChannel // a command on a channel
+)
+
+// probes returns a probe for each right of a role. That of keys is evalsha, which needs to read and
+// write its keys: the caller of the script check_rights may run it.
+func (u User) probes() []probe {
+	var all []probe
+	main := u.Keys[len(u.Keys)-1] // the keys of partitions: a brace comes after all letters
+	for _, name := range u.Commands {
+		switch {
+		case slices.Contains(onChannel, name):
+			for _, pattern := range u.Channels {
+				all = append(all, probe{name + " " + sample(pattern), ofChannel, name, pattern})
+			}
+		case slices.Contains(withoutKey, name):
+			all = append(all, probe{strings.ReplaceAll(name, "|", " "), ofCommand, name, ""})
+		default:
+			all = append(all, probe{command(name, sample(main)), ofCommand, name, main})
+		}
+	}
+	for _, pattern := range u.Keys {
+		all = append(all, probe{command("evalsha", sample(pattern)), ofKey, pattern, pattern})
+	}
+	return all
+}
+
+// sample returns a name that a pattern matches.
+func sample(pattern string) string { return strings.ReplaceAll(pattern, "*", "0") }
+
+// command returns a call of a command on a key, as far as Redis needs it to find the key. It is
+// never run.
+func command(name, key string) string {
+	words := strings.ReplaceAll(name, "|", " ")
+	switch name {
+	case "blpop":
+		return words + " " + key + " 0" // the last argument is not a key
+	case "eval", "evalsha":
+		return words + " script 1 " + key
+	case "xread":
+		return words + " streams " + key + " 0"
+	case "xreadgroup":
+		return words + " group g c streams " + key + " >"
+	}
+	return words + " " + key
+}
+
+// onChannel holds the commands that have a channel, withoutKey those that have neither a channel
+// nor a key.
+var (
+	onChannel  = []string{"publish", "subscribe"}
+	withoutKey = []string{
+		"asking", "client|setname", "cluster|slots", "command", "exec", "info", "multi", "ping", "readonly", "scan",
+		"select", "time", "unsubscribe", "wait",
+	}
+)

@@ -1,0 +1,86 @@
+package acl
+
+import (
+	_ "embed" // for commands.txt
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// commandList holds the commands of Redis 7.0, as COMMAND LIST answers; subcommands as
+// "xgroup|create".
+//
+//go:embed commands.txt
+var commandList string
+
+// known holds the commands of Redis by name. The value is true for a command that has subcommands.
+var known = func() map[string]bool {
+	all := map[string]bool{}
+	for _, name := range strings.Fields(commandList) {
+		all[name] = all[name] || false
+		if container, _, ok := strings.Cut(name, "|"); ok {
+			all[container] = true
+		}
+	}
+	return all
+}()
+
+var (
+	comment = regexp.MustCompile(`--.*`)
+	literal = regexp.MustCompile(`["']([A-Z]{2,})["']`)
+)
+
+// CommandsOf returns the commands that a Lua script calls, in order of their names: each literal in
+// capitals that is the name of a command, whether it is an argument of redis.call or of a function
+// that passes it on. So a command is called by its literal name, and scripts use no such literal
+// for anything else. The literal behind a command with subcommands is the subcommand.
+func CommandsOf(script string) []string {
+	var all []string
+	found := literal.FindAllStringSubmatch(comment.ReplaceAllString(script, ""), -1)
+	for i := 0; i < len(found); i++ {
+		name := strings.ToLower(found[i][1])
+		container, ok := known[name]
+		if container {
+			if ok = i+1 < len(found); ok {
+				i++
+				name += "|" + strings.ToLower(found[i][1])
+				ok = IsCommand(name)
+			}
+		}
+		if ok {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// CommandsOfMethod returns the commands that a method of a go-redis client sends: those whose names
+// begin the name of the method, and of these the longest one.
+func CommandsOfMethod(method string) []string {
+	switch method {
+	case "SetNX": // with a TTL it sends SET
+		return []string{"set", "setnx"}
+	case "TxPipeline", "TxPipelined":
+		return []string{"exec", "multi"}
+	case "Subscribe":
+		return []string{"subscribe", "unsubscribe"}
+	}
+	longest, size := "", 0
+	for name, container := range known {
+		spelled := strings.ReplaceAll(name, "|", "")
+		if !container && len(spelled) > size && strings.HasPrefix(strings.ToLower(method), spelled) {
+			longest, size = name, len(spelled)
+		}
+	}
+	if longest == "" {
+		return nil
+	}
+	return []string{longest}
+}
+
+// IsCommand reports whether Redis has a command of this name, in lower case.
+func IsCommand(name string) bool {
+	_, ok := known[name]
+	return ok
+}

@@ -1,0 +1,272 @@
+// Package derive reads from the program's code what each role does in Redis: which scripts it runs,
+// which commands it sends, and which keys it names. It follows the calls from the functions that
+// start the role (rapid type analysis), so it may find too much, but leaves out nothing that the
+// role can reach.
+package derive
+
+import (
+	"errors"
+	"fmt"
+	"go/types"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/tools/go/callgraph"
+	"golang.org/x/tools/go/callgraph/rta"
+	"golang.org/x/tools/go/packages"
+	"golang.org/x/tools/go/ssa"
+	"golang.org/x/tools/go/ssa/ssautil"
+)
+
+const (
+	module   = "github.com/bulkaction/bulkaction/"
+	keyspace = module + "internal/redisx/keyspace"
+	goRedis  = "github.com/redis/go-redis/v9"
+)
+
+// User is a kind of process, and the functions that it begins with: PACKAGE.FUNCTION, or PACKAGE.*
+// for all exported functions and methods of a package, or PACKAGE.TYPE.METHOD.
+type User struct {
+	Name  string
+	Roots []string
+}
+
+// connect is what each process with a role does first.
+const connect = "internal/roles.Connect"
+
+// Users are the kinds of processes that use Redis.
+var Users = []User{
+	{"ingest", []string{connect, "internal/roles.Ingest"}},
+	{"fetcher", []string{connect, "internal/roles.Fetcher"}},
+	{"dispatcher", []string{connect, "internal/roles.Dispatcher"}},
+	{"worker", []string{connect, "internal/roles.WorkerOf"}},
+	{"watcher", []string{connect, "internal/roles.Watcher"}},
+	{"aggregator", []string{connect, "internal/roles.Aggregator"}},
+	{"broker", []string{connect, "internal/roles.Broker"}},
+	{"guard", []string{"guard.*"}},
+	// package cli itself holds a table of all commands, so that it would reach everything
+	{"cli", []string{
+		"internal/redisx.Connect", "internal/stage.CheckPartitions", "internal/audit.*", "internal/audit/repair.*",
+		"internal/auth/apikey.*", "internal/activity.*",
+	}},
+}
+
+// Need is what a kind of process does in Redis; all lists are sorted.
+type Need struct {
+	Scripts  []string // names of scripts
+	Commands []string // commands that it sends outside of scripts
+	Keys     []string // patterns of keys, without the prefix
+	Channels []string // patterns of channels, without the prefix
+}
+
+// Commands says which commands stand for what is in the code. Package acl has these functions.
+type Commands struct {
+	OfMethod  func(method string) []string // of a go-redis client
+	OfScript  func(source string) []string
+	IsCommand func(name string) bool
+}
+
+// Of reads the code of the module in the folder dir, and returns what each user needs.
+func Of(dir string, commands Commands) (map[string]Need, error) {
+	code, err := load(dir)
+	if err != nil {
+		return nil, err
+	}
+	code.commands = commands
+	all := map[string]Need{}
+	for _, user := range Users {
+		roots, err := code.roots(user.Roots)
+		if err != nil {
+			return nil, fmt.Errorf("user %s: %w", user.Name, err)
+		}
+		found := code.need(reachable(roots))
+		if len(found.failed) > 0 {
+			return nil, fmt.Errorf("user %s: %w", user.Name, errors.Join(found.failed...))
+		}
+		all[user.Name] = Need{
+			Scripts: sorted(found.scripts), Commands: sorted(found.commands),
+			Keys: sorted(found.keys), Channels: sorted(found.channels),
+		}
+	}
+	return all, nil
+}
+
+func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }
+
+// code is the program in SSA form.
+type code struct {
+	packages map[string]*ssa.Package // by the path of the package
+	scripts  map[*ssa.Global]string  // the name of the script in a variable
+	commands Commands
+}
+
+func load(dir string) (*code, error) {
+	var names []string
+	for _, user := range Users {
+		for _, root := range user.Roots {
+			folder := path.Dir(root) + "/" + strings.SplitN(path.Base(root), ".", 2)[0]
+			names = append(names, "./"+path.Clean(folder))
+		}
+	}
+	slices.Sort(names)
+	found, err := packages.Load(&packages.Config{Mode: packages.LoadAllSyntax, Dir: dir}, slices.Compact(names)...)
+	if err != nil {
+		return nil, fmt.Errorf("load packages: %w", err)
+	}
+	for _, p := range found {
+		for _, err := range p.Errors {
+			return nil, fmt.Errorf("load packages: %w", err)
+		}
+	}
+	program, _ := ssautil.AllPackages(found, ssa.InstantiateGenerics)
+	program.Build()
+	c := &code{packages: map[string]*ssa.Package{}, scripts: map[*ssa.Global]string{}}
+	for _, p := range program.AllPackages() {
+		c.packages[p.Pkg.Path()] = p
+		if strings.HasPrefix(p.Pkg.Path()+"/", module) {
+			c.findScripts(p)
+		}
+	}
+	return c, nil
+}
+
+// findScripts finds the variables of a package that hold scripts. Their initializer is a call whose
+// first argument names the script.
+func (c *code) findScripts(p *ssa.Package) {
+	for _, block := range p.Func("init").Blocks {
+		for _, instruction := range block.Instrs {
+			store, ok := instruction.(*ssa.Store)
+			if !ok {
+				continue
+			}
+			variable, ok := store.Addr.(*ssa.Global)
+			if !ok || store.Val.Type().String() != "*"+module+"internal/redisx/call.Script" {
+				continue
+			}
+			c.scripts[variable] = path.Base(text(store.Val.(*ssa.Call).Call.Args[0]))
+		}
+	}
+}
+
+// roots returns the functions that are named, and the function literals in them, which they return.
+func (c *code) roots(names []string) ([]*ssa.Function, error) {
+	var all []*ssa.Function
+	for _, name := range names {
+		folder, member, _ := strings.Cut(path.Base(name), ".")
+		p := c.packages[module+path.Join(path.Dir(name), folder)]
+		if p == nil {
+			return nil, fmt.Errorf("no package for %s", name)
+		}
+		before := len(all)
+		for _, f := range functions(p) {
+			if f.name == member || member == "*" && f.exported {
+				all = append(all, f.Function)
+				all = append(all, f.AnonFuncs...)
+			}
+		}
+		if len(all) == before {
+			return nil, fmt.Errorf("no function %s", name)
+		}
+	}
+	return all, nil
+}
+
+type function struct {
+	*ssa.Function
+	name     string // FUNCTION or TYPE.METHOD
+	exported bool
+}
+
+// functions returns the functions and methods of a package.
+func functions(p *ssa.Package) []function {
+	var all []function
+	for name, member := range p.Members {
+		switch m := member.(type) {
+		case *ssa.Function:
+			all = append(all, function{m, name, m.Object() != nil && m.Object().Exported()})
+		case *ssa.Type:
+			methods := types.NewMethodSet(types.NewPointer(m.Type()))
+			for selection := range methods.Methods() {
+				// generic types have no methods before they are instantiated
+				if f := p.Prog.MethodValue(selection); f != nil {
+					exported := m.Object().Exported() && f.Object().Exported()
+					all = append(all, function{f, name + "." + f.Name(), exported})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// reachable returns the functions that the roots may call. It includes the functions in variables
+// of the packages that they reach, such as tables of functions. It leaves out methods that only
+// reflection could call.
+func reachable(roots []*ssa.Function) map[*ssa.Function]bool {
+	for read := map[*ssa.Package]bool{}; ; {
+		graph := rta.Analyze(roots, true).CallGraph
+		all := map[*ssa.Function]bool{}
+		var visit func(*callgraph.Node)
+		visit = func(n *callgraph.Node) {
+			if n == nil || all[n.Func] {
+				return
+			}
+			all[n.Func] = true
+			for _, edge := range n.Out {
+				visit(edge.Callee)
+			}
+		}
+		for _, f := range roots {
+			visit(graph.Nodes[f])
+		}
+		more := false
+		for f := range all {
+			p := home(f)
+			if p == nil || read[p] || !strings.HasPrefix(p.Pkg.Path()+"/", module) {
+				continue
+			}
+			read[p] = true
+			for _, f := range inVariables(p) {
+				if !all[f] {
+					roots, more = append(roots, f), true
+				}
+			}
+		}
+		if !more {
+			return all
+		}
+	}
+}
+
+// inVariables returns the functions of which the initializer of a package makes values, and the
+// methods of what it stores in interfaces.
+func inVariables(p *ssa.Package) []*ssa.Function {
+	var all []*ssa.Function
+	for _, block := range p.Func("init").Blocks {
+		for _, instruction := range block.Instrs {
+			if made, ok := instruction.(*ssa.MakeInterface); ok {
+				for selection := range p.Prog.MethodSets.MethodSet(made.X.Type()).Methods() {
+					if f := p.Prog.MethodValue(selection); f != nil && home(f) == p {
+						all = append(all, f)
+					}
+				}
+			}
+			for i, operand := range instruction.Operands(nil) {
+				f, ok := (*operand).(*ssa.Function)
+				if _, call := instruction.(*ssa.Call); ok && !(call && i == 0) {
+					all = append(all, f)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// home returns the package of a function, also of an instance of a generic one.
+func home(f *ssa.Function) *ssa.Package {
+	if f.Pkg == nil && f.Origin() != nil {
+		return f.Origin().Pkg
+	}
+	return f.Pkg
+}

@@ -1,0 +1,85 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
+)
+
+// rightsInterval is how often a process checks the rights of its Redis user while it runs.
+const rightsInterval = 30 * time.Second
+
+// rights checks that the Redis user of a process has all rights that its role needs. Without one of
+// them, Redis would stop a script half way.
+type rights struct {
+	conn *redisx.Conn
+	user acl.User
+	log  *slog.Logger
+
+	mu      sync.Mutex
+	missing error // at the last check
+}
+
+// newRights returns the rights of the role of p, without a connection. A process with another role
+// runs all roles.
+func newRights(p *app.Process) (*rights, error) {
+	name := p.Role
+	if !slices.Contains(acl.Roles(), name) {
+		name = acl.All
+	}
+	user, err := acl.Of(name, p.Config.Redis.KeyPrefix)
+	return &rights{user: user, log: p.Tel.Log}, err
+}
+
+func (r *rights) check(ctx context.Context) error { return acl.Check(ctx, r.conn, r.user) }
+
+// step checks once. It logs when rights are missing for the first time, and when all are there
+// again. When Redis does not answer, the last result stays.
+func (r *rights) step(ctx context.Context) {
+	err := r.check(ctx)
+	var missing *acl.Missing
+	if err != nil && !errors.As(err, &missing) {
+		r.log.Debug("checking the rights of the redis user failed", "error", err)
+		return
+	}
+	r.mu.Lock()
+	before := r.missing
+	r.missing = err
+	r.mu.Unlock()
+	switch {
+	case err != nil && before == nil:
+		r.log.Error("the redis user has lost rights", "error", err)
+	case err == nil && before != nil:
+		r.log.Info("the redis user has all rights again")
+	}
+}
+
+// ready is the check of readiness.
+func (r *rights) ready(context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.missing
+}
+
+// start begins to check from time to time. The caller must call stop.
+func (r *rights) start() (stop func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var checking sync.WaitGroup
+	checking.Go(func() {
+		for redisx.Sleep(ctx, rightsInterval) == nil {
+			r.step(ctx)
+		}
+	})
+	return func(context.Context) error {
+		cancel()
+		checking.Wait()
+		return nil
+	}
+}
