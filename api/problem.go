@@ -33,8 +33,11 @@ const (
 	IncompleteBody   ProblemCode = "incomplete_body"
 	MalformedJSON    ProblemCode = "malformed_json"
 	BadIdentity      ProblemCode = "bad_identity"
+	Unauthenticated  ProblemCode = "unauthenticated"
 	CrossSite        ProblemCode = "cross_site"
 	Forbidden        ProblemCode = "forbidden"
+	NotAllowed       ProblemCode = "not_allowed"
+	WrongTenant      ProblemCode = "wrong_tenant"
 	NoSuchPath       ProblemCode = "no_such_path"
 	NoTicket         ProblemCode = "no_ticket"
 	NotFound         ProblemCode = "not_found"
@@ -53,6 +56,7 @@ const (
 	Invalid          ProblemCode = "invalid"
 	Backlog          ProblemCode = "backlog"
 	QueueFull        ProblemCode = "queue_full"
+	TooManyFailures  ProblemCode = "too_many_failures"
 	TooManyRequests  ProblemCode = "too_many_requests"
 	TooManyStreams   ProblemCode = "too_many_streams"
 	Internal         ProblemCode = "internal"
@@ -74,8 +78,11 @@ var problemKinds = map[ProblemCode]problemKind{
 	IncompleteBody:   {400, "The body ended before it was complete."},
 	MalformedJSON:    {400, "The body is not JSON; `detail` says at which byte it breaks."},
 	BadIdentity:      {401, "The request does not say, or not credibly, who the visitor is."},
+	Unauthenticated:  {401, "The call needs an API key, and the request has none, or one that is not valid."},
 	CrossSite:        {403, "A web page of another site made the request."},
 	Forbidden:        {403, "This server does not accept the call from this address."},
+	NotAllowed:       {403, "The API key is valid, but its role or tenant may not make such calls."},
+	WrongTenant:      {403, "The request names another tenant than the API key has."},
 	NoSuchPath:       {404, "The API has no such path; `/openapi.yaml` lists all."},
 	NoTicket:         {404, "The user has no ticket of the event."},
 	NotFound:         {404, "There is no such object: it never existed, or it was deleted after its retention."},
@@ -94,6 +101,7 @@ var problemKinds = map[ProblemCode]problemKind{
 	Invalid:          {422, "Fields of the request have values that are not allowed; `fields` lists them."},
 	Backlog:          {429, "Too many jobs wait, or Redis is almost full. Send the request again after Retry-After."},
 	QueueFull:        {429, "The event's queue is as long as it may be. Try again after Retry-After."},
+	TooManyFailures:  {429, "Your address has sent too many API keys that are not valid. A valid one is never refused."},
 	TooManyRequests:  {429, "Too many new visitors or large bodies at the same time. Try again after Retry-After."},
 	TooManyStreams:   {429, "The server, or your address at it, has as many event streams as allowed."},
 	Internal:         {500, "A fault of the server; its log has the reason under the X-Request-Id."},

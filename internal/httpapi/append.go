@@ -177,13 +177,16 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 	}
 }
 
-// storeBatch stores the current batch, also if the client has disconnected, and begins the next
-// one. next is the line behind it. After an error the batch stays.
+// storeBatch stores the current batch, also if the client has disconnected, but not if its key has
+// been revoked, and begins the next one. next is the line behind it. After an error the batch stays.
 func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
 		opt := AppendOptions{
 			RequestID:   a.requestIDPrefix + "." + strconv.FormatInt(a.batchNumber, 10),
 			TraceParent: a.trace,
+		}
+		if err := keyEnded(ctx); err != nil {
+			return err
 		}
 		err := a.write(ctx, func(ctx context.Context) error {
 			return a.backend.Append(ctx, a.group, a.batch, opt)

@@ -47,7 +47,8 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		}
 		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "request served",
 			slog.String("request_id", id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
-			slog.Int("status", w.status), slog.Int64("bytes", w.bytes), slog.Duration("took", time.Since(start)))
+			slog.Int("status", w.status), slog.Int64("bytes", w.bytes), slog.Duration("took", time.Since(start)),
+			slog.String("key", w.keyID))
 		if v != nil {
 			// This breaks the connection, so that the client does not mistake a part of the answer
 			// for the whole.
@@ -173,6 +174,7 @@ type responseWriter struct {
 	ctl    *http.ResponseController
 	status int // 0 until the answer has begun
 	bytes  int64
+	keyID  string // of the API key; "" without one
 
 	ownDeadlines bool // the handler sets the deadlines
 }

@@ -89,6 +89,10 @@ func problemOf(err error) (p *problemError, known bool) {
 			})
 	case errors.Is(err, api.ErrNotFound):
 		p = newProblem(api.NotFound, err.Error())
+	case errors.Is(err, api.ErrTenant):
+		p = newProblem(api.WrongTenant, api.ErrTenant.Error())
+	case errors.Is(err, api.ErrNotAllowed):
+		p = newProblem(api.NotAllowed, "this call is not for your key")
 	case errors.Is(err, api.ErrSealed):
 		p = newProblem(api.Sealed, err.Error())
 	case errors.Is(err, api.ErrConflict):
@@ -135,6 +139,9 @@ func (s *server) problem(w http.ResponseWriter, r *http.Request, err error) *pro
 	if p.retryAfter > 0 {
 		seconds := (p.retryAfter + time.Second - 1) / time.Second
 		w.Header().Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
+	}
+	if p.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	bodyOf(r).closeAfterAnswer(w.Header())
 	return p

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
 // Rooms is the store behind the calls on the waiting room. Its errors wrap those of package api, or
@@ -45,27 +46,31 @@ type roomCalls struct {
 	rooms Rooms
 }
 
-// routes returns the routes of the waiting room. All are for loopback only: they decide who enters
-// an event, and the API has no authentication yet.
+// routes returns the routes of the waiting room. Without API keys, all are for loopback only: they
+// decide who enters an event.
 func (s roomCalls) routes() []route {
 	const get, post, put, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
 	const event, tokens = "/v1/events/{event}", "/v1/entry-tokens/"
+	const read, change, token = auth.ReadSystem, auth.System, auth.EntryTokens
 	all := []route{
-		{method: get, path: "/v1/events", serve: showPage(s.listEvents), query: []string{"cursor", "limit"}},
-		{method: get, path: event, serve: s.onEvent(s.getEvent)},
-		{method: put, path: event, serve: s.onEvent(s.putEvent)},
-		{method: del, path: event, serve: s.onEvent(s.deleteEvent)},
-		{method: post, path: event + "/pause", serve: s.onEvent(s.setMode(api.ModePaused))},
-		{method: post, path: event + "/resume", serve: s.onEvent(s.setMode(api.ModeOpen))},
-		{method: post, path: event + "/close", serve: s.onEvent(s.setMode(api.ModeClosed))},
-		{method: post, path: event + "/recalibrate", serve: s.onEvent(s.recalibrate)},
-		{method: del, path: event + "/users/{user}", serve: s.onEvent(s.removeUser)},
-		{method: post, path: tokens + "verify", serve: s.onToken(s.verifyToken)},
-		{method: post, path: tokens + "renew", serve: s.onToken(s.renewToken)},
-		{method: post, path: tokens + "complete", serve: s.onToken(s.completeToken, "sold")},
+		{method: get, path: "/v1/events", scope: read, serve: showPage(s.listEvents), query: []string{"cursor", "limit"}},
+		{method: get, path: event, scope: read, serve: s.onEvent(s.getEvent)},
+		{method: put, path: event, scope: change, serve: s.onEvent(s.putEvent)},
+		{method: del, path: event, scope: change, serve: s.onEvent(s.deleteEvent)},
+		{method: post, path: event + "/pause", scope: change, serve: s.onEvent(s.setMode(api.ModePaused))},
+		{method: post, path: event + "/resume", scope: change, serve: s.onEvent(s.setMode(api.ModeOpen))},
+		{method: post, path: event + "/close", scope: change, serve: s.onEvent(s.setMode(api.ModeClosed))},
+		{method: post, path: event + "/recalibrate", scope: change, serve: s.onEvent(s.recalibrate)},
+		{method: del, path: event + "/users/{user}", scope: change, serve: s.onEvent(s.removeUser)},
+		{method: post, path: tokens + "verify", scope: token, serve: s.onToken(s.verifyToken)},
+		{method: post, path: tokens + "renew", scope: token, serve: s.onToken(s.renewToken)},
+		{method: post, path: tokens + "complete", scope: token, serve: s.onToken(s.completeToken, "sold")},
 	}
 	for i := range all {
-		all[i].serve = onlyLoopback(all[i].serve)
+		all[i].object = noTenant
+		if s.keys == nil {
+			all[i].serve = onlyLoopback(all[i].serve)
+		}
 	}
 	return all
 }
@@ -79,7 +84,8 @@ func onlyLoopback(serve handler) handler {
 		switch {
 		case err != nil, !peer.Addr().Unmap().IsLoopback():
 			return newProblem(api.Forbidden,
-				"calls on the waiting room are served on loopback only: call this server from its own host")
+				"without API keys (AUTH=keys), calls on the waiting room are served on loopback only: "+
+					"call this server from its own host")
 		case !loopbackHostHeader(r.Host):
 			return newProblem(api.WrongHost,
 				"calls on the waiting room are served only for the hosts localhost and loopback addresses")

@@ -12,6 +12,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/livefeed"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/sse"
@@ -143,7 +145,9 @@ type JobQuery struct {
 // Options configures the API.
 type Options struct {
 	Backend Backend
-	Rooms   Rooms        // nil: the API has no calls on the waiting room
+	Rooms   Rooms // nil: the API has no calls on the waiting room
+	Keys    Keys  // nil: callers need no key, and may do everything
+	Proxies clientaddr.Proxies
 	Log     *slog.Logger // nil: nothing is logged
 	Decoder messages.Decoder
 	Version string      // shown by GET /
@@ -215,6 +219,8 @@ type server struct {
 	mux          *http.ServeMux
 	csrf         http.CrossOriginProtection
 	loopbackOnly bool
+	keys         Keys // nil: callers need no key
+	proxies      clientaddr.Proxies
 
 	closing context.Context //nolint:containedctx // ends when the server shuts down; it is not a call's
 	aborted context.Context //nolint:containedctx // ends when the grace period is over; it is not a call's
@@ -249,7 +255,8 @@ type calls struct {
 func newServer(opt Options) *calls {
 	s := &calls{
 		server: &server{
-			log: opt.Log, mux: http.NewServeMux(), closing: context.Background(), aborted: context.Background(),
+			log: opt.Log, mux: http.NewServeMux(), keys: opt.Keys, proxies: opt.Proxies,
+			closing: context.Background(), aborted: context.Background(),
 		},
 		backend:    opt.Backend,
 		rooms:      opt.Rooms,
@@ -267,7 +274,7 @@ func newServer(opt Options) *calls {
 		if paths[rt.path] == nil {
 			paths[rt.path] = handlersByMethod{}
 		}
-		serve := onlyQuery(rt.query, rt.serve)
+		serve := s.authorized(rt, onlyQuery(rt.query, rt.serve))
 		paths[rt.path][rt.method] = serve
 		if rt.method == http.MethodGet && !rt.stream {
 			paths[rt.path][http.MethodHead] = serve
@@ -287,65 +294,88 @@ type handlersByMethod map[string]handler
 
 type route struct {
 	method, path string
+	scope        auth.Scope // what the principal must be allowed to do; see open
+	object       object     // which data of tenants the call is about
 	serve        handler
-	stream       bool     // the answer has no known end: no HEAD
+	stream       bool     // the answer or the body has no known end: no HEAD, and the key is checked again
 	query        []string // the query parameters; a request with another one is refused
 }
 
 func (s *calls) routes() []route {
 	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
+	const group, tenant = "/v1/groups/{id}", "/v1/tenants/{id}"
 	page := []string{"cursor", "limit"}
 	all := []route{
-		{method: get, path: "/{$}", serve: show(s.getIndex)},
-		{method: get, path: "/openapi.yaml", serve: getOpenAPI},
-		{method: post, path: "/v1/groups", serve: s.submitGroup},
-		{method: get, path: "/v1/groups", serve: show(s.listGroups),
+		{method: get, path: "/{$}", scope: open, serve: show(s.getIndex)},
+		{method: get, path: "/openapi.yaml", scope: open, serve: getOpenAPI},
+		{method: post, path: "/v1/groups", scope: auth.Submit, object: tenantInBody, serve: s.submitGroup},
+		{method: get, path: "/v1/groups", scope: auth.Read, object: ownInList, serve: show(s.listGroups),
 			query: append([]string{"tenant", "status"}, page...)},
-		{method: get, path: "/v1/groups/{id}", serve: showByID(s.getGroup)},
-		{method: post, path: "/v1/groups/{id}/jobs", serve: s.appendJobs, query: tableQuery},
-		{method: get, path: "/v1/groups/{id}/jobs", serve: show(listJobs(s.backend)),
+		{method: get, path: group, scope: auth.Read, object: groupInPath, serve: showByID(s.getGroup)},
+		{method: post, path: group + "/jobs", scope: auth.Submit, object: groupInPath, serve: s.appendJobs,
+			query: tableQuery, stream: true},
+		{method: get, path: group + "/jobs", scope: auth.Read, object: groupInPath, serve: show(listJobs(s.backend)),
 			query: append([]string{"state", "key"}, page...)},
-		{method: get, path: "/v1/groups/{id}/jobs/{ordinal}", serve: show(s.getJob)},
-		{method: post, path: "/v1/groups/{id}/seal", serve: commandOn(s, "id", s.sealGroup)},
-		{method: post, path: "/v1/groups/{id}/cancel", serve: s.groupCommand(s.backend.Cancel)},
-		{method: post, path: "/v1/groups/{id}/retry", serve: commandOn(s, "id", retryGroup(s.backend))},
-		{method: post, path: "/v1/groups/{id}/pause", serve: s.groupCommand(s.backend.Pause)},
-		{method: post, path: "/v1/groups/{id}/resume", serve: s.groupCommand(s.backend.Resume)},
-		{method: get, path: "/v1/groups/{id}/why", serve: showByID(s.backend.Why)},
-		{method: get, path: "/v1/groups/{id}/results", serve: s.streamResults, stream: true},
-		{method: get, path: "/v1/groups/{id}/failures", serve: s.streamFailures, stream: true,
-			query: []string{"payload"}},
-		{method: get, path: "/v1/groups/{id}/events", serve: s.watchGroup, stream: true},
-		{method: get, path: "/v1/tenants", serve: show(s.listTenants), query: append([]string{"groups"}, page...)},
-		{method: get, path: "/v1/tenants/{id}", serve: showByID(s.backend.Tenant)},
-		{method: put, path: "/v1/tenants/{id}", serve: show(changeTenant(s, setTenant(s.backend), jsonType))},
-		{method: http.MethodPatch, path: "/v1/tenants/{id}",
+		{method: get, path: group + "/jobs/{ordinal}", scope: auth.Read, object: groupInPath, serve: show(s.getJob)},
+		{method: get, path: group + "/why", scope: auth.Read, object: groupInPath, serve: showByID(s.backend.Why)},
+		{method: get, path: group + "/results", scope: auth.Read, object: groupInPath, serve: s.streamResults,
+			stream: true},
+		{method: get, path: group + "/failures", scope: auth.Read, object: groupInPath, serve: s.streamFailures,
+			stream: true, query: []string{"payload"}},
+		{method: get, path: group + "/events", scope: auth.Read, object: groupInPath, serve: s.watchGroup,
+			stream: true},
+		{method: get, path: "/v1/tenants", scope: auth.Read, object: ownInList, serve: show(s.listTenants),
+			query: append([]string{"groups"}, page...)},
+		{method: get, path: tenant, scope: auth.Read, object: tenantInPath, serve: showByID(s.backend.Tenant)},
+		{method: put, path: tenant, scope: auth.Tenants, object: tenantInPath,
+			serve: show(changeTenant(s, setTenant(s.backend), jsonType))},
+		{method: http.MethodPatch, path: tenant, scope: auth.Tenants, object: tenantInPath,
 			serve: show(changeTenant(s, s.backend.PatchTenant, mergePatchType, jsonType))},
-		{method: get, path: "/v1/dead-letters", serve: showPage(s.listDeadLetters), query: page},
-		{method: get, path: "/v1/rejected", serve: show(listRejected(s.backend)),
+		{method: get, path: "/v1/dead-letters", scope: auth.Read, object: ownInList,
+			serve: showPage(s.listDeadLetters), query: page},
+		{method: get, path: "/v1/rejected", scope: auth.ReadSystem, object: noTenant, serve: show(listRejected(s.backend)),
 			query: append([]string{"data"}, page...)},
-		{method: put, path: "/v1/workers/{id}", serve: commandOn(s, "id", resizeWorker(s.backend))},
-		{method: get, path: "/v1/guards", serve: show(listGuards(s.backend)), query: append([]string{"kind"}, page...)},
-		{method: get, path: "/v1/guards/{name}", serve: show(getGuard(s.backend))},
-		{method: get, path: "/v1/stats", serve: show(s.getStats)},
+		{method: put, path: "/v1/workers/{id}", scope: auth.System, object: noTenant,
+			serve: commandOn(s, "id", resizeWorker(s.backend))},
+		{method: get, path: "/v1/guards", scope: auth.ReadSystem, object: noTenant, serve: show(listGuards(s.backend)),
+			query: append([]string{"kind"}, page...)},
+		{method: get, path: "/v1/guards/{name}", scope: auth.ReadSystem, object: noTenant,
+			serve: show(getGuard(s.backend))},
+		{method: get, path: "/v1/stats", scope: auth.ReadMetrics, object: noTenant, serve: show(s.getStats)},
+	}
+	for name, serve := range map[string]handler{
+		"seal":   commandOn(s, "id", s.sealGroup),
+		"cancel": s.groupCommand(s.backend.Cancel),
+		"retry":  commandOn(s, "id", retryGroup(s.backend)),
+		"pause":  s.groupCommand(s.backend.Pause),
+		"resume": s.groupCommand(s.backend.Resume),
+	} {
+		all = append(all, route{
+			method: post, path: group + "/" + name, scope: auth.Control, object: groupInPath, serve: serve,
+		})
 	}
 	for _, do := range guard.Actions {
 		all = append(all, route{
-			method: post, path: "/v1/guards/{name}/members/{id}/" + string(do), serve: controlGuard(s, do),
+			method: post, path: "/v1/guards/{name}/members/{id}/" + string(do), scope: auth.System, object: noTenant,
+			serve: controlGuard(s, do),
 		})
 	}
 	for _, kind := range []struct {
 		root, param   string
+		scope         auth.Scope
+		object        object
 		pause, resume func(context.Context, string) error
 	}{
-		{"/v1/tenants/", "id", s.backend.PauseTenant, s.backend.ResumeTenant},
-		{"/v1/types/", "type", s.backend.PauseType, s.backend.ResumeType},
+		{"/v1/tenants/", "id", auth.Tenants, tenantInPath, s.backend.PauseTenant, s.backend.ResumeTenant},
+		{"/v1/types/", "type", auth.System, noTenant, s.backend.PauseType, s.backend.ResumeType},
 	} {
 		path := kind.root + "{" + kind.param + "}"
-		pause := s.pauseTenantOrType(kind.root, kind.param, true, kind.pause)
-		resume := s.pauseTenantOrType(kind.root, kind.param, false, kind.resume)
-		all = append(all, route{method: post, path: path + "/pause", serve: pause},
-			route{method: post, path: path + "/resume", serve: resume})
+		for name, serve := range map[string]handler{
+			"/pause":  s.pauseTenantOrType(kind.root, kind.param, true, kind.pause),
+			"/resume": s.pauseTenantOrType(kind.root, kind.param, false, kind.resume),
+		} {
+			all = append(all, route{method: post, path: path + name, scope: kind.scope, object: kind.object, serve: serve})
+		}
 	}
 	if s.rooms != nil {
 		all = append(all, roomCalls{s, s.rooms}.routes()...)

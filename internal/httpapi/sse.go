@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/livefeed"
 	"github.com/bulkaction/bulkaction/internal/sse"
 )
@@ -81,7 +82,9 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 				"or read the group with GET /v1/groups/%s", maxStreams, id))
 	}
 	defer stream.Close()
-	viewer := s.groups.Watch(id, func() livefeed.Poll[*groupEvents] { return s.groupPoll(id) })
+	// Callers of the same tenant share a topic, so that a poll shows no group of another tenant.
+	who, _ := auth.From(r.Context())
+	viewer := s.groups.Watch(who.Tenant+"\x00"+id, func() livefeed.Poll[*groupEvents] { return s.groupPoll(who, id) })
 	defer viewer.Close()
 	err = follow(r.Context(), w, stream, viewer, parsePosition(r.Header.Get("Last-Event-ID")))
 	if errors.Is(err, sse.ErrClosing) {
@@ -116,12 +119,12 @@ func follow(
 	}
 }
 
-// groupPoll returns a function that reads a group. The group has changed when anything else but its
+// groupPoll returns a function that reads a group for a principal. The group has changed when anything else but its
 // ETA has.
-func (s *calls) groupPoll(id string) livefeed.Poll[*groupEvents] {
+func (s *calls) groupPoll(who auth.Principal, id string) livefeed.Poll[*groupEvents] {
 	var last []byte
 	return func(ctx context.Context) (livefeed.State[*groupEvents], error) {
-		g, complete, err := s.backend.GroupSummary(ctx, id, maxEventAggregate)
+		g, complete, err := s.backend.GroupSummary(auth.With(ctx, who), id, maxEventAggregate)
 		if err != nil {
 			return livefeed.State[*groupEvents]{}, err
 		}

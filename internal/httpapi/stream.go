@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -20,7 +21,7 @@ func (s *calls) streamResults(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return streamLines(w, func(write func([]byte) error) error {
+	return streamLines(r.Context(), w, func(write func([]byte) error) error {
 		return s.backend.Results(r.Context(), id, write)
 	})
 }
@@ -34,7 +35,7 @@ func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return streamLines(w, func(write func([]byte) error) error {
+	return streamLines(r.Context(), w, func(write func([]byte) error) error {
 		return s.backend.Failures(r.Context(), id, payloads, func(f api.Failure) error {
 			line, err := json.Marshal(f)
 			if err != nil {
@@ -48,12 +49,17 @@ func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 // streamLines answers with the lines that produce writes, as NDJSON. Before the first buffer is
 // full, an error can still be answered with a problem. Later an error breaks the connection, so
 // that the client does not mistake a part of the lines for all.
-func streamLines(w http.ResponseWriter, produce func(write func(line []byte) error) error) error {
+func streamLines(
+	ctx context.Context, w http.ResponseWriter, produce func(write func(line []byte) error) error,
+) error {
 	out := bufio.NewWriterSize(w, streamBuffer)
 	ctl := http.NewResponseController(w)
 	sent := time.Now()
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	err := produce(func(line []byte) error {
+		if err := keyEnded(ctx); err != nil {
+			return err
+		}
 		_, _ = out.Write(line) // a later call returns its error
 		if err := out.WriteByte('\n'); err != nil {
 			return err

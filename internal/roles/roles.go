@@ -197,6 +197,10 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			return err
 		}
 		defer stop()
+		keys, err := apiKeys(p, b)
+		if err != nil {
+			return err
+		}
 		c := p.Config.Ingest
 		var tlsConfig *tls.Config
 		if c.TLSCertFile != "" {
@@ -216,6 +220,8 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			Grace:          p.Config.Worker.ShutdownGracePeriod,
 			Guards:         b.Guards,
 			Events:         rooms,
+			Keys:           keys,
+			Proxies:        p.Config.Auth.Proxies(),
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
@@ -52,7 +53,7 @@ func guardError(err error) error {
 }
 
 func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions) (api.Accepted, error) {
-	key, unique := clientKey(g, o)
+	key, unique := clientKey(ctx, g, o)
 	ctx, request := backpressure.WithRequest(ctx, key, unique)
 	defer request.End()
 	return b.Store.Submit(ctx, g, groups.Origin{
@@ -67,14 +68,18 @@ func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.
 // sends it again. It is the client's idempotency key or group id. Without them it is made of a few
 // fields that a repetition has in common with the first request; then unique is false, because
 // other clients' submissions may have the same key.
-func clientKey(g *messages.SubmitGroup, o httpapi.SubmitOptions) (key string, unique bool) {
+// Clients of different tenants never have the same key.
+func clientKey(
+	ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions,
+) (key string, unique bool) {
+	who, _ := auth.From(ctx)
 	switch {
 	case o.IdempotencyKey != "":
-		return "key " + o.IdempotencyKey, true
+		return who.Tenant + " key " + o.IdempotencyKey, true
 	case !o.GeneratedID:
-		return "group " + g.ID, true
+		return who.Tenant + " group " + g.ID, true
 	}
-	return strings.Join([]string{"new", g.Tenant, g.Type, g.Name, strconv.Itoa(len(g.Jobs))}, " "), false
+	return strings.Join([]string{who.Tenant, "new", g.Tenant, g.Type, g.Name, strconv.Itoa(len(g.Jobs))}, " "), false
 }
 
 func (b backend) Append(ctx context.Context, group string, jobs []messages.Job, o httpapi.AppendOptions) error {

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/net/netutil"
 
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+	"github.com/bulkaction/bulkaction/internal/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -40,7 +42,11 @@ type Config struct {
 	Lease  time.Duration // after a silence of this length, other processes take over the messages of an ingest process
 	Guards *guard.Client // the guards that operators control; nil: those of the connection's key space
 	Events httpapi.Rooms // what serves the calls on the waiting room; nil: the API has no such calls
-	Grace  time.Duration // how long requests and messages that were begun may go on after the end of Run's context
+	// Keys checks the API keys of requests. nil: the API asks for no keys, and every caller may do
+	// everything.
+	Keys    *apikey.Authenticator
+	Proxies clientaddr.Proxies // in front of the API
+	Grace   time.Duration      // how long requests and messages that were begun may go on after the end of Run's context
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
 	// their group. At this number it reads no more messages. 0 means 10,000.
@@ -127,6 +133,9 @@ func (in *Ingest) Run(ctx context.Context) error {
 	r := in.Runner()
 	r.Add(in.serveAPI)
 	r.Add(in.consumer.Run)
+	if in.cfg.Keys != nil {
+		r.Loop("read API keys", "", in.cfg.Keys.Step)
+	}
 	r.ReportAlive("ingest")
 	r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
 	return r.Run(ctx)
@@ -136,14 +145,19 @@ func (in *Ingest) Run(ctx context.Context) error {
 const retryAfter = 250 * time.Millisecond
 
 func (in *Ingest) serveAPI(ctx context.Context) error {
-	srv := httpapi.NewServer(in.cfg.APIAddr, httpapi.Options{
+	opt := httpapi.Options{
 		TLS:     in.cfg.TLS,
 		Backend: backend{in.store, in.cfg.Guards},
 		Rooms:   in.cfg.Events,
 		Log:     in.Tel.Log,
 		Decoder: in.decoder,
 		Version: in.cfg.Version,
-	})
+		Proxies: in.cfg.Proxies,
+	}
+	if in.cfg.Keys != nil {
+		opt.Keys = in.cfg.Keys
+	}
+	srv := httpapi.NewServer(in.cfg.APIAddr, opt)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)

@@ -1,0 +1,171 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/activity"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+)
+
+// Keys checks API keys. Package apikey implements it.
+type Keys interface {
+	// Authenticate returns the principal of a key. Its errors are those of package apikey.
+	Authenticate(ctx context.Context, token string, client netip.Addr) (auth.Principal, error)
+	// Still reports whether a principal that Authenticate has returned is still valid.
+	Still(p auth.Principal) bool
+}
+
+// open is the scope of calls that need no key.
+const open auth.Scope = "open"
+
+// object says which data of tenants a call is about. The store decides whether it exists for the
+// caller.
+type object string
+
+const (
+	noTenant     object = "none"               // what belongs to no tenant
+	groupInPath  object = "group"              // the group {id}
+	tenantInPath object = "tenant"             // the tenant {id}
+	tenantInBody object = "tenant in the body" // the tenant of a new group
+	ownInList    object = "list"               // the list has what the caller may see
+)
+
+// authorized serves a route for those who may make its calls. The context of serve has the
+// principal. Without keys, every caller may do everything.
+func (s *server) authorized(rt route, serve handler) handler {
+	switch rt.scope {
+	case "":
+		panic(fmt.Sprintf("route %s %s has no scope", rt.method, rt.path))
+	case open:
+		return serve
+	}
+	if rt.object == "" {
+		panic(fmt.Sprintf("route %s %s has no object", rt.method, rt.path))
+	}
+	if s.keys == nil {
+		return func(w http.ResponseWriter, r *http.Request) error {
+			return serve(w, r.WithContext(s.withActor(auth.Trust(r.Context()), w, r, auth.Principal{})))
+		}
+	}
+	return func(w http.ResponseWriter, r *http.Request) error {
+		p, err := authenticate(s, r)
+		if err != nil {
+			return err
+		}
+		answer := w.(*responseWriter)
+		answer.keyID = p.KeyID
+		if !p.May(rt.scope) {
+			return newProblem(api.NotAllowed, "this call is not for a key of role "+string(p.Role)+ofTenant(p))
+		}
+		ctx := s.withActor(auth.With(r.Context(), p), w, r, p)
+		if rt.stream {
+			var end func()
+			ctx, end = whileValid(ctx, s.keys, p, func() {
+				if r.Method == http.MethodGet { // an append still gets an answer
+					_ = answer.ctl.SetWriteDeadline(time.Unix(1, 0)) // test servers have no deadlines
+				}
+			})
+			defer end()
+		}
+		return serve(w, r.WithContext(ctx))
+	}
+}
+
+func ofTenant(p auth.Principal) string {
+	if p.Tenant == "" {
+		return ""
+	}
+	return " with a tenant"
+}
+
+// authenticate returns the principal of a request. A request without a key is no failed
+// authentication: it can't be a guess.
+func authenticate(s *server, r *http.Request) (auth.Principal, error) {
+	token, ok := auth.Bearer(r.Header)
+	if !ok {
+		return auth.Principal{}, newProblem(api.Unauthenticated,
+			"this call needs an API key in the header Authorization, as in: Bearer bkp_…")
+	}
+	p, err := s.keys.Authenticate(r.Context(), token, s.proxies.ClientOf(r))
+	var many *apikey.TooManyFailuresError
+	switch {
+	case errors.As(err, &many):
+		err = retryLater(api.TooManyFailures, many.RetryAfter, err.Error())
+	case errors.Is(err, apikey.ErrInvalid):
+		err = newProblem(api.Unauthenticated, err.Error())
+	case errors.Is(err, apikey.ErrUnavailable):
+		err = retryLater(api.StoreUnavailable, time.Second, err.Error())
+	}
+	return p, err
+}
+
+// withActor returns a context whose activities name the caller of a request that may change
+// something.
+func (s *server) withActor(
+	ctx context.Context, w http.ResponseWriter, r *http.Request, p auth.Principal,
+) context.Context {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		return ctx
+	}
+	actor := api.Activity{
+		Actor: p.KeyID, Role: string(p.Role), Via: api.ViaAPI, RequestID: w.Header().Get("X-Request-Id"),
+		Tenant: p.Tenant,
+	}
+	if ip := s.proxies.ClientOf(r); ip.IsValid() {
+		actor.IP = ip.String()
+	}
+	return activity.WithActor(ctx, actor)
+}
+
+// stillInterval is how often the key of a stream is checked. The copy of the keys may be seven
+// seconds old by then, so a stream ends within ten seconds of the revocation.
+const stillInterval = 2 * time.Second
+
+// errKeyEnded is the cause of the end of a stream whose key is not valid any more.
+var errKeyEnded = newProblem(api.Unauthenticated, "the API key is not valid any more")
+
+// whileValid returns a context that ends with errKeyEnded when the principal's key is not valid any
+// more. Then it calls interrupt, which ends a write to a client that does not read. The caller must
+// call end.
+func whileValid(
+	ctx context.Context, keys Keys, p auth.Principal, interrupt func(),
+) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var checks sync.WaitGroup
+	checks.Go(func() {
+		tick := time.NewTicker(stillInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if !keys.Still(p) {
+					cancel(errKeyEnded)
+					interrupt()
+					return
+				}
+			}
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		checks.Wait()
+	}
+}
+
+// keyEnded returns errKeyEnded if it has ended ctx, and nil otherwise.
+func keyEnded(ctx context.Context) error {
+	if errors.Is(context.Cause(ctx), errKeyEnded) {
+		return errKeyEnded
+	}
+	return nil
+}
