@@ -21,12 +21,13 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 func TestMain(m *testing.M) {
 	openapi3filter.RegisterBodyDecoder("application/x-ndjson", openapi3filter.PlainBodyDecoder)
 	openapi3filter.RegisterBodyDecoder("text/event-stream", openapi3filter.PlainBodyDecoder)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, redistest.IgnoreServers())
 }
 
 func options(b Backend) Options {

@@ -1,0 +1,265 @@
+package httpapi_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+	"github.com/bulkaction/bulkaction/internal/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/stage/ingest"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+)
+
+// installation is an ingest that asks for keys, on a real Redis.
+type installation struct {
+	*stagetest.World
+	url   string
+	store *apikey.Store
+	auth  *apikey.Authenticator
+	next  int // the last number of an id or an address
+}
+
+func newInstallation(t *testing.T) *installation {
+	t.Helper()
+	w := stagetest.Shared(t)
+	in := &installation{World: w, store: keyStore(w, time.Now)}
+	in.auth = apikey.New(apikey.Options{Store: keyStore(w, time.Now), Log: telemetry.Nop().Log, Now: time.Now})
+	role, err := ingest.New(context.WithoutCancel(t.Context()), stagetest.Process(w, "in"), ingest.Config{
+		APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, Keys: in.auth,
+		Proxies: clientaddr.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Events: httpapi.NewFakeRooms(),
+	}, w.Store, messages.Decoder{})
+	require.NoError(t, err)
+	w.Run(role)
+	in.url = "http://" + role.APIAddr()
+	return in
+}
+
+func keyStore(w *stagetest.World, now func() time.Time) *apikey.Store {
+	return apikey.NewStore(w.Conn.Cmd, w.Space, auth.Hasher{}, now)
+}
+
+// key creates a key, and lets the process read it.
+func (in *installation) key(role auth.Role, tenant string) apikey.NewKey {
+	in.T.Helper()
+	k, err := in.store.Create(in.T.Context(), apikey.Request{Role: role, Tenant: tenant})
+	require.NoError(in.T, err)
+	_, err = in.auth.Step(in.T.Context())
+	require.NoError(in.T, err)
+	return k
+}
+
+// answer is what a client sees of an answer.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// send sends a request with a token, or none if it is "". Each request comes from another address,
+// unless from names one.
+func (in *installation) send(token, method, path, body, from string) answer {
+	in.T.Helper()
+	if from == "" {
+		in.next++
+		from = fmt.Sprintf("10.%d.%d.%d", in.next>>16, in.next>>8&255, in.next&255)
+	}
+	req, err := http.NewRequestWithContext(in.T.Context(), method, in.url+path, strings.NewReader(body))
+	require.NoError(in.T, err)
+	req.Header.Set("X-Forwarded-For", from)
+	req.Header.Set("X-Request-Id", "matrix")
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if strings.HasSuffix(path, "/jobs") {
+		req.Header.Set("Content-Type", "application/x-ndjson")
+	}
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(in.T, err)
+	defer resp.Body.Close()
+	a := answer{status: resp.StatusCode, header: resp.Header}
+	if resp.Header.Get("Content-Type") != "text/event-stream" {
+		all, err := io.ReadAll(resp.Body)
+		require.NoError(in.T, err)
+		a.body = string(all)
+	}
+	return a
+}
+
+// group submits a group of a tenant and returns its id.
+func (in *installation) group(tenant string) string {
+	in.T.Helper()
+	in.next++
+	id := fmt.Sprintf("g-%06d", in.next)
+	_, err := in.Store.Submit(stagetest.Trusted(in.T), &messages.SubmitGroup{
+		ID: id, Tenant: tenant, Type: "T", Jobs: stagetest.Numbered(1),
+	}, groups.Origin{At: time.Now()})
+	require.NoError(in.T, err)
+	return id
+}
+
+// Whom the matrix asks about: own belongs to the tenant of the keys with a tenant, foreign to
+// another tenant, unknown does not exist.
+const own, foreign, unknown = "own", "foreign", "unknown"
+
+var tenants = map[string]string{own: "acme", foreign: "globex", unknown: "nobody"}
+
+// mayUse is who may make the calls of a scope: one line of docs/security.md each.
+var mayUse = map[auth.Scope]string{
+	"open":           "none bad admin operator reader reader@acme producer@acme producer@* metrics service",
+	auth.Read:        "admin operator reader reader@acme producer@acme producer@*",
+	auth.ReadSystem:  "admin operator reader",
+	auth.ReadMetrics: "admin operator reader metrics",
+	auth.Submit:      "admin producer@acme producer@*",
+	auth.Control:     "admin operator producer@acme producer@*",
+	auth.Tenants:     "admin operator",
+	auth.System:      "admin",
+	auth.EntryTokens: "admin service",
+}
+
+// wants is the status of an answer to a caller who may make the call. A route that is missing
+// answers with 200.
+var wants = map[string]int{
+	"POST /v1/groups":                  202,
+	"POST /v1/groups/{id}/seal":        202,
+	"POST /v1/groups/{id}/cancel":      202,
+	"POST /v1/groups/{id}/retry":       409, // the group has not ended
+	"POST /v1/groups/{id}/pause":       202,
+	"POST /v1/groups/{id}/resume":      202,
+	"POST /v1/tenants/{id}/pause":      202,
+	"POST /v1/tenants/{id}/resume":     202,
+	"POST /v1/types/{type}/pause":      202,
+	"POST /v1/types/{type}/resume":     202,
+	"PUT /v1/workers/{id}":             404, // there is none
+	"GET /v1/guards/{name}":            404, // there is none
+	"POST /v1/guards/{name}/members/*": 404, // there is none
+}
+
+// bodies are the bodies of the calls that need one. ID and TENANT stand for the object's.
+var bodies = map[string]string{
+	"POST /v1/groups":                     `{"id":"ID","tenant":"TENANT","type":"T"}`,
+	"POST /v1/groups/{id}/jobs":           `{"payload":1}`,
+	"PUT /v1/tenants/{id}":                `{"weight":2}`,
+	"PATCH /v1/tenants/{id}":              `{"weight":2}`,
+	"PUT /v1/workers/{id}":                `{"workers":1}`,
+	"PUT /v1/events/{event}":              `{"capacity":1}`,
+	"POST /v1/events/{event}/recalibrate": `{"capacity":1}`,
+	"POST /v1/entry-tokens/verify":        `{"token":"t"}`,
+	"POST /v1/entry-tokens/renew":         `{"token":"t"}`,
+	"POST /v1/entry-tokens/complete":      `{"token":"t"}`,
+}
+
+// want returns the status of the answer to a caller.
+func want(rt httpapi.Route, caller, which string) int {
+	may := slices.Contains(strings.Fields(mayUse[rt.Scope]), caller)
+	_, tenant, _ := strings.Cut(caller, "@")
+	notTheirs := tenant == "acme" && which != own
+	writes := rt.Method != http.MethodGet
+	switch {
+	case !may && (caller == "none" || caller == "bad"):
+		return 401
+	case !may:
+		return 403
+	case rt.Object == "tenant in the body" && notTheirs:
+		return 403
+	case rt.Object == "group" && (notTheirs || which == unknown):
+		return 404
+	case rt.Object == "tenant" && (notTheirs || which == unknown && !writes):
+		return 404
+	}
+	call := rt.Method + " " + rt.Path
+	if strings.Contains(call, "/members/") {
+		call = "POST /v1/guards/{name}/members/*"
+	}
+	if status, ok := wants[call]; ok {
+		return status
+	}
+	return 200
+}
+
+// Every route, for every kind of caller and object, answers with the status that one small table
+// says. What belongs to another tenant can't be told from what does not exist.
+func TestEveryCallerAtEveryRoute(t *testing.T) {
+	t.Parallel()
+	in := newInstallation(t)
+	revoked := in.key(auth.Admin, "")
+	require.NoError(t, in.store.Revoke(t.Context(), revoked.ID))
+	past := keyStore(in.World, func() time.Time { return time.Now().Add(-time.Hour) })
+	expired, err := past.Create(t.Context(), apikey.Request{Role: auth.Admin, Lifetime: 2 * time.Minute})
+	require.NoError(t, err)
+	admin := in.key(auth.Admin, "").Token
+	wrongChecksum := admin[:len(admin)-1] + string(admin[len(admin)-1]^1)
+	bad := []string{"garbage", wrongChecksum, revoked.Token, expired.Token, auth.NewToken(auth.Admin)}
+	callers := map[string]string{"none": "", "admin": admin}
+	for _, c := range []string{"operator", "reader", "reader@acme", "producer@acme", "producer@*", "metrics", "service"} {
+		role, tenant, _ := strings.Cut(c, "@")
+		callers[c] = in.key(auth.Role(role), tenant).Token
+	}
+	tried := 0
+	for _, rt := range httpapi.Routes() {
+		require.Contains(t, mayUse, rt.Scope, "%s %s", rt.Method, rt.Path)
+		for caller, token := range callers {
+			answers := map[string]answer{}
+			for _, which := range []string{own, foreign, unknown} {
+				a := in.call(rt, token, which)
+				require.Equal(t, want(rt, caller, which), a.status, "%s %s as %s, %s: %s", rt.Method, rt.Path, caller, which, a.body)
+				require.Equal(t, a.status == 401, a.header.Get("WWW-Authenticate") == "Bearer")
+				answers[which] = a
+				tried++
+			}
+			if strings.HasSuffix(caller, "@acme") && (rt.Object == "group" || rt.Object == "tenant") {
+				require.Equal(t, answers[unknown], answers[foreign], "%s %s as %s", rt.Method, rt.Path, caller)
+			}
+		}
+		token := bad[tried%len(bad)] // so many failures in a second would be refused
+		require.Equal(t, want(rt, "bad", own), in.call(rt, token, own).status, "%s %s", rt.Method, rt.Path)
+	}
+	for _, token := range bad {
+		require.Equal(t, 401, in.send(token, "GET", "/v1/groups", "", "").status)
+	}
+	require.Greater(t, tried, 1000)
+}
+
+// call makes the call of a route for an object. The ids of foreign and unknown objects have the same
+// length, and are replaced in the answer.
+func (in *installation) call(rt httpapi.Route, token, which string) answer {
+	in.T.Helper()
+	tenant, id := tenants[which], "x-000000"
+	switch {
+	case rt.Object == "tenant":
+		if id = tenant; which == unknown { // a new one each time, since some calls make a tenant known
+			in.next++
+			id = fmt.Sprintf("n%05d", in.next)
+		} else {
+			in.group(tenant)
+		}
+	case rt.Object == "tenant in the body":
+		in.next++
+		id = fmt.Sprintf("g-%06d", in.next)
+	case rt.Object == "group" && which != unknown:
+		id = in.group(tenant)
+	}
+	path := strings.NewReplacer("{$}", "", "{id}", id, "{ordinal}", "0", "{name}", "pool%2Fp", "{type}", "T",
+		"{event}", "e", "{user}", "u").Replace(rt.Path)
+	body := strings.NewReplacer("ID", id, "TENANT", tenant).Replace(bodies[rt.Method+" "+rt.Path])
+	a := in.send(token, rt.Method, path, body, "")
+	a.body = strings.ReplaceAll(a.body, id, "ID")
+	a.header.Del("Date")
+	return a
+}
