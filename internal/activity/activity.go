@@ -8,17 +8,25 @@ package activity
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/lua"
 )
+
+var addScript = call.NewScript("add", lua.Source("activity/add"))
+
+// retryTime is for how long an entry is tried again while Redis does not answer.
+const retryTime = 5 * time.Second
 
 // maxEntries is about how many entries the log keeps at most.
 const maxEntries = 100_000
@@ -115,14 +123,19 @@ func (l *Log) store(ctx context.Context, e api.Activity) error {
 			values = append(values, doc.name, string(doc.value))
 		}
 	}
-	_, err := l.redis.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		pipe.XAdd(ctx, &redis.XAddArgs{Stream: l.key, MaxLen: maxEntries, Approx: true, Values: values})
-		if l.keep > 0 {
-			pipe.XTrimMinID(ctx, l.key, strconv.FormatInt(now.Add(-l.keep).UnixMilli(), 10))
-		}
-		return nil
+	oldest := int64(0)
+	if l.keep > 0 {
+		oldest = now.Add(-l.keep).UnixMilli()
+	}
+	// An entry that is stored twice, because a reply was lost, does no harm.
+	err := redisx.RetryWhile(ctx, retryTime, call.IsUnavailable, func(ctx context.Context) error {
+		_, err := addScript.Run(ctx, l.redis, []string{l.key}, append([]any{oldest, maxEntries}, values...))
+		return err
 	})
-	if err != nil {
+	switch {
+	case call.IsUnavailable(err), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", api.ErrUnavailable, err)
+	case err != nil:
 		return err
 	}
 	l.slog.LogAttrs(ctx, slog.LevelInfo, "activity", attrs...)

@@ -101,7 +101,7 @@ func TestNoEntryNoChange(t *testing.T) {
 		t.Error("the change was carried out without an entry")
 		return nil
 	})
-	require.ErrorContains(t, err, "store the activity group.cancel of g before it is carried out: WRONGTYPE")
+	require.ErrorContains(t, err, "store the activity group.cancel of g before it is carried out: script add: WRONGTYPE")
 	require.Empty(t, w.lines.String())
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 const (
@@ -45,6 +46,9 @@ func (l *Log) Read(ctx context.Context, q Query) (api.ActivityList, error) {
 	for list.Scanned < maxScanned {
 		entries, err := l.redis.XRevRangeN(ctx, l.key, top, oldest, readChunk).Result()
 		if err != nil {
+			if call.IsUnavailable(err) {
+				err = fmt.Errorf("%w: %w", api.ErrUnavailable, err)
+			}
 			return list, fmt.Errorf("read the activity log: %w", err)
 		}
 		for _, e := range entries {

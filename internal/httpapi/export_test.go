@@ -7,14 +7,16 @@ type Route struct {
 	Method, Path string
 	Scope        auth.Scope
 	Object       string
-	Stream       bool
+	Query        []string
 }
 
 // Routes returns all routes.
 func Routes() []Route {
 	var all []Route
-	for _, rt := range newServer(roomOptions(newFakeRooms())).routes() {
-		all = append(all, Route{rt.method, rt.path, rt.scope, string(rt.object), rt.stream})
+	o := roomOptions(newFakeRooms())
+	o.Activity = &fakeActivity{}
+	for _, rt := range newServer(o).routes() {
+		all = append(all, Route{rt.method, rt.path, rt.scope, string(rt.object), rt.query})
 	}
 	return all
 }

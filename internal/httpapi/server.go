@@ -148,10 +148,13 @@ type Options struct {
 	Rooms   Rooms // nil: the API has no calls on the waiting room
 	Keys    Keys  // nil: callers need no key, and may do everything
 	Proxies clientaddr.Proxies
-	Log     *slog.Logger // nil: nothing is logged
-	Decoder messages.Decoder
-	Version string      // shown by GET /
-	TLS     *tls.Config // a server made by NewServer speaks https; nil: http
+	// Activity stores each change of an operator before it is carried out. nil: changes are not
+	// recorded, and the API has no call that reads the log.
+	Activity Activity
+	Log      *slog.Logger // nil: nothing is logged
+	Decoder  messages.Decoder
+	Version  string      // shown by GET /
+	TLS      *tls.Config // a server made by NewServer speaks https; nil: http
 }
 
 // New returns the API as a handler that accepts every Host header. Use NewServer for a server that
@@ -245,6 +248,7 @@ type calls struct {
 	*server
 	backend    Backend
 	rooms      Rooms
+	activity   Activity
 	decoder    messages.Decoder
 	version    string
 	bodyMemory *bodyMemory
@@ -260,11 +264,18 @@ func newServer(opt Options) *calls {
 		},
 		backend:    opt.Backend,
 		rooms:      opt.Rooms,
+		activity:   opt.Activity,
 		decoder:    opt.Decoder,
 		version:    opt.Version,
 		bodyMemory: newBodyMemory(),
 		streams:    sse.Streams{Max: maxStreams},
 		groups:     livefeed.New[*groupEvents](),
+	}
+	if opt.Activity != nil {
+		s.backend = recorded{opt.Backend, opt.Activity}
+		if opt.Rooms != nil {
+			s.rooms = recordedRooms{opt.Rooms, opt.Activity}
+		}
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -376,6 +387,12 @@ func (s *calls) routes() []route {
 		} {
 			all = append(all, route{method: post, path: path + name, scope: kind.scope, object: kind.object, serve: serve})
 		}
+	}
+	if s.activity != nil {
+		all = append(all, route{
+			method: get, path: "/v1/activity", scope: auth.System, object: noTenant,
+			serve: show(listActivity(s.activity)), query: append([]string{"actor", "tenant", "since"}, page...),
+		})
 	}
 	if s.rooms != nil {
 		all = append(all, roomCalls{s, s.rooms}.routes()...)

@@ -222,6 +222,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			Events:         rooms,
 			Keys:           keys,
 			Proxies:        p.Config.Auth.Proxies(),
+			KeepActivity:   p.Config.Retention.Activity,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err

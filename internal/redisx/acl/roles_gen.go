@@ -6,11 +6,11 @@ package acl
 var needs = map[string]need{
 	"ingest": {
 		scripts: []string{
-			"append", "cancel", "claim-unowned", "complete", "control", "create",
-			"declare_room", "forget", "forget-dead-consumers", "heartbeat", "heartbeats", "inspect",
-			"leave", "limit_state", "pause", "release", "renew", "renew-pending",
-			"renew_token", "renumber", "reopen", "seal", "setting", "snapshot",
-			"sweep", "tenant_state", "wait", "why",
+			"add", "append", "cancel", "change", "claim-unowned", "complete",
+			"control", "create", "declare_room", "forget", "forget-dead-consumers", "heartbeat",
+			"heartbeats", "inspect", "leave", "limit_state", "pause", "release",
+			"renew", "renew-pending", "renew_token", "renumber", "reopen", "seal",
+			"setting", "snapshot", "sweep", "tenant_state", "wait", "why",
 		},
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "get", "getrange",
@@ -23,8 +23,8 @@ var needs = map[string]need{
 			"zrangebylex", "zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
-			"dispatch:*", "guard:{*/*}:*", "idempotency:*", "ingest", "ingest:rejected", "partitions",
-			"pool-size:*", "stages", "workers", "{*}:*",
+			"activity", "auth:keys", "dispatch:*", "guard:{*/*}:*", "idempotency:*", "ingest",
+			"ingest:rejected", "partitions", "pool-size:*", "stages", "workers", "{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",
@@ -147,16 +147,16 @@ var needs = map[string]need{
 	},
 	"cli": {
 		scripts: []string{
-			"audit", "audit_room", "change", "claim-unowned", "lose", "repair",
-			"repair_counter", "repair_misplaced",
+			"add", "audit", "audit_room", "change", "claim-unowned", "lose",
+			"repair", "repair_counter", "repair_misplaced",
 		},
 		commands: []string{
 			"del", "eval", "evalsha", "exec", "get", "getrange",
 			"hdel", "hget", "hgetall", "hlen", "hmget", "hscan",
 			"llen", "lrange", "multi", "ping", "scan", "set",
-			"setnx", "sismember", "sscan", "strlen", "watch", "xadd",
-			"xinfo|stream", "xrange", "xrevrange", "xtrim", "zcard", "zrange",
-			"zrangebyscore", "zrevrange", "zscan", "zscore",
+			"setnx", "sismember", "sscan", "strlen", "watch", "xinfo|stream",
+			"xrange", "xrevrange", "zcard", "zrange", "zrangebyscore", "zrevrange",
+			"zscan", "zscore",
 		},
 		keys: []string{
 			"activity", "auth:keys", "guard:{*/*}:*", "ingest", "partitions", "{*}:*",

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/netutil"
 
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/activity"
 	"github.com/bulkaction/bulkaction/internal/auth/apikey"
 	"github.com/bulkaction/bulkaction/internal/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/groups"
@@ -46,7 +47,9 @@ type Config struct {
 	// everything.
 	Keys    *apikey.Authenticator
 	Proxies clientaddr.Proxies // in front of the API
-	Grace   time.Duration      // how long requests and messages that were begun may go on after the end of Run's context
+	// KeepActivity is how long entries of the activity log are kept. 0: for any time.
+	KeepActivity time.Duration
+	Grace        time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
 	// their group. At this number it reads no more messages. 0 means 10,000.
@@ -134,11 +137,20 @@ func (in *Ingest) Run(ctx context.Context) error {
 	r.Add(in.serveAPI)
 	r.Add(in.consumer.Run)
 	if in.cfg.Keys != nil {
-		r.Loop("read API keys", "", in.cfg.Keys.Step)
+		r.Add(in.readKeys)
 	}
 	r.ReportAlive("ingest")
 	r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
 	return r.Run(ctx)
+}
+
+// readKeys keeps the copy of the API keys fresh. A loop of the Runner would read them more often
+// than they need.
+func (in *Ingest) readKeys(ctx context.Context) error {
+	loops := redisx.Loops{Log: in.Tel.Log}
+	retry := redisx.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}
+	loops.Run(ctx, "read API keys", retry, in.cfg.Keys.Step, redisx.Sleep)
+	return nil
 }
 
 // retryAfter is the first wait before a message is handled again.
@@ -153,6 +165,8 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 		Decoder: in.decoder,
 		Version: in.cfg.Version,
 		Proxies: in.cfg.Proxies,
+
+		Activity: activity.New(in.Conn.Cmd, in.Space, in.cfg.KeepActivity, in.Tel.Log),
 	}
 	if in.cfg.Keys != nil {
 		opt.Keys = in.cfg.Keys
