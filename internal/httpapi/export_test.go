@@ -23,3 +23,6 @@ func Routes() []Route {
 
 // NewFakeRooms returns a waiting room in memory.
 func NewFakeRooms() Rooms { return newFakeRooms() }
+
+// NewFakeBackend returns a backend in memory.
+func NewFakeBackend() Backend { return newFakeBackend() }

@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/auth"
@@ -262,4 +265,97 @@ func (in *installation) call(rt httpapi.Route, token, which string) answer {
 	a.body = strings.ReplaceAll(a.body, id, "ID")
 	a.header.Del("Date")
 	return a
+}
+
+// counted counts the commands that a client sends to Redis.
+type counted struct{ commands atomic.Int64 }
+
+func (c *counted) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.commands.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.commands.Add(int64(len(cmds)))
+		return next(ctx, cmds)
+	}
+}
+
+// Wrong keys cost Redis a bounded number of commands, however many they are. They never keep out a
+// valid key, also from the same address.
+func TestFloodOfWrongKeys(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	k, err := keyStore(w, time.Now).Create(t.Context(), apikey.Request{Role: auth.Reader})
+	require.NoError(t, err)
+	conn := w.Connect()
+	var sent counted
+	conn.Cmd.AddHook(&sent)
+	var passed atomic.Int64 // of the clock, in milliseconds
+	start := time.Now()
+	keys := apikey.New(apikey.Options{
+		Store: apikey.NewStore(conn.Cmd, w.Space, auth.Hasher{}, time.Now), Log: telemetry.Nop().Log,
+		Now: func() time.Time { return start.Add(time.Duration(passed.Load()) * time.Millisecond) },
+	})
+	h := httpapi.New(httpapi.Options{Backend: httpapi.NewFakeBackend(), Keys: keys, Rooms: httpapi.NewFakeRooms()})
+	send := func(token string) int {
+		req := httptest.NewRequest("GET", "/v1/events", nil)
+		req.Header.Set("Authorization", "Bearer "+token)
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, req)
+		return rec.Code
+	}
+	const flood = 50_000
+	wrong := make([]string, 1000)
+	for i := range wrong {
+		wrong[i] = auth.NewToken(auth.Reader)
+	}
+	answers := map[int]int{}
+	for i := range flood {
+		answers[send(wrong[i%len(wrong)])]++
+		if i%100 == 0 {
+			require.Equal(t, 200, send(k.Token), "after %d wrong keys", i)
+			passed.Add(10) // 10,000 wrong keys a second
+		}
+	}
+	require.Equal(t, flood, answers[401]+answers[429], answers)
+	require.Less(t, answers[401], 25, "20 at once and 10 a minute")
+	require.Less(t, sent.commands.Load(), int64(30), "one read of all keys a second for five seconds")
+}
+
+// BenchmarkAuthentication measures the cost of a key: a GET of a group by an ingest that asks for
+// keys, and by one that does not.
+func BenchmarkAuthentication(b *testing.B) {
+	w := stagetest.Shared(b)
+	k, err := keyStore(w, time.Now).Create(b.Context(), apikey.Request{Role: auth.Reader})
+	require.NoError(b, err)
+	w.Jobs("g", "T", 1)
+	for name, keys := range map[string]*apikey.Authenticator{
+		"off": nil, "keys": apikey.New(apikey.Options{Store: keyStore(w, time.Now), Log: telemetry.Nop().Log, Now: time.Now}),
+	} {
+		b.Run(name, func(b *testing.B) {
+			role, err := ingest.New(b.Context(), stagetest.Process(w, "in-"+name), ingest.Config{
+				APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, Keys: keys,
+			}, w.Store, messages.Decoder{})
+			require.NoError(b, err)
+			defer w.Run(role)()
+			defer http.DefaultClient.CloseIdleConnections()
+			req, err := http.NewRequestWithContext(b.Context(), "GET", "http://"+role.APIAddr()+"/v1/groups/g", nil)
+			require.NoError(b, err)
+			req.Header.Set("Authorization", "Bearer "+k.Token)
+			b.ReportAllocs()
+			for b.Loop() {
+				resp, err := http.DefaultClient.Do(req)
+				require.NoError(b, err)
+				_, _ = io.Copy(io.Discard, resp.Body)
+				_ = resp.Body.Close()
+				require.Equal(b, 200, resp.StatusCode)
+			}
+		})
+	}
 }
