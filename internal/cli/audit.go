@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -69,7 +70,17 @@ func (a *auditCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	report, repairs, err := a.audit(ctx, conn, space)
+	var report audit.Report
+	var repairs []repair.Result
+	run := func(ctx context.Context) (err error) {
+		report, repairs, err = a.audit(ctx, conn, space)
+		return err
+	}
+	if a.repair {
+		err = record(ctx, conn, space, api.Activity{Action: "audit.repair", Object: space.Prefix()}, run)
+	} else {
+		err = run(ctx)
+	}
 	if err != nil {
 		return err
 	}

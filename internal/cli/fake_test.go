@@ -73,6 +73,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("POST /v1/guards/{name}/members/{id}/{verb}", f.controlGuard)
 	mux.HandleFunc("GET /v1/dead-letters", f.deadLetters)
 	mux.HandleFunc("GET /v1/rejected", f.rejected)
+	mux.HandleFunc("GET /v1/activity", f.activity)
 	mux.HandleFunc("GET /v1/stats", f.stats)
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
@@ -414,6 +415,21 @@ func (f *fakeAPI) rejected(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.URL.Query().Get("data") == "true" {
 		list.Rejected[0].Data = "{}"
+	}
+	reply(w, http.StatusOK, list)
+}
+
+// activity has two pages with an entry each.
+func (f *fakeAPI) activity(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	list := api.ActivityList{Activity: []api.Activity{{
+		ID: "9-0", At: epoch, Actor: q.Get("actor"), Tenant: q.Get("tenant"), Via: api.ViaAPI, Role: "operator",
+		Action: "tenant.set", Object: "acme", After: []byte(`{"rps":5}`),
+	}}, Cursor: "9-0"}
+	if q.Get("cursor") == "9-0" {
+		list = api.ActivityList{Activity: []api.Activity{{
+			ID: "5-0", At: epoch, Actor: "cli:ann", Via: api.ViaCLI, Action: "key.revoke", Object: "key_b", Outcome: "failed: " + q.Get("since"),
+		}}}
 	}
 	reply(w, http.StatusOK, list)
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -9,8 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/activity"
 	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // keyCommand has the flags that all commands of `bulkaction key` share.
@@ -33,9 +38,24 @@ func newKey(r *Root) *cobra.Command {
 	return cmd
 }
 
+// keyStore is the keys in Redis. Changes of them are recorded in the activity log.
+type keyStore struct {
+	*apikey.Store
+	conn  *redisx.Conn
+	space keyspace.Space
+}
+
+// change records a change of a key, and carries it out.
+func (s keyStore) change(
+	ctx context.Context, action, object string, after any, do func(context.Context) error,
+) error {
+	e := api.Activity{Action: "key." + action, Object: object, After: activity.JSON(after)}
+	return record(ctx, s.conn, s.space, e, do)
+}
+
 // withStore returns the RunE of a command that uses the keys in Redis.
 func (k *keyCommand) withStore(
-	run func(ctx context.Context, s *apikey.Store, args []string) error,
+	run func(ctx context.Context, s keyStore, args []string) error,
 ) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		space, err := k.redis.space(1) // keys belong to no partition
@@ -51,7 +71,8 @@ func (k *keyCommand) withStore(
 			return err
 		}
 		defer func() { _ = conn.Close() }() // no command is running any more
-		return run(cmd.Context(), apikey.NewStore(conn.Cmd, space, hasher, time.Now), args)
+		store := apikey.NewStore(conn.Cmd, space, hasher, time.Now)
+		return run(cmd.Context(), keyStore{store, conn, space}, args)
 	}
 }
 
@@ -104,8 +125,12 @@ func (k *keyCommand) newCreate() *cobra.Command {
 		if forFile {
 			return k.createForFile(request)
 		}
-		return k.withStore(func(ctx context.Context, s *apikey.Store, _ []string) error {
-			created, err := s.Create(ctx, request)
+		return k.withStore(func(ctx context.Context, s keyStore, _ []string) error {
+			var created apikey.NewKey
+			err := s.change(ctx, "create", cmp.Or(request.Name, role), keyAsked(request), func(ctx context.Context) (err error) {
+				created, err = s.Create(ctx, request)
+				return err
+			})
 			if err != nil {
 				return err
 			}
@@ -113,6 +138,18 @@ func (k *keyCommand) newCreate() *cobra.Command {
 		})(cmd, args)
 	}
 	return cmd
+}
+
+// keyAsked returns what the activity log shows of a new key.
+func keyAsked(r apikey.Request) map[string]any {
+	asked := map[string]any{"role": r.Role, "tenant": r.Tenant, "name": r.Name}
+	if r.Payloads != nil {
+		asked["payloads"] = *r.Payloads
+	}
+	if r.Lifetime > 0 {
+		asked["lifetime"] = r.Lifetime.String()
+	}
+	return asked
 }
 
 // showNew prints a new key: with --json as an object, otherwise the key alone, so that it can be
@@ -159,7 +196,7 @@ func (k *keyCommand) newLs() *cobra.Command {
 		Use:   "ls",
 		Short: "List the keys, the oldest first",
 		Args:  cobra.NoArgs,
-		RunE: k.withStore(func(ctx context.Context, s *apikey.Store, _ []string) error {
+		RunE: k.withStore(func(ctx context.Context, s keyStore, _ []string) error {
 			keys, unusable, err := s.List(ctx)
 			if err != nil {
 				return err
@@ -219,8 +256,9 @@ func (k *keyCommand) newRevoke() *cobra.Command {
 		Use:   "revoke ID",
 		Short: "Delete a key; processes refuse it within ten seconds",
 		Args:  oneKeyID,
-		RunE: k.withStore(func(ctx context.Context, s *apikey.Store, args []string) error {
-			if err := s.Revoke(ctx, args[0]); err != nil {
+		RunE: k.withStore(func(ctx context.Context, s keyStore, args []string) error {
+			err := s.change(ctx, "revoke", args[0], nil, func(ctx context.Context) error { return s.Revoke(ctx, args[0]) })
+			if err != nil {
 				return err
 			}
 			if k.root.JSON {
@@ -240,8 +278,13 @@ func (k *keyCommand) newRotate() *cobra.Command {
 		Use:   "rotate ID",
 		Short: "Create a key in place of another one, which expires in 24 hours",
 		Args:  oneKeyID,
-		RunE: k.withStore(func(ctx context.Context, s *apikey.Store, args []string) error {
-			created, old, err := s.Rotate(ctx, args[0], operatorName())
+		RunE: k.withStore(func(ctx context.Context, s keyStore, args []string) error {
+			var created apikey.NewKey
+			var old apikey.Record
+			err := s.change(ctx, "rotate", args[0], nil, func(ctx context.Context) (err error) {
+				created, old, err = s.Rotate(ctx, args[0], operatorName())
+				return err
+			})
 			if err != nil {
 				return err
 			}

@@ -2,10 +2,12 @@ package cli
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,8 +15,11 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/activity"
 	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -92,6 +97,25 @@ func TestKeyLifecycle(t *testing.T) {
 		require.NotContains(t, []string{id, reader.ID}, decodeKey(t, line).ID)
 	}
 	require.Equal(t, 3, strings.Count(got.out, "\n"))
+
+	// The activity log has each change, also the one that failed.
+	space, err := keyspace.New("bulk-action:", 1)
+	require.NoError(t, err)
+	log, err := activity.New(c, space, 0, slog.New(slog.DiscardHandler)).Read(t.Context(), activity.Query{Limit: 100})
+	require.NoError(t, err)
+	var entries []string
+	for _, e := range slices.Backward(log.Activity) {
+		require.Regexp(t, "^cli", e.Actor)
+		require.Equal(t, api.ViaCLI, e.Via)
+		require.NotContains(t, string(e.After), token)
+		what, _, _ := strings.Cut(e.Outcome, ":")
+		entries = append(entries, strings.TrimSpace(e.Action+" "+e.Object+" "+what))
+	}
+	require.Equal(t, []string{
+		"key.create shop", "key.create reader", "key.create operator", "key.rotate " + id, "key.rotate " + id,
+		"key.rotate " + id + " failed", "key.rotate " + nextID, "key.revoke " + id, "key.revoke " + id,
+		"key.revoke " + id + " failed", "key.revoke " + reader.ID,
+	}, entries)
 
 	// A record of another version is named, and does not hide the others.
 	require.NoError(t, c.HSet(t.Context(), "bulk-action:auth:keys", string(auth.SHA256("x")), `{"v":2}`).Err())

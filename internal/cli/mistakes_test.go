@@ -198,6 +198,22 @@ func TestMistakeWarnings(t *testing.T) {
 	require.Empty(t, got.err)
 }
 
+func TestActivity(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "activity", "--actor", "key_a", "--tenant", "acme", "--since", "2026-01-02T15:04:05+01:00")
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Regexp(t, `key_a +operator +api +tenant.set +acme +\{"rps":5\}\n`, got.out)
+	require.Regexp(t, `cli:ann +- +cli +key.revoke +key_b +failed: 2026-01-02T14:04:05Z\n`, got.out)
+	got = f.exec(t.Context(), console{}, "activity", "--since", "24h", "--limit", "1", "--json")
+	require.Equal(t, 1, strings.Count(got.out, "\n"))
+	require.Contains(t, got.out, `"action":"tenant.set"`)
+	for _, since := range []string{"yesterday", "-1h"} {
+		got = f.exec(t.Context(), console{}, "activity", "--since", since)
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, "--since "+since+": must be a time such as")
+	}
+}
+
 func TestMistakeMessageOfTheStream(t *testing.T) {
 	f := newFakeAPI(t)
 	got := f.exec(t.Context(), console{}, "rejected")
