@@ -101,7 +101,7 @@ var problemKinds = map[ProblemCode]problemKind{
 	Invalid:          {422, "Fields of the request have values that are not allowed; `fields` lists them."},
 	Backlog:          {429, "Too many jobs wait, or Redis is almost full. Send the request again after Retry-After."},
 	QueueFull:        {429, "The event's queue is as long as it may be. Try again after Retry-After."},
-	TooManyFailures:  {429, "Your address has sent too many API keys that are not valid. A valid one is never refused."},
+	TooManyFailures:  {429, "Your address has sent too many invalid API keys. A valid one is never refused."},
 	TooManyRequests:  {429, "Too many new visitors or large bodies at the same time. Try again after Retry-After."},
 	TooManyStreams:   {429, "The server, or your address at it, has as many event streams as allowed."},
 	Internal:         {500, "A fault of the server; its log has the reason under the X-Request-Id."},

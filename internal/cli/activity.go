@@ -22,9 +22,9 @@ func newActivity(r *Root) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "activity",
 		Short: "Print who changed what, newest first",
-		Long: "Print who changed what, newest first: the log of all changes but submissions and appends. It needs the\n" +
-			"key of an admin. An entry with an outcome says why a change failed; the entry before it has the same\n" +
-			"request id.",
+		Long: "Print who changed what, newest first: the log of all changes but submissions and appends. It needs\n" +
+			"the key of an admin. An entry with an outcome says why a change failed; the entry before it has the\n" +
+			"same request id.",
 		Args: func(cmd *cobra.Command, args []string) (err error) {
 			if err := list.check(); err != nil {
 				return err
@@ -50,8 +50,8 @@ func newActivity(r *Root) *cobra.Command {
 	list.add(cmd, "entries")
 	cmd.Flags().StringVar(&q.Actor, "actor", "", "only changes of this actor, the id of a key or cli:USER")
 	cmd.Flags().StringVar(&q.Tenant, "tenant", "", "only changes with keys of this tenant")
-	cmd.Flags().StringVar(&since, "since", "", "only changes since then: a time such as 2026-01-02T15:04:05Z, or an age "+
-		"such as 24h")
+	cmd.Flags().StringVar(&since, "since", "", "only changes since then: a time such as 2026-01-02T15:04:05Z, or an "+
+		"age such as 24h")
 	return cmd
 }
 

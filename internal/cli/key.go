@@ -127,10 +127,11 @@ func (k *keyCommand) newCreate() *cobra.Command {
 		}
 		return k.withStore(func(ctx context.Context, s keyStore, _ []string) error {
 			var created apikey.NewKey
-			err := s.change(ctx, "create", cmp.Or(request.Name, role), keyAsked(request), func(ctx context.Context) (err error) {
+			create := func(ctx context.Context) (err error) {
 				created, err = s.Create(ctx, request)
 				return err
-			})
+			}
+			err := s.change(ctx, "create", cmp.Or(request.Name, role), keyAsked(request), create)
 			if err != nil {
 				return err
 			}
@@ -257,7 +258,8 @@ func (k *keyCommand) newRevoke() *cobra.Command {
 		Short: "Delete a key; processes refuse it within ten seconds",
 		Args:  oneKeyID,
 		RunE: k.withStore(func(ctx context.Context, s keyStore, args []string) error {
-			err := s.change(ctx, "revoke", args[0], nil, func(ctx context.Context) error { return s.Revoke(ctx, args[0]) })
+			revoke := func(ctx context.Context) error { return s.Revoke(ctx, args[0]) }
+			err := s.change(ctx, "revoke", args[0], nil, revoke)
 			if err != nil {
 				return err
 			}

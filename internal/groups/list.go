@@ -122,10 +122,10 @@ func statusesOf(ctx context.Context, s *access, page []listedGroup) (map[string]
 	return all, nil
 }
 
-// withoutData returns a result line with null as its data.
-func withoutData(line []byte) []byte {
+// withoutData returns a result with null as its data.
+func withoutData(result []byte) []byte {
 	r := map[string]json.RawMessage{}
-	_ = json.Unmarshal(line, &r) // of a line that is damaged, nothing is shown
+	_ = json.Unmarshal(result, &r) // of a damaged result, nothing is shown
 	r["data"] = json.RawMessage("null")
 	out, err := json.Marshal(r)
 	if err != nil {

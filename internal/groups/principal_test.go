@@ -241,13 +241,13 @@ func everything(t *testing.T, w *stagetest.World, ctx context.Context) string {
 	add(w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 10}))
 	add(w.Store.Why(ctx, "g"))
 	add(w.Store.DeadLetters(ctx, "", 10))
-	lines := 0
-	require.NoError(t, w.Store.Results(ctx, "g", func(line []byte) error {
-		lines++
-		out = append(out, line...)
+	results := 0
+	require.NoError(t, w.Store.Results(ctx, "g", func(result []byte) error {
+		results++
+		out = append(out, result...)
 		return nil
 	}))
-	require.Equal(t, 1, lines)
+	require.Equal(t, 1, results)
 	require.NoError(t, w.Store.Failures(ctx, "g", true, func(f api.Failure) error {
 		add(f, nil)
 		return nil

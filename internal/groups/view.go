@@ -167,8 +167,8 @@ const scanPage = 500
 
 // Groups returns a page of groups, the newest first. The cursor names the last group that Groups
 // has looked at, so new groups neither shift nor repeat a page. With Status, the page may be short,
-// or empty, although it has a cursor: one call looks at maxScanned groups at most. A principal of one
-// tenant gets the groups of this tenant.
+// or empty, although it has a cursor: one call looks at maxScanned groups at most. A principal of
+// one tenant gets the groups of this tenant.
 func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	_, tenant, err := callFor(ctx, q.Tenant)

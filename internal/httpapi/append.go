@@ -178,7 +178,8 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 }
 
 // storeBatch stores the current batch, also if the client has disconnected, but not if its key has
-// been revoked, and begins the next one. next is the line behind it. After an error the batch stays.
+// been revoked, and begins the next one. next is the line behind it. After an error
+// the batch stays.
 func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
 		opt := AppendOptions{

@@ -239,8 +239,8 @@ func TestEveryCallerAtEveryRoute(t *testing.T) {
 	require.Greater(t, tried, 1000)
 }
 
-// call makes the call of a route for an object. The ids of foreign and unknown objects have the same
-// length, and are replaced in the answer.
+// call makes the call of a route for an object. The ids of foreign and unknown objects have the
+// same length, and are replaced in the answer.
 func (in *installation) call(rt httpapi.Route, token, which string) answer {
 	in.T.Helper()
 	tenant, id := tenants[which], "x-000000"

@@ -89,7 +89,8 @@ func (b recorded) Resume(ctx context.Context, id string) (api.Accepted, error) {
 func (b recorded) pause(
 	ctx context.Context, action, id string, paused bool, do func(context.Context, string) error,
 ) error {
-	return b.log.Do(ctx, entry(action, id, nil, pauseState{paused}), func(ctx context.Context) error { return do(ctx, id) })
+	return b.log.Do(ctx, entry(action, id, nil, pauseState{paused}),
+		func(ctx context.Context) error { return do(ctx, id) })
 }
 
 func (b recorded) PauseTenant(ctx context.Context, tenant string) error {
@@ -202,9 +203,8 @@ func (r recordedRooms) SetMode(ctx context.Context, event, mode string) (api.Roo
 func (r recordedRooms) Recalibrate(
 	ctx context.Context, event string, to api.Recalibration,
 ) (api.RoomEvent, error) {
-	return recordedEvent(ctx, r, "recalibrate", event, settingsOf, to, func(ctx context.Context) (api.RoomEvent, error) {
-		return r.Rooms.Recalibrate(ctx, event, to)
-	})
+	return recordedEvent(ctx, r, "recalibrate", event, settingsOf, to,
+		func(ctx context.Context) (api.RoomEvent, error) { return r.Rooms.Recalibrate(ctx, event, to) })
 }
 
 func (r recordedRooms) DeleteEvent(ctx context.Context, event string) (api.EventRemoval, error) {

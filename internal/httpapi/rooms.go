@@ -53,7 +53,8 @@ func (s roomCalls) routes() []route {
 	const event, tokens = "/v1/events/{event}", "/v1/entry-tokens/"
 	const read, change, token = auth.ReadSystem, auth.System, auth.EntryTokens
 	all := []route{
-		{method: get, path: "/v1/events", scope: read, serve: showPage(s.listEvents), query: []string{"cursor", "limit"}},
+		{method: get, path: "/v1/events", scope: read, serve: showPage(s.listEvents),
+			query: []string{"cursor", "limit"}},
 		{method: get, path: event, scope: read, serve: s.onEvent(s.getEvent)},
 		{method: put, path: event, scope: change, serve: s.onEvent(s.putEvent)},
 		{method: del, path: event, scope: change, serve: s.onEvent(s.deleteEvent)},

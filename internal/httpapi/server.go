@@ -344,8 +344,8 @@ func (s *calls) routes() []route {
 			serve: show(changeTenant(s, s.backend.PatchTenant, mergePatchType, jsonType))},
 		{method: get, path: "/v1/dead-letters", scope: auth.Read, object: ownInList,
 			serve: showPage(s.listDeadLetters), query: page},
-		{method: get, path: "/v1/rejected", scope: auth.ReadSystem, object: noTenant, serve: show(listRejected(s.backend)),
-			query: append([]string{"data"}, page...)},
+		{method: get, path: "/v1/rejected", scope: auth.ReadSystem, object: noTenant,
+			serve: show(listRejected(s.backend)), query: append([]string{"data"}, page...)},
 		{method: put, path: "/v1/workers/{id}", scope: auth.System, object: noTenant,
 			serve: commandOn(s, "id", resizeWorker(s.backend))},
 		{method: get, path: "/v1/guards", scope: auth.ReadSystem, object: noTenant, serve: show(listGuards(s.backend)),
@@ -385,7 +385,9 @@ func (s *calls) routes() []route {
 			"/pause":  s.pauseTenantOrType(kind.root, kind.param, true, kind.pause),
 			"/resume": s.pauseTenantOrType(kind.root, kind.param, false, kind.resume),
 		} {
-			all = append(all, route{method: post, path: path + name, scope: kind.scope, object: kind.object, serve: serve})
+			all = append(all, route{
+				method: post, path: path + name, scope: kind.scope, object: kind.object, serve: serve,
+			})
 		}
 	}
 	if s.activity != nil {

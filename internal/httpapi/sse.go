@@ -119,8 +119,8 @@ func follow(
 	}
 }
 
-// groupPoll returns a function that reads a group for a principal. The group has changed when anything else but its
-// ETA has.
+// groupPoll returns a function that reads a group for a principal. The group has changed when
+// anything else but its ETA has.
 func (s *calls) groupPoll(who auth.Principal, id string) livefeed.Poll[*groupEvents] {
 	var last []byte
 	return func(ctx context.Context) (livefeed.State[*groupEvents], error) {

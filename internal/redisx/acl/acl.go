@@ -62,11 +62,6 @@ var outside = map[string]need{
 	"event-reader": {commands: []string{"xinfo|stream", "xrange", "xread", "xrevrange"}, keys: []string{"events"}},
 }
 
-// planned holds keys of calls that are about to be added; package derive finds those that are used.
-var planned = map[string]need{
-	"ingest": {keys: []string{"activity", "auth:*"}},
-}
-
 // guardWake is keyspace.GuardWake. It is written out because package derive takes each call of a
 // function of package keyspace for a need of the role that reaches it.
 const guardWake = "guard:wake:*"
@@ -86,7 +81,7 @@ func Of(name, prefix string) (User, error) {
 			u.Channels = append(u.Channels, one.Channels...)
 		}
 	case slices.Contains(Names(), name):
-		for _, n := range []need{needs[name], outside[name], planned[name]} {
+		for _, n := range []need{needs[name], outside[name]} {
 			if err := u.fill(n, prefix); err != nil {
 				return User{}, err
 			}

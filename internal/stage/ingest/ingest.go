@@ -49,7 +49,8 @@ type Config struct {
 	Proxies clientaddr.Proxies // in front of the API
 	// KeepActivity is how long entries of the activity log are kept. 0: for any time.
 	KeepActivity time.Duration
-	Grace        time.Duration // how long requests and messages that were begun may go on after the end of Run's context
+
+	Grace time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
 	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
 	// their group. At this number it reads no more messages. 0 means 10,000.

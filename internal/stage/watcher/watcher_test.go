@@ -329,7 +329,7 @@ func TestPublishesAGroupWithoutItsAggregate(t *testing.T) {
 	require.NoError(t, registry.Register("own", reducer.MapReduce(
 		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
 	knows := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
-	_, err := knows.Submit(t.Context(), &messages.SubmitGroup{
+	_, err := knows.Submit(auth.Trust(t.Context()), &messages.SubmitGroup{
 		ID: "g", Tenant: "acme", Type: "T", Seal: true, Aggregate: []messages.Aggregate{{As: "x", Op: "own"}}}, groups.Origin{At: time.Now()})
 	require.NoError(t, err)
 	run(w, watcher.Config{}, "w")
