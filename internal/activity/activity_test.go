@@ -105,6 +105,24 @@ func TestNoEntryNoChange(t *testing.T) {
 	require.Empty(t, w.lines.String())
 }
 
+// Operators must be able to cancel groups when Redis's memory is full, and that needs an entry.
+func TestEntryIsStoredWhenMemoryIsFull(t *testing.T) {
+	t.Parallel()
+	server := redistest.Server(t, redistest.Args("--maxmemory", "1", "--maxmemory-policy", "noeviction"))
+	c := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	t.Cleanup(func() { _ = c.Close() })
+	space, err := keyspace.New("t:", 1)
+	require.NoError(t, err)
+	require.ErrorContains(t, c.XAdd(t.Context(), &redis.XAddArgs{Stream: "other", Values: []string{"a", "b"}}).Err(), "OOM")
+	log := activity.New(c, space, time.Hour, slog.New(slog.DiscardHandler))
+	for range 2 {
+		require.NoError(t, log.Do(t.Context(), api.Activity{Action: "group.cancel", Object: "g"}, func(context.Context) error { return nil }))
+	}
+	list, err := log.Read(t.Context(), activity.Query{Limit: 10})
+	require.NoError(t, err)
+	require.Len(t, list.Activity, 2)
+}
+
 func TestOldEntriesAreDeleted(t *testing.T) {
 	w := newWorld(t)
 	old := time.Now().Add(-2 * time.Hour)

@@ -212,7 +212,7 @@ func TestPayloadsAreLeftOut(t *testing.T) {
 	hidden := auth.With(t.Context(), auth.Principal{Role: auth.Reader, Tenant: "acme"})
 	shown := as(t, auth.Reader, "acme")
 	for ctx, want := range map[context.Context]bool{hidden: false, shown: true} {
-		text := everything(t, w, ctx)
+		text := everything(ctx, t, w)
 		if want {
 			require.Contains(t, text, "secret")
 			require.Contains(t, text, "it broke")
@@ -225,7 +225,7 @@ func TestPayloadsAreLeftOut(t *testing.T) {
 }
 
 // everything returns all that a principal can read of the jobs of group g.
-func everything(t *testing.T, w *stagetest.World, ctx context.Context) string {
+func everything(ctx context.Context, t *testing.T, w *stagetest.World) string {
 	t.Helper()
 	var out []byte
 	add := func(v any, err error) {

@@ -23,6 +23,21 @@ type Keys interface {
 	Still(p auth.Principal) bool
 }
 
+// handler serves a request. With an error it has either written nothing or stopped in the middle of
+// the answer.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+type handlersByMethod map[string]handler
+
+type route struct {
+	method, path string
+	scope        auth.Scope // what the principal must be allowed to do; see open
+	object       object     // which data of tenants the call is about
+	serve        handler
+	stream       bool     // the answer or the body has no known end: no HEAD, and the key is checked again
+	query        []string // the query parameters; a request with another one is refused
+}
+
 // open is the scope of calls that need no key.
 const open auth.Scope = "open"
 

@@ -297,21 +297,6 @@ func newServer(opt Options) *calls {
 	return s
 }
 
-// handler serves a request. With an error it has either written nothing or stopped in the middle of
-// the answer.
-type handler func(w http.ResponseWriter, r *http.Request) error
-
-type handlersByMethod map[string]handler
-
-type route struct {
-	method, path string
-	scope        auth.Scope // what the principal must be allowed to do; see open
-	object       object     // which data of tenants the call is about
-	serve        handler
-	stream       bool     // the answer or the body has no known end: no HEAD, and the key is checked again
-	query        []string // the query parameters; a request with another one is refused
-}
-
 func (s *calls) routes() []route {
 	const get, post, put = http.MethodGet, http.MethodPost, http.MethodPut
 	const group, tenant = "/v1/groups/{id}", "/v1/tenants/{id}"
