@@ -64,8 +64,8 @@ func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Jo
 	return Outcome{v, result}
 }
 
-// runLimited runs an attempt with a timeout. It waits for a processor that ignores the end of its
-// context as long as a worker does.
+// runLimited runs an attempt with a timeout. If the processor ignores the end of its context,
+// runLimited waits as long as a worker would.
 func runLimited(
 	t testing.TB, p processor.Processor, job processor.Job, limit time.Duration,
 ) (json.RawMessage, error) {
