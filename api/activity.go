@@ -20,8 +20,8 @@ type Activity struct {
 	// Before and After are what the action changes, as far as it is known: settings, for example.
 	Before json.RawMessage `json:"before,omitempty"`
 	After  json.RawMessage `json:"after,omitempty"`
-	// Outcome is absent from the entry that is written before the action. If the action fails, a
-	// second entry with the same request id says why.
+	// Outcome is empty in the entry that is stored before the action. If the action fails, a second
+	// entry has the error here, and the same request id if there is one. That entry can be lost.
 	Outcome string `json:"outcome,omitempty"`
 }
 

@@ -78,8 +78,8 @@ type TenantPatch struct {
 	BasePriority Change[int64]   `json:"base_priority,omitzero"`
 }
 
-// Change is what happens to one setting. As JSON it is the new value, or null for the default; the
-// zero value is no JSON: a struct leaves it out with the option omitzero.
+// Change is a change of one setting. Its JSON is the new value, or null for the default. The zero
+// value means no change, but its JSON is null too: a struct field needs the option omitzero.
 type Change[T any] struct {
 	Given bool // false: the setting stays as it is
 	Value *T   // nil: the setting gets its default

@@ -272,9 +272,10 @@ type Event struct {
 	Type  string    `json:"type"` // group.created, group.dispatched, …
 	At    time.Time `json:"at"`
 	Group *Group    `json:"group,omitempty"`
-	// ReadAt is when the group was read: all of Group but its status is of this time. So a state
-	// that the SSE endpoint sends again has the counts of today. It is absent on the stream events,
-	// whose groups are as they were at the time At.
+	// ReadAt is when the SSE endpoint has read Group. In an event of a past status, only the status
+	// is of the time At; the counts are of ReadAt. Events on the Redis stream "events" have no
+	// ReadAt: their groups are of the time At, except for error codes and aggregates, which may be
+	// newer.
 	ReadAt *time.Time `json:"read_at,omitempty"`
 	// Omitted names the fields of the group that an event of GET /v1/groups/{id}/events leaves out
 	// because they are large. GET /v1/groups/{id} has them.

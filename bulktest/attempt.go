@@ -64,8 +64,11 @@ func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Jo
 	return Outcome{v, result}
 }
 
-// runLimited runs an attempt with a timeout. It waits for a processor that ignores the end of its
-// context as long as a worker does.
+// errNotReturned says that a processor has called runtime.Goexit.
+var errNotReturned = errors.New("the processor has not returned")
+
+// runLimited runs an attempt with a timeout. If the processor ignores the end of its context,
+// runLimited waits as long as a worker would.
 func runLimited(
 	t testing.TB, p processor.Processor, job processor.Job, limit time.Duration,
 ) (json.RawMessage, error) {
@@ -80,14 +83,21 @@ func runLimited(
 	}
 	ended := make(chan end, 1)
 	go func() {
-		began := time.Now()
-		result, err := encoded(t, ctx, processor.Use(p, calls.watch), job)
-		ended <- end{result, err, time.Since(began)}
+		began, e := time.Now(), end{err: errNotReturned}
+		defer func() {
+			e.took = time.Since(began)
+			ended <- e
+		}()
+		e.result, e.err = encoded(t, ctx, processor.Use(p, calls.watch), job)
 	}()
 	abandoned := time.NewTimer(limit + attempt.AbandonDelay(limit))
 	defer abandoned.Stop()
 	select {
 	case e := <-ended:
+		if errors.Is(e.err, errNotReturned) {
+			t.Fatalf("bulktest: the processor of type %s has ended its goroutine, as t.FailNow and package require "+
+				"do: a processor must return; use t.Error or package assert there", job.Type)
+		}
 		if e.took >= limit || e.err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return nil, attempt.TimeoutError(limit) // a result that comes after the timeout does not count
 		}

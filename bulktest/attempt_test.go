@@ -147,6 +147,20 @@ func TestAttemptIgnoresTheEnd(t *testing.T) {
 	require.Contains(t, said, "TestAttemptIgnoresTheEnd.func")
 }
 
+// A processor that ends its goroutine, as package require does after a failure, is said to do so,
+// and nobody waits for its timeout.
+func TestAttemptEndsItsGoroutine(t *testing.T) {
+	t.Parallel()
+	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) {
+		runtime.Goexit()
+		return nil, nil
+	})
+	said := failure(t, func(t testing.TB) {
+		bulktest.Attempt(t, run.Config{}, proc, processor.Job{Payload: bulktest.JSON(t, 1)})
+	})
+	require.Contains(t, said, "the processor of type T has ended its goroutine")
+}
+
 func TestAttemptMistakes(t *testing.T) {
 	t.Parallel()
 	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) { return nil, nil })

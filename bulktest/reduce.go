@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -24,7 +25,7 @@ const divisions = 100
 // end; they store partial states as JSON, and merge them. So Reduce computes the aggregates for 100
 // divisions and orders of the results. The test fails if the values differ, and says for which
 // results: then a reducer is not associative and commutative, or its state does not survive JSON.
-// The divisions are the same in each run.
+// Numbers may differ by a rounding error. The divisions are the same in each run.
 //
 // Only Data is required of a result. The results get the ordinals 0, 1, 2 and so on; Attempts is at
 // least 1. If a reducer returns an error for a result, Reduce logs it and leaves the result out, as
@@ -119,12 +120,40 @@ func contradiction(plan *reducer.Plan, results []reducer.Result) *difference {
 			return &difference{"an aggregate", parts, "computed", err.Error()}
 		}
 		for name := range want {
-			if !bytes.Equal(want[name], got[name]) {
+			if !sameJSON(want[name], got[name]) {
 				return &difference{name, parts, string(want[name]), string(got[name])}
 			}
 		}
 	}
 	return nil
+}
+
+// sameJSON reports whether two values are equal, except for rounding errors: a sum of fractions
+// depends a little on its order.
+func sameJSON(a, b json.RawMessage) bool {
+	if bytes.Equal(a, b) {
+		return true
+	}
+	var x, y any
+	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && same(x, y)
+}
+
+// rounding is the part of a number by which another one may differ that counts as the same.
+const rounding = 1e-9
+
+func same(x, y any) bool {
+	switch x := x.(type) {
+	case float64:
+		y, ok := y.(float64)
+		return ok && math.Abs(x-y) <= rounding*max(math.Abs(x), math.Abs(y))
+	case []any:
+		y, ok := y.([]any)
+		return ok && slices.EqualFunc(x, y, same)
+	case map[string]any:
+		y, ok := y.(map[string]any)
+		return ok && maps.EqualFunc(x, y, same)
+	}
+	return x == y
 }
 
 // reduceParts reduces each part by itself, and merges their states in their order. With random,

@@ -47,6 +47,23 @@ func TestReduce(t *testing.T) {
 	require.Equal(t, "0", string(bulktest.Reduce(t, nil, []client.Aggregate{{As: "n", Op: "count"}})["n"]))
 }
 
+// The order in which fractions are added changes the last digits of their sum. That is no mistake.
+func TestReduceAllowsRoundingErrors(t *testing.T) {
+	t.Parallel()
+	sum := registry(t, reducer.MapReduce(
+		func(r reducer.Result) (map[string][]float64, error) {
+			n, err := numberOf(r)
+			return map[string][]float64{"sum": {n / 10}}, err
+		},
+		func(a, b map[string][]float64) map[string][]float64 {
+			return map[string][]float64{"sum": {a["sum"][0] + b["sum"][0]}}
+		}))
+	values := bulktest.Reduce(t, sum, []client.Aggregate{{As: "x", Op: "mine"}}, results(t, 30)...)
+	var got map[string][]float64
+	require.NoError(t, json.Unmarshal(values["x"], &got))
+	require.InDelta(t, 43.5, got["sum"][0], 1e-9)
+}
+
 type counted struct{ sum, n float64 } // its fields are not exported: lost in JSON
 
 // Each reducer breaks a law, and the message shows the fewest results that it needs.

@@ -81,8 +81,8 @@ func (r *Reader) Decode(file any) bool {
 	return true
 }
 
-// Text returns the content of a file that has no secret and is not YAML. Others may read the file,
-// but must not be able to write it. Text returns false if the file can't be read.
+// Text returns the content of a file that has no secret and is not YAML. Others may read the file.
+// If others may write it, or if it can't be read, Text adds a mistake and returns false.
 func (r *Reader) Text() (content []byte, ok bool) {
 	content, mode, err := readFile(r.path)
 	if err == nil && mode&writableByOthers != 0 {

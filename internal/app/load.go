@@ -93,8 +93,8 @@ func variablesIn(environ []string) map[string]string {
 	return set
 }
 
-// parse sets the fields of variables. It returns the names of the variables whose value is wrong,
-// and their errors.
+// parse stores the values of variables in the fields of Config. It returns the names of the
+// variables whose value is wrong, and their errors.
 func parse(variables []Variable, set map[string]string) (bad map[string]bool, mistakes []error) {
 	bad = map[string]bool{}
 	for _, v := range variables {
@@ -110,7 +110,7 @@ func parse(variables []Variable, set map[string]string) (bad map[string]bool, mi
 	return bad, mistakes
 }
 
-// mistakes checks what the settings of Redis say together, and their files.
+// mistakes checks that the settings of Redis fit together, and that their files can be used.
 func (c RedisConfig) mistakes(bad map[string]bool) []error {
 	const prefix = envPrefix + "REDIS_"
 	if bad[prefix+"URL"] || bad[prefix+"PASSWORD"] {

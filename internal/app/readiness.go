@@ -16,8 +16,9 @@ import (
 const checkTimeout = time.Second
 
 // Readiness reports whether a process can do its work. It serves /readyz: 200 if every check
-// passes, otherwise 503 with the reasons. /readyz?for=traffic leaves out shared checks. A process
-// without any check is still starting; a process that stops (drains) is not ready.
+// passes, otherwise 503. Only a caller on this host gets the reasons. /readyz?for=traffic ignores
+// shared checks. A process without any check is starting. Neither a process that is starting nor
+// one that stops (drains) is ready.
 type Readiness struct {
 	timeout time.Duration // of each check
 
@@ -50,16 +51,16 @@ type check struct {
 // NewReadiness returns a Readiness without checks.
 func NewReadiness() *Readiness { return &Readiness{timeout: checkTimeout} }
 
-// Add adds a check. /readyz shows its error to every caller, so the error must contain no secret. A
-// check that takes longer than a second has failed.
+// Add adds a check. /readyz shows its error to callers on this host, so the error must contain no
+// secret. A check that takes longer than a second has failed.
 func (r *Readiness) Add(name string, run func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.checks = append(r.checks, &check{name: name, run: run})
 }
 
-// AddShared adds a check of something that is away for all processes at once. It does not count for
-// traffic.
+// AddShared adds a check of a service that all processes use. /readyz?for=traffic ignores this
+// check.
 func (r *Readiness) AddShared(name string, run func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

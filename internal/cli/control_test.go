@@ -255,7 +255,7 @@ func TestInvalidFlagValues(t *testing.T) {
 
 func TestDevRefusesWrongSettings(t *testing.T) {
 	t.Setenv("BULKACTION_WORKER_COUNT", "none")
-	got := console{}.exec(t.Context(), "dev")
+	got := console{}.exec(t.Context(), "dev", "--addr", "127.0.0.1:0") // another process may have port 8080
 	require.Equal(t, exitUsage, got.code)
 	require.Contains(t, got.err, `BULKACTION_WORKER_COUNT="none": must be`)
 	require.Contains(t, got.err, "bulkaction: some settings are wrong: the lines above say which\n")

@@ -69,7 +69,7 @@ func (f *redisFlags) connect(ctx context.Context) (*redisx.Conn, error) {
 	return conn, nil
 }
 
-// space returns the key space of an installation with this number of partitions.
+// space returns the key space of an installation that has the given number of partitions.
 func (f *redisFlags) space(partitions int) (keyspace.Space, error) {
 	space, err := keyspace.New(f.prefix, partitions)
 	if err != nil {

@@ -2,6 +2,7 @@ package groups_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -232,7 +233,6 @@ func TestIdempotencyKey(t *testing.T) {
 	})
 }
 
-// An invalid submission does not use up its idempotency key.
 // The counts of a submission are those of its jobs when they were accepted, in a repeated answer
 // too, whatever has become of the jobs.
 func TestSubmissionHasCounts(t *testing.T) {
@@ -268,6 +268,32 @@ func TestSubmissionHasCounts(t *testing.T) {
 	})
 }
 
+// The record of an idempotency key that an earlier version has stored has no time.
+func TestIdempotencyKeyOfAnEarlierVersion(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		o := now
+		o.IdempotencyKey, o.At = "k", time.Now()
+		past := o.At.Add(-time.Hour)
+		submit := func() api.Accepted {
+			jobs := stagetest.Numbered(2)
+			jobs[1].RunAt = &past
+			a, err := w.Store.Submit(w.T.Context(), &messages.SubmitGroup{ID: "g", Type: "T", Jobs: jobs, Seal: true}, o)
+			require.NoError(w.T, err)
+			return a
+		}
+		first := submit()
+		keys := w.Conn.Cmd.Keys(w.T.Context(), w.Space.Idempotency("*")).Val()
+		require.Len(w.T, keys, 1)
+		record := stagetest.Decode[map[string]any](w.T, w.Conn.Cmd.Get(w.T.Context(), keys[0]).Val())
+		delete(record, "at_ms")
+		old, err := json.Marshal(record)
+		require.NoError(w.T, err)
+		require.NoError(w.T, w.Conn.Cmd.Set(w.T.Context(), keys[0], old, time.Hour).Err())
+		require.Equal(w.T, first, submit())
+	})
+}
+
+// An invalid submission does not use up its idempotency key.
 func TestInvalidUsesNoIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -248,6 +248,9 @@ func (s *submissions) resolveIdempotencyKey(
 		return first, fmt.Errorf("Idempotency-Key was used before with other content: use a new key: %w",
 			api.ErrConflict)
 	}
+	if first.AtMS == 0 { // an earlier version has stored no time
+		first.AtMS = this.AtMS
+	}
 	return first, nil
 }
 

@@ -69,9 +69,10 @@ func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error)
 // tenantsPerCall is how many tenants one call of Tenants looks at, unless limit is higher.
 const tenantsPerCall = 1000
 
-// Tenants lists tenants by id, implicit ones only with all. The cursor is the id of the last tenant
-// that a call has looked at. A call looks at a bounded number of tenants, so a page may have fewer
-// than limit, even none, and a cursor. A principal of one tenant gets this tenant, if it exists.
+// Tenants lists tenants by id. If all is false, it omits implicit tenants (ledger.ImplicitTenants)
+// and reads a bounded number of tenants, so a page with a cursor may be short or empty. The cursor
+// is the id of the last tenant that the call has looked at. A principal of one tenant gets
+// this tenant, if it exists.
 func (s *tenants) Tenants(ctx context.Context, cursor string, limit int, all bool) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
 	if cursor != "" && !api.ValidID(cursor) {

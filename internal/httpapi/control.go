@@ -67,7 +67,7 @@ const (
 	mergePatchType = "application/merge-patch+json"
 )
 
-// setTenant returns what PUT does: a field that is absent or null gets its default.
+// setTenant returns the function that PUT calls. A field that is absent or null gets its default.
 func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Tenant, error) {
 	return func(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
 		set := api.TenantSettings{RPS: p.RPS.Value, Weight: p.Weight.Value, BasePriority: p.BasePriority.Value}

@@ -49,8 +49,8 @@ type StartReply struct {
 	Tokens []int64      // for each job, in the order of the call: the attempt to report under, or negative
 	Groups []GroupTerms // for each group, in the order of the call
 	AtUS   int64        // Redis time, µs
-	// LastErrors has the last error of each job with the flag Failed, by the job's position in the
-	// call. A deferral is no error.
+	// LastErrors has the last error of the jobs that the caller marked Failed. Its key is the index
+	// of the job among all jobs of the call. It skips deferrals, and jobs without a readable error.
 	LastErrors map[int]JobError
 }
 

@@ -62,7 +62,7 @@ func parseJobError(text string) (JobError, error) {
 	return e, nil
 }
 
-// parseJobErrors reads a record of errors:GROUP. It leaves out what it can't read.
+// parseJobErrors decodes one record of errors:GROUP, the errors of a job. It skips bad lines.
 func parseJobErrors(record string) []JobError {
 	var all []JobError
 	for line := range strings.SplitSeq(record, layout.RecordSeparator) {

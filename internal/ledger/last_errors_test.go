@@ -200,3 +200,29 @@ func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Errors("g"), w.p.Errors("h")).Val())
 	})
 }
+
+// Errors that can't be read stop no start: the jobs of other groups in the same call are in flight
+// already.
+func TestStartWithUnreadableErrors(t *testing.T) {
+	both(t, func(w *world) {
+		for _, g := range []string{"a", "b"} {
+			w.create(g, "acme", "T")
+			w.append(g, 1)
+		}
+		var report []ledger.GroupOutcome
+		for _, j := range w.begin("T", "c", 2) {
+			report = append(report, other(ledger.OutcomeRetry, j, 0)...)
+		}
+		w.outcome("T", report)
+		w.promoteAll("T", 2)
+		require.NoError(w, w.c.Set(w.Context(), w.p.Errors("b"), "a string", 0).Err())
+		jobs := w.read("T", "c")
+		require.Len(w, jobs, 2)
+		w.start("T", jobs)
+		require.Equal(w, "BOOM", jobs[0].last.Code)
+		require.Zero(w, jobs[1].last)
+		for _, j := range jobs {
+			require.EqualValues(w, j.Attempt, j.token, j.Group)
+		}
+	})
+}

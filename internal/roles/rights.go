@@ -40,8 +40,8 @@ func newRights(p *app.Process) (*rights, error) {
 
 func (r *rights) check(ctx context.Context) error { return acl.Check(ctx, r.conn, r.user) }
 
-// step checks once. It logs when rights are missing for the first time, and when all are there
-// again. When Redis does not answer, the last result stays.
+// step checks the rights once. It logs each change: rights are missing, or all are there again. If
+// the check fails for another reason, such as no answer from Redis, step keeps the last result.
 func (r *rights) step(ctx context.Context) {
 	err := r.check(ctx)
 	var missing *acl.Missing

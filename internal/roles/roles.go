@@ -114,8 +114,8 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 
 var errStarting = errors.New("waiting for redis")
 
-// awaitFit waits until Redis answers, and checks that this process may use it: that its user has
-// all rights that the role needs, that Redis is not too old and evicts no keys, that it can have
+// awaitFit waits until Redis answers, and checks that this process may use it: that Redis is not
+// too old and evicts no keys, that its user has all rights that the role needs, that it can have
 // replicas if the process has to wait for some, and that its data has this number of partitions. If
 // ctx ends first, awaitFit returns nil although nothing is checked.
 func awaitFit(
@@ -124,12 +124,12 @@ func awaitFit(
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	var logged time.Time
 	for {
-		err := rights.check(ctx)
-		if err == nil {
-			err = conn.CheckVersion(ctx)
-		}
+		err := conn.CheckVersion(ctx)
 		if err == nil {
 			err = conn.CheckEviction(ctx)
+		}
+		if err == nil {
+			err = rights.check(ctx) // an old Redis can't answer this
 		}
 		if err == nil && p.Config.Redis.WaitReplicas > 0 {
 			err = conn.CheckReplicas(ctx)

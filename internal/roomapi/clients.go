@@ -17,8 +17,8 @@ import (
 const maxBuckets = 1 << 16
 
 // clients holds the limits of streams and of new visitors. It counts by the addresses of
-// clientaddr.Proxies.ClientOf. No limit by address holds for the clients of a proxy that names
-// none.
+// clientaddr.Proxies.ClientOf. If a trusted proxy names no client, only the limit of all streams
+// together holds.
 type clients struct {
 	proxies     clientaddr.Proxies
 	maxOpen     int

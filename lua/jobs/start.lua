@@ -102,11 +102,13 @@ local function begin(group, g, held, ranges, ids)
   return own, begun
 end
 
--- last_errors returns the two newest errors of each of these jobs.
+-- last_errors returns the two newest errors of each of these jobs; none if they can't be read,
+-- since the jobs of other groups have been started before.
 local function last_errors(group, list)
   local ords = {}
   for ordinal in string.gmatch(list, '%d+') do ords[#ords + 1] = ordinal end
-  local found = call('HMGET', B .. 'errors:' .. group, unpack(ords))
+  local found = redis.pcall('HMGET', B .. 'errors:' .. group, unpack(ords))
+  if found.err then return {} end
   for i = 1, #ords do
     local record = found[i] or ''
     local first = string.find(record, '\n', 1, true)

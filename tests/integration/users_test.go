@@ -19,6 +19,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client/stream"
+	_ "github.com/bulkaction/bulkaction/internal/auth/apikey" // its script
 	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/entrytoken"
 	"github.com/bulkaction/bulkaction/internal/redisproc"

@@ -1,6 +1,7 @@
-// Package apikey checks API keys, and stores them in Redis or reads them from a file. It hides the
-// copy of all keys that each process has: no request costs a command to Redis, a revocation takes
-// effect within ten seconds, and a process goes on for a while when Redis is away.
+// Package apikey checks API keys, and stores them in Redis or reads them from a file. It hides that
+// each process has a copy of all keys. An unknown token, or a copy older than ten seconds, makes
+// the process read Redis, at most once a second. All processes refuse a revoked key within ten
+// seconds, but a process that can't reach Redis uses its copy for up to 15 minutes.
 package apikey
 
 import (
@@ -32,7 +33,7 @@ const (
 )
 
 var (
-	// ErrInvalid says that a token is none of a valid key. The answer is 401.
+	// ErrInvalid says that the token does not belong to a valid key. The answer is 401.
 	ErrInvalid = errors.New("the API key is not valid")
 	// ErrUnavailable says that nobody can tell now whether the key is valid, because Redis is away.
 	// The answer is 503.

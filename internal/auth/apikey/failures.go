@@ -27,9 +27,9 @@ func (e *TooManyFailuresError) Error() string {
 	return fmt.Sprintf("too many failed authentications: try again in %v", e.RetryAfter)
 }
 
-// failures limits how many failed authentications are answered as such. A valid key is never
-// limited, so that no client can lock out another one behind the same address. No command to Redis
-// depends on it.
+// failures limits the failed authentications of each client, and of all clients together. Above a
+// limit, the error is a *TooManyFailuresError instead of the cause. A valid key is never limited,
+// so a client can't lock out another one at the same address. A limit saves no command to Redis.
 type failures struct {
 	clients *clientaddr.Limiters
 	all     *rate.Limiter

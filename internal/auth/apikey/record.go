@@ -45,7 +45,7 @@ func (r Record) principal() auth.Principal {
 // Expired reports whether the key is not valid any more at a time.
 func (r Record) Expired(now time.Time) bool { return !r.ExpiresAt.IsZero() && !now.Before(r.ExpiresAt) }
 
-// checkName returns an error about the name of a key. It may be empty.
+// checkName returns an error if the name of a key is not allowed. An empty name is allowed.
 func checkName(name string) error {
 	if utf8.RuneCountInString(name) > maxName || strings.ContainsFunc(name, func(r rune) bool {
 		return r == utf8.RuneError || !unicode.IsPrint(r)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	_ "github.com/bulkaction/bulkaction/internal/auth/apikey" // its script
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	_ "github.com/bulkaction/bulkaction/internal/roles" // its scripts

@@ -86,7 +86,7 @@ func (s Space) PoolSize(worker string) string { return s.prefix + "pool-size:" +
 // the hash of that key.
 func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:" + hash }
 
-// AuthKeys is a hash: hash of an API key → its record (package apikey).
+// AuthKeys is a hash: auth.Hash of a token → the record of its key (package apikey).
 func (s Space) AuthKeys() string { return s.prefix + "auth:keys" }
 
 // OfTenant returns the partition that holds all keys of a tenant.

@@ -91,7 +91,7 @@ func Unpause(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string) 
 	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), layout.GroupPaused).Err())
 }
 
-// SetLastError replaces the errors of a job that is to be retried by one, as JSON.
+// SetLastError replaces the stored errors of a job that waits for a retry with one JSON error.
 func SetLastError(
 	t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, text string,
 ) {
