@@ -277,18 +277,18 @@ func TestIdempotencyKeyOfAnEarlierVersion(t *testing.T) {
 		submit := func() api.Accepted {
 			jobs := stagetest.Numbered(2)
 			jobs[1].RunAt = &past
-			a, err := w.Store.Submit(w.T.Context(), &messages.SubmitGroup{ID: "g", Type: "T", Jobs: jobs, Seal: true}, o)
+			a, err := w.Store.Submit(stagetest.Trusted(w.T), &messages.SubmitGroup{ID: "g", Type: "T", Jobs: jobs, Seal: true}, o)
 			require.NoError(w.T, err)
 			return a
 		}
 		first := submit()
-		keys := w.Conn.Cmd.Keys(w.T.Context(), w.Space.Idempotency("*")).Val()
+		keys := w.Conn.Cmd.Keys(stagetest.Trusted(w.T), w.Space.Idempotency("*")).Val()
 		require.Len(w.T, keys, 1)
-		record := stagetest.Decode[map[string]any](w.T, w.Conn.Cmd.Get(w.T.Context(), keys[0]).Val())
+		record := stagetest.Decode[map[string]any](w.T, w.Conn.Cmd.Get(stagetest.Trusted(w.T), keys[0]).Val())
 		delete(record, "at_ms")
 		old, err := json.Marshal(record)
 		require.NoError(w.T, err)
-		require.NoError(w.T, w.Conn.Cmd.Set(w.T.Context(), keys[0], old, time.Hour).Err())
+		require.NoError(w.T, w.Conn.Cmd.Set(stagetest.Trusted(w.T), keys[0], old, time.Hour).Err())
 		require.Equal(w.T, first, submit())
 	})
 }
