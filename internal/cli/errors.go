@@ -53,6 +53,15 @@ func withHint(err error, format string, args ...any) error {
 	return &hintedError{err, fmt.Sprintf(format, args...)}
 }
 
+// refusedError replaces the text of an error of the API.
+type refusedError struct {
+	text string
+	err  error
+}
+
+func (e *refusedError) Error() string { return e.text }
+func (e *refusedError) Unwrap() error { return e.err }
+
 // failedJobsError says that a group has ended with failed jobs. Its exit code is 3.
 type failedJobsError struct {
 	group      string // "" if the jobs are of several groups

@@ -208,3 +208,47 @@ func TestMistakeMessageOfTheStream(t *testing.T) {
 	require.Equal(t, 1, strings.Count(got.out, "\n"))
 	require.Contains(t, got.out, `"data":"{}"`)
 }
+
+// Another file under the id of a group that is there: the command says what has become of it.
+func TestMistakeSameIDAgain(t *testing.T) {
+	f := newFakeAPI(t)
+	f.keepOpen = true
+	first, second := writeFile(t, "a.csv", "to\na\nb\n"), writeFile(t, "b.csv", "to\nc\n")
+	submit := func(file string, more ...string) run {
+		return f.exec(t.Context(), console{}, append([]string{"submit", "--type", "T", "--id", "g", "--file", file}, more...)...)
+	}
+	require.Equal(t, run{exitOK, "g\n", ""}, submit(first, "--no-seal"))
+	require.Equal(t, "Group g has accepted these jobs before: nothing is new.\n", submit(first, "--no-seal").err)
+	got := submit(writeFile(t, "c.ndjson", "x\n"))
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "none of 1 lines was accepted; group g keeps the jobs that it had")
+	require.EqualValues(t, "CREATED", f.groupByID(t, "g").Status)
+	got = submit(second)
+	require.Equal(t, run{exitOK, "g\n", "Group g had 2 jobs already, and has 3 now; it is sealed now. " +
+		"`bulkaction append` adds jobs and does not seal.\n"}, got)
+	require.Equal(t, run{exitOK, "g\n", "Group g has accepted these jobs before: nothing is new.\n"}, submit(second))
+	got = submit(writeFile(t, "d.csv", "to\nd\n"))
+	require.Equal(t, run{exitError, "", "bulkaction: group g is sealed: it takes no more jobs\nSubmit another file under another --id.\n"}, got)
+}
+
+func TestMistakeOnlyAHeader(t *testing.T) {
+	file := writeFile(t, "a.csv", "to,name\n")
+	got := newFakeAPI(t).exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file)
+	require.Equal(t, run{exitOK, "g\n", "The file " + file + " has no rows behind its header, so it adds no jobs.\n"}, got)
+}
+
+func TestMistakeRejectedLinesAndFailedJobs(t *testing.T) {
+	file := writeFile(t, "a.ndjson", "{\"payload\":\"fail\"}\nx\n")
+	mistake(t, exitFailedJobs, []string{"submit", "--type", "T", "--id", "g", "--file", file, "--wait"},
+		"group g ended with 1 failed jobs of 1; besides, 1 lines were rejected\nSee them with `bulkaction failures g`")
+}
+
+func TestMistakeDurationAsStartTime(t *testing.T) {
+	f := newFakeAPI(t)
+	f.conflict = true
+	for _, jobs := range [][]string{{"--payload", "1"}, {"--file", writeFile(t, "a.csv", "to\na\n")}} {
+		got := f.exec(t.Context(), console{}, append(jobs, "submit", "--type", "T", "--id", "g", "--run-at", "10m")...)
+		require.Equal(t, exitError, got.code)
+		require.Contains(t, got.err, "--run-at 10m is another time in each run of the command")
+	}
+}
