@@ -120,6 +120,10 @@ func newSeal(r *Root) *cobra.Command {
 			return api.Accepted{}, usagef("--total %d: must be 0 or more", total)
 		}
 		return a.Seal(ctx, args[0], &total)
-	}, func(t table, accepted api.Accepted) { t.row(accepted.ID, accepted.Status) })
+	}, func(t table, accepted api.Accepted) {
+		c := accepted.Counts
+		ended := fmt.Sprintf("%s of %s jobs ended", thousands(c.Ended()), thousands(c.Accepted))
+		t.row(accepted.ID, accepted.Status, ended)
+	})
 	return cmd
 }

@@ -47,8 +47,8 @@ type submitted struct {
 	Counts *api.Counts       `json:"counts,omitempty"` // when the jobs were accepted; nil: not known
 	Links  map[string]string `json:"links,omitempty"`
 	Tenant string            `json:"tenant,omitempty"`
-	// Warnings say why the group may not end, or that it existed or got no jobs. Without --json they
-	// are printed to stderr.
+	// Warnings say why the group may not end, or that it existed or got no jobs. Without --json
+	// they are printed to stderr.
 	Warnings []string `json:"warnings,omitempty"`
 	// The next three fields are set with --file.
 	Accepted      *int64          `json:"accepted,omitempty"`
@@ -124,14 +124,15 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 	return s.submitFile(ctx, a, g)
 }
 
-// withRunAtHint adds a hint to the refusal of a group whose --run-at is a duration: the same command
-// has another time when it is run again.
+// withRunAtHint adds a hint to the refusal of a group whose --run-at is a duration: the same
+// command has another time when it is run again.
 func (s *submission) withRunAtHint(err error) error {
 	if _, bad := time.ParseDuration(s.runAt); bad != nil || !errors.Is(err, client.ErrConflict) {
 		return err
 	}
-	return withHint(err, "--run-at %s is another time in each run of the command: to run it again, give --run-at as a "+
-		"time such as 2030-01-31T09:00:00Z. If the group is the one that you mean, it has been submitted before.", s.runAt)
+	return withHint(err, "--run-at %s is another time in each run of the command: to run it again, give --run-at as "+
+		"a time such as 2030-01-31T09:00:00Z. If the group is the one that you mean, it has been submitted before.",
+		s.runAt)
 }
 
 func newSubmitted(accepted api.Accepted, err error) (submitted, error) {

@@ -231,7 +231,7 @@ func TestSubmitHintsHowToContinue(t *testing.T) {
 	f.groups["g"].Sealed = true
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)
-	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit another file under another --id.\n", got.err)
+	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n", got.err)
 	f.groups["g"].Sealed, f.failSeals = false, true
 	got = f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)
