@@ -85,7 +85,7 @@ func TestAttempt(t *testing.T) {
 		"throttle":      {processor.Job{Payload: []byte(`{"do":"throttle"}`)}, verdict(processor.Throttle, "API_THROTTLED", time.Minute, "429"), ""},
 		"defer":         {processor.Job{Payload: []byte(`{"do":"defer"}`)}, verdict(processor.Defer, "RESOURCE_BUSY", time.Hour, "busy"), ""},
 		"permanent":     {processor.Job{Payload: []byte(`{"do":"permanent"}`)}, verdict(processor.Fail, "BAD", 0, "refused"), ""},
-		"panic":         {processor.Job{Payload: []byte(`{"do":"panic"}`)}, verdict(processor.RetryLater, "PANIC", time.Second, "the processor panicked"), ""},
+		"panic":         {processor.Job{Payload: []byte(`{"do":"panic"}`)}, verdict(processor.RetryLater, "PANIC", time.Second, "the processor panicked: see `processor panicked` in the worker's log"), ""},
 		"large":         {processor.Job{Payload: []byte(`{"do":"large"}`)}, verdict(processor.Fail, "RESULT_TOO_LARGE", 0, "the processor's result has 65538 bytes, at most 65536 are kept"), ""},
 		"timeout":       {processor.Job{Payload: []byte(`{"do":"wait"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
 		"late result":   {processor.Job{Payload: []byte(`{"do":"late"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},

@@ -206,7 +206,7 @@ func TestRedisIsAway(t *testing.T) {
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return strings.Contains(log.String(), "waiting for it")
+		return strings.Contains(log.String(), "waiting for it") && strings.Contains(log.String(), "address_set_by=RedisURL")
 	}, patience, 10*time.Millisecond)
 	require.NoError(t, stop())
 }

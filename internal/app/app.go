@@ -70,11 +70,13 @@ func Run(ctx context.Context, o Options, run func(context.Context, *Process) err
 	flags.SetOutput(o.Stderr)
 	healthcheck := flags.Bool("healthcheck", false, "ask the running process whether it is ready: exit code 0 or 1")
 	version := flags.Bool("version", false, "print the version")
-	flags.Usage = func() { usage(flags) }
+	flags.Usage = func() {} // a wrong flag gets one line, not the list of all variables
 	switch err := flags.Parse(o.Args); {
 	case errors.Is(err, flag.ErrHelp):
+		usage(flags)
 		return ExitOK
 	case err != nil:
+		fmt.Fprintf(o.Stderr, "%s: -help lists the flags and the variables\n", flags.Name())
 		return ExitUsage
 	case flags.NArg() > 0:
 		fmt.Fprintf(o.Stderr, "%s: takes no arguments; configure it by environment variables, see -help\n",
@@ -101,7 +103,11 @@ func Run(ctx context.Context, o Options, run func(context.Context, *Process) err
 		return ExitUsage
 	}
 	for _, u := range unknown {
-		p.Tel.Log.Warn("unknown variable", "name", u.Name, "did_you_mean", u.DidYouMean)
+		log := p.Tel.Log.With("name", u.Name)
+		if u.DidYouMean != "" {
+			log = log.With("did_you_mean", u.DidYouMean)
+		}
+		log.Warn("unknown variable")
 	}
 	err = errors.Join(p.run(ctx, run), p.stop(stopTimeout))
 	if err != nil {

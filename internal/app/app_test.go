@@ -198,7 +198,7 @@ func TestExitCodes(t *testing.T) {
 			environ: []string{"BULKACTION_WORKER_COUNT=ten", "BULKACTION_PARTITIONS=0"}, run: neverRun, code: ExitUsage,
 			stderr: []string{"bulkaction-worker: wrong configuration:", `BULKACTION_WORKER_COUNT="ten": must be`, `BULKACTION_PARTITIONS="0": must be`},
 		},
-		"unknown flag": {args: []string{"-verbose"}, run: neverRun, code: ExitUsage, stderr: []string{"-verbose", "BULKACTION_REDIS_URL"}},
+		"unknown flag": {args: []string{"-verbose"}, run: neverRun, code: ExitUsage, stderr: []string{"-verbose", "\nbulkaction-worker: -help lists the flags and the variables\n"}},
 		"argument":     {args: []string{"now"}, run: neverRun, code: ExitUsage, stderr: []string{"takes no arguments"}},
 		"help": {args: []string{"-help"}, run: neverRun, code: ExitOK,
 			stderr: []string{"-healthcheck", "BULKACTION_REDIS_URL=redis://127.0.0.1:6379/0", "Worker pool", "Jobs that one worker process runs at once",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -55,7 +56,9 @@ func LoadSettings(settings map[string]string) (Config, error) {
 	cfg, unknown, err := Load(environ)
 	for _, u := range unknown {
 		problem := fmt.Errorf("%s: there is no such setting", u.Name)
-		if u.DidYouMean != "" {
+		if name := strings.TrimPrefix(u.Name, envPrefix); strings.HasPrefix(name, envPrefix) {
+			problem = fmt.Errorf("%s: leave out %s in the names of settings", name, envPrefix)
+		} else if u.DidYouMean != "" {
 			problem = fmt.Errorf("%w; did you mean %s?", problem, u.DidYouMean)
 		}
 		err = errors.Join(err, problem)

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -128,7 +129,11 @@ func (v Variable) fields(owner reflect.Value) []Variable {
 func (v Variable) parse(environ map[string]string) error {
 	alone := reflect.New(reflect.StructOf([]reflect.StructField{v.field}))
 	if err := env.ParseWithOptions(alone.Interface(), env.Options{Environment: environ, Prefix: v.prefix}); err != nil {
-		return v.mistake(environ[v.Name], "must be "+v.Rule)
+		problem := "must be " + v.Rule
+		if _, err := strconv.ParseFloat(environ[v.Name], 64); err == nil && v.field.Type == durationType {
+			problem += ": give the unit, such as " + environ[v.Name] + "s"
+		}
+		return v.mistake(environ[v.Name], problem)
 	}
 	v.value.Set(alone.Elem().Field(0))
 	if ruleOf(v.field).holds(v.value) {

@@ -28,7 +28,9 @@ func TimeoutError(limit time.Duration) error {
 
 // PanicError returns the error of a job whose processor has panicked. The job is retried. The error
 // leaves the panic's value out, because it may contain a payload.
-func PanicError() error { return processor.Retry("PANIC", errors.New("the processor panicked")) }
+func PanicError() error {
+	return processor.Retry("PANIC", errors.New("the processor panicked: see `processor panicked` in the worker's log"))
+}
 
 var noResult = []byte("null") // callers must not change it
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -63,10 +64,17 @@ func (v *fileFlags) append(ctx context.Context, r *Root, a *client.API, group st
 		return err
 	}
 	defer func() { _ = file.Close() }() // it was only read
-	answer, err := v.send(ctx, r, a, group, file)
+	before, err := a.Group(ctx, group)
+	var answer api.Appended
+	if err == nil {
+		answer, err = v.send(ctx, r, a, group, file)
+	}
 	if isNotFound(err) {
 		return withHint(err, "`bulkaction groups ls` lists the groups; `bulkaction submit --id %s --no-seal "+
 			"--type TYPE` creates this one.", group)
+	}
+	if errors.Is(err, client.ErrConflict) {
+		return takesNoMore(err, group, answer)
 	}
 	if err != nil {
 		return withHint(err, "Group %s has accepted at least %d of the jobs. %s: no job counts twice.",
@@ -75,11 +83,17 @@ func (v *fileFlags) append(ctx context.Context, r *Root, a *client.API, group st
 	if answer.Rejected == nil {
 		answer.Rejected = []api.LineError{}
 	}
-	err = r.show(appended{group, answer}, func(t table) {
-		t.row(group, thousands(answer.Accepted)+" jobs accepted")
-	})
+	row := thousands(answer.Accepted) + " jobs accepted"
+	if now, err := a.Group(ctx, group); err == nil && answer.Accepted > 0 &&
+		now.Counts.Accepted == before.Counts.Accepted {
+		row += " before: nothing is new"
+	}
+	err = r.show(appended{group, answer}, func(t table) { t.row(group, row) })
 	if err != nil {
 		return err
+	}
+	if answer.Accepted == 0 && answer.RejectedTotal == 0 && !r.JSON {
+		r.Notef("%s", file.emptyNote())
 	}
 	if answer.RejectedTotal > 0 {
 		return withHint(fmt.Errorf("%d lines were rejected; the other %d jobs are accepted", answer.RejectedTotal,
@@ -106,6 +120,10 @@ func newSeal(r *Root) *cobra.Command {
 			return api.Accepted{}, usagef("--total %d: must be 0 or more", total)
 		}
 		return a.Seal(ctx, args[0], &total)
-	}, func(t table, accepted api.Accepted) { t.row(accepted.ID, accepted.Status) })
+	}, func(t table, accepted api.Accepted) {
+		c := accepted.Counts
+		ended := fmt.Sprintf("%s of %s jobs ended", thousands(c.Ended()), thousands(c.Accepted))
+		t.row(accepted.ID, accepted.Status, ended)
+	})
 	return cmd
 }

@@ -16,9 +16,9 @@ func TestAppendAndSeal(t *testing.T) {
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal", "--file", file)
 	require.Equal(t, exitOK, got.code, got.err)
 	more := writeFile(t, "b.csv", "to\na@example.com\n")
-	for range 2 { // the repeated command adds nothing
+	for _, before := range []string{"", " before: nothing is new"} {
 		got = f.exec(t.Context(), console{}, "append", "g", "--file", more)
-		require.Equal(t, run{exitOK, "g   1 jobs accepted\n", ""}, got)
+		require.Equal(t, run{exitOK, "g   1 jobs accepted" + before + "\n", ""}, got)
 		require.Len(t, f.groupByID(t, "g").jobs, 3)
 	}
 	got = f.exec(t.Context(), console{}, "append", "g", "--file", file)
@@ -34,7 +34,7 @@ func TestAppendAndSeal(t *testing.T) {
 	require.Contains(t, got.err, "1 lines were rejected; the other 1 jobs are accepted\nCorrect the rejected lines and append them in a file of their own.")
 
 	got = f.exec(t.Context(), console{}, "seal", "g", "--total", "9")
-	require.Equal(t, run{exitOK, "g   CREATED\n", ""}, got)
+	require.Equal(t, run{exitOK, "g   CREATED   0 of 6 jobs ended\n", ""}, got)
 	require.Equal(t, []string{`{"total":9}`}, f.bodies)
 	got = f.exec(t.Context(), console{}, "seal", "g", "--json")
 	require.Equal(t, exitOK, got.code, got.err)
@@ -43,7 +43,7 @@ func TestAppendAndSeal(t *testing.T) {
 
 	got = f.exec(t.Context(), console{}, "append", "g", "--file", writeFile(t, "d.ndjson", "{\"payload\":4}\n"))
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "group is sealed: it accepts no more jobs")
+	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n", got.err)
 	got = f.exec(t.Context(), console{}, "append", "nosuch", "--file", file)
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "`bulkaction groups ls` lists the groups")

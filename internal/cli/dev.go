@@ -43,12 +43,16 @@ func checkDev(ctx context.Context, o dev.Options) error {
 		}
 	}
 	if o.Addr != "" {
-		_, port, err := net.SplitHostPort(o.Addr)
+		host, port, err := net.SplitHostPort(o.Addr)
 		if err == nil {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
 			return usagef("--addr %q: must be host:port with a port from 0 to 65535, such as 127.0.0.1:8081", o.Addr)
+		}
+		if host == "" && os.Getenv("BULKACTION_API_ALLOW_UNAUTHENTICATED") == "" {
+			return usagef("--addr %q: give the host, too, such as 127.0.0.1:%s: the API has no authentication yet, "+
+				"so it listens at all addresses only with BULKACTION_API_ALLOW_UNAUTHENTICATED=true", o.Addr, port)
 		}
 	}
 	address := cmp.Or(o.Addr, os.Getenv("BULKACTION_API_ADDR"), "127.0.0.1:8080")
@@ -109,6 +113,10 @@ func newDev(r *Root) *cobra.Command {
 			if address := unreachableRedis(cmd.Context(), o.RedisURL); address != "" {
 				r.Notef("Redis does not answer at %s yet: waiting for it. Start it, or give its address with "+
 					"--redis-url; without --redis-url, dev runs an embedded Redis.", address)
+			}
+			if o.RedisURL == "" && os.Getenv("BULKACTION_REDIS_URL") != "" {
+				r.Notef("dev does not use BULKACTION_REDIS_URL: it runs an embedded Redis unless --redis-url names " +
+					"another.")
 			}
 			embedded, mail := o.RedisURL == "", unreachableMailServer(cmd.Context())
 			scheme := "http://"

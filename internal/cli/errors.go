@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -52,6 +53,15 @@ func (e *hintedError) Unwrap() error { return e.error }
 func withHint(err error, format string, args ...any) error {
 	return &hintedError{err, fmt.Sprintf(format, args...)}
 }
+
+// refusedError replaces the text of an error of the API.
+type refusedError struct {
+	text string
+	err  error
+}
+
+func (e *refusedError) Error() string { return e.text }
+func (e *refusedError) Unwrap() error { return e.err }
 
 // failedJobsError says that a group has ended with failed jobs. Its exit code is 3.
 type failedJobsError struct {
@@ -120,6 +130,9 @@ func advice(err error) string {
 	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "dial" {
 		return "Is it running? Start it with `bulkaction dev`, or give its address with --api or BULKACTION_API."
 	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return "Is this the API's port? The API is ingest, by default " + defaultAddress + " (--api or BULKACTION_API)."
+	}
 	e, ok := errors.AsType[*client.Error](err)
 	if !ok {
 		return ""
@@ -131,7 +144,8 @@ func advice(err error) string {
 	case http.StatusUnauthorized:
 		return "Give an API key with --api-key-file, BULKACTION_API_KEY_FILE or BULKACTION_API_KEY."
 	case http.StatusNotFound:
-		return "Check the group's id and the server's address (--api or BULKACTION_API)."
+		return "Check the group's id and the server's address (--api or BULKACTION_API). If it was sent " +
+			"through Redis, `bulkaction rejected` says whether it was rejected, and why."
 	case http.StatusTooManyRequests:
 		return "The server has more work than it can take. Try again later."
 	case http.StatusServiceUnavailable:

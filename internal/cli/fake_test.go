@@ -39,6 +39,8 @@ type fakeAPI struct {
 	tenants         map[string]api.TenantSettings
 	bodies          []string // of PUT requests, and of seals with a total
 	warnings        []string // of each submission
+	conflict        bool     // submissions are answered with 409
+	failSeals       bool     // seals are answered with 500
 	refusal         string   // if set, appends are answered with 422 and this text
 }
 
@@ -121,6 +123,10 @@ func (f *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		problem(w, http.StatusUnprocessableEntity, err.Error(), fields...)
+		return
+	}
+	if f.conflict {
+		problem(w, http.StatusConflict, "group g: another group has this id")
 		return
 	}
 	f.mu.Lock()
@@ -227,7 +233,9 @@ func (f *fakeAPI) append(w http.ResponseWriter, r *http.Request) {
 	}
 	key := r.Header.Get("Idempotency-Key")
 	if g.Sealed && !g.keys[key] {
-		problem(w, http.StatusConflict, "group "+g.ID+": group is sealed: it accepts no more jobs")
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusConflict)
+		_ = json.NewEncoder(w).Encode(api.Problem{Status: http.StatusConflict, Code: api.Sealed, Detail: "group " + g.ID + " is RUNNING"})
 		return
 	}
 	if !g.keys[key] {
@@ -245,6 +253,9 @@ func (f *fakeAPI) command(w http.ResponseWriter, r *http.Request) {
 	}
 	defer unlock()
 	switch verb := r.PathValue("verb"); {
+	case verb == "seal" && f.failSeals:
+		problem(w, http.StatusInternalServerError, "no")
+		return
 	case verb == "seal" && r.ContentLength > 0:
 		body, _ := io.ReadAll(r.Body)
 		f.bodies = append(f.bodies, string(body))

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -90,7 +92,15 @@ func newWatch(r *Root) *cobra.Command {
 			"each event, and then a summary. The exit code is 3 if the group ends with failed jobs.",
 		Args: requireID("group"),
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
-			g, err := r.follow(ctx, a, args[0], r.printEvent)
+			first := true
+			g, err := r.follow(ctx, a, args[0], func(e api.Event) error {
+				if first && !r.JSON && e.Group != nil && neverEnds(*e.Group) { // no bar is shown yet
+					r.Notef("Group %[1]s is not sealed, so it does not end: `bulkaction seal %[1]s` says that it has "+
+						"all its jobs.", e.Group.ID)
+				}
+				first = first && e.Group == nil
+				return r.printEvent(e)
+			})
 			if err != nil {
 				return err
 			}
@@ -132,7 +142,20 @@ func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(a
 	return a.Group(ctx, id)
 }
 
+// neverEnds reports whether a group ends only after somebody seals it.
+func neverEnds(g api.Group) bool { return !g.Sealed && g.Total == nil && !g.Status.Ended() }
+
 const typeProgress = "group.progress"
+
+// isPast reports whether the group has left the status of an event. Then its counts are not those
+// of that time.
+func isPast(g api.Group) bool {
+	at := slices.Index(lifecycle, strings.ToLower(string(g.Status)))
+	return slices.ContainsFunc(lifecycle[at+1:], func(later string) bool {
+		_, reached := g.Timestamps[later]
+		return reached
+	})
+}
 
 // printEvent prints an event as JSON, or a line for a change of state, unless a bar on the same
 // terminal shows it.
@@ -143,8 +166,11 @@ func (r *Root) printEvent(e api.Event) error {
 	if e.Group == nil || e.Type == typeProgress || (r.IsTerminal && r.OutIsTerminal) {
 		return nil
 	}
-	line := fmt.Sprintf("%s %-11s %s, %s failed\n", formatTime(e.At), e.Group.Status, progressText(*e.Group),
-		thousands(e.Group.Counts.Failed))
+	line := fmt.Sprintf("%s %s\n", formatTime(e.At), e.Group.Status)
+	if !isPast(*e.Group) {
+		line = fmt.Sprintf("%s %-11s %s, %s failed\n", formatTime(e.At), e.Group.Status, progressText(*e.Group),
+			thousands(e.Group.Counts.Failed))
+	}
 	_, err := io.WriteString(r.Out, line)
 	return err
 }

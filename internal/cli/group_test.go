@@ -119,7 +119,7 @@ func TestJobs(t *testing.T) {
 	got := f.exec(t.Context(), console{}, "jobs", "g", "--state", "In-Flight")
 	require.Equal(t, run{exitOK, "" +
 		"JOB        KEY                  STATE      ATTEMPTS LAST ERROR\n" +
-		"0          -                    in_flight  1        -\n" +
+		"0          ?                    in_flight  1        -\n" +
 		"1          customer-7           in_flight  2        SMTP_550: no such user\n", ""}, got)
 	got = f.exec(t.Context(), console{}, "jobs", "g", "--limit", "1")
 	require.Contains(t, got.err, "Only the first 1 are printed; --all prints all.")
@@ -145,7 +145,7 @@ func TestCancelAndRetry(t *testing.T) {
 	require.Equal(t, exitError, got.code)
 	require.Equal(t, "bulkaction: cancel group g: 409 Conflict: group g is COMPLETED: cancel is not possible\n", got.err)
 
-	require.Equal(t, run{exitOK, "g   RUNNING\n", ""}, f.exec(t.Context(), console{}, "retry", "g"))
+	require.Equal(t, run{exitOK, "g   RUNNING   failed jobs run again\n", ""}, f.exec(t.Context(), console{}, "retry", "g"))
 	require.Equal(t, 2, f.groupByID(t, "g").Round)
 	got = f.exec(t.Context(), console{}, "retry", "g", "--job", "x")
 	require.Equal(t, exitUsage, got.code, got.err)

@@ -132,6 +132,14 @@ func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 	return j, nil
 }
 
+// emptyNote says that the file has no jobs.
+func (j *jobFile) emptyNote() string {
+	if j.csv {
+		return fmt.Sprintf("The file %s has no rows behind its header, so it adds no jobs.", j.name)
+	}
+	return fmt.Sprintf("The file %s has no lines, so it adds no jobs.", j.name)
+}
+
 // checkHeader reads the header of CSV, and then lets the file begin with it again.
 func (j *jobFile) checkHeader() error {
 	var head bytes.Buffer

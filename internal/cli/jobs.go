@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -19,9 +20,10 @@ func newJobs(r *Root) *cobra.Command {
 	var filter client.JobFilter
 	var list listFlags
 	cmd := &cobra.Command{
-		Use:     "jobs GROUP [--state STATE] [--key KEY]",
-		Short:   "List a group's jobs",
-		Long:    "List a group's jobs, or find one by its key, in a group that was submitted with --unique-keys.",
+		Use:   "jobs GROUP [--state STATE] [--key KEY]",
+		Short: "List a group's jobs",
+		Long: "List a group's jobs, or find one by its key, in a group that was submitted with --unique-keys. The\n" +
+			"list has the keys of jobs with an error; of other jobs it prints ?, and results has their keys.",
 		Example: "  bulkaction jobs promo-7 --state in_flight",
 		Args: func(cmd *cobra.Command, args []string) error {
 			filter.State = strings.ReplaceAll(strings.ToLower(filter.State), "-", "_")
@@ -42,7 +44,11 @@ func newJobs(r *Root) *cobra.Command {
 					if j.LastError != nil {
 						last = j.LastError.Code + ": " + j.LastError.Error
 					}
-					return []any{j.Ordinal, cmp.Or(j.Key, "-"), j.State, j.Attempts, last}
+					key := cmp.Or(j.Key, "-")
+					if j.Key == "" && j.LastError == nil {
+						key = "?" // the list knows only the keys of jobs with an error
+					}
+					return []any{j.Ordinal, key, j.State, j.Attempts, last}
 				},
 			})
 		}),
@@ -112,9 +118,16 @@ func newRetry(r *Root) *cobra.Command {
 		Example: "  bulkaction retry promo-7 --code SMTP_451 --code TIMEOUT",
 		Args:    requireID("group"),
 		RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.Accepted, error) {
-			return a.RetryChosen(ctx, args[0], choice)
+			answer, err := a.RetryChosen(ctx, args[0], choice)
+			if !errors.Is(err, client.ErrConflict) {
+				return answer, err
+			}
+			if g, lost := a.Group(ctx, args[0]); lost == nil && !g.Status.Ended() {
+				err = withHint(err, "`bulkaction watch %s` waits for its end.", args[0])
+			}
+			return answer, err
 		}, func(t table, answer api.Accepted) {
-			t.row(answer.ID, answer.Status)
+			t.row(answer.ID, answer.Status, "failed jobs run again")
 		}),
 	}
 	cmd.Flags().StringArrayVar(&choice.Codes, "code", nil, "only jobs that failed with this code (repeatable)")

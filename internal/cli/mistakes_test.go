@@ -2,13 +2,16 @@ package cli
 
 import (
 	"context"
+	"io"
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/dev"
 )
@@ -79,7 +82,7 @@ func TestMistakeOrdinalIsNoNumber(t *testing.T) {
 }
 
 func TestMistakeUnknownGroup(t *testing.T) {
-	mistake(t, exitError, []string{"status", "nosuch"}, "group nosuch: not found", "Check the group's id")
+	mistake(t, exitError, []string{"status", "nosuch"}, "group nosuch: not found", "Check the group's id", "`bulkaction rejected`")
 	mistake(t, exitError, []string{"append", "nosuch", "--file", writeFile(t, "a.ndjson", "{\"payload\":1}\n")},
 		"`bulkaction groups ls` lists the groups")
 }
@@ -183,6 +186,26 @@ func TestMistakeMisspeltVariable(t *testing.T) {
 	require.Equal(t, []app.Unknown{{Name: "BULKACTION_REDIS_URI", DidYouMean: "BULKACTION_REDIS_URL"}}, unknown, "each role logs it")
 }
 
+func TestMistakeNameOfASetting(t *testing.T) {
+	_, err := app.LoadSettings(map[string]string{"BULKACTION_WORKER_COUNT": "4"})
+	require.ErrorIs(t, err, app.ErrConfig)
+	require.ErrorContains(t, err, "BULKACTION_WORKER_COUNT: leave out BULKACTION_ in the names of settings")
+}
+
+func TestMistakeDurationWithoutUnit(t *testing.T) {
+	_, _, err := app.Load([]string{"BULKACTION_JOB_TIMEOUT=30"})
+	require.ErrorContains(t, err, `BULKACTION_JOB_TIMEOUT="30": must be a duration`)
+	require.ErrorContains(t, err, ": give the unit, such as 30s")
+}
+
+func TestMistakeDevWithAVariableForRedis(t *testing.T) {
+	t.Setenv("BULKACTION_REDIS_URL", "redis://127.0.0.1:6379/0")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	got := console{}.exec(ctx, "dev", "--addr", "127.0.0.1:0")
+	require.Contains(t, got.err, "dev does not use BULKACTION_REDIS_URL")
+}
+
 // The server warns of a type that no worker serves, of one in lower case, and of a group that is
 // not sealed. The command prints what it says.
 func TestMistakeWarnings(t *testing.T) {
@@ -223,4 +246,111 @@ func TestMistakeMessageOfTheStream(t *testing.T) {
 	got = f.exec(t.Context(), console{}, "rejected", "--data", "--limit", "1", "--json")
 	require.Equal(t, 1, strings.Count(got.out, "\n"))
 	require.Contains(t, got.out, `"data":"{}"`)
+}
+
+// Another file under the id of a group that is there: the command says what has become of it.
+func TestMistakeSameIDAgain(t *testing.T) {
+	f := newFakeAPI(t)
+	f.keepOpen = true
+	first, second := writeFile(t, "a.csv", "to\na\nb\n"), writeFile(t, "b.csv", "to\nc\n")
+	submit := func(file string, more ...string) run {
+		return f.exec(t.Context(), console{}, append([]string{"submit", "--type", "T", "--id", "g", "--file", file}, more...)...)
+	}
+	require.Equal(t, run{exitOK, "g\n", ""}, submit(first, "--no-seal"))
+	require.Equal(t, "Group g has accepted these jobs before: nothing is new.\n", submit(first, "--no-seal").err)
+	got := submit(writeFile(t, "c.ndjson", "x\n"))
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "none of 1 lines was accepted; group g keeps the jobs that it had")
+	require.EqualValues(t, "CREATED", f.groupByID(t, "g").Status)
+	got = submit(second)
+	require.Equal(t, run{exitOK, "g\n", "Group g had 2 jobs already, and has 3 now; it is sealed now. " +
+		"`bulkaction append` adds jobs and does not seal.\n"}, got)
+	require.Equal(t, run{exitOK, "g\n", "Group g has accepted these jobs before: nothing is new.\n"}, submit(second))
+	got = submit(writeFile(t, "d.csv", "to\nd\n"))
+	require.Equal(t, run{exitError, "", "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n"}, got)
+}
+
+func TestMistakeOnlyAHeader(t *testing.T) {
+	file := writeFile(t, "a.csv", "to,name\n")
+	got := newFakeAPI(t).exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--file", file)
+	require.Equal(t, run{exitOK, "g\n", "The file " + file + " has no rows behind its header, so it adds no jobs.\n"}, got)
+}
+
+func TestMistakeRejectedLinesAndFailedJobs(t *testing.T) {
+	file := writeFile(t, "a.ndjson", "{\"payload\":\"fail\"}\nx\n")
+	mistake(t, exitFailedJobs, []string{"submit", "--type", "T", "--id", "g", "--file", file, "--wait"},
+		"group g ended with 1 failed jobs of 1; besides, 1 lines were rejected\nSee them with `bulkaction failures g`")
+}
+
+func TestMistakeDurationAsStartTime(t *testing.T) {
+	f := newFakeAPI(t)
+	f.conflict = true
+	for _, jobs := range [][]string{{"--payload", "1"}, {"--file", writeFile(t, "a.csv", "to\na\n")}} {
+		got := f.exec(t.Context(), console{}, append(jobs, "submit", "--type", "T", "--id", "g", "--run-at", "10m")...)
+		require.Equal(t, exitError, got.code)
+		require.Contains(t, got.err, "--run-at 10m is another time in each run of the command")
+	}
+}
+
+// A group that is not sealed has no end to wait for. States that are past are printed without
+// counts, which are those of now.
+func TestMistakeWatchOfAGroupThatIsNotSealed(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)
+	watched := make(chan run)
+	go func() { watched <- f.exec(t.Context(), console{}, "watch", "g") }()
+	require.Eventually(t, func() bool { return f.called("GET /v1/groups/g/events") }, waitFor, tick)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "seal", "g").code)
+	got := <-watched
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Equal(t, "Group g is not sealed, so it does not end: `bulkaction seal g` says that it has all its jobs.\n", got.err)
+
+	past := api.Group{Status: api.StatusCreated, Timestamps: map[string]time.Time{"created": epoch, "running": epoch}}
+	require.True(t, isPast(past))
+	past.Status = api.StatusRunning
+	require.False(t, isPast(past))
+}
+
+func TestMistakeRetryOfARunningGroup(t *testing.T) {
+	f := newFakeAPI(t)
+	f.keepOpen = true
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
+	got := f.exec(t.Context(), console{}, "retry", "g")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "\n`bulkaction watch g` waits for its end.\n")
+}
+
+func TestMistakeUnknownKeysInAList(t *testing.T) {
+	f := newFakeAPI(t)
+	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)
+	require.Regexp(t, `(?m)^0 +\? +`, f.exec(t.Context(), console{}, "jobs", "g").out)
+}
+
+func TestMistakePortOfAnotherService(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	go func() {
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+			_, _ = conn.Read(make([]byte, 1))
+			_ = conn.(*net.TCPConn).CloseWrite() // ends without an answer, and without a reset
+			_, _ = io.Copy(io.Discard, conn)
+			_ = conn.Close()
+		}
+	}()
+	got := console{}.exec(t.Context(), "stats", "--api", l.Addr().String())
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "Is this the API's port?")
+}
+
+func TestMistakeHelpNamesValues(t *testing.T) {
+	got := console{}.exec(t.Context(), "submit", "--help")
+	require.Regexp(t, `--unique-keys +refuse a job whose key`, got.out)
+}
+
+func TestMistakeAddressWithoutHost(t *testing.T) {
+	t.Setenv("BULKACTION_API_ALLOW_UNAUTHENTICATED", "")
+	got := console{}.exec(t.Context(), "dev", "--addr", ":18080")
+	require.Equal(t, exitUsage, got.code)
+	require.Contains(t, got.err, `--addr ":18080": give the host, too, such as 127.0.0.1:18080`)
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -22,7 +23,8 @@ func newSubmit(r *Root) *cobra.Command {
 			"in CSV the\n" +
 			"header row names the payload's fields. With --id or --idempotency-key, the same command can be run\n" +
 			"again after an interruption, and no job counts twice. --dry-run checks the jobs and sends nothing.\n" +
-			"With --wait the exit code is 3 if the group ends with failed jobs, and 1 if it is cancelled.",
+			"The exit code is 1 if lines of the file were rejected. With --wait it is 3 if the group ends with\n" +
+			"failed jobs, and 1 if it is cancelled.",
 		Example: "  bulkaction submit --type SEND_EMAIL --tenant acme --file recipients.csv --wait\n" +
 			"  bulkaction submit --type NOOP --payload '{\"sleep_ms\": 10}' --aggregate as=n,op=count",
 		Args: cobra.NoArgs,
@@ -45,7 +47,8 @@ type submitted struct {
 	Counts *api.Counts       `json:"counts,omitempty"` // when the jobs were accepted; nil: not known
 	Links  map[string]string `json:"links,omitempty"`
 	Tenant string            `json:"tenant,omitempty"`
-	// Warnings say why the group may not end. Without --json they are printed to stderr.
+	// Warnings say why the group may not end, or that it existed or got no jobs. Without --json
+	// they are printed to stderr.
 	Warnings []string `json:"warnings,omitempty"`
 	// The next three fields are set with --file.
 	Accepted      *int64          `json:"accepted,omitempty"`
@@ -112,12 +115,24 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 		s.root.Notef("--run-at %s is in the past: the jobs start at once.", s.runAt)
 	}
 	if s.file == "" {
-		return newSubmitted(a.Submit(ctx, g, s.callOptions()...))
+		out, err := newSubmitted(a.Submit(ctx, g, s.callOptions()...))
+		return out, s.withRunAtHint(err)
 	}
 	if g.ID == "" && s.key == "" { // with a key, the server's first answer has the id
 		g.ID = uuid.NewString() // chosen here, so that the hint after an interruption can name it
 	}
 	return s.submitFile(ctx, a, g)
+}
+
+// withRunAtHint adds a hint to the refusal of a group whose --run-at is a duration: the same
+// command has another time when it is run again.
+func (s *submission) withRunAtHint(err error) error {
+	if _, bad := time.ParseDuration(s.runAt); bad != nil || !errors.Is(err, client.ErrConflict) {
+		return err
+	}
+	return withHint(err, "--run-at %s is another time in each run of the command: to run it again, give --run-at as "+
+		"a time such as 2030-01-31T09:00:00Z. If the group is the one that you mean, it has been submitted before.",
+		s.runAt)
 }
 
 func newSubmitted(accepted api.Accepted, err error) (submitted, error) {
@@ -145,11 +160,15 @@ func (s *submission) await(ctx context.Context, a *client.API, out *submitted) e
 // was cancelled.
 func (s *submission) checkOutcome(out submitted) error {
 	if g := out.Group; g != nil {
-		if err := failedJobs(*g); err != nil {
-			return err
+		rejected := ""
+		if out.RejectedTotal > 0 {
+			rejected = fmt.Sprintf("; besides, %d lines were rejected", out.RejectedTotal)
+		}
+		if failed := failedJobs(*g); failed != nil {
+			return &refusedError{failed.Error() + rejected, failed}
 		}
 		if g.Status == api.StatusCancelled {
-			return fmt.Errorf("group %s was cancelled: %d jobs did not run", g.ID, g.Counts.Cancelled)
+			return fmt.Errorf("group %s was cancelled: %d jobs did not run%s", g.ID, g.Counts.Cancelled, rejected)
 		}
 	}
 	if out.RejectedTotal > 0 {

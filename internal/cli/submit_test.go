@@ -89,14 +89,21 @@ func TestSubmitFile(t *testing.T) {
 			}
 			args := append([]string{"submit", "--type", "T", "--id", "g", "--file", path}, c.args...)
 			got := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
-			require.Equal(t, run{exitOK, "g\n", ""}, got)
+			note := ""
+			if c.jobs == 0 {
+				note = "The file " + path + " has no lines, so it adds no jobs.\n"
+			}
+			require.Equal(t, run{exitOK, "g\n", note}, got)
 			g := f.groupByID(t, "g")
 			require.Len(t, g.jobs, c.jobs)
 			require.True(t, g.Sealed)
 			require.False(t, g.submitted.Seal, "the group is sealed only after the upload")
 
 			again := f.exec(t.Context(), console{in: strings.NewReader(c.stdin)}, args...)
-			require.Equal(t, got, again, "the repeated command must print the same")
+			if c.jobs > 0 {
+				note = "Group g has accepted these jobs before: nothing is new.\n"
+			}
+			require.Equal(t, run{exitOK, "g\n", note}, again)
 			require.Len(t, f.groupByID(t, "g").jobs, c.jobs)
 		})
 	}
@@ -224,8 +231,12 @@ func TestSubmitHintsHowToContinue(t *testing.T) {
 	f.groups["g"].Sealed = true
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "bulkaction: append to group g: 409 Conflict: group g: group is sealed: it accepts no more jobs\n")
-	require.Contains(t, got.err, "Run the same command again and the same input, to continue: no job counts twice. Or `bulkaction cancel g`.")
+	require.Equal(t, "bulkaction: group g is sealed: it takes no more jobs\nSubmit the file as a group of its own, under another --id.\n", got.err)
+	f.groups["g"].Sealed, f.failSeals = false, true
+	got = f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "Group g has accepted at least 1 jobs and is not sealed. "+
+		"Run the same command again and the same input, to continue: no job counts twice. Or `bulkaction cancel g`.")
 }
 
 func TestSubmitInterruptedWhileSending(t *testing.T) {

@@ -26,16 +26,27 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Sub
 
 	accepted, err := a.Submit(ctx, g, s.callOptions()...)
 	if err != nil {
-		return submitted{}, err
+		return submitted{}, s.withRunAtHint(err)
+	}
+	before := api.Group{}
+	if s.id != "" || s.key != "" {
+		before, _ = a.Group(ctx, accepted.ID) // only for a note, so that an error does no harm
 	}
 	appended, err := s.send(ctx, s.root, a, accepted.ID, file)
 	if err != nil {
 		if refused := s.cancelRefused(ctx, a, accepted.ID, err); refused != nil {
 			return submitted{}, refused
 		}
+		if errors.Is(err, client.ErrConflict) {
+			return submitted{}, takesNoMore(err, accepted.ID, appended)
+		}
 		return submitted{}, s.withResumeHint(err, accepted.ID, appended)
 	}
 	if appended.Accepted == 0 && appended.RejectedTotal > 0 {
+		if g, err := a.Group(ctx, accepted.ID); err != nil || g.Counts.Accepted > 0 {
+			return submitted{}, fmt.Errorf("none of %d lines was accepted; group %s keeps the jobs that it had",
+				appended.RejectedTotal, accepted.ID)
+		}
 		if _, err := a.Cancel(ctx, accepted.ID); err != nil {
 			return submitted{}, fmt.Errorf("none of %d lines was accepted, and group %s could not be cancelled: %w",
 				appended.RejectedTotal, accepted.ID, err)
@@ -45,12 +56,21 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Sub
 	}
 	if !s.noSeal {
 		sealed, err := a.Seal(ctx, accepted.ID, nil)
+		if errors.Is(err, client.ErrConflict) {
+			return submitted{}, takesNoMore(err, accepted.ID, appended)
+		}
 		if err != nil {
 			return submitted{}, s.withResumeHint(err, accepted.ID, appended)
 		}
 		accepted.Status, accepted.Counts = sealed.Status, sealed.Counts
 	}
 	out, err := newSubmitted(accepted, nil)
+	if note := s.noteExisting(ctx, a, before, out); note != "" {
+		out.Warnings = append(out.Warnings, note)
+	}
+	if appended.Accepted == 0 {
+		out.Warnings = append(out.Warnings, file.emptyNote())
+	}
 	if s.noSeal {
 		out.Counts = nil
 	}
@@ -73,6 +93,45 @@ func (s *submission) cancelRefused(ctx context.Context, a *client.API, group str
 	}
 	return withHint(fmt.Errorf("%w; group %s has no jobs and is cancelled", err, group),
 		"Correct %s and submit it as a new group.", s.file)
+}
+
+// noteExisting says what the command has added to a group that had jobs before it; "" for a new
+// group. before is the group as it was then. After --no-seal it reads the group; otherwise out has
+// the counts.
+func (s *submission) noteExisting(ctx context.Context, a *client.API, before api.Group, out submitted) string {
+	had, has := before.Counts.Accepted, out.Counts.Accepted
+	if had == 0 {
+		return ""
+	}
+	if s.noSeal {
+		now, err := a.Group(ctx, out.ID)
+		if err != nil {
+			return ""
+		}
+		has = now.Counts.Accepted
+	}
+	text := fmt.Sprintf("Group %s had %s jobs already, and has %s now", out.ID, thousands(had), thousands(has))
+	if had == has {
+		text = fmt.Sprintf("Group %s has accepted these jobs before: nothing is new", out.ID)
+	}
+	if !s.noSeal && !before.Sealed {
+		text += "; it is sealed now. `bulkaction append` adds jobs and does not seal"
+	}
+	return text + "."
+}
+
+// takesNoMore says that a group takes no more jobs, so that to repeat the command is no help.
+func takesNoMore(err error, group string, appended api.Appended) error {
+	text := fmt.Sprintf("group %s takes no more jobs", group)
+	if e, ok := errors.AsType[*client.Error](err); ok && e.Problem.Code == api.Sealed {
+		text = fmt.Sprintf("group %s is sealed: it takes no more jobs", group)
+	} else if ok && e.Problem.Detail != "" {
+		text = e.Problem.Detail
+	}
+	if appended.Accepted > 0 {
+		text += fmt.Sprintf("; it has accepted %s jobs of this file", thousands(appended.Accepted))
+	}
+	return withHint(&refusedError{text, err}, "Submit the file as a group of its own, under another --id.")
 }
 
 // withResumeHint adds a hint how to continue after an interrupted submission.

@@ -44,7 +44,8 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&v.failureThreshold, "failure-threshold", 1,
 		"share of failed jobs, above 0 to 1, at which the group is FAILED")
 	f.StringVar(&v.runAt, "run-at", "",
-		"start no job before: a time such as 2030-01-31T09:00:00Z, or a duration from now such as 10m")
+		"start no job before: a time such as 2030-01-31T09:00:00Z, or a duration from now such as 10m;\n"+
+			"with a duration the command can't be run again with the same --id or --idempotency-key")
 	f.StringArrayVar(&v.aggregates, "aggregate", nil,
 		"reduce the results, for example as=cost,op=sum,field=data.cost, or with over=failed the errors (repeatable)")
 
@@ -53,7 +54,7 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&v.body, "body", "",
 		"submit this file unchanged as the body of POST /v1/groups; - is standard input")
 	f.BoolVar(&v.uniqueKeys, "unique-keys", false,
-		"refuse a job whose key another job of the group has; `jobs GROUP --key KEY` finds a job then")
+		"refuse a job whose key another job of the group has; jobs GROUP --key KEY finds a job then")
 	f.BoolVar(&v.noSeal, "no-seal", false, "do not seal the group: more jobs will be appended later")
 	f.BoolVar(&v.wait, "wait", false, "wait until the group has ended")
 }

@@ -102,11 +102,13 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 		return err
 	case err != nil:
 		p := s.problem(w, r, err).Problem
-		p.Detail += fmt.Sprintf("; %d jobs were stored before: ", a.answer.Accepted)
-		if key == "" {
-			p.Detail += fmt.Sprintf("send the body from line %d on", a.nextLine)
-		} else {
-			p.Detail += "send the same body again with the same Idempotency-Key"
+		p.Detail += fmt.Sprintf("; %d jobs were stored before", a.answer.Accepted)
+		switch {
+		case p.Status == http.StatusConflict: // the group takes no more jobs, so to send them again is no help
+		case key == "":
+			p.Detail += fmt.Sprintf(": send the body from line %d on", a.nextLine)
+		default:
+			p.Detail += ": send the same body again with the same Idempotency-Key"
 		}
 		writeJSON(w, p.Status, "application/problem+json", api.AppendProblem{
 			Problem:  p,

@@ -188,6 +188,11 @@ func TestErrorInTheMiddleOfAnAppendReportsWhatIsStored(t *testing.T) {
 			require.EqualValues(t, 999, p.Accepted)
 			require.EqualValues(t, 1, p.RejectedTotal, "rejected lines of the batch that failed are not counted")
 			require.EqualValues(t, 1001, p.NextLine)
+			if c.status == 409 {
+				require.Contains(t, p.Detail, "999 jobs were stored before")
+				require.NotContains(t, p.Detail, "send the body", "the group takes no more jobs")
+				return
+			}
 			require.Contains(t, p.Detail, "999 jobs were stored before: send the body from line 1001 on")
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -96,7 +97,8 @@ func problemOf(err error) (p *problemError, known bool) {
 	case errors.Is(err, api.ErrSealed):
 		p = newProblem(api.Sealed, err.Error())
 	case errors.Is(err, api.ErrConflict):
-		p = newProblem(api.Conflict, err.Error())
+		// the code says the kind
+		p = newProblem(api.Conflict, strings.TrimSuffix(err.Error(), ": "+api.ErrConflict.Error()))
 	case errors.Is(err, api.ErrChanged):
 		p = newProblem(api.Changed, err.Error())
 	case errors.Is(err, api.ErrNotConfigured):

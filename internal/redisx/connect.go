@@ -84,7 +84,7 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 		if log == nil {
 			log = slog.Default()
 		}
-		log.WarnContext(ctx, "redis is away, going on without it", "redis", o.String(), "error", err)
+		log.WarnContext(ctx, "redis does not answer", "redis", o.String(), "error", err)
 	}
 	return c, nil
 }

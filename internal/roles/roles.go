@@ -142,8 +142,12 @@ func awaitFit(
 		}
 		if time.Since(logged) >= time.Minute {
 			logged = time.Now()
-			p.Tel.Log.Warn("redis is away or its memory is full, waiting for it; BULKACTION_REDIS_URL sets its address",
-				"redis", conn.String(), "error", err)
+			setting := "BULKACTION_REDIS_URL"
+			if p.Embedded {
+				setting = "RedisURL"
+			}
+			p.Tel.Log.Warn("redis is away or its memory is full, waiting for it",
+				"redis", conn.String(), "address_set_by", setting, "error", err)
 		}
 		if redisx.Sleep(ctx, backoff.Next()) != nil {
 			return nil // the process was told to stop

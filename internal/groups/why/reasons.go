@@ -70,6 +70,10 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	if err != nil {
 		return err
 	}
+	upper := strings.ToUpper(j.Type)
+	similar := slices.ContainsFunc(workers, func(r presence.WorkerReport) bool {
+		return slices.Contains(r.Types, upper)
+	})
 	j.workers = slices.DeleteFunc(workers, func(r presence.WorkerReport) bool {
 		return !slices.Contains(r.Types, j.Type)
 	})
@@ -81,6 +85,9 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	w.Detail = "No live worker serves the type " + j.Type + ": start one. "
 	if j.Type == "NOOP" { // workers serve it only if their settings name it
 		w.Detail = "No live worker serves the type NOOP: start one with NOOP in BULKACTION_WORKER_TYPES. "
+	}
+	if similar {
+		w.Detail += "Did you mean " + upper + "? "
 	}
 	w.Detail += "When none has come after the watcher's BULKACTION_NO_PROCESSOR_TIMEOUT, it fails with NO_PROCESSOR."
 	if j.State == ledger.NonReady {

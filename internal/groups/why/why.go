@@ -161,7 +161,8 @@ func (j *job) noneToStart() string {
 	case j.InFlight > 0:
 		return fmt.Sprintf("No job of it waits: the last %d are running.", j.InFlight)
 	case j.Ended >= j.Accepted:
-		return "All jobs that it was given have ended. It is not sealed, or about to end: more jobs may come."
+		return fmt.Sprintf("All jobs that it was given have ended. If it is not sealed, it waits for more: seal it "+
+			"with POST /v1/groups/%[1]s/seal or `bulkaction seal %[1]s`. Otherwise it is about to end.", j.group)
 	}
 	return "Its jobs are on their way from one place to the next: look again."
 }

@@ -100,6 +100,8 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	require.Equal(t, api.WhyFairness, w.Job("g", 80).Waiting)
 	require.Equal(t, api.WhyNoProcessor, w.Job("g", 81).Waiting)
 	require.Equal(t, api.WhyNoProcessor, w.Job("g", 1).Waiting)
+	w.Jobs("lower", "t", 1)
+	require.Contains(t, whyOf(w, "lower").Detail, "No live worker serves the type t: start one. Did you mean T? ")
 }
 
 // Jobs that a later round has requeued are not in the order of ordinals; their place is counted
@@ -370,7 +372,7 @@ func TestWhyNoJobWaits(t *testing.T) {
 	}{
 		{func() {}, "the last 2 are running"},
 		{func() { w.Done("1", held[0]) }, "the last one is running"},
-		{func() { w.Fail("BOOM", held[1]) }, "All jobs that it was given have ended"},
+		{func() { w.Fail("BOOM", held[1]) }, "seal it with POST /v1/groups/g/seal or `bulkaction seal g`"},
 	} {
 		c.then()
 		why := whyOf(w, "g")

@@ -58,8 +58,8 @@ func TestAnAttemptKnowsTheLastError(t *testing.T) {
 			"none",
 			"ERROR: the first (attempt 1)",
 			"API_THROTTLED: the second (attempt 2)",
-			"PANIC: the processor panicked (attempt 3)",
-			"PANIC: the processor panicked (attempt 3)", // the deferral in between is no error
+			"PANIC: the processor panicked: see `processor panicked` in the worker's log (attempt 3)",
+			"PANIC: the processor panicked: see `processor panicked` in the worker's log (attempt 3)", // the deferral in between is no error
 		} {
 			require.Equal(w.T, want, <-saw)
 		}
@@ -70,7 +70,7 @@ func TestAnAttemptKnowsTheLastError(t *testing.T) {
 		}
 		require.Equal(w.T, []api.JobError{
 			{Code: "NO_SUCH_USER", Error: "the last", Attempt: 5},
-			{Code: "PANIC", Error: "the processor panicked", Attempt: 3},
+			{Code: "PANIC", Error: "the processor panicked: see `processor panicked` in the worker's log", Attempt: 3},
 			{Code: "API_THROTTLED", Error: "the second", Attempt: 2},
 		}, j.Errors)
 		require.Equal(w.T, "NO_SUCH_USER", j.LastError.Code)
