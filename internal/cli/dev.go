@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,6 +36,13 @@ func unreachableMailServer(ctx context.Context) string {
 	return unreachable(ctx, address)
 }
 
+// opened reports whether a variable says that other hosts may reach the API. The role checks then
+// whether it is protected.
+func opened() bool {
+	return slices.ContainsFunc([]string{"ALLOW_UNAUTHENTICATED", "ALLOW_PLAINTEXT", "TLS_CERT_FILE"},
+		func(name string) bool { return os.Getenv("BULKACTION_API_"+name) != "" })
+}
+
 // checkDev refuses flags with wrong values, and an address of the API that is taken.
 func checkDev(ctx context.Context, o dev.Options) error {
 	if o.RedisURL != "" {
@@ -50,9 +58,9 @@ func checkDev(ctx context.Context, o dev.Options) error {
 		if err != nil {
 			return usagef("--addr %q: must be host:port with a port from 0 to 65535, such as 127.0.0.1:8081", o.Addr)
 		}
-		if host == "" && os.Getenv("BULKACTION_API_ALLOW_UNAUTHENTICATED") == "" {
-			return usagef("--addr %q: give the host, too, such as 127.0.0.1:%s: the API has no authentication yet, "+
-				"so it listens at all addresses only with BULKACTION_API_ALLOW_UNAUTHENTICATED=true", o.Addr, port)
+		if host == "" && !opened() {
+			return usagef("--addr %q: give the host, too, such as 127.0.0.1:%s; docs/security.md says what "+
+				"an API needs that other hosts can reach", o.Addr, port)
 		}
 	}
 	address := cmp.Or(o.Addr, os.Getenv("BULKACTION_API_ADDR"), "127.0.0.1:8080")
