@@ -17,8 +17,18 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/activity"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/luaheader"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/lua"
 )
+
+func TestHeader(t *testing.T) {
+	t.Parallel()
+	source := lua.Source("activity/add")
+	luaheader.Check(t, "add", source, []string{"stream"})
+	header, _ := luaheader.Split(source)
+	luaheader.Of(t, header).Takes(t, "add", []any{0, 100_000, "name", "value"})
+}
 
 type world struct {
 	*testing.T

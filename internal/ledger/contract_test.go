@@ -27,11 +27,11 @@ import (
 )
 
 // ownScripts are the scripts of the ledger and of the packages presence and acl. The packages
-// guard, waitingroom and apikey test theirs.
+// guard, waitingroom, apikey and activity test theirs.
 func ownScripts(t *testing.T) []sent {
 	t.Helper()
 	return slices.DeleteFunc(sentScripts(t), func(s sent) bool {
-		return slices.Contains([]string{"auth", "guard", "room"}, path.Dir(s.name()))
+		return slices.Contains([]string{"activity", "auth", "guard", "room"}, path.Dir(s.name()))
 	})
 }
 
