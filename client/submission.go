@@ -15,8 +15,8 @@ const (
 	PriorityLow    = "low"
 )
 
-// Submission is a group to be created, with jobs or without. Only Type is required. What becomes of
-// it is an api.Group.
+// Submission is a group to be created, with jobs or without. Only Type is required. The API shows
+// the group as an api.Group.
 type Submission struct {
 	// ID matches ^[A-Za-z0-9._-]{1,128}$ and is neither . nor .. For an empty ID, the server or
 	// the producer generates one.
@@ -55,8 +55,8 @@ type Aggregate struct {
 	Over  string `json:"over,omitempty"`  // done (when empty), failed or ended
 }
 
-// NewJob is a job to be added to a group. What becomes of it is an api.Job; a worker's processor
-// gets it as a processor.Job.
+// NewJob is a job to be added to a group. The API shows it as an api.Job; a worker's processor gets
+// it as a processor.Job.
 type NewJob struct {
 	Payload     any        `json:"payload"`               // encodes to JSON of at most 256 KiB
 	Type        string     `json:"type,omitempty"`        // the group's type when empty
