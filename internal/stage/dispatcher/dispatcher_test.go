@@ -182,7 +182,7 @@ func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
 	require.Zero(t, w.Pending(ready, keyspace.GroupWorkers))
 
 	cfg := config()
-	cfg.Lease = 300 * time.Millisecond
+	cfg.Lease = 2 * time.Second // a renewal must come in time on a busy machine, too
 	w.Run(dispatcher.New(stagetest.Process(w, "d"), cfg))
 	w.Await("the jobs to be reclaimed", func() bool {
 		held := ledger.Held{Entry: alive.Entry, Group: "g", Ordinal: alive.Ordinal, Attempt: alive.Attempt}

@@ -30,7 +30,8 @@ type Clustered struct {
 func ClusterWithReplicas(t testing.TB, masters int, opts ...Option) *Clustered {
 	t.Helper()
 	o := redisproc.Options{Args: []string{
-		"--cluster-node-timeout", "1000", "--cluster-allow-replica-migration", "no",
+		// on a busy machine a live node may be silent for a second
+		"--cluster-node-timeout", "2500", "--cluster-allow-replica-migration", "no",
 		// on a busy machine a replica must not be regarded as too old for a failover
 		"--cluster-replica-validity-factor", "0",
 		"--repl-diskless-sync-delay", "0",
