@@ -33,7 +33,7 @@ import (
 	"testing"
 )
 
-// JSON returns the JSON of a value, for payloads and results. The test fails if there is none.
+// JSON encodes a value as JSON, for payloads and results. If that is impossible, the test fails.
 func JSON(t testing.TB, v any) json.RawMessage {
 	t.Helper()
 	b, err := json.Marshal(v)

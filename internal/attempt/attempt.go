@@ -76,9 +76,9 @@ type Rules struct {
 	MaxBackoff   time.Duration // longest wait after an error or a throttle without Retry-After
 }
 
-// Next returns what follows for a job with so many earlier retries and throttles after an attempt
-// with this verdict, and how long it then waits at most. A job that may not be retried or throttled
-// once more fails.
+// Next returns what follows an attempt with this verdict, and how long the job then waits at most.
+// retries and throttles count those before the attempt. If the job has none left of the kind that
+// it needs, it fails.
 func (r Rules) Next(v processor.Verdict, retries, throttles int) (processor.Kind, time.Duration) {
 	switch {
 	case v.Kind == processor.Done:

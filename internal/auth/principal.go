@@ -96,7 +96,7 @@ func With(ctx context.Context, p Principal) context.Context {
 	return context.WithValue(ctx, contextKey{}, p)
 }
 
-// From returns the principal of a context; ok is false if there is none.
+// From returns the principal of a context; ok is false if the context has no principal.
 func From(ctx context.Context) (p Principal, ok bool) {
 	p, ok = ctx.Value(contextKey{}).(Principal)
 	return p, ok

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// adminUser is a user of Redis for people, who may do anything. Without it nobody could change the
-// users once the default user is off.
+// adminUser is a user of Redis for people. It may do anything, because otherwise nobody could
+// change the users once the default user is off.
 const adminUser = "admin"
 
 // aclCommand has the flags of one call of `bulkaction acl`.

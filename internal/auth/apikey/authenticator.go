@@ -74,9 +74,9 @@ type copied struct {
 	err     error     // of the last attempt
 }
 
-// outage reports whether the last attempt to read the keys failed because Redis is away. An error
-// for another reason, such as a missing right, is none: it does not extend the use of the copy,
-// since revocations go on meanwhile.
+// outage reports whether the last attempt to read the keys failed because Redis is away. Another
+// error, such as a missing right, does not extend the use of the copy, because keys can be revoked
+// meanwhile.
 func (c copied) outage() bool { return call.IsUnavailable(c.err) }
 
 func (c copied) usable(now time.Time) bool {

@@ -263,8 +263,8 @@ func TestKeysOnACluster(t *testing.T) {
 	require.Len(t, w.list(), 1)
 }
 
-// With a pepper, a key that is stored by its SHA-256 is none: a program that can write to Redis,
-// but does not know the pepper, can't make a key.
+// With a pepper, a key that is stored by its SHA-256 is not valid: a program that can write to
+// Redis, but does not know the pepper, can't make a key.
 func TestPepperedStore(t *testing.T) {
 	both(t, func(w *world) {
 		peppered, err := auth.ReadHasher(pepperFile(w.T))
