@@ -233,7 +233,7 @@ func deadLettersOf(
 	ctx context.Context, s *access, tenant, cursor string, limit int,
 ) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
-	if cursor != "" && !validEntryID(cursor) {
+	if cursor != "" && !messages.ValidEntryID(cursor) {
 		return list, badCursor()
 	}
 	for scanned := 0; scanned < maxScannedLetters; {

@@ -3,14 +3,13 @@ package groups
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 // These limits bound what one page of rejected messages reads: an entry may have 256 KiB of data.
@@ -33,7 +32,7 @@ func (s *views) Rejected(ctx context.Context, cursor string, limit int, data boo
 	}
 	top := "+"
 	if cursor != "" {
-		if !validEntryID(cursor) {
+		if !messages.ValidEntryID(cursor) {
 			return list, badCursor()
 		}
 		top = "(" + cursor
@@ -59,14 +58,6 @@ func (s *views) Rejected(ctx context.Context, cursor string, limit int, data boo
 	}
 	list.Cursor = list.Rejected[len(list.Rejected)-1].ID
 	return list, nil
-}
-
-// validEntryID reports whether id is the complete id of a stream entry.
-func validEntryID(id string) bool {
-	ms, seq, ok := strings.Cut(id, "-")
-	_, errMS := strconv.ParseUint(ms, 10, 64)
-	_, errSeq := strconv.ParseUint(seq, 10, 64)
-	return ok && errMS == nil && errSeq == nil
 }
 
 // rejectedMessage reads an entry as package redisx/stream writes it. A missing or invalid field is

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/activity"
+	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 // Activity is the activity log. Package activity implements it.
@@ -229,7 +228,7 @@ func listActivity(log Activity) func(*http.Request) (api.ActivityList, error) {
 		if query.Cursor, query.Limit, err = pageParams(r); err != nil {
 			return l, err
 		}
-		if query.Cursor != "" && !entryID(query.Cursor) {
+		if query.Cursor != "" && !messages.ValidEntryID(query.Cursor) {
 			return l, invalidField("cursor", "must be the cursor of an earlier page")
 		}
 		if query.Tenant != "" && !api.ValidID(query.Tenant) {
@@ -244,12 +243,4 @@ func listActivity(log Activity) func(*http.Request) (api.ActivityList, error) {
 		l.Activity = orEmpty(l.Activity)
 		return l, err
 	}
-}
-
-// entryID reports whether s is the complete id of a stream entry.
-func entryID(s string) bool {
-	ms, seq, ok := strings.Cut(s, "-")
-	_, errMS := strconv.ParseUint(ms, 10, 64)
-	_, errSeq := strconv.ParseUint(seq, 10, 64)
-	return ok && errMS == nil && errSeq == nil
 }
