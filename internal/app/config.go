@@ -220,6 +220,9 @@ type AuthConfig struct {
 	// Allows API keys to be sent without TLS to an API_ADDR that is not loopback, behind a proxy
 	// that ends TLS.
 	AllowPlaintext bool `env:"API_ALLOW_PLAINTEXT" envDefault:"false"`
+	// Most requests that an API key may make in a second at one process; further ones get 429.
+	// 0: no limit.
+	KeyRPS int `env:"API_KEY_RPS" envDefault:"0" min:"0" max:"1000000" unit:"requests a second"`
 	// Proxies in front of the API whose X-Forwarded-For is believed. It says whose failed
 	// authentications are limited, and is part of the activity log.
 	TrustedProxies []string `env:"API_TRUSTED_PROXIES" check:"networks"`

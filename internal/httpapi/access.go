@@ -77,6 +77,9 @@ func (s *server) authorized(rt route, serve handler) handler {
 		}
 		answer := w.(*responseWriter)
 		answer.keyID = p.KeyID
+		if err := s.callers.request(p, time.Now()); err != nil {
+			return err
+		}
 		if !p.May(rt.scope) {
 			return newProblem(api.NotAllowed, "this call is not for a key of role "+string(p.Role)+ofTenant(p))
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/records"
 )
@@ -82,6 +83,12 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	caller, _ := auth.From(r.Context())
+	end, err := s.callers.append(s.callerOf(r, caller))
+	if err != nil {
+		return err
+	}
+	defer end()
 	bodyOf(r).streamed = true
 	in := bufio.NewReaderSize(r.Body, readBuffer)
 	var src jobSource

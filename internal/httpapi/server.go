@@ -147,6 +147,7 @@ type Options struct {
 	Backend Backend
 	Rooms   Rooms // nil: the API has no calls on the waiting room
 	Keys    Keys  // nil: callers need no key, and may do everything
+	KeyRPS  int   // most requests that a key may make in a second; 0: any number
 	Proxies clientaddr.Proxies
 	// Activity stores each change of an operator before it is carried out. nil: changes are not
 	// recorded, and the API has no call that reads the log.
@@ -224,6 +225,7 @@ type server struct {
 	loopbackOnly bool
 	keys         Keys // nil: callers need no key
 	proxies      clientaddr.Proxies
+	callers      *callers
 
 	closing context.Context //nolint:containedctx // ends when the server shuts down; it is not a call's
 	aborted context.Context //nolint:containedctx // ends when the grace period is over; it is not a call's
@@ -260,6 +262,7 @@ func newServer(opt Options) *calls {
 	s := &calls{
 		server: &server{
 			log: opt.Log, mux: http.NewServeMux(), keys: opt.Keys, proxies: opt.Proxies,
+			callers: newCallers(opt.KeyRPS),
 			closing: context.Background(), aborted: context.Background(),
 		},
 		backend:    opt.Backend,

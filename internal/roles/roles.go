@@ -225,6 +225,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			Guards:         b.Guards,
 			Events:         rooms,
 			Keys:           keys,
+			KeyRPS:         p.Config.Auth.KeyRPS,
 			Proxies:        p.Config.Auth.Proxies(),
 			KeepActivity:   p.Config.Retention.Activity,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})

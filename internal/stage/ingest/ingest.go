@@ -46,6 +46,7 @@ type Config struct {
 	// Keys checks the API keys of requests. nil: the API asks for no keys, and every caller may do
 	// everything.
 	Keys    *apikey.Authenticator
+	KeyRPS  int                // most requests of a key in a second; 0: any number
 	Proxies clientaddr.Proxies // in front of the API
 	// KeepActivity is how long entries of the activity log are kept. 0: for any time.
 	KeepActivity time.Duration
@@ -165,6 +166,7 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 		Log:     in.Tel.Log,
 		Decoder: in.decoder,
 		Version: in.cfg.Version,
+		KeyRPS:  in.cfg.KeyRPS,
 		Proxies: in.cfg.Proxies,
 
 		Activity: activity.New(in.Conn.Cmd, in.Space, in.cfg.KeepActivity, in.Tel.Log),

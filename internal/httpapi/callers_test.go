@@ -1,0 +1,102 @@
+package httpapi
+
+import (
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
+)
+
+// A key may send maxAppends bodies at once; another key is not affected, and the end of a body
+// makes room for another one.
+func TestAppendsOfOneCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBackend().withGroup("g")
+		k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Producer, Tenant: "acme"}}
+		client := serve(t, New(keyOptions(b, k)))
+		appendBody := func(body io.Reader) *http.Response {
+			req, err := http.NewRequestWithContext(t.Context(), "POST", "http://localhost/v1/groups/g/jobs", body)
+			require.NoError(t, err)
+			req.Header.Set("Authorization", "Bearer good")
+			req.Header.Set("Content-Type", "application/x-ndjson")
+			res, err := client.Do(req)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = res.Body.Close() })
+			return res
+		}
+		var open []*io.PipeWriter
+		answers := make(chan int, maxAppends)
+		for range maxAppends {
+			body, w := io.Pipe()
+			open = append(open, w)
+			go func() { answers <- appendBody(body).StatusCode }()
+		}
+		synctest.Wait()
+		line := `{"payload":{}}` + "\n"
+		refused := appendBody(strings.NewReader(line))
+		require.Equal(t, 429, refused.StatusCode)
+		require.Equal(t, "5", refused.Header.Get("Retry-After"))
+		text, err := io.ReadAll(refused.Body)
+		require.NoError(t, err)
+		require.Contains(t, string(text), api.TooManyStreams)
+		require.Contains(t, string(text), "64 bodies of jobs")
+
+		k.principal.KeyID = "key_b"
+		require.Equal(t, 200, appendBody(strings.NewReader(line)).StatusCode)
+		k.principal.KeyID = "key_a"
+
+		require.NoError(t, open[0].Close())
+		require.Equal(t, 200, <-answers)
+		require.Equal(t, 200, appendBody(strings.NewReader(line)).StatusCode)
+		for _, w := range open[1:] {
+			require.NoError(t, w.Close())
+			require.Equal(t, 200, <-answers)
+		}
+	})
+}
+
+func TestRequestRateOfKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Admin}}
+		o := keyOptions(newFakeBackend().withGroup("g"), k)
+		o.KeyRPS = 3
+		h := New(o)
+		get := func() int {
+			rec := call(t, h, "GET", "/v1/groups/g", "", "Authorization", "Bearer good")
+			if rec.Code == 429 {
+				require.Equal(t, api.TooManyRequests, requireProblem(t, rec, 429, "").Code)
+				require.Equal(t, "1", rec.Header().Get("Retry-After"))
+			}
+			return rec.Code
+		}
+		for range 3 {
+			require.Equal(t, 200, get())
+		}
+		require.Equal(t, 429, get())
+		k.principal.KeyID = "key_b"
+		require.Equal(t, 200, get(), "another key")
+		k.principal.KeyID = "key_a"
+		time.Sleep(time.Second / 3)
+		require.Equal(t, 200, get())
+		require.Equal(t, 429, get())
+	})
+}
+
+// The limiters of idle keys are removed, so that memory is bounded.
+func TestRatesAreBounded(t *testing.T) {
+	c := newCallers(10)
+	now := time.Now()
+	for i := range 3 * maxRates {
+		p := auth.Principal{KeyID: "key_" + strconv.Itoa(i)}
+		require.NoError(t, c.request(p, now.Add(time.Duration(i)*time.Millisecond)))
+	}
+	require.LessOrEqual(t, len(c.rates), maxRates)
+}
