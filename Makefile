@@ -7,6 +7,9 @@ PKG       ?= ./...
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
+# PARALLEL is how many packages, and how many tests of each, run at once: twice the number of CPUs,
+# because most tests wait for other processes and for time.
+PARALLEL  ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 # FLOW lists the parts that bench-flow measures. FLOW=congestion FLOWFLAGS=--quick takes a minute.
 FLOW      ?= congestion limits fairness
 FLOWFLAGS ?=
@@ -66,7 +69,7 @@ check: vet lint deps ## Before a commit: format, vet, lint and short tests
 
 .PHONY: test
 test: deps ## Run all tests
-	go test $(TESTFLAGS) $(PKG)
+	go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) $(PKG)
 
 .PHONY: race
 race: deps ## Run all tests with the race detector
