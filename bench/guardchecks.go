@@ -98,7 +98,7 @@ func overdraws(events []guardEvent, t guardTask) (n int) {
 		var granted, works []int64
 		for _, e := range of {
 			granted = append(granted, e.Granted)
-			if e.Ends-e.Granted < t.Rate.Window.Microseconds() { // a longer lease is outside the promise
+			if e.Released-e.Granted < t.Rate.Window.Microseconds() { // a longer lease is outside the promise
 				works = append(works, e.Works)
 			}
 		}

@@ -12,7 +12,7 @@ import (
 
 func grantsAt(name string, ms ...int64) (events []guardEvent) {
 	for _, at := range ms {
-		events = append(events, guardEvent{Name: name, Granted: at * 1000, Works: at * 1000, Ends: at*1000 + 1})
+		events = append(events, guardEvent{Name: name, Granted: at * 1000, Works: at * 1000, Ends: at*1000 + 1, Released: at*1000 + 2})
 	}
 	return events
 }
@@ -40,6 +40,8 @@ func TestOverdrawsOfLeases(t *testing.T) {
 	require.Zero(t, overdraws(events, of))
 	events[0].Works = 900_000
 	require.Equal(t, 1, overdraws(events, of), "the first holder worked late")
+	events[0].Released = 1_000_000
+	require.Zero(t, overdraws(events, of), "a lease that was held for a whole window is outside the promise")
 }
 
 func TestInversions(t *testing.T) {

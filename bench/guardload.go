@@ -58,6 +58,8 @@ type guardEvent struct {
 	Works   int64  // by the clock of this host, which is the same: between grant and release
 	Ends    int64  // the same, just before the release is sent
 	Probe   bool
+
+	Released int64 // the same, when the release has been answered
 }
 
 // guardStep begins a task. In a task of kind queue further steps follow: calls that join the queue,
@@ -360,8 +362,10 @@ func (l *guardLoad) hold(ctx context.Context, outcome guard.Outcome, acquire fun
 		sleepUntil(time.Now().Add(l.Hold))
 	}
 	e.Ends = time.Now().UnixMicro()
+	err = lease.Release(ctx, outcome)
+	e.Released = time.Now().UnixMicro()
 	l.note(e)
-	if err := lease.Release(ctx, outcome); err != nil && !l.Faults {
+	if err != nil && !l.Faults {
 		return err
 	}
 	return nil
