@@ -75,6 +75,7 @@ func Broker(listening func(publicURL string)) BasedRole {
 			options.IdentityHeader = c.IdentityHeader
 		}
 		server.Serve(roomapi.New(options))
+		b.listening()
 		if listening != nil {
 			listening(publicURL)
 		}

@@ -46,6 +46,9 @@ type Base struct {
 	Conn   *redisx.Conn
 	Space  keyspace.Space
 	Guards *guard.Client
+
+	// listening says that the server of the role listens: ingest and broker are not ready before.
+	listening func()
 }
 
 // BasedRole is a role on a connection that it may share with other roles of the process.
@@ -94,10 +97,14 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	p.OnStop("redis connection", func(context.Context) error { return conn.Close() })
 	p.Ready.AddShared("redis", conn.Ping)
 	p.Ready.Add("redis rights", rights.ready)
-	var fit atomic.Bool
+	var fit, listening atomic.Bool
+	listening.Store(p.Role != "ingest" && p.Role != "broker")
 	p.Ready.Add("start", func(context.Context) error {
-		if !fit.Load() {
+		switch {
+		case !fit.Load():
 			return errStarting
+		case !listening.Load():
+			return errNotListening
 		}
 		return nil
 	})
@@ -109,10 +116,13 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	}
 	fit.Store(ctx.Err() == nil)
 	p.OnStop("check of rights", rights.start())
-	return Base{Conn: conn, Space: space, Guards: guards}, nil
+	return Base{Conn: conn, Space: space, Guards: guards, listening: func() { listening.Store(true) }}, nil
 }
 
-var errStarting = errors.New("waiting for redis")
+var (
+	errStarting     = errors.New("waiting for redis")
+	errNotListening = errors.New("the server does not listen yet")
+)
 
 // awaitFit waits until Redis answers, and checks that this process may use it: that Redis is not
 // too old and evicts no keys, that its user has all rights that the role needs, that it can have
@@ -232,6 +242,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 		if err != nil {
 			return err
 		}
+		b.listening()
 		if listening != nil {
 			listening(in.APIAddr())
 		}
