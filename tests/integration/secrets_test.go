@@ -75,8 +75,9 @@ func (c canaries) in(output string) (found []string) {
 	return found
 }
 
-// No log, trace, metric, error, help text or entry of the activity log of a full run has a secret of
-// the configuration, an API key, an entry token, a payload, or the data of a result.
+// TestSecretsStayInside requires that no log, trace, metric, error, help text or entry of the
+// activity log of a full run has a secret of the configuration, an API key, an entry token, a
+// payload, or the data of a result.
 func TestSecretsStayInside(t *testing.T) {
 	t.Parallel()
 	secrets := canaries{"password of Redis": userstest.Password}
