@@ -15,7 +15,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // Two visitors wait while their broker is killed, and while the next one is stopped: another broker
@@ -32,7 +31,7 @@ func TestAnotherBroker(t *testing.T) {
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	})
 	t.Cleanup(proxy.Close)
-	redisURL, prefix := redistest.Shared(t)
+	redisURL, prefix := shared(t)
 	env := map[string]string{
 		"BULKACTION_KEY_PREFIX": prefix, "BULKACTION_BROKER_PUBLIC_URL": proxy.URL, "BULKACTION_BROKER_DRAIN": "500ms",
 		"BULKACTION_BROKER_TOKEN_KEYS_FILE": tokenKeys(t),

@@ -17,8 +17,10 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 const (
@@ -40,7 +42,7 @@ type room struct {
 // return_url.
 func open(t *testing.T, s api.EventSettings) *room {
 	t.Helper()
-	url, prefix := redistest.Shared(t)
+	url, prefix := shared(t)
 	return openOn(t, s, map[string]string{"BULKACTION_KEY_PREFIX": prefix}, "--redis-url", url)
 }
 
@@ -57,6 +59,14 @@ func openOn(t *testing.T, s api.EventSettings, env map[string]string, flags ...s
 		}
 	})
 	return r
+}
+
+// shared returns the URL of a Redis that all tests share, with the user of a process that runs all
+// roles, and a key prefix for this test alone.
+func shared(t *testing.T) (url, prefix string) {
+	t.Helper()
+	url, prefix = redistest.Shared(t)
+	return userstest.Add(t, url, acl.All, prefix, nil), prefix
 }
 
 func startDev(t *testing.T, env map[string]string, flags ...string) *proctest.Process {

@@ -18,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // grace is how long a process may take to stop: its SHUTDOWN_GRACE_PERIOD and some extra time.
@@ -64,13 +65,14 @@ type process struct {
 	replaced bool // rolling has asked it to stop
 }
 
-// startFleet starts the roles. url returns the Redis URL for the i-th slot.
+// startFleet starts the roles, each as its own Redis user. url returns the Redis URL for the i-th
+// slot.
 func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[string]string, url func(i int) string) *fleet {
 	t.Helper()
 	f := &fleet{bins: bins, files: t.TempDir(), env: env}
 	for _, role := range []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"} {
 		for range replicas[role] {
-			s := &slot{fleet: f, role: role, changed: make(chan struct{}), env: map[string]string{"BULKACTION_REDIS_URL": url(len(f.slots))}}
+			s := &slot{fleet: f, role: role, changed: make(chan struct{}), env: map[string]string{"BULKACTION_REDIS_URL": userstest.As(role, url(len(f.slots)))}}
 			if role == "ingest" {
 				addr := childproc.FreeAddr()
 				s.env["BULKACTION_API_ADDR"] = addr

@@ -18,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // Names of laws of the audit: everything acknowledged must exist, and owner keys must belong to
@@ -189,7 +190,7 @@ func elsewhere(t testing.TB, s scene, url string, partitions int) *world {
 
 // sentinel kills the master under load several times.
 func sentinel(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
-	redis := redistest.Sentinel(t, redistest.AOF)
+	redis := redistest.Sentinel(t, redistest.AOF, userstest.Users(t))
 	w := elsewhere(t, s, redis.URL, 1)
 	groups := plan(rng, "sentinel", m)
 	produced := w.produce(t.Context(), groups)
@@ -211,7 +212,7 @@ const clusterPartitions = 16
 
 // cluster kills masters, swaps masters and replicas, and moves partitions, all under load.
 func cluster(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
-	redis := redistest.ClusterWithReplicas(t, 3, redistest.AOF)
+	redis := redistest.ClusterWithReplicas(t, 3, redistest.AOF, userstest.Users(t))
 	s.env = map[string]string{"BULKACTION_PARTITIONS": strconv.Itoa(clusterPartitions)}
 	w := elsewhere(t, s, redis.URL, clusterPartitions)
 	groups := plan(rng, "cluster", m)

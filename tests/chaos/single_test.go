@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // setting returns the environment of all processes. All waits and leases are short, so that a run
@@ -71,7 +73,7 @@ type scene struct {
 // newWorld starts a world on a redis-server with an append-only file.
 func newWorld(t testing.TB, s scene) *world {
 	t.Helper()
-	server, err := redisproc.Start(t.Context(), redisproc.Options{AOF: true})
+	server, err := redisproc.Start(t.Context(), userstest.Apply(redisproc.Options{AOF: true}, userstest.Users(t)))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Close()) })
 	b, err := newBreaker(server, s.lease, s.proxies)
@@ -93,7 +95,7 @@ func (w *world) start(s scene, url func(int) string, direct string, partitions i
 	w.oracle, err = newOracle(w.t.Context(), w.fleet, direct, partitions)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = w.oracle.conn.Close() })
-	stream, err := producer.New(w.t.Context(), url(0))
+	stream, err := producer.New(w.t.Context(), userstest.As("producer", url(0)))
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = stream.Close() })
 	w.producers = &producers{fleet: w.fleet, stream: stream, receipts: map[string]int{}}
@@ -131,6 +133,10 @@ func (w *world) fleetEnds(groups []*group) {
 	w.t.Helper()
 	require.NoError(w.t, w.oracle.judge(w.t.Context(), w.phase, groups))
 	w.fleet.shutDown()
+	require.NoError(w.t, w.oracle.conn.Shards(w.t.Context(), func(_ context.Context, shard redis.UniversalClient) error {
+		userstest.RequireNoDenial(w.t, shard)
+		return nil
+	}))
 	w.phase.Violations = append(w.phase.Violations, w.fleet.violations...)
 	if w.breaker != nil {
 		for kind, n := range w.breaker.done {

@@ -14,14 +14,15 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 // One process has all roles, and another one only a worker. A group ends, and both stop in order.
 func TestAllRolesInOneProcess(t *testing.T) {
 	t.Parallel()
-	server := redistest.Server(t, withUsers(t))
+	server := redistest.Server(t, userstest.Users(t))
 	env := func(user string) map[string]string {
-		return map[string]string{"BULKACTION_REDIS_URL": as(user, server.URL()), "BULKACTION_WORKER_TYPES": "NOOP"}
+		return map[string]string{"BULKACTION_REDIS_URL": userstest.As(user, server.URL()), "BULKACTION_WORKER_TYPES": "NOOP"}
 	}
 	all := proctest.Start(t, "bulkaction", env("all"), "all")
 	worker := proctest.Start(t, "bulkaction", env("worker"), "worker")

@@ -26,6 +26,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
 func TestMain(m *testing.M) { proctest.Main(m, "./tests/integration/retryworker") }
@@ -76,7 +77,7 @@ func onRedis(opts ...redistest.Option) option {
 	return func(o *setup) { o.redis = append(o.redis, opts...) }
 }
 
-// onURL uses a Redis that the test itself has started, with the users of withUsers.
+// onURL uses a Redis that the test itself has started, with the users of userstest.Users.
 func onURL(url string) option { return func(o *setup) { o.url = url } }
 
 func variable(name string) string {
@@ -107,7 +108,7 @@ func start(t testing.TB, opts ...option) *system {
 	require.NoError(t, err)
 	s := &system{t: t, space: space, env: o.env, bins: o.binaries, procs: map[string][]*proctest.Process{}}
 	if o.url == "" {
-		s.redis = redistest.Server(t, append(o.redis, withUsers(t))...)
+		s.redis = redistest.Server(t, append(o.redis, userstest.Users(t))...)
 		o.url = s.redis.URL()
 	}
 	s.rdb = connect(t, o.url).Cmd
@@ -154,7 +155,7 @@ func (s *system) ctx() context.Context { return context.WithoutCancel(s.t.Contex
 func (s *system) launch(role string, more map[string]string) *proctest.Process {
 	s.t.Helper()
 	all := maps.Clone(s.env)
-	all["BULKACTION_REDIS_URL"] = as(role, all["BULKACTION_REDIS_URL"])
+	all["BULKACTION_REDIS_URL"] = userstest.As(role, all["BULKACTION_REDIS_URL"])
 	maps.Copy(all, more)
 	p := proctest.Start(s.t, cmp.Or(s.bins[role], role), all)
 	s.procs[role] = append(s.procs[role], p)

@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/cookiejar"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,53 +17,29 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client/stream"
-	_ "github.com/bulkaction/bulkaction/internal/auth/apikey" // its script
 	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/entrytoken"
-	"github.com/bulkaction/bulkaction/internal/redisproc"
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
-
-const userPassword = "sesame"
-
-// withUsers gives a server the users of an installation. Each process of the system connects as its
-// own user; the tests themselves are the default user.
-func withUsers(t testing.TB) redistest.Option {
-	t.Helper()
-	lines := []string{"user default on nopass ~* &* +@all"}
-	for _, name := range acl.Names() {
-		u, err := acl.Of(name, "bulk-action:")
-		require.NoError(t, err)
-		lines = append(lines, "user "+name+" "+u.Rules(acl.Hash(userPassword)))
-	}
-	file := filepath.Join(t.TempDir(), "users.acl")
-	require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
-	return func(o *redisproc.Options) { o.Args = append(o.Args, "--aclfile", file) }
-}
-
-// as returns the URL of a Redis with a user.
-func as(user, url string) string {
-	return strings.Replace(url, "://", "://"+user+":"+userPassword+"@", 1)
-}
 
 // requireNoDenial requires that Redis has denied nothing to any user.
 func (s *system) requireNoDenial() {
 	s.t.Helper()
 	conn := connect(s.t, s.env["BULKACTION_REDIS_URL"])
-	require.NoError(s.t, conn.Shards(s.ctx(), func(ctx context.Context, shard redis.UniversalClient) error {
-		denied, err := shard.Do(ctx, "acl", "log").Slice()
-		require.Empty(s.t, denied, "ACL LOG")
-		return err
+	require.NoError(s.t, conn.Shards(s.ctx(), func(_ context.Context, shard redis.UniversalClient) error {
+		userstest.RequireNoDenial(s.t, shard)
+		return nil
 	}))
 }
 
 // A denial would be found.
 func TestDenialsAreFound(t *testing.T) {
 	t.Parallel()
-	server := redistest.Server(t, withUsers(t))
-	conn := connect(t, as("producer", server.URL()))
+	server := redistest.Server(t, userstest.Users(t))
+	conn := connect(t, userstest.As("producer", server.URL()))
 	require.ErrorContains(t, conn.Cmd.Del(t.Context(), "bulk-action:ingest").Err(), "NOPERM")
 	denied, err := server.Client().Do(t.Context(), "acl", "log").Slice()
 	require.NoError(t, err)
@@ -76,20 +50,17 @@ func TestDenialsAreFound(t *testing.T) {
 func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 	t.Parallel()
 	s := start(t)
+	keys := tokenKeys(t)
 	for role, command := range map[string]string{
 		"ingest": "xadd", "fetcher": "hset", "dispatcher": "zrem", "worker": "xack", "aggregator": "xdel", "watcher": "srem",
+		"broker": "zadd",
 	} {
-		u, err := acl.Of(role, s.space.Prefix())
-		require.NoError(t, err)
-		require.Contains(t, u.Commands, command, role)
-		u.Commands = slices.DeleteFunc(u.Commands, func(c string) bool { return c == command })
-		args := []any{"acl", "setuser", "less-" + role}
-		for rule := range strings.FieldsSeq(u.Rules(acl.Hash(userPassword))) {
-			args = append(args, rule)
-		}
-		require.NoError(t, s.rdb.Do(s.ctx(), args...).Err())
+		url := userstest.Add(t, s.redis.URL(), role, s.space.Prefix(), func(u *acl.User) {
+			require.Contains(t, u.Commands, command, role)
+			u.Commands = slices.DeleteFunc(u.Commands, func(c string) bool { return c == command })
+		})
 		p := proctest.Start(t, role, map[string]string{
-			"BULKACTION_REDIS_URL": as("less-"+role, s.redis.URL()), "BULKACTION_WORKER_TYPES": "NOOP",
+			"BULKACTION_REDIS_URL": url, "BULKACTION_WORKER_TYPES": "NOOP", "BULKACTION_BROKER_TOKEN_KEYS_FILE": keys,
 		})
 		require.NotZero(t, p.Wait(patience), role)
 		require.Contains(t, p.Log(), "may not run "+command, role)
@@ -103,7 +74,7 @@ func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 func TestEventReader(t *testing.T) {
 	t.Parallel()
 	s := start(t)
-	reader, err := stream.NewSubscriber(t.Context(), as("event-reader", s.redis.URL()), stream.Config{})
+	reader, err := stream.NewSubscriber(t.Context(), userstest.As("event-reader", s.redis.URL()), stream.Config{})
 	require.NoError(t, err)
 	messages, err := reader.Subscribe(s.ctx(), reader.Events())
 	require.NoError(t, err)
@@ -124,10 +95,7 @@ func TestEventReader(t *testing.T) {
 // A visitor goes through the waiting room, with a user for each role.
 func TestWaitingRoomWithUsers(t *testing.T) {
 	t.Parallel()
-	text, err := entrytoken.GenerateKeys(1)
-	require.NoError(t, err)
-	keys := filepath.Join(t.TempDir(), "keys.pem")
-	require.NoError(t, entrytoken.WriteKeys(keys, text))
+	keys := tokenKeys(t)
 	addr := childproc.FreeAddr()
 	s := start(t, env("BROKER_TOKEN_KEYS_FILE", keys), env("BROKER_ADDR", addr), env("BROKER_PUBLIC_URL", "http://"+addr))
 	s.launch("broker", nil).WaitReady()
@@ -142,6 +110,14 @@ func TestWaitingRoomWithUsers(t *testing.T) {
 		require.Equal(t, http.StatusOK, status, "%s", body)
 		v.has = ""
 	}
+}
+
+func tokenKeys(t testing.TB) (path string) {
+	text, err := entrytoken.GenerateKeys(1)
+	require.NoError(t, err)
+	path = filepath.Join(t.TempDir(), "keys.pem")
+	require.NoError(t, entrytoken.WriteKeys(path, text))
+	return path
 }
 
 // visitor is a visitor of the waiting room who polls.

@@ -28,6 +28,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/stage/broker"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
 )
@@ -45,11 +46,12 @@ func TestMain(m *testing.M) {
 type world struct {
 	*testing.T
 	*waitingroom.Rooms
-	url   string
 	conn  *redisx.Conn
 	space keyspace.Space
 	p     keyspace.Partition
 	keys  *entrytoken.Keys
+
+	brokerURL string // of Redis, with the user of role broker
 }
 
 const event = "sale"
@@ -60,8 +62,9 @@ func newWorld(t *testing.T, url, prefix string) *world {
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "keys.pem")
 	require.NoError(t, entrytoken.WriteKeys(path, text))
-	w := &world{T: t, url: url}
-	w.conn = w.connect()
+	w := &world{T: t}
+	w.brokerURL = userstest.Add(t, url, "broker", prefix, nil)
+	w.conn = w.connect(url)
 	if w.keys, err = entrytoken.Read(path, telemetry.Nop().Log); err != nil {
 		t.Fatal(err)
 	}
@@ -73,10 +76,10 @@ func newWorld(t *testing.T, url, prefix string) *world {
 	return w
 }
 
-func (w *world) connect() *redisx.Conn {
+func (w *world) connect(url string) *redisx.Conn {
 	w.Helper()
 	conn, err := redisx.Connect(context.Background(), redisx.Config{
-		URL: w.url, PoolMaxIdle: 10, PoolMaxActive: 50, CommandTimeout: time.Second, BlockingReads: 8,
+		URL: url, PoolMaxIdle: 10, PoolMaxActive: 50, CommandTimeout: time.Second, BlockingReads: 8,
 	})
 	require.NoError(w, err)
 	w.Cleanup(func() { require.NoError(w, conn.Close()) })
@@ -160,7 +163,7 @@ func (w *world) startWith(prepare func(redis.UniversalClient), change ...func(*b
 	for _, taken := started.LoadOrStore(n, true); taken; _, taken = started.LoadOrStore(n, true) {
 		n++
 	}
-	conn := w.connect()
+	conn := w.connect(w.brokerURL)
 	prepare(conn.Cmd)
 	p := stage.Process{ID: fmt.Sprintf("broker-%08x", n), Conn: conn, Space: w.space, Tel: telemetry.Nop()}
 	b, err := broker.New(p, cfg, w.keys)

@@ -114,11 +114,20 @@ func (t *task) job() processor.Job {
 
 // panicked logs that the task's processor has panicked with r, and returns the error that follows.
 func (w *Worker) panicked(t *task, r any) error {
-	text := fmt.Sprint(r)
 	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
 		"attempt", t.currentAttempt, "type", t.Type,
-		"panic", text[:min(len(text), 1<<10)], "at", panickedAt(), "stack", string(debug.Stack()))
+		"panic", panicText(r), "at", panickedAt(), "stack", string(debug.Stack()))
 	return attempt.PanicError()
+}
+
+// panicText returns what a log may show of a panic's value: the text of the runtime's own panics. A
+// value of the processor might hold a payload, so only its type is shown.
+func panicText(r any) string {
+	var own runtime.Error
+	if err, ok := r.(error); ok && errors.As(err, &own) {
+		return own.Error()
+	}
+	return fmt.Sprintf("a value of type %T, which is not logged because it might hold a payload", r)
 }
 
 // panickedAt returns the place that has panicked: the first frame that is not the runtime's. A

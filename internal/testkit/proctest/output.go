@@ -15,6 +15,7 @@ type output struct {
 	streams []*stream
 	tail    childproc.Tail
 	stdout  bytes.Buffer
+	all     bytes.Buffer
 	addrs   map[string]string // server → addr
 	race    bool
 	changed chan struct{} // closed and replaced when an address becomes known
@@ -41,6 +42,7 @@ func (o *output) stream(stdout bool) *stream {
 func (s *stream) Write(p []byte) (int, error) {
 	s.out.mu.Lock()
 	defer s.out.mu.Unlock()
+	s.out.all.Write(p)
 	if s.stdout {
 		s.out.stdout.Write(p)
 	}
@@ -94,6 +96,12 @@ func (o *output) log() string {
 		text += string(s.line)
 	}
 	return text
+}
+
+func (o *output) allText() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all.String()
 }
 
 func (o *output) stdoutText() string {

@@ -98,6 +98,9 @@ func (p *Process) Running() bool { return p.child.Running() }
 // Log returns the last part of the process's output on stdout and stderr.
 func (p *Process) Log() string { return p.output.log() }
 
+// Output returns everything that the process has written to stdout and stderr.
+func (p *Process) Output() string { return p.output.allText() }
+
 // Stdout returns everything that the process has written to stdout. After Wait it is complete.
 func (p *Process) Stdout() string { return p.output.stdoutText() }
 
