@@ -46,7 +46,7 @@ func TestListIsPaged(t *testing.T) {
 		_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: g.id, Tenant: tenant, Type: "T"}, now)
 		require.NoError(t, err)
 		p := w.Space.OfTenant(tenant)
-		for _, key := range []string{p.Groups(), p.GroupsOf(tenant)} {
+		for _, key := range []string{p.Groups(), p.GroupsOf(tenant), p.Open()} {
 			require.NoError(t, w.Conn.Cmd.ZAdd(stagetest.Trusted(t), key, redis.Z{Score: float64(g.ms), Member: g.id}).Err())
 		}
 	}

@@ -126,15 +126,6 @@ type AppendOptions struct {
 	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// ListQuery selects a page of groups. An empty Tenant or Status matches every group; an empty
-// Cursor means the first page.
-type ListQuery struct {
-	Tenant string
-	Status api.Status
-	Cursor string
-	Limit  int // 1 to 1,000
-}
-
 // JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
 // empty State matches every job; an empty Cursor means the first page.
 type JobQuery struct {
@@ -306,7 +297,7 @@ func (s *calls) routes() []route {
 		{method: get, path: "/openapi.yaml", scope: open, serve: getOpenAPI},
 		{method: post, path: "/v1/groups", scope: auth.Submit, object: tenantInBody, serve: s.submitGroup},
 		{method: get, path: "/v1/groups", scope: auth.Read, object: ownInList, serve: show(s.listGroups),
-			query: append([]string{"tenant", "status"}, page...)},
+			query: append(groupFilters, page...)},
 		{method: get, path: group, scope: auth.Read, object: groupInPath, serve: showByID(s.getGroup)},
 		{method: post, path: group + "/jobs", scope: auth.Submit, object: groupInPath, serve: s.appendJobs,
 			query: tableQuery, stream: true},
