@@ -45,26 +45,6 @@ func (s *views) Results(ctx context.Context, id string, yield func(result []byte
 	return eachOf(ctx, s, id, ledger.Results, yield)
 }
 
-// Failures calls yield once with each failed job, in no order; with its payload only if asked. It
-// stops at an error of yield and returns it.
-func (s *views) Failures(ctx context.Context, id string, payloads bool, yield func(api.Failure) error) error {
-	return eachOf(ctx, s, id, ledger.Failures, func(e ledger.JobError) error {
-		f := api.Failure{
-			Ordinal: e.Ordinal, Key: e.Key, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time(),
-		}
-		if !auth.SeesPayloads(ctx) {
-			f.Error = ""
-		} else if payloads {
-			payload, err := failedPayload(ctx, s.access, id, e)
-			if err != nil {
-				return err
-			}
-			f.Payload = json.RawMessage(payload)
-		}
-		return yield(f)
-	})
-}
-
 // failedPayload returns the payload of a failed job. One that is lost is null.
 func failedPayload(ctx context.Context, s *access, group string, e ledger.JobError) (string, error) {
 	if e.Payload != "" {

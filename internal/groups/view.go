@@ -19,6 +19,7 @@ type views struct {
 	*access
 	tenants   *tenants
 	explainer *why.Explainer
+	maps      jobMaps
 }
 
 // Group returns one group.
