@@ -73,7 +73,7 @@ type GroupList struct {
 	Groups []Group `json:"groups"`
 	Cursor string  `json:"cursor,omitempty"` // asks for the next page; empty on the last page
 	// Scanned is how many groups this call has looked at. A call looks at 5,000 at most, so that a
-	// page by status may be short, or empty, although it has a cursor.
+	// filtered page may be short, or empty, although it has a cursor.
 	Scanned int `json:"scanned"`
 }
 

@@ -226,26 +226,6 @@ func (a *API) Why(ctx context.Context, group string) (api.Why, error) {
 	return doJSON[api.Why](ctx, a.transport, callOn("explain", http.MethodGet, "group", group, "/why"))
 }
 
-// GroupFilter selects the groups that match both fields. An empty field matches every group.
-type GroupFilter struct {
-	Tenant string
-	Status api.Status
-}
-
-// Groups iterates over groups, newest first, and fetches one page after the other. An error ends
-// the iteration.
-func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, error] {
-	query := url.Values{}
-	if f.Tenant != "" {
-		query.Set("tenant", f.Tenant)
-	}
-	if f.Status != "" {
-		query.Set("status", string(f.Status))
-	}
-	return pages(ctx, a.transport, "groups", query,
-		func(l api.GroupList) ([]api.Group, string) { return l.Groups, l.Cursor })
-}
-
 // Results iterates over the results of the group's reduced jobs, in the order in which they were
 // reduced. Jobs that are done but not reduced yet are left out. An error ends the iteration; a
 // stream that breaks off is an error too.

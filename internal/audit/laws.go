@@ -126,6 +126,13 @@ func (l *groupLaws) checkLifecycle() {
 	if open := !status.Ended() || sweeping; open != l.Open || open == l.Ended {
 		l.reportRepairable(l.counts, LawLifecycle, "lists", "it is %s, but %s", status, l.describeLists())
 	}
+	if failed := status == api.StatusFailed; failed != l.OnFailed {
+		on := "not on"
+		if l.OnFailed {
+			on = "on"
+		}
+		l.reportRepairable(l.counts, LawLifecycle, "failed list", "it is %s, but %s the list of failed groups", status, on)
+	}
 	unfinished, unreduced := l.jobsIn(unfinishedLetters), l.jobs[ledger.Done]
 	switch {
 	case status == api.StatusCancelled:

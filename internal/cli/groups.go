@@ -6,6 +6,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,18 +23,32 @@ func newGroups(r *Root) *cobra.Command {
 
 func newGroupsLs(r *Root) *cobra.Command {
 	var filter client.GroupFilter
-	var status string
+	var status, since string
+	var paused bool
 	var list listFlags
 	cmd := &cobra.Command{
 		Use:   "ls [--tenant TENANT] [--status STATUS]",
 		Short: "List the groups, newest first",
-		Args: func(cmd *cobra.Command, args []string) error {
+		Long: "List the groups, newest first. With --status and without --tenant, the newest is the one that was\n" +
+			"opened or has ended last; otherwise, and for CANCELLED, the one that was created last.",
+		Example: "  bulkaction groups ls --status FAILED --since 24h",
+		Args: func(cmd *cobra.Command, args []string) (err error) {
 			status = strings.ToUpper(status)
-			switch {
-			case filter.Tenant != "" && !api.ValidID(filter.Tenant):
-				return usagef("--tenant %q: must "+api.IDRule, filter.Tenant)
-			case status != "" && !slices.Contains(statuses, status):
+			if status != "" && !slices.Contains(statuses, status) {
 				return usagef("--status %q: must be one of %s", status, strings.Join(statuses, ", "))
+			}
+			for _, id := range []struct{ flag, value string }{
+				{"tenant", filter.Tenant}, {"type", filter.Type}, {"prefix", filter.Prefix},
+			} {
+				if id.value != "" && !api.ValidID(id.value) {
+					return usagef("--%s %q: must "+api.IDRule, id.flag, id.value)
+				}
+			}
+			if cmd.Flags().Changed("paused") {
+				filter.Paused = &paused
+			}
+			if filter.Since, err = parseSince(since, time.Now()); err != nil {
+				return err
 			}
 			if err := list.check(); err != nil {
 				return err
@@ -56,6 +71,11 @@ func newGroupsLs(r *Root) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&filter.Tenant, "tenant", "", "only groups of this tenant")
 	cmd.Flags().StringVar(&status, "status", "", "only groups in this state, such as RUNNING or FAILED")
+	cmd.Flags().StringVar(&filter.Type, "type", "", "only groups of this type, or with jobs of it")
+	cmd.Flags().BoolVar(&paused, "paused", false, "only paused groups; --paused=false: only those that are not")
+	cmd.Flags().StringVar(&filter.Prefix, "prefix", "", "only groups whose id begins with this")
+	cmd.Flags().StringVar(&since, "since", "", "only groups created since then: a time such as 2026-01-02T15:04:05Z, "+
+		"or an age such as 24h")
 	list.add(cmd, "groups")
 	return cmd
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -17,109 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// listedGroup is a group in the order of creation, and its partition.
-type listedGroup struct {
-	ledger.CreatedGroup
-	p keyspace.Partition
-}
-
-// formatCursor returns the cursor of a page that ends with g.
-func formatCursor(g ledger.CreatedGroup) string {
-	return strconv.FormatFloat(g.Created, 'f', 0, 64) + "." + g.ID
-}
-
-// parseCursor returns the group with which the page before ended.
-func parseCursor(cursor string) (ledger.CreatedGroup, error) {
-	if cursor == "" {
-		return ledger.Newest(), nil
-	}
-	ms, id, ok := strings.Cut(cursor, ".")
-	created, err := strconv.ParseInt(ms, 10, 64)
-	if !ok || err != nil || !api.ValidID(id) {
-		return ledger.CreatedGroup{}, badCursor()
-	}
-	return ledger.CreatedGroup{Created: float64(created), ID: id}, nil
-}
-
 func badCursor() error {
 	return &messages.ValidationError{Fields: []messages.FieldError{{
 		Field:   "cursor",
 		Problem: "must be one that an earlier page gave",
 	}}}
-}
-
-// newest returns the limit newest groups of these partitions that are older than before, newest
-// first; only those of tenant, unless it is "".
-func (s *views) newest(
-	ctx context.Context, parts []keyspace.Partition, tenant string, before ledger.CreatedGroup, limit int,
-) ([]listedGroup, error) {
-	var page []listedGroup
-	for _, p := range parts {
-		found, err := ledger.ListGroups(ctx, s.conn.Cmd, p, tenant, before, limit)
-		if err != nil {
-			return nil, err
-		}
-		for _, g := range found {
-			page = append(page, listedGroup{g, p})
-		}
-	}
-	slices.SortFunc(page, func(a, b listedGroup) int {
-		return cmp.Or(cmp.Compare(b.Created, a.Created), cmp.Compare(b.ID, a.ID))
-	})
-	return page[:min(len(page), limit)], nil
-}
-
-// withStatus returns the first limit groups of a page that are in this state; an empty status
-// matches every group. scanned is how many groups of the page it has looked at. It leaves out
-// groups that were deleted meanwhile, or that changed their state after it was read.
-func withStatus(
-	ctx context.Context, s *views, page []listedGroup, status api.Status, limit int,
-) (found []api.Group, scanned int, err error) {
-	matching := page
-	scanned = len(page)
-	if status != "" {
-		statuses, err := statusesOf(ctx, s.access, page)
-		if err != nil {
-			return nil, 0, err
-		}
-		matching = nil
-		for i, at := range page {
-			if statuses[at.ID] != status {
-				continue
-			}
-			if matching = append(matching, at); len(matching) == limit {
-				scanned = i + 1
-				break
-			}
-		}
-	} else if len(page) > limit {
-		matching, scanned = page[:limit], limit
-	}
-	views, err := s.viewPage(ctx, matching)
-	if err != nil {
-		return nil, 0, err
-	}
-	for _, at := range matching {
-		if v, ok := views[at.ID]; ok && (status == "" || v.Status == status) {
-			found = append(found, v)
-		}
-	}
-	return found, scanned, nil
-}
-
-// statusesOf returns the states of groups by id.
-func statusesOf(ctx context.Context, s *access, page []listedGroup) (map[string]api.Status, error) {
-	all := make(map[string]api.Status, len(page))
-	for p, ids := range byPartition(page) {
-		statuses, err := ledger.GroupStatuses(ctx, s.conn.Cmd, p, ids)
-		if err != nil {
-			return nil, err
-		}
-		for i, id := range ids {
-			all[id] = statuses[i]
-		}
-	}
-	return all, nil
 }
 
 // withoutData returns a result with null as its data.
@@ -142,26 +43,6 @@ func (s *views) Results(ctx context.Context, id string, yield func(result []byte
 		yield = func(result []byte) error { return all(withoutData(result)) }
 	}
 	return eachOf(ctx, s, id, ledger.Results, yield)
-}
-
-// Failures calls yield once with each failed job, in no order; with its payload only if asked. It
-// stops at an error of yield and returns it.
-func (s *views) Failures(ctx context.Context, id string, payloads bool, yield func(api.Failure) error) error {
-	return eachOf(ctx, s, id, ledger.Failures, func(e ledger.JobError) error {
-		f := api.Failure{
-			Ordinal: e.Ordinal, Key: e.Key, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time(),
-		}
-		if !auth.SeesPayloads(ctx) {
-			f.Error = ""
-		} else if payloads {
-			payload, err := failedPayload(ctx, s.access, id, e)
-			if err != nil {
-				return err
-			}
-			f.Payload = json.RawMessage(payload)
-		}
-		return yield(f)
-	})
 }
 
 // failedPayload returns the payload of a failed job. One that is lost is null.

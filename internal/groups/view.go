@@ -19,6 +19,7 @@ type views struct {
 	*access
 	tenants   *tenants
 	explainer *why.Explainer
+	maps      jobMaps
 }
 
 // Group returns one group.
@@ -149,90 +150,4 @@ func eta(g *api.Group, started, now time.Time) *float64 {
 	}
 	seconds := apivalue.Round(float64(g.Counts.Accepted-ended)/(float64(ended)/elapsed), 10)
 	return &seconds
-}
-
-// ListQuery selects a page of groups. An empty Tenant, Status or Cursor sets no condition.
-type ListQuery struct {
-	Tenant string
-	Status api.Status
-	Cursor string
-	Limit  int
-}
-
-// maxScanned is how many groups one call of Groups looks at.
-const maxScanned = 5000
-
-// scanPage is how many groups Groups looks at in one step if it looks for a state.
-const scanPage = 500
-
-// Groups returns a page of groups, the newest first. The cursor names the last group that Groups
-// has looked at, so new groups neither shift nor repeat a page. With Status, the page may be short,
-// or empty, although it has a cursor: one call looks at maxScanned groups at most. A principal of
-// one tenant gets the groups of this tenant.
-func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
-	list := api.GroupList{Groups: []api.Group{}}
-	_, tenant, err := callFor(ctx, q.Tenant)
-	if err != nil {
-		return list, err
-	}
-	q.Tenant = tenant
-	parts := s.space.All()
-	if q.Tenant != "" {
-		parts = []keyspace.Partition{s.space.OfTenant(q.Tenant)}
-	}
-	before, err := parseCursor(q.Cursor)
-	if err != nil {
-		return list, err
-	}
-	step := q.Limit
-	if q.Status != "" {
-		step = max(step, scanPage)
-	}
-	for len(list.Groups) < q.Limit {
-		if list.Scanned >= maxScanned {
-			list.Cursor = formatCursor(before)
-			break
-		}
-		page, err := s.newest(ctx, parts, q.Tenant, before, step)
-		if err != nil {
-			return list, apiError(err)
-		}
-		if len(page) == 0 {
-			break
-		}
-		found, scanned, err := withStatus(ctx, s, page, q.Status, q.Limit-len(list.Groups))
-		if err != nil {
-			return list, apiError(err)
-		}
-		list.Groups = append(list.Groups, found...)
-		list.Scanned += scanned
-		before = page[scanned-1].CreatedGroup
-		if len(list.Groups) == q.Limit {
-			list.Cursor = formatCursor(before)
-		}
-	}
-	return list, nil
-}
-
-func byPartition(page []listedGroup) map[keyspace.Partition][]string {
-	ids := map[keyspace.Partition][]string{}
-	for _, at := range page {
-		ids[at.p] = append(ids[at.p], at.ID)
-	}
-	return ids
-}
-
-// viewPage returns the groups of a page by id. It leaves out groups that do not exist.
-func (s *views) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
-	all := make(map[string]api.Group, len(page))
-	for p, ids := range byPartition(page) {
-		views, err := s.ReadViews(ctx, p, ids)
-		if err != nil {
-			return nil, err
-		}
-		for _, v := range views {
-			all[v.ID] = v
-		}
-	}
-	return all, nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"github.com/google/uuid"
 
@@ -203,27 +202,6 @@ func showPage[T any](list func(ctx context.Context, cursor string, limit int) (T
 func (s *calls) getGroup(ctx context.Context, id string) (api.Group, error) {
 	g, err := s.backend.Group(ctx, id)
 	return withEmptyMaps(g), err
-}
-
-func (s *calls) listGroups(r *http.Request) (l api.GroupList, err error) {
-	q := r.URL.Query()
-	query := ListQuery{Tenant: q.Get("tenant"), Status: api.Status(strings.ToUpper(q.Get("status")))}
-	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
-		return l, err
-	}
-	if query.Tenant != "" && !api.ValidID(query.Tenant) {
-		return l, invalidField("tenant", idProblem)
-	}
-	if query.Status != "" && rank(query.Status) == 0 {
-		return l, invalidField("status",
-			"must be CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED, FAILED or CANCELLED")
-	}
-	l, err = s.backend.Groups(r.Context(), query)
-	l.Groups = orEmpty(l.Groups)
-	for i, g := range l.Groups {
-		l.Groups[i] = withEmptyMaps(g)
-	}
-	return l, err
 }
 
 // pageParams returns the query parameters of a list: cursor and limit.

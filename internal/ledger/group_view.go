@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,7 +120,7 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 			Done: num(layout.GroupDone), Failed: num(layout.GroupFailed), Cancelled: num(layout.GroupCancelled),
 		},
 		Entered:        map[string]time.Time{},
-		FailuresByCode: map[string]int64{},
+		FailuresByCode: countsByCode(parts.codes.Val()),
 	}
 	if fields[layout.GroupTotal] != "" {
 		total := num(layout.GroupTotal)
@@ -130,11 +129,6 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 	for field, value := range fields {
 		if status, ok := strings.CutPrefix(field, layout.GroupAt); ok {
 			g.Entered[status] = time.UnixMilli(integer(value)).UTC()
-		}
-	}
-	for code, value := range parts.codes.Val() {
-		if n := integer(value); n > 0 {
-			g.FailuresByCode[code] = n
 		}
 	}
 	for field, value := range parts.aggregate.Val() {
@@ -147,71 +141,6 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 
 // instant parses a time in ms; it returns the zero time for 0 and for other text.
 func instant(value string) time.Time { return reply{value}.when(0) }
-
-// CreatedGroup is a group in the order of creation. Groups of the same time are ordered by id.
-type CreatedGroup struct {
-	Created float64 // ms
-	ID      string
-}
-
-// Newest is a place before all groups.
-func Newest() CreatedGroup { return CreatedGroup{Created: math.Inf(1)} }
-
-// OlderThan reports whether a comes after b in a list that begins with the newest group.
-func (a CreatedGroup) OlderThan(b CreatedGroup) bool {
-	return a.Created < b.Created || (a.Created == b.Created && a.ID < b.ID)
-}
-
-// ListGroups returns a partition's groups that are older than before, the newest first: limit of
-// them, or fewer if there are no more. tenant "" means all tenants.
-func ListGroups(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, before CreatedGroup, limit int,
-) ([]CreatedGroup, error) {
-	key := p.Groups()
-	if tenant != "" {
-		key = p.GroupsOf(tenant)
-	}
-	var groups []CreatedGroup
-	// The groups that were created in the same ms as before, and that are not older, may fill whole
-	// pages.
-	for offset := int64(0); ; offset += int64(limit) {
-		page, err := c.ZRevRangeByScoreWithScores(ctx, key, &redis.ZRangeBy{
-			Min: "-inf", Max: strconv.FormatFloat(before.Created, 'f', 0, 64), Offset: offset, Count: int64(limit),
-		}).Result()
-		if err != nil {
-			return nil, fmt.Errorf("list groups of partition %d: %w", p.Index(), err)
-		}
-		for _, z := range page {
-			id, _ := z.Member.(string)
-			if g := (CreatedGroup{z.Score, id}); g.OlderThan(before) {
-				groups = append(groups, g)
-			}
-		}
-		if len(groups) >= limit || len(page) < limit {
-			return groups[:min(len(groups), limit)], nil
-		}
-	}
-}
-
-// GroupStatuses returns the state of each of these groups, "" for one that does not exist. It makes
-// one round trip.
-func GroupStatuses(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, ids []string,
-) ([]api.Status, error) {
-	// Each reply has the error of the pipeline or its own.
-	reads, _ := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) *redis.StringCmd {
-		return pipe.HGet(ctx, p.Group(id), layout.GroupStatus)
-	})
-	statuses := make([]api.Status, len(ids))
-	for i, read := range reads {
-		status, err := read.Result()
-		if err != nil && !errors.Is(err, redis.Nil) {
-			return nil, fmt.Errorf("read the state of group %s: %w", ids[i], err)
-		}
-		statuses[i] = api.Status(status)
-	}
-	return statuses, nil
-}
 
 // GroupState holds what submissions and commands change in a group.
 type GroupState struct {

@@ -22,7 +22,7 @@ local group, fence = ARGV[1], ARGV[2]
 if call('HGET', B .. 'watch', 'fence') ~= fence then return { 'FENCED' } end
 local key = B .. 'group:' .. group
 local moved, failures = 0, 0
-precheck('ZCARD', B .. 'open', B .. 'ended')
+precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'failed')
 precheck_mark_dirty()
 allow_oom()
 local g, flat = {}, call('HGETALL', key)
@@ -64,6 +64,7 @@ while g.status do
     call('ZREM', B .. 'open', group)
     call('HDEL', key, 'paused')
     call('ZADD', B .. 'ended', now, group)
+    if to == 'FAILED' then call('ZADD', B .. 'failed', now, group) end
     check_last(g.tenant)
   end
 end

@@ -26,7 +26,7 @@ if scope == 'results' then
   if g[1] then call('HSET', key, 'results_expired', 1) end
   return { 'OK' }
 end
-precheck('ZCARD', B .. 'groups', B .. 'ended', B .. 'open')
+precheck('ZCARD', B .. 'groups', B .. 'ended', B .. 'failed', B .. 'open')
 precheck('SCARD', B .. 'dirty', B .. 'active')
 if g[1] then
   precheck('ZCARD', B .. 'groups:' .. g[1], B .. 'tenants')
@@ -40,6 +40,7 @@ call('UNLINK', key, B .. 'states:' .. group, B .. 'payloads:' .. group, B .. 're
   B .. 'keys:' .. group)
 call('ZREM', B .. 'groups', group)
 call('ZREM', B .. 'ended', group)
+call('ZREM', B .. 'failed', group)
 call('ZREM', B .. 'open', group)
 call('SREM', B .. 'dirty', group)
 if g[1] then

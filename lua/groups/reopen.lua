@@ -43,7 +43,7 @@ end
 if chosen ~= '' and not any_chosen() then return { 'NOTCHOSEN' } end
 precheck('XLEN', B .. 'outbox')
 precheck('HLEN', B .. 'aggregate:' .. group)
-precheck('ZCARD', B .. 'open', B .. 'ended')
+precheck('ZCARD', B .. 'open', B .. 'ended', B .. 'failed')
 precheck_mark_dirty()
 local now, round = now_ms(), tonumber(g[2]) + 1
 call('HSET', key, 'status', 'CREATED', 'round', round, 'requeue', 0, 'reopened', request, 'at:created', now)
@@ -53,6 +53,7 @@ call('HDEL', key, 'at:dispatched', 'at:running', 'at:aggregating', 'at:completed
 call('HDEL', B .. 'aggregate:' .. group, 'partial:failed')
 announce(group, 'CREATED', round, now, call('HGETALL', key))
 call('ZREM', B .. 'ended', group)
+call('ZREM', B .. 'failed', group)
 call('ZADD', B .. 'open', now, group)
 mark_dirty(group)
 return { 'OK', round }

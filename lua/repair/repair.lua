@@ -23,10 +23,10 @@
 local group, tenant, version, now = ARGV[1], ARGV[2], ARGV[3], now_ms()
 local key, codes = B .. 'group:' .. group, B .. 'codes:' .. group
 local g = call('HMGET', key, 'status', 'repaired', 'at:created')
-precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'tenants')
+precheck('ZCARD', B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'failed', B .. 'tenants')
 precheck_mark_dirty()
 if not g[1] then
-  for _, list in ipairs({ B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended' }) do
+  for _, list in ipairs({ B .. 'groups', B .. 'groups:' .. tenant, B .. 'open', B .. 'ended', B .. 'failed' }) do
     call('ZREM', list, group)
   end
   call('SREM', B .. 'dirty', group)
@@ -63,6 +63,11 @@ if ended and not left[1] then
 else
   call('ZREM', B .. 'ended', group)
   call('ZADD', B .. 'open', 'NX', created, group)
+end
+if status == 'FAILED' then
+  call('ZADD', B .. 'failed', 'NX', tonumber(left[2] or now), group)
+else
+  call('ZREM', B .. 'failed', group)
 end
 mark_dirty(group)
 return { 'OK' }

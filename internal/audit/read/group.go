@@ -64,7 +64,7 @@ var details = [...]struct {
 	Unfinished: {2, []string{
 		"types", "waiting", "non_ready", "ready", "in_flight", "accepted", "failed", "at:created", "paused",
 	}},
-	Whole: {11, nil},
+	Whole: {12, nil},
 }
 
 // Commands returns how many commands read this much of a group.
@@ -86,6 +86,7 @@ type Group struct {
 	Partials         map[string]string // the hash of its partial aggregates
 	Scheduled, Dirty bool              // on the partition's lists of scheduled and of dirty groups
 	Open, Ended      bool              // on the partition's lists of open and of ended groups
+	OnFailed         bool              // on the partition's list of failed groups
 	Listed           bool              // on the partition's list of all groups
 	ListedForTenant  bool              // on its tenant's list of groups
 
@@ -133,6 +134,7 @@ func (d Detail) Queue(
 		has(pipe.ZScore(ctx, p.GroupsOf(h.Tenant), h.ID), &g.ListedForTenant)
 		has(pipe.ZScore(ctx, p.Open(), h.ID), &g.Open)
 		has(pipe.ZScore(ctx, p.Ended(), h.ID), &g.Ended)
+		has(pipe.ZScore(ctx, p.Failed(), h.ID), &g.OnFailed)
 		dirty := pipe.SIsMember(ctx, p.Dirty(), h.ID)
 		fill = append(fill, func() { g.Dirty = dirty.Val() })
 	}

@@ -332,6 +332,10 @@ func (k WatchKeys) Open() string { return string(k) + "open" }
 // the time when sweep has completed (advance, sweep, reopen, repairs).
 func (k WatchKeys) Ended() string { return string(k) + "ended" }
 
+// Failed is a sorted set: groups whose status is FAILED, by the time (ms) of their end (advance,
+// reopen, repairs).
+func (k WatchKeys) Failed() string { return string(k) + "failed" }
+
 // Dirty is a set: groups that the watcher has to look at, because they may advance (each script
 // that may let a group advance; advance removes the group).
 func (k WatchKeys) Dirty() string { return string(k) + "dirty" }

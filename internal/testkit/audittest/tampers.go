@@ -131,6 +131,8 @@ var commandTampers = []struct {
 	{"times out of order", "initech", part.Group, "partly", "HSET at:running 1", "lifecycle partly"},
 	{"ended and not on the list", "initech", listOf(part.Ended), "", "ZREM partly", "lifecycle partly"},
 	{"ended and open", "initech", listOf(part.Open), "", "ZADD 1 partly", "lifecycle partly"},
+	{"failed list without the group", "acme", listOf(part.Failed), "", "ZREM failed", "lifecycle failed"},
+	{"completed and on the failed list", "initech", listOf(part.Failed), "", "ZADD 1 partly", "lifecycle partly"},
 	{"unsealed", "initech", part.Group, "partly", "HDEL sealed", "lifecycle partly"},
 	{"swept, but not completely", "hooli", part.Group, "sweeping", "HDEL sweep", "lifecycle sweeping"},
 	{"ready to end, but not dirty", "globex", listOf(part.Dirty), "", "SREM ending", "lifecycle ending"},

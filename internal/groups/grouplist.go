@@ -1,0 +1,221 @@
+package groups
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// ListQuery selects a page of groups. An empty field sets no condition.
+type ListQuery struct {
+	Tenant string
+	Status api.Status
+	Type   string    // the group's, or that of one of its jobs
+	Paused *bool     // whether the group itself is paused
+	Prefix string    // the beginning of the id
+	Since  time.Time // the group was created then or later
+	Cursor string
+	Limit  int
+}
+
+// list returns the list of groups that the query reads. A tenant's groups are in one list only.
+func (q *ListQuery) list() ledger.GroupList {
+	if q.Tenant != "" {
+		return ledger.AllGroups
+	}
+	return ledger.ListWith(q.Status)
+}
+
+// selective reports whether the query's list may have many groups that the query does not select.
+func (q *ListQuery) selective() bool {
+	status := q.Status != "" && q.list() != ledger.FailedGroups
+	since := !q.Since.IsZero() && q.list() != ledger.AllGroups
+	return status || since || q.Type != "" || q.Paused != nil || q.Prefix != ""
+}
+
+// selects reports whether the query selects a group with these facts. A change of the group
+// meanwhile may make it wrong.
+func (q *ListQuery) selects(f *ledger.GroupFacts) bool {
+	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
+		(q.Paused == nil || f.Paused == *q.Paused) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
+}
+
+// maxScanned is how many groups one call of Groups looks at.
+const maxScanned = 5000
+
+// scanPage is how many groups a selective query looks at in one step.
+const scanPage = 500
+
+// Groups returns a page of groups, the newest first. With a status and without a tenant, the newest
+// is the one that was opened or has ended last, except for CANCELLED; otherwise it is the one that
+// was created last. The cursor names the last group that Groups has looked at, so new groups
+// neither shift nor repeat a page. The page may be short, or empty, although it has a cursor: one
+// call looks at maxScanned groups at most. A principal of one tenant gets the groups of this tenant.
+func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
+	list := api.GroupList{Groups: []api.Group{}}
+	_, tenant, err := callFor(ctx, q.Tenant)
+	if err != nil {
+		return list, err
+	}
+	q.Tenant = tenant
+	parts := s.space.All()
+	if q.Tenant != "" {
+		parts = []keyspace.Partition{s.space.OfTenant(q.Tenant)}
+	}
+	read := ledger.GroupRange{List: q.list(), Tenant: q.Tenant, Since: q.Since}
+	if read.Before, err = parseCursor(read.List, q.Cursor); err != nil {
+		return list, err
+	}
+	step := q.Limit
+	if q.selective() {
+		step = max(step, scanPage)
+	}
+	for len(list.Groups) < q.Limit {
+		if list.Scanned >= maxScanned {
+			list.Cursor = formatCursor(read)
+			break
+		}
+		page, err := s.newest(ctx, parts, read, step)
+		if err != nil {
+			return list, apiError(err)
+		}
+		if len(page) == 0 {
+			break
+		}
+		found, scanned, err := s.choose(ctx, page, &q, q.Limit-len(list.Groups))
+		if err != nil {
+			return list, apiError(err)
+		}
+		list.Groups = append(list.Groups, found...)
+		list.Scanned += scanned
+		read.Before = page[scanned-1].ListedGroup
+		if len(list.Groups) == q.Limit {
+			list.Cursor = formatCursor(read)
+		}
+	}
+	return list, nil
+}
+
+// listedGroup is a group at its place in a list, and its partition.
+type listedGroup struct {
+	ledger.ListedGroup
+	p keyspace.Partition
+}
+
+// formatCursor returns the cursor of a page that has all of a list up to r.Before.
+func formatCursor(r ledger.GroupRange) string {
+	return string(r.List) + strconv.FormatFloat(r.Before.At, 'f', 0, 64) + "." + r.Before.ID
+}
+
+// parseCursor returns the group with which the page before ended, of the same list.
+func parseCursor(list ledger.GroupList, cursor string) (ledger.ListedGroup, error) {
+	if cursor == "" {
+		return ledger.Newest(), nil
+	}
+	place, same := strings.CutPrefix(cursor, string(list))
+	ms, id, ok := strings.Cut(place, ".")
+	at, err := strconv.ParseInt(ms, 10, 64)
+	if !same || !ok || err != nil || !api.ValidID(id) {
+		return ledger.ListedGroup{}, badCursor()
+	}
+	return ledger.ListedGroup{At: float64(at), ID: id}, nil
+}
+
+// newest returns the limit newest groups of a range in these partitions, newest first.
+func (s *views) newest(
+	ctx context.Context, parts []keyspace.Partition, r ledger.GroupRange, limit int,
+) ([]listedGroup, error) {
+	var page []listedGroup
+	for _, p := range parts {
+		found, err := ledger.ListGroups(ctx, s.conn.Cmd, p, r, limit)
+		if err != nil {
+			return nil, err
+		}
+		for _, g := range found {
+			page = append(page, listedGroup{g, p})
+		}
+	}
+	slices.SortFunc(page, func(a, b listedGroup) int {
+		return cmp.Or(cmp.Compare(b.At, a.At), cmp.Compare(b.ID, a.ID))
+	})
+	return page[:min(len(page), limit)], nil
+}
+
+// choose returns the first limit groups of a page that a query selects. scanned is how many groups
+// of the page it has looked at. It leaves out groups that were deleted meanwhile, or that changed
+// their state after it was read.
+func (s *views) choose(
+	ctx context.Context, page []listedGroup, q *ListQuery, limit int,
+) (found []api.Group, scanned int, err error) {
+	selected := page
+	if q.selective() {
+		if selected, err = s.selected(ctx, page, q); err != nil {
+			return nil, 0, err
+		}
+	}
+	scanned = len(page)
+	if len(selected) >= limit {
+		selected = selected[:limit]
+		scanned = 1 + slices.Index(page, selected[limit-1])
+	}
+	views, err := s.viewPage(ctx, selected)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, at := range selected {
+		if v, ok := views[at.ID]; ok && (q.Status == "" || v.Status == q.Status) {
+			found = append(found, v)
+		}
+	}
+	return found, scanned, nil
+}
+
+// selected returns the groups of a page that a query selects.
+func (s *views) selected(ctx context.Context, page []listedGroup, q *ListQuery) ([]listedGroup, error) {
+	if q.Prefix != "" {
+		page = slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool {
+			return !strings.HasPrefix(g.ID, q.Prefix)
+		})
+	}
+	selected := make(map[string]bool, len(page))
+	for p, ids := range byPartition(page) {
+		facts, err := ledger.ReadGroupFacts(ctx, s.conn.Cmd, p, ids)
+		if err != nil {
+			return nil, err
+		}
+		for i := range facts {
+			selected[ids[i]] = q.selects(&facts[i])
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool { return !selected[g.ID] }), nil
+}
+
+func byPartition(page []listedGroup) map[keyspace.Partition][]string {
+	ids := map[keyspace.Partition][]string{}
+	for _, at := range page {
+		ids[at.p] = append(ids[at.p], at.ID)
+	}
+	return ids
+}
+
+// viewPage returns the groups of a page by id. It leaves out groups that do not exist.
+func (s *views) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
+	all := make(map[string]api.Group, len(page))
+	for p, ids := range byPartition(page) {
+		views, err := s.ReadViews(ctx, p, ids)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range views {
+			all[v.ID] = v
+		}
+	}
+	return all, nil
+}
