@@ -202,8 +202,8 @@ func TestTenantsArePaged(t *testing.T) {
 	}
 }
 
-// counted counts the commands of a connection that read ids of tenants, their round trips and ids.
-type counted struct{ commands, trips, ids int }
+// counted counts pipelines that read ids of tenants, their commands, and the ids.
+type counted struct{ pipelines, commands, ids int }
 
 func (*counted) DialHook(next redis.DialHook) redis.DialHook { return next }
 
@@ -213,7 +213,7 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		err := next(ctx, cmds)
 		if cmds[0].Name() == "zrangebylex" {
-			c.trips++
+			c.pipelines++
 			c.commands += len(cmds)
 			for _, cmd := range cmds {
 				c.ids += len(cmd.(*redis.StringSliceCmd).Val())
@@ -241,8 +241,7 @@ func TestWorkOfTenantsIsBounded(t *testing.T) {
 				id := fmt.Sprintf("t%04d", i)
 				want = append(want, id)
 				p := w.Space.Partition(place(i))
-				require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Tenants(), redis.Z{Member: id}).Err())
-				require.NoError(t, w.Conn.Cmd.HSet(t.Context(), p.Tenant(id), "weight", 2).Err())
+				require.NoError(t, ledger.SetTenant(t.Context(), w.Conn.Cmd, p, id, ledger.TenantSettings{Weight: ptr(2.0)}))
 			}
 			var sent counted
 			w.Conn.Cmd.AddHook(&sent)
@@ -251,7 +250,7 @@ func TestWorkOfTenantsIsBounded(t *testing.T) {
 				sent = counted{}
 				page, err := w.Store.Tenants(stagetest.Trusted(t), cursor, 300, false)
 				require.NoError(t, err)
-				require.Equal(t, 1, sent.trips)
+				require.Equal(t, 1, sent.pipelines)
 				require.Equal(t, 256, sent.commands)
 				require.LessOrEqual(t, sent.ids, 256*15) // a mean of 4, + 4 × 2, + 4
 				for _, tenant := range page.Tenants {
