@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -187,7 +188,7 @@ func TestTenantsArePaged(t *testing.T) {
 			if cursor = page.Cursor; cursor == "" {
 				break
 			}
-			require.Len(t, page.Tenants, limit)
+			require.NotEmpty(t, page.Tenants)
 		}
 		require.Equal(t, want, got, "pages of %d", limit)
 	}
@@ -198,6 +199,70 @@ func TestTenantsArePaged(t *testing.T) {
 		_, err := w.Store.Tenants(stagetest.Trusted(t), cursor, 1, false)
 		var invalid *messages.ValidationError
 		require.ErrorAs(t, err, &invalid, cursor)
+	}
+}
+
+// counted counts pipelines that read ids of tenants, their commands, and the ids.
+type counted struct{ pipelines, commands, ids int }
+
+func (*counted) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if cmds[0].Name() == "zrangebylex" {
+			c.pipelines++
+			c.commands += len(cmds)
+			for _, cmd := range cmds {
+				c.ids += len(cmd.(*redis.StringSliceCmd).Val())
+			}
+		}
+		return err
+	}
+}
+
+// A call reads the tenants of all partitions in one round trip, and not many more ids than it
+// looks at. A page misses no tenant also where one partition has most of them.
+func TestWorkOfTenantsIsBounded(t *testing.T) {
+	t.Parallel()
+	for name, place := range map[string]func(i int) int{
+		"spread": func(i int) int { return i * 7919 % 256 },
+		"skewed": func(i int) int { return max(0, i-500) % 256 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, prefix := redistest.Shared(t)
+			w := stagetest.New(t, url, prefix, 256)
+			const tenants = 800
+			var want []string
+			for i := range tenants {
+				id := fmt.Sprintf("t%04d", i)
+				want = append(want, id)
+				p := w.Space.Partition(place(i))
+				require.NoError(t, ledger.SetTenant(t.Context(), w.Conn.Cmd, p, id, ledger.TenantSettings{Weight: ptr(2.0)}))
+			}
+			var sent counted
+			w.Conn.Cmd.AddHook(&sent)
+			var got []string
+			for cursor := ""; ; {
+				sent = counted{}
+				page, err := w.Store.Tenants(stagetest.Trusted(t), cursor, 300, false)
+				require.NoError(t, err)
+				require.Equal(t, 1, sent.pipelines)
+				require.Equal(t, 256, sent.commands)
+				require.LessOrEqual(t, sent.ids, 256*15) // a mean of 4, + 4 × 2, + 4
+				for _, tenant := range page.Tenants {
+					got = append(got, tenant.ID)
+				}
+				if cursor = page.Cursor; cursor == "" {
+					break
+				}
+				require.NotEmpty(t, page.Tenants)
+			}
+			require.Equal(t, want, got)
+		})
 	}
 }
 

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -69,10 +69,10 @@ func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error)
 // tenantsPerCall is how many tenants one call of Tenants looks at, unless limit is higher.
 const tenantsPerCall = 1000
 
-// Tenants lists tenants by id. If all is false, it omits implicit tenants (ledger.ImplicitTenants)
-// and reads a bounded number of tenants, so a page with a cursor may be short or empty. The cursor
-// is the id of the last tenant that the call has looked at. A principal of one tenant gets
-// this tenant, if it exists.
+// Tenants lists tenants by id. A call reads a bounded number of tenants (tenantsOfEach), so a page
+// with a cursor may be short. If all is false, it omits implicit tenants (ledger.ImplicitTenants),
+// and such a page may be empty. The cursor is the id of the last tenant that the call has looked
+// at. A principal of one tenant gets this tenant, if it exists.
 func (s *tenants) Tenants(ctx context.Context, cursor string, limit int, all bool) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
 	if cursor != "" && !api.ValidID(cursor) {
@@ -96,26 +96,19 @@ func (s *tenants) Tenants(ctx context.Context, cursor string, limit int, all boo
 	if !all {
 		most = max(limit, tenantsPerCall)
 	}
-	var found []ledger.TenantRef
-	for _, p := range s.space.All() {
-		ids, err := ledger.Tenants(ctx, s.conn.Cmd, p, cursor, most+1)
-		if err != nil {
-			return list, apiError(err)
-		}
-		for _, id := range ids {
-			found = append(found, ledger.TenantRef{Partition: p, ID: id})
-		}
+	parts := s.space.All()
+	found, more, err := ledger.Tenants(ctx, s.conn.Cmd, parts, cursor, tenantsOfEach(most, len(parts)))
+	if err != nil {
+		return list, apiError(err)
 	}
-	slices.SortFunc(found, func(a, b ledger.TenantRef) int { return strings.Compare(a.ID, b.ID) })
 	looked := min(most, len(found))
 	page := found[:looked]
 	if !all {
-		var err error
 		if page, looked, err = s.listed(ctx, page, limit); err != nil {
 			return list, apiError(err)
 		}
 	}
-	if looked < len(found) {
+	if more || looked < len(found) {
 		list.Cursor = found[looked-1].ID
 	}
 	states, err := s.states(ctx, page)
@@ -123,6 +116,14 @@ func (s *tenants) Tenants(ctx context.Context, cursor string, limit int, all boo
 		list.Tenants = append(list.Tenants, s.view(page[i].ID, st))
 	}
 	return list, apiError(err)
+}
+
+// tenantsOfEach returns how many ids to read of each partition, so that most of all tenants are
+// found: the mean, and four times its standard deviation, because tenants are spread by a hash. All
+// partitions together read about most + 4√(most × partitions) ids, and 4 for each partition.
+func tenantsOfEach(most, partitions int) int {
+	mean := float64(most) / float64(partitions)
+	return min(most+1, int(mean+4*math.Sqrt(mean))+4)
 }
 
 // listed returns the first tenants that are not implicit, at most limit, and how many tenants it

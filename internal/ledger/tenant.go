@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -48,26 +49,44 @@ func setPaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what 
 	return err
 }
 
-// Tenants returns the first n known tenants of a partition whose id is greater than after, ordered
-// by id; after "" means from the first one on.
-func Tenants(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, after string, n int,
-) ([]string, error) {
-	low := "-"
-	if after != "" {
-		low = "(" + after
-	}
-	ids, err := c.ZRangeByLex(ctx, p.Tenants(), &redis.ZRangeBy{Min: low, Max: "+", Count: int64(n)}).Result()
-	if err != nil {
-		return nil, fmt.Errorf("list tenants of partition %d: %w", p.Index(), err)
-	}
-	return ids, nil
-}
-
 // TenantRef names a tenant and its partition.
 type TenantRef struct {
 	Partition keyspace.Partition
 	ID        string
+}
+
+// Tenants returns known tenants of these partitions whose id is greater than after, ordered by id;
+// after "" means from the first one on. It reads at most n ids of each partition, in one round
+// trip, and leaves out no tenant before the last one that it returns. more says whether there may
+// be others; then it returns at least n.
+func Tenants(
+	ctx context.Context, c redis.Cmdable, parts []keyspace.Partition, after string, n int,
+) (found []TenantRef, more bool, err error) {
+	low := "-"
+	if after != "" {
+		low = "(" + after
+	}
+	reads, err := pipelined(ctx, c, parts, func(pipe redis.Pipeliner, p keyspace.Partition) *redis.StringSliceCmd {
+		return pipe.ZRangeByLex(ctx, p.Tenants(), &redis.ZRangeBy{Min: low, Max: "+", Count: int64(n)})
+	})
+	if err != nil {
+		return nil, false, fmt.Errorf("list tenants: %w", err)
+	}
+	last := "" // the lowest id after which a partition may have ids that were not read
+	for i, r := range reads {
+		ids := r.Val()
+		for _, id := range ids {
+			found = append(found, TenantRef{parts[i], id})
+		}
+		if len(ids) == n && (!more || ids[n-1] < last) {
+			more, last = true, ids[n-1]
+		}
+	}
+	slices.SortFunc(found, func(a, b TenantRef) int { return strings.Compare(a.ID, b.ID) })
+	if more {
+		found = slices.DeleteFunc(found, func(t TenantRef) bool { return t.ID > last })
+	}
+	return found, more, nil
 }
 
 // ImplicitTenants says which of these tenants are implicit: the tenant's only group has the

@@ -10,6 +10,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 // A tenant's jobs may have ended faster than a limit allows that was set afterwards.
@@ -64,8 +65,14 @@ func TestTenants(t *testing.T) {
 			w.backlog(tenant, "T", 1)
 		}
 		list := func(after string, n int) []string {
-			ids, err := ledger.Tenants(w.Context(), w.c, w.p, after, n)
+			found, more, err := ledger.Tenants(w.Context(), w.c, []keyspace.Partition{w.p}, after, n)
 			require.NoError(w, err)
+			require.Equal(w, len(found) == n, more)
+			var ids []string
+			for _, t := range found {
+				require.Equal(w, w.p, t.Partition)
+				ids = append(ids, t.ID)
+			}
 			return ids
 		}
 		require.Equal(w, []string{"a", "b", "c", "d"}, list("", 10))
@@ -102,7 +109,7 @@ func TestChangeTenant(t *testing.T) {
 		require.NoError(w, change(api.TenantPatch{Weight: api.ToDefault[float64]()}))
 		require.Equal(w, ledger.TenantSettings{RPS: &rps, BasePriority: &base}, settings())
 		require.NoError(w, change(api.TenantPatch{RPS: api.ToDefault[float64](), BasePriority: api.ToDefault[int64]()}))
-		ids, err := ledger.Tenants(w.Context(), w.c, w.p, "", 10)
+		ids, _, err := ledger.Tenants(w.Context(), w.c, []keyspace.Partition{w.p}, "", 10)
 		require.NoError(w, err)
 		require.Empty(w, ids, "a tenant with default settings only is forgotten")
 	})
