@@ -30,9 +30,14 @@ type service struct {
 	Deploy          struct{ Replicas int }
 	DependsOn       any `yaml:"depends_on"`
 	Build           struct{ Context, Dockerfile string }
-	Volumes         []string
+	Volumes         []any // a string, or a mapping
+	Secrets         []secret
+	Entrypoint      []string
+	Profiles        []string
 	User            string
 }
+
+type secret struct{ Source, Target string }
 
 func services(t *testing.T) map[string]service {
 	t.Helper()
@@ -83,10 +88,10 @@ func TestTokenKeys(t *testing.T) {
 	maker := all["token-keys"]
 	require.Equal(t, []any{"/usr/local/bin/bulkaction", "room", "new-key", file}, maker.Command)
 	require.Equal(t, "no", maker.Restart, "a service that waits for it would wait for ever")
-	require.Equal(t, []string{"token-keys:/keys"}, maker.Volumes)
+	require.Equal(t, []any{"token-keys:/keys"}, maker.Volumes)
 	for _, role := range []string{"broker", "ingest"} {
 		require.Equal(t, file, all[role].Environment[keysVariable], role)
-		require.Equal(t, []string{"token-keys:/keys:ro"}, all[role].Volumes, role)
+		require.Equal(t, []any{"token-keys:/keys:ro"}, all[role].Volumes, role)
 	}
 	docker, err := os.ReadFile("Dockerfile")
 	require.NoError(t, err)
@@ -114,6 +119,9 @@ var variable = regexp.MustCompile(`\$\{\w+:-([^}]*)\}`)
 // resolved replaces variables by their defaults.
 func resolved(text string) string { return variable.ReplaceAllString(text, "$1") }
 
+// ofCommandLine are variables of the command line, which docs/configuration.md does not list.
+var ofCommandLine = []string{"BULKACTION_API", "BULKACTION_API_KEY"}
+
 func TestVariablesAreDocumented(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/configuration.md")
 	require.NoError(t, err)
@@ -121,7 +129,7 @@ func TestVariablesAreDocumented(t *testing.T) {
 	require.NotEmpty(t, known)
 	for name, s := range services(t) {
 		for _, v := range slices.Sorted(maps.Keys(s.Environment)) {
-			if !strings.HasPrefix(v, "OTEL_") {
+			if !strings.HasPrefix(v, "OTEL_") && !slices.Contains(ofCommandLine, v) {
 				require.Contains(t, known, "`"+v+"`", name)
 			}
 		}
@@ -134,53 +142,68 @@ func TestRedisLosesNothing(t *testing.T) {
 		require.Contains(t, redis.Command, want)
 	}
 	require.NotEmpty(t, redis.Healthcheck.Test)
-	require.Equal(t, []string{"redis-data:/data", "redis-users:/users:ro"}, redis.Volumes)
+	require.Equal(t, []any{"redis-data:/data", "redis-users:/users:ro"}, redis.Volumes)
 }
 
-// Each role connects as its own Redis user, whose password make-users makes. A service writes the
-// users before Redis starts.
+// Each role connects as its own Redis user, and gets the password of this user alone, as a file.
+// setup makes the passwords, and a service writes the users before Redis starts.
 func TestRedisUsers(t *testing.T) {
 	dir := t.TempDir()
-	script, err := os.ReadFile("make-users")
+	script, err := os.ReadFile("setup")
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "make-users"), script, 0o700))
-	env := map[string]string{}
-	for range 2 { // the second run changes nothing
-		out, err := exec.CommandContext(t.Context(), filepath.Join(dir, "make-users")).CombinedOutput()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "setup"), script, 0o700))
+	passwords := map[string]string{} // by user
+	for range 2 {                    // the second run changes nothing
+		out, err := exec.CommandContext(t.Context(), filepath.Join(dir, "setup")).CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		require.Empty(t, string(out))
-		text, err := os.ReadFile(filepath.Join(dir, ".env"))
-		require.NoError(t, err)
+		require.Contains(t, string(out), "docker compose up")
+		require.NotRegexp(t, "[0-9a-f]{64}", string(out))
 		found := map[string]string{}
-		for line := range strings.Lines(string(text)) {
-			name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-			require.Regexp(t, "^[0-9a-f]{64}$", value, name)
-			require.NotContains(t, found, name)
-			found[name] = value
+		files, err := os.ReadDir(filepath.Join(dir, "secrets/users"))
+		require.NoError(t, err)
+		for _, file := range files {
+			text, err := os.ReadFile(filepath.Join(dir, "secrets/users", file.Name()))
+			require.NoError(t, err)
+			require.Regexp(t, "^[0-9a-f]{64}\n$", string(text), file.Name())
+			require.NotContains(t, slices.Collect(maps.Values(found)), string(text), file.Name())
+			info, err := file.Info()
+			require.NoError(t, err)
+			require.Equal(t, fs.FileMode(0o644), info.Mode().Perm(), "the containers' users read it")
+			found[file.Name()] = string(text)
 		}
-		if len(env) > 0 {
-			require.Equal(t, env, found)
+		if len(passwords) > 0 {
+			require.Equal(t, passwords, found)
 		}
-		env = found
+		passwords = found
 	}
 	info, err := os.Stat(filepath.Join(dir, "secrets"))
 	require.NoError(t, err)
-	require.Equal(t, fs.FileMode(0o700), info.Mode().Perm())
+	require.Equal(t, fs.FileMode(0o700), info.Mode().Perm(), "nobody else reads the passwords")
 
-	all := services(t)
-	for _, role := range roles {
-		variable := "REDIS_PASSWORD_" + strings.ToUpper(role)
-		want := "redis://" + role + ":${" + variable + ":?run ./make-users first}@redis:6379/0"
-		require.Equal(t, want, all[role].Environment["BULKACTION_REDIS_URL"])
-		password, err := os.ReadFile(filepath.Join(dir, "secrets/users", role))
-		require.NoError(t, err)
-		require.Equal(t, env[variable]+"\n", string(password))
+	var file struct {
+		Secrets map[string]struct{ File string }
 	}
+	read(t, "compose.yaml", &file)
+	all := services(t)
+	for _, user := range append(slices.Clone(roles), "cli") {
+		require.Contains(t, passwords, user)
+		require.Equal(t, "./secrets/users/"+user, file.Secrets["redis-"+user].File)
+		s := all[user]
+		require.Equal(t, []secret{{Source: "redis-" + user, Target: "redis-password"}}, s.Secrets, user)
+		require.Equal(t, "redis://redis:6379/0", s.Environment["BULKACTION_REDIS_URL"], user)
+		require.Equal(t, user, s.Environment["BULKACTION_REDIS_USERNAME"])
+		require.Equal(t, "/run/secrets/redis-password", s.Environment["BULKACTION_REDIS_PASSWORD_FILE"], user)
+	}
+	require.Len(t, file.Secrets, len(roles)+1)
+
 	maker := all["redis-users"]
 	require.Equal(t, []any{
 		"/usr/local/bin/bulkaction", "acl", "--format=aclfile", "--passwords=/passwords", "--output=/users/users.acl",
 	}, maker.Command)
-	require.Equal(t, []string{"./secrets/users:/passwords:ro", "redis-users:/users"}, maker.Volumes)
+	require.Equal(t, []any{map[string]any{
+		"type": "bind", "source": "./secrets/users", "target": "/passwords", "read_only": true,
+		"bind": map[string]any{"create_host_path": false},
+	}, "redis-users:/users"}, maker.Volumes)
 	require.Equal(t, "999:1000", maker.User, "the user of Redis's image, which reads the file")
 	docker, err := os.ReadFile("Dockerfile")
 	require.NoError(t, err)
@@ -188,6 +211,20 @@ func TestRedisUsers(t *testing.T) {
 	require.Contains(t, all["redis"].Command, "--aclfile /users/users.acl")
 	require.Equal(t, map[string]any{"redis-users": map[string]any{"condition": "service_completed_successfully"}},
 		all["redis"].DependsOn)
+}
+
+// The API asks for keys, and the command line gets the one in the variable of the shell.
+func TestAPIAsksForKeys(t *testing.T) {
+	all := services(t)
+	require.Equal(t, "keys", all["ingest"].Environment["BULKACTION_AUTH"])
+	for name, s := range all {
+		require.NotContains(t, s.Environment, "BULKACTION_API_ALLOW_UNAUTHENTICATED", name)
+	}
+	cli := all["cli"]
+	require.Equal(t, []string{"cli"}, cli.Profiles, "`up` does not start it")
+	require.Equal(t, []string{"/usr/local/bin/bulkaction"}, cli.Entrypoint)
+	require.Equal(t, "http://ingest:8080", cli.Environment["BULKACTION_API"])
+	require.Equal(t, "${BULKACTION_API_KEY:-}", cli.Environment["BULKACTION_API_KEY"])
 }
 
 func TestCollector(t *testing.T) {

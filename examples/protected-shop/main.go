@@ -26,6 +26,8 @@ func main() {
 		"BULKACTION_BROKER_PUBLIC_URL of the waiting room (SHOP_BROKER_URL)")
 	flag.StringVar(&c.api, "api", env("SHOP_API_URL", "http://127.0.0.1:8080"),
 		"address of the API (SHOP_API_URL)")
+	flag.StringVar(&c.keyFile, "api-key-file", env("SHOP_API_KEY_FILE", ""),
+		"file with an API key of the role service, if the API asks for keys (SHOP_API_KEY_FILE)")
 	flag.StringVar(&c.event, "event", env("SHOP_EVENT", "demo"), "the event that users wait for (SHOP_EVENT)")
 	flag.StringVar(&c.audience, "audience", env("SHOP_AUDIENCE", ""),
 		"BULKACTION_BROKER_TOKEN_AUDIENCE of the waiting room, if it is set (SHOP_AUDIENCE)")

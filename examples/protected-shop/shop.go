@@ -9,6 +9,8 @@ import (
 	"html/template"
 	"log"
 	"net/http"
+	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +21,7 @@ import (
 type config struct {
 	broker, api     string // addresses of the waiting room and of the API
 	event, audience string
+	keyFile         string // "": the API asks for no key
 	online          bool
 }
 
@@ -33,17 +36,49 @@ type shop struct {
 
 func newShop(ctx context.Context, c config) (*shop, error) {
 	s := &shop{event: c.event, secure: strings.HasPrefix(c.broker, "https:")}
-	var err error
-	if s.room, err = entry.NewClient(c.api, nil); err != nil {
+	toAPI, err := apiClient(c)
+	if err != nil {
+		return nil, err
+	}
+	if s.room, err = entry.NewClient(c.api, toAPI); err != nil {
 		return nil, err
 	}
 	s.verifier, err = entry.New(ctx, entry.Config{
 		PublicURL: c.broker, Event: c.event, Audience: c.audience,
 		Leeway: 2 * time.Second,
-		Online: c.online, APIURL: c.api,
+		Online: c.online, APIURL: c.api, HTTPClient: toAPI,
 		Refused: http.HandlerFunc(s.refused),
 	})
 	return s, err
+}
+
+// keySender sends the API key with requests to the API, and with no others.
+type keySender struct{ host, key string }
+
+func (k keySender) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Host == k.host {
+		r = r.Clone(r.Context()) // a RoundTripper must not change its request
+		r.Header.Set("Authorization", "Bearer "+k.key)
+	}
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// apiClient returns the client that sends the shop's API key; nil if it has none.
+func apiClient(c config) (*http.Client, error) {
+	if c.keyFile == "" {
+		return nil, nil
+	}
+	key, err := os.ReadFile(c.keyFile)
+	if err != nil {
+		return nil, err
+	}
+	api, err := url.Parse(c.api)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Client{
+		Transport: keySender{host: api.Host, key: strings.TrimSpace(string(key))}, Timeout: 3 * time.Second,
+	}, nil
 }
 
 func (s *shop) handler() http.Handler {

@@ -11,6 +11,8 @@ import (
 	"net/http/cookiejar"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -20,6 +22,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/stretchr/testify/require"
 )
+
+const apiKey = "sesame"
 
 // room is a waiting room: the brokers' public keys, and the API's calls.
 type room struct {
@@ -39,7 +43,11 @@ func newRoom(t *testing.T) *room {
 	_, key, err := ed25519.GenerateKey(nil)
 	require.NoError(t, err)
 	r := &room{t: t, key: key, ended: map[string]bool{}}
-	r.broker = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	r.broker = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if q.Header.Get("Authorization") != "" { // the key is for the API alone
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
 		x := base64.RawURLEncoding.EncodeToString(key.Public().(ed25519.PublicKey))
 		fmt.Fprintf(w, `{"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "k", "x": %q}]}`, x)
 	}))
@@ -70,6 +78,10 @@ func (r *room) serveAPI(w http.ResponseWriter, q *http.Request) {
 	claims := jwt.MapClaims{}
 	_ = json.NewDecoder(q.Body).Decode(&body)
 	_, _, err := jwt.NewParser().ParseUnverified(body.Token, claims)
+	if q.Header.Get("Authorization") != "Bearer "+apiKey {
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
 	if r.away || err != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
@@ -124,7 +136,11 @@ type page struct {
 
 func (r *room) open(online bool) browser {
 	r.t.Helper()
-	s, err := newShop(r.t.Context(), config{broker: r.broker.URL, api: r.api.URL, event: "demo", online: online})
+	keyFile := filepath.Join(r.t.TempDir(), "shop.key")
+	require.NoError(r.t, os.WriteFile(keyFile, []byte(apiKey+"\n"), 0o600))
+	s, err := newShop(r.t.Context(), config{
+		broker: r.broker.URL, api: r.api.URL, event: "demo", online: online, keyFile: keyFile,
+	})
 	require.NoError(r.t, err)
 	server := httptest.NewServer(s.handler())
 	r.t.Cleanup(server.Close)
