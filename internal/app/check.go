@@ -154,7 +154,8 @@ var checks = map[string]rule{
 	"serve": {
 		"api, ui, or api,ui",
 		func(v reflect.Value) bool {
-			return v.Len() > 0 && all(v, func(e reflect.Value) bool { return e.String() == "api" || e.String() == "ui" })
+			isPart := func(e reflect.Value) bool { return e.String() == "api" || e.String() == "ui" }
+			return v.Len() > 0 && all(v, isPart)
 		},
 	},
 	"auth": {

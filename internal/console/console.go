@@ -86,10 +86,11 @@ func New(o Options) *Console {
 	}
 	c.mux.HandleFunc("GET "+root+"/events", c.live.serve)
 	c.mux.HandleFunc("GET "+root+assetsPath, serveAsset)
-	c.mux.HandleFunc("GET "+root+"/login", c.showLogin)
-	c.mux.HandleFunc("POST "+root+"/login", c.login)
-	c.mux.HandleFunc("POST "+root+"/logout", c.logout)
-	c.mux.HandleFunc("POST "+root+"/theme", c.setTheme)
+	login := loginPage{c}
+	c.mux.HandleFunc("GET "+root+"/login", login.show)
+	c.mux.HandleFunc("POST "+root+"/login", login.begin)
+	c.mux.HandleFunc("POST "+root+"/logout", login.end)
+	c.mux.HandleFunc("POST "+root+"/theme", login.setTheme)
 	c.mux.HandleFunc(root+"/", c.notFound)
 	return c
 }
@@ -143,26 +144,28 @@ type action struct {
 
 // allPages is the table of pages. The navigation has them in this order.
 func (c *Console) allPages() []page {
+	overview, groups, submit := overviewPage{c.Backend}, groupPages{c.Backend}, submitPage{c.store, c.Decoder}
 	return []page{
-		{path: "/{$}", nav: "Overview", scope: open, view: c.overview},
-		{path: "/groups", nav: "Groups", scope: auth.Read, view: c.groups},
-		{path: "/groups/{id}", scope: auth.Read, view: c.group},
-		{path: "/groups/{id}/jobs", scope: auth.Read, view: c.goToJob},
-		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: c.job},
-		{path: "/submit", nav: "Submit", scope: auth.Submit, view: c.submitForm},
+		{path: "/{$}", nav: "Overview", scope: open, view: overview.view},
+		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
+		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
+		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
+		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
+		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
 	}
 }
 
 // allActions is the table of actions.
 func (c *Console) allActions() []action {
+	groups := groupPages{c.Backend}
 	all := []action{
-		{path: "/submit", scope: auth.Submit, file: true, do: c.submit},
-		{path: "/groups", scope: auth.Control, do: c.controlGroups},
-		{path: "/types/{type}/pause", scope: auth.System, do: c.pauseType(c.Backend.PauseType, "type-paused")},
-		{path: "/types/{type}/resume", scope: auth.System, do: c.pauseType(c.Backend.ResumeType, "type-resumed")},
+		{path: "/submit", scope: auth.Submit, file: true, do: submitPage{c.store, c.Decoder}.submit},
+		{path: "/groups", scope: auth.Control, do: groups.controlSome},
+		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
+		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
 	}
-	for name := range c.commands() {
-		all = append(all, action{path: "/groups/{id}/" + name, scope: auth.Control, do: c.controlGroup(name)})
+	for name := range groups.commands() {
+		all = append(all, action{path: "/groups/{id}/" + name, scope: auth.Control, do: groups.control(name)})
 	}
 	return all
 }
@@ -183,7 +186,7 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 		ctx, err := c.principal(r, true)
 		switch {
 		case errors.Is(err, errNoSession):
-			c.askForLogin(w, r)
+			askForLogin(w, r)
 			return
 		case err != nil:
 			c.fail(w, r, err)

@@ -54,34 +54,34 @@ type step struct {
 	First   bool
 }
 
-func (c *Console) group(r *http.Request) (view, error) {
+func (p groupPages) group(r *http.Request) (view, error) {
 	id, err := pathID(r, "id")
 	if err != nil {
 		return view{}, err
 	}
-	data, err := c.newGroup(id)(r.Context())
+	data, err := p.reader(id)(r.Context())
 	return view{name: "group", title: "Group " + id, data: data, topic: "group:" + id}, err
 }
 
-func (c *Console) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
+func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
 	if !api.ValidID(id) {
 		return nil, api.ErrNotFound
 	}
-	_, _, err := c.Backend.GroupSummary(ctx, id, 0)
+	_, _, err := p.backend.GroupSummary(ctx, id, 0)
 	if err != nil && !errors.Is(err, api.ErrUnavailable) {
 		return nil, err
 	}
-	return c.newGroup(id), nil
+	return p.reader(id), nil
 }
 
-// newGroup returns a function that reads a group. What costs more is read less often.
-func (c *Console) newGroup(id string) func(context.Context) (any, error) {
+// reader returns a function that reads a group. What costs more is read less often.
+func (p groupPages) reader(id string) func(context.Context) (any, error) {
 	var why *api.Why
 	var failed []api.Job
 	var whyAt, failedAt time.Time
 	var failedCount int64
 	return func(ctx context.Context) (any, error) {
-		g, complete, err := c.Backend.GroupSummary(ctx, id, maxAggregate)
+		g, complete, err := p.backend.GroupSummary(ctx, id, maxAggregate)
 		if err != nil {
 			return nil, err
 		}
@@ -90,14 +90,14 @@ func (c *Console) newGroup(id string) func(context.Context) (any, error) {
 		case g.Status.Ended() || waiting == 0:
 			why, whyAt = nil, time.Time{}
 		case time.Since(whyAt) >= whyInterval:
-			w, err := c.Backend.Why(ctx, id)
+			w, err := p.backend.Why(ctx, id)
 			if why = nil; err == nil && w.Detail != "" {
 				why = &w
 			}
 			whyAt = time.Now()
 		}
 		if n := g.Counts.Failed; n != failedCount && time.Since(failedAt) >= whyInterval {
-			if failed, err = c.failedJobs(ctx, id); err != nil {
+			if failed, err = p.failedJobs(ctx, id); err != nil {
 				return nil, err
 			}
 			failedCount, failedAt = n, time.Now()
@@ -108,10 +108,10 @@ func (c *Console) newGroup(id string) func(context.Context) (any, error) {
 }
 
 // failedJobs returns some failed jobs of a group. In a large group it does not look at all jobs.
-func (c *Console) failedJobs(ctx context.Context, id string) (failed []api.Job, err error) {
+func (p groupPages) failedJobs(ctx context.Context, id string) (failed []api.Job, err error) {
 	q := httpapi.JobQuery{State: "failed", Limit: failedShown}
 	for range failedPages {
-		l, err := c.Backend.Jobs(ctx, id, q)
+		l, err := p.backend.Jobs(ctx, id, q)
 		if err != nil {
 			return nil, err
 		}
@@ -134,7 +134,8 @@ func newGroupData(g api.Group, complete bool) groupData {
 	}}
 	values := d.Legend
 	if g.Total != nil && *g.Total > n.Accepted {
-		values = append(slices.Clone(values), chart.Value{Name: "announced", Class: "missing", Number: *g.Total - n.Accepted})
+		missing := chart.Value{Name: "announced", Class: "missing", Number: *g.Total - n.Accepted}
+		values = append(slices.Clone(values), missing)
 	}
 	d.Bar = chart.Divide(barWidth, values)
 	if eta := g.ETASeconds; eta != nil && *eta > 0 {
@@ -257,7 +258,7 @@ type jobData struct {
 	Result string // the job's result, with line breaks
 }
 
-func (c *Console) job(r *http.Request) (view, error) {
+func (p groupPages) job(r *http.Request) (view, error) {
 	id, err := pathID(r, "id")
 	if err != nil {
 		return view{}, err
@@ -266,7 +267,7 @@ func (c *Console) job(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, fmt.Errorf("job %.32q of group %s: %w", r.PathValue("ordinal"), id, api.ErrNotFound)
 	}
-	j, err := c.Backend.Job(r.Context(), id, int64(ordinal))
+	j, err := p.backend.Job(r.Context(), id, int64(ordinal))
 	if err != nil {
 		return view{}, err
 	}
@@ -291,7 +292,7 @@ func indented(text json.RawMessage) string {
 }
 
 // goToJob sends the browser to the job whose ordinal or key is in the query.
-func (c *Console) goToJob(r *http.Request) (view, error) {
+func (p groupPages) goToJob(r *http.Request) (view, error) {
 	id, err := pathID(r, "id")
 	if err != nil {
 		return view{}, err

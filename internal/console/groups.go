@@ -25,6 +25,9 @@ var statuses = []api.Status{
 	api.StatusFailed, api.StatusCancelled,
 }
 
+// groupPages show groups and their jobs, and control them.
+type groupPages struct{ backend httpapi.Backend }
+
 // groupsData is the data of the list of groups.
 type groupsData struct {
 	Groups   []api.Group
@@ -38,8 +41,8 @@ type groupsData struct {
 	Tenants  bool // the reader sees groups of several tenants
 }
 
-func (c *Console) groups(r *http.Request) (view, error) {
-	read, filter, err := c.readGroups(r.URL.Query())
+func (p groupPages) list(r *http.Request) (view, error) {
+	read, filter, err := p.readList(r.URL.Query())
 	if err != nil {
 		return view{}, err
 	}
@@ -47,18 +50,18 @@ func (c *Console) groups(r *http.Request) (view, error) {
 	return view{name: "groups", title: "Groups", data: data, topic: "groups:" + filter.Encode()}, err
 }
 
-func (c *Console) openGroups(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+func (p groupPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
 	q, err := url.ParseQuery(arg)
 	if err != nil {
 		return nil, invalid("topics", "is malformed")
 	}
-	read, _, err := c.readGroups(q)
+	read, _, err := p.readList(q)
 	return read, err
 }
 
-// readGroups returns a function that reads the page of groups which a query asks for, and the part
+// readList returns a function that reads the page of groups which a query asks for, and the part
 // of the query that chooses it.
-func (c *Console) readGroups(q url.Values) (
+func (p groupPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
 	query := httpapi.ListQuery{Status: api.Status(strings.ToUpper(q.Get("status"))), Limit: groupsPage}
@@ -80,7 +83,7 @@ func (c *Console) readGroups(q url.Values) (
 		}
 	}
 	return func(ctx context.Context) (any, error) {
-		l, err := c.Backend.Groups(ctx, query)
+		l, err := p.backend.Groups(ctx, query)
 		if err != nil {
 			return nil, err
 		}
@@ -98,25 +101,25 @@ func (c *Console) readGroups(q url.Values) (
 type command func(ctx context.Context, id string) (api.Accepted, error)
 
 // commands are the commands by the names in their paths.
-func (c *Console) commands() map[string]command {
+func (p groupPages) commands() map[string]command {
 	return map[string]command{
-		"pause":  c.Backend.Pause,
-		"resume": c.Backend.Resume,
-		"cancel": c.Backend.Cancel,
+		"pause":  p.backend.Pause,
+		"resume": p.backend.Resume,
+		"cancel": p.backend.Cancel,
 		"retry": func(ctx context.Context, id string) (api.Accepted, error) {
-			return c.Backend.Retry(ctx, id, api.RetryChoice{})
+			return p.backend.Retry(ctx, id, api.RetryChoice{})
 		},
 		"seal": func(ctx context.Context, id string) (api.Accepted, error) {
-			return c.Backend.Seal(ctx, id, nil)
+			return p.backend.Seal(ctx, id, nil)
 		},
 	}
 }
 
-// controlGroups carries out a command on the ticked groups. A group whose state does not allow the
+// controlSome carries out a command on the ticked groups. A group whose state does not allow the
 // command does not stop the others.
-func (c *Console) controlGroups(ctx context.Context, r *http.Request) (string, error) {
+func (p groupPages) controlSome(ctx context.Context, r *http.Request) (string, error) {
 	name, ids := r.PostForm.Get("command"), r.PostForm["id"]
-	do := c.commands()[name]
+	do := p.commands()[name]
 	switch {
 	case do == nil || name == "seal":
 		return "", invalid("command", "must be pause, resume, cancel or retry")
@@ -156,17 +159,17 @@ func (c *Console) controlGroups(ctx context.Context, r *http.Request) (string, e
 	return to.String(), nil
 }
 
-// controlGroup returns an action that carries out a command on one group.
-func (c *Console) controlGroup(name string) func(context.Context, *http.Request) (string, error) {
+// control returns an action that carries out a command on one group.
+func (p groupPages) control(name string) func(context.Context, *http.Request) (string, error) {
 	return func(ctx context.Context, r *http.Request) (string, error) {
 		id, err := pathID(r, "id")
 		if err != nil {
 			return "", err
 		}
 		if code := r.PostForm.Get("code"); name == "retry" && code != "" {
-			_, err = c.Backend.Retry(ctx, id, api.RetryChoice{Codes: []string{code}})
+			_, err = p.backend.Retry(ctx, id, api.RetryChoice{Codes: []string{code}})
 		} else {
-			_, err = c.commands()[name](ctx, id)
+			_, err = p.commands()[name](ctx, id)
 		}
 		return root + "/groups/" + id + "?done=" + name, err
 	}

@@ -38,10 +38,11 @@ type topic struct {
 
 // topics is the table of topics.
 func (c *Console) topics() map[string]topic {
+	groups := groupPages{c.Backend}
 	return map[string]topic{
-		"overview": {scope: open, page: "overview", open: c.openOverview},
-		"groups":   {scope: auth.Read, page: "groups", open: c.openGroups},
-		"group":    {scope: auth.Read, page: "group", group: true, open: c.openGroup},
+		"overview": {scope: open, page: "overview", open: overviewPage{c.Backend}.open},
+		"groups":   {scope: auth.Read, page: "groups", open: groups.openList},
+		"group":    {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
 	}
 }
 
@@ -248,7 +249,8 @@ func (l *live) poll(t topic, who auth.Principal, read func(context.Context) (any
 			return livefeed.State[*regions]{}, err
 		default:
 			if text, err = l.console.renderRegions(t.page, who, data); err != nil {
-				l.console.Log.ErrorContext(ctx, "live regions of the console can't be rendered", "page", t.page, "error", err)
+				l.console.Log.ErrorContext(ctx, "live regions of the console can't be rendered",
+					"page", t.page, "error", err)
 				return livefeed.State[*regions]{}, err
 			}
 		}

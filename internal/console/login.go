@@ -61,7 +61,7 @@ func (c *Console) principal(r *http.Request, request bool) (context.Context, err
 }
 
 // askForLogin sends a browser without a session to the login, and from there back to its page.
-func (c *Console) askForLogin(w http.ResponseWriter, r *http.Request) {
+func askForLogin(w http.ResponseWriter, r *http.Request) {
 	to := root + "/login"
 	if r.Method == http.MethodGet && r.URL.Path != root+"/" {
 		to += "?next=" + url.QueryEscape(r.URL.RequestURI())
@@ -69,23 +69,26 @@ func (c *Console) askForLogin(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, to, http.StatusSeeOther)
 }
 
+// loginPage begins and ends sessions, and keeps what belongs to the browser.
+type loginPage struct{ *Console }
+
 // loginForm is the data of the page of the login.
 type loginForm struct{ Next, Problem string }
 
-func (c *Console) showLogin(w http.ResponseWriter, r *http.Request) {
+func (c loginPage) show(w http.ResponseWriter, r *http.Request) {
 	if _, err := c.principal(r, true); err == nil {
 		http.Redirect(w, r, safeNext(r.URL.Query().Get("next")), http.StatusSeeOther)
 		return
 	}
-	c.renderLogin(w, r, http.StatusOK, loginForm{Next: safeNext(r.URL.Query().Get("next"))})
+	c.showForm(w, r, http.StatusOK, loginForm{Next: safeNext(r.URL.Query().Get("next"))})
 }
 
-func (c *Console) renderLogin(w http.ResponseWriter, r *http.Request, status int, form loginForm) {
+func (c loginPage) showForm(w http.ResponseWriter, r *http.Request, status int, form loginForm) {
 	c.render(w, r, status, view{name: "login", title: "Log in", data: form}, time.Time{})
 }
 
-// login begins a session of the API key in the form. A session that the browser has already ends.
-func (c *Console) login(w http.ResponseWriter, r *http.Request) {
+// begin begins a session of the API key in the form. A session that the browser has already ends.
+func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 	if c.Keys == nil {
 		http.Redirect(w, r, root+"/", http.StatusSeeOther)
 		return
@@ -113,7 +116,7 @@ func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 		status, form.Problem = http.StatusForbidden, "the console has no page for a key of role "+string(p.Role)
 	}
 	if form.Problem != "" {
-		c.renderLogin(w, r, status, form)
+		c.showForm(w, r, status, form)
 		return
 	}
 	token, err := c.Sessions.Create(r.Context(), p)
@@ -123,7 +126,7 @@ func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 			c.Log.ErrorContext(r.Context(), "could not begin a session of the console", "error", err)
 			form.Problem = "the login can't be stored; the server's log says why"
 		}
-		c.renderLogin(w, r, http.StatusServiceUnavailable, form)
+		c.showForm(w, r, http.StatusServiceUnavailable, form)
 		return
 	}
 	if old, err := r.Cookie(c.cookieName()); err == nil {
@@ -134,8 +137,8 @@ func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, form.Next, http.StatusSeeOther)
 }
 
-// logout ends the session of the browser. If Redis is away, the browser forgets it all the same.
-func (c *Console) logout(w http.ResponseWriter, r *http.Request) {
+// end ends the session of the browser. If Redis is away, the browser forgets it all the same.
+func (c loginPage) end(w http.ResponseWriter, r *http.Request) {
 	if cookie, err := r.Cookie(c.cookieName()); err == nil && c.Sessions != nil {
 		if err := c.Sessions.End(r.Context(), cookie.Value); err != nil {
 			c.Log.WarnContext(r.Context(), "could not end a session of the console: it ends by itself", "error", err)
@@ -147,7 +150,7 @@ func (c *Console) logout(w http.ResponseWriter, r *http.Request) {
 
 // setCookie sets a cookie that scripts can't read and other sites can't cause to be sent. Without a
 // lifetime it deletes the cookie.
-func (c *Console) setCookie(w http.ResponseWriter, name, value string, lifetime time.Duration) {
+func (c loginPage) setCookie(w http.ResponseWriter, name, value string, lifetime time.Duration) {
 	age := int(lifetime.Seconds())
 	if age == 0 {
 		age = -1
@@ -163,8 +166,8 @@ func (c *Console) setCookie(w http.ResponseWriter, name, value string, lifetime 
 func safeNext(next string) string {
 	home := root + "/"
 	u, err := url.Parse(next)
-	if err != nil || u.Scheme != "" || u.Host != "" || u.User != nil || strings.ContainsAny(next, "\\\x00\r\n\t") ||
-		!strings.HasPrefix(next, home) || path.Clean(u.Path)+"/" != home && !strings.HasPrefix(path.Clean(u.Path), home) {
+	if err != nil || u.Scheme != "" || u.Host != "" || u.User != nil || !strings.HasPrefix(next, home) ||
+		strings.ContainsAny(next, "\\\x00\r\n\t") || !strings.HasPrefix(path.Clean(u.Path)+"/", home) {
 		return home
 	}
 	for _, p := range []string{"/login", "/logout", "/theme", "/events"} {
@@ -192,7 +195,7 @@ func themeOf(r *http.Request) string {
 }
 
 // setTheme stores the theme in the browser. It needs no session.
-func (c *Console) setTheme(w http.ResponseWriter, r *http.Request) {
+func (c loginPage) setTheme(w http.ResponseWriter, r *http.Request) {
 	if err := parseForm(w, r); err != nil {
 		c.fail(w, r, err)
 		return

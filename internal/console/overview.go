@@ -18,6 +18,9 @@ const (
 	failuresInterval = 10 * time.Second
 )
 
+// overviewPage shows the system as a whole.
+type overviewPage struct{ backend httpapi.Backend }
+
 // overviewData is the data of the overview. What the reader may not see is nil.
 type overviewData struct {
 	Stats    *api.Stats
@@ -30,29 +33,29 @@ type overviewData struct {
 	Groups   bool // the reader may see groups
 }
 
-func (c *Console) overview(r *http.Request) (view, error) {
-	data, err := c.newOverview()(r.Context())
+func (p overviewPage) view(r *http.Request) (view, error) {
+	data, err := p.reader()(r.Context())
 	return view{name: "overview", title: "Overview", data: data, topic: "overview"}, err
 }
 
-func (c *Console) openOverview(
+func (p overviewPage) open(
 	_ context.Context, arg string,
 ) (func(context.Context) (any, error), error) {
 	if arg != "" {
 		return nil, api.ErrNotFound
 	}
-	return c.newOverview(), nil
+	return p.reader(), nil
 }
 
-// newOverview returns a function that reads the overview, and the newest failures less often.
-func (c *Console) newOverview() func(context.Context) (any, error) {
+// reader returns a function that reads the overview, and the newest failures less often.
+func (p overviewPage) reader() func(context.Context) (any, error) {
 	var failures []api.Group
 	var readAt time.Time
 	return func(ctx context.Context) (any, error) {
 		who, _ := auth.From(ctx)
 		var d overviewData
 		if who.May(auth.ReadMetrics) {
-			s, err := c.Backend.Stats(ctx)
+			s, err := p.backend.Stats(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -61,12 +64,12 @@ func (c *Console) newOverview() func(context.Context) (any, error) {
 		if d.Groups = who.May(auth.Read); !d.Groups {
 			return d, nil
 		}
-		newest, err := c.Backend.Groups(ctx, httpapi.ListQuery{Limit: overviewGroups})
+		newest, err := p.backend.Groups(ctx, httpapi.ListQuery{Limit: overviewGroups})
 		if err != nil {
 			return nil, err
 		}
 		if time.Since(readAt) >= failuresInterval {
-			l, err := c.Backend.Groups(ctx, httpapi.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
+			l, err := p.backend.Groups(ctx, httpapi.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
 			if err != nil {
 				return nil, err
 			}
@@ -103,7 +106,7 @@ func (d *overviewData) summarize(s api.Stats) {
 }
 
 // pauseType returns an action that pauses a type, or lets it go on.
-func (c *Console) pauseType(
+func pauseType(
 	do func(context.Context, string) error, done string,
 ) func(context.Context, *http.Request) (string, error) {
 	return func(ctx context.Context, r *http.Request) (string, error) {

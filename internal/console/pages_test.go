@@ -55,7 +55,8 @@ func logins(t *testing.T) []document {
 	return []document{parse(t, w.get("/ui/login").Body.String()), parse(t, w.post("/ui/login", url.Values{"key": {"x"}}).Body.String())}
 }
 
-// Users' texts are shown literally, and pages have nothing that the policy of the page would refuse.
+// Users' texts are shown literally, and pages have nothing that the policy of the page would
+// refuse.
 func TestPagesAreSafe(t *testing.T) {
 	t.Parallel()
 	for _, path := range paths {
@@ -337,8 +338,8 @@ func TestGroup(t *testing.T) {
 	require.Contains(t, asks, "Run 100 failed jobs of failed-1 again.")
 }
 
-// A reader without payloads sees no results and errors: the store leaves them out, and the page says
-// so.
+// A reader without payloads sees no results and errors: the store leaves them out, and the page
+// says so.
 func TestWithoutPayloads(t *testing.T) {
 	t.Parallel()
 	require.Contains(t, as(t, reader).page("/ui/groups/failed-1/jobs/7").text, "Your key does not show results and error texts.")

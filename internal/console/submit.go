@@ -25,27 +25,32 @@ const (
 	maxUpload = 10 << 30 // bytes of a file
 )
 
+// submitPage submits groups. Its backend has no activity log, because that has no submissions.
+type submitPage struct {
+	store   httpapi.Backend
+	decoder messages.Decoder
+}
+
 // submitData is the data of the form that submits a group.
 type submitData struct {
 	Types       []string // that workers serve
 	Tenant      string   // the only tenant that the reader may submit for; "": any
 	MaxPasted   int
-	MaxPayload  int
 	Priorities  []messages.Lane
 	SomePayload string
 }
 
-func (c *Console) submitForm(r *http.Request) (view, error) {
+func (p submitPage) form(r *http.Request) (view, error) {
 	who, _ := auth.From(r.Context())
 	d := submitData{
-		MaxPasted: maxPasted, MaxPayload: messages.MaxPayloadBytes, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
+		MaxPasted: maxPasted, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
 		Priorities: []messages.Lane{messages.LaneNormal, messages.LaneHigh, messages.LaneLow},
 	}
 	if who.Tenant != auth.AllTenants {
 		d.Tenant = who.Tenant
 	}
 	if who.May(auth.ReadMetrics) {
-		s, err := c.Backend.Stats(r.Context())
+		s, err := p.store.Stats(r.Context())
 		if err != nil {
 			return view{}, err
 		}
@@ -60,7 +65,7 @@ func (c *Console) submitForm(r *http.Request) (view, error) {
 
 // submit creates a group of the form's fields, and appends the jobs of its file, or of its text, as
 // they arrive. The fields come before the file, because the form has them in this order.
-func (c *Console) submit(ctx context.Context, r *http.Request) (string, error) {
+func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error) {
 	parts, err := r.MultipartReader()
 	if err != nil {
 		return "", invalid("The form", "must be sent as multipart/form-data")
@@ -82,7 +87,7 @@ func (c *Console) submit(ctx context.Context, r *http.Request) (string, error) {
 				continue
 			}
 			text := io.MultiReader(strings.NewReader(string(first[:n])), io.LimitReader(part, maxUpload))
-			return c.submitJobs(ctx, fields, httpapi.Load{CSV: isCSV(part), Text: text})
+			return p.submitJobs(ctx, fields, httpapi.Load{CSV: isCSV(part), Text: text})
 		}
 		most := int64(maxField)
 		if part.FormName() == "jobs" {
@@ -103,7 +108,7 @@ func (c *Console) submit(ctx context.Context, r *http.Request) (string, error) {
 		return "", invalid("The form", "has no jobs: choose a file, or paste some")
 	}
 	csv := !strings.HasPrefix(fields["jobs"], "{")
-	return c.submitJobs(ctx, fields, httpapi.Load{CSV: csv, Text: strings.NewReader(fields["jobs"] + "\n")})
+	return p.submitJobs(ctx, fields, httpapi.Load{CSV: csv, Text: strings.NewReader(fields["jobs"] + "\n")})
 }
 
 // isCSV reports whether a file is CSV, by its name, its media type, and if both say nothing, by
@@ -120,7 +125,7 @@ func isCSV(part *multipart.Part) bool {
 
 // submitJobs creates a group, appends its jobs and seals it. The group is paused meanwhile, so that
 // no job runs unless all lines are good. Otherwise the group is cancelled.
-func (c *Console) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
+func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
 	g := &messages.SubmitGroup{
 		ID: fields["id"], Tenant: fields["tenant"], Name: fields["name"], Type: fields["type"],
 		Priority: messages.Lane(fields["priority"]),
@@ -143,27 +148,27 @@ func (c *Console) submitJobs(ctx context.Context, fields map[string]string, load
 	if err != nil {
 		return "", fmt.Errorf("encode a submission: %w", err)
 	}
-	if g, err = c.Decoder.DecodeSubmit(body); err != nil {
+	if g, err = p.decoder.DecodeSubmit(body); err != nil {
 		return "", err
 	}
-	if _, err := c.store.Submit(ctx, g, httpapi.SubmitOptions{GeneratedID: generated}); err != nil {
+	if _, err := p.store.Submit(ctx, g, httpapi.SubmitOptions{GeneratedID: generated}); err != nil {
 		return "", err
 	}
-	if _, err := c.store.Pause(ctx, g.ID); err != nil {
-		return "", c.undo(ctx, g.ID, api.Appended{}, err)
+	if _, err := p.store.Pause(ctx, g.ID); err != nil {
+		return "", p.undo(ctx, g.ID, api.Appended{}, err)
 	}
 	load.Group = g.ID
-	answer, err := httpapi.AppendAll(ctx, c.store, c.Decoder, load)
+	answer, err := httpapi.AppendAll(ctx, p.store, p.decoder, load)
 	if err == nil && answer.Accepted == 0 {
 		err = errNoJobs
 	}
 	if err != nil {
-		return "", c.undo(ctx, g.ID, answer, err)
+		return "", p.undo(ctx, g.ID, answer, err)
 	}
 	if answer.RejectedTotal > 0 {
-		return "", c.undo(ctx, g.ID, answer, &rejectedError{answer})
+		return "", p.undo(ctx, g.ID, answer, &rejectedError{answer})
 	}
-	for _, do := range []command{c.seal, c.store.Resume} {
+	for _, do := range []command{p.seal, p.store.Resume} {
 		if _, err := do(ctx, g.ID); err != nil {
 			return "", fmt.Errorf("group %s has its %d jobs, and is paused: %w", g.ID, answer.Accepted, err)
 		}
@@ -185,16 +190,16 @@ func (e *rejectedError) Error() string {
 	return strings.Join(lines, "; ")
 }
 
-func (c *Console) seal(ctx context.Context, id string) (api.Accepted, error) {
-	return c.store.Seal(ctx, id, nil)
+func (p submitPage) seal(ctx context.Context, id string) (api.Accepted, error) {
+	return p.store.Seal(ctx, id, nil)
 }
 
 // undo cancels a group whose text could not be appended as a whole, and returns an error that says
 // so.
-func (c *Console) undo(ctx context.Context, id string, answer api.Appended, err error) error {
+func (p submitPage) undo(ctx context.Context, id string, answer api.Appended, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
 	defer cancel()
-	_, failed := c.store.Cancel(ctx, id)
+	_, failed := p.store.Cancel(ctx, id)
 	state := "was cancelled"
 	if failed != nil {
 		state = "stays open"

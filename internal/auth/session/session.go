@@ -27,8 +27,8 @@ const (
 	Lifetime = 12 * time.Hour
 	// Idle is how long a session lasts without a request.
 	Idle = time.Hour
-	// Fresh is for how long a process believes what it has read of a session. A session that another
-	// process has ended works for so long.
+	// Fresh is for how long a process believes what it has read of a session. A session that
+	// another process has ended works for so long.
 	Fresh = 5 * time.Second
 
 	outage      = 15 * time.Minute // for so long a session that was read before works while Redis is away
@@ -89,7 +89,7 @@ func (s *Store) Create(ctx context.Context, p auth.Principal) (token string, err
 		return "", fmt.Errorf("encode a session: %w", err)
 	}
 	hash := auth.SHA256(token)
-	if err := s.redis.Set(ctx, s.space.AuthSession(string(hash)), text, Lifetime).Err(); err != nil {
+	if err := s.redis.Set(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash)), text, Lifetime).Err(); err != nil {
 		return "", failed("begin a session", err)
 	}
 	s.remember(hash, known{r, s.now()})
@@ -137,7 +137,7 @@ func (s *Store) touch(ctx context.Context, hash auth.Hash, k known) {
 	if err != nil {
 		return
 	}
-	key := s.space.AuthSession(string(hash))
+	key := keyspace.AuthSession(s.space.Prefix(), string(hash))
 	err = s.redis.SetArgs(ctx, key, text, redis.SetArgs{Mode: "XX", KeepTTL: true}).Err()
 	if errors.Is(err, redis.Nil) {
 		s.forget(hash)
@@ -147,7 +147,7 @@ func (s *Store) touch(ctx context.Context, hash auth.Hash, k known) {
 }
 
 func (s *Store) read(ctx context.Context, hash auth.Hash) (r record, err error) {
-	text, err := s.redis.Get(ctx, s.space.AuthSession(string(hash))).Bytes()
+	text, err := s.redis.Get(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash))).Bytes()
 	switch {
 	case errors.Is(err, redis.Nil):
 		return r, ErrNone
@@ -164,7 +164,7 @@ func (s *Store) read(ctx context.Context, hash auth.Hash) (r record, err error) 
 func (s *Store) End(ctx context.Context, token string) error {
 	hash := auth.SHA256(token)
 	s.forget(hash)
-	if err := s.redis.Del(ctx, s.space.AuthSession(string(hash))).Err(); err != nil {
+	if err := s.redis.Del(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash))).Err(); err != nil {
 		return failed("end a session", err)
 	}
 	return nil
