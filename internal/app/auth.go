@@ -19,6 +19,10 @@ func (c Config) AuthMode() string {
 	return cmp.Or(c.Auth.Mode, AuthKeys)
 }
 
+// SecureUI reports whether browsers reach the console over https alone, so that its cookie may say
+// so: with plain http on loopback they would not send it.
+func (c Config) SecureUI() bool { return c.Ingest.TLSCertFile != "" || !isLoopback(c.Ingest.APIAddr) }
+
 // OpenToAll reports whether callers on other hosts need no key.
 func (c Config) OpenToAll() bool { return c.AuthMode() == AuthOff && !isLoopback(c.Ingest.APIAddr) }
 

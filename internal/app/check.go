@@ -151,6 +151,13 @@ var checks = map[string]rule{
 		},
 	},
 
+	"serve": {
+		"api, ui, or api,ui",
+		func(v reflect.Value) bool {
+			isPart := func(e reflect.Value) bool { return e.String() == "api" || e.String() == "ui" }
+			return v.Len() > 0 && all(v, isPart)
+		},
+	},
 	"auth": {
 		"off or keys",
 		func(v reflect.Value) bool { return slices.Contains([]string{"", AuthOff, AuthKeys}, v.String()) },

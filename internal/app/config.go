@@ -186,6 +186,8 @@ type GuardConfig struct {
 type IngestConfig struct {
 	// Address of the HTTP API. Port 0 chooses a free port.
 	APIAddr string `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
+	// What is served at API_ADDR: the API, the web console at /ui/, or both.
+	Serve []string `env:"API_SERVE" envDefault:"api,ui" check:"serve"`
 	// Allows AUTH=off with an API_ADDR that is not loopback: everyone who reaches it may do
 	// everything but use the waiting room's calls.
 	AllowUnauthenticated bool `env:"API_ALLOW_UNAUTHENTICATED" envDefault:"false"`

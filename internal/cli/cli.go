@@ -65,7 +65,7 @@ var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newMap, newJobs, newJob, newRetry,
 	newWhy, newTenant, newType,
 	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newActivity, newStats, newAudit, newKey, newACL,
-	newDev, newDemo,
+	newDev, newDemo, newConsole,
 	newBench, newRole, newGuardLoad, newRoomLoad,
 }
 

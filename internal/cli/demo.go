@@ -47,6 +47,9 @@ func newDemo(r *Root) *cobra.Command {
 					_ = r.showDemo(result)
 					r.Notef("The roles keep running at %s until interrupted. Try: bulkaction --api %s status %s",
 						address, address, result.Groups[0].ID)
+					if servesConsole() {
+						r.Notef("Console at %s%s", address, consolePath)
+					}
 					<-cmd.Context().Done()
 				}
 			}

@@ -50,20 +50,25 @@ func checkDev(ctx context.Context, o dev.Options) error {
 			return usagef("--redis-url: %v", err)
 		}
 	}
-	if o.Addr != "" {
-		host, port, err := net.SplitHostPort(o.Addr)
+	return checkAddr(ctx, o.Addr)
+}
+
+// checkAddr refuses an address of the API that is malformed or taken.
+func checkAddr(ctx context.Context, addr string) error {
+	if addr != "" {
+		host, port, err := net.SplitHostPort(addr)
 		if err == nil {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return usagef("--addr %q: must be host:port with a port from 0 to 65535, such as 127.0.0.1:8081", o.Addr)
+			return usagef("--addr %q: must be host:port with a port from 0 to 65535, such as 127.0.0.1:8081", addr)
 		}
 		if host == "" && !opened() {
 			return usagef("--addr %q: give the host, too, such as 127.0.0.1:%s; docs/security.md says what "+
-				"an API needs that other hosts can reach", o.Addr, port)
+				"an API needs that other hosts can reach", addr, port)
 		}
 	}
-	address := cmp.Or(o.Addr, os.Getenv("BULKACTION_API_ADDR"), "127.0.0.1:8080")
+	address := cmp.Or(addr, os.Getenv("BULKACTION_API_ADDR"), "127.0.0.1:8080")
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return withHint(fmt.Errorf("the API can't listen at %s: the port is taken", address),
@@ -127,14 +132,18 @@ func newDev(r *Root) *cobra.Command {
 					"another.")
 			}
 			embedded, mail := o.RedisURL == "", unreachableMailServer(cmd.Context())
-			scheme := "http://"
-			if os.Getenv("BULKACTION_API_TLS_CERT_FILE") != "" {
-				scheme = "https://"
-			}
 			o.Started = func(api, redis string) {
+				at := scheme() + api
 				if r.JSON {
-					_ = r.Print(map[string]string{"api": scheme + api, "redis": redis}) // the roles run all the same
+					address := map[string]string{"api": at, "redis": redis}
+					if servesConsole() {
+						address["console"] = at + consolePath
+					}
+					_ = r.Print(address) // the roles run all the same
 					return
+				}
+				if servesConsole() {
+					r.Notef("Console at %s%s", at, consolePath)
 				}
 				if embedded {
 					r.Notef(
@@ -145,7 +154,7 @@ func newDev(r *Root) *cobra.Command {
 				r.Notef(
 					"API at %[1]s, Redis at %[2]s. Try: bulkaction --api %[1]s submit --type NOOP "+
 						"--payload '{}' --wait",
-					scheme+api, redis,
+					at, redis,
 				)
 				if mail != "" {
 					r.Notef("No mail server accepts connections at %s, so jobs of the type SEND_EMAIL will fail. "+

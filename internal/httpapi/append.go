@@ -91,17 +91,13 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	defer end()
 	bodyOf(r).streamed = true
 	in := bufio.NewReaderSize(r.Body, readBuffer)
-	var src jobSource
-	if typ == "text/csv" {
-		if src, err = newCSVSource(in, table); err != nil {
-			return err
-		}
-	} else {
-		src = &ndjsonSource{lines: newRecords(in, records.NDJSON), decoder: s.decoder}
+	src, err := newJobSource(in, typ == "text/csv", table, s.decoder)
+	if err != nil {
+		return err
 	}
 	a := &bodyAppender{
-		calls: s, group: id, trace: traceParent(r), requestIDPrefix: newRequestIDPrefix(id, key),
-		answer: api.Appended{Rejected: []api.LineError{}}, nextLine: 1,
+		backend: s.backend, write: s.write, group: id, trace: traceParent(r),
+		requestIDPrefix: newRequestIDPrefix(id, key), answer: api.Appended{Rejected: []api.LineError{}}, nextLine: 1,
 	}
 	err = a.run(r.Context(), src)
 	switch {
@@ -128,6 +124,41 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+func newJobSource(in *bufio.Reader, csv bool, table records.TableOptions, d messages.Decoder) (jobSource, error) {
+	if csv {
+		return newCSVSource(in, table)
+	}
+	return &ndjsonSource{lines: newRecords(in, records.NDJSON), decoder: d}, nil
+}
+
+// Load is a text with jobs of a group.
+type Load struct {
+	Group string
+	CSV   bool                 // the text is CSV; otherwise it is NDJSON
+	Table records.TableOptions // how CSV is read; MaxPayload is set by AppendAll
+	Text  io.Reader
+}
+
+// AppendAll appends the jobs of a text of any length to a group, as POST /v1/groups/{id}/jobs does,
+// for handlers of Options.UI. After an error the answer counts the jobs that are stored.
+func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.Appended, error) {
+	l.Table.MaxPayload = messages.MaxPayloadBytes
+	src, err := newJobSource(bufio.NewReaderSize(l.Text, readBuffer), l.CSV, l.Table, d)
+	if err != nil {
+		return api.Appended{}, err
+	}
+	a := &bodyAppender{
+		backend: b, write: func(ctx context.Context, do func(context.Context) error) error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+			defer cancel()
+			return do(ctx)
+		},
+		group: l.Group, requestIDPrefix: newRequestIDPrefix(l.Group, ""), nextLine: 1,
+	}
+	err = a.run(ctx, src)
+	return a.answer, err
+}
+
 // newRequestIDPrefix returns the prefix of the request ids of a body's batches; the batch's number
 // follows it. The prefix is a hash of group and key, so that the same key of two groups gives two
 // prefixes. Without a key the prefix is random.
@@ -141,7 +172,8 @@ func newRequestIDPrefix(group, key string) string {
 
 // bodyAppender divides the lines of a body into batches and stores them in order.
 type bodyAppender struct {
-	*calls
+	backend         Backend
+	write           func(ctx context.Context, do func(context.Context) error) error
 	group           string
 	trace           string
 	requestIDPrefix string // prefix of the request ids of the batches

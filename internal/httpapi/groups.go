@@ -250,8 +250,16 @@ func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	return st, err
 }
 
-// getIndex answers with links to the API's collections.
-func (s *calls) getIndex(*http.Request) (map[string]any, error) {
+// getIndex answers with links to the API's collections, and sends browsers to the console.
+func (s *calls) getIndex(w http.ResponseWriter, r *http.Request) error {
+	if s.ui && strings.Contains(r.Header.Get("Accept"), "text/html") {
+		http.Redirect(w, r, uiRoot, http.StatusSeeOther)
+		return nil
+	}
+	return show(s.showIndex)(w, r)
+}
+
+func (s *calls) showIndex(*http.Request) (map[string]any, error) {
 	links := map[string]string{
 		"groups":       "/v1/groups",
 		"tenants":      "/v1/tenants",

@@ -205,5 +205,11 @@ func (w *responseWriter) extendDeadline() {
 	}
 }
 
+// OwnDeadlines leaves the deadlines of writes to the handler of Options.UI that calls it.
+func (w *responseWriter) OwnDeadlines() { w.ownDeadlines = true }
+
+// SetKeyID names the API key of a request that the handler of Options.UI has checked, for the log.
+func (w *responseWriter) SetKeyID(id string) { w.keyID = id }
+
 // Unwrap lets http.ResponseController find the wrapped writer.
 func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

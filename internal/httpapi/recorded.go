@@ -27,6 +27,10 @@ type recorded struct {
 	log Activity
 }
 
+// Recorded returns a Backend that stores each change of b in the activity log before it carries it
+// out, except submissions and appends.
+func Recorded(b Backend, log Activity) Backend { return recorded{b, log} }
+
 // pauseState is what the log shows of a pause.
 type pauseState struct {
 	Paused bool `json:"paused"`

@@ -151,6 +151,10 @@ type Options struct {
 	Decoder  messages.Decoder
 	Version  string      // shown by GET /
 	TLS      *tls.Config // a server made by NewServer speaks https; nil: http
+	// UI serves the paths below /ui/, behind the same checks as the API, without its keys. nil:
+	// there are no such paths.
+	UI     http.Handler
+	OnlyUI bool // the server has no API, only UI
 }
 
 // New returns the API as a handler that accepts every Host header. Use NewServer for a server that
@@ -251,7 +255,14 @@ type calls struct {
 	bodyMemory *bodyMemory
 	streams    sse.Streams
 	groups     *livefeed.Feed[*groupEvents]
+	ui         bool // there are paths below uiRoot
 }
+
+// The paths of the index, and of Options.UI.
+const (
+	indexPath = "/{$}"
+	uiRoot    = "/ui/"
+)
 
 func newServer(opt Options) *calls {
 	s := &calls{
@@ -279,7 +290,14 @@ func newServer(opt Options) *calls {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	paths := map[string]handlersByMethod{"/": {}}
+	if opt.UI != nil {
+		s.ui = true
+		s.mux.Handle(uiRoot, opt.UI)
+	}
 	for _, rt := range s.routes() {
+		if opt.OnlyUI && rt.path != indexPath {
+			continue
+		}
 		if paths[rt.path] == nil {
 			paths[rt.path] = handlersByMethod{}
 		}
@@ -300,7 +318,7 @@ func (s *calls) routes() []route {
 	const group, tenant = "/v1/groups/{id}", "/v1/tenants/{id}"
 	page := []string{"cursor", "limit"}
 	all := []route{
-		{method: get, path: "/{$}", scope: open, serve: show(s.getIndex)},
+		{method: get, path: indexPath, scope: open, serve: s.getIndex},
 		{method: get, path: "/openapi.yaml", scope: open, serve: getOpenAPI},
 		{method: post, path: "/v1/groups", scope: auth.Submit, object: tenantInBody, serve: s.submitGroup},
 		{method: get, path: "/v1/groups", scope: auth.Read, object: ownInList, serve: show(s.listGroups),

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// The poller reads a topic that changes each minInterval, and one that does not change less and
-// less often.
+// Unless NewPaced sets other times, the poller reads a topic that changes each minInterval, and one
+// that does not change less and less often, up to maxInterval.
 const (
 	minInterval = 200 * time.Millisecond
 	maxInterval = time.Second
@@ -35,12 +35,20 @@ type Poll[T any] func(ctx context.Context) (State[T], error)
 
 // Feed holds the topics that are being watched.
 type Feed[T any] struct {
+	shortest, longest time.Duration // between two polls
+
 	mu     sync.Mutex // guards topics, and the changing fields of each topic
 	topics map[string]*topic[T]
 }
 
 // New returns a feed without topics.
-func New[T any]() *Feed[T] { return &Feed[T]{topics: map[string]*topic[T]{}} }
+func New[T any]() *Feed[T] { return NewPaced[T](minInterval, maxInterval) }
+
+// NewPaced returns a feed without topics. Its pollers read topics that change each shortest, and
+// others less and less often, down to each longest.
+func NewPaced[T any](shortest, longest time.Duration) *Feed[T] {
+	return &Feed[T]{shortest: shortest, longest: longest, topics: map[string]*topic[T]{}}
+}
 
 type topic[T any] struct {
 	name    string
@@ -117,12 +125,12 @@ func (f *Feed[T]) forget(t *topic[T]) {
 // unavailable, viewers keep the value that they have; without one, that is an error.
 func (f *Feed[T]) run(ctx context.Context, t *topic[T], poll Poll[T]) {
 	defer close(t.stopped)
-	for wait := minInterval; ; {
+	for wait := f.shortest; ; {
 		state, err := safely(ctx, poll)
 		if err == nil && state.Changed {
-			wait = minInterval
+			wait = f.shortest
 		} else {
-			wait = min(2*wait, maxInterval)
+			wait = min(2*wait, f.longest)
 		}
 		if f.publish(t, state, err) || redisx.Sleep(ctx, wait) != nil {
 			return

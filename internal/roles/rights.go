@@ -27,10 +27,13 @@ type rights struct {
 	missing error // at the last check
 }
 
-// newRights returns the rights of the role of p, without a connection. A process with another role
-// runs all roles.
+// newRights returns the rights of the role of p, without a connection. The console is an ingest
+// that leaves messages to others. A process with another role runs all roles.
 func newRights(p *app.Process) (*rights, error) {
 	name := p.Role
+	if name == "console" {
+		name = "ingest"
+	}
 	if !slices.Contains(acl.Roles(), name) {
 		name = acl.All
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/auth/session"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -188,6 +190,16 @@ func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cm
 // the reducers written in Go to validate a group's aggregates. Unless listening is nil, the role
 // calls it with the API's address before it accepts submissions.
 func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
+	return serveAPI(reducers, listening, true)
+}
+
+// Console returns the role of a process that serves the API and the web console, and leaves the
+// ingest stream to others. listening is as that of [Ingest].
+func Console(listening func(addr string)) BasedRole {
+	return serveAPI(reducer.NewRegistry(), listening, false)
+}
+
+func serveAPI(reducers *reducer.Registry, listening func(addr string), consume bool) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		batched, ok := b.Conn.Cmd.(interface {
 			AutoPipelineWithOptions(*redis.AutoPipelineOptions) (*redis.AutoPipeliner, error)
@@ -238,6 +250,11 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			KeyRPS:         p.Config.Auth.KeyRPS,
 			Proxies:        p.Config.Auth.Proxies(),
 			KeepActivity:   p.Config.Retention.Activity,
+			NoAPI:          !slices.Contains(c.Serve, "api"),
+			UI:             slices.Contains(c.Serve, "ui"),
+			Logins:         session.New(b.Conn.Cmd, b.Space, time.Now),
+			Secure:         p.Config.SecureUI(),
+			NoStream:       !consume,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err

@@ -89,6 +89,10 @@ func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:
 // AuthKeys is a hash: auth.Hash of a token → the record of its key (package apikey).
 func (s Space) AuthKeys() string { return s.prefix + "auth:keys" }
 
+// AuthSession is a string: who has logged in to the console, by the auth.Hash of the session's
+// token (package session). It expires.
+func AuthSession(prefix, hash string) string { return prefix + "auth:session:" + hash }
+
 // OfTenant returns the partition that holds all keys of a tenant.
 func (s Space) OfTenant(tenant string) Partition { return s.Partition(s.index(tenant)) }
 

@@ -20,7 +20,9 @@ import (
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/activity"
 	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+	"github.com/bulkaction/bulkaction/internal/auth/session"
 	"github.com/bulkaction/bulkaction/internal/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/console"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -50,6 +52,12 @@ type Config struct {
 	Proxies clientaddr.Proxies // in front of the API
 	// KeepActivity is how long entries of the activity log are kept. 0: for any time.
 	KeepActivity time.Duration
+
+	NoAPI    bool           // only the console is served
+	UI       bool           // the console is served, at /ui/
+	Logins   *session.Store // of the console; needed with UI and Keys
+	Secure   bool           // browsers reach the console over https alone
+	NoStream bool           // the messages of the ingest stream are left to other processes
 
 	Grace time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
@@ -137,12 +145,14 @@ func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 func (in *Ingest) Run(ctx context.Context) error {
 	r := in.Runner()
 	r.Add(in.serveAPI)
-	r.Add(in.consumer.Run)
+	if !in.cfg.NoStream {
+		r.Add(in.consumer.Run)
+		r.ReportAlive("ingest")
+		r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
+	}
 	if in.cfg.Keys != nil {
 		r.Add(in.readKeys)
 	}
-	r.ReportAlive("ingest")
-	r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
 	return r.Run(ctx)
 }
 
@@ -174,12 +184,25 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 	if in.cfg.Keys != nil {
 		opt.Keys = in.cfg.Keys
 	}
+	closing, closeUI := context.WithCancel(context.WithoutCancel(ctx))
+	defer closeUI()
+	if in.cfg.UI {
+		ui := console.Options{
+			Backend: opt.Backend, Activity: opt.Activity, Keys: opt.Keys, Proxies: opt.Proxies, Decoder: opt.Decoder,
+			Version: opt.Version, Log: opt.Log, Secure: in.cfg.Secure, TLS: in.cfg.TLS != nil, Closing: closing,
+		}
+		if in.cfg.Logins != nil {
+			ui.Sessions = in.cfg.Logins
+		}
+		opt.UI, opt.OnlyUI = console.New(ui), in.cfg.NoAPI
+	}
 	srv := httpapi.NewServer(in.cfg.APIAddr, opt)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		<-ctx.Done()
 		_ = redisx.Sleep(context.WithoutCancel(ctx), in.cfg.DrainDelay) // load balancers still send requests
+		closeUI()
 		srv.Stop(in.cfg.Grace)
 	}()
 	err := srv.Serve(in.listener)

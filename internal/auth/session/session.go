@@ -1,0 +1,202 @@
+// Package session stores who has logged in to the web console. A session has a random token, which
+// only the browser has, and a record in Redis under the hash of the token. The package hides how
+// long sessions last, and that a process remembers the sessions that it has read.
+//
+// A session does not say that its API key is still valid: the caller asks package apikey.
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+const (
+	// Lifetime is how long a session lasts at most.
+	Lifetime = 12 * time.Hour
+	// Idle is how long a session lasts without a request.
+	Idle = time.Hour
+	// Fresh is for how long a process believes what it has read of a session. A session that
+	// another process has ended works for so long.
+	Fresh = 5 * time.Second
+
+	outage      = 15 * time.Minute // for so long a session that was read before works while Redis is away
+	touchPause  = time.Minute      // time between two writes of the last request
+	tokenBytes  = 32
+	tokenChars  = 43 // of tokenBytes in base64
+	maxSessions = 10_000
+)
+
+var (
+	// ErrNone says that there is no such session: it was ended, or is over.
+	ErrNone = errors.New("there is no such session")
+	// ErrUnavailable says that nobody can tell now whether there is such a session.
+	ErrUnavailable = errors.New("sessions can't be checked now, because Redis is not available: try again")
+)
+
+// Store is the sessions of an installation. It is safe for concurrent use.
+type Store struct {
+	redis redis.Cmdable
+	space keyspace.Space
+	now   func() time.Time
+
+	mu    sync.Mutex
+	known map[auth.Hash]known
+}
+
+// record is what Redis has of a session.
+type record struct {
+	Key       string    `json:"key"`
+	Role      auth.Role `json:"role"`
+	Tenant    string    `json:"tenant,omitempty"`
+	Payloads  bool      `json:"payloads"`
+	CreatedAt time.Time `json:"created_at"`
+	SeenAt    time.Time `json:"seen_at"` // the last request, to the minute
+}
+
+// known is a session as this process has read it.
+type known struct {
+	record
+	readAt time.Time
+}
+
+// New returns the sessions in this Redis. now is the clock.
+func New(c redis.Cmdable, space keyspace.Space, now func() time.Time) *Store {
+	return &Store{redis: c, space: space, now: now, known: map[auth.Hash]known{}}
+}
+
+// Create begins a session of a principal, and returns its token. If it returns an error, there may
+// be a session, but nobody knows its token.
+func (s *Store) Create(ctx context.Context, p auth.Principal) (token string, err error) {
+	var random [tokenBytes]byte
+	_, _ = rand.Read(random[:]) // it never fails
+	token = base64.RawURLEncoding.EncodeToString(random[:])
+	now := s.now().UTC().Truncate(time.Millisecond)
+	r := record{Key: p.KeyID, Role: p.Role, Tenant: p.Tenant, Payloads: p.Payloads, CreatedAt: now, SeenAt: now}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return "", fmt.Errorf("encode a session: %w", err)
+	}
+	hash := auth.SHA256(token)
+	if err := s.redis.Set(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash)), text, Lifetime).Err(); err != nil {
+		return "", failed("begin a session", err)
+	}
+	s.remember(hash, known{r, s.now()})
+	return token, nil
+}
+
+// Find returns the principal of a session. A request counts as a use of the session; what goes on
+// without its user, such as an event stream, does not. The error is ErrNone, ErrUnavailable, or an
+// unexpected one.
+func (s *Store) Find(ctx context.Context, token string, request bool) (auth.Principal, error) {
+	if len(token) != tokenChars {
+		return auth.Principal{}, ErrNone
+	}
+	hash, now := auth.SHA256(token), s.now()
+	s.mu.Lock()
+	k, remembered := s.known[hash]
+	s.mu.Unlock()
+	if !remembered || now.Sub(k.readAt) > Fresh {
+		r, err := s.read(ctx, hash)
+		switch {
+		case errors.Is(err, ErrUnavailable) && remembered && now.Sub(k.readAt) <= outage:
+		case err != nil:
+			s.forget(hash)
+			return auth.Principal{}, err
+		default:
+			k = known{r, now}
+			s.remember(hash, k)
+		}
+	}
+	if now.Sub(k.CreatedAt) >= Lifetime || now.Sub(k.SeenAt) >= Idle {
+		s.forget(hash)
+		return auth.Principal{}, ErrNone
+	}
+	if request && now.Sub(k.SeenAt) >= touchPause {
+		s.touch(ctx, hash, k)
+	}
+	return auth.Principal{KeyID: k.Key, Role: k.Role, Tenant: k.Tenant, Payloads: k.Payloads}, nil
+}
+
+// touch stores the time of a request. XX makes sure that a session that was ended meanwhile does
+// not come back. If the write fails, the first request after the next read repeats it.
+func (s *Store) touch(ctx context.Context, hash auth.Hash, k known) {
+	k.SeenAt = s.now().UTC().Truncate(time.Millisecond)
+	text, err := json.Marshal(k.record)
+	if err != nil {
+		return
+	}
+	key := keyspace.AuthSession(s.space.Prefix(), string(hash))
+	err = s.redis.SetArgs(ctx, key, text, redis.SetArgs{Mode: "XX", KeepTTL: true}).Err()
+	if errors.Is(err, redis.Nil) {
+		s.forget(hash)
+		return
+	}
+	s.remember(hash, k)
+}
+
+func (s *Store) read(ctx context.Context, hash auth.Hash) (r record, err error) {
+	text, err := s.redis.Get(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash))).Bytes()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return r, ErrNone
+	case err != nil:
+		return r, failed("read a session", err)
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("%w: its record can't be read", ErrNone)
+	}
+	return r, nil
+}
+
+// End ends a session. This process refuses it at once, others within Fresh.
+func (s *Store) End(ctx context.Context, token string) error {
+	hash := auth.SHA256(token)
+	s.forget(hash)
+	if err := s.redis.Del(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash))).Err(); err != nil {
+		return failed("end a session", err)
+	}
+	return nil
+}
+
+func failed(what string, err error) error {
+	if call.IsUnavailable(err) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%s: %w: %w", what, ErrUnavailable, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// remember keeps a session. When there are maxSessions, it forgets those that were read long ago,
+// or all: they are read again.
+func (s *Store) remember(hash auth.Hash, k known) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.known) >= maxSessions {
+		for h, old := range s.known {
+			if k.readAt.Sub(old.readAt) > Fresh {
+				delete(s.known, h)
+			}
+		}
+		if len(s.known) >= maxSessions {
+			clear(s.known)
+		}
+	}
+	s.known[hash] = k
+}
+
+func (s *Store) forget(hash auth.Hash) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.known, hash)
+}

@@ -1,0 +1,164 @@
+package session_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/auth/session"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+)
+
+var who = auth.Principal{KeyID: "key_abc", Role: auth.Producer, Tenant: "acme", Payloads: true}
+
+type world struct {
+	*testing.T
+	redis  *redis.Client
+	prefix string
+	time   time.Time
+	store  *session.Store
+}
+
+func (w *world) now() time.Time { return w.time }
+
+func (w *world) process() *session.Store {
+	space, err := keyspace.New(w.prefix, 1)
+	require.NoError(w, err)
+	return session.New(w.redis, space, w.now)
+}
+
+func both(t *testing.T, test func(*world)) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		opt, err := redis.ParseURL(url)
+		require.NoError(t, err)
+		w := &world{T: t, redis: redis.NewClient(opt), prefix: prefix, time: time.Now()}
+		t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
+		w.store = w.process()
+		test(w)
+	})
+}
+
+func (w *world) create() string {
+	w.Helper()
+	token, err := w.store.Create(w.Context(), who)
+	require.NoError(w, err)
+	return token
+}
+
+func (w *world) works(s *session.Store, token string) {
+	w.Helper()
+	p, err := s.Find(w.Context(), token, true)
+	require.NoError(w, err)
+	require.Equal(w, who, p)
+}
+
+func (w *world) refused(s *session.Store, token string) {
+	w.Helper()
+	p, err := s.Find(w.Context(), token, true)
+	require.ErrorIs(w, err, session.ErrNone)
+	require.Zero(w, p)
+}
+
+// Redis has the hash of the token, not the token, and deletes the record after twelve hours.
+func TestRecord(t *testing.T) {
+	both(t, func(w *world) {
+		token := w.create()
+		require.Len(w, token, 43)
+		require.NotEqual(w, token, w.create())
+		key := w.prefix + "auth:session:" + string(auth.SHA256(token))
+		text, err := w.redis.Get(w.Context(), key).Result()
+		require.NoError(w, err)
+		require.NotContains(w, text, token)
+		require.InDelta(w, session.Lifetime.Seconds(), w.redis.TTL(w.Context(), key).Val().Seconds(), 60)
+		w.works(w.store, token)
+		w.works(w.process(), token)
+	})
+}
+
+func TestNoSession(t *testing.T) {
+	both(t, func(w *world) {
+		for _, token := range []string{"", "x", strings.Repeat("A", 43), strings.Repeat("A", 44)} {
+			w.refused(w.store, token)
+		}
+		token := w.create()
+		require.NoError(w, w.redis.Set(w.Context(), w.prefix+"auth:session:"+string(auth.SHA256(token)), "x", 0).Err())
+		w.refused(w.process(), token)
+	})
+}
+
+// Only requests keep a session alive, and none keeps it alive for more than twelve hours.
+func TestEnds(t *testing.T) {
+	both(t, func(w *world) {
+		token := w.create()
+		for range 12 {
+			w.time = w.time.Add(session.Idle - time.Second)
+			w.works(w.store, token)
+		}
+		key := w.prefix + "auth:session:" + string(auth.SHA256(token))
+		require.Positive(w, w.redis.TTL(w.Context(), key).Val(), "the end stays")
+		w.time = w.time.Add(session.Idle - time.Second)
+		w.refused(w.store, token)
+		w.refused(w.process(), token)
+
+		token = w.create()
+		w.time = w.time.Add(session.Idle - time.Second)
+		_, err := w.store.Find(w.Context(), token, false)
+		require.NoError(w, err)
+		w.time = w.time.Add(time.Second)
+		w.refused(w.store, token)
+	})
+}
+
+// A session that is ended at one process ends at all, and a late request does not bring it back.
+func TestEnd(t *testing.T) {
+	both(t, func(w *world) {
+		token, other := w.create(), w.process()
+		w.works(other, token)
+		require.NoError(w, w.store.End(w.Context(), token))
+		w.refused(w.store, token)
+		w.time = w.time.Add(session.Fresh)
+		w.works(other, token)
+		w.time = w.time.Add(1)
+		w.refused(other, token)
+		require.NoError(w, w.store.End(w.Context(), token))
+
+		token = w.create()
+		w.works(other, token)
+		w.time = w.time.Add(58 * time.Second)
+		w.works(other, token)
+		require.NoError(w, w.store.End(w.Context(), token))
+		w.time = w.time.Add(4 * time.Second)
+		w.works(other, token) // and it tries to store the time of the request
+		require.Zero(w, w.redis.Exists(w.Context(), w.prefix+"auth:session:"+string(auth.SHA256(token))).Val())
+	})
+}
+
+// While Redis is away, sessions that were read before go on.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	mini, url := redistest.Mini(t)
+	opt, err := redis.ParseURL(url)
+	require.NoError(t, err)
+	opt.MaxRetries = -1
+	w := &world{T: t, redis: redis.NewClient(opt), prefix: "t:", time: time.Now()}
+	t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
+	w.store = w.process()
+	token := w.create()
+	mini.Close()
+	w.works(w.store, token)
+	w.time = w.time.Add(time.Minute)
+	w.works(w.store, token)
+	_, err = w.process().Find(t.Context(), token, true)
+	require.ErrorIs(t, err, session.ErrUnavailable)
+	_, err = w.store.Create(t.Context(), who)
+	require.ErrorIs(t, err, session.ErrUnavailable)
+	require.ErrorIs(t, w.store.End(t.Context(), token), session.ErrUnavailable)
+	w.time = w.time.Add(15 * time.Minute)
+	_, err = w.store.Find(t.Context(), token, true)
+	require.ErrorIs(t, err, session.ErrUnavailable)
+}

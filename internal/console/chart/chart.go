@@ -1,0 +1,308 @@
+// Package chart computes the geometry of the console's charts: lines over time, bars, and one bar
+// that is divided into parts. Templates write the results as SVG. The package hides scales, ticks
+// and how small values stay visible; it knows no HTML.
+package chart
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Tick is a mark of an axis.
+type Tick struct {
+	At    float64 // its place along the axis, in units of the figure
+	Label string
+}
+
+// Point is a value at a time. A NaN leaves a gap.
+type Point struct {
+	T     time.Time
+	Value float64
+}
+
+// Series is a line of a chart.
+type Series struct {
+	Name, Class string // Class names its color, see app.css
+	Points      []Point
+}
+
+// Line is a line that is ready to be drawn.
+type Line struct {
+	Name, Class string
+	Paths       []string // the attribute points of a polyline, one for each part without a gap
+	Last        string   // the last value; "": there is none
+}
+
+// Mark is an invisible column of a line chart. Its title says the values at a time.
+type Mark struct {
+	X, Width float64
+	Title    string
+}
+
+// Lines is a line chart.
+type Lines struct {
+	Width, Height            float64
+	Left, Right, Top, Bottom float64 // the edges of the plot
+	X, Y                     []Tick
+	Lines                    []Line
+	Marks                    []Mark
+}
+
+const (
+	marginLeft, marginRight, marginTop, marginBottom = 56, 8, 8, 22
+	yTicks                                           = 4
+	xTicks                                           = 6
+)
+
+// NewLines returns a chart of series over time, from 0 to the greatest value. write writes values.
+// All series have points at the same times. Without a point there is no chart: ok is false.
+func NewLines(width, height float64, series []Series, write func(float64) string) (c Lines, ok bool) {
+	c = Lines{
+		Width: width, Height: height, Left: marginLeft, Right: width - marginRight,
+		Top: marginTop, Bottom: height - marginBottom,
+	}
+	var from, to time.Time
+	most := 0.0
+	for _, s := range series {
+		for _, p := range s.Points {
+			if math.IsNaN(p.Value) {
+				continue
+			}
+			if !ok || p.T.Before(from) {
+				from = p.T
+			}
+			if !ok || p.T.After(to) {
+				to = p.T
+			}
+			ok, most = true, max(most, p.Value)
+		}
+	}
+	if !ok {
+		return Lines{}, false
+	}
+	span := max(to.Sub(from), time.Second)
+	step := niceStep(most, yTicks)
+	most = max(step, step*math.Ceil(most/step))
+	x := func(t time.Time) float64 {
+		return c.Left + (c.Right-c.Left)*float64(t.Sub(from))/float64(span)
+	}
+	y := func(v float64) float64 { return c.Bottom - (c.Bottom-c.Top)*v/most }
+	for i := 0.0; i*step <= most*1.001; i++ {
+		c.Y = append(c.Y, Tick{y(i * step), write(i * step)})
+	}
+	c.X = timeTicks(from, span, x)
+	for _, s := range series {
+		c.Lines = append(c.Lines, newLine(s, x, y, write))
+	}
+	c.Marks = marks(series, x, c.Left, c.Right, write)
+	return c, true
+}
+
+func newLine(s Series, x func(time.Time) float64, y func(float64) float64, write func(float64) string) Line {
+	l := Line{Name: s.Name, Class: s.Class}
+	var path []string
+	end := func() {
+		if len(path) > 0 {
+			l.Paths = append(l.Paths, strings.Join(path, " "))
+		}
+		path = nil
+	}
+	for _, p := range s.Points {
+		if math.IsNaN(p.Value) {
+			end()
+			continue
+		}
+		path = append(path, coordinate(x(p.T))+","+coordinate(y(p.Value)))
+		l.Last = write(p.Value)
+	}
+	end()
+	return l
+}
+
+// marks returns one mark for each time of the series, at most 120 of them.
+func marks(series []Series, x func(time.Time) float64, left, right float64, write func(float64) string) []Mark {
+	const most = 120
+	n := 0
+	for _, s := range series {
+		n = max(n, len(s.Points))
+	}
+	step := max(1, (n+most-1)/most)
+	var all []Mark
+	for i := 0; i < n; i += step {
+		var at time.Time
+		var lines []string
+		for _, s := range series {
+			if i < len(s.Points) && !math.IsNaN(s.Points[i].Value) {
+				at = s.Points[i].T
+				lines = append(lines, s.Name+" "+write(s.Points[i].Value))
+			}
+		}
+		if len(lines) == 0 {
+			continue
+		}
+		width := (right - left) * float64(step) / float64(max(n, 1))
+		all = append(all, Mark{
+			X: math.Max(left, x(at)-width/2), Width: width,
+			Title: at.UTC().Format("15:04:05 UTC") + ": " + strings.Join(lines, ", "),
+		})
+	}
+	return all
+}
+
+func coordinate(v float64) string { return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64) }
+
+// niceStep returns 1, 2 or 5 times a power of ten, so that most is at most n steps.
+func niceStep(most float64, n int) float64 {
+	if most <= 0 {
+		return 1
+	}
+	raw := most / float64(n)
+	power := math.Pow(10, math.Floor(math.Log10(raw)))
+	for _, nice := range []float64{1, 2, 5} {
+		if raw <= nice*power*1.0001 {
+			return nice * power
+		}
+	}
+	return 10 * power
+}
+
+// timeSteps are the distances of ticks on an axis of time.
+var timeSteps = []time.Duration{
+	time.Second, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute,
+	10 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 4 * time.Hour, 6 * time.Hour,
+	12 * time.Hour, 24 * time.Hour,
+}
+
+func timeTicks(from time.Time, span time.Duration, x func(time.Time) float64) []Tick {
+	step := timeSteps[len(timeSteps)-1]
+	for _, s := range timeSteps {
+		if span/s <= xTicks {
+			step = s
+			break
+		}
+	}
+	for span/step > 2*xTicks {
+		step *= 2
+	}
+	format := "15:04"
+	switch {
+	case step < time.Minute:
+		format = "15:04:05"
+	case step >= 24*time.Hour:
+		format = "Jan 2"
+	}
+	var ticks []Tick
+	first := from.UTC().Truncate(step)
+	for t := first; !t.After(from.Add(span)); t = t.Add(step) {
+		if !t.Before(from) {
+			ticks = append(ticks, Tick{x(t), t.Format(format)})
+		}
+	}
+	return ticks
+}
+
+// Value is a number with a name.
+type Value struct {
+	Name, Class string // Class names its color, see app.css
+	Number      int64
+}
+
+// Part is a part of a divided bar.
+type Part struct {
+	Value
+	X, Width float64
+	Title    string
+}
+
+// minWidth is the least width of a part that is not 0, so that it can be seen.
+const minWidth = 3
+
+// Divide divides a bar of the given width among values. Values that are 0 or less have no part.
+func Divide(width float64, values []Value) []Part {
+	var total, small float64
+	n := 0
+	for _, v := range values {
+		if v.Number > 0 {
+			total += float64(v.Number)
+			n++
+		}
+	}
+	if n == 0 || width < minWidth*float64(n) {
+		return nil
+	}
+	// Small parts get minWidth; the others share what is left.
+	rest := total
+	for _, v := range values {
+		if v.Number > 0 && width*float64(v.Number)/total < minWidth {
+			small += minWidth
+			rest -= float64(v.Number)
+		}
+	}
+	var parts []Part
+	x := 0.0
+	for _, v := range values {
+		if v.Number <= 0 {
+			continue
+		}
+		w := float64(minWidth)
+		if width*float64(v.Number)/total >= minWidth {
+			w = (width - small) * float64(v.Number) / rest
+		}
+		parts = append(parts, Part{v, round(x), round(w), fmt.Sprintf("%s: %d (%.1f%%)", v.Name, v.Number,
+			100*float64(v.Number)/total)})
+		x += w
+	}
+	return parts
+}
+
+func round(v float64) float64 { return math.Round(v*100) / 100 }
+
+// Bar is a bar of a histogram.
+type Bar struct {
+	Name, Title, Label string
+	X, Y, Width        float64
+	Height             float64
+}
+
+// Histogram is a chart of upright bars.
+type Histogram struct {
+	Width, Height, Bottom float64
+	Bars                  []Bar
+}
+
+// NewHistogram returns a histogram of numbers in the order of their names. write writes numbers.
+func NewHistogram(width, height float64, names []string, numbers []float64, write func(float64) string) Histogram {
+	h := Histogram{Width: width, Height: height, Bottom: height - marginBottom}
+	most := 0.0
+	for _, n := range numbers {
+		if !math.IsNaN(n) && !math.IsInf(n, 0) {
+			most = max(most, n)
+		}
+	}
+	if len(numbers) == 0 || len(names) != len(numbers) {
+		return h
+	}
+	const gap, top = 0.2, 16
+	slot := width / float64(len(numbers))
+	for i, n := range numbers {
+		size := 0.0
+		if most > 0 && n > 0 && !math.IsInf(n, 0) {
+			size = max(1, (h.Bottom-top)*n/most)
+		}
+		h.Bars = append(h.Bars, Bar{
+			Name: names[i], Title: names[i] + ": " + write(n), Label: write(n),
+			X: round(slot * (float64(i) + gap/2)), Width: round(slot * (1 - gap)),
+			Y: round(h.Bottom - size), Height: round(size),
+		})
+	}
+	return h
+}
+
+// Middle is the middle of a bar, where its name stands.
+func (b Bar) Middle() float64 { return round(b.X + b.Width/2) }
+
+// Above is where the label of a bar stands.
+func (b Bar) Above() float64 { return round(b.Y - 4) }

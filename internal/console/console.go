@@ -1,0 +1,304 @@
+// Package console serves the web console: pages of HTML below /ui/ that show what runs, and forms
+// that control it. Every page works without JavaScript. The package hides how pages are rendered,
+// how they follow live data, and how people log in.
+//
+// It stores nothing itself: pages read and change the data through the Backend of the API, with the
+// principal of the session in the context, so that the store decides what exists for whom.
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/activity"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+	"github.com/bulkaction/bulkaction/internal/messages"
+)
+
+const (
+	root = "/ui"
+	// readTimeout is the longest time that a page waits for its data.
+	readTimeout = 5 * time.Second
+	// actionTimeout is the longest time for an action. It goes on when the browser leaves.
+	actionTimeout = 30 * time.Second
+	maxForm       = 256 << 10 // bytes of a form without a file
+)
+
+// Options has the parts of a console.
+type Options struct {
+	Backend  httpapi.Backend
+	Activity httpapi.Activity   // nil: actions are not recorded
+	Keys     httpapi.Keys       // nil: nobody logs in, and everyone may do everything
+	Sessions Sessions           // needed with Keys
+	Proxies  clientaddr.Proxies // in front of the console
+	Decoder  messages.Decoder
+	Version  string       // shown on each page
+	Log      *slog.Logger // nil: nothing is logged
+	Secure   bool         // browsers reach the console over https alone
+	TLS      bool         // this process ends TLS
+	// Closing ends when the server stops. nil: event streams end only with their clients.
+	Closing context.Context //nolint:containedctx // the server's, not a call's
+}
+
+// Console is the web console. It is an http.Handler for the paths below /ui/. It expects the checks
+// of package httpapi before it, above all those of the headers Host and Origin.
+type Console struct {
+	Options
+	store httpapi.Backend // without the activity log: for submissions, which it does not have
+	mux   *http.ServeMux
+	pages []page
+	views *templates
+	live  *live
+	last  *lastViews
+	now   func() time.Time
+}
+
+// New returns a console.
+func New(o Options) *Console {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Closing == nil {
+		o.Closing = context.Background()
+	}
+	store := o.Backend
+	if o.Activity != nil {
+		o.Backend = httpapi.Recorded(o.Backend, o.Activity)
+	}
+	c := &Console{Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now}
+	c.pages = c.allPages()
+	c.views = parseTemplates(c.hasPage)
+	c.live = newLive(c)
+	for _, p := range c.pages {
+		c.mux.HandleFunc(http.MethodGet+" "+root+p.path, c.authorized(p.scope, c.servePage(p)))
+	}
+	for _, a := range c.allActions() {
+		c.mux.HandleFunc(http.MethodPost+" "+root+a.path, c.authorized(a.scope, c.serveAction(a)))
+	}
+	c.mux.HandleFunc("GET "+root+"/events", c.live.serve)
+	c.mux.HandleFunc("GET "+root+assetsPath, serveAsset)
+	login := loginPage{c}
+	c.mux.HandleFunc("GET "+root+"/login", login.show)
+	c.mux.HandleFunc("POST "+root+"/login", login.begin)
+	c.mux.HandleFunc("POST "+root+"/logout", login.end)
+	c.mux.HandleFunc("POST "+root+"/theme", login.setTheme)
+	c.mux.HandleFunc(root+"/", c.notFound)
+	return c
+}
+
+// policy is the content security policy of all answers: nothing but what this server sends.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
+	"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// ServeHTTP serves a request.
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	if c.TLS {
+		h.Set("Strict-Transport-Security", "max-age=31536000")
+	}
+	c.mux.ServeHTTP(w, r)
+}
+
+// open is the scope of pages for everyone who has logged in.
+const open auth.Scope = "open"
+
+// page is a page of the console. Its data is read again for each request.
+type page struct {
+	path  string                              // below /ui, a pattern of http.ServeMux
+	nav   string                              // its name in the navigation; "": it is not there
+	scope auth.Scope                          // what its readers must be allowed to do
+	view  func(r *http.Request) (view, error) // reads the data
+}
+
+// view is what a page shows.
+type view struct {
+	name  string // of its template, templates/NAME.gohtml
+	title string
+	data  any
+	topic string // what the page follows live, see topics; "": nothing
+}
+
+// action is a form of the console.
+type action struct {
+	path  string     // below /ui, a pattern of http.ServeMux
+	scope auth.Scope // what its users must be allowed to do
+	file  bool       // the form may have a file, which do reads as it arrives
+	do    func(ctx context.Context, r *http.Request) (to string, err error)
+}
+
+// allPages is the table of pages. The navigation has them in this order.
+func (c *Console) allPages() []page {
+	overview, groups, submit := overviewPage{c.Backend}, groupPages{c.Backend}, submitPage{c.store, c.Decoder}
+	return []page{
+		{path: "/{$}", nav: "Overview", scope: open, view: overview.view},
+		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
+		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
+		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
+		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
+		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
+	}
+}
+
+// allActions is the table of actions.
+func (c *Console) allActions() []action {
+	groups := groupPages{c.Backend}
+	all := []action{
+		{path: "/submit", scope: auth.Submit, file: true, do: submitPage{c.store, c.Decoder}.submit},
+		{path: "/groups", scope: auth.Control, do: groups.controlSome},
+		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
+		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
+	}
+	for name := range groups.commands() {
+		all = append(all, action{path: "/groups/{id}/" + name, scope: auth.Control, do: groups.control(name)})
+	}
+	return all
+}
+
+// hasPage reports whether there is a page with this path pattern, so that pages link only to pages
+// that exist.
+func (c *Console) hasPage(path string) bool {
+	return slices.ContainsFunc(c.pages, func(p page) bool { return p.path == path })
+}
+
+// authorized serves a page or an action for those who may use it. The context of serve has the
+// principal.
+func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.HandlerFunc {
+	if scope == "" {
+		panic("a page or an action has no scope")
+	}
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, err := c.principal(r, true)
+		switch {
+		case errors.Is(err, errNoSession):
+			askForLogin(w, r)
+			return
+		case err != nil:
+			c.fail(w, r, err)
+			return
+		}
+		p, _ := auth.From(ctx)
+		if named, ok := w.(interface{ SetKeyID(id string) }); ok {
+			named.SetKeyID(p.KeyID)
+		}
+		r = r.WithContext(ctx)
+		if scope != open && !p.May(scope) {
+			c.fail(w, r, errForbidden)
+			return
+		}
+		serve(w, r)
+	}
+}
+
+var errForbidden = fmt.Errorf("this page or action: %w", api.ErrNotAllowed)
+
+// servePage answers with a page. While Redis is away, it shows what the page has shown last.
+func (c *Console) servePage(p page) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
+		defer cancel()
+		v, err := p.view(r.WithContext(ctx))
+		var to redirectError
+		switch {
+		case errors.As(err, &to):
+			http.Redirect(w, r, string(to), http.StatusSeeOther)
+		case errors.Is(err, api.ErrUnavailable):
+			if last, at, ok := c.last.find(r); ok {
+				c.render(w, r, http.StatusServiceUnavailable, last, at)
+				return
+			}
+			c.fail(w, r, err)
+		case err != nil:
+			c.fail(w, r, err)
+		default:
+			c.last.keep(r, v, c.now())
+			c.render(w, r, http.StatusOK, v, time.Time{})
+		}
+	}
+}
+
+// redirectError makes a page send the browser to another path of the console.
+type redirectError string
+
+func (e redirectError) Error() string { return "redirect to " + string(e) }
+
+// serveAction carries out an action, and sends the browser to the page that shows its effect. An
+// action that has begun goes on when the browser leaves.
+func (c *Console) serveAction(a action) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		p, _ := auth.From(r.Context())
+		actor := api.Activity{
+			Actor: p.KeyID, Role: string(p.Role), Via: api.ViaUI, RequestID: w.Header().Get("X-Request-Id"),
+			Tenant: p.Tenant,
+		}
+		if p.KeyID == "" {
+			actor.Role = ""
+		}
+		if ip := c.Proxies.ClientOf(r); ip.IsValid() {
+			actor.IP = ip.String()
+		}
+		ctx := activity.WithActor(r.Context(), actor)
+		if a.file {
+			httpapi.StreamBody(r)
+		} else {
+			if err := parseForm(w, r); err != nil {
+				c.fail(w, r, err)
+				return
+			}
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
+			defer cancel()
+		}
+		to, err := a.do(ctx, r.WithContext(ctx))
+		if err != nil {
+			c.fail(w, r, err)
+			return
+		}
+		http.Redirect(w, r, to, http.StatusSeeOther)
+	}
+}
+
+// parseForm reads a form without a file.
+func parseForm(w http.ResponseWriter, r *http.Request) error {
+	body := r.Body // package httpapi needs it again
+	r.Body = http.MaxBytesReader(w, body, maxForm)
+	err := r.ParseForm()
+	r.Body = body
+	if err != nil {
+		return invalid("the form", "can't be read: it is malformed, or longer than %d bytes", maxForm)
+	}
+	return nil
+}
+
+// inputError says which input of a form or of a query is wrong.
+type inputError struct{ field, problem string }
+
+func (e *inputError) Error() string { return e.field + " " + e.problem }
+
+func invalid(field, problem string, args ...any) error {
+	return &inputError{field, fmt.Sprintf(problem, args...)}
+}
+
+// pathID returns an id in the path. Another text can't be an id, so there is no such object.
+func pathID(r *http.Request, name string) (string, error) {
+	id := r.PathValue(name)
+	if !api.ValidID(id) {
+		return "", fmt.Errorf("%s %.128s: %w", name, strings.ToValidUTF8(id, "?"), api.ErrNotFound)
+	}
+	return id, nil
+}

@@ -1,0 +1,219 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// functions are the functions of templates.
+func functions(hasPage func(string) bool) template.FuncMap {
+	return template.FuncMap{
+		"asset":    assetPath,
+		"count":    count,
+		"decimal":  decimal,
+		"duration": duration,
+		"expected": expected,
+		"hasPage":  hasPage,
+		"isoTime":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"lower":    strings.ToLower,
+		"percent":  percent,
+		"pick":     pick,
+		"plain":    plainTime,
+		"plural":   plural,
+		"query":    func(text string) string { return url.QueryEscape(text) },
+		"sum":      sum,
+		"words":    func(text string) string { return strings.ReplaceAll(text, "_", " ") },
+	}
+}
+
+// count writes a whole number with commas.
+func count(n any) string {
+	text := fmt.Sprint(n)
+	sign := ""
+	if strings.HasPrefix(text, "-") {
+		sign, text = "-", text[1:]
+	}
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return sign + text
+}
+
+// decimal writes a number with as many digits as people need: 0.25, 7.5, 1,234.
+func decimal(x float64) string {
+	switch size := math.Abs(x); {
+	case math.IsNaN(x) || math.IsInf(x, 0):
+		return "–"
+	case size >= 1e15:
+		return strconv.FormatFloat(x, 'g', 4, 64)
+	case size >= 100 || x == math.Trunc(x):
+		return count(int64(math.Round(x)))
+	case size >= 1:
+		return trimZeros(strconv.FormatFloat(x, 'f', 1, 64))
+	default:
+		return trimZeros(strconv.FormatFloat(x, 'g', 2, 64))
+	}
+}
+
+func trimZeros(text string) string {
+	if strings.Contains(text, ".") && !strings.Contains(text, "e") {
+		return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
+	}
+	return text
+}
+
+// percent writes the part of a whole. It is 100% and 0% only if that is exact.
+func percent(part, whole int64) string {
+	switch {
+	case whole <= 0:
+		return "–"
+	case part == whole:
+		return "100%"
+	case part == 0:
+		return "0%"
+	}
+	p := 100 * float64(part) / float64(whole)
+	if p >= 10 {
+		return fmt.Sprintf("%d%%", int(min(p, 99)))
+	}
+	return fmt.Sprintf("%.1f%%", max(p, 0.1))
+}
+
+// duration writes seconds as a duration with at most two units.
+func duration(seconds float64) string {
+	switch {
+	case seconds < 0 || math.IsNaN(seconds) || seconds > 1e9:
+		return "–"
+	case seconds < 0.001:
+		return "0 s"
+	case seconds < 1:
+		return fmt.Sprintf("%.0f ms", seconds*1000)
+	case seconds < 10 && seconds != math.Trunc(seconds):
+		return fmt.Sprintf("%.1f s", seconds)
+	}
+	s := int64(math.Round(seconds))
+	switch {
+	case s < 60:
+		return fmt.Sprintf("%d s", s)
+	case s < 3600:
+		return twoUnits(s/60, "min", s%60, "s")
+	case s < 86400:
+		return twoUnits(s/3600, "h", s%3600/60, "min")
+	}
+	return twoUnits(s/86400, "d", s%86400/3600, "h")
+}
+
+func twoUnits(a int64, unit string, b int64, smaller string) string {
+	if b == 0 {
+		return fmt.Sprintf("%d %s", a, unit)
+	}
+	return fmt.Sprintf("%d %s %d %s", a, unit, b, smaller)
+}
+
+// plainTime writes a time for people. Scripts replace it by the time since then.
+func plainTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+func plural(n any, one, many string) string {
+	if fmt.Sprint(n) == "1" {
+		return "1 " + one
+	}
+	return count(n) + " " + many
+}
+
+// expected returns how many jobs a group has, or will have if that was announced.
+func expected(g api.Group) int64 {
+	if g.Total != nil {
+		return max(*g.Total, g.Counts.Accepted)
+	}
+	return g.Counts.Accepted
+}
+
+func sum(numbers ...int64) (total int64) {
+	for _, n := range numbers {
+		total += n
+	}
+	return total
+}
+
+// pick makes a map of its arguments, names and values by turns, so that a template can pass several
+// values to another one.
+func pick(pairs ...any) (map[string]any, error) {
+	if len(pairs)%2 != 0 {
+		return nil, fmt.Errorf("pick: %d arguments: give names and values by turns", len(pairs))
+	}
+	m := map[string]any{}
+	for chunk := range slices.Chunk(pairs, 2) {
+		m[fmt.Sprint(chunk[0])] = chunk[1]
+	}
+	return m, nil
+}
+
+// notices are what pages say after an action. The query names one of them, so that no link can make
+// the console say something else. %s is a number.
+var notices = map[string]string{
+	"pause":        "The group is paused: none of its jobs starts any more.",
+	"resume":       "The group goes on.",
+	"cancel":       "The group is cancelled.",
+	"retry":        "The failed jobs run again.",
+	"seal":         "The group is sealed: it gets no more jobs.",
+	"submitted":    "The group was submitted. This page follows it.",
+	"type-paused":  "The type is paused: none of its jobs starts any more.",
+	"type-resumed": "The type goes on.",
+	"groups":       "Done with %s.",
+}
+
+// noticeOf returns the notice that a query asks for; "" for none. failed counts the groups that an
+// action on several could not change.
+func noticeOf(q url.Values) string {
+	text := notices[q.Get("done")]
+	if !strings.Contains(text, "%s") {
+		return text
+	}
+	number := func(name string) int { n, _ := strconv.Atoi(q.Get(name)); return min(max(n, 0), maxTicked) }
+	text = fmt.Sprintf(text, plural(number("n"), "group", "groups"))
+	if failed := number("failed"); failed > 0 {
+		text += " " + plural(failed, "group", "groups") + " did not take the command: their state does not allow it."
+	}
+	return text
+}
+
+// cursorOf returns the cursor in the query of a list.
+func cursorOf(q url.Values) (string, error) {
+	const longest = 512
+	if cursor := q.Get("cursor"); len(cursor) <= longest {
+		return cursor, nil
+	}
+	return "", invalid("cursor", "must be the cursor of an earlier page")
+}
+
+// idOf returns an optional id in the query of a list.
+func idOf(q url.Values, name string) (string, error) {
+	id := strings.TrimSpace(q.Get(name))
+	if id != "" && !api.ValidID(id) {
+		return "", invalid(name, "must %s", api.IDRule)
+	}
+	return id, nil
+}
+
+// nextPage returns the path of the next page of a list, "" if there is none.
+func nextPage(path string, q url.Values, cursor string) string {
+	if cursor == "" {
+		return ""
+	}
+	next := url.Values{}
+	for name, values := range q {
+		if name != "done" {
+			next[name] = values
+		}
+	}
+	next.Set("cursor", cursor)
+	return path + "?" + next.Encode()
+}

@@ -1,0 +1,305 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/console/chart"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+)
+
+const (
+	maxAggregate = 64 << 10 // bytes; a page leaves out aggregates if they are larger
+	barWidth     = 1000
+	failedShown  = 10
+	failedPages  = 5  // pages of jobs among which failed ones are looked for
+	valuesShown  = 12 // counts of an aggregate, and error codes
+	// whyInterval is how often an open page asks why a group is waiting, and for failed jobs.
+	whyInterval = 2 * time.Second
+)
+
+// groupData is the data of the page of a group.
+type groupData struct {
+	api.Group
+	Complete   bool // Aggregate is not left out
+	Why        *api.Why
+	Bar        []chart.Part
+	Legend     []chart.Value
+	Steps      []step
+	Rate       float64 // jobs that end per second; 0: unknown
+	Codes      []chart.Value
+	MoreCodes  int
+	Aggregates []aggregate
+	FailedJobs []api.Job
+}
+
+// Unfinished is the number of jobs that have not ended.
+func (g groupData) Unfinished() int64 { return g.Counts.Accepted - g.Counts.Ended() }
+
+// step is a state of the group's round that it has reached.
+type step struct {
+	Status  string
+	At      time.Time
+	Seconds float64 // since the step before
+	First   bool
+}
+
+func (p groupPages) group(r *http.Request) (view, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return view{}, err
+	}
+	data, err := p.reader(id)(r.Context())
+	return view{name: "group", title: "Group " + id, data: data, topic: "group:" + id}, err
+}
+
+func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
+	if !api.ValidID(id) {
+		return nil, api.ErrNotFound
+	}
+	_, _, err := p.backend.GroupSummary(ctx, id, 0)
+	if err != nil && !errors.Is(err, api.ErrUnavailable) {
+		return nil, err
+	}
+	return p.reader(id), nil
+}
+
+// reader returns a function that reads a group. What costs more is read less often.
+func (p groupPages) reader(id string) func(context.Context) (any, error) {
+	var why *api.Why
+	var failed []api.Job
+	var whyAt, failedAt time.Time
+	var failedCount int64
+	return func(ctx context.Context) (any, error) {
+		g, complete, err := p.backend.GroupSummary(ctx, id, maxAggregate)
+		if err != nil {
+			return nil, err
+		}
+		d := newGroupData(g, complete)
+		switch waiting := g.Counts.Waiting + g.Counts.NonReady + g.Counts.Ready; {
+		case g.Status.Ended() || waiting == 0:
+			why, whyAt = nil, time.Time{}
+		case time.Since(whyAt) >= whyInterval:
+			w, err := p.backend.Why(ctx, id)
+			if why = nil; err == nil && w.Detail != "" {
+				why = &w
+			}
+			whyAt = time.Now()
+		}
+		if n := g.Counts.Failed; n != failedCount && time.Since(failedAt) >= whyInterval {
+			if failed, err = p.failedJobs(ctx, id); err != nil {
+				return nil, err
+			}
+			failedCount, failedAt = n, time.Now()
+		}
+		d.Why, d.FailedJobs = why, failed
+		return d, nil
+	}
+}
+
+// failedJobs returns some failed jobs of a group. In a large group it does not look at all jobs.
+func (p groupPages) failedJobs(ctx context.Context, id string) (failed []api.Job, err error) {
+	q := httpapi.JobQuery{State: "failed", Limit: failedShown}
+	for range failedPages {
+		l, err := p.backend.Jobs(ctx, id, q)
+		if err != nil {
+			return nil, err
+		}
+		failed = append(failed, l.Jobs...)
+		if q.Cursor = l.Cursor; q.Cursor == "" || len(failed) >= failedShown {
+			break
+		}
+	}
+	return failed[:min(len(failed), failedShown)], nil
+}
+
+func newGroupData(g api.Group, complete bool) groupData {
+	n := g.Counts
+	d := groupData{Group: g, Complete: complete, Legend: []chart.Value{
+		{Name: "done", Class: "done", Number: n.Done}, {Name: "failed", Class: "failed", Number: n.Failed},
+		{Name: "cancelled", Class: "cancelled", Number: n.Cancelled},
+		{Name: "in flight", Class: "in-flight", Number: n.InFlight},
+		{Name: "ready", Class: "ready", Number: n.Ready}, {Name: "non-ready", Class: "non-ready", Number: n.NonReady},
+		{Name: "waiting", Class: "waiting", Number: n.Waiting},
+	}}
+	values := d.Legend
+	if g.Total != nil && *g.Total > n.Accepted {
+		missing := chart.Value{Name: "announced", Class: "missing", Number: *g.Total - n.Accepted}
+		values = append(slices.Clone(values), missing)
+	}
+	d.Bar = chart.Divide(barWidth, values)
+	if eta := g.ETASeconds; eta != nil && *eta > 0 {
+		d.Rate = float64(d.Unfinished()) / *eta
+	}
+	d.Steps = steps(g.Timestamps)
+	for code, count := range g.FailuresByCode {
+		d.Codes = append(d.Codes, chart.Value{Name: code, Number: count})
+	}
+	d.Codes, d.MoreCodes = largest(d.Codes)
+	for _, name := range slices.Sorted(maps.Keys(g.Aggregate)) {
+		d.Aggregates = append(d.Aggregates, newAggregate(name, g.Aggregate[name]))
+	}
+	return d
+}
+
+// steps returns the states that a group has reached, in the order of their times.
+func steps(times map[string]time.Time) (all []step) {
+	for status, at := range times {
+		all = append(all, step{Status: status, At: at})
+	}
+	order := func(status string) int {
+		return slices.IndexFunc(statuses, func(s api.Status) bool { return strings.EqualFold(string(s), status) })
+	}
+	slices.SortFunc(all, func(a, b step) int {
+		return cmp.Or(a.At.Compare(b.At), cmp.Compare(order(a.Status), order(b.Status)))
+	})
+	for i := range all {
+		if all[i].First = i == 0; i > 0 {
+			all[i].Seconds = all[i].At.Sub(all[i-1].At).Seconds()
+		}
+	}
+	return all
+}
+
+// largest returns the largest values, and how many there are beside them.
+func largest(values []chart.Value) (some []chart.Value, more int) {
+	slices.SortFunc(values, func(a, b chart.Value) int {
+		return cmp.Or(cmp.Compare(b.Number, a.Number), cmp.Compare(a.Name, b.Name))
+	})
+	n := min(len(values), valuesShown)
+	return values[:n], len(values) - n
+}
+
+// aggregate is a value that was computed from the results of a group's jobs. One of its forms is
+// set.
+type aggregate struct {
+	Name      string
+	Number    string           // a number
+	Text      string           // any other value, as JSON
+	Counts    []chart.Value    // how often there was which value
+	More      int              // values that Counts leaves out
+	Most      int64            // the largest count
+	Histogram *chart.Histogram // a distribution
+	Count     int64            // of the distribution's numbers
+	Numbers   []named          // the distribution in numbers
+}
+
+// named is a number with a name.
+type named struct{ Name, Text string }
+
+const maxAggregateText = 2000 // bytes of an aggregate that is shown as JSON
+
+// newAggregate finds out which form an aggregate has. A reducer of the user may make any JSON.
+func newAggregate(name string, text json.RawMessage) aggregate {
+	a := aggregate{Name: name}
+	var n float64
+	if json.Unmarshal(text, &n) == nil && string(text) != "null" {
+		a.Number = decimal(n)
+		return a
+	}
+	var numbers map[string]float64
+	if json.Unmarshal(text, &numbers) == nil && len(numbers) > 0 {
+		if a.distribution(numbers) {
+			return a
+		}
+		for value, n := range numbers {
+			if n != float64(int64(n)) || n < 0 {
+				a.Counts = nil
+				break
+			}
+			a.Counts = append(a.Counts, chart.Value{Name: value, Number: int64(n)})
+		}
+		if len(a.Counts) > 0 {
+			a.Counts, a.More = largest(a.Counts)
+			a.Most = a.Counts[0].Number
+			return a
+		}
+	}
+	a.Text = string(text)
+	if len(a.Text) > maxAggregateText {
+		a.Text = strings.ToValidUTF8(a.Text[:maxAggregateText], "") + "…"
+	}
+	return a
+}
+
+// distribution shows numbers that are the result of the operation distribution.
+func (a *aggregate) distribution(numbers map[string]float64) bool {
+	var names []string
+	var values []float64
+	for _, name := range []string{"min", "p50", "p90", "p95", "p99", "max"} {
+		v, ok := numbers[name]
+		if !ok {
+			return false
+		}
+		names, values = append(names, name), append(values, v)
+		a.Numbers = append(a.Numbers, named{name, decimal(v)})
+	}
+	for _, name := range []string{"mean", "stddev"} {
+		a.Numbers = append(a.Numbers, named{name, decimal(numbers[name])})
+	}
+	h := chart.NewHistogram(420, 140, names, values, decimal)
+	a.Histogram, a.Count = &h, int64(numbers["count"])
+	return true
+}
+
+// jobData is the data of the page of a job.
+type jobData struct {
+	api.Job
+	Result string // the job's result, with line breaks
+}
+
+func (p groupPages) job(r *http.Request) (view, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return view{}, err
+	}
+	ordinal, err := strconv.ParseUint(r.PathValue("ordinal"), 10, 63)
+	if err != nil {
+		return view{}, fmt.Errorf("job %.32q of group %s: %w", r.PathValue("ordinal"), id, api.ErrNotFound)
+	}
+	j, err := p.backend.Job(r.Context(), id, int64(ordinal))
+	if err != nil {
+		return view{}, err
+	}
+	d := jobData{Job: j}
+	if len(j.Result) > 0 {
+		d.Result = indented(j.Result)
+	}
+	return view{name: "job", title: fmt.Sprintf("Job %d of %s", ordinal, id), data: d}, nil
+}
+
+// indented returns JSON with line breaks.
+func indented(text json.RawMessage) string {
+	var v any
+	if json.Unmarshal(text, &v) != nil {
+		return string(text)
+	}
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return string(text)
+	}
+	return string(b)
+}
+
+// goToJob sends the browser to the job whose ordinal or key is in the query.
+func (p groupPages) goToJob(r *http.Request) (view, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return view{}, err
+	}
+	ordinal, err := strconv.ParseUint(strings.TrimSpace(r.URL.Query().Get("ordinal")), 10, 63)
+	if err != nil {
+		return view{}, invalid("The ordinal", "must be a whole number from 0")
+	}
+	return view{}, redirectError(fmt.Sprintf("%s/groups/%s/jobs/%d", root, id, ordinal))
+}

@@ -1,0 +1,176 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+)
+
+const (
+	groupsPage = 50
+	maxTicked  = 50 // groups of one action
+)
+
+// statuses are the states of groups that the list can be filtered by.
+var statuses = []api.Status{
+	api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating, api.StatusCompleted,
+	api.StatusFailed, api.StatusCancelled,
+}
+
+// groupPages show groups and their jobs, and control them.
+type groupPages struct{ backend httpapi.Backend }
+
+// groupsData is the data of the list of groups.
+type groupsData struct {
+	Groups   []api.Group
+	Tenant   string
+	Status   string
+	Statuses []api.Status
+	Scanned  int
+	Next     string // path of the next page
+	First    bool   // this is the first page
+	Filtered bool
+	Tenants  bool // the reader sees groups of several tenants
+}
+
+func (p groupPages) list(r *http.Request) (view, error) {
+	read, filter, err := p.readList(r.URL.Query())
+	if err != nil {
+		return view{}, err
+	}
+	data, err := read(r.Context())
+	return view{name: "groups", title: "Groups", data: data, topic: "groups:" + filter.Encode()}, err
+}
+
+func (p groupPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+	q, err := url.ParseQuery(arg)
+	if err != nil {
+		return nil, invalid("topics", "is malformed")
+	}
+	read, _, err := p.readList(q)
+	return read, err
+}
+
+// readList returns a function that reads the page of groups which a query asks for, and the part
+// of the query that chooses it.
+func (p groupPages) readList(q url.Values) (
+	read func(context.Context) (any, error), filter url.Values, err error,
+) {
+	query := httpapi.ListQuery{Status: api.Status(strings.ToUpper(q.Get("status"))), Limit: groupsPage}
+	if query.Tenant, err = idOf(q, "tenant"); err != nil {
+		return nil, nil, err
+	}
+	if query.Cursor, err = cursorOf(q); err != nil {
+		return nil, nil, err
+	}
+	if query.Status != "" && !slices.Contains(statuses, query.Status) {
+		return nil, nil, invalid("status", "must be one of %v", statuses)
+	}
+	filter = url.Values{}
+	for name, value := range map[string]string{
+		"tenant": query.Tenant, "status": string(query.Status), "cursor": query.Cursor,
+	} {
+		if value != "" {
+			filter.Set(name, value)
+		}
+	}
+	return func(ctx context.Context) (any, error) {
+		l, err := p.backend.Groups(ctx, query)
+		if err != nil {
+			return nil, err
+		}
+		who, _ := auth.From(ctx)
+		return groupsData{
+			Groups: l.Groups, Tenant: query.Tenant, Status: string(query.Status), Statuses: statuses,
+			Scanned: l.Scanned, Next: nextPage(root+"/groups", filter, l.Cursor), First: query.Cursor == "",
+			Filtered: query.Tenant != "" || query.Status != "",
+			Tenants:  who.Tenant == "" || who.Tenant == auth.AllTenants,
+		}, nil
+	}, filter, nil
+}
+
+// command is what an operator can do with a group.
+type command func(ctx context.Context, id string) (api.Accepted, error)
+
+// commands are the commands by the names in their paths.
+func (p groupPages) commands() map[string]command {
+	return map[string]command{
+		"pause":  p.backend.Pause,
+		"resume": p.backend.Resume,
+		"cancel": p.backend.Cancel,
+		"retry": func(ctx context.Context, id string) (api.Accepted, error) {
+			return p.backend.Retry(ctx, id, api.RetryChoice{})
+		},
+		"seal": func(ctx context.Context, id string) (api.Accepted, error) {
+			return p.backend.Seal(ctx, id, nil)
+		},
+	}
+}
+
+// controlSome carries out a command on the ticked groups. A group whose state does not allow the
+// command does not stop the others.
+func (p groupPages) controlSome(ctx context.Context, r *http.Request) (string, error) {
+	name, ids := r.PostForm.Get("command"), r.PostForm["id"]
+	do := p.commands()[name]
+	switch {
+	case do == nil || name == "seal":
+		return "", invalid("command", "must be pause, resume, cancel or retry")
+	case len(ids) == 0:
+		return "", invalid("The command", "needs groups: tick some in the list first")
+	case len(ids) > maxTicked:
+		return "", invalid("The command", "takes at most %d groups at once", maxTicked)
+	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	for _, id := range ids {
+		if !api.ValidID(id) {
+			return "", invalid("id", "must %s", api.IDRule)
+		}
+	}
+	done, failed := 0, 0
+	for _, id := range ids {
+		_, err := do(ctx, id)
+		switch {
+		case err == nil:
+			done++
+		case errors.Is(err, api.ErrConflict), errors.Is(err, api.ErrNotFound), errors.Is(err, api.ErrSealed):
+			failed++
+		default:
+			return "", fmt.Errorf("%s: after %d groups: %w", name, done, err)
+		}
+	}
+	to, err := url.Parse(safeNext(r.PostForm.Get("next")))
+	if err != nil || to.Path != root+"/groups" {
+		to = &url.URL{Path: root + "/groups"}
+	}
+	q := to.Query()
+	q.Set("done", "groups")
+	q.Set("n", fmt.Sprint(done))
+	q.Set("failed", fmt.Sprint(failed))
+	to.RawQuery = q.Encode()
+	return to.String(), nil
+}
+
+// control returns an action that carries out a command on one group.
+func (p groupPages) control(name string) func(context.Context, *http.Request) (string, error) {
+	return func(ctx context.Context, r *http.Request) (string, error) {
+		id, err := pathID(r, "id")
+		if err != nil {
+			return "", err
+		}
+		if code := r.PostForm.Get("code"); name == "retry" && code != "" {
+			_, err = p.backend.Retry(ctx, id, api.RetryChoice{Codes: []string{code}})
+		} else {
+			_, err = p.commands()[name](ctx, id)
+		}
+		return root + "/groups/" + id + "?done=" + name, err
+	}
+}

@@ -1,0 +1,298 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+)
+
+//go:embed templates/*.gohtml
+var templateFiles embed.FS
+
+//go:embed assets
+var assetFiles embed.FS
+
+const (
+	assetsPath = "/assets/{hash}/{name}"
+	livePrefix = "live:"         // of the names of templates that are live regions
+	layoutName = "layout.gohtml" // its template
+)
+
+// templates are the parsed templates: for each page the layout, what all pages share, and its own.
+type templates struct {
+	pages map[string]*template.Template
+	live  map[string][]string // by page: the ids of its live regions
+}
+
+// parseTemplates parses all templates. A mistake in one is a panic, which each test finds.
+func parseTemplates(hasPage func(string) bool) *templates {
+	shared := template.Must(template.New(layoutName).Funcs(functions(hasPage)).
+		ParseFS(templateFiles, "templates/"+layoutName, "templates/parts.gohtml"))
+	t := &templates{pages: map[string]*template.Template{}, live: map[string][]string{}}
+	files, err := fs.Glob(templateFiles, "templates/*.gohtml")
+	if err != nil {
+		panic(err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(path.Base(file), ".gohtml")
+		if file == "templates/"+layoutName || name == "parts" {
+			continue
+		}
+		page := template.Must(template.Must(shared.Clone()).ParseFS(templateFiles, file))
+		t.pages[name] = page
+		for _, region := range page.Templates() {
+			if id, ok := strings.CutPrefix(region.Name(), livePrefix); ok {
+				t.live[name] = append(t.live[name], id)
+			}
+		}
+		slices.Sort(t.live[name])
+	}
+	return t
+}
+
+// frame is the data of a template. Live regions are rendered with a frame, too, which has only
+// Data, Theme and the principal.
+type frame struct {
+	Title   string
+	Path    string // of the page, with its query
+	Version string
+	Nav     []navItem
+	Theme   string
+	Topic   string    // that the page follows; "": none
+	Notice  string    // what an action has done; "": nothing
+	AsOf    time.Time // the time of Data, if Redis is away; zero otherwise
+	Data    any
+
+	principal auth.Principal
+	login     bool // there is a login
+}
+
+// navItem is a link of the navigation.
+type navItem struct {
+	Name, Path string
+	Current    bool
+}
+
+// May reports whether the reader of the page may make calls of a scope.
+func (f frame) May(scope string) bool { return f.principal.May(auth.Scope(scope)) }
+
+// Payloads reports whether the reader sees payloads and error texts.
+func (f frame) Payloads() bool { return f.principal.Payloads }
+
+// Who names the reader, "" if nobody has logged in.
+func (f frame) Who() string {
+	if f.principal.KeyID == "" || !f.login {
+		return ""
+	}
+	who := string(f.principal.Role)
+	if f.principal.Tenant != "" {
+		who += " of " + f.principal.Tenant
+	}
+	return who
+}
+
+// KeyID is the id of the reader's API key.
+func (f frame) KeyID() string { return f.principal.KeyID }
+
+// Themes are the themes that can be chosen.
+func (f frame) Themes() []string { return themes }
+
+// render answers with a page. asOf is the time of its data if that is not of now.
+func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v view, asOf time.Time) {
+	p, _ := auth.From(r.Context())
+	f := frame{
+		Title: v.title, Path: r.URL.RequestURI(), Version: c.Version, Theme: themeOf(r), Topic: v.topic,
+		Notice: noticeOf(r.URL.Query()), AsOf: asOf, Data: v.data, principal: p, login: c.Keys != nil,
+	}
+	if r.Method != http.MethodGet {
+		f.Path = root + "/"
+	}
+	for _, page := range c.pages {
+		if page.nav == "" || page.scope != open && !p.May(page.scope) || p.Role == "" {
+			continue
+		}
+		to := root + strings.TrimSuffix(page.path, "{$}")
+		current := r.URL.Path == to || to != root+"/" && strings.HasPrefix(r.URL.Path, to+"/")
+		f.Nav = append(f.Nav, navItem{page.nav, to, current})
+	}
+	var out bytes.Buffer
+	if err := c.views.pages[v.name].ExecuteTemplate(&out, layoutName, f); err != nil {
+		c.Log.ErrorContext(context.WithoutCancel(r.Context()), "a page of the console can't be rendered",
+			"request_id", w.Header().Get("X-Request-Id"), "page", v.name, "error", err)
+		http.Error(w, "This page can't be shown: the server's log has the reason under the request id "+
+			w.Header().Get("X-Request-Id"), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = out.WriteTo(w) // an error means that the client has left
+}
+
+// failure is the data of the page that says why there is no other page.
+type failure struct {
+	Heading, Detail, RequestID string
+	Fields                     []api.FieldError
+	Again                      bool // the page may be there in a moment: the browser tries it again
+	Back                       string
+}
+
+// fail answers with the page of an error.
+func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
+	problem, retryAfter, known := httpapi.ProblemOf(err)
+	f := failure{
+		Heading: problem.Title, Detail: problem.Detail, Fields: problem.Fields,
+		RequestID: w.Header().Get("X-Request-Id"), Back: root + "/",
+	}
+	status := problem.Status
+	var input *inputError
+	switch {
+	case errors.As(err, &input):
+		status, f.Heading, f.Detail = http.StatusUnprocessableEntity, "That can't be used", input.Error()
+	case !known:
+		c.Log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "a page of the console failed",
+			slog.String("request_id", f.RequestID), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+			slog.Any("error", err))
+	case errors.Is(err, errForbidden):
+		f.Heading, f.Detail = "Not for your key", "Your API key is valid, but its role or tenant may not do this."
+	case problem.Code == api.NotFound:
+		f.Heading = "Nothing here"
+	case errors.Is(err, context.DeadlineExceeded):
+		status, f.Again = http.StatusGatewayTimeout, r.Method == http.MethodGet
+		f.Heading, f.Detail = "This takes too long", "Redis did not answer in "+readTimeout.String()+": it may be busy."
+	case problem.Code == api.StoreUnavailable:
+		f.Again = r.Method == http.MethodGet
+		f.Heading, f.Detail = "Redis is away", "Redis can't be reached or does not answer."
+	}
+	if f.Again {
+		f.Detail += " This page tries again every few seconds."
+	} else if r.Method == http.MethodPost && problem.Code == api.StoreUnavailable {
+		f.Detail += " The action may have been carried out: look before you repeat it."
+	}
+	if retryAfter > 0 {
+		w.Header().Set("Retry-After", seconds(retryAfter))
+	}
+	c.render(w, r, status, view{name: "failure", title: f.Heading, data: f}, time.Time{})
+}
+
+func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
+	ctx, err := c.principal(r, true)
+	if err != nil {
+		ctx = r.Context()
+	}
+	c.fail(w, r.WithContext(ctx), fmt.Errorf("the console has no such page: %w", api.ErrNotFound))
+}
+
+func seconds(d time.Duration) string { return fmt.Sprint(int64((d + time.Second - 1) / time.Second)) }
+
+// assets are the files that pages load, by name.
+var assets = readAssets()
+
+type asset struct {
+	hash, mediaType string
+	text            []byte
+}
+
+func readAssets() map[string]asset {
+	all := map[string]asset{}
+	types := map[string]string{
+		".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml",
+	}
+	entries, err := assetFiles.ReadDir("assets")
+	if err != nil {
+		panic(err)
+	}
+	for _, e := range entries {
+		text, err := assetFiles.ReadFile("assets/" + e.Name())
+		if err != nil {
+			panic(err)
+		}
+		sum := sha256.Sum256(text)
+		all[e.Name()] = asset{hex.EncodeToString(sum[:8]), types[path.Ext(e.Name())], text}
+	}
+	return all
+}
+
+// assetPath returns the path of an asset. It changes with the asset, so browsers may keep it.
+func assetPath(name string) string { return root + "/assets/" + assets[name].hash + "/" + name }
+
+func serveAsset(w http.ResponseWriter, r *http.Request) {
+	a, ok := assets[r.PathValue("name")]
+	if !ok || a.hash != r.PathValue("hash") {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", a.mediaType)
+	w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	_, _ = io.Copy(w, bytes.NewReader(a.text)) // an error means that the client has left
+}
+
+const (
+	maxLast = 200              // pages whose data is kept
+	lastTTL = 15 * time.Minute // for so long
+)
+
+// lastViews keeps what pages have shown last, for an outage of Redis.
+type lastViews struct {
+	mu  sync.Mutex
+	all map[string]lastView
+}
+
+type lastView struct {
+	view
+	at time.Time
+}
+
+func newLastViews() *lastViews { return &lastViews{all: map[string]lastView{}} }
+
+// keyOf tells apart pages, and readers who see different data.
+func keyOf(r *http.Request) string {
+	p, _ := auth.From(r.Context())
+	return fmt.Sprintf("%s\x00%s", classOf(p), r.URL.RequestURI())
+}
+
+// classOf names the readers who see the same data as p.
+func classOf(p auth.Principal) string {
+	return fmt.Sprintf("%s\x00%s\x00%v", p.Role, p.Tenant, p.Payloads)
+}
+
+func (l *lastViews) keep(r *http.Request, v view, now time.Time) {
+	key := keyOf(r)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, there := l.all[key]; !there && len(l.all) >= maxLast {
+		oldest := slices.MinFunc(slices.Collect(maps.Keys(l.all)), func(a, b string) int {
+			return l.all[a].at.Compare(l.all[b].at)
+		})
+		delete(l.all, oldest)
+	}
+	l.all[key] = lastView{v, now}
+}
+
+func (l *lastViews) find(r *http.Request) (v view, at time.Time, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	last, ok := l.all[keyOf(r)]
+	if !ok || time.Since(last.at) > lastTTL {
+		return view{}, time.Time{}, false
+	}
+	return last.view, last.at, true
+}

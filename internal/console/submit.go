@@ -1,0 +1,217 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/records"
+)
+
+const (
+	maxField  = 512      // bytes of a field of the form
+	maxPasted = 1 << 20  // bytes of jobs that are pasted
+	maxUpload = 10 << 30 // bytes of a file
+)
+
+// submitPage submits groups. Its backend has no activity log, because that has no submissions.
+type submitPage struct {
+	store   httpapi.Backend
+	decoder messages.Decoder
+}
+
+// submitData is the data of the form that submits a group.
+type submitData struct {
+	Types       []string // that workers serve
+	Tenant      string   // the only tenant that the reader may submit for; "": any
+	MaxPasted   int
+	Priorities  []messages.Lane
+	SomePayload string
+}
+
+func (p submitPage) form(r *http.Request) (view, error) {
+	who, _ := auth.From(r.Context())
+	d := submitData{
+		MaxPasted: maxPasted, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
+		Priorities: []messages.Lane{messages.LaneNormal, messages.LaneHigh, messages.LaneLow},
+	}
+	if who.Tenant != auth.AllTenants {
+		d.Tenant = who.Tenant
+	}
+	if who.May(auth.ReadMetrics) {
+		s, err := p.store.Stats(r.Context())
+		if err != nil {
+			return view{}, err
+		}
+		for _, t := range s.Types {
+			if t.Workers > 0 {
+				d.Types = append(d.Types, t.Type)
+			}
+		}
+	}
+	return view{name: "submit", title: "Submit", data: d}, nil
+}
+
+// submit creates a group of the form's fields, and appends the jobs of its file, or of its text, as
+// they arrive. The fields come before the file, because the form has them in this order.
+func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error) {
+	parts, err := r.MultipartReader()
+	if err != nil {
+		return "", invalid("The form", "must be sent as multipart/form-data")
+	}
+	fields := map[string]string{}
+	for {
+		part, err := parts.NextPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return "", invalid("The form", "ended before it was complete")
+		}
+		if part.FormName() == "file" {
+			// a form without a file has an empty one
+			first := make([]byte, 1)
+			n, err := io.ReadFull(part, first)
+			if part.FileName() == "" || n == 0 && errors.Is(err, io.EOF) {
+				continue
+			}
+			text := io.MultiReader(strings.NewReader(string(first[:n])), io.LimitReader(part, maxUpload))
+			return p.submitJobs(ctx, fields, httpapi.Load{CSV: isCSV(part), Text: text})
+		}
+		most := int64(maxField)
+		if part.FormName() == "jobs" {
+			most = maxPasted
+		}
+		text, err := io.ReadAll(io.LimitReader(part, most+1))
+		switch {
+		case err != nil:
+			return "", invalid("The form", "ended before it was complete")
+		case int64(len(text)) > most:
+			return "", invalid(part.FormName(), "must be at most %d bytes; a file may be larger", most)
+		case len(fields) > 20:
+			return "", invalid("The form", "has too many fields")
+		}
+		fields[part.FormName()] = strings.TrimSpace(string(text))
+	}
+	if fields["jobs"] == "" {
+		return "", invalid("The form", "has no jobs: choose a file, or paste some")
+	}
+	csv := !strings.HasPrefix(fields["jobs"], "{")
+	return p.submitJobs(ctx, fields, httpapi.Load{CSV: csv, Text: strings.NewReader(fields["jobs"] + "\n")})
+}
+
+// isCSV reports whether a file is CSV, by its name, its media type, and if both say nothing, by
+// being no NDJSON.
+func isCSV(part *multipart.Part) bool {
+	name := strings.ToLower(part.FileName())
+	for _, ending := range []string{".ndjson", ".jsonl", ".json"} {
+		if strings.HasSuffix(name, ending) {
+			return false
+		}
+	}
+	return !strings.Contains(part.Header.Get("Content-Type"), "json")
+}
+
+// submitJobs creates a group, appends its jobs and seals it. The group is paused meanwhile, so that
+// no job runs unless all lines are good. Otherwise the group is cancelled.
+func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
+	g := &messages.SubmitGroup{
+		ID: fields["id"], Tenant: fields["tenant"], Name: fields["name"], Type: fields["type"],
+		Priority: messages.Lane(fields["priority"]),
+	}
+	if fields["key_column"] != "" {
+		load.Table.Key = fields["key_column"]
+	}
+	var err error
+	if load.Table.Delimiter, err = records.ParseDelimiter(fields["delimiter"]); err != nil {
+		return "", invalid("delimiter", "%v", err)
+	}
+	if load.Table.Types, err = records.ParseColumnTypes(fields["types"]); err != nil {
+		return "", invalid("types", "%v", err)
+	}
+	generated := g.ID == ""
+	if generated {
+		g.ID = uuid.Must(uuid.NewV7()).String()
+	}
+	body, err := json.Marshal(g)
+	if err != nil {
+		return "", fmt.Errorf("encode a submission: %w", err)
+	}
+	if g, err = p.decoder.DecodeSubmit(body); err != nil {
+		return "", err
+	}
+	if _, err := p.store.Submit(ctx, g, httpapi.SubmitOptions{GeneratedID: generated}); err != nil {
+		return "", err
+	}
+	if _, err := p.store.Pause(ctx, g.ID); err != nil {
+		return "", p.undo(ctx, g.ID, api.Appended{}, err)
+	}
+	load.Group = g.ID
+	answer, err := httpapi.AppendAll(ctx, p.store, p.decoder, load)
+	if err == nil && answer.Accepted == 0 {
+		err = errNoJobs
+	}
+	if err != nil {
+		return "", p.undo(ctx, g.ID, answer, err)
+	}
+	if answer.RejectedTotal > 0 {
+		return "", p.undo(ctx, g.ID, answer, &rejectedError{answer})
+	}
+	for _, do := range []command{p.seal, p.store.Resume} {
+		if _, err := do(ctx, g.ID); err != nil {
+			return "", fmt.Errorf("group %s has its %d jobs, and is paused: %w", g.ID, answer.Accepted, err)
+		}
+	}
+	return root + "/groups/" + g.ID + "?done=submitted", nil
+}
+
+var errNoJobs = invalid("The file", "has no jobs")
+
+// rejectedError says which lines of a text are no jobs.
+type rejectedError struct{ api.Appended }
+
+func (e *rejectedError) Error() string {
+	const shown = 10
+	lines := make([]string, 0, shown)
+	for _, l := range e.Rejected[:min(len(e.Rejected), shown)] {
+		lines = append(lines, fmt.Sprintf("line %d: %s", l.Line, l.Error))
+	}
+	return strings.Join(lines, "; ")
+}
+
+func (p submitPage) seal(ctx context.Context, id string) (api.Accepted, error) {
+	return p.store.Seal(ctx, id, nil)
+}
+
+// undo cancels a group whose text could not be appended as a whole, and returns an error that says
+// so.
+func (p submitPage) undo(ctx context.Context, id string, answer api.Appended, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
+	defer cancel()
+	_, failed := p.store.Cancel(ctx, id)
+	state := "was cancelled"
+	if failed != nil {
+		state = "stays open"
+	}
+	var rejected *rejectedError
+	if errors.As(err, &rejected) {
+		return invalid(fmt.Sprintf("%d lines are no jobs,", answer.RejectedTotal),
+			"so the group %s %s, with %d jobs. %v", id, state, answer.Accepted, err)
+	}
+	if problem, _, known := httpapi.ProblemOf(err); known {
+		return invalid("The jobs", "could not be stored: %s. The group %s %s, with %d jobs", problem.Detail, id, state,
+			answer.Accepted)
+	}
+	return err
+}
