@@ -40,7 +40,7 @@ func TestDefaults(t *testing.T) {
 		Count: 10, Timeout: time.Second, JobTimeout: 30 * time.Second, MaxRetryCount: 3, MaxThrottles: 100, MaxDeliveries: 5, Lease: 30 * time.Second,
 		ShutdownGracePeriod: 30 * time.Second, FetchInterval: 200 * time.Millisecond, FetchBatchSize: 50, NoProcessorTimeout: 15 * time.Minute,
 	}, c.Worker)
-	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", MaxConnections: 4096, MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
+	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", Serve: []string{"api", "ui"}, MaxConnections: 4096, MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
 	require.Equal(t, RetentionConfig{
 		Groups: 168 * time.Hour, Results: 168 * time.Hour, MessageIDs: 24 * time.Hour, IdempotencyKeys: 24 * time.Hour,
 		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour, Activity: 2160 * time.Hour,
@@ -91,7 +91,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 144)
+	require.Len(t, names, 145)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
