@@ -49,6 +49,21 @@ DIST    ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
 dist: ## Build archives of the binaries for linux and darwin into dist/, with checksums; needs GNU tar
 	@VERSION=$(VERSION) deployments/dist $(DIST)
 
+# SBOM is the folder of make sbom.
+SBOM ?= bin/sbom
+SBOM_TOOL := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.9.0
+
+.PHONY: sbom
+sbom: build ## List the modules in each binary, with licences, as CycloneDX in bin/sbom (or SBOM=dir); needs the Go module proxy
+	@.ci/sbom bin '$(SBOM)' '$(VERSION)' go run $(SBOM_TOOL)
+
+VULN_VERSION := 1.9.0
+VULN := $(CURDIR)/.bin/govulncheck-$(VULN_VERSION)
+
+.PHONY: vuln
+vuln: $(VULN) ## Check for calls of functions with known vulnerabilities; needs https://vuln.go.dev, or VULNDB=file:///DIR
+	@VULNDB='$(VULNDB)' .ci/vuln $(VULN) $(PKG)
+
 .PHONY: fmt
 fmt: lint-tool ## Format the code
 	$(LINT) fmt
@@ -181,3 +196,7 @@ lint-tool:
 $(OWN_LINT):
 	GOBIN="$(CURDIR)/.bin" GOFLAGS=-buildvcs=false go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(LINT_VERSION)
 	mv .bin/golangci-lint "$@"
+
+$(VULN):
+	GOBIN="$(CURDIR)/.bin" GOFLAGS=-buildvcs=false go install golang.org/x/vuln/cmd/govulncheck@v$(VULN_VERSION)
+	mv .bin/govulncheck "$@"

@@ -1,0 +1,139 @@
+package style_test
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A licence is found by a phrase of its text.
+var licences = []struct{ name, phrase string }{
+	{"Apache-2.0", "Apache License,? Version 2.0"},
+	{"BSD", "Redistribution and use in source and binary forms"},
+	{"MIT", "Permission is hereby granted, free of charge"},
+	{"Unlicense", "This is free and unencumbered software released into the public domain"},
+	{"MPL-2.0", "Mozilla Public License Version 2.0"},
+	{"GPL", "GNU (AFFERO |LESSER |LIBRARY )?GENERAL PUBLIC LICENSE"},
+}
+
+// inBinaries are the licences that code in the binaries may have: they ask only for their text,
+// which the archives of make dist contain. Code that only the tests use may also have testsOnly.
+var (
+	inBinaries = []string{"Apache-2.0", "BSD", "MIT", "Unlicense"}
+	testsOnly  = []string{"MPL-2.0"}
+)
+
+// licencesIn returns the names of the licences in a text.
+func licencesIn(text string) []string {
+	text = strings.Join(strings.Fields(text), " ")
+	var found []string
+	for _, l := range licences {
+		if regexp.MustCompile(l.phrase).MatchString(text) {
+			found = append(found, l.name)
+		}
+	}
+	return found
+}
+
+// licenceFiles returns the files of a module's folder that have its licence. deployments/dist looks
+// for the same names.
+func licenceFiles(t *testing.T, dir string) []string {
+	t.Helper()
+	var files []string
+	for _, pattern := range []string{"LICEN[CS]E*", "COPYING*", "UNLICENSE*"} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		require.NoError(t, err)
+		files = append(files, found...)
+	}
+	return slices.DeleteFunc(files, func(name string) bool {
+		info, err := os.Stat(name)
+		return err == nil && info.IsDir()
+	})
+}
+
+// TestLicences requires that the code in the binaries, and each direct dependency, has a licence
+// that is allowed, and that go.mod replaces no module.
+func TestLicences(t *testing.T) {
+	t.Parallel()
+	var mod struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+		Replace []any
+	}
+	require.NoError(t, json.Unmarshal(goTool(t, "mod", "edit", "-json"), &mod))
+	require.Empty(t, mod.Replace, "go.mod replaces modules")
+	direct := []string{"list", "-m", "-f", "{{.Path}} {{.Dir}}"}
+	for _, r := range mod.Require {
+		if !r.Indirect {
+			direct = append(direct, r.Path)
+		}
+	}
+	const module = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}"
+	linked := folders(t, goTool(t, "list", "-deps", "-f", module, "./cmd/..."))
+	require.Contains(t, linked, "github.com/redis/go-redis/v9")
+	all := folders(t, goTool(t, direct...))
+	maps.Copy(all, linked)
+	for path, dir := range all {
+		allowed := inBinaries
+		if linked[path] == "" {
+			allowed = append(slices.Clone(inBinaries), testsOnly...)
+		}
+		files := licenceFiles(t, dir)
+		require.NotEmpty(t, files, "%s has no licence", path)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			found := licencesIn(string(text))
+			require.NotEmpty(t, found, "%s: unknown licence", file)
+			require.Subset(t, allowed, found, file)
+		}
+	}
+}
+
+// Licences that are not allowed would be found.
+func TestLicencesAreFound(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][]string{
+		"GNU AFFERO GENERAL PUBLIC LICENSE\n   Version 3":                                   {"GPL"},
+		"MIT\n\nPermission is hereby\ngranted, free of charge\n GNU GENERAL PUBLIC LICENSE": {"MIT", "GPL"},
+		"Business Source License 1.1":                                                       nil,
+	} {
+		require.Equal(t, want, licencesIn(text))
+		require.False(t, len(want) > 0 && slices.Contains(inBinaries, want[len(want)-1]))
+	}
+}
+
+// goTool runs the go command in the module's folder, without the network.
+func goTool(t *testing.T, args ...string) []byte {
+	t.Helper()
+	tool := exec.CommandContext(t.Context(), "go", args...)
+	tool.Dir = moduleRoot(t)
+	tool.Env = append(os.Environ(), "GOPROXY=off")
+	out, err := tool.Output()
+	require.NoError(t, err, "go %v: run `go mod download` first", args)
+	return out
+}
+
+// folders reads lines with the path of a module and its folder in the module cache.
+func folders(t *testing.T, lines []byte) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for line := range strings.Lines(string(lines)) {
+		if path, dir, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
+			require.DirExists(t, dir, "%s: run `go mod download` first", path)
+			all[path] = dir
+		}
+	}
+	require.NotEmpty(t, all)
+	return all
+}
