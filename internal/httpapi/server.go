@@ -120,12 +120,6 @@ type SubmitOptions struct {
 	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// AppendOptions is the data of a batch of appended jobs that is not in the jobs.
-type AppendOptions struct {
-	RequestID   string // unique per group; a repeated id comes with the same jobs
-	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
-}
-
 // ListQuery selects a page of groups. An empty Tenant or Status matches every group; an empty
 // Cursor means the first page.
 type ListQuery struct {
@@ -262,12 +256,6 @@ type calls struct {
 	groups     *livefeed.Feed[*groupEvents]
 	ui         bool // there are paths below uiRoot
 }
-
-// The paths of the index, and of Options.UI.
-const (
-	indexPath = "/{$}"
-	uiRoot    = "/ui/"
-)
 
 func newServer(opt Options) *calls {
 	s := &calls{
@@ -406,13 +394,4 @@ func (s *calls) routes() []route {
 		all = append(all, roomCalls{s, s.rooms}.routes()...)
 	}
 	return all
-}
-
-// isLoopback reports whether addr can be reached only from its own machine.
-func isLoopback(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		host = addr
-	}
-	return isLoopbackHost(host)
 }
