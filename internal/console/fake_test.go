@@ -207,7 +207,6 @@ func (f *fakeBackend) Append(_ context.Context, group string, jobs []messages.Jo
 type fakeLog struct {
 	mu      sync.Mutex
 	entries []api.Activity
-	actors  []api.Activity
 }
 
 func (l *fakeLog) Do(ctx context.Context, e api.Activity, do func(context.Context) error) error {
@@ -246,6 +245,12 @@ func (k *fakeKeys) Still(p auth.Principal) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.keys[p.KeyID] == p
+}
+
+func (k *fakeKeys) revoke(id string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.keys, id)
 }
 
 // fakeSessions keeps sessions in memory.

@@ -41,6 +41,12 @@ const (
 	maxListedLines = 1000 // rejected lines beyond these are counted but not listed
 )
 
+// AppendOptions is the data of a batch of appended jobs that is not in the jobs.
+type AppendOptions struct {
+	RequestID   string // unique per group; a repeated id comes with the same jobs
+	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
+}
+
 // jobSource reads the jobs of a body. next returns a job and the line at which it begins. A
 // *lineError rejects one line, io.EOF is the end of the body, and any other error means that the
 // body can't be read further. With io.EOF, line is the one behind the last. size is what the line
@@ -129,34 +135,6 @@ func newJobSource(in *bufio.Reader, csv bool, table records.TableOptions, d mess
 		return newCSVSource(in, table)
 	}
 	return &ndjsonSource{lines: newRecords(in, records.NDJSON), decoder: d}, nil
-}
-
-// Load is a text with jobs of a group.
-type Load struct {
-	Group string
-	CSV   bool                 // the text is CSV; otherwise it is NDJSON
-	Table records.TableOptions // how CSV is read; MaxPayload is set by AppendAll
-	Text  io.Reader
-}
-
-// AppendAll appends the jobs of a text of any length to a group, as POST /v1/groups/{id}/jobs does,
-// for handlers of Options.UI. After an error the answer counts the jobs that are stored.
-func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.Appended, error) {
-	l.Table.MaxPayload = messages.MaxPayloadBytes
-	src, err := newJobSource(bufio.NewReaderSize(l.Text, readBuffer), l.CSV, l.Table, d)
-	if err != nil {
-		return api.Appended{}, err
-	}
-	a := &bodyAppender{
-		backend: b, write: func(ctx context.Context, do func(context.Context) error) error {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
-			defer cancel()
-			return do(ctx)
-		},
-		group: l.Group, requestIDPrefix: newRequestIDPrefix(l.Group, ""), nextLine: 1,
-	}
-	err = a.run(ctx, src)
-	return a.answer, err
 }
 
 // newRequestIDPrefix returns the prefix of the request ids of a body's batches; the batch's number

@@ -67,14 +67,6 @@ func (s *server) newBodyReader(w http.ResponseWriter, r *http.Request) *bodyRead
 	return b
 }
 
-// StreamBody allows the body of a request to take any time, as long as it arrives steadily. It is
-// for handlers of Options.UI; a request that no server of this package serves stays as it is.
-func StreamBody(r *http.Request) {
-	if b, ok := r.Body.(*bodyReader); ok {
-		b.streamed = true
-	}
-}
-
 // bodyOf returns the request's body, which ServeHTTP has wrapped.
 func bodyOf(r *http.Request) *bodyReader { return r.Body.(*bodyReader) }
 

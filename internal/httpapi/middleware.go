@@ -153,6 +153,15 @@ func (s *server) logPanic(r *http.Request, id string, v any) {
 	s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, "handler panicked", attrs...)
 }
 
+// isLoopback reports whether addr can be reached only from its own machine.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	return isLoopbackHost(host)
+}
+
 func loopbackHostHeader(host string) bool {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -204,12 +213,6 @@ func (w *responseWriter) extendDeadline() {
 		_ = w.ctl.SetWriteDeadline(time.Now().Add(idleTimeout))
 	}
 }
-
-// OwnDeadlines leaves the deadlines of writes to the handler of Options.UI that calls it.
-func (w *responseWriter) OwnDeadlines() { w.ownDeadlines = true }
-
-// SetKeyID names the API key of a request that the handler of Options.UI has checked, for the log.
-func (w *responseWriter) SetKeyID(id string) { w.keyID = id }
 
 // Unwrap lets http.ResponseController find the wrapped writer.
 func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -123,13 +123,6 @@ func problemOf(err error) (p *problemError, known bool) {
 	return p, true
 }
 
-// ProblemOf returns the problem with which the API answers an error, and after what time the client
-// may try again, 0 if it need not. known is false for an unexpected error, which should be logged.
-func ProblemOf(err error) (p api.Problem, retryAfter time.Duration, known bool) {
-	e, known := problemOf(err)
-	return e.Problem, e.retryAfter, known
-}
-
 // writeProblem answers with the problem of err.
 func (s *server) writeProblem(w http.ResponseWriter, r *http.Request, err error) {
 	p := s.problem(w, r, err)

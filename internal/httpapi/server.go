@@ -124,11 +124,6 @@ type SubmitOptions struct {
 	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// AppendOptions is the data of a batch of appended jobs that is not in the jobs.
-type AppendOptions struct {
-	RequestID   string // unique per group; a repeated id comes with the same jobs
-	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
-}
 
 // JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
 // empty State matches every job; an empty Cursor means the first page.
@@ -257,12 +252,6 @@ type calls struct {
 	groups     *livefeed.Feed[*groupEvents]
 	ui         bool // there are paths below uiRoot
 }
-
-// The paths of the index, and of Options.UI.
-const (
-	indexPath = "/{$}"
-	uiRoot    = "/ui/"
-)
 
 func newServer(opt Options) *calls {
 	s := &calls{
@@ -405,13 +394,4 @@ func (s *calls) routes() []route {
 		all = append(all, roomCalls{s, s.rooms}.routes()...)
 	}
 	return all
-}
-
-// isLoopback reports whether addr can be reached only from its own machine.
-func isLoopback(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		host = addr
-	}
-	return isLoopbackHost(host)
 }

@@ -1,0 +1,281 @@
+package console
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
+)
+
+// server returns a world whose console listens.
+func (w *world) server() string {
+	s := httptest.NewServer(w.console)
+	w.Cleanup(s.Close)
+	return s.URL
+}
+
+// stream is an event stream of a test.
+type stream struct {
+	*testing.T
+	lines *bufio.Scanner
+	close func()
+}
+
+// follow opens a stream of a topic.
+func (w *world) follow(server, topic, cookie string) (*stream, *http.Response) {
+	w.Helper()
+	ctx, cancel := context.WithCancel(w.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server+"/ui/events?topics="+topic, nil)
+	require.NoError(w, err)
+	if cookie != "" {
+		r.AddCookie(&http.Cookie{Name: "bulkaction", Value: cookie})
+	}
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	require.NoError(w, err)
+	s := &stream{w.T, bufio.NewScanner(answer.Body), func() { cancel(); _ = answer.Body.Close() }}
+	s.lines.Buffer(nil, 1<<20)
+	w.Cleanup(s.close)
+	return s, answer
+}
+
+// next returns the next event; ok is false at the end of the stream.
+func (s *stream) next() (event string, data map[string]string, ok bool) {
+	s.Helper()
+	for s.lines.Scan() {
+		if name, found := strings.CutPrefix(s.lines.Text(), "event: "); found {
+			event = name
+		}
+		if text, found := strings.CutPrefix(s.lines.Text(), "data: "); found {
+			require.NoError(s, json.Unmarshal([]byte(text), &data))
+			return event, data, true
+		}
+	}
+	return "", nil, false
+}
+
+// until reads events until one is as the test wants it.
+func (s *stream) until(want func(event string, data map[string]string) bool) {
+	s.Helper()
+	for {
+		event, data, ok := s.next()
+		require.True(s, ok, "the stream has ended")
+		if want(event, data) {
+			return
+		}
+	}
+}
+
+// A stream begins with all live regions of the page, which have the same text as in the page, and
+// goes on with each change.
+func TestStream(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	server := w.server()
+	s, answer := w.follow(server, "group:running-1", "")
+	require.Equal(t, "text/event-stream", answer.Header.Get("Content-Type"))
+	require.Equal(t, "no", answer.Header.Get("X-Accel-Buffering"))
+	event, data, ok := s.next()
+	require.True(t, ok)
+	require.Equal(t, "regions", event)
+	page := w.get("/ui/groups/running-1").Body.String()
+	d := parse(t, page)
+	regions := 0
+	for _, n := range d.all("") {
+		for _, a := range n.Attr {
+			if a.Key == "data-live" {
+				regions++
+				require.Contains(t, page, data[attribute(n, "id")])
+			}
+		}
+	}
+	require.Len(t, data, regions)
+	require.NotEmpty(t, data["state"])
+	require.Contains(t, data["actions"], "/ui/groups/running-1/cancel")
+
+	w.backend.set(func() {
+		g := w.backend.groups["running-1"]
+		g.Status, g.Paused = api.StatusCompleted, false
+		w.backend.groups["running-1"] = g
+	})
+	s.until(func(_ string, data map[string]string) bool { return strings.Contains(data["state"], "COMPLETED") })
+	w.backend.set(func() { w.backend.err = api.ErrUnavailable })
+	s.until(func(event string, _ map[string]string) bool { return event == "away" })
+	w.backend.set(func() { w.backend.err = nil })
+	s.until(func(event string, data map[string]string) bool { return event == "regions" && len(data) == regions })
+	w.backend.set(func() { delete(w.backend.groups, "running-1") })
+	s.until(func(event string, _ map[string]string) bool { return event == "gone" })
+	_, _, ok = s.next()
+	require.False(t, ok, "the stream of a group that was deleted ends")
+}
+
+func TestTopics(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	server := w.server()
+	for topic, want := range map[string]int{
+		"overview": 200, "groups:": 200, "groups:status%3DFAILED": 200, "group:failed-1": 200,
+		"": 404, "odd": 404, "overview:x": 404, "group:unknown": 404, "group:": 404, "group:a%20b": 404, "groups:status%3Dodd": 404, "groups:%25zz": 404,
+	} {
+		s, answer := w.follow(server, topic, "")
+		require.Equal(t, want, answer.StatusCode, topic)
+		if want == 200 {
+			event, data, _ := s.next()
+			require.Equal(t, "regions", event, topic)
+			require.NotEmpty(t, data)
+		}
+		s.close()
+	}
+}
+
+// Readers share a poller only with those who see the same.
+func TestStreamsAreOfTheirReaders(t *testing.T) {
+	t.Parallel()
+	w := as(t, auth.Principal{})
+	server := w.server()
+	login := func(p auth.Principal) string { token, _ := w.sessions.Create(t.Context(), p); return token }
+	_, answer := w.follow(server, "group:failed-1", "")
+	require.Equal(t, http.StatusUnauthorized, answer.StatusCode)
+	_, answer = w.follow(server, "group:failed-1", login(globex))
+	require.Equal(t, http.StatusNotFound, answer.StatusCode)
+	_, answer = w.follow(server, "groups:", login(metrics))
+	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+
+	all, _ := w.follow(server, "groups:", login(operator))
+	_, data, _ := all.next()
+	require.Contains(t, data["rows"], "other-1")
+	require.Contains(t, data["rows"], "tick-other-1")
+	mine, _ := w.follow(server, "groups:", login(acme))
+	_, data, _ = mine.next()
+	require.NotContains(t, data["rows"], "other-1")
+	require.Contains(t, data["rows"], "failed-1")
+	look, _ := w.follow(server, "groups:", login(reader))
+	_, data, _ = look.next()
+	require.NotContains(t, data["rows"], "tick-other-1", "a reader has nothing to tick")
+	theirs, _ := w.follow(server, "overview", login(globex))
+	_, data, _ = theirs.next()
+	require.NotContains(t, fmt.Sprint(data), "Active tenants")
+	require.NotContains(t, fmt.Sprint(data), "failed-1")
+}
+
+// Many readers of a topic cost the reads of one, and when the last one leaves, nothing is read.
+func TestReadersShareReads(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	server := w.server()
+	reads := func() int {
+		w.backend.mu.Lock()
+		defer w.backend.mu.Unlock()
+		return w.backend.reads
+	}
+	var all []*stream
+	for range 50 {
+		s, _ := w.follow(server, "group:failed-1", "")
+		all = append(all, s)
+	}
+	began := time.Now()
+	for _, s := range all {
+		_, _, ok := s.next()
+		require.True(t, ok)
+	}
+	// One read for each reader checks that the group exists for it; the others are the poller's.
+	require.LessOrEqual(t, reads()-len(all), 3+int(time.Since(began)/(500*time.Millisecond)))
+	for _, s := range all {
+		s.close()
+	}
+	require.Eventually(t, func() bool {
+		w.console.live.mu.Lock()
+		defer w.console.live.mu.Unlock()
+		return len(w.console.live.followed) == 0
+	}, 30*time.Second, time.Millisecond)
+}
+
+// The streams of an API key, and the groups that a process follows, have limits.
+func TestStreamLimits(t *testing.T) {
+	t.Parallel()
+	w := as(t, auth.Principal{})
+	server := w.server()
+	token, _ := w.sessions.Create(t.Context(), operator)
+	var open []*stream
+	for range maxOwnStreams {
+		s, answer := w.follow(server, "overview", token)
+		require.Equal(t, http.StatusOK, answer.StatusCode)
+		open = append(open, s)
+	}
+	_, answer := w.follow(server, "overview", token)
+	require.Equal(t, http.StatusTooManyRequests, answer.StatusCode)
+	require.Equal(t, "5", answer.Header.Get("Retry-After"))
+	other, _ := w.sessions.Create(t.Context(), admin)
+	_, answer = w.follow(server, "overview", other)
+	require.Equal(t, http.StatusOK, answer.StatusCode)
+	open[0].close()
+	require.Eventually(t, func() bool {
+		s, answer := w.follow(server, "overview", token)
+		defer s.close()
+		return answer.StatusCode == http.StatusOK
+	}, 30*time.Second, 10*time.Millisecond)
+
+	l := newLive(newWorld(t).console)
+	var leave []func()
+	for i := range maxGroupTopics {
+		f, err := l.enter("", fmt.Sprint("group:", i))
+		require.NoError(t, err)
+		leave = append(leave, f)
+	}
+	_, err := l.enter("", "group:one-more")
+	require.ErrorContains(t, err, "200 groups")
+	again, err := l.enter("", "group:7")
+	require.NoError(t, err, "a group that is followed already")
+	again()
+	leave[3]()
+	_, err = l.enter("", "group:one-more")
+	require.NoError(t, err)
+	l.streams.Max = 0
+	answered := httptest.NewRecorder()
+	l.serve(answered, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/events?topics=overview", nil))
+	require.Equal(t, http.StatusTooManyRequests, answered.Code)
+}
+
+// A stream ends when its key is revoked, when its session ends, and when the server stops.
+func TestStreamsEnd(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(w *world, token string){
+		"key":     func(w *world, _ string) { w.keys.revoke("operator") },
+		"session": func(w *world, token string) { _ = w.sessions.End(w.Context(), token) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := as(t, auth.Principal{})
+			token, _ := w.sessions.Create(t.Context(), operator)
+			s, _ := w.follow(w.server(), "overview", token)
+			_, _, ok := s.next()
+			require.True(t, ok)
+			end(w, token)
+			for ok {
+				_, _, ok = s.next()
+			}
+		})
+	}
+	closing, stop := context.WithCancel(t.Context())
+	w := newWorld(t)
+	w.console.Closing = closing
+	s, _ := w.follow(w.server(), "overview", "")
+	_, _, ok := s.next()
+	require.True(t, ok)
+	stop()
+	for ok {
+		_, _, ok = s.next()
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,0 +1,70 @@
+package httpapi
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/records"
+)
+
+// This file has what a handler of Options.UI shares with the API.
+
+// The paths of the index, and of Options.UI.
+const (
+	indexPath = "/{$}"
+	uiRoot    = "/ui/"
+)
+
+// StreamBody allows the body of a request to take any time, as long as it arrives steadily. It is
+// for handlers of Options.UI; a request that no server of this package serves stays as it is.
+func StreamBody(r *http.Request) {
+	if b, ok := r.Body.(*bodyReader); ok {
+		b.streamed = true
+	}
+}
+
+// OwnDeadlines leaves the deadlines of writes to the handler of Options.UI that calls it.
+func (w *responseWriter) OwnDeadlines() { w.ownDeadlines = true }
+
+// SetKeyID names the API key of a request that the handler of Options.UI has checked, for the log.
+func (w *responseWriter) SetKeyID(id string) { w.keyID = id }
+
+// ProblemOf returns the problem with which the API answers an error, and after what time the client
+// may try again, 0 if it need not. known is false for an unexpected error, which should be logged.
+func ProblemOf(err error) (p api.Problem, retryAfter time.Duration, known bool) {
+	e, known := problemOf(err)
+	return e.Problem, e.retryAfter, known
+}
+
+// Load is a text with jobs of a group.
+type Load struct {
+	Group string
+	CSV   bool                 // the text is CSV; otherwise it is NDJSON
+	Table records.TableOptions // how CSV is read; MaxPayload is set by AppendAll
+	Text  io.Reader
+}
+
+// AppendAll appends the jobs of a text of any length to a group, as POST /v1/groups/{id}/jobs does,
+// for handlers of Options.UI. After an error the answer counts the jobs that are stored.
+func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.Appended, error) {
+	l.Table.MaxPayload = messages.MaxPayloadBytes
+	src, err := newJobSource(bufio.NewReaderSize(l.Text, readBuffer), l.CSV, l.Table, d)
+	if err != nil {
+		return api.Appended{}, err
+	}
+	a := &bodyAppender{
+		backend: b, write: func(ctx context.Context, do func(context.Context) error) error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+			defer cancel()
+			return do(ctx)
+		},
+		group: l.Group, requestIDPrefix: newRequestIDPrefix(l.Group, ""), nextLine: 1,
+	}
+	err = a.run(ctx, src)
+	return a.answer, err
+}
