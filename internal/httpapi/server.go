@@ -124,7 +124,6 @@ type SubmitOptions struct {
 	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-
 // JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
 // empty State matches every job; an empty Cursor means the first page.
 type JobQuery struct {
