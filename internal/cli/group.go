@@ -56,34 +56,6 @@ func newResults(r *Root) *cobra.Command {
 	}
 }
 
-func newFailures(r *Root) *cobra.Command {
-	var payload bool
-	cmd := &cobra.Command{
-		Use:   "failures GROUP",
-		Short: "Print a group's failed jobs",
-		Args:  requireID("group"),
-		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
-			failures, last := a.Failures(ctx, args[0]), "ERROR"
-			if payload {
-				failures, last = a.FailuresWithPayloads(ctx, args[0]), "ERROR, PAYLOAD"
-			}
-			return printLines(r, failures, &columns[api.Failure]{
-				format: "%-10v %-20v %-20v %-8v %-20v %v",
-				head:   []any{"JOB", "KEY", "CODE", "ATTEMPTS", "AT", last},
-				cells: func(f api.Failure) []any {
-					text := f.Error
-					if payload {
-						text += "  " + string(f.Payload)
-					}
-					return []any{f.Ordinal, cmp.Or(f.Key, "-"), f.Code, f.Attempts, formatTime(f.At), text}
-				},
-			})
-		}),
-	}
-	cmd.Flags().BoolVar(&payload, "payload", false, "print the payloads, too")
-	return cmd
-}
-
 func newWatch(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch GROUP",

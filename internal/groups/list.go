@@ -42,27 +42,7 @@ func (s *views) Results(ctx context.Context, id string, yield func(result []byte
 		all := yield
 		yield = func(result []byte) error { return all(withoutData(result)) }
 	}
-	return eachOf(ctx, s, id, ledger.Results, yield)
-}
-
-// Failures calls yield once with each failed job, in no order; with its payload only if asked. It
-// stops at an error of yield and returns it.
-func (s *views) Failures(ctx context.Context, id string, payloads bool, yield func(api.Failure) error) error {
-	return eachOf(ctx, s, id, ledger.Failures, func(e ledger.JobError) error {
-		f := api.Failure{
-			Ordinal: e.Ordinal, Key: e.Key, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time(),
-		}
-		if !auth.SeesPayloads(ctx) {
-			f.Error = ""
-		} else if payloads {
-			payload, err := failedPayload(ctx, s.access, id, e)
-			if err != nil {
-				return err
-			}
-			f.Payload = json.RawMessage(payload)
-		}
-		return yield(f)
-	})
+	return eachOf(ctx, s.access, id, ledger.Results, yield)
 }
 
 // failedPayload returns the payload of a failed job. One that is lost is null.
@@ -83,7 +63,7 @@ func failedPayload(ctx context.Context, s *access, group string, e ledger.JobErr
 
 // eachOf calls yield with each item that read finds in a group. An error of yield stays as it is.
 func eachOf[T any](
-	ctx context.Context, s *views, id string,
+	ctx context.Context, s *access, id string,
 	read func(context.Context, redis.Cmdable, keyspace.Partition, string, func(T) error) error,
 	yield func(T) error,
 ) error {

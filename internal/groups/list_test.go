@@ -239,7 +239,7 @@ func TestResultsAndFailures(t *testing.T) {
 		done = append(done, stagetest.Decode[api.Result](t, string(result)).Ordinal)
 		return nil
 	}))
-	require.NoError(t, w.Store.Failures(stagetest.Trusted(t), "g", false, func(f api.Failure) error {
+	require.NoError(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{}, func(f api.Failure) error {
 		require.Equal(t, "BOOM", f.Code)
 		failed = append(failed, f.Ordinal)
 		return nil
@@ -254,7 +254,7 @@ func TestResultsAndFailures(t *testing.T) {
 
 	stop := fmt.Errorf("enough")
 	require.ErrorIs(t, w.Store.Results(stagetest.Trusted(t), "g", func([]byte) error { return stop }), stop)
-	require.ErrorIs(t, w.Store.Failures(stagetest.Trusted(t), "g", false, func(api.Failure) error { return stop }), stop)
+	require.ErrorIs(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{}, func(api.Failure) error { return stop }), stop)
 }
 
 // Failures have their payloads if asked, also those that are stored separately or lost.
@@ -269,7 +269,7 @@ func TestFailuresWithPayloads(t *testing.T) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
 		payloads := func(asked bool) []string {
 			got := make([]string, 3)
-			require.NoError(w.T, w.Store.Failures(ctx, "g", asked, func(f api.Failure) error {
+			require.NoError(w.T, eachFailure(ctx, w, groups.FailureQuery{Payloads: asked}, func(f api.Failure) error {
 				got[f.Ordinal] = string(f.Payload)
 				return nil
 			}))

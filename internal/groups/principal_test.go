@@ -248,7 +248,7 @@ func everything(ctx context.Context, t *testing.T, w *stagetest.World) string {
 		return nil
 	}))
 	require.Equal(t, 1, results)
-	require.NoError(t, w.Store.Failures(ctx, "g", true, func(f api.Failure) error {
+	require.NoError(t, eachFailure(ctx, w, groups.FailureQuery{Payloads: true}, func(f api.Failure) error {
 		add(f, nil)
 		return nil
 	}))

@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -316,23 +315,6 @@ func (f *fakeBackend) Results(_ context.Context, id string, yield func([]byte) e
 		return nil
 	}
 	return f.results(yield)
-}
-
-func (f *fakeBackend) Failures(_ context.Context, id string, payloads bool, yield func(api.Failure) error) error {
-	if _, err := f.groupByID(id); err != nil {
-		return err
-	}
-	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	for i := range int64(2) {
-		failure := api.Failure{Ordinal: i, Code: "PERMANENT", Error: "no such mailbox", Attempts: 1, At: at}
-		if payloads {
-			failure.Payload = json.RawMessage(`{"to":"a"}`)
-		}
-		if err := yield(failure); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (f *fakeBackend) Job(_ context.Context, id string, ordinal int64) (api.Job, error) {

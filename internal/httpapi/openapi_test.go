@@ -143,6 +143,8 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"UserRemoval", api.UserRemoval{}, false}, {"EntryTokenCompletion", api.EntryTokenCall{}, true}, {"EntryToken", api.EntryToken{}, false},
 		{"EntryTokenState", api.EntryTokenState{}, false}, {"EntryTokenDone", api.EntryTokenDone{}, false},
 		{"Activity", api.Activity{}, false}, {"ActivityList", api.ActivityList{}, false},
+		{"JobMap", api.JobMap{}, false}, {"MapBucket", api.MapBucket{}, false}, {"FailureSummary", api.FailureSummary{}, false},
+		{"FailureCode", api.FailureCode{}, false}, {"FailureFingerprint", api.FailureFingerprint{}, false}, {"FailureSample", api.FailureSample{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
 	} {
 		t.Run(c.schema, func(t *testing.T) {
@@ -186,6 +188,9 @@ func TestListsHaveOneForm(t *testing.T) {
 	lists := 0
 	for path, item := range doc.Paths.Map() {
 		for method, op := range item.Operations() {
+			if op.OperationID == "streamFailures" { // its pages are lines, and the cursor is in the header Link
+				continue
+			}
 			schema := answerSchema(op)
 			var paging []string
 			for _, p := range slices.Concat(item.Parameters, op.Parameters) {

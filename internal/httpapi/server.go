@@ -88,9 +88,13 @@ type Backend interface {
 	// in the order of reduction. It stops at an error of yield and returns it. For an unknown group
 	// it returns an error without calling yield.
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
-	// Failures calls yield with each failed job, in no order; with payloads only if asked. Errors
-	// are as those of Results.
-	Failures(ctx context.Context, id string, payloads bool, yield func(api.Failure) error) error
+	// Failures calls yield with each failed job that the query selects: all, in no order, or with a
+	// limit a page of them; next is the cursor of the next page. Errors are as those of Results.
+	Failures(ctx context.Context, id string, q FailureQuery, yield func(api.Failure) error) (next string, err error)
+	// FailureSummary returns the failed jobs of a group by code and fingerprint.
+	FailureSummary(ctx context.Context, id string) (api.FailureSummary, error)
+	// JobMap returns the states of a group's jobs by ordinal, in 1 to 1,000 buckets.
+	JobMap(ctx context.Context, id string, buckets int) (api.JobMap, error)
 	// Job returns one job, with the reason why it is waiting.
 	Job(ctx context.Context, group string, ordinal int64) (api.Job, error)
 	// Jobs returns a page of a group's jobs.
@@ -308,7 +312,11 @@ func (s *calls) routes() []route {
 		{method: get, path: group + "/results", scope: auth.Read, object: groupInPath, serve: s.streamResults,
 			stream: true},
 		{method: get, path: group + "/failures", scope: auth.Read, object: groupInPath, serve: s.streamFailures,
-			stream: true, query: []string{"payload"}},
+			stream: true, query: append([]string{"payload", "code"}, page...)},
+		{method: get, path: group + "/failures/summary", scope: auth.Read, object: groupInPath,
+			serve: showByID(s.backend.FailureSummary)},
+		{method: get, path: group + "/map", scope: auth.Read, object: groupInPath, serve: show(getMap(s.backend)),
+			query: []string{"buckets"}},
 		{method: get, path: group + "/events", scope: auth.Read, object: groupInPath, serve: s.watchGroup,
 			stream: true},
 		{method: get, path: "/v1/tenants", scope: auth.Read, object: ownInList, serve: show(s.listTenants),

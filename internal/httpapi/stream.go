@@ -3,12 +3,8 @@ package httpapi
 import (
 	"bufio"
 	"context"
-	"encoding/json"
-	"fmt"
 	"net/http"
 	"time"
-
-	"github.com/bulkaction/bulkaction/api"
 )
 
 const (
@@ -23,26 +19,6 @@ func (s *calls) streamResults(w http.ResponseWriter, r *http.Request) error {
 	}
 	return streamLines(r.Context(), w, func(write func([]byte) error) error {
 		return s.backend.Results(r.Context(), id, write)
-	})
-}
-
-func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
-	id, err := pathID(r)
-	if err != nil {
-		return err
-	}
-	payloads, err := boolParam(r, "payload")
-	if err != nil {
-		return err
-	}
-	return streamLines(r.Context(), w, func(write func([]byte) error) error {
-		return s.backend.Failures(r.Context(), id, payloads, func(f api.Failure) error {
-			line, err := json.Marshal(f)
-			if err != nil {
-				return fmt.Errorf("encode failure %d of group %s: %w", f.Ordinal, id, err)
-			}
-			return write(line)
-		})
 	})
 }
 

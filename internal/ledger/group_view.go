@@ -120,7 +120,7 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 			Done: num(layout.GroupDone), Failed: num(layout.GroupFailed), Cancelled: num(layout.GroupCancelled),
 		},
 		Entered:        map[string]time.Time{},
-		FailuresByCode: map[string]int64{},
+		FailuresByCode: countsByCode(parts.codes.Val()),
 	}
 	if fields[layout.GroupTotal] != "" {
 		total := num(layout.GroupTotal)
@@ -129,11 +129,6 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 	for field, value := range fields {
 		if status, ok := strings.CutPrefix(field, layout.GroupAt); ok {
 			g.Entered[status] = time.UnixMilli(integer(value)).UTC()
-		}
-	}
-	for code, value := range parts.codes.Val() {
-		if n := integer(value); n > 0 {
-			g.FailuresByCode[code] = n
 		}
 	}
 	for field, value := range parts.aggregate.Val() {

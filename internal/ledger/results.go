@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -70,6 +71,50 @@ func Failures(
 		}
 	}
 	return nil
+}
+
+// SomeFailures returns the records of up to `most` failed jobs of a group, in no order. Which ones
+// does not depend on the errors.
+func SomeFailures(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, most int,
+) ([]JobError, error) {
+	var some []JobError
+	err := Failures(ctx, c, p, group, func(e JobError) error {
+		if len(some) == most {
+			return errEnough
+		}
+		e.Payload = "" // it may have 4 KiB
+		some = append(some, e)
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return some, err
+}
+
+var errEnough = errors.New("enough records were read")
+
+// FailureCodes returns how many jobs of a group have failed, by code.
+func FailureCodes(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string,
+) (map[string]int64, error) {
+	codes, err := c.HGetAll(ctx, p.Codes(group)).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read failures by code of group %s: %w", group, err)
+	}
+	return countsByCode(codes), nil
+}
+
+// countsByCode parses the hash codes:GROUP. It leaves out codes that no job has any more.
+func countsByCode(codes map[string]string) map[string]int64 {
+	counts := map[string]int64{}
+	for code, value := range codes {
+		if n := integer(value); n > 0 {
+			counts[code] = n
+		}
+	}
+	return counts
 }
 
 // bitset is a set of ordinals. A group may have millions of jobs.

@@ -97,3 +97,9 @@ func (b backend) Jobs(ctx context.Context, group string, q httpapi.JobQuery) (ap
 func (b backend) Groups(ctx context.Context, q httpapi.ListQuery) (api.GroupList, error) {
 	return b.Store.Groups(ctx, groups.ListQuery(q))
 }
+
+func (b backend) Failures(
+	ctx context.Context, group string, q httpapi.FailureQuery, yield func(api.Failure) error,
+) (next string, err error) {
+	return b.Store.Failures(ctx, group, groups.FailureQuery(q), yield)
+}

@@ -1,0 +1,93 @@
+package httpapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+// FailureQuery selects failed jobs of a group. With a Limit it selects a page of them.
+type FailureQuery struct {
+	Code     string // "": any
+	Payloads bool   // with the payloads of the jobs
+	Cursor   string // of a page: where the page before ended
+	Limit    int    // 0: all; up to 1,000
+}
+
+// streamFailures answers with all failed jobs as they are read, or with a page, whose next one is
+// in the header Link.
+func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
+	id, err := pathID(r)
+	if err != nil {
+		return err
+	}
+	query := r.URL.Query()
+	q := FailureQuery{Code: query.Get("code")}
+	if q.Payloads, err = boolParam(r, "payload"); err != nil {
+		return err
+	}
+	if len(q.Code) > maxCodeLength {
+		return invalidField("code", fmt.Sprintf("must be at most %d bytes", maxCodeLength))
+	}
+	lines := func(write func([]byte) error) (next string, err error) {
+		return s.backend.Failures(r.Context(), id, q, func(f api.Failure) error {
+			line, err := json.Marshal(f)
+			if err != nil {
+				return fmt.Errorf("encode failure %d of group %s: %w", f.Ordinal, id, err)
+			}
+			return write(line)
+		})
+	}
+	if !query.Has("cursor") && !query.Has("limit") {
+		return streamLines(r.Context(), w, func(write func([]byte) error) error {
+			_, err := lines(write)
+			return err
+		})
+	}
+	if q.Cursor, q.Limit, err = pageParams(r); err != nil {
+		return err
+	}
+	var page bytes.Buffer
+	next, err := lines(func(line []byte) error {
+		_, _ = page.Write(line) // never fails
+		return page.WriteByte('\n')
+	})
+	if err != nil {
+		return err
+	}
+	if next != "" {
+		query.Set("cursor", next)
+		w.Header().Set("Link", "</v1/groups/"+id+"/failures?"+query.Encode()+`>; rel="next"`)
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	_, err = w.Write(page.Bytes())
+	return err
+}
+
+const (
+	defaultBuckets = 500
+	maxBuckets     = 1000
+)
+
+// getMap returns the map of a group's jobs.
+func getMap(b Backend) func(*http.Request) (api.JobMap, error) {
+	return func(r *http.Request) (m api.JobMap, err error) {
+		id, err := pathID(r)
+		if err != nil {
+			return m, err
+		}
+		buckets := defaultBuckets
+		if v := r.URL.Query().Get("buckets"); v != "" {
+			if buckets, err = strconv.Atoi(v); err != nil || buckets < 1 || buckets > maxBuckets {
+				return m, invalidField("buckets", fmt.Sprintf("must be 1 to %d", maxBuckets))
+			}
+		}
+		m, err = b.JobMap(r.Context(), id, buckets)
+		m.Buckets = orEmpty(m.Buckets)
+		return m, err
+	}
+}

@@ -1,0 +1,68 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// ReadJobMap counts the jobs of a group by state, in ranges of consecutive ordinals: as many ranges
+// as asked for, or one a job if the group has fewer jobs. It reads the states in pieces of 64 KiB,
+// so the map is not of one instant. Errors: api.ErrNotFound if the group is deleted meanwhile.
+func ReadJobMap(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, buckets int64,
+) (m api.JobMap, err error) {
+	const piece = 64 << 10 // bytes
+	size, err := c.StrLen(ctx, p.States(group)).Result()
+	if err != nil {
+		return m, fmt.Errorf("read length of the states of group %s: %w", group, err)
+	}
+	m.Jobs = size / StateBytes
+	m.Buckets = make([]api.MapBucket, min(buckets, m.Jobs))
+	n := int64(len(m.Buckets))
+	for i := range n {
+		m.Buckets[i].From, m.Buckets[i].To = i*m.Jobs/n, (i+1)*m.Jobs/n-1
+	}
+	at, end := 0, m.Jobs*StateBytes
+	for from := int64(0); from < end; from += piece {
+		last := min(from+piece, end) - 1
+		states, err := c.GetRange(ctx, p.States(group), from, last).Result()
+		if err != nil {
+			return m, fmt.Errorf("read states of group %s: %w", group, err)
+		}
+		if int64(len(states)) <= last-from {
+			return m, UnknownGroup(group)
+		}
+		for i := int64(0); i < int64(len(states)); i += StateBytes {
+			for (from+i)/StateBytes > m.Buckets[at].To {
+				at++
+			}
+			countState(&m.Buckets[at], Letter(states[i]))
+		}
+	}
+	return m, nil
+}
+
+// countState adds a job with a state to a range.
+func countState(b *api.MapBucket, l Letter) {
+	switch l {
+	case Waiting:
+		b.Waiting++
+	case NonReady:
+		b.NonReady++
+	case Ready:
+		b.Ready++
+	case InFlight:
+		b.InFlight++
+	case Done, Reduced:
+		b.Done++
+	case Failed:
+		b.Failed++
+	case Cancelled:
+		b.Cancelled++
+	}
+}
