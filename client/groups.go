@@ -54,8 +54,8 @@ type FailureQuery struct {
 	Limit    int    // 1 to 1,000; 0 for the server's default
 }
 
-// FailurePage is a page of failed jobs, in the order of their ordinals. Its Cursor is "" on the last
-// page.
+// FailurePage is a page of failed jobs, in the order of their ordinals. Its Cursor is "" on the
+// last page.
 type FailurePage struct {
 	Failures []api.Failure
 	Cursor   string

@@ -32,7 +32,7 @@ func TestGroupViews(t *testing.T) {
 		}
 	}))
 	defer srv.Close()
-	a := client.New(srv.URL)
+	a := client.NewAPI(srv.URL)
 	no := false
 	for _, err := range a.Groups(t.Context(), client.GroupFilter{
 		Type: "T", Paused: &no, Prefix: "p-", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),

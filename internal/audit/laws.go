@@ -131,7 +131,8 @@ func (l *groupLaws) checkLifecycle() {
 		if l.OnFailed {
 			on = "on"
 		}
-		l.reportRepairable(l.counts, LawLifecycle, "failed list", "it is %s, but %s the list of failed groups", status, on)
+		l.reportRepairable(l.counts, LawLifecycle, "failed list",
+			"it is %s, but %s the list of failed groups", status, on)
 	}
 	unfinished, unreduced := l.jobsIn(unfinishedLetters), l.jobs[ledger.Done]
 	switch {

@@ -62,8 +62,8 @@ type Command func(*Root) *cobra.Command
 
 // commands are the commands of this package.
 var commands = []Command{
-	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newMap, newJobs, newJob, newRetry,
-	newWhy, newTenant, newType,
+	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newMap, newJobs, newJob,
+	newRetry, newWhy, newTenant, newType,
 	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newActivity, newStats, newAudit, newKey, newACL,
 	newDev, newDemo, newConsole,
 	newBench, newRole, newGuardLoad, newRoomLoad,

@@ -40,7 +40,8 @@ func newFailures(r *Root) *cobra.Command {
 				failures, last = a.FailuresWithPayloads(ctx, args[0]), "ERROR, PAYLOAD"
 			}
 			if code != "" {
-				failures = failuresWith(ctx, a, args[0], client.FailureQuery{Code: code, Payloads: payload, Limit: 1000})
+				q := client.FailureQuery{Code: code, Payloads: payload, Limit: 1000}
+				failures = failuresWith(ctx, a, args[0], q)
 			}
 			return printLines(r, failures, &columns[api.Failure]{
 				format: "%-10v %-20v %-20v %-8v %-20v %v",
@@ -112,8 +113,8 @@ func newMap(r *Root) *cobra.Command {
 		Use:   "map GROUP",
 		Short: "Show the states of a group's jobs by ordinal",
 		Long: "Show the states of a group's jobs by ordinal. A character stands for a range of jobs and shows the\n" +
-			"state of most of them: W waiting, N non-ready, R ready, I in flight, D done, F failed, C cancelled; f: some\n" +
-			"have failed, but not most. The first column is the ordinal of the line's first job.",
+			"state of most of them: W waiting, N non-ready, R ready, I in flight, D done, F failed, C cancelled; f:\n" +
+			"some have failed, but not most. The first column is the ordinal of the line's first job.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if buckets < 1 || buckets > 1000 {
 				return usagef("--buckets %d: must be 1 to 1000", buckets)

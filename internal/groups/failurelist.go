@@ -11,6 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
+// failures shows the failed jobs of groups.
+type failures struct{ *access }
+
 // FailureQuery selects failed jobs of a group. With a Limit it selects a page of them.
 type FailureQuery struct {
 	Code     string // "": any
@@ -29,7 +32,7 @@ const (
 // or a page of them, in the order of their ordinals. Next is the cursor of the next page; a page
 // may be short, or empty, although there is one: one call looks at failureStep · maxFailureSteps
 // records at most. It stops at an error of yield and returns it.
-func (s *views) Failures(
+func (s *failures) Failures(
 	ctx context.Context, id string, q FailureQuery, yield func(api.Failure) error,
 ) (next string, err error) {
 	show := func(e ledger.JobError) error {
@@ -42,7 +45,7 @@ func (s *views) Failures(
 	if q.Limit > 0 {
 		return s.failurePage(ctx, id, q, show)
 	}
-	return "", eachOf(ctx, s, id, ledger.Failures, func(e ledger.JobError) error {
+	return "", eachOf(ctx, s.access, id, ledger.Failures, func(e ledger.JobError) error {
 		if q.Code != "" && e.Code != q.Code {
 			return nil
 		}
@@ -51,7 +54,7 @@ func (s *views) Failures(
 }
 
 // failure returns the view of a failed job.
-func (s *views) failure(ctx context.Context, id string, e *ledger.JobError, payload bool) (api.Failure, error) {
+func (s *failures) failure(ctx context.Context, id string, e *ledger.JobError, payload bool) (api.Failure, error) {
 	f := api.Failure{
 		Ordinal: e.Ordinal, Key: e.Key, Code: e.Code, Error: e.Error, Attempts: e.Attempts, At: e.Time(),
 	}
@@ -70,7 +73,7 @@ func (s *views) failure(ctx context.Context, id string, e *ledger.JobError, payl
 }
 
 // failurePage calls yield with the failed jobs of a page, and returns the cursor of the next page.
-func (s *views) failurePage(
+func (s *failures) failurePage(
 	ctx context.Context, id string, q FailureQuery, yield func(ledger.JobError) error,
 ) (next string, err error) {
 	from := int64(0)

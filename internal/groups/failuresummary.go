@@ -23,7 +23,7 @@ const (
 
 // FailureSummary counts the failed jobs of a group by code, and up to summaryRecords of them by
 // fingerprint. For a principal that may not see payloads it reads no record.
-func (s *views) FailureSummary(ctx context.Context, id string) (sum api.FailureSummary, err error) {
+func (s *failures) FailureSummary(ctx context.Context, id string) (sum api.FailureSummary, err error) {
 	p, _, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return sum, err

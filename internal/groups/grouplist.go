@@ -57,7 +57,8 @@ const scanPage = 500
 // is the one that was opened or has ended last, except for CANCELLED; otherwise it is the one that
 // was created last. The cursor names the last group that Groups has looked at, so new groups
 // neither shift nor repeat a page. The page may be short, or empty, although it has a cursor: one
-// call looks at maxScanned groups at most. A principal of one tenant gets the groups of this tenant.
+// call looks at maxScanned groups at most. A principal of one tenant gets the groups of this
+// tenant.
 func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	_, tenant, err := callFor(ctx, q.Tenant)
@@ -82,7 +83,7 @@ func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 			list.Cursor = formatCursor(read)
 			break
 		}
-		page, err := s.newest(ctx, parts, read, step)
+		page, err := newest(ctx, s.access, parts, read, step)
 		if err != nil {
 			return list, apiError(err)
 		}
@@ -129,8 +130,8 @@ func parseCursor(list ledger.GroupList, cursor string) (ledger.ListedGroup, erro
 }
 
 // newest returns the limit newest groups of a range in these partitions, newest first.
-func (s *views) newest(
-	ctx context.Context, parts []keyspace.Partition, r ledger.GroupRange, limit int,
+func newest(
+	ctx context.Context, s *access, parts []keyspace.Partition, r ledger.GroupRange, limit int,
 ) ([]listedGroup, error) {
 	var page []listedGroup
 	for _, p := range parts {

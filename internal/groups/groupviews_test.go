@@ -3,6 +3,7 @@ package groups_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -12,6 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
@@ -36,16 +39,10 @@ func withFailures(t testing.TB, n, every int) *stagetest.World {
 		code := []string{"REFUSED", "GONE"}[i/every%2]
 		records[fmt.Sprint(i)] = fmt.Sprintf(`{"ordinal":%d,"code":%q,"error":"host mx%d.example.com said %d","attempts":1,"at":1700000000000}`+"\n", i, code, i, i)
 	}
-	for _, cmd := range []func(redis.Pipeliner){
-		func(pipe redis.Pipeliner) { pipe.Set(ctx, p.States("g"), states, 0) },
-		func(pipe redis.Pipeliner) { pipe.HSet(ctx, p.Failures("g"), records) },
-		func(pipe redis.Pipeliner) {
-			pipe.HSet(ctx, p.Codes("g"), "REFUSED", (len(records)+1)/2, "GONE", len(records)/2, "OLD", 0)
-		},
-	} {
-		_, err := w.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error { cmd(pipe); return nil })
-		require.NoError(t, err)
-	}
+	require.NoError(t, w.Conn.Cmd.Set(ctx, p.States("g"), states, 0).Err())
+	require.NoError(t, w.Conn.Cmd.HSet(ctx, p.Failures("g"), records).Err())
+	refused := (len(records) + 1) / 2
+	require.NoError(t, w.Conn.Cmd.HSet(ctx, p.Codes("g"), "REFUSED", refused, "GONE", len(records)/2, "OLD", 0).Err())
 	return w
 }
 
@@ -165,5 +162,48 @@ func BenchmarkFailureSummary(b *testing.B) {
 	for b.Loop() {
 		_, err := w.Store.FailureSummary(stagetest.Trusted(b), "g")
 		require.NoError(b, err)
+	}
+}
+
+// BenchmarkJobMap reads the states of a million jobs.
+func BenchmarkJobMap(b *testing.B) {
+	w := stagetest.Shared(b)
+	w.Jobs("g", "T", 1)
+	ctx, p := stagetest.Trusted(b), w.Space.OfTenant(w.Group("g").Tenant)
+	require.NoError(b, w.Conn.Cmd.Set(ctx, p.States("g"), strings.Repeat("A!", 1_000_000), 0).Err())
+	for b.Loop() {
+		m, err := ledger.ReadJobMap(ctx, w.Conn.Cmd, p, "g", 500)
+		require.NoError(b, err)
+		require.EqualValues(b, 1_000_000, m.Jobs)
+	}
+}
+
+// BenchmarkFailedGroups reads the first page of the failed groups, which are every tenth of 100,000
+// groups.
+func BenchmarkFailedGroups(b *testing.B) {
+	url, prefix := redistest.Shared(b)
+	w := stagetest.New(b, url, prefix, 16)
+	ctx := stagetest.Trusted(b)
+	for i := range 16 {
+		p := w.Space.Partition(i)
+		_, err := w.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for j := range 100_000 / 16 {
+				id, at := fmt.Sprint("g", i, ".", j), redis.Z{Score: float64(j)}
+				at.Member = id
+				pipe.ZAdd(ctx, p.Groups(), at)
+				pipe.ZAdd(ctx, p.Ended(), at)
+				if j%10 == 0 {
+					pipe.ZAdd(ctx, p.Failed(), at)
+					pipe.HSet(ctx, p.Group(id), "id", id, "status", "FAILED", "tenant", "t", "accepted", 10, "failed", 10)
+				}
+			}
+			return nil
+		})
+		require.NoError(b, err)
+	}
+	for b.Loop() {
+		l, err := w.Store.Groups(ctx, groups.ListQuery{Status: api.StatusFailed, Limit: 50})
+		require.NoError(b, err)
+		require.Len(b, l.Groups, 50)
 	}
 }

@@ -20,6 +20,7 @@ const (
 // jobMaps keeps the latest maps of groups. Callers that ask for the same map at the same time share
 // one reading of the group.
 type jobMaps struct {
+	*access
 	reading keyedMutex // by the same keys
 	mu      sync.Mutex
 	kept    map[string]keptMap
@@ -57,23 +58,23 @@ func (k *jobMaps) put(key string, m api.JobMap, now time.Time) {
 
 // JobMap returns the map of a group's jobs with this many buckets, or one a job if the group has
 // fewer jobs. It may be two seconds old: a group of a million jobs has 2 MB of states.
-func (s *views) JobMap(ctx context.Context, id string, buckets int) (m api.JobMap, err error) {
-	p, tenant, err := s.locateGroup(ctx, id)
+func (k *jobMaps) JobMap(ctx context.Context, id string, buckets int) (m api.JobMap, err error) {
+	p, tenant, err := k.locateGroup(ctx, id)
 	if err != nil {
 		return m, err
 	}
 	key := strings.Join([]string{tenant, id, strconv.Itoa(buckets)}, "/") // ids have no slash
-	lock, err := s.maps.reading.lock(ctx, key)
+	lock, err := k.reading.lock(ctx, key)
 	if err != nil {
 		return m, apiError(err)
 	}
-	defer s.maps.reading.unlock(lock)
-	m, fresh := s.maps.get(key, time.Now())
+	defer k.reading.unlock(lock)
+	m, fresh := k.get(key, time.Now())
 	if !fresh {
-		if m, err = ledger.ReadJobMap(ctx, s.conn.Cmd, p, id, int64(buckets)); err != nil {
+		if m, err = ledger.ReadJobMap(ctx, k.conn.Cmd, p, id, int64(buckets)); err != nil {
 			return api.JobMap{}, apiError(err)
 		}
-		s.maps.put(key, m, time.Now())
+		k.put(key, m, time.Now())
 	}
 	m.Buckets = slices.Clone(m.Buckets)
 	return m, nil

@@ -42,7 +42,7 @@ func (s *views) Results(ctx context.Context, id string, yield func(result []byte
 		all := yield
 		yield = func(result []byte) error { return all(withoutData(result)) }
 	}
-	return eachOf(ctx, s, id, ledger.Results, yield)
+	return eachOf(ctx, s.access, id, ledger.Results, yield)
 }
 
 // failedPayload returns the payload of a failed job. One that is lost is null.
@@ -63,7 +63,7 @@ func failedPayload(ctx context.Context, s *access, group string, e ledger.JobErr
 
 // eachOf calls yield with each item that read finds in a group. An error of yield stays as it is.
 func eachOf[T any](
-	ctx context.Context, s *views, id string,
+	ctx context.Context, s *access, id string,
 	read func(context.Context, redis.Cmdable, keyspace.Partition, string, func(T) error) error,
 	yield func(T) error,
 ) error {

@@ -44,6 +44,8 @@ type Store struct {
 	*commands
 	*tenants
 	*views
+	*failures
+	*jobMaps
 	*stats
 }
 
@@ -74,6 +76,8 @@ func New(
 		commands: &commands{access: all, durability: durable},
 		tenants:  tenants,
 		views:    &views{access: all, tenants: tenants, explainer: why.New(conn, space, cfg.Rate)},
+		failures: &failures{all},
+		jobMaps:  &jobMaps{access: all},
 		stats:    &stats{all},
 	}
 }

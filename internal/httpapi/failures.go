@@ -18,8 +18,8 @@ type FailureQuery struct {
 	Limit    int    // 0: all; up to 1,000
 }
 
-// streamFailures answers with all failed jobs as they are read, or with a page, whose next one is in
-// the header Link.
+// streamFailures answers with all failed jobs as they are read, or with a page, whose next one is
+// in the header Link.
 func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {

@@ -46,6 +46,8 @@ var fieldUsers = map[string]string{
 	"internal/stage/broker/world_test.go": "looks at the records of users",
 	"internal/stage/broker/race_test.go":  "looks at the records of users",
 	"internal/stage/broker/loss_test.go":  "damages records of users, and looks at them",
+	"internal/groups/grouplist_test.go":   "makes failed groups",
+	"internal/groups/groupviews_test.go":  "makes groups with many failed jobs",
 	"tests/chaos/oracle_test.go":          "is independent of the ledger, which it checks",
 	"bench/ceiling.go":                    "has a hash of its own, to measure Redis alone",
 }
