@@ -266,7 +266,7 @@ func TestOverview(t *testing.T) {
 	w := newWorld(t)
 	d := w.page("/ui/")
 	for _, want := range []string{
-		"Started per second 12.2", "Waiting 1,001", "Workers busy 4 of 10", "Dead letters 1,234", "Permits used 7 of 100 a second",
+		"Started per second 12.2", "Waiting 1,001", "Workers busy 4 of 10", "Dead letters 1,234", "Permits used 7 of 100/s",
 		"No live process has the role aggregator", "HTTP paused", "failed-1", "none",
 	} {
 		require.Contains(t, d.text, want)
