@@ -23,8 +23,9 @@ var needs = map[string]need{
 			"zrangebylex", "zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
-			"activity", "auth:keys", "dispatch:*", "guard:{*/*}:*", "idempotency:*", "ingest",
-			"ingest:rejected", "partitions", "pool-size:*", "stages", "workers", "{*}:*",
+			"activity", "auth:keys", "auth:session:*", "dispatch:*", "guard:{*/*}:*", "idempotency:*",
+			"ingest", "ingest:rejected", "partitions", "pool-size:*", "stages", "workers",
+			"{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",
