@@ -40,7 +40,7 @@ func TestDefaults(t *testing.T) {
 		Count: 10, Timeout: time.Second, JobTimeout: 30 * time.Second, MaxRetryCount: 3, MaxThrottles: 100, MaxDeliveries: 5, Lease: 30 * time.Second,
 		ShutdownGracePeriod: 30 * time.Second, FetchInterval: 200 * time.Millisecond, FetchBatchSize: 50, NoProcessorTimeout: 15 * time.Minute,
 	}, c.Worker)
-	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", MaxConnections: 4096, MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
+	require.Equal(t, IngestConfig{APIAddr: "127.0.0.1:8080", Serve: []string{"api", "ui"}, MaxConnections: 4096, MaxBacklog: 10_000_000, MaxMemoryRatio: 0.9}, c.Ingest)
 	require.Equal(t, RetentionConfig{
 		Groups: 168 * time.Hour, Results: 168 * time.Hour, MessageIDs: 24 * time.Hour, IdempotencyKeys: 24 * time.Hour,
 		DeadLetters: 720 * time.Hour, Events: 168 * time.Hour, Activity: 2160 * time.Hour,
@@ -91,7 +91,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 144)
+	require.Len(t, names, 145)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
@@ -221,6 +221,7 @@ func TestAuthMode(t *testing.T) {
 		require.NoError(t, err, environ)
 		require.Equal(t, want, c.AuthMode(), environ)
 		require.Equal(t, want == AuthOff && strings.Contains(environ, "=:80"), c.OpenToAll(), environ)
+		require.Equal(t, strings.Contains(environ, "=:80") || strings.Contains(environ, "0.0.0.0"), c.SecureUI(), environ)
 	}
 }
 
@@ -250,6 +251,8 @@ func TestRelations(t *testing.T) {
 		"API on a name":               {[]string{"API_ADDR=example.com:80"}, []string{"BULKACTION_API_ADDR"}},
 		"API for all, wanted":         {[]string{"API_ADDR=0.0.0.0:8080", "AUTH=off", "API_ALLOW_UNAUTHENTICATED=true"}, nil},
 		"unknown way to authenticate": {[]string{"AUTH=none"}, []string{`BULKACTION_AUTH="none": must be off or keys`}},
+		"what is served":              {[]string{"API_SERVE=ui"}, nil},
+		"another thing to serve":      {[]string{"API_SERVE=ui,web"}, []string{`BULKACTION_API_SERVE="ui,web": must be api, ui, or api,ui`}},
 		"keys on loopback":            {[]string{"AUTH=keys", "API_TRUSTED_PROXIES=10.0.0.0/8,::1"}, nil},
 		"proxy without a network":     {[]string{"API_TRUSTED_PROXIES=proxy"}, []string{`BULKACTION_API_TRUSTED_PROXIES`}},
 		"API on loopback":             {[]string{"API_ADDR=[::1]:0"}, nil},
