@@ -105,7 +105,7 @@ func TestMistakesOfConsole(t *testing.T) {
 		"console --redis-url localhost:6379":        "--redis-url: ",
 		"console --addr localhost":                  `--addr "localhost": must be host:port`,
 		"console --addr 127.0.0.1:0 --key-prefix {": "BULKACTION_KEY_PREFIX",
-		"console x":                                 "",
+		"console x": "",
 	} {
 		var log bytes.Buffer
 		got := console{out: &log}.exec(t.Context(), strings.Fields(args)...)
