@@ -221,6 +221,7 @@ func TestAuthMode(t *testing.T) {
 		require.NoError(t, err, environ)
 		require.Equal(t, want, c.AuthMode(), environ)
 		require.Equal(t, want == AuthOff && strings.Contains(environ, "=:80"), c.OpenToAll(), environ)
+		require.Equal(t, strings.Contains(environ, "=:80") || strings.Contains(environ, "0.0.0.0"), c.SecureUI(), environ)
 	}
 }
 
@@ -250,6 +251,8 @@ func TestRelations(t *testing.T) {
 		"API on a name":               {[]string{"API_ADDR=example.com:80"}, []string{"BULKACTION_API_ADDR"}},
 		"API for all, wanted":         {[]string{"API_ADDR=0.0.0.0:8080", "AUTH=off", "API_ALLOW_UNAUTHENTICATED=true"}, nil},
 		"unknown way to authenticate": {[]string{"AUTH=none"}, []string{`BULKACTION_AUTH="none": must be off or keys`}},
+		"what is served":              {[]string{"API_SERVE=ui"}, nil},
+		"another thing to serve":      {[]string{"API_SERVE=ui,web"}, []string{`BULKACTION_API_SERVE="ui,web": must be api, ui, or api,ui`}},
 		"keys on loopback":            {[]string{"AUTH=keys", "API_TRUSTED_PROXIES=10.0.0.0/8,::1"}, nil},
 		"proxy without a network":     {[]string{"API_TRUSTED_PROXIES=proxy"}, []string{`BULKACTION_API_TRUSTED_PROXIES`}},
 		"API on loopback":             {[]string{"API_ADDR=[::1]:0"}, nil},

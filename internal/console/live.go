@@ -272,5 +272,11 @@ func (c *Console) renderRegions(page string, who auth.Principal, data any) ([]by
 		}
 		html[id] = out.String()
 	}
-	return json.Marshal(html)
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false) // it would make the frames larger, and only scripts read them
+	if err := e.Encode(html); err != nil {
+		return nil, fmt.Errorf("encode live regions: %w", err)
+	}
+	return bytes.TrimSpace(out.Bytes()), nil
 }

@@ -28,12 +28,14 @@ func (w *world) server() string {
 // stream is an event stream of a test.
 type stream struct {
 	*testing.T
-	lines *bufio.Scanner
-	close func()
+	status int
+	header http.Header
+	lines  *bufio.Scanner
+	close  func()
 }
 
 // follow opens a stream of a topic.
-func (w *world) follow(server, topic, cookie string) (*stream, *http.Response) {
+func (w *world) follow(server, topic, cookie string) *stream {
 	w.Helper()
 	ctx, cancel := context.WithCancel(w.Context())
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server+"/ui/events?topics="+topic, nil)
@@ -41,12 +43,15 @@ func (w *world) follow(server, topic, cookie string) (*stream, *http.Response) {
 	if cookie != "" {
 		r.AddCookie(&http.Cookie{Name: "bulkaction", Value: cookie})
 	}
-	answer, err := http.DefaultTransport.RoundTrip(r)
+	answer, err := http.DefaultTransport.RoundTrip(r) //nolint:bodyclose // the stream's close does that
 	require.NoError(w, err)
-	s := &stream{w.T, bufio.NewScanner(answer.Body), func() { cancel(); _ = answer.Body.Close() }}
+	s := &stream{w.T, answer.StatusCode, answer.Header, bufio.NewScanner(answer.Body), func() {
+		cancel()
+		_ = answer.Body.Close()
+	}}
 	s.lines.Buffer(nil, 1<<20)
 	w.Cleanup(s.close)
-	return s, answer
+	return s
 }
 
 // next returns the next event; ok is false at the end of the stream.
@@ -82,9 +87,9 @@ func TestStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	server := w.server()
-	s, answer := w.follow(server, "group:running-1", "")
-	require.Equal(t, "text/event-stream", answer.Header.Get("Content-Type"))
-	require.Equal(t, "no", answer.Header.Get("X-Accel-Buffering"))
+	s := w.follow(server, "group:running-1", "")
+	require.Equal(t, "text/event-stream", s.header.Get("Content-Type"))
+	require.Equal(t, "no", s.header.Get("X-Accel-Buffering"))
 	event, data, ok := s.next()
 	require.True(t, ok)
 	require.Equal(t, "regions", event)
@@ -127,8 +132,8 @@ func TestTopics(t *testing.T) {
 		"overview": 200, "groups:": 200, "groups:status%3DFAILED": 200, "group:failed-1": 200,
 		"": 404, "odd": 404, "overview:x": 404, "group:unknown": 404, "group:": 404, "group:a%20b": 404, "groups:status%3Dodd": 404, "groups:%25zz": 404,
 	} {
-		s, answer := w.follow(server, topic, "")
-		require.Equal(t, want, answer.StatusCode, topic)
+		s := w.follow(server, topic, "")
+		require.Equal(t, want, s.status, topic)
 		if want == 200 {
 			event, data, _ := s.next()
 			require.Equal(t, "regions", event, topic)
@@ -144,25 +149,22 @@ func TestStreamsAreOfTheirReaders(t *testing.T) {
 	w := as(t, auth.Principal{})
 	server := w.server()
 	login := func(p auth.Principal) string { token, _ := w.sessions.Create(t.Context(), p); return token }
-	_, answer := w.follow(server, "group:failed-1", "")
-	require.Equal(t, http.StatusUnauthorized, answer.StatusCode)
-	_, answer = w.follow(server, "group:failed-1", login(globex))
-	require.Equal(t, http.StatusNotFound, answer.StatusCode)
-	_, answer = w.follow(server, "groups:", login(metrics))
-	require.Equal(t, http.StatusForbidden, answer.StatusCode)
+	require.Equal(t, http.StatusUnauthorized, w.follow(server, "group:failed-1", "").status)
+	require.Equal(t, http.StatusNotFound, w.follow(server, "group:failed-1", login(globex)).status)
+	require.Equal(t, http.StatusForbidden, w.follow(server, "groups:", login(metrics)).status)
 
-	all, _ := w.follow(server, "groups:", login(operator))
+	all := w.follow(server, "groups:", login(operator))
 	_, data, _ := all.next()
 	require.Contains(t, data["rows"], "other-1")
 	require.Contains(t, data["rows"], "tick-other-1")
-	mine, _ := w.follow(server, "groups:", login(acme))
+	mine := w.follow(server, "groups:", login(acme))
 	_, data, _ = mine.next()
 	require.NotContains(t, data["rows"], "other-1")
 	require.Contains(t, data["rows"], "failed-1")
-	look, _ := w.follow(server, "groups:", login(reader))
+	look := w.follow(server, "groups:", login(reader))
 	_, data, _ = look.next()
 	require.NotContains(t, data["rows"], "tick-other-1", "a reader has nothing to tick")
-	theirs, _ := w.follow(server, "overview", login(globex))
+	theirs := w.follow(server, "overview", login(globex))
 	_, data, _ = theirs.next()
 	require.NotContains(t, fmt.Sprint(data), "Active tenants")
 	require.NotContains(t, fmt.Sprint(data), "failed-1")
@@ -178,12 +180,12 @@ func TestReadersShareReads(t *testing.T) {
 		defer w.backend.mu.Unlock()
 		return w.backend.reads
 	}
+	began := time.Now()
 	var all []*stream
 	for range 50 {
-		s, _ := w.follow(server, "group:failed-1", "")
+		s := w.follow(server, "group:failed-1", "")
 		all = append(all, s)
 	}
-	began := time.Now()
 	for _, s := range all {
 		_, _, ok := s.next()
 		require.True(t, ok)
@@ -208,21 +210,20 @@ func TestStreamLimits(t *testing.T) {
 	token, _ := w.sessions.Create(t.Context(), operator)
 	var open []*stream
 	for range maxOwnStreams {
-		s, answer := w.follow(server, "overview", token)
-		require.Equal(t, http.StatusOK, answer.StatusCode)
+		s := w.follow(server, "overview", token)
+		require.Equal(t, http.StatusOK, s.status)
 		open = append(open, s)
 	}
-	_, answer := w.follow(server, "overview", token)
-	require.Equal(t, http.StatusTooManyRequests, answer.StatusCode)
-	require.Equal(t, "5", answer.Header.Get("Retry-After"))
+	refused := w.follow(server, "overview", token)
+	require.Equal(t, http.StatusTooManyRequests, refused.status)
+	require.Equal(t, "5", refused.header.Get("Retry-After"))
 	other, _ := w.sessions.Create(t.Context(), admin)
-	_, answer = w.follow(server, "overview", other)
-	require.Equal(t, http.StatusOK, answer.StatusCode)
+	require.Equal(t, http.StatusOK, w.follow(server, "overview", other).status)
 	open[0].close()
 	require.Eventually(t, func() bool {
-		s, answer := w.follow(server, "overview", token)
+		s := w.follow(server, "overview", token)
 		defer s.close()
-		return answer.StatusCode == http.StatusOK
+		return s.status == http.StatusOK
 	}, 30*time.Second, 10*time.Millisecond)
 
 	l := newLive(newWorld(t).console)
@@ -257,7 +258,7 @@ func TestStreamsEnd(t *testing.T) {
 			t.Parallel()
 			w := as(t, auth.Principal{})
 			token, _ := w.sessions.Create(t.Context(), operator)
-			s, _ := w.follow(w.server(), "overview", token)
+			s := w.follow(w.server(), "overview", token)
 			_, _, ok := s.next()
 			require.True(t, ok)
 			end(w, token)
@@ -269,7 +270,7 @@ func TestStreamsEnd(t *testing.T) {
 	closing, stop := context.WithCancel(t.Context())
 	w := newWorld(t)
 	w.console.Closing = closing
-	s, _ := w.follow(w.server(), "overview", "")
+	s := w.follow(w.server(), "overview", "")
 	_, _, ok := s.next()
 	require.True(t, ok)
 	stop()

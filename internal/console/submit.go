@@ -20,9 +20,8 @@ import (
 )
 
 const (
-	maxField  = 512      // bytes of a field of the form
-	maxPasted = 1 << 20  // bytes of jobs that are pasted
-	maxUpload = 10 << 30 // bytes of a file
+	maxField  = 512     // bytes of a field of the form
+	maxPasted = 1 << 20 // bytes of jobs that are pasted
 )
 
 // submitPage submits groups. Its backend has no activity log, because that has no submissions.
@@ -86,7 +85,7 @@ func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error)
 			if part.FileName() == "" || n == 0 && errors.Is(err, io.EOF) {
 				continue
 			}
-			text := io.MultiReader(strings.NewReader(string(first[:n])), io.LimitReader(part, maxUpload))
+			text := io.MultiReader(strings.NewReader(string(first[:n])), part)
 			return p.submitJobs(ctx, fields, httpapi.Load{CSV: isCSV(part), Text: text})
 		}
 		most := int64(maxField)
