@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -126,13 +125,12 @@ func (k *keyCommand) newCreate() *cobra.Command {
 			return k.createForFile(request)
 		}
 		return k.withStore(func(ctx context.Context, s keyStore, _ []string) error {
-			var created apikey.NewKey
-			create := func(ctx context.Context) (err error) {
-				created, err = s.Create(ctx, request)
+			created, err := s.New(request)
+			if err != nil {
 				return err
 			}
-			err := s.change(ctx, "create", cmp.Or(request.Name, role), keyAsked(request), create)
-			if err != nil {
+			create := func(ctx context.Context) error { return s.Add(ctx, created) }
+			if err := s.change(ctx, "create", created.ID, keyAsked(request), create); err != nil {
 				return err
 			}
 			return k.showNew(created, fmt.Sprintf("Created key %s with role %s.", created.ID, created.Role))

@@ -62,7 +62,8 @@ func TestKeyLifecycle(t *testing.T) {
 	require.Regexp(t, "^cli", reader.CreatedBy)
 
 	got = console{}.exec(t.Context(), "key", "create", "--role", "operator", "--no-payloads", "--json")
-	require.False(t, decodeKey(t, got.out).Payloads)
+	operator := decodeKey(t, got.out)
+	require.False(t, operator.Payloads)
 
 	got = console{}.exec(t.Context(), "key", "ls")
 	require.Equal(t, exitOK, got.code, got.err)
@@ -112,7 +113,7 @@ func TestKeyLifecycle(t *testing.T) {
 		entries = append(entries, strings.TrimSpace(e.Action+" "+e.Object+" "+what))
 	}
 	require.Equal(t, []string{
-		"key.create shop", "key.create reader", "key.create operator", "key.rotate " + id, "key.rotate " + id,
+		"key.create " + id, "key.create " + reader.ID, "key.create " + operator.ID, "key.rotate " + id, "key.rotate " + id,
 		"key.rotate " + id + " failed", "key.rotate " + nextID, "key.revoke " + id, "key.revoke " + id,
 		"key.revoke " + id + " failed", "key.revoke " + reader.ID,
 	}, entries)

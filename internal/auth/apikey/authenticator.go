@@ -26,10 +26,9 @@ const (
 	// Redis either.
 	OutageTTL = 15 * time.Minute
 
-	interval    = 5 * time.Second // pause between two calls of Step
-	readPause   = time.Second     // least time between two reads that requests cause
-	readTimeout = 2 * time.Second
-	usedBatch   = 100 // keys whose last use one Step stores
+	interval  = 5 * time.Second // pause between two calls of Step
+	readPause = time.Second     // least time between two reads that requests cause
+	usedBatch = 100             // keys whose last use one Step stores
 )
 
 var (
@@ -38,6 +37,8 @@ var (
 	// ErrUnavailable says that nobody can tell now whether the key is valid, because Redis is away.
 	// The answer is 503.
 	ErrUnavailable = errors.New("API keys can't be checked now, because Redis is not available: try again")
+	// errSlow says that Redis answers, but that reading all keys takes longer than a copy is valid.
+	errSlow = fmt.Errorf("read API keys: not all are read after %v, although Redis answers", copyTTL)
 )
 
 // Options has the parts of an Authenticator.
@@ -185,13 +186,17 @@ func (a *Authenticator) refresh(ctx context.Context, wait bool) copied {
 }
 
 // read reads the keys from Redis. The caller holds a.reading. The end of ctx does not end the read,
-// because other requests wait for it.
+// because other requests wait for it. A Redis that is slow is not taken for one that is away,
+// because keys can be revoked in it.
 func (a *Authenticator) read(ctx context.Context) copied {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), copyTTL)
 	defer cancel()
 	began := a.now()
 	before := a.current()
 	keys, err := a.store.read(ctx, before.keys)
+	if err != nil && ctx.Err() != nil {
+		err = errSlow
+	}
 	next := before
 	if next.err = err; err == nil {
 		next.keys, next.hashes, next.readAt = keys, map[string]auth.Hash{}, began

@@ -1,6 +1,7 @@
 package apikey
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,8 +11,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/auth"
@@ -161,6 +164,81 @@ func TestUnusableRecordsAreLoggedOnce(t *testing.T) {
 		w.refused(k, ErrInvalid)
 		require.Equal(w, 1, strings.Count(w.log.String(), `an API key is refused`))
 		require.NotContains(w, w.log.String(), auth.SHA256(k.Token))
+	})
+}
+
+// slowRedis answers each page of keys after a pause. It has a number of pages with a key each.
+type slowRedis struct {
+	pause time.Duration
+	pages []string // hash and record of a key, by page
+}
+
+func (*slowRedis) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*slowRedis) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (s *slowRedis) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		select {
+		case <-time.After(s.pause):
+		case <-ctx.Done():
+			cmd.SetErr(ctx.Err())
+			return ctx.Err()
+		}
+		cursor := cmd.Args()[2].(uint64)
+		at := 2 * int(cursor)
+		next := (cursor + 1) % uint64(len(s.pages)/2)
+		cmd.(*redis.ScanCmd).SetVal(s.pages[at:at+2], next)
+		return nil
+	}
+}
+
+// A Redis that needs long for all keys, but not for one page, is not away: a revoked key is refused.
+// If it needs longer than a copy is valid, no key is accepted that may have been revoked meanwhile.
+func TestSlowRedisIsNotAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := redis.NewClient(&redis.Options{MaxRetries: -1})
+		defer c.Close()
+		slow := &slowRedis{}
+		c.AddHook(slow)
+		space, err := keyspace.New("p:", 1)
+		require.NoError(t, err)
+		store := NewStore(c, space, auth.Hasher{}, time.Now)
+		a := New(Options{Store: store, Log: slog.New(slog.DiscardHandler), Now: time.Now})
+		var keys []NewKey
+		for range 7 {
+			k, err := store.New(Request{Role: auth.Reader})
+			require.NoError(t, err)
+			text, err := k.encode()
+			require.NoError(t, err)
+			keys, slow.pages = append(keys, k), append(slow.pages, string(store.hasher.Hash(k.Token)), text)
+		}
+		check := func(k NewKey) error {
+			_, err := a.Authenticate(t.Context(), k.Token, client)
+			return err
+		}
+		slow.pause = pageTimeout - 600*time.Millisecond // 9.8 s for all pages
+		require.NoError(t, check(keys[0]))
+		require.NoError(t, check(keys[5]))
+		slow.pages = slow.pages[2:] // the first key is revoked
+		time.Sleep(copyTTL)
+		require.ErrorIs(t, check(keys[0]), ErrInvalid)
+		require.NoError(t, check(keys[5]))
+
+		slow.pause = pageTimeout - 1 // 12 s for the pages that are left
+		time.Sleep(copyTTL)
+		_, err = a.Step(t.Context())
+		require.ErrorIs(t, err, errSlow)
+		require.ErrorIs(t, check(keys[5]), ErrUnavailable)
+
+		slow.pause = 0
+		time.Sleep(readPause)
+		require.NoError(t, check(keys[5]))
+		slow.pause = pageTimeout + 1 // now Redis is away
+		time.Sleep(copyTTL + 1)
+		_, err = a.Step(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, check(keys[5]))
 	})
 }
 

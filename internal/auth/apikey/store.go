@@ -26,6 +26,7 @@ const (
 	expiredKept = 30 * 24 * time.Hour // for so long the record of an expired key stays for operators
 	purgeBatch  = 100                 // most records of expired keys that one call removes
 	pageSize    = 1000                // records that one command reads
+	pageTimeout = 2 * time.Second     // longest time of this command
 	day         = time.DateOnly
 )
 
@@ -108,20 +109,34 @@ func (r Request) New(hash func(token string) auth.Hash, now time.Time) (NewKey, 
 	return NewKey{Token: token, Record: record}, nil
 }
 
-// Create stores a new key. If Create returns an error, the key may exist all the same, but nobody
-// knows its token; List shows it. Create also removes records of keys that expired long ago.
+// Create stores a new key, as New and Add do.
 func (s *Store) Create(ctx context.Context, r Request) (NewKey, error) {
+	k, err := s.New(r)
+	if err != nil {
+		return NewKey{}, err
+	}
+	return k, s.Add(ctx, k)
+}
+
+// New returns a new key, which Add stores.
+func (s *Store) New(r Request) (NewKey, error) {
 	k, err := r.New(s.hasher.Hash, s.now())
 	if err != nil {
 		return NewKey{}, fmt.Errorf("create an API key: %w", err)
 	}
+	return k, nil
+}
+
+// Add stores a key that New has returned. If Add returns an error, the key may be stored all the
+// same; List shows it. Add also removes records of keys that expired long ago.
+func (s *Store) Add(ctx context.Context, k NewKey) error {
 	all, err := s.read(ctx, nil)
 	if err != nil {
-		return NewKey{}, fmt.Errorf("create an API key: %w", err)
+		return fmt.Errorf("create an API key: %w", err)
 	}
 	changes, err := s.add(nil, k)
 	if err != nil {
-		return NewKey{}, err
+		return err
 	}
 	old := s.now().Add(-expiredKept)
 	for hash, r := range all {
@@ -130,9 +145,9 @@ func (s *Store) Create(ctx context.Context, r Request) (NewKey, error) {
 		}
 	}
 	if err := s.apply(ctx, changes...); err != nil {
-		return NewKey{}, fmt.Errorf("create an API key: %w", err)
+		return fmt.Errorf("create an API key: %w", err)
 	}
-	return k, nil
+	return nil
 }
 
 func (s *Store) add(changes []change, k NewKey) ([]change, error) {
@@ -249,13 +264,15 @@ func (s *Store) find(ctx context.Context, id string) (auth.Hash, stored, error) 
 	return "", stored{}, ErrNoKey
 }
 
-// read returns all keys. It reads them in pages, so that Redis serves others in between. A key that
-// exists all the time is among them. known are keys that were read before: their records are
-// decoded again only if they have changed.
+// read returns all keys. It reads them in pages, so that Redis serves others in between, and waits
+// for each page up to pageTimeout. A key that exists all the time is among them. known are keys
+// that were read before: their records are decoded again only if they have changed.
 func (s *Store) read(ctx context.Context, known map[auth.Hash]stored) (map[auth.Hash]stored, error) {
 	all := make(map[auth.Hash]stored, len(known))
 	for cursor := uint64(0); ; {
-		page, next, err := s.c.HScan(ctx, s.key, cursor, "", pageSize).Result()
+		pageCtx, cancel := context.WithTimeout(ctx, pageTimeout)
+		page, next, err := s.c.HScan(pageCtx, s.key, cursor, "", pageSize).Result()
+		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("read API keys: %w", err)
 		}
