@@ -86,6 +86,7 @@ type compareVariant struct {
 	retries    bool               // 1% of the jobs fail once
 	aggregate  []client.Aggregate // aggregates that each group asks for
 	http       bool               // each job is a group of its own, submitted by one HTTP request
+	keys       bool               // the API of head asks for a key, that of base does not
 	memory     bool               // also measure the memory of a queued job
 }
 
@@ -106,6 +107,10 @@ var compareVariants = []compareVariant{
 	{
 		name: "http", what: "one job a request: POST /v1/groups, each job a group of its own",
 		tenants: 10, http: true,
+	},
+	{
+		name: "keys", what: "as http; the API of head asks for a key, and that of base does not",
+		tenants: 10, http: true, keys: true,
 	},
 }
 
@@ -140,7 +145,9 @@ func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 				side := (round + turn) % 2 // the programs take turns in being the first
 				part := fmt.Sprintf("round %d of %d, %s, %s", round+1, o.Rounds, chosen[i].name, names[side])
 				o.progress(part, done, 2*o.Rounds*len(chosen))
-				if both[side], err = o.measure(ctx, programs[side], chosen[i]); err != nil {
+				v := chosen[i]
+				v.keys = v.keys && side == 1
+				if both[side], err = o.measure(ctx, programs[side], v); err != nil {
 					err = fmt.Errorf("%s: %w", part, err)
 					break
 				}

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/auth/apikey"
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
@@ -25,6 +28,7 @@ type compareRun struct {
 	api  *client.API
 	ends *endListener
 	job  func(i int) []byte // the jobs of the variant
+	keys string             // file of the API's keys; "" if it asks for none
 }
 
 const (
@@ -43,14 +47,25 @@ func (o *CompareOptions) start(
 	program := o.Options
 	program.Role = role
 	env := append([]string{noGlobalLimit, "BULKACTION_API_ADDR=" + addr}, quickRetries...)
+	transport := &http.Transport{MaxIdleConnsPerHost: compareClients}
+	options := []client.Option{client.WithHTTPClient(&http.Client{Transport: transport})}
+	file := ""
+	if v.keys {
+		var token string
+		var err error
+		if file, token, err = writeKey(); err != nil {
+			return nil, err
+		}
+		env = append(env, "BULKACTION_AUTH=keys", "BULKACTION_AUTH_KEYS_FILE="+file)
+		options = append(options, client.WithAPIKey(token))
+	}
 	r, err := start(ctx, program, journals, env...)
 	if err != nil {
+		_ = os.RemoveAll(file)
 		return nil, err
 	}
-	transport := &http.Transport{MaxIdleConnsPerHost: compareClients}
 	c := &compareRun{
-		run: r, v: v, job: v.encodeJobs(),
-		api: client.NewAPI("http://"+addr, client.WithHTTPClient(&http.Client{Transport: transport})),
+		run: r, v: v, job: v.encodeJobs(), api: client.NewAPI("http://"+addr, options...), keys: file,
 	}
 	if err := c.prepare(ctx, addr, o); err != nil {
 		c.close()
@@ -59,12 +74,34 @@ func (o *CompareOptions) start(
 	return c, nil
 }
 
+// writeKey makes a key that may name any tenant, and a file with its line.
+func writeKey() (file, token string, err error) {
+	k, err := apikey.Request{Role: auth.Producer, Tenant: auth.AllTenants}.New(auth.SHA256, time.Now())
+	if err != nil {
+		return "", "", err
+	}
+	line, err := apikey.FileLine("bench", k)
+	if err != nil {
+		return "", "", err
+	}
+	f, err := os.CreateTemp("", "bulkaction-keys-") // only its owner can read it
+	if err != nil {
+		return "", "", fmt.Errorf("write a file of keys: %w", err)
+	}
+	_, err = f.WriteString(line + "\n")
+	if err = errors.Join(err, f.Close()); err != nil {
+		return "", "", fmt.Errorf("write a file of keys: %w", errors.Join(err, os.Remove(f.Name())))
+	}
+	return f.Name(), k.Token, nil
+}
+
 // close stops the fleet and the listener of its events.
 func (c *compareRun) close() {
 	if c.ends != nil {
 		c.ends.close()
 	}
 	c.run.close()
+	_ = os.RemoveAll(c.keys) // of "", nothing
 }
 
 func (c *compareRun) prepare(ctx context.Context, addr string, o *CompareOptions) (err error) {

@@ -36,7 +36,7 @@ type installation struct {
 	next  int // the last number of an id or an address
 }
 
-func newInstallation(t *testing.T) *installation {
+func newInstallation(t testing.TB) *installation {
 	t.Helper()
 	w := stagetest.Shared(t)
 	in := &installation{World: w, store: keyStore(w, time.Now)}
@@ -326,36 +326,4 @@ func TestFloodOfWrongKeys(t *testing.T) {
 	require.Equal(t, flood, answers[401]+answers[429], answers)
 	require.Less(t, answers[401], 25, "20 at once and 10 a minute")
 	require.Less(t, sent.commands.Load(), int64(30), "one read of all keys a second for five seconds")
-}
-
-// BenchmarkAuthentication measures the cost of a key: a GET of a group by an ingest that asks for
-// keys, and by one that does not.
-func BenchmarkAuthentication(b *testing.B) {
-	w := stagetest.Shared(b)
-	k, err := keyStore(w, time.Now).Create(b.Context(), apikey.Request{Role: auth.Reader})
-	require.NoError(b, err)
-	w.Jobs("g", "T", 1)
-	for name, keys := range map[string]*apikey.Authenticator{
-		"off": nil, "keys": apikey.New(apikey.Options{Store: keyStore(w, time.Now), Log: telemetry.Nop().Log, Now: time.Now}),
-	} {
-		b.Run(name, func(b *testing.B) {
-			role, err := ingest.New(b.Context(), stagetest.Process(w, "in-"+name), ingest.Config{
-				APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, Keys: keys,
-			}, w.Store, messages.Decoder{})
-			require.NoError(b, err)
-			defer w.Run(role)()
-			defer http.DefaultClient.CloseIdleConnections()
-			req, err := http.NewRequestWithContext(b.Context(), "GET", "http://"+role.APIAddr()+"/v1/groups/g", nil)
-			require.NoError(b, err)
-			req.Header.Set("Authorization", "Bearer "+k.Token)
-			b.ReportAllocs()
-			for b.Loop() {
-				resp, err := http.DefaultClient.Do(req)
-				require.NoError(b, err)
-				_, _ = io.Copy(io.Discard, resp.Body)
-				_ = resp.Body.Close()
-				require.Equal(b, 200, resp.StatusCode)
-			}
-		})
-	}
 }
