@@ -80,7 +80,8 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	connection := cfg.Connection()
 	connection.ClientName, connection.Log = p.Instance, p.Tel.Log
 	// if one process has all roles, each of them blocks on each partition
-	connection.BlockingReads = len(Names)*(cfg.Partitions+1) + blockingReadsOfBroker(cfg.Partitions)
+	connection.BlockingReads = len(Names)*(cfg.Partitions+1) + blockingReadsOfBroker(cfg.Partitions) +
+		len(p.Config.Ingest.Streams)
 	conn, err := redisx.Connect(ctx, connection)
 	if call.IsNoPermission(err) {
 		return Base{}, fmt.Errorf("%w; %s", err, acl.Advice(rights.user.Name))
@@ -235,6 +236,10 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 				return err
 			}
 		}
+		var streams []ingest.Stream
+		for _, s := range c.IngestStreams() {
+			streams = append(streams, ingest.Stream{Name: s.Name, Tenant: s.Tenant})
+		}
 		in, err := ingest.New(ctx, b.of(p), ingest.Config{
 			APIAddr:        c.APIAddr,
 			Listen:         HooksOf(ctx).Listen,
@@ -255,6 +260,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			Logins:         session.New(b.Conn.Cmd, b.Space, time.Now),
 			Secure:         p.Config.SecureUI(),
 			NoStream:       !consume,
+			Streams:        streams,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})
 		if err != nil {
 			return err
