@@ -104,7 +104,7 @@ func TestSameIDsInSeveralStreams(t *testing.T) {
 			addTo(w, stream, "1000-3", "jobs.append", one(group), "id", "m1") // repeated
 			addTo(w, stream, "1000-4", "group.submit", `{"type":"T","seal":true,"jobs":[{"payload":1}]}`)
 		}
-		w.Run(newIngest(w, twoStreams()))
+		stop := w.Run(newIngest(w, twoStreams()))
 		awaitHandled(w)
 		require.Empty(w.T, waitForRejected(w, 0))
 		require.EqualValues(w.T, 4, w.Counts("acme").Accepted)
@@ -113,12 +113,14 @@ func TestSameIDsInSeveralStreams(t *testing.T) {
 			require.Equal(w.T, tenant, w.Group(id).Tenant)
 		}
 
-		// The entry of a stream comes again, as after a process that died before its ack.
+		// An entry of a further stream comes again, as after a process that died before its ack.
 		addTo(w, further(w, "a"), "1000-5", "jobs.append", one("acme"))
 		awaitHandled(w)
 		require.EqualValues(w.T, 5, w.Counts("acme").Accepted)
+		stop()
 		require.NoError(w.T, w.Conn.Cmd.Del(w.T.Context(), further(w, "a")).Err())
 		addTo(w, further(w, "a"), "1000-5", "jobs.append", one("acme"))
+		w.Run(newIngest(w, twoStreams()))
 		awaitHandled(w)
 		require.EqualValues(w.T, 5, w.Counts("acme").Accepted)
 	})
