@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -44,6 +45,7 @@ type Option func(*options)
 
 type options struct {
 	prefix     string
+	stream     string
 	maxBacklog int64
 	tracers    trace.TracerProvider
 	access     redisx.Access
@@ -52,6 +54,13 @@ type options struct {
 // WithPrefix sets the prefix of the installation's Redis keys (default "bulk-action:").
 func WithPrefix(prefix string) Option {
 	return func(o *options) { o.prefix = prefix }
+}
+
+// WithStream publishes to a further ingest stream, PREFIXingest:NAME, instead of the ingest stream.
+// The server must read it (BULKACTION_INGEST_STREAMS). It refuses messages that name another tenant
+// than the stream's; a Submission need not name one.
+func WithStream(name string) Option {
+	return func(o *options) { o.stream = name }
 }
 
 // WithMaxBacklog sets how many messages (default 100,000) may wait in the ingest stream,
@@ -92,6 +101,13 @@ func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error
 	if err != nil {
 		return nil, err
 	}
+	stream := keys.Ingest()
+	if o.stream != "" {
+		if !api.ValidID(o.stream) || o.stream == "rejected" {
+			return nil, fmt.Errorf("stream %q: must "+api.IDRule+", and not be rejected", o.stream)
+		}
+		stream = keyspace.IngestOf(o.prefix, o.stream)
+	}
 	conn, err := redisx.Connect(ctx, redisx.Config{
 		URL:            redisURL,
 		Access:         o.access,
@@ -108,8 +124,8 @@ func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error
 	return &Producer{
 		conn:      conn,
 		publisher: publisher,
-		stream:    keys.Ingest(),
-		backlog:   &backlog{client: conn.Cmd, stream: keys.Ingest(), max: o.maxBacklog, now: time.Now},
+		stream:    stream,
+		backlog:   &backlog{client: conn.Cmd, stream: stream, max: o.maxBacklog, now: time.Now},
 		tracer:    o.tracers.Tracer("github.com/bulkaction/bulkaction/client/producer"),
 		sleep:     redisx.Sleep,
 	}, nil

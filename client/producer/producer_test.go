@@ -103,6 +103,15 @@ func TestProducerMakesUpAGroupID(t *testing.T) {
 	require.JSONEq(t, fmt.Sprintf(`{"id": %q, "type": "NOOP"}`, id), entries[0]["data"])
 }
 
+func TestProducerOfAFurtherStream(t *testing.T) {
+	r := miniredis.RunT(t)
+	p := newProducer(t, r.Addr(), producer.WithPrefix("other:"), producer.WithStream("acme"))
+	_, err := p.Submit(t.Context(), client.Submission{ID: "g", Type: "NOOP"})
+	require.NoError(t, err)
+	require.Len(t, streamEntries(t, r, "other:ingest:acme"), 1)
+	require.False(t, r.Exists("other:ingest"))
+}
+
 func TestProducerSplitsLargeGroups(t *testing.T) {
 	small := make([]client.NewJob, 2*producer.MaxMessageJobs+1)
 	for i := range small {
@@ -340,4 +349,9 @@ func TestNewErrors(t *testing.T) {
 
 	_, err = producer.New(t.Context(), "redis://127.0.0.1", producer.WithPrefix("{x}"))
 	require.ErrorContains(t, err, "brace")
+
+	for _, stream := range []string{"rejected", "a:b", "{0}"} {
+		_, err = producer.New(t.Context(), "redis://127.0.0.1", producer.WithStream(stream))
+		require.ErrorContains(t, err, fmt.Sprintf("stream %q: must match", stream))
+	}
 }

@@ -163,6 +163,15 @@ var checks = map[string]rule{
 		func(v reflect.Value) bool { return slices.Contains([]string{"", AuthOff, AuthKeys}, v.String()) },
 	},
 
+	"ingest streams": {
+		"a comma list of tenant=stream, without spaces, of at most 64 different streams; a stream is the key prefix, " +
+			"ingest: and 1 to 64 letters, digits, dots, underscores or dashes, but not ingest:rejected",
+		func(v reflect.Value) bool {
+			_, ok := ParseIngestStreams(v.Interface().([]string))
+			return ok
+		},
+	},
+
 	// Of the waiting room.
 	"file": {
 		"the name of a file, at most 4096 bytes",

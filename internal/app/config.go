@@ -204,6 +204,9 @@ type IngestConfig struct {
 	// How long the API accepts connections after the process was told to stop and /readyz answers
 	// 503: the time that load balancers need to notice.
 	DrainDelay time.Duration `env:"API_DRAIN_DELAY" envDefault:"0s" min:"0s" max:"5m"`
+	// Further ingest streams, such as acme=bulk-action:ingest:acme. The messages of each belong to
+	// its tenant. All ingest processes need the same.
+	Streams []string `env:"INGEST_STREAMS" check:"ingest streams"`
 	// Number of unfinished jobs from which on submissions are refused with 429.
 	MaxBacklog int `env:"INGEST_MAX_BACKLOG" envDefault:"10000000" min:"1" max:"2000000000" unit:"jobs"`
 	// Part of Redis's maxmemory from which on submissions are refused with 429.

@@ -151,6 +151,8 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 		"must be set together with OTHER, or not at all")
 	check(c.Ingest.TLSClientCAFile == "" || c.Ingest.TLSCertFile != "", "API_TLS_CLIENT_CA_FILE", "API_TLS_CERT_FILE",
 		"needs OTHER")
+	check(c.streamsHavePrefix(), "INGEST_STREAMS", "KEY_PREFIX",
+		"must have streams that begin with the value of OTHER")
 	c.Broker.relations(check)
 	return mistakes
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -24,6 +25,8 @@ const adminUser = "admin"
 type aclCommand struct {
 	root                                    *Root
 	role, prefix, format, passwords, output string
+	streams                                 string
+	producers                               map[string]string // by the name of the user: its further ingest stream
 }
 
 func newACL(r *Root) *cobra.Command {
@@ -36,6 +39,8 @@ func newACL(r *Root) *cobra.Command {
 			"Without --role there is a user for each of\n" +
 			"  " + strings.Join(acl.Names(), ", ") + ",\n" +
 			"a user admin, who may do anything, and the default user is off.\n\n" +
+			"With --ingest-streams there is also a user producer-NAME for each of these streams, which can only\n" +
+			"write to it.\n\n" +
 			"--passwords names a directory with a file for each user, which holds the user's password, as Docker\n" +
 			"and Kubernetes mount secrets. The output has only hashes; users without a file are left out. Without\n" +
 			"--passwords there are placeholders in place of the hashes, which Redis refuses.\n\n" +
@@ -47,6 +52,8 @@ func newACL(r *Root) *cobra.Command {
 	flags.StringVar(&a.role, "role", "", "print only the user of this role")
 	flags.StringVar(&a.prefix, "prefix", cmp.Or(os.Getenv("BULKACTION_KEY_PREFIX"), "bulk-action:"),
 		"prefix of the roles' keys; BULKACTION_KEY_PREFIX sets the default")
+	flags.StringVar(&a.streams, "ingest-streams", os.Getenv("BULKACTION_INGEST_STREAMS"),
+		"further ingest streams; BULKACTION_INGEST_STREAMS sets the default")
 	flags.StringVar(&a.format, "format", "setuser", "setuser or aclfile")
 	flags.StringVar(&a.passwords, "passwords", "", "directory with a file for each user, which holds its password")
 	flags.StringVar(&a.output, "output", "",
@@ -71,7 +78,10 @@ func (a *aclCommand) run() error {
 	if !keyspace.ValidPrefix(a.prefix) {
 		return usagef("--prefix %q: must be %s", a.prefix, keyspace.PrefixRule)
 	}
-	names := append(acl.Names(), adminUser)
+	names, err := a.names()
+	if err != nil {
+		return err
+	}
 	if a.role != "" {
 		if !slices.Contains(names, a.role) {
 			return usagef("--role %q: there are %s", a.role, strings.Join(names, ", "))
@@ -102,6 +112,25 @@ func (a *aclCommand) run() error {
 	return err
 }
 
+// names returns the names of all users, and fills a.producers.
+func (a *aclCommand) names() ([]string, error) {
+	names := acl.Names()
+	a.producers = map[string]string{}
+	if a.streams != "" {
+		streams, ok := app.ParseIngestStreams(strings.Split(a.streams, ","))
+		for _, s := range streams {
+			ok = ok && s.Prefix == a.prefix
+			user := "producer-" + s.Name
+			names, a.producers[user] = append(names, user), s.Name
+		}
+		if !ok {
+			return nil, usagef("--ingest-streams %q: must be a comma list of tenant=stream, without spaces; a stream "+
+				"is %singest: and a name", a.streams, a.prefix)
+		}
+	}
+	return append(names, adminUser), nil
+}
+
 // users returns the users of these names. With passwords, it leaves out those that have none.
 func (a *aclCommand) users(names []string) ([]printedUser, error) {
 	var all []printedUser
@@ -119,7 +148,7 @@ func (a *aclCommand) users(names []string) ([]printedUser, error) {
 			all = append(all, printedUser{User: name, Rules: "on #" + hash + " ~* &* +@all"})
 			continue
 		}
-		u, err := acl.Of(name, a.prefix)
+		u, err := a.user(name)
 		if err != nil {
 			return nil, err
 		}
@@ -135,6 +164,13 @@ func (a *aclCommand) users(names []string) ([]printedUser, error) {
 		a.root.Notef("Left out, without a file in %s: %s.", a.passwords, strings.Join(without, ", "))
 	}
 	return all, nil
+}
+
+func (a *aclCommand) user(name string) (acl.User, error) {
+	if stream, ok := a.producers[name]; ok {
+		return acl.ProducerOf(stream, a.prefix)
+	}
+	return acl.Of(name, a.prefix)
 }
 
 // hash returns the hash of a user's password, or a placeholder.

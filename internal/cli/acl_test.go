@@ -98,6 +98,39 @@ func rulesOf(lines []string) (all [][]string) {
 	return all
 }
 
+// The user of a further ingest stream can add to it, and do nothing else with any key.
+func TestACLOfIngestStreams(t *testing.T) {
+	t.Parallel()
+	dir := passwordFiles(t, "producer-acme", "producer-shop")
+	streams := "acme=bulk-action:ingest:acme,acme=bulk-action:ingest:shop"
+	r := console{}.exec(t.Context(), "acl", "--passwords", dir, "--ingest-streams", streams)
+	require.Equal(t, exitOK, r.code, r.err)
+	server := redistest.Server(t)
+	for line := range strings.Lines(strings.ReplaceAll(r.out, "ACL SETUSER default reset off\n", "")) {
+		var words []any
+		for word := range strings.FieldsSeq(line) {
+			words = append(words, word)
+		}
+		require.NoError(t, server.Client().Do(t.Context(), words...).Err(), line)
+	}
+	producing := func(user, stream string) error {
+		c := redis.NewClient(&redis.Options{Addr: server.Addr(), Username: user, Password: "secret-" + user, Protocol: 2, DisableIdentity: true})
+		defer c.Close()
+		require.ErrorContains(t, c.XRange(t.Context(), stream, "-", "+").Err(), "NOPERM")
+		require.ErrorContains(t, c.Del(t.Context(), stream).Err(), "NOPERM")
+		return c.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []string{"a", "b"}}).Err()
+	}
+	require.NoError(t, producing("producer-acme", "bulk-action:ingest:acme"))
+	require.NoError(t, producing("producer-shop", "bulk-action:ingest:shop"))
+	for _, stream := range []string{"bulk-action:ingest:shop", "bulk-action:ingest", "bulk-action:ingest:acme2"} {
+		require.ErrorContains(t, producing("producer-acme", stream), "NOPERM")
+	}
+
+	r = console{}.exec(t.Context(), "acl", "--ingest-streams", streams, "--role", "producer-shop")
+	require.Equal(t, exitOK, r.code, r.err)
+	require.Regexp(t, `^ACL SETUSER producer-shop reset on #SHA256-OF-THE-PASSWORD-OF-producer-shop .*~bulk-action:ingest:shop resetchannels\n$`, r.out)
+}
+
 // Redis refuses a placeholder, so nobody runs with a known password.
 func TestACLPlaceholders(t *testing.T) {
 	t.Parallel()
@@ -131,6 +164,9 @@ func TestACLPasswords(t *testing.T) {
 		"--passwords " + dir + " --role ingest":    "read the password of ingest",
 		"--passwords " + t.TempDir():               "no file is named like a user",
 		"--role nobody":                            `--role "nobody": there are ingest,`,
+		"--ingest-streams acme=x:ingest:a":         "a stream is bulk-action:ingest: and a name",
+		"--ingest-streams acme":                    `--ingest-streams "acme": must be a comma list`,
+		"--role producer-acme":                     `--role "producer-acme": there are ingest,`,
 		"--format yaml":                            `--format "yaml": write setuser or aclfile`,
 		"--prefix a{b":                             `--prefix "a{b": must be 1 to 64 letters`,
 		"--output " + filepath.Join(dir, "no/dir"): "write users",

@@ -44,8 +44,9 @@ func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job,
 	return a.result()
 }
 
-// EntryJobs holds the jobs of one entry of the ingest stream.
+// EntryJobs holds the jobs of one entry of an ingest stream.
 type EntryJobs struct {
+	Stream  string // name of a further stream (keyspace.IngestOf); "" for the ingest stream
 	Entry   string // id of the entry
 	Message string // id that the producer gave the message; "" when it gave none
 	Jobs    []messages.Job
@@ -58,11 +59,7 @@ type EntryJobs struct {
 func (s *appends) AppendEntries(ctx context.Context, group string, entries []EntryJobs) []error {
 	all := make([]*pendingAppend, len(entries))
 	for i, e := range entries {
-		request := "m#" + e.Message + "#" // another prefix than that of HTTP requests: producers choose both ids
-		if e.Message == "" {
-			request = ledger.EntryRequest(e.Entry) + "#"
-		}
-		all[i] = &pendingAppend{group: group, jobs: e.Jobs, requestPrefix: request, origin: e.Origin}
+		all[i] = &pendingAppend{group: group, jobs: e.Jobs, requestPrefix: e.requestPrefix(), origin: e.Origin}
 	}
 	err := s.appendToGroup(ctx, group, all)
 	errs := make([]error, len(all))
@@ -72,6 +69,22 @@ func (s *appends) AppendEntries(ctx context.Context, group string, entries []Ent
 		}
 	}
 	return errs
+}
+
+// requestPrefix returns the prefix of the request ids of an entry. It differs from that of HTTP
+// requests, because producers choose both ids. The ids of further streams are apart from those of
+// others, so that no producer can make messages of another one look repeated; they are remembered
+// as long as message ids, also for entries without one.
+func (e EntryJobs) requestPrefix() string {
+	switch {
+	case e.Stream != "" && e.Message != "":
+		return "i#" + e.Stream + "#m#" + e.Message + "#"
+	case e.Stream != "":
+		return "i#" + e.Stream + "#e#" + e.Entry + "#"
+	case e.Message != "":
+		return "m#" + e.Message + "#"
+	}
+	return ledger.EntryRequest(e.Entry) + "#"
 }
 
 // pendingAppend holds jobs that are to be added to a group.

@@ -22,40 +22,47 @@ func TestAppendsOfOneCaller(t *testing.T) {
 		b := newFakeBackend().withGroup("g")
 		k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Producer, Tenant: "acme"}}
 		client := serve(t, New(keyOptions(b, k)))
-		appendBody := func(body io.Reader) *http.Response {
+		appendBody := func(body io.Reader) (status int, retryAfter, answer string) {
 			req, err := http.NewRequestWithContext(t.Context(), "POST", "http://localhost/v1/groups/g/jobs", body)
 			require.NoError(t, err)
 			req.Header.Set("Authorization", "Bearer good")
 			req.Header.Set("Content-Type", "application/x-ndjson")
 			res, err := client.Do(req)
 			require.NoError(t, err)
-			t.Cleanup(func() { _ = res.Body.Close() })
-			return res
+			defer res.Body.Close()
+			text, err := io.ReadAll(res.Body)
+			require.NoError(t, err)
+			return res.StatusCode, res.Header.Get("Retry-After"), string(text)
 		}
 		var open []*io.PipeWriter
 		answers := make(chan int, maxAppends)
 		for range maxAppends {
 			body, w := io.Pipe()
 			open = append(open, w)
-			go func() { answers <- appendBody(body).StatusCode }()
+			go func() {
+				status, _, _ := appendBody(body)
+				answers <- status
+			}()
 		}
 		synctest.Wait()
 		line := `{"payload":{}}` + "\n"
-		refused := appendBody(strings.NewReader(line))
-		require.Equal(t, 429, refused.StatusCode)
-		require.Equal(t, "5", refused.Header.Get("Retry-After"))
-		text, err := io.ReadAll(refused.Body)
-		require.NoError(t, err)
-		require.Contains(t, string(text), api.TooManyStreams)
-		require.Contains(t, string(text), "64 bodies of jobs")
+		status, retryAfter, text := appendBody(strings.NewReader(line))
+		require.Equal(t, 429, status)
+		require.Equal(t, "5", retryAfter)
+		require.Contains(t, text, api.TooManyStreams)
+		require.Contains(t, text, "64 bodies of jobs")
 
+		taken := func() int {
+			status, _, _ := appendBody(strings.NewReader(line))
+			return status
+		}
 		k.principal.KeyID = "key_b"
-		require.Equal(t, 200, appendBody(strings.NewReader(line)).StatusCode)
+		require.Equal(t, 200, taken())
 		k.principal.KeyID = "key_a"
 
 		require.NoError(t, open[0].Close())
 		require.Equal(t, 200, <-answers)
-		require.Equal(t, 200, appendBody(strings.NewReader(line)).StatusCode)
+		require.Equal(t, 200, taken())
 		for _, w := range open[1:] {
 			require.NoError(t, w.Close())
 			require.Equal(t, 200, <-answers)

@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/producer"
 	"github.com/bulkaction/bulkaction/client/stream"
 	"github.com/bulkaction/bulkaction/internal/childproc"
 	"github.com/bulkaction/bulkaction/internal/entrytoken"
@@ -90,6 +92,36 @@ func TestEventReader(t *testing.T) {
 		require.Fail(t, "no event")
 	}
 	require.NoError(t, reader.Close())
+}
+
+// A producer whose user can write only to the stream of its tenant publishes to it. It reaches no
+// other stream and no other tenant.
+func TestProducerOfOneTenant(t *testing.T) {
+	t.Parallel()
+	s := start(t, env("PARTITIONS", "4"), env("INGEST_STREAMS", "acme=bulk-action:ingest:shop"))
+	url := userstest.Add(t, s.redis.URL(), "producer", s.space.Prefix(), func(u *acl.User) {
+		var err error
+		*u, err = acl.ProducerOf("shop", s.space.Prefix())
+		require.NoError(t, err)
+	})
+	p, err := producer.New(t.Context(), url, producer.WithStream("shop"))
+	require.NoError(t, err)
+	defer p.Close()
+	l := newLoad("", 700)
+	id, err := p.Submit(t.Context(), l.group)
+	require.NoError(t, err)
+	g := s.wait(id)
+	l.check(t, g)
+	require.Equal(t, "acme", g.Tenant)
+
+	stolen, err := p.Submit(t.Context(), client.Submission{ID: "stolen", Tenant: "globex", Type: "NOOP", Seal: true, Jobs: jobs(1, `{}`)})
+	require.NoError(t, err)
+	s.follow(s.space.Rejected(), "rejected message", func(m redis.XMessage) bool {
+		require.Equal(t, "stream bulk-action:ingest:shop: tenant is not yours", m.Values["reason"])
+		return true
+	})
+	_, err = s.api.Group(t.Context(), stolen)
+	require.ErrorIs(t, err, client.ErrNotFound)
 }
 
 // A visitor goes through the waiting room, with a user for each role.

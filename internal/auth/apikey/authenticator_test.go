@@ -193,8 +193,9 @@ func (s *slowRedis) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A Redis that needs long for all keys, but not for one page, is not away: a revoked key is refused.
-// If it needs longer than a copy is valid, no key is accepted that may have been revoked meanwhile.
+// A Redis that needs long for all keys, but not for one page, is not away: a revoked key is
+// refused. If it needs longer than a copy is valid, no key is accepted that may have been revoked
+// meanwhile.
 func TestSlowRedisIsNotAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := redis.NewClient(&redis.Options{MaxRetries: -1})

@@ -93,7 +93,29 @@ func Of(name, prefix string) (User, error) {
 		slices.Sort(*list)
 		*list = slices.Compact(*list)
 	}
+	u.Keys = withoutCovered(u.Keys)
 	return u, nil
+}
+
+// withoutCovered returns patterns without those that match only what another one matches.
+func withoutCovered(patterns []string) []string {
+	return slices.DeleteFunc(slices.Clone(patterns), func(pattern string) bool {
+		return slices.ContainsFunc(patterns, func(other string) bool {
+			begin, ok := strings.CutSuffix(other, "*")
+			return ok && other != pattern && !strings.Contains(begin, "*") && strings.HasPrefix(pattern, begin)
+		})
+	})
+}
+
+// ProducerOf returns the user of a program that publishes to a further ingest stream, the one with
+// this name (keyspace.IngestOf), and to no other.
+func ProducerOf(stream, prefix string) (User, error) {
+	u, err := Of("producer", prefix)
+	u.Name = "producer-" + stream
+	for i := range u.Keys {
+		u.Keys[i] += ":" + stream
+	}
+	return u, err
 }
 
 func (u *User) fill(n need, prefix string) error {

@@ -24,8 +24,8 @@ var needs = map[string]need{
 		},
 		keys: []string{
 			"activity", "auth:keys", "auth:session:*", "dispatch:*", "guard:{*/*}:*", "idempotency:*",
-			"ingest", "ingest:rejected", "partitions", "pool-size:*", "stages", "workers",
-			"{*}:*",
+			"ingest", "ingest:*", "ingest:rejected", "partitions", "pool-size:*", "stages",
+			"workers", "{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",

@@ -58,7 +58,11 @@ func (s Space) Partitions() int { return s.partitions }
 // Ingest is a stream: submissions, which producers write.
 func (s Space) Ingest() string { return s.prefix + "ingest" }
 
-// Rejected is a stream: messages of the ingest stream that ingest could not accept, with the
+// IngestOf is a stream: submissions of one tenant, which producers write that may not write to
+// Ingest. The name must not be "rejected". prefix is that of the space.
+func IngestOf(prefix, name string) string { return prefix + "ingest:" + name }
+
+// Rejected is a stream: messages of the ingest streams that ingest could not accept, with the
 // reason.
 func (s Space) Rejected() string { return s.prefix + "ingest:rejected" }
 

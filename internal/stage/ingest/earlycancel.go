@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
@@ -17,7 +16,7 @@ const (
 	earlyCancelMaxBytes = 4 << 20     // bytes of one run; the run may exceed this by one batch
 )
 
-// earlyCancel applies cancellations that are still unread in the ingest stream, while the messages
+// earlyCancel applies cancellations that are still unread in an ingest stream, while the messages
 // before them wait for the backlog to shrink. A cancellation makes the backlog smaller, so it must
 // not wait behind those messages. It looks for them only if this process refused a message within
 // the last groupWait. When the consumer reads the cancellation later, it applies it again,
@@ -25,7 +24,7 @@ const (
 // error is left to the consumer.
 type earlyCancel struct{ lastRead string } // id of the last entry that was read
 
-func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
+func (a *earlyCancel) runOnce(in *source) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if time.Since(time.Unix(0, in.lastRefusal.Load())) > groupWait {
 			return nil // no message waits for the backlog: the consumer reads the cancellation soon
@@ -35,9 +34,9 @@ func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 			if a.lastRead != "" {
 				from = "(" + a.lastRead
 			}
-			entries, err := in.Conn.Cmd.XRangeN(ctx, in.Space.Ingest(), from, "+", earlyCancelBatch).Result()
+			entries, err := in.Conn.Cmd.XRangeN(ctx, in.key(), from, "+", earlyCancelBatch).Result()
 			if err != nil {
-				return fmt.Errorf("read the ingest stream for cancellations: %w", err)
+				return fmt.Errorf("read the stream %s for cancellations: %w", in.key(), err)
 			}
 			for _, e := range entries {
 				for _, v := range e.Values {
@@ -60,7 +59,7 @@ func (a *earlyCancel) runOnce(in *Ingest) func(context.Context) error {
 	}
 }
 
-func (in *Ingest) cancelEarly(ctx context.Context, entry string, values map[string]any) error {
+func (in *source) cancelEarly(ctx context.Context, entry string, values map[string]any) error {
 	env, err := messages.ParseEntry(entry, values)
 	if err != nil {
 		return nil //nolint:nilerr // the entry is rejected when the consumer reads it
@@ -69,7 +68,7 @@ func (in *Ingest) cancelEarly(ctx context.Context, entry string, values map[stri
 	if err != nil {
 		return nil //nolint:nilerr // the consumer rejects the entry, see above
 	}
-	_, err = in.store.Cancel(auth.Trust(ctx), c.Group)
+	_, err = in.store.Cancel(in.withPrincipal(ctx), c.Group)
 	if errors.Is(err, api.ErrUnavailable) {
 		return err // the next run reads the entry again
 	}

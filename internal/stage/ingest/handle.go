@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -35,10 +34,9 @@ const redisErrorRetryTime = 10 * time.Minute
 var errRetryLater = errors.New("not yet")
 
 // handle carries out messages that were read together. It stores the appends to one group together;
-// every other message has a goroutine of its own, because it needs several calls of Redis. A
-// program that may write to the stream may name any tenant.
-func (in *Ingest) handle(ctx context.Context, entries []stream.Entry) []stream.Verdict {
-	ctx = auth.Trust(ctx)
+// every other message has a goroutine of its own, because it needs several calls of Redis.
+func (in *source) handle(ctx context.Context, entries []stream.Entry) []stream.Verdict {
+	ctx = in.withPrincipal(ctx)
 	errs := make([]error, len(entries))
 	appends := map[string]*groupAppends{}
 	var running sync.WaitGroup
@@ -83,7 +81,7 @@ func (in *Ingest) handle(ctx context.Context, entries []stream.Entry) []stream.V
 // verdict chooses, by the error of a message, what happens to it: it is accepted, rejected with the
 // reason, or delivered again later. verdict also notes when the backlog refused a message, for
 // earlyCancel.
-func (in *Ingest) verdict(ctx context.Context, e stream.Entry, err error) stream.Verdict {
+func (in *source) verdict(ctx context.Context, e stream.Entry, err error) stream.Verdict {
 	if err == nil {
 		return stream.Verdict{Action: stream.Ack}
 	}
@@ -101,14 +99,17 @@ func (in *Ingest) verdict(ctx context.Context, e stream.Entry, err error) stream
 		return stream.Verdict{Action: stream.RetryAfter}
 	}
 	in.Tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(messages.FieldType)))
+	if in.name != "" {
+		err = fmt.Errorf("stream %s: %w", in.key(), err)
+	}
 	return stream.Verdict{Action: stream.Reject, Reason: err}
 }
 
 // handleMessage carries out a message that is no append.
-func (in *Ingest) handleMessage(ctx context.Context, env messages.Envelope, entry string) error {
+func (in *source) handleMessage(ctx context.Context, env messages.Envelope, entry string) error {
 	switch env.Type {
 	case messages.TypeGroupSubmit:
-		return in.handleSubmit(ctx, env)
+		return in.handleSubmit(ctx, env, entry)
 	case messages.TypeGroupSeal:
 		return in.handleSeal(ctx, env, entry)
 	default:
@@ -121,13 +122,16 @@ func origin(env messages.Envelope) groups.Origin {
 	return groups.Origin{TraceParent: env.TraceParent, At: time.Now(), Published: true}
 }
 
-func (in *Ingest) handleSubmit(ctx context.Context, env messages.Envelope) error {
+func (in *source) handleSubmit(ctx context.Context, env messages.Envelope, entry string) error {
 	g, err := in.decoder.DecodeSubmit(env.Data)
 	if err != nil {
 		return err
 	}
 	if g.ID == "" {
 		g.ID = env.ID
+		if env.ID == entry && in.name != "" { // another stream may have an entry with this id
+			g.ID = in.name + "-" + entry
+		}
 	}
 	// A message gets no reservation when the backlog is full: it stays in the stream, and is
 	// delivered again until there is space.
@@ -144,7 +148,7 @@ type groupAppends struct {
 }
 
 // collectAppend adds an append, the message i of its batch, to those of its group.
-func (in *Ingest) collectAppend(appends map[string]*groupAppends, i int, entry string, env messages.Envelope) error {
+func (in *source) collectAppend(appends map[string]*groupAppends, i int, entry string, env messages.Envelope) error {
 	body, err := in.decoder.DecodeAppendEntry(env)
 	if err != nil {
 		return err
@@ -154,7 +158,7 @@ func (in *Ingest) collectAppend(appends map[string]*groupAppends, i int, entry s
 		a = &groupAppends{}
 		appends[body.Group] = a
 	}
-	jobs := groups.EntryJobs{Entry: entry, Jobs: body.Jobs, Origin: origin(env)}
+	jobs := groups.EntryJobs{Stream: in.name, Entry: entry, Jobs: body.Jobs, Origin: origin(env)}
 	if env.ID != entry {
 		jobs.Message = env.ID
 	}
@@ -163,7 +167,7 @@ func (in *Ingest) collectAppend(appends map[string]*groupAppends, i int, entry s
 }
 
 // handleAppends carries out the appends to a group, and sets their errors in those of their batch.
-func (in *Ingest) handleAppends(ctx context.Context, group string, a *groupAppends, errs []error) {
+func (in *source) handleAppends(ctx context.Context, group string, a *groupAppends, errs []error) {
 	ctx, request := backpressure.WithoutReservation(ctx) // see handleSubmit
 	defer request.End()
 	for n, err := range in.store.AppendEntries(ctx, group, a.entries) {
@@ -174,7 +178,7 @@ func (in *Ingest) handleAppends(ctx context.Context, group string, a *groupAppen
 // handleSeal seals a group. With a total the seal takes effect when the group has total jobs.
 // Without one handleSeal returns errRetryLater until no older message is pending: an older append
 // may be for this group and may be handled by another process.
-func (in *Ingest) handleSeal(ctx context.Context, env messages.Envelope, entry string) error {
+func (in *source) handleSeal(ctx context.Context, env messages.Envelope, entry string) error {
 	s, err := in.decoder.DecodeSeal(env.Data)
 	if err != nil {
 		return err
@@ -192,7 +196,7 @@ func (in *Ingest) handleSeal(ctx context.Context, env messages.Envelope, entry s
 	return in.waitForGroup(ctx, entry, err)
 }
 
-func (in *Ingest) handleCancel(ctx context.Context, env messages.Envelope, entry string) error {
+func (in *source) handleCancel(ctx context.Context, env messages.Envelope, entry string) error {
 	c, err := in.decoder.DecodeCancel(env.Data)
 	if err != nil {
 		return err
@@ -204,7 +208,7 @@ func (in *Ingest) handleCancel(ctx context.Context, env messages.Envelope, entry
 // waitForGroup turns api.ErrNotFound into errRetryLater while the group may still come: for
 // groupWait after the message's arrival, and then while older messages are pending or Redis can't
 // tell. The messages of a group may arrive in any order. Any other err is returned as it is.
-func (in *Ingest) waitForGroup(ctx context.Context, entry string, err error) error {
+func (in *source) waitForGroup(ctx context.Context, entry string, err error) error {
 	if !errors.Is(err, api.ErrNotFound) {
 		return err
 	}
@@ -232,7 +236,7 @@ type oldestPending struct {
 	readAt time.Time
 }
 
-func (in *Ingest) hasOlderPending(ctx context.Context, entry string) (bool, error) {
+func (in *source) hasOlderPending(ctx context.Context, entry string) (bool, error) {
 	o := &in.oldest
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -27,8 +27,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage"
 )
 
@@ -57,12 +55,14 @@ type Config struct {
 	UI       bool           // the console is served, at /ui/
 	Logins   *session.Store // of the console; needed with UI and Keys
 	Secure   bool           // browsers reach the console over https alone
-	NoStream bool           // the messages of the ingest stream are left to other processes
+	NoStream bool           // the messages of the ingest streams are left to other processes
+	Streams  []Stream       // further ingest streams, each of one tenant
 
 	Grace time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
-	// MaxInFlight is how many messages this process may hold while they wait for the backlog or for
-	// their group. At this number it reads no more messages. 0 means 10,000.
+	// MaxInFlight is how many messages of the ingest stream this process may hold while they wait
+	// for the backlog or for their group. At this number it reads no more messages. 0 means 10,000.
+	// The further streams together may have as many.
 	MaxInFlight int
 	// Listen opens the API's listener; nil: on the network.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
@@ -75,16 +75,16 @@ type Ingest struct {
 	store   *groups.Store
 	decoder messages.Decoder
 
-	consumer    *stream.Consumer
+	sources     []*source // the ingest stream, and the further ones
 	listener    net.Listener
-	oldest      oldestPending
 	created     time.Time
 	lastRefusal atomic.Int64 // when a message was last refused because the backlog was full, in Unix nanoseconds
 }
 
 // These limits bound the messages that one process holds. The number is higher than the 1,000 of
 // other consumers, because appends may arrive long before their group's submission. The bytes keep
-// the process below 150 MB, including decoded messages and the garbage collector's reserve.
+// a process without further streams below 150 MB, including decoded messages and the garbage
+// collector's reserve.
 const (
 	defaultInFlight = 10_000
 	inFlightBytes   = 32 << 20
@@ -119,20 +119,12 @@ func New(
 		listener: listener,
 		created:  time.Now(),
 	}
-	in.consumer = stream.NewConsumer(p.Conn, stream.ConsumerConfig{
-		Stream:       p.Space.Ingest(),
-		Group:        keyspace.GroupIngest,
-		Name:         p.ID,
-		Rejected:     stream.Quarantine{Key: p.Space.Rejected()},
-		Handle:       in.handle,
-		MaxInFlight:  cmp.Or(cfg.MaxInFlight, defaultInFlight),
-		MaxBytes:     inFlightBytes,
-		Block:        redisx.MaxBlock,
-		Lease:        cfg.Lease,
-		RetryAfter:   retryAfter,
-		CloseTimeout: cfg.Grace,
-		Log:          p.Tel.Log,
-	})
+	inFlight := cmp.Or(cfg.MaxInFlight, defaultInFlight)
+	in.sources = append(in.sources, newSource(in, Stream{}, inFlight, inFlightBytes))
+	for _, further := range cfg.Streams {
+		n := len(cfg.Streams) // together they may hold as much as the ingest stream
+		in.sources = append(in.sources, newSource(in, further, max(inFlight/n, 1), inFlightBytes/n))
+	}
 	return in, nil
 }
 
@@ -146,9 +138,11 @@ func (in *Ingest) Run(ctx context.Context) error {
 	r := in.Runner()
 	r.Add(in.serveAPI)
 	if !in.cfg.NoStream {
-		r.Add(in.consumer.Run)
+		for _, src := range in.sources {
+			r.Add(src.consumer.Run)
+			r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(src))
+		}
 		r.ReportAlive("ingest")
-		r.Every("apply cancellations early", earlyCancelInterval, new(earlyCancel).runOnce(in))
 	}
 	if in.cfg.Keys != nil {
 		r.Add(in.readKeys)
