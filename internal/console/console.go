@@ -84,6 +84,7 @@ func New(o Options) *Console {
 	for _, a := range c.allActions() {
 		c.mux.HandleFunc(http.MethodPost+" "+root+a.path, c.authorized(a.scope, c.serveAction(a)))
 	}
+	c.mux.HandleFunc("GET "+root+"/groups/{id}/failures.ndjson", c.authorized(auth.Read, failuresPage{c}.download))
 	c.mux.HandleFunc("GET "+root+"/events", c.live.serve)
 	c.mux.HandleFunc("GET "+root+assetsPath, serveAsset)
 	login := loginPage{c}
@@ -149,6 +150,7 @@ func (c *Console) allPages() []page {
 		{path: "/{$}", nav: "Overview", scope: open, view: overview.view},
 		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
+		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
 		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
 		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},

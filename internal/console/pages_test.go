@@ -26,7 +26,7 @@ import (
 // paths are pages with all their parts.
 var paths = []string{
 	"/ui/", "/ui/groups", "/ui/groups?tenant=acme&status=failed&cursor=x", "/ui/groups/failed-1", "/ui/groups/running-1",
-	"/ui/groups/running-1/jobs/7", "/ui/submit", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
+	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/failures", "/ui/submit", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
 }
 
 // Each page and each action says who may use it.
