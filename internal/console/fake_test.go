@@ -45,6 +45,7 @@ type fakeBackend struct {
 	refuse  error // of Append
 	// afterPage is called after the first page of failed jobs was read. nil: nothing is.
 	afterPage func()
+	mapReads  int
 }
 
 func newFake() *fakeBackend {
