@@ -146,6 +146,7 @@ type action struct {
 // allPages is the table of pages. The navigation has them in this order.
 func (c *Console) allPages() []page {
 	overview, groups, submit := overviewPage{c.Backend}, groupPages{c.Backend}, submitPage{c.store, c.Decoder}
+	letters := letterPages{c.Backend}
 	return []page{
 		{path: "/{$}", nav: "Overview", scope: open, view: overview.view},
 		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
@@ -153,6 +154,8 @@ func (c *Console) allPages() []page {
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
 		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
+		{path: "/dead-letters", nav: "Dead letters", scope: auth.Read, view: letters.deadLetters},
+		{path: "/rejected", nav: "Rejected", scope: auth.ReadSystem, view: letters.rejected},
 		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
 	}
 }

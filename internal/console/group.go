@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -288,17 +289,13 @@ func (p groupPages) job(r *http.Request) (view, error) {
 	return view{name: "job", title: fmt.Sprintf("Job %d of %s", ordinal, id), data: d}, nil
 }
 
-// indented returns JSON with line breaks.
+// indented returns JSON with line breaks. Its values stay as they are.
 func indented(text json.RawMessage) string {
-	var v any
-	if json.Unmarshal(text, &v) != nil {
+	var b bytes.Buffer
+	if json.Indent(&b, text, "", "  ") != nil {
 		return string(text)
 	}
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return string(text)
-	}
-	return string(b)
+	return b.String()
 }
 
 // goToJob sends the browser to the job whose ordinal or key is in the query.
