@@ -169,8 +169,8 @@ func (c *Console) allActions() []action {
 		{path: "/submit", scope: auth.Submit, file: true, do: submitPage{c.store, c.Decoder}.submit},
 		{path: "/groups", scope: auth.Control, do: groups.controlSome},
 		{path: "/tenants/{id}", scope: auth.Tenants, do: tenants.change},
-		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: tenants.pause(c.Backend.PauseTenant, "tenant-paused")},
-		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: tenants.pause(c.Backend.ResumeTenant, "tenant-resumed")},
+		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: pauseTenant(c.Backend.PauseTenant, "tenant-paused")},
+		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: pauseTenant(c.Backend.ResumeTenant, "tenant-resumed")},
 		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
 		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
 	}

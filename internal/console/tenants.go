@@ -87,8 +87,8 @@ func (p tenantPages) change(ctx context.Context, r *http.Request) (string, error
 	return root + "/tenants/" + id + "?done=tenant-changed", err
 }
 
-// pause returns an action that pauses a tenant, or lets it go on.
-func (p tenantPages) pause(
+// pauseTenant returns an action that pauses a tenant, or lets it go on.
+func pauseTenant(
 	do func(context.Context, string) error, done string,
 ) func(context.Context, *http.Request) (string, error) {
 	return func(ctx context.Context, r *http.Request) (string, error) {

@@ -34,9 +34,12 @@ func NewMap(width, height float64, columns [][]Value) Map {
 			}
 			next := part{left, round(height - p.X - p.Width), right - left, p.Width}
 			of := parts[p.Class]
-			if n := len(of) - 1; n >= 0 && round(of[n].x+of[n].width) == left && of[n].y == next.y && of[n].height == next.height {
-				of[n].width = right - of[n].x
-				continue
+			if n := len(of) - 1; n >= 0 {
+				last := &of[n]
+				if round(last.x+last.width) == left && last.y == next.y && last.height == next.height {
+					last.width = right - last.x
+					continue
+				}
 			}
 			parts[p.Class] = append(of, next)
 		}
