@@ -84,6 +84,7 @@ func New(o Options) *Console {
 	for _, a := range c.allActions() {
 		c.mux.HandleFunc(http.MethodPost+" "+root+a.path, c.authorized(a.scope, c.serveAction(a)))
 	}
+	c.mux.HandleFunc("GET "+root+"/groups/{id}/failures.ndjson", c.authorized(auth.Read, failuresPage{c}.download))
 	c.mux.HandleFunc("GET "+root+"/events", c.live.serve)
 	c.mux.HandleFunc("GET "+root+assetsPath, serveAsset)
 	login := loginPage{c}
@@ -145,22 +146,31 @@ type action struct {
 // allPages is the table of pages. The navigation has them in this order.
 func (c *Console) allPages() []page {
 	overview, groups, submit := overviewPage{c.Backend}, groupPages{c.Backend}, submitPage{c.store, c.Decoder}
+	letters, tenants := letterPages{c.Backend}, tenantPages{c.Backend}
 	return []page{
 		{path: "/{$}", nav: "Overview", scope: open, view: overview.view},
 		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
+		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
 		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
 		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
+		{path: "/tenants", nav: "Tenants", scope: auth.Read, view: tenants.list},
+		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
+		{path: "/dead-letters", nav: "Dead letters", scope: auth.Read, view: letters.deadLetters},
+		{path: "/rejected", nav: "Rejected", scope: auth.ReadSystem, view: letters.rejected},
 		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
 	}
 }
 
 // allActions is the table of actions.
 func (c *Console) allActions() []action {
-	groups := groupPages{c.Backend}
+	groups, tenants := groupPages{c.Backend}, tenantPages{c.Backend}
 	all := []action{
 		{path: "/submit", scope: auth.Submit, file: true, do: submitPage{c.store, c.Decoder}.submit},
 		{path: "/groups", scope: auth.Control, do: groups.controlSome},
+		{path: "/tenants/{id}", scope: auth.Tenants, do: tenants.change},
+		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: pauseTenant(c.Backend.PauseTenant, "tenant-paused")},
+		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: pauseTenant(c.Backend.ResumeTenant, "tenant-resumed")},
 		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
 		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
 	}

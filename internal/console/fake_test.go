@@ -43,6 +43,9 @@ type fakeBackend struct {
 	reads   int
 	queries []httpapi.ListQuery
 	refuse  error // of Append
+	// afterPage is called after the first page of failed jobs was read. nil: nothing is.
+	afterPage func()
+	mapReads  int
 }
 
 func newFake() *fakeBackend {

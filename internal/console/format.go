@@ -159,15 +159,18 @@ func pick(pairs ...any) (map[string]any, error) {
 // notices are what pages say after an action. The query names one of them, so that no link can make
 // the console say something else. %s is a number.
 var notices = map[string]string{
-	"pause":        "The group is paused: none of its jobs starts any more.",
-	"resume":       "The group goes on.",
-	"cancel":       "The group is cancelled.",
-	"retry":        "The failed jobs run again.",
-	"seal":         "The group is sealed: it gets no more jobs.",
-	"submitted":    "The group was submitted. This page follows it.",
-	"type-paused":  "The type is paused: none of its jobs starts any more.",
-	"type-resumed": "The type goes on.",
-	"groups":       "Done with %s.",
+	"pause":          "The group is paused: none of its jobs starts any more.",
+	"resume":         "The group goes on.",
+	"cancel":         "The group is cancelled.",
+	"retry":          "The failed jobs run again.",
+	"seal":           "The group is sealed: it gets no more jobs.",
+	"submitted":      "The group was submitted. This page follows it.",
+	"tenant-changed": "The settings of the tenant are changed.",
+	"tenant-paused":  "The tenant is paused: none of its jobs starts any more.",
+	"tenant-resumed": "The tenant goes on.",
+	"type-paused":    "The type is paused: none of its jobs starts any more.",
+	"type-resumed":   "The type goes on.",
+	"groups":         "Done with %s.",
 }
 
 // noticeOf returns the notice that a query asks for; "" for none. failed counts the groups that an

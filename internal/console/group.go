@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -35,6 +36,7 @@ type groupData struct {
 	Why        *api.Why
 	Bar        []chart.Part
 	Legend     []chart.Value
+	Map        *jobMap
 	Steps      []step
 	Rate       float64 // jobs that end per second; 0: unknown
 	Codes      []chart.Value
@@ -80,6 +82,7 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 	var failed []api.Job
 	var whyAt, failedAt time.Time
 	var failedCount int64
+	readMap := p.mapReader(id)
 	return func(ctx context.Context) (any, error) {
 		g, complete, err := p.backend.GroupSummary(ctx, id, maxAggregate)
 		if err != nil {
@@ -101,6 +104,9 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 				return nil, err
 			}
 			failedCount, failedAt = n, time.Now()
+		}
+		if d.Map, err = readMap(ctx); err != nil {
+			return nil, err
 		}
 		d.Why, d.FailedJobs = why, failed
 		return d, nil
@@ -125,19 +131,13 @@ func (p groupPages) failedJobs(ctx context.Context, id string) (failed []api.Job
 
 func newGroupData(g api.Group, complete bool) groupData {
 	n := g.Counts
-	d := groupData{Group: g, Complete: complete, Legend: []chart.Value{
-		{Name: "done", Class: "done", Number: n.Done}, {Name: "failed", Class: "failed", Number: n.Failed},
-		{Name: "cancelled", Class: "cancelled", Number: n.Cancelled},
-		{Name: "in flight", Class: "in-flight", Number: n.InFlight},
-		{Name: "ready", Class: "ready", Number: n.Ready}, {Name: "non-ready", Class: "non-ready", Number: n.NonReady},
-		{Name: "waiting", Class: "waiting", Number: n.Waiting},
-	}}
-	values := d.Legend
+	d := groupData{Group: g, Complete: complete, Legend: values(n)}
+	bar := d.Legend
 	if g.Total != nil && *g.Total > n.Accepted {
 		missing := chart.Value{Name: "announced", Class: "missing", Number: *g.Total - n.Accepted}
-		values = append(slices.Clone(values), missing)
+		bar = append(slices.Clone(bar), missing)
 	}
-	d.Bar = chart.Divide(barWidth, values)
+	d.Bar = chart.Divide(barWidth, bar)
 	if eta := g.ETASeconds; eta != nil && *eta > 0 {
 		d.Rate = float64(d.Unfinished()) / *eta
 	}
@@ -150,6 +150,17 @@ func newGroupData(g api.Group, complete bool) groupData {
 		d.Aggregates = append(d.Aggregates, newAggregate(name, g.Aggregate[name]))
 	}
 	return d
+}
+
+// values returns the numbers of jobs by state, in the order and the colors of the console.
+func values(n api.Counts) []chart.Value {
+	return []chart.Value{
+		{Name: "done", Class: "done", Number: n.Done}, {Name: "failed", Class: "failed", Number: n.Failed},
+		{Name: "cancelled", Class: "cancelled", Number: n.Cancelled},
+		{Name: "in flight", Class: "in-flight", Number: n.InFlight},
+		{Name: "ready", Class: "ready", Number: n.Ready}, {Name: "non-ready", Class: "non-ready", Number: n.NonReady},
+		{Name: "waiting", Class: "waiting", Number: n.Waiting},
+	}
 }
 
 // steps returns the states that a group has reached, in the order of their times.
@@ -278,17 +289,13 @@ func (p groupPages) job(r *http.Request) (view, error) {
 	return view{name: "job", title: fmt.Sprintf("Job %d of %s", ordinal, id), data: d}, nil
 }
 
-// indented returns JSON with line breaks.
+// indented returns JSON with line breaks. Its values stay as they are.
 func indented(text json.RawMessage) string {
-	var v any
-	if json.Unmarshal(text, &v) != nil {
+	var b bytes.Buffer
+	if json.Indent(&b, text, "", "  ") != nil {
 		return string(text)
 	}
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return string(text)
-	}
-	return string(b)
+	return b.String()
 }
 
 // goToJob sends the browser to the job whose ordinal or key is in the query.

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
@@ -33,6 +34,10 @@ type groupsData struct {
 	Groups   []api.Group
 	Tenant   string
 	Status   string
+	Type     string
+	Prefix   string
+	Paused   string // true or false; "": both
+	Since    string // a day
 	Statuses []api.Status
 	Scanned  int
 	Next     string // path of the next page
@@ -65,8 +70,23 @@ func (p groupPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
 	query := httpapi.ListQuery{Status: api.Status(strings.ToUpper(q.Get("status"))), Limit: groupsPage}
-	if query.Tenant, err = idOf(q, "tenant"); err != nil {
-		return nil, nil, err
+	for name, to := range map[string]*string{"tenant": &query.Tenant, "type": &query.Type, "prefix": &query.Prefix} {
+		if *to, err = idOf(q, name); err != nil {
+			return nil, nil, err
+		}
+	}
+	paused, since := q.Get("paused"), q.Get("since")
+	if paused != "" {
+		yes := paused == "true"
+		if !yes && paused != "false" {
+			return nil, nil, invalid("paused", "must be true or false")
+		}
+		query.Paused = &yes
+	}
+	if since != "" {
+		if query.Since, err = time.Parse(time.DateOnly, since); err != nil || query.Since.UnixMilli() < 0 {
+			return nil, nil, invalid("since", "must be a day such as 2026-01-02, from 1970 on")
+		}
 	}
 	if query.Cursor, err = cursorOf(q); err != nil {
 		return nil, nil, err
@@ -76,7 +96,8 @@ func (p groupPages) readList(q url.Values) (
 	}
 	filter = url.Values{}
 	for name, value := range map[string]string{
-		"tenant": query.Tenant, "status": string(query.Status), "cursor": query.Cursor,
+		"tenant": query.Tenant, "status": string(query.Status), "cursor": query.Cursor, "type": query.Type,
+		"prefix": query.Prefix, "paused": paused, "since": since,
 	} {
 		if value != "" {
 			filter.Set(name, value)
@@ -90,8 +111,9 @@ func (p groupPages) readList(q url.Values) (
 		who, _ := auth.From(ctx)
 		return groupsData{
 			Groups: l.Groups, Tenant: query.Tenant, Status: string(query.Status), Statuses: statuses,
+			Type: query.Type, Prefix: query.Prefix, Paused: paused, Since: since,
 			Scanned: l.Scanned, Next: nextPage(root+"/groups", filter, l.Cursor), First: query.Cursor == "",
-			Filtered: query.Tenant != "" || query.Status != "",
+			Filtered: query.Tenant+string(query.Status)+query.Type+query.Prefix+paused+since != "",
 			Tenants:  who.Tenant == "" || who.Tenant == auth.AllTenants,
 		}, nil
 	}, filter, nil

@@ -26,7 +26,8 @@ import (
 // paths are pages with all their parts.
 var paths = []string{
 	"/ui/", "/ui/groups", "/ui/groups?tenant=acme&status=failed&cursor=x", "/ui/groups/failed-1", "/ui/groups/running-1",
-	"/ui/groups/running-1/jobs/7", "/ui/submit", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
+	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/failures", "/ui/submit",
+	"/ui/dead-letters", "/ui/rejected?data=true", "/ui/tenants", "/ui/tenants/acme", "/ui/tenants/globex", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
 }
 
 // Each page and each action says who may use it.
@@ -218,8 +219,10 @@ func TestRoles(t *testing.T) {
 		return names
 	}
 	for who, want := range map[auth.Principal][]string{
-		admin: {"Overview", "Groups", "Submit"}, operator: {"Overview", "Groups"}, acme: {"Overview", "Groups", "Submit"},
-		reader: {"Overview", "Groups"}, metrics: {"Overview"},
+		admin:    {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Submit"},
+		operator: {"Overview", "Groups", "Tenants", "Dead letters", "Rejected"},
+		acme:     {"Overview", "Groups", "Tenants", "Dead letters", "Submit"},
+		reader:   {"Overview", "Groups", "Tenants", "Dead letters", "Rejected"}, metrics: {"Overview"},
 	} {
 		t.Run(string(who.Role), func(t *testing.T) {
 			t.Parallel()

@@ -3,8 +3,10 @@ package httpapi
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -67,4 +69,25 @@ func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.
 	}
 	err = a.run(ctx, src)
 	return a.answer, err
+}
+
+// TenantPatchOf checks settings of a tenant by the names of their fields, as PATCH /v1/tenants/{id}
+// does. An empty text means the default.
+func TenantPatchOf(texts map[string]string) (api.TenantPatch, error) {
+	fields := map[string]json.RawMessage{}
+	for name, text := range texts {
+		switch text = strings.TrimSpace(text); {
+		case text == "":
+			fields[name] = json.RawMessage("null")
+		case json.Valid([]byte(text)):
+			fields[name] = json.RawMessage(text)
+		default:
+			fields[name] = json.RawMessage(`"no number"`)
+		}
+	}
+	body, err := json.Marshal(fields)
+	if err != nil {
+		return api.TenantPatch{}, err
+	}
+	return decodeSettings(body)
 }
