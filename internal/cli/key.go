@@ -131,7 +131,7 @@ func (k *keyCommand) newCreate() *cobra.Command {
 				created, err = s.Create(ctx, request)
 				return err
 			}
-			err := s.change(ctx, "create", cmp.Or(request.Name, role), keyAsked(request), create)
+			err := s.change(ctx, "create", cmp.Or(request.Name, role), request.Asked(), create)
 			if err != nil {
 				return err
 			}
@@ -139,18 +139,6 @@ func (k *keyCommand) newCreate() *cobra.Command {
 		})(cmd, args)
 	}
 	return cmd
-}
-
-// keyAsked returns what the activity log shows of a new key.
-func keyAsked(r apikey.Request) map[string]any {
-	asked := map[string]any{"role": r.Role, "tenant": r.Tenant, "name": r.Name}
-	if r.Payloads != nil {
-		asked["payloads"] = *r.Payloads
-	}
-	if r.Lifetime > 0 {
-		asked["lifetime"] = r.Lifetime.String()
-	}
-	return asked
 }
 
 // showNew prints a new key: with --json as an object, otherwise the key alone, so that it can be

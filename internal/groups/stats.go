@@ -72,11 +72,31 @@ func (s *stats) read(ctx context.Context) (api.Stats, error) {
 	if stages != nil {
 		st.Stages = stages
 	}
+	brokers, err := presence.Brokers(ctx, s.conn, s.space)
+	if err != nil {
+		return st, err
+	}
+	st.Roles = rolesOf(stages, len(workers), len(brokers))
 	for _, t := range byType {
 		st.Types = append(st.Types, *t)
 	}
 	slices.SortFunc(st.Types, func(a, b api.TypeStats) int { return cmp.Compare(a.Type, b.Type) })
 	return st, nil
+}
+
+// rolesOf counts the live processes of each role. The role broker is left out if it has none.
+func rolesOf(stages []api.StageStatus, workers, brokers int) []api.RoleStatus {
+	live := map[string]int{"worker": workers, api.RoleBroker: brokers}
+	for _, st := range stages {
+		live[st.Role]++
+	}
+	var all []api.RoleStatus
+	for _, role := range append(slices.Clone(api.Roles), api.RoleBroker) {
+		if n := live[role]; n > 0 || role != api.RoleBroker {
+			all = append(all, api.RoleStatus{Role: role, Processes: n})
+		}
+	}
+	return all
 }
 
 // addPartitions adds the numbers of all partitions, of which it reads some at the same time.

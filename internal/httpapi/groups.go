@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -253,15 +254,46 @@ func (s *calls) getJob(r *http.Request) (j api.Job, err error) {
 	return s.backend.Job(r.Context(), id, int64(ordinal))
 }
 
-func (s *calls) listDeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
-	l, err := s.backend.DeadLetters(ctx, cursor, limit)
+func (s *calls) listDeadLetters(r *http.Request) (l api.DeadLetterList, err error) {
+	q := r.URL.Query()
+	query := DeadLetterQuery{Tenant: q.Get("tenant"), Group: q.Get("group"), Type: q.Get("type"), Code: q.Get("code")}
+	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
+		return l, err
+	}
+	for _, id := range []struct{ field, value string }{
+		{"tenant", query.Tenant}, {"group", query.Group}, {"type", query.Type},
+	} {
+		if id.value != "" && !api.ValidID(id.value) {
+			return l, invalidField(id.field, idProblem)
+		}
+	}
+	if len(query.Code) > maxCodeLength {
+		return l, invalidField("code", fmt.Sprintf("must be at most %d bytes", maxCodeLength))
+	}
+	if query.Since, err = sinceParam(r); err != nil {
+		return l, err
+	}
+	l, err = s.backend.DeadLetters(r.Context(), query)
 	l.DeadLetters = orEmpty(l.DeadLetters)
 	return l, err
+}
+
+// sinceParam returns the query parameter since, the zero time if it is absent.
+func sinceParam(r *http.Request) (since time.Time, err error) {
+	v := r.URL.Query().Get("since")
+	if v == "" {
+		return since, nil
+	}
+	if since, err = time.Parse(time.RFC3339, v); err != nil || since.UnixMilli() < 0 {
+		return since, invalidField("since", "must be a time such as 2026-01-02T15:04:05Z, from 1970 on")
+	}
+	return since, nil
 }
 
 func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	st, err := s.backend.Stats(r.Context())
 	st.Types, st.Workers, st.Stages = orEmpty(st.Types), orEmpty(st.Workers), orEmpty(st.Stages)
+	st.Roles = orEmpty(st.Roles)
 	for i := range st.Workers {
 		st.Workers[i].Types = orEmpty(st.Workers[i].Types)
 		st.Workers[i].CurrentJobs = orEmpty(st.Workers[i].CurrentJobs)
@@ -269,6 +301,12 @@ func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	for i := range st.Stages {
 		st.Stages[i].Counts = orEmptyMap(st.Stages[i].Counts)
 	}
+	return st, err
+}
+
+func (s *calls) getAudit(r *http.Request) (api.AuditState, error) {
+	st, err := s.backend.Audit(r.Context())
+	st.Partitions, st.Violations, st.ByLaw = orEmpty(st.Partitions), orEmpty(st.Violations), orEmptyMap(st.ByLaw)
 	return st, err
 }
 

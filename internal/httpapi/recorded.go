@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
@@ -234,10 +233,8 @@ func listActivity(log Activity) func(*http.Request) (api.ActivityList, error) {
 		if query.Tenant != "" && !api.ValidID(query.Tenant) {
 			return l, invalidField("tenant", idProblem)
 		}
-		if since := q.Get("since"); since != "" {
-			if query.Since, err = time.Parse(time.RFC3339, since); err != nil || query.Since.UnixMilli() < 0 {
-				return l, invalidField("since", "must be a time such as 2026-01-02T15:04:05Z, from 1970 on")
-			}
+		if query.Since, err = sinceParam(r); err != nil {
+			return l, err
 		}
 		l, err = log.Read(r.Context(), query)
 		l.Activity = orEmpty(l.Activity)

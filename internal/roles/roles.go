@@ -201,7 +201,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			return err
 		}
 		defer stop()
-		keys, err := apiKeys(p, b)
+		keys, keyStore, err := apiKeys(p, b)
 		if err != nil {
 			return err
 		}
@@ -225,6 +225,7 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 			Guards:         b.Guards,
 			Events:         rooms,
 			Keys:           keys,
+			KeyStore:       keyStore,
 			KeyRPS:         p.Config.Auth.KeyRPS,
 			Proxies:        p.Config.Auth.Proxies(),
 			KeepActivity:   p.Config.Retention.Activity,

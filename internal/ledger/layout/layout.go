@@ -294,6 +294,7 @@ const (
 //	                                              loop read and deleted the field
 const (
 	WatchOwner      = "owner"
+	WatchUntil      = "until"
 	WatchRenewals   = "renewals"
 	WatchSuspicious = "suspicious"
 )

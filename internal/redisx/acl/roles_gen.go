@@ -23,8 +23,9 @@ var needs = map[string]need{
 			"zrangebylex", "zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
-			"activity", "auth:keys", "dispatch:*", "guard:{*/*}:*", "idempotency:*", "ingest",
-			"ingest:rejected", "partitions", "pool-size:*", "stages", "workers", "{*}:*",
+			"activity", "auth:keys", "brokers", "dispatch:*", "guard:{*/*}:*", "idempotency:*",
+			"ingest", "ingest:rejected", "partitions", "pool-size:*", "stages", "workers",
+			"{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",
@@ -93,8 +94,8 @@ var needs = map[string]need{
 			"zremrangebyscore", "zrevrange", "zscan", "zscore",
 		},
 		keys: []string{
-			"events", "guard:{*/*}:*", "ingest", "ingest:rejected", "partitions", "stages",
-			"workers", "{*}:*",
+			"brokers", "events", "guard:{*/*}:*", "ingest", "ingest:rejected", "partitions",
+			"stages", "workers", "{*}:*",
 		},
 	},
 	"aggregator": {

@@ -262,6 +262,10 @@ func (k TenantKeys) Congestion(tenant string) string { return string(k) + "conge
 // permit, repairs).
 func (k TenantKeys) Active() string { return string(k) + "active" }
 
+// Top is a string: the active tenants with the most unfinished jobs, as the watcher has found them
+// last, as JSON (the watcher).
+func (k TenantKeys) Top() string { return string(k) + "top" }
+
 // Rate is a hash: the limit of all tenants, and the quota of the partition (admit, promote, quota,
 // policy, pause, and the scripts that write Active).
 func (k TenantKeys) Rate() string { return string(k) + "rate" }
@@ -353,6 +357,10 @@ func (k WatchKeys) Waited() string { return string(k) + "waited" }
 // Watch is a hash: the leader of the partition, the end of its lease, its fencing number, and marks
 // for the watcher (lead, reclaim, and the watcher).
 func (k WatchKeys) Watch() string { return string(k) + "watch" }
+
+// Audit is a string: what the watcher knows of its audits, as JSON: when they were, and the open
+// violations (the watcher).
+func (k WatchKeys) Audit() string { return string(k) + "audit" }
 
 // Wake is a list, with one token while there may be work for the idle processes of a role (each
 // script that adds such work). An idle process takes the token.

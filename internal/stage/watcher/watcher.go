@@ -110,6 +110,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if w.cfg.Guards != nil {
 		r.Every("guard gauges", measureGuardsEvery, partitions[0].measureGuards)
 	}
+	r.Every("busiest tenants", time.Second, findBusiest(partitions))
 	w.addAudits(r, partitions)
 	r.ReportAlive("watcher")
 	r.OnStop(func(ctx context.Context) {
