@@ -206,6 +206,9 @@ type TypeStats struct {
 	InFlight int64  `json:"in_flight"`
 	Workers  int    `json:"workers"` // live worker processes that serve the type
 	Paused   bool   `json:"paused"`
+	// Totals count since the type's first job; they begin again if the type was idle for so long
+	// that it was deleted.
+	Totals JobTotals `json:"totals"`
 
 	// StaleOutcomes counts reports of attempts that were not the job's current attempt. Such a
 	// report changed nothing.
@@ -273,6 +276,8 @@ type Stats struct {
 	StartedPerSec float64 `json:"started_per_second"`
 	Rejected      int64   `json:"rejected_messages"` // entries of the stream ingest:rejected
 	DeadLetters   int64   `json:"dead_letters"`
+	// Totals are the sums over all types, also those that were deleted.
+	Totals JobTotals `json:"totals"`
 }
 
 // RateLimit is the global rate limit and its use in the current window.

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -59,6 +60,14 @@ func (a *operatorAPI) BusiestTenants(ctx context.Context) (api.TenantList, error
 	return doJSON[api.TenantList](ctx, a.transport, apiCall{
 		action: "list busiest tenants", method: http.MethodGet, path: "/v1/tenants",
 		query: url.Values{"sort": {"backlog"}},
+	})
+}
+
+// History returns throughput and queues of the last minutes, from 15 to 1,440.
+func (a *operatorAPI) History(ctx context.Context, minutes int) (api.History, error) {
+	return doJSON[api.History](ctx, a.transport, apiCall{
+		action: "get history", method: http.MethodGet, path: "/v1/history",
+		query: url.Values{"minutes": {strconv.Itoa(minutes)}},
 	})
 }
 

@@ -35,6 +35,7 @@ type fakeAPI struct {
 	queries         []string // of appends
 	busyAppends     int      // number of appends to refuse with 429
 	audit           api.AuditState
+	history         api.History
 	deadLetterCount int  // number of dead letters
 	keepOpen        bool // sealed groups do not end
 	tenants         map[string]api.TenantSettings
@@ -78,6 +79,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/rejected", f.rejected)
 	mux.HandleFunc("GET /v1/activity", f.activity)
 	mux.HandleFunc("GET /v1/stats", f.stats)
+	mux.HandleFunc("GET /v1/history", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, f.history) })
 	mux.HandleFunc("GET /v1/audit", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, f.audit) })
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()

@@ -3,6 +3,7 @@ package cli
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -45,4 +46,32 @@ func TestLastAudit(t *testing.T) {
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.out, `"looked_at":"2030-01-02T03:04:05Z","deep_at":null`)
 	require.Equal(t, exitUsage, f.exec(t.Context(), console{}, "audit", "--last", "--repair").code)
+}
+
+func TestHistory(t *testing.T) {
+	f := newFakeAPI(t)
+	got := f.exec(t.Context(), console{}, "history")
+	require.Equal(t, exitOK, got.code)
+	require.Contains(t, got.out, "No points yet")
+	f.history = api.History{StepSeconds: 10, Points: []api.HistoryPoint{
+		{T: epoch, Done: 4}, {T: epoch.Add(10 * time.Second), Done: 8, Gauges: api.Gauges{Waiting: 1234}},
+		{T: epoch.Add(20 * time.Second), Done: 0.5},
+	}}
+	got = f.exec(t.Context(), console{}, "history", "--minutes", "15")
+	require.Equal(t, exitOK, got.code, got.err)
+	require.Contains(t, got.out, "TO     2030-01-02 03:04:25Z")
+	require.Regexp(t, `done/s +▅█▁ +0\.5 +8\n`, got.out)
+	require.Regexp(t, `waiting +█ +0 +1,234\n`, got.out)
+	got = f.exec(t.Context(), console{}, "history", "--json")
+	require.Contains(t, got.out, `{"step_seconds":10,"points":[{"t":"2030-01-02T03:04:05Z","accepted":0,"started":0,"done":4,`)
+	for _, minutes := range []string{"14", "1441"} {
+		require.Equal(t, exitUsage, f.exec(t.Context(), console{}, "history", "--minutes", minutes).code)
+	}
+}
+
+func TestPlot(t *testing.T) {
+	require.Empty(t, plot(nil, 60))
+	require.Equal(t, "   ", plot([]float64{0, 0, 0}, 60))
+	require.Equal(t, "▁▂▃▄▅▆▇█", plot([]float64{0.1, 1, 2, 3, 4, 5, 6, 8}, 60))
+	require.Equal(t, "█ ", plot([]float64{0, 9, 0, 0}, 2), "the highest of several")
 }

@@ -396,7 +396,10 @@ func TestStats(t *testing.T) {
 	require.Equal(t, 4, st.Partitions)
 	require.EqualValues(t, 8, st.Groups)
 	require.EqualValues(t, 8, st.ActiveTenants)
-	require.Equal(t, []api.TypeStats{{Type: "A", Backlog: 8, Ready: 8}, {Type: "B", Backlog: 8, Waiting: 8}}, st.Types)
+	require.Equal(t, []api.TypeStats{
+		{Type: "A", Backlog: 8, Ready: 8, Totals: api.JobTotals{Accepted: 8}}, {Type: "B", Backlog: 8, Waiting: 8, Totals: api.JobTotals{Accepted: 8}},
+	}, st.Types)
+	require.Equal(t, api.JobTotals{Accepted: 16}, st.Totals)
 	require.Equal(t, api.RateLimit{Limiter: "fixed", Share: "static", RPS: 100, WindowMS: 1000}, st.RateLimit)
 	body, err := json.Marshal(st)
 	require.NoError(t, err)

@@ -119,8 +119,10 @@ func (s *stats) addPartitions(ctx context.Context, st *api.Stats, byType map[str
 		st.ActiveTenants += part.ActiveTenants
 		st.DeadLetters += part.DeadLetters
 		st.RateLimit.Used += part.used
+		addTotals(&st.Totals, part.Retired)
 		for _, l := range part.loads {
 			addStats(statsOf(byType, l.Type), l)
+			addTotals(&st.Totals, l.Totals)
 		}
 		for _, typ := range part.paused {
 			statsOf(byType, typ).Paused = true
@@ -162,6 +164,16 @@ func addStats(sum *api.TypeStats, t api.TypeStats) {
 	sum.InFlight += t.InFlight
 	sum.StaleOutcomes += t.StaleOutcomes
 	sum.LeasesLost += t.LeasesLost
+	addTotals(&sum.Totals, t.Totals)
+}
+
+func addTotals(sum *api.JobTotals, t api.JobTotals) {
+	sum.Accepted += t.Accepted
+	sum.Started += t.Started
+	sum.Done += t.Done
+	sum.Failed += t.Failed
+	sum.Retried += t.Retried
+	sum.Throttled += t.Throttled
 }
 
 // statsOf returns the entry of a type and adds it if it is missing.

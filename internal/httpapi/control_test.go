@@ -104,6 +104,20 @@ func TestBusiestTenants(t *testing.T) {
 	}
 }
 
+func TestHistory(t *testing.T) {
+	f := newFakeBackend()
+	h := New(options(f))
+	got := decode[api.History](t, call(t, h, "GET", "/v1/history", ""))
+	require.Equal(t, 2.5, got.Points[0].Done)
+	require.EqualValues(t, 7, got.Points[0].Pool)
+	call(t, h, "GET", "/v1/history?minutes=15", "")
+	call(t, h, "GET", "/v1/history?minutes=1440", "")
+	require.Equal(t, []string{"history 60", "history 15", "history 1440"}, f.calls)
+	for _, bad := range []string{"14", "1441", "-60", "1h", "1e2"} {
+		requireProblem(t, call(t, h, "GET", "/v1/history?minutes="+bad, ""), 422, "minutes")
+	}
+}
+
 func TestAuditState(t *testing.T) {
 	f := newFakeBackend()
 	h := New(options(f))

@@ -204,6 +204,11 @@ func (f *fakeBackend) BusiestTenants(_ context.Context, limit int) (api.TenantLi
 	return api.TenantList{Tenants: []api.Tenant{tenantView("busy", api.TenantSettings{})}, AsOf: &at}, f.record(fmt.Sprint("busiest ", limit))
 }
 
+func (f *fakeBackend) History(_ context.Context, minutes int) (api.History, error) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	return api.History{StepSeconds: 10, Points: []api.HistoryPoint{{T: at, Done: 2.5, Gauges: api.Gauges{Pool: 7}}}}, f.record(fmt.Sprint("history ", minutes))
+}
+
 func (f *fakeBackend) Audit(context.Context) (api.AuditState, error) {
 	at, ordinal := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), int64(3)
 	return api.AuditState{

@@ -304,6 +304,25 @@ func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	return st, err
 }
 
+// defaultHistory is how much of the history is shown unless the request says it, in minutes.
+const defaultHistory = 60
+
+func getHistory(b Backend) func(*http.Request) (api.History, error) {
+	return func(r *http.Request) (h api.History, err error) {
+		minutes := defaultHistory
+		if v := r.URL.Query().Get("minutes"); v != "" {
+			minutes, err = strconv.Atoi(v)
+		}
+		if err != nil || minutes < api.MinHistoryMinutes || minutes > api.MaxHistoryMinutes {
+			return h, invalidField("minutes",
+				fmt.Sprintf("must be %d to %d", api.MinHistoryMinutes, api.MaxHistoryMinutes))
+		}
+		h, err = b.History(r.Context(), minutes)
+		h.Points = orEmpty(h.Points)
+		return h, err
+	}
+}
+
 func (s *calls) getAudit(r *http.Request) (api.AuditState, error) {
 	st, err := s.backend.Audit(r.Context())
 	st.Partitions, st.Violations, st.ByLaw = orEmpty(st.Partitions), orEmpty(st.Violations), orEmptyMap(st.ByLaw)

@@ -144,6 +144,7 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"EntryTokenState", api.EntryTokenState{}, false}, {"EntryTokenDone", api.EntryTokenDone{}, false},
 		{"Activity", api.Activity{}, false}, {"ActivityList", api.ActivityList{}, false},
 		{"RoleStatus", api.RoleStatus{}, false},
+		{"History", api.History{}, false}, {"HistoryPoint", api.HistoryPoint{}, false}, {"JobTotals", api.JobTotals{}, false},
 		{"Key", api.Key{}, false}, {"KeyList", api.KeyList{}, false}, {"NewKey", api.NewKey{}, false}, {"KeyRequest", api.KeyRequest{}, true},
 		{"KeyRevoked", api.KeyRevoked{}, false}, {"AuditState", api.AuditState{}, false}, {"AuditedPartition", api.AuditedPartition{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},

@@ -111,49 +111,10 @@ type Backend interface {
 	ControlGuard(ctx context.Context, name, member string, do guard.Action) error
 	// Stats returns queue sizes, rates and live processes.
 	Stats(ctx context.Context) (api.Stats, error)
+	// History returns the figures of the last minutes.
+	History(ctx context.Context, minutes int) (api.History, error)
 	// Audit returns what the watchers have found when they last audited their partitions.
 	Audit(ctx context.Context) (api.AuditState, error)
-}
-
-// SubmitOptions is the data of a submission that is not in its body.
-type SubmitOptions struct {
-	GeneratedID bool // the client gave no id; the API has generated one
-	// IdempotencyKey is "" when there is none, else 1 to 255 bytes of visible ASCII. Hash it before
-	// it enters a Redis key.
-	IdempotencyKey string
-	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
-}
-
-// AppendOptions is the data of a batch of appended jobs that is not in the jobs.
-type AppendOptions struct {
-	RequestID   string // unique per group; a repeated id comes with the same jobs
-	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
-}
-
-// ListQuery selects a page of groups. An empty Tenant or Status matches every group; an empty
-// Cursor means the first page.
-type ListQuery struct {
-	Tenant string
-	Status api.Status
-	Cursor string
-	Limit  int // 1 to 1,000
-}
-
-// JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
-// empty State matches every job; an empty Cursor means the first page.
-type JobQuery struct {
-	State, Key, Cursor string
-	Limit              int // 1 to 1,000
-}
-
-// DeadLetterQuery selects a page of dead letters. An empty Tenant, Group, Type or Code matches
-// every dead letter; Since is the oldest time, the zero time sets none; an empty Cursor means the
-// first page.
-type DeadLetterQuery struct {
-	Tenant, Group, Type, Code string
-	Since                     time.Time
-	Cursor                    string
-	Limit                     int // 1 to 1,000
 }
 
 // Options configures the API.
@@ -363,6 +324,8 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/guards/{name}", scope: auth.ReadSystem, object: noTenant,
 			serve: show(getGuard(s.backend))},
 		{method: get, path: "/v1/stats", scope: auth.ReadMetrics, object: noTenant, serve: show(s.getStats)},
+		{method: get, path: "/v1/history", scope: auth.ReadMetrics, object: noTenant,
+			serve: show(getHistory(s.backend)), query: []string{"minutes"}},
 		{method: get, path: "/v1/audit", scope: auth.ReadSystem, object: noTenant, serve: show(s.getAudit)},
 	}
 	for name, serve := range map[string]handler{

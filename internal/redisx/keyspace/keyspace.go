@@ -25,7 +25,18 @@ const (
 type Space struct {
 	prefix     string
 	partitions int
+
+	RecordKeys
 }
+
+// RecordKeys are the keys of what is recorded of the whole installation.
+type RecordKeys struct{ prefix string }
+
+// Activity is a stream: who changed what (package activity).
+func (k RecordKeys) Activity() string { return k.prefix + "activity" }
+
+// History is a list: samples of the installation's figures, newest first (history).
+func (k RecordKeys) History() string { return k.prefix + "history" }
 
 // PrefixRule says in words which prefixes ValidPrefix accepts.
 const PrefixRule = "1 to 64 letters, digits, dots, underscores, dashes or colons"
@@ -46,7 +57,7 @@ func New(prefix string, partitions int) (Space, error) {
 	if partitions < 1 {
 		return Space{}, fmt.Errorf("partitions %d: must be at least 1", partitions)
 	}
-	return Space{prefix: prefix, partitions: partitions}, nil
+	return Space{prefix: prefix, partitions: partitions, RecordKeys: RecordKeys{prefix}}, nil
 }
 
 // Prefix returns the prefix of all keys.
@@ -65,9 +76,6 @@ func (s Space) Rejected() string { return s.prefix + "ingest:rejected" }
 // Events is a stream: the transitions of groups, for any reader. The watcher writes it from the
 // outboxes.
 func (s Space) Events() string { return s.prefix + "events" }
-
-// Activity is a stream: who changed what (package activity).
-func (s Space) Activity() string { return s.prefix + "activity" }
 
 // PartitionCount is a string: the number of partitions that the data was written with.
 func (s Space) PartitionCount() string { return s.prefix + "partitions" }

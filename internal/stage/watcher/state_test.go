@@ -128,3 +128,25 @@ func TestBusiestTenantsAreFound(t *testing.T) {
 		return err == nil && len(l.Tenants) == 1 && l.Tenants[0].ID == "acme" && l.Tenants[0].Unfinished == 3
 	})
 }
+
+// The watcher records the history; of a time there is one sample, also with two watchers.
+func TestHistoryIsRecorded(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 3)
+	run(w, watcher.Config{}, "w-1")
+	run(w, watcher.Config{}, "w-2")
+	samples := func() []ledger.Sample {
+		all, err := ledger.Samples(t.Context(), w.Conn.Cmd, w.Space, 10)
+		require.NoError(t, err)
+		return all
+	}
+	w.Await("two samples", func() bool { return len(samples()) >= 2 })
+	all := samples()
+	require.EqualValues(t, 3, all[0].Accepted)
+	require.EqualValues(t, 3, all[0].Waiting)
+	require.EqualValues(t, 1, all[0].ActiveTenants)
+	for i := range all[1:] {
+		require.NotEqual(t, all[i].At.Truncate(ledger.SampleSlot), all[i+1].At.Truncate(ledger.SampleSlot))
+	}
+}
