@@ -142,8 +142,11 @@ type TenantCongestion struct {
 	LastAt        *time.Time `json:"last_at,omitempty"`
 }
 
-// TenantList is a page of tenants, ordered by id.
+// TenantList is a page of tenants, ordered by id, or the busiest tenants.
 type TenantList struct {
 	Tenants []Tenant `json:"tenants"`
 	Cursor  string   `json:"cursor,omitempty"` // asks for the next page; empty on the last page
+	// AsOf is the time of the oldest figure of the busiest tenants. It is nil in other lists, and
+	// if no watcher has looked yet.
+	AsOf *time.Time `json:"as_of,omitempty"`
 }

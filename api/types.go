@@ -191,6 +191,9 @@ type DeadLetter struct {
 type DeadLetterList struct {
 	DeadLetters []DeadLetter `json:"dead_letters"`
 	Cursor      string       `json:"cursor,omitempty"`
+	// Scanned is how many dead letters this call has looked at. A call looks at 10,000 at most, so
+	// that a page with a filter may be short, or empty, although it has a cursor.
+	Scanned int `json:"scanned"`
 }
 
 // TypeStats are the numbers of jobs of one type by state, over all partitions.
@@ -203,6 +206,9 @@ type TypeStats struct {
 	InFlight int64  `json:"in_flight"`
 	Workers  int    `json:"workers"` // live worker processes that serve the type
 	Paused   bool   `json:"paused"`
+	// Totals count since the type's first job; they begin again if the type was idle for so long
+	// that it was deleted.
+	Totals JobTotals `json:"totals"`
 
 	// StaleOutcomes counts reports of attempts that were not the job's current attempt. Such a
 	// report changed nothing.
@@ -242,6 +248,18 @@ type StageStatus struct {
 	SeenAt  time.Time        `json:"seen_at"`
 }
 
+// Roles are the names of the roles that every installation needs, in the order of the pipeline.
+var Roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
+
+// RoleBroker is the role that only an installation with a waiting room needs.
+const RoleBroker = "broker"
+
+// RoleStatus says how many processes of a role are alive.
+type RoleStatus struct {
+	Role      string `json:"role"`
+	Processes int    `json:"processes"` // 0: none is alive
+}
+
 // Stats is the answer of GET /v1/stats.
 type Stats struct {
 	Partitions    int            `json:"partitions"`
@@ -250,11 +268,16 @@ type Stats struct {
 	Types         []TypeStats    `json:"types"`
 	Workers       []WorkerStatus `json:"workers"`
 	Stages        []StageStatus  `json:"stages"`
-	RateLimit     RateLimit      `json:"rate_limit"`
+	// Roles has each of the six roles, also those without a live process, and the role broker if a
+	// broker is alive.
+	Roles     []RoleStatus `json:"roles"`
+	RateLimit RateLimit    `json:"rate_limit"`
 	// StartedPerSec is how many jobs the workers started per second, over the last seconds.
 	StartedPerSec float64 `json:"started_per_second"`
 	Rejected      int64   `json:"rejected_messages"` // entries of the stream ingest:rejected
 	DeadLetters   int64   `json:"dead_letters"`
+	// Totals are the sums over all types, also those that were deleted.
+	Totals JobTotals `json:"totals"`
 }
 
 // RateLimit is the global rate limit and its use in the current window.

@@ -271,7 +271,7 @@ func TestListsFetchPageAfterPage(t *testing.T) {
 
 	var jobs []string
 	var errs []error
-	for d, err := range a.DeadLetters(t.Context()) {
+	for d, err := range a.DeadLetters(t.Context(), client.DeadLetterFilter{}) {
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -5,6 +5,8 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+	"strconv"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 )
@@ -51,6 +53,30 @@ func (a *operatorAPI) Tenants(ctx context.Context, f TenantFilter) iter.Seq2[api
 		func(l api.TenantList) ([]api.Tenant, string) { return l.Tenants, l.Cursor })
 }
 
+// BusiestTenants returns the active tenants with the most unfinished jobs, at most 100, as they
+// were at AsOf, which is at most about 30 s ago; nil: no watcher has looked yet. A key of one
+// tenant gets only this tenant.
+func (a *operatorAPI) BusiestTenants(ctx context.Context) (api.TenantList, error) {
+	return doJSON[api.TenantList](ctx, a.transport, apiCall{
+		action: "list busiest tenants", method: http.MethodGet, path: "/v1/tenants",
+		query: url.Values{"sort": {"backlog"}},
+	})
+}
+
+// History returns throughput and queues of the last minutes, from 15 to 1,440.
+func (a *operatorAPI) History(ctx context.Context, minutes int) (api.History, error) {
+	return doJSON[api.History](ctx, a.transport, apiCall{
+		action: "get history", method: http.MethodGet, path: "/v1/history",
+		query: url.Values{"minutes": {strconv.Itoa(minutes)}},
+	})
+}
+
+// Audit returns what the watchers have found when they last audited their partitions.
+func (a *operatorAPI) Audit(ctx context.Context) (api.AuditState, error) {
+	return doJSON[api.AuditState](ctx, a.transport,
+		apiCall{action: "get audit", method: http.MethodGet, path: "/v1/audit"})
+}
+
 // Tenant returns a tenant's settings, and its queue and limits as they are now.
 func (a *operatorAPI) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	return doJSON[api.Tenant](ctx, a.transport, callOn("get", http.MethodGet, "tenant", tenant, ""))
@@ -88,9 +114,25 @@ func (a *operatorAPI) Stats(ctx context.Context) (api.Stats, error) {
 		apiCall{action: "get stats", method: http.MethodGet, path: "/v1/stats"})
 }
 
+// DeadLetterFilter selects the dead letters that match all fields. An empty field matches every
+// dead letter.
+type DeadLetterFilter struct {
+	Tenant, Group, Type, Code string
+	Since                     time.Time // the oldest time; zero: none
+}
+
 // DeadLetters iterates over dead letters, newest first, and fetches one page after the other. An
 // error ends the iteration.
-func (a *operatorAPI) DeadLetters(ctx context.Context) iter.Seq2[api.DeadLetter, error] {
-	return pages(ctx, a.transport, "dead letters", url.Values{"limit": {"200"}},
+func (a *operatorAPI) DeadLetters(ctx context.Context, f DeadLetterFilter) iter.Seq2[api.DeadLetter, error] {
+	query := url.Values{"limit": {"200"}}
+	for name, value := range map[string]string{"tenant": f.Tenant, "group": f.Group, "type": f.Type, "code": f.Code} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	if !f.Since.IsZero() {
+		query.Set("since", f.Since.UTC().Format(time.RFC3339Nano))
+	}
+	return pages(ctx, a.transport, "dead letters", query,
 		func(l api.DeadLetterList) ([]api.DeadLetter, string) { return l.DeadLetters, l.Cursor })
 }

@@ -147,7 +147,7 @@ func TestKeysOfJobs(t *testing.T) {
 		failed[f.Ordinal] = f.Key
 	}
 	require.Equal(t, want, failed)
-	for d, err := range a.DeadLetters(ctx) {
+	for d, err := range a.DeadLetters(ctx, client.DeadLetterFilter{}) {
 		require.NoError(t, err)
 		dead[d.Ordinal] = d.Key
 	}

@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
@@ -24,6 +26,7 @@ type auditCommand struct {
 	redis    redisFlags
 	receipts string
 	repair   bool
+	last     bool
 }
 
 func newAudit(r *Root) *cobra.Command {
@@ -42,14 +45,77 @@ func newAudit(r *Root) *cobra.Command {
 			"{\"group\": \"…\", \"accepted\": n} for each group. It finds groups that Redis has lost or that have\n" +
 			"fewer jobs, for example after a failover or with a truncated append-only file. Such a group can be\n" +
 			"submitted again safely. A group that has expired (BULKACTION_RETENTION_GROUPS) looks like a lost\n" +
-			"one, so keep receipts for a shorter time.",
+			"one, so keep receipts for a shorter time.\n\n" +
+			"--last counts nothing: it asks the API what the watchers have found when they last audited their\n" +
+			"partitions, and when that was. The exit code is 1 if a violation is open, or if a partition has no\n" +
+			"leader or was not looked at.",
 		Args: cobra.NoArgs,
 	}
 	a.redis.add(cmd.Flags())
 	cmd.Flags().BoolVar(&a.repair, "repair", false, "set wrong data right where the right value is certain")
 	cmd.Flags().StringVar(&a.receipts, "receipts", "", "file with the answers that producers got; - is standard input")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.run(cmd) }
+	cmd.Flags().BoolVar(&a.last, "last", false, "show what the watchers have found last, by the API")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if a.last {
+			return a.showLast(cmd)
+		}
+		return a.run(cmd)
+	}
 	return cmd
+}
+
+// showLast shows what the watchers have found last.
+func (a *auditCommand) showLast(cmd *cobra.Command) error {
+	if a.repair || a.receipts != "" {
+		return usagef("--last excludes --repair and --receipts")
+	}
+	c, err := a.root.API()
+	if err != nil {
+		return err
+	}
+	state, err := c.Audit(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if err := a.root.show(state, func(t table) { auditStateRows(t, state) }); err != nil {
+		return err
+	}
+	if !state.OK {
+		return errors.New("a violation is open, or a partition has no leader or was not looked at")
+	}
+	return nil
+}
+
+func auditStateRows(t table, state api.AuditState) {
+	at := func(at *time.Time) string {
+		if at == nil {
+			return "never"
+		}
+		return formatTime(*at)
+	}
+	t.row("PARTITION", "LEADER", "LOOKED AT", "FULL AUDIT AT")
+	for _, p := range state.Partitions {
+		t.row(p.Partition, cmp.Or(p.Leader, "none"), at(p.LookedAt), at(p.DeepAt))
+	}
+	if len(state.Violations) > 0 {
+		t.section("LAW", "PARTITION", "GROUP", "JOB", "DETAIL")
+		violationRows(t, state.Violations)
+	}
+}
+
+// violationRows adds a row for each violation.
+func violationRows(t table, violations []api.Violation) {
+	for _, v := range violations {
+		job := ""
+		if v.Ordinal != nil {
+			job = strconv.FormatInt(*v.Ordinal, 10)
+		}
+		partition := strconv.Itoa(v.Partition)
+		if v.Partition == audit.NoPartition {
+			partition = ""
+		}
+		t.row(v.Law, partition, v.Group, job, v.Detail)
+	}
 }
 
 func (a *auditCommand) run(cmd *cobra.Command) error {
@@ -204,17 +270,7 @@ func (a *auditCommand) show(report audit.Report, repairs []repair.Result, receip
 			return
 		}
 		t.row("LAW", "PARTITION", "GROUP", "JOB", "DETAIL")
-		for _, v := range report.Violations {
-			job := ""
-			if v.Ordinal != nil {
-				job = strconv.FormatInt(*v.Ordinal, 10)
-			}
-			partition := strconv.Itoa(v.Partition)
-			if v.Partition == audit.NoPartition {
-				partition = ""
-			}
-			t.row(v.Law, partition, v.Group, job, v.Detail)
-		}
+		violationRows(t, report.Violations)
 	})
 	if err != nil {
 		return err

@@ -64,7 +64,8 @@ type Command func(*Root) *cobra.Command
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newMap, newJobs, newJob,
 	newRetry, newWhy, newTenant, newType,
-	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newActivity, newStats, newAudit, newKey, newACL,
+	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newActivity, newStats, newHistory, newAudit, newKey,
+	newACL,
 	newDev, newDemo, newConsole,
 	newBench, newRole, newGuardLoad, newRoomLoad,
 }

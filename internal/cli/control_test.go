@@ -43,6 +43,16 @@ func (f *fakeAPI) listTenants(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l := api.TenantList{Tenants: []api.Tenant{}}
+	if r.URL.Query().Get("sort") == "backlog" {
+		if len(f.tenants) > 0 {
+			l.AsOf = &epoch
+		}
+		for _, id := range slices.Backward(slices.Sorted(maps.Keys(f.tenants))) {
+			l.Tenants = append(l.Tenants, f.tenantDocument(id))
+		}
+		reply(w, http.StatusOK, l)
+		return
+	}
 	for _, id := range slices.Sorted(maps.Keys(f.tenants)) {
 		if r.URL.Query().Get("groups") != "true" && strings.HasPrefix(id, "own") {
 			continue

@@ -1,21 +1,34 @@
 package cli
 
 import (
+	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
+// The filters are sent to the server, which looks at a bounded number of dead letters in one call.
 func TestDeadLettersFilters(t *testing.T) {
 	f := newFakeAPI(t)
 	f.deadLetterCount = 7
-	for args, lines := range map[string]int{
-		"--code SMTP_550": 7, "--code LOST": 0, "--group g": 7, "--group other": 0, "--group g --code SMTP_550 --limit 5": 5, "--group g --code LOST": 0,
+	for args, want := range map[string]url.Values{
+		"":                    {},
+		"--code SMTP_550":     {"code": {"SMTP_550"}},
+		"--group g --limit 0": {"group": {"g"}},
+		"--tenant acme --type T --since 2026-01-02T15:04:05Z": {
+			"tenant": {"acme"}, "type": {"T"}, "since": {"2026-01-02T15:04:05Z"},
+		},
 	} {
+		f.queries = nil
 		got := f.exec(t.Context(), console{}, append([]string{"dead-letters", "--json"}, strings.Fields(args)...)...)
 		require.Equal(t, exitOK, got.code, args)
-		require.Equal(t, lines, strings.Count(got.out, "\n"), args)
-		require.Equal(t, lines == 5, got.err != "", args)
+		require.Equal(t, 7, strings.Count(got.out, "\n"), args)
+		sent, err := url.ParseQuery(f.queries[0])
+		require.NoError(t, err)
+		sent.Del("limit")
+		require.Equal(t, want, sent, args)
 	}
+	got := f.exec(t.Context(), console{}, "dead-letters", "--since", "x")
+	require.Equal(t, exitUsage, got.code, got.err)
 }

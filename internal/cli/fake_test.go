@@ -34,8 +34,10 @@ type fakeAPI struct {
 	calls           []string // method and path
 	queries         []string // of appends
 	busyAppends     int      // number of appends to refuse with 429
-	deadLetterCount int      // number of dead letters
-	keepOpen        bool     // sealed groups do not end
+	audit           api.AuditState
+	history         api.History
+	deadLetterCount int  // number of dead letters
+	keepOpen        bool // sealed groups do not end
 	tenants         map[string]api.TenantSettings
 	bodies          []string // of PUT requests, and of seals with a total
 	warnings        []string // of each submission
@@ -77,6 +79,8 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	mux.HandleFunc("GET /v1/rejected", f.rejected)
 	mux.HandleFunc("GET /v1/activity", f.activity)
 	mux.HandleFunc("GET /v1/stats", f.stats)
+	mux.HandleFunc("GET /v1/history", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, f.history) })
+	mux.HandleFunc("GET /v1/audit", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, f.audit) })
 	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
 		f.calls = append(f.calls, r.Method+" "+r.URL.Path)
@@ -353,6 +357,9 @@ func (f *fakeAPI) deadLetters(w http.ResponseWriter, r *http.Request) {
 	const page = 3
 	from := 0
 	_, _ = fmt.Sscan(r.URL.Query().Get("cursor"), &from)
+	f.mu.Lock()
+	f.queries = append(f.queries, r.URL.RawQuery)
+	f.mu.Unlock()
 	l := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	for i := from; i < min(from+page, f.deadLetterCount); i++ {
 		l.DeadLetters = append(l.DeadLetters, api.DeadLetter{Job: fmt.Sprintf("g.%d", i), Tenant: "acme", Group: "g", Ordinal: int64(i), Type: "SEND_EMAIL", Code: "SMTP_550", Error: "no", At: epoch})
@@ -369,6 +376,7 @@ func (f *fakeAPI) stats(w http.ResponseWriter, _ *http.Request) {
 		Types:     []api.TypeStats{{Type: "SEND_EMAIL", Backlog: 1234567, Waiting: 1234000, NonReady: 500, Ready: 67, InFlight: 10, Workers: 2}},
 		Workers:   []api.WorkerStatus{{ID: "w-1", Types: []string{"SEND_EMAIL", "HTTP"}, Workers: 10, Active: 9, SeenAt: epoch, ShuttingDown: true}},
 		Stages:    []api.StageStatus{{ID: "f-1", Role: "fetcher", Counts: map[string]int64{"fetched": 5, "empty": 1}, SeenAt: epoch}},
+		Roles:     []api.RoleStatus{{Role: "fetcher", Processes: 1}, {Role: "watcher"}},
 		RateLimit: api.RateLimit{Limiter: "fixed", Share: "elastic", RPS: 10000, WindowMS: 1000, Used: 42},
 	})
 }

@@ -187,6 +187,10 @@ Rejected messages    0
 Dead letters         7
 Partitions           4
 
+ROLE      PROCESSES
+fetcher   1
+watcher   none
+
 TYPE         BACKLOG     WAITING     NON-READY   READY   IN FLIGHT   WORKERS
 SEND_EMAIL   1,234,567   1,234,000   500         67      10          2
 

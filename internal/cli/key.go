@@ -130,25 +130,13 @@ func (k *keyCommand) newCreate() *cobra.Command {
 				return err
 			}
 			create := func(ctx context.Context) error { return s.Add(ctx, created) }
-			if err := s.change(ctx, "create", created.ID, keyAsked(request), create); err != nil {
+			if err := s.change(ctx, "create", created.ID, request.Asked(), create); err != nil {
 				return err
 			}
 			return k.showNew(created, fmt.Sprintf("Created key %s with role %s.", created.ID, created.Role))
 		})(cmd, args)
 	}
 	return cmd
-}
-
-// keyAsked returns what the activity log shows of a new key.
-func keyAsked(r apikey.Request) map[string]any {
-	asked := map[string]any{"role": r.Role, "tenant": r.Tenant, "name": r.Name}
-	if r.Payloads != nil {
-		asked["payloads"] = *r.Payloads
-	}
-	if r.Lifetime > 0 {
-		asked["lifetime"] = r.Lifetime.String()
-	}
-	return asked
 }
 
 // showNew prints a new key: with --json as an object, otherwise the key alone, so that it can be

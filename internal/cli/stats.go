@@ -32,6 +32,14 @@ func statsRows(t table, s api.Stats) {
 	t.row("Dead letters", thousands(s.DeadLetters))
 	t.row("Partitions", s.Partitions)
 
+	t.section("ROLE", "PROCESSES")
+	for _, role := range s.Roles {
+		n := strconv.Itoa(role.Processes)
+		if role.Processes == 0 {
+			n = "none"
+		}
+		t.row(role.Role, n)
+	}
 	t.section("TYPE", "BACKLOG", "WAITING", "NON-READY", "READY", "IN FLIGHT", "WORKERS")
 	for _, y := range s.Types {
 		name := y.Type

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"iter"
 	"math"
 	"strconv"
 
@@ -26,14 +27,29 @@ func newTenant(r *Root) *cobra.Command {
 
 func newTenantLs(r *Root) *cobra.Command {
 	var filter client.TenantFilter
+	var sort string
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the tenants that have groups or settings, or are paused",
 		Long: "List the tenants that have groups or settings, or are paused. A group without a tenant is its own\n" +
-			"tenant: without --all, such a tenant is listed only if it has settings or is paused.",
-		Args: cobra.NoArgs,
+			"tenant: without --all, such a tenant is listed only if it has settings or is paused.\n\n" +
+			"--sort backlog lists the active tenants with the most unfinished jobs, at most 100. Their figures are\n" +
+			"at most about 30 s old.",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if sort != "" && sort != "backlog" {
+				return usagef("--sort %s: must be backlog", sort)
+			}
+			if sort != "" && filter.Groups {
+				return usagef("--sort and --all exclude each other")
+			}
+			return cobra.NoArgs(cmd, args)
+		},
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
-			return printLines(r, a.Tenants(ctx, filter), &columns[api.Tenant]{
+			tenants := a.Tenants(ctx, filter)
+			if sort != "" {
+				tenants = busiestTenants(ctx, r, a)
+			}
+			return printLines(r, tenants, &columns[api.Tenant]{
 				format: "%-24v %-8v %10v %8v %12v %12v %8v",
 				head:   []any{"TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC"},
 				cells: func(t api.Tenant) []any {
@@ -46,7 +62,30 @@ func newTenantLs(r *Root) *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVar(&filter.Groups, "all", false, "list the tenants of groups without a tenant, too")
+	cmd.Flags().StringVar(&sort, "sort", "",
+		"backlog: the active tenants with the most unfinished jobs (default: all, by id)")
 	return cmd
+}
+
+// busiestTenants returns the busiest tenants, and says of when they are.
+func busiestTenants(ctx context.Context, r *Root, a *client.API) iter.Seq2[api.Tenant, error] {
+	return func(yield func(api.Tenant, error) bool) {
+		list, err := a.BusiestTenants(ctx)
+		if err != nil {
+			yield(api.Tenant{}, err)
+			return
+		}
+		if list.AsOf == nil {
+			r.Notef("No watcher has looked at the tenants yet.")
+		} else {
+			r.Notef("As of %s.", formatTime(*list.AsOf))
+		}
+		for _, t := range list.Tenants {
+			if !yield(t, nil) {
+				return
+			}
+		}
+	}
 }
 
 func newTenantShow(r *Root) *cobra.Command {

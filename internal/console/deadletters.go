@@ -39,7 +39,7 @@ func (p letterPages) deadLetters(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	l, err := p.backend.DeadLetters(r.Context(), cursor, lettersPage)
+	l, err := p.backend.DeadLetters(r.Context(), httpapi.DeadLetterQuery{Cursor: cursor, Limit: lettersPage})
 	if err != nil {
 		return view{}, err
 	}

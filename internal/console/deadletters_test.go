@@ -11,17 +11,18 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
 // DeadLetters has a letter of each of two tenants, and shows payloads as the store does.
-func (f *fakeBackend) DeadLetters(ctx context.Context, cursor string, limit int) (l api.DeadLetterList, err error) {
-	err = f.call("dead letters %s %d", cursor, limit)
+func (f *fakeBackend) DeadLetters(ctx context.Context, q httpapi.DeadLetterQuery) (l api.DeadLetterList, err error) {
+	err = f.call("dead letters %s %d", q.Cursor, q.Limit)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	who, _ := auth.From(ctx)
 	for _, id := range []string{"failed-1", "other-1"} {
 		g := f.groups[id]
-		if g.ID == "" || !who.Owns(g.Tenant) || cursor != "" {
+		if g.ID == "" || !who.Owns(g.Tenant) || q.Cursor != "" {
 			continue
 		}
 		letter := api.DeadLetter{

@@ -156,7 +156,7 @@ func TestDeadLettersArePaged(t *testing.T) {
 	for _, limit := range []int{1, 2, 7, 24, 25, 100} {
 		var got []string
 		for cursor := ""; ; {
-			page, err := w.Store.DeadLetters(stagetest.Trusted(t), cursor, limit)
+			page, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Cursor: cursor, Limit: limit})
 			require.NoError(t, err)
 			require.LessOrEqual(t, len(page.DeadLetters), limit)
 			for _, d := range page.DeadLetters {
@@ -171,7 +171,7 @@ func TestDeadLettersArePaged(t *testing.T) {
 		require.Equal(t, want, got, "pages of %d", limit)
 	}
 	for _, cursor := range []string{"x", "1,2", "1,2,3,4", "{,,"} {
-		_, err := w.Store.DeadLetters(stagetest.Trusted(t), cursor, 1)
+		_, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Cursor: cursor, Limit: 1})
 		var invalid *messages.ValidationError
 		require.ErrorAs(t, err, &invalid, cursor)
 	}
@@ -396,7 +396,10 @@ func TestStats(t *testing.T) {
 	require.Equal(t, 4, st.Partitions)
 	require.EqualValues(t, 8, st.Groups)
 	require.EqualValues(t, 8, st.ActiveTenants)
-	require.Equal(t, []api.TypeStats{{Type: "A", Backlog: 8, Ready: 8}, {Type: "B", Backlog: 8, Waiting: 8}}, st.Types)
+	require.Equal(t, []api.TypeStats{
+		{Type: "A", Backlog: 8, Ready: 8, Totals: api.JobTotals{Accepted: 8}}, {Type: "B", Backlog: 8, Waiting: 8, Totals: api.JobTotals{Accepted: 8}},
+	}, st.Types)
+	require.Equal(t, api.JobTotals{Accepted: 16}, st.Totals)
 	require.Equal(t, api.RateLimit{Limiter: "fixed", Share: "static", RPS: 100, WindowMS: 1000}, st.RateLimit)
 	body, err := json.Marshal(st)
 	require.NoError(t, err)

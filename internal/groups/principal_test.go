@@ -45,7 +45,7 @@ func TestCallsNeedAPrincipal(t *testing.T) {
 			"pause tenant":  func() error { return w.Store.PauseTenant(ctx, "acme") },
 			"resume tenant": func() error { return w.Store.ResumeTenant(ctx, "acme") },
 			"tenants":       func() error { _, err := w.Store.Tenants(ctx, "", 1, false); return err },
-			"dead letters":  func() error { _, err := w.Store.DeadLetters(ctx, "", 1); return err },
+			"dead letters":  func() error { _, err := w.Store.DeadLetters(ctx, groups.DeadLetterQuery{Limit: 1}); return err },
 			"rejected":      func() error { _, err := w.Store.Rejected(ctx, "", 1, true); return err },
 		}
 		for name, call := range calls {
@@ -178,19 +178,19 @@ func TestDeadLettersOfATenant(t *testing.T) {
 	_, err := pipe.Exec(t.Context())
 	require.NoError(t, err)
 	acme := as(t, auth.Producer, "acme")
-	first, err := w.Store.DeadLetters(acme, "", 2)
+	first, err := w.Store.DeadLetters(acme, groups.DeadLetterQuery{Limit: 2})
 	require.NoError(t, err)
 	require.Empty(t, first.DeadLetters)
 	require.NotEmpty(t, first.Cursor)
-	second, err := w.Store.DeadLetters(acme, first.Cursor, 2)
+	second, err := w.Store.DeadLetters(acme, groups.DeadLetterQuery{Cursor: first.Cursor, Limit: 2})
 	require.NoError(t, err)
 	require.Len(t, second.DeadLetters, 2)
-	third, err := w.Store.DeadLetters(acme, second.Cursor, 2)
+	third, err := w.Store.DeadLetters(acme, groups.DeadLetterQuery{Cursor: second.Cursor, Limit: 2})
 	require.NoError(t, err)
 	require.Len(t, third.DeadLetters, 1)
 	require.Empty(t, third.Cursor)
 	require.Equal(t, "acme", third.DeadLetters[0].Tenant)
-	_, err = w.Store.DeadLetters(acme, "x", 2)
+	_, err = w.Store.DeadLetters(acme, groups.DeadLetterQuery{Cursor: "x", Limit: 2})
 	require.Error(t, err)
 }
 
@@ -240,7 +240,7 @@ func everything(ctx context.Context, t *testing.T, w *stagetest.World) string {
 	}
 	add(w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 10}))
 	add(w.Store.Why(ctx, "g"))
-	add(w.Store.DeadLetters(ctx, "", 10))
+	add(w.Store.DeadLetters(ctx, groups.DeadLetterQuery{Limit: 10}))
 	results := 0
 	require.NoError(t, w.Store.Results(ctx, "g", func(result []byte) error {
 		results++

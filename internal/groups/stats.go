@@ -72,11 +72,31 @@ func (s *stats) read(ctx context.Context) (api.Stats, error) {
 	if stages != nil {
 		st.Stages = stages
 	}
+	brokers, err := presence.Brokers(ctx, s.conn, s.space)
+	if err != nil {
+		return st, err
+	}
+	st.Roles = rolesOf(stages, len(workers), len(brokers))
 	for _, t := range byType {
 		st.Types = append(st.Types, *t)
 	}
 	slices.SortFunc(st.Types, func(a, b api.TypeStats) int { return cmp.Compare(a.Type, b.Type) })
 	return st, nil
+}
+
+// rolesOf counts the live processes of each role. The role broker is left out if it has none.
+func rolesOf(stages []api.StageStatus, workers, brokers int) []api.RoleStatus {
+	live := map[string]int{"worker": workers, api.RoleBroker: brokers}
+	for _, st := range stages {
+		live[st.Role]++
+	}
+	var all []api.RoleStatus
+	for _, role := range append(slices.Clone(api.Roles), api.RoleBroker) {
+		if n := live[role]; n > 0 || role != api.RoleBroker {
+			all = append(all, api.RoleStatus{Role: role, Processes: n})
+		}
+	}
+	return all
 }
 
 // addPartitions adds the numbers of all partitions, of which it reads some at the same time.
@@ -99,8 +119,10 @@ func (s *stats) addPartitions(ctx context.Context, st *api.Stats, byType map[str
 		st.ActiveTenants += part.ActiveTenants
 		st.DeadLetters += part.DeadLetters
 		st.RateLimit.Used += part.used
+		addTotals(&st.Totals, part.Retired)
 		for _, l := range part.loads {
 			addStats(statsOf(byType, l.Type), l)
+			addTotals(&st.Totals, l.Totals)
 		}
 		for _, typ := range part.paused {
 			statsOf(byType, typ).Paused = true
@@ -142,6 +164,16 @@ func addStats(sum *api.TypeStats, t api.TypeStats) {
 	sum.InFlight += t.InFlight
 	sum.StaleOutcomes += t.StaleOutcomes
 	sum.LeasesLost += t.LeasesLost
+	addTotals(&sum.Totals, t.Totals)
+}
+
+func addTotals(sum *api.JobTotals, t api.JobTotals) {
+	sum.Accepted += t.Accepted
+	sum.Started += t.Started
+	sum.Done += t.Done
+	sum.Failed += t.Failed
+	sum.Retried += t.Retried
+	sum.Throttled += t.Throttled
 }
 
 // statsOf returns the entry of a type and adds it if it is missing.

@@ -48,6 +48,9 @@ func resizeWorker(b Backend) func(context.Context, string, poolSizeBody) (any, e
 	}
 }
 
+// maxBusiest is how many of the busiest tenants are known.
+const maxBusiest = 100
+
 func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
 	cursor, limit, err := pageParams(r)
 	if err != nil {
@@ -57,7 +60,22 @@ func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
 	if err != nil {
 		return l, err
 	}
-	l, err = s.backend.Tenants(r.Context(), cursor, limit, all)
+	switch q := r.URL.Query(); q.Get("sort") {
+	case "":
+		l, err = s.backend.Tenants(r.Context(), cursor, limit, all)
+	case "backlog":
+		for _, other := range []string{"cursor", "groups"} {
+			if q.Has(other) {
+				return l, invalidField(other, "can't be used with sort=backlog, which has one page of active tenants")
+			}
+		}
+		if !q.Has("limit") {
+			limit = maxBusiest
+		}
+		l, err = s.backend.BusiestTenants(r.Context(), limit)
+	default:
+		return l, invalidField("sort", "must be backlog, or absent")
+	}
 	l.Tenants = orEmpty(l.Tenants)
 	return l, err
 }

@@ -89,6 +89,47 @@ func TestTenants(t *testing.T) {
 	requireProblem(t, call(t, h, "PUT", "/v1/tenants/a%20b", "{}", "Content-Type", jsonType), 422, "id")
 }
 
+func TestBusiestTenants(t *testing.T) {
+	f := newFakeBackend()
+	h := New(options(f))
+	l := decode[api.TenantList](t, call(t, h, "GET", "/v1/tenants?sort=backlog", ""))
+	require.Equal(t, "busy", l.Tenants[0].ID)
+	require.Equal(t, 2026, l.AsOf.Year())
+	call(t, h, "GET", "/v1/tenants?sort=backlog&limit=7", "")
+	require.Equal(t, []string{"busiest 100", "busiest 7"}, f.calls)
+	for query, field := range map[string]string{
+		"sort=name": "sort", "sort=backlog&cursor=a": "cursor", "sort=backlog&groups=true": "groups", "sort=backlog&limit=x": "limit",
+	} {
+		requireProblem(t, call(t, h, "GET", "/v1/tenants?"+query, ""), 422, field)
+	}
+}
+
+func TestHistory(t *testing.T) {
+	f := newFakeBackend()
+	h := New(options(f))
+	got := decode[api.History](t, call(t, h, "GET", "/v1/history", ""))
+	require.Equal(t, 2.5, got.Points[0].Done)
+	require.EqualValues(t, 7, got.Points[0].Pool)
+	call(t, h, "GET", "/v1/history?minutes=15", "")
+	call(t, h, "GET", "/v1/history?minutes=1440", "")
+	require.Equal(t, []string{"history 60", "history 15", "history 1440"}, f.calls)
+	for _, bad := range []string{"14", "1441", "-60", "1h", "1e2"} {
+		requireProblem(t, call(t, h, "GET", "/v1/history?minutes="+bad, ""), 422, "minutes")
+	}
+}
+
+func TestAuditState(t *testing.T) {
+	f := newFakeBackend()
+	h := New(options(f))
+	got := decode[api.AuditState](t, call(t, h, "GET", "/v1/audit", ""))
+	require.False(t, got.OK)
+	require.Equal(t, "w-1", got.Partitions[0].Leader)
+	require.Nil(t, got.Partitions[1].LookedAt)
+	require.Equal(t, map[string]int64{"location": 1}, got.ByLaw)
+	f.err = api.ErrUnavailable
+	requireProblem(t, call(t, h, "GET", "/v1/audit", ""), 503, "")
+}
+
 func TestTenantIsSetAsAWhole(t *testing.T) {
 	f := newFakeBackend()
 	h := New(options(f))

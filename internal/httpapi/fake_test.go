@@ -32,6 +32,7 @@ type fakeBackend struct {
 	queries    []ListQuery
 	groupReads atomic.Int64
 	limits     []int
+	letters    []DeadLetterQuery
 	sealedAt   map[string]*int64
 	tenants    map[string]api.TenantSettings
 	calls      []string // calls that no other field records
@@ -197,6 +198,25 @@ func (f *fakeBackend) Tenants(_ context.Context, cursor string, limit int, all b
 	return l, f.record(fmt.Sprint("tenants ", cursor, " ", limit, " ", all))
 }
 
+func (f *fakeBackend) BusiestTenants(_ context.Context, limit int) (api.TenantList, error) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	return api.TenantList{Tenants: []api.Tenant{tenantView("busy", api.TenantSettings{})}, AsOf: &at}, f.record(fmt.Sprint("busiest ", limit))
+}
+
+func (f *fakeBackend) History(_ context.Context, minutes int) (api.History, error) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	return api.History{StepSeconds: 10, Points: []api.HistoryPoint{{T: at, Done: 2.5, Gauges: api.Gauges{Pool: 7}}}}, f.record(fmt.Sprint("history ", minutes))
+}
+
+func (f *fakeBackend) Audit(context.Context) (api.AuditState, error) {
+	at, ordinal := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), int64(3)
+	return api.AuditState{
+		Partitions: []api.AuditedPartition{{Partition: 0, Leader: "w-1", LookedAt: &at}, {Partition: 1}},
+		Violations: []api.Violation{{Law: "location", Group: "g", Ordinal: &ordinal, Detail: "it is gone"}},
+		ByLaw:      map[string]int64{"location": 1},
+	}, f.record("audit")
+}
+
 func (f *fakeBackend) Tenant(_ context.Context, id string) (api.Tenant, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -328,11 +348,12 @@ func (f *fakeBackend) Job(_ context.Context, id string, ordinal int64) (api.Job,
 	return api.Job{ID: fmt.Sprintf("%s.%d", id, ordinal), Group: id, Ordinal: ordinal, State: "waiting", Waiting: "fairness", Why: &api.Why{Reason: "fairness", Detail: "it waits"}}, nil
 }
 
-func (f *fakeBackend) DeadLetters(_ context.Context, cursor string, limit int) (api.DeadLetterList, error) {
+func (f *fakeBackend) DeadLetters(_ context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.limits = append(f.limits, limit)
-	if cursor == "stale" {
+	f.limits = append(f.limits, q.Limit)
+	f.letters = append(f.letters, q)
+	if q.Cursor == "stale" {
 		return api.DeadLetterList{}, fmt.Errorf("list dead letters: cursor of another list: %w", api.ErrInvalid)
 	}
 	return api.DeadLetterList{}, f.err

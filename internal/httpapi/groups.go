@@ -232,8 +232,26 @@ func (s *calls) getJob(r *http.Request) (j api.Job, err error) {
 	return s.backend.Job(r.Context(), id, int64(ordinal))
 }
 
-func (s *calls) listDeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error) {
-	l, err := s.backend.DeadLetters(ctx, cursor, limit)
+func (s *calls) listDeadLetters(r *http.Request) (l api.DeadLetterList, err error) {
+	q := r.URL.Query()
+	query := DeadLetterQuery{Tenant: q.Get("tenant"), Group: q.Get("group"), Type: q.Get("type"), Code: q.Get("code")}
+	if query.Cursor, query.Limit, err = pageParams(r); err != nil {
+		return l, err
+	}
+	for _, id := range []struct{ field, value string }{
+		{"tenant", query.Tenant}, {"group", query.Group}, {"type", query.Type},
+	} {
+		if id.value != "" && !api.ValidID(id.value) {
+			return l, invalidField(id.field, idProblem)
+		}
+	}
+	if len(query.Code) > maxCodeLength {
+		return l, invalidField("code", fmt.Sprintf("must be at most %d bytes", maxCodeLength))
+	}
+	if query.Since, err = sinceParam(r.URL.Query()); err != nil {
+		return l, err
+	}
+	l, err = s.backend.DeadLetters(r.Context(), query)
 	l.DeadLetters = orEmpty(l.DeadLetters)
 	return l, err
 }
@@ -241,6 +259,7 @@ func (s *calls) listDeadLetters(ctx context.Context, cursor string, limit int) (
 func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	st, err := s.backend.Stats(r.Context())
 	st.Types, st.Workers, st.Stages = orEmpty(st.Types), orEmpty(st.Workers), orEmpty(st.Stages)
+	st.Roles = orEmpty(st.Roles)
 	for i := range st.Workers {
 		st.Workers[i].Types = orEmpty(st.Workers[i].Types)
 		st.Workers[i].CurrentJobs = orEmpty(st.Workers[i].CurrentJobs)
@@ -248,6 +267,31 @@ func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	for i := range st.Stages {
 		st.Stages[i].Counts = orEmptyMap(st.Stages[i].Counts)
 	}
+	return st, err
+}
+
+// defaultHistory is how much of the history is shown unless the request says it, in minutes.
+const defaultHistory = 60
+
+func getHistory(b Backend) func(*http.Request) (api.History, error) {
+	return func(r *http.Request) (h api.History, err error) {
+		minutes := defaultHistory
+		if v := r.URL.Query().Get("minutes"); v != "" {
+			minutes, err = strconv.Atoi(v)
+		}
+		if err != nil || minutes < api.MinHistoryMinutes || minutes > api.MaxHistoryMinutes {
+			return h, invalidField("minutes",
+				fmt.Sprintf("must be %d to %d", api.MinHistoryMinutes, api.MaxHistoryMinutes))
+		}
+		h, err = b.History(r.Context(), minutes)
+		h.Points = orEmpty(h.Points)
+		return h, err
+	}
+}
+
+func (s *calls) getAudit(r *http.Request) (api.AuditState, error) {
+	st, err := s.backend.Audit(r.Context())
+	st.Partitions, st.Violations, st.ByLaw = orEmpty(st.Partitions), orEmpty(st.Violations), orEmptyMap(st.ByLaw)
 	return st, err
 }
 

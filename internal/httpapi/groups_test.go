@@ -247,3 +247,19 @@ func submitAndAppend(srv *httptest.Server, id string) error {
 	}
 	return nil
 }
+
+func TestDeadLetterFilters(t *testing.T) {
+	f := newFakeBackend()
+	h := New(options(f))
+	call(t, h, "GET", "/v1/dead-letters?tenant=a&group=g&type=T&code=X&since=2026-01-02T15:04:05Z&cursor=1-2&limit=7", "")
+	require.Equal(t, []DeadLetterQuery{{
+		Tenant: "a", Group: "g", Type: "T", Code: "X", Since: time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC), Cursor: "1-2", Limit: 7,
+	}}, f.letters)
+	for query, field := range map[string]string{
+		"tenant=%7B": "tenant", "group=a%20b": "group", "type=:": "type", "since=yesterday": "since",
+		"since=1969-01-01T00:00:00Z": "since", "code=" + strings.Repeat("x", 129): "code",
+	} {
+		requireProblem(t, call(t, h, "GET", "/v1/dead-letters?"+query, ""), 422, field)
+	}
+	require.Len(t, f.letters, 1)
+}

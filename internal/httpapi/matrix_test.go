@@ -42,7 +42,7 @@ func newInstallation(t testing.TB) *installation {
 	in := &installation{World: w, store: keyStore(w, time.Now)}
 	in.auth = apikey.New(apikey.Options{Store: keyStore(w, time.Now), Log: telemetry.Nop().Log, Now: time.Now})
 	role, err := ingest.New(context.WithoutCancel(t.Context()), stagetest.Process(w, "in"), ingest.Config{
-		APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, Keys: in.auth,
+		APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, Keys: in.auth, KeyStore: in.store,
 		Proxies: clientaddr.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Events: httpapi.NewFakeRooms(),
 	}, w.Store, messages.Decoder{})
 	require.NoError(t, err)
@@ -151,6 +151,8 @@ var wants = map[string]int{
 	"POST /v1/types/{type}/resume":     202,
 	"PUT /v1/workers/{id}":             404, // there is none
 	"GET /v1/guards/{name}":            404, // there is none
+	"POST /v1/keys":                    201,
+	"DELETE /v1/keys/{id}":             404, // there is none
 	"POST /v1/guards/{name}/members/*": 404, // there is none
 }
 
@@ -161,6 +163,7 @@ var bodies = map[string]string{
 	"PUT /v1/tenants/{id}":                `{"weight":2}`,
 	"PATCH /v1/tenants/{id}":              `{"weight":2}`,
 	"PUT /v1/workers/{id}":                `{"workers":1}`,
+	"POST /v1/keys":                       `{"role":"metrics"}`,
 	"PUT /v1/events/{event}":              `{"capacity":1}`,
 	"POST /v1/events/{event}/recalibrate": `{"capacity":1}`,
 	"POST /v1/entry-tokens/verify":        `{"token":"t"}`,

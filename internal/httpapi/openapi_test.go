@@ -145,6 +145,10 @@ func TestDocumentAndTypesAgree(t *testing.T) {
 		{"Activity", api.Activity{}, false}, {"ActivityList", api.ActivityList{}, false},
 		{"JobMap", api.JobMap{}, false}, {"MapBucket", api.MapBucket{}, false}, {"FailureSummary", api.FailureSummary{}, false},
 		{"FailureCode", api.FailureCode{}, false}, {"FailureFingerprint", api.FailureFingerprint{}, false}, {"FailureSample", api.FailureSample{}, false},
+		{"RoleStatus", api.RoleStatus{}, false},
+		{"History", api.History{}, false}, {"HistoryPoint", api.HistoryPoint{}, false}, {"JobTotals", api.JobTotals{}, false},
+		{"Key", api.Key{}, false}, {"KeyList", api.KeyList{}, false}, {"NewKey", api.NewKey{}, false}, {"KeyRequest", api.KeyRequest{}, true},
+		{"KeyRevoked", api.KeyRevoked{}, false}, {"AuditState", api.AuditState{}, false}, {"AuditedPartition", api.AuditedPartition{}, false},
 		{"TypeStats", api.TypeStats{}, false}, {"WorkerStatus", api.WorkerStatus{}, false},
 	} {
 		t.Run(c.schema, func(t *testing.T) {
@@ -212,6 +216,9 @@ func TestListsHaveOneForm(t *testing.T) {
 			properties, required := 2, []string{name}
 			if schema.Properties["scanned"] != nil { // a list that looks at more than it returns
 				properties, required = 3, []string{name, "scanned"}
+			}
+			if schema.Properties["as_of"] != nil { // a list that was made before
+				properties++
 			}
 			require.Len(t, schema.Properties, properties, path)
 			require.Equal(t, required, schema.Required, path)

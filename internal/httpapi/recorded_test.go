@@ -11,6 +11,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/activity"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/auth/apikey"
 )
 
 // fakeActivity is an activity log in memory.
@@ -56,6 +58,8 @@ var changes = map[string][]string{
 	"POST /v1/events/e/recalibrate":                 {`{"capacity":3}`, `event.recalibrate e {`},
 	"DELETE /v1/events/e":                           {``, `event.delete e {"mode":"open"} `},
 	"DELETE /v1/events/e/users/u":                   {``, `user.remove u@e  `},
+	"POST /v1/keys":                                 {`{"role":"admin","name":"ann"}`, `key.create ann  {"name":"ann","role":"admin"`},
+	"DELETE /v1/keys/key_a":                         {``, `key.revoke key_a  `},
 }
 
 // Each change but the daily traffic is stored before it is carried out. Without an entry there is
@@ -66,7 +70,8 @@ func TestChangesAreRecordedFirst(t *testing.T) {
 		send := func(log *fakeActivity) (status int, calls []string) {
 			backend, rooms := newFakeBackend().withGroup("g"), newFakeRooms()
 			o := options(backend)
-			o.Rooms, o.Activity = rooms, log
+			keys := &fakeKeyStore{keys: []apikey.Record{{ID: "key_a", Role: auth.Admin}}}
+			o.Rooms, o.Activity, o.KeyStore = rooms, log, keys
 			rec := localCall(t, New(o), method, path, c[0])
 			for _, call := range append(backend.calls, rooms.calls...) {
 				if !strings.HasPrefix(call, "get ") {
@@ -74,7 +79,8 @@ func TestChangesAreRecordedFirst(t *testing.T) {
 				}
 			}
 			g := backend.groups["g"].view
-			if g.Paused || g.Sealed || g.Round != 1 || g.Status != api.StatusCreated || len(backend.tenants) > 0 {
+			if g.Paused || g.Sealed || g.Round != 1 || g.Status != api.StatusCreated || len(backend.tenants) > 0 ||
+				len(keys.keys) != 1 {
 				calls = append(calls, "changed")
 			}
 			return rec.Code, calls
@@ -112,7 +118,7 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 	for target := range changes {
 		recorded = append(recorded, strings.NewReplacer("/groups/g/", "/groups/{id}/", "/tenants/t", "/tenants/{id}",
 			"/types/T", "/types/{type}", "/workers/w", "/workers/{id}", "pool%2Fsmtp", "{name}", "/members/a", "/members/{id}",
-			"/events/e", "/events/{event}", "/users/u", "/users/{user}").Replace(target))
+			"/events/e", "/events/{event}", "/users/u", "/users/{user}", "/keys/key_a", "/keys/{id}").Replace(target))
 	}
 	require.ElementsMatch(t, all, recorded)
 }

@@ -68,6 +68,8 @@ type Backend interface {
 	// Tenants returns a page of tenants, ordered by id. Only with all it has tenants that exist
 	// because a group without a tenant is its own tenant.
 	Tenants(ctx context.Context, cursor string, limit int, all bool) (api.TenantList, error)
+	// BusiestTenants returns the active tenants with the most unfinished jobs, at most limit.
+	BusiestTenants(ctx context.Context, limit int) (api.TenantList, error)
 	// Tenant returns a tenant that has groups or settings or is paused.
 	Tenant(ctx context.Context, id string) (api.Tenant, error)
 	// SetTenant replaces a tenant's settings. Pausing is not a setting, and stays.
@@ -100,7 +102,7 @@ type Backend interface {
 	// Jobs returns a page of a group's jobs.
 	Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error)
 	// DeadLetters returns a page of dead letters, newest first.
-	DeadLetters(ctx context.Context, cursor string, limit int) (api.DeadLetterList, error)
+	DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error)
 	// Rejected returns a page of rejected messages, newest first; with their data only if asked.
 	Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error)
 	// ResizeWorker asks a live worker process to have n slots.
@@ -113,22 +115,10 @@ type Backend interface {
 	ControlGuard(ctx context.Context, name, member string, do guard.Action) error
 	// Stats returns queue sizes, rates and live processes.
 	Stats(ctx context.Context) (api.Stats, error)
-}
-
-// SubmitOptions is the data of a submission that is not in its body.
-type SubmitOptions struct {
-	GeneratedID bool // the client gave no id; the API has generated one
-	// IdempotencyKey is "" when there is none, else 1 to 255 bytes of visible ASCII. Hash it before
-	// it enters a Redis key.
-	IdempotencyKey string
-	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
-}
-
-// JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
-// empty State matches every job; an empty Cursor means the first page.
-type JobQuery struct {
-	State, Key, Cursor string
-	Limit              int // 1 to 1,000
+	// History returns the figures of the last minutes.
+	History(ctx context.Context, minutes int) (api.History, error)
+	// Audit returns what the watchers have found when they last audited their partitions.
+	Audit(ctx context.Context) (api.AuditState, error)
 }
 
 // Options configures the API.
@@ -136,8 +126,10 @@ type Options struct {
 	Backend Backend
 	Rooms   Rooms // nil: the API has no calls on the waiting room
 	Keys    Keys  // nil: callers need no key, and may do everything
-	KeyRPS  int   // most requests that a key may make in a second; 0: any number
-	Proxies clientaddr.Proxies
+	// KeyStore is the keys that admins manage. nil: the calls on keys answer 409.
+	KeyStore KeyStore
+	KeyRPS   int // most requests that a key may make in a second; 0: any number
+	Proxies  clientaddr.Proxies
 	// Activity stores each change of an operator before it is carried out. nil: changes are not
 	// recorded, and the API has no call that reads the log.
 	Activity Activity
@@ -244,6 +236,7 @@ type calls struct {
 	backend    Backend
 	rooms      Rooms
 	activity   Activity
+	keyStore   KeyStore
 	decoder    messages.Decoder
 	version    string
 	bodyMemory *bodyMemory
@@ -262,6 +255,7 @@ func newServer(opt Options) *calls {
 		backend:    opt.Backend,
 		rooms:      opt.Rooms,
 		activity:   opt.Activity,
+		keyStore:   opt.KeyStore,
 		decoder:    opt.Decoder,
 		version:    opt.Version,
 		bodyMemory: newBodyMemory(),
@@ -272,6 +266,9 @@ func newServer(opt Options) *calls {
 		s.backend = recorded{opt.Backend, opt.Activity}
 		if opt.Rooms != nil {
 			s.rooms = recordedRooms{opt.Rooms, opt.Activity}
+		}
+		if opt.KeyStore != nil {
+			s.keyStore = recordedKeys{opt.KeyStore, opt.Activity}
 		}
 	}
 	if s.log == nil {
@@ -329,14 +326,15 @@ func (s *calls) routes() []route {
 		{method: get, path: group + "/events", scope: auth.Read, object: groupInPath, serve: s.watchGroup,
 			stream: true},
 		{method: get, path: "/v1/tenants", scope: auth.Read, object: ownInList, serve: show(s.listTenants),
-			query: append([]string{"groups"}, page...)},
+			query: append([]string{"groups", "sort"}, page...)},
 		{method: get, path: tenant, scope: auth.Read, object: tenantInPath, serve: showByID(s.backend.Tenant)},
 		{method: put, path: tenant, scope: auth.Tenants, object: tenantInPath,
 			serve: show(changeTenant(s, setTenant(s.backend), jsonType))},
 		{method: http.MethodPatch, path: tenant, scope: auth.Tenants, object: tenantInPath,
 			serve: show(changeTenant(s, s.backend.PatchTenant, mergePatchType, jsonType))},
 		{method: get, path: "/v1/dead-letters", scope: auth.Read, object: ownInList,
-			serve: showPage(s.listDeadLetters), query: page},
+			serve: show(s.listDeadLetters),
+			query: append([]string{"tenant", "group", "type", "code", "since"}, page...)},
 		{method: get, path: "/v1/rejected", scope: auth.ReadSystem, object: noTenant,
 			serve: show(listRejected(s.backend)), query: append([]string{"data"}, page...)},
 		{method: put, path: "/v1/workers/{id}", scope: auth.System, object: noTenant,
@@ -346,6 +344,9 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/guards/{name}", scope: auth.ReadSystem, object: noTenant,
 			serve: show(getGuard(s.backend))},
 		{method: get, path: "/v1/stats", scope: auth.ReadMetrics, object: noTenant, serve: show(s.getStats)},
+		{method: get, path: "/v1/history", scope: auth.ReadMetrics, object: noTenant,
+			serve: show(getHistory(s.backend)), query: []string{"minutes"}},
+		{method: get, path: "/v1/audit", scope: auth.ReadSystem, object: noTenant, serve: show(s.getAudit)},
 	}
 	for name, serve := range map[string]handler{
 		"seal":   commandOn(s, "id", s.sealGroup),
@@ -383,6 +384,7 @@ func (s *calls) routes() []route {
 			})
 		}
 	}
+	all = append(all, keyCalls{s}.routes()...)
 	if s.activity != nil {
 		all = append(all, route{
 			method: get, path: "/v1/activity", scope: auth.System, object: noTenant,

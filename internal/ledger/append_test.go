@@ -28,7 +28,7 @@ func TestAppend(t *testing.T) {
 		require.Equal(w, []string{`1||"\n"`}, w.queue("g", "U"))
 		require.Equal(w, "T|U", w.c.HGet(w.Context(), w.p.Group("g"), "types").Val())
 		require.Equal(w, []string{"T", "U"}, w.c.ZRange(w.Context(), w.p.Types(), 0, -1).Val())
-		require.Equal(w, map[string]string{"waiting": "4"}, w.c.HGetAll(w.Context(), w.p.Load("T")).Val())
+		require.Equal(w, map[string]string{"waiting": "4", "accepted": "4"}, w.c.HGetAll(w.Context(), w.p.Load("T")).Val())
 		require.Equal(w, map[string]string{"active": "5", "unfinished": "5"}, w.c.HGetAll(w.Context(), w.p.Tenant("acme")).Val())
 		require.Equal(w, []string{"acme"}, w.c.SMembers(w.Context(), w.p.Active()).Val())
 		for _, typ := range []string{"T", "U"} {

@@ -32,7 +32,9 @@ func TestCancelEverywhere(t *testing.T) {
 		w.sweep("g")
 		require.Equal(w, "DFCCCCCCC", w.states("g"))
 		require.Equal(w, map[string]int64{"done": 1, "failed": 1, "cancelled": 7}, w.ledger("g"))
-		require.Equal(w, map[string]string{"waiting": "1", "non_ready": "1"}, w.c.HGetAll(w.Context(), w.p.Load("T")).Val(), "the other groups' jobs")
+		require.Equal(w, map[string]string{
+			"waiting": "1", "non_ready": "1", "accepted": "11", "started": "5", "done": "1", "failed": "1", "retried": "2", "throttled": "1",
+		}, w.c.HGetAll(w.Context(), w.p.Load("T")).Val(), "the other groups' jobs, and what has happened")
 		require.Len(w, w.c.ZRange(w.Context(), w.p.NonReadyOf("acme"), 0, -1).Val(), 1)
 		tenant := w.c.HGetAll(w.Context(), w.p.Tenant("acme")).Val()
 		require.Equal(w, []string{"1", "1", "2"}, []string{tenant["active"], tenant["congested"], tenant["unfinished"]})

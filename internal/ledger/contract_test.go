@@ -50,7 +50,7 @@ func TestHeaders(t *testing.T) {
 	t.Parallel()
 	for name, source := range scripts(t) {
 		t.Run(name, func(t *testing.T) {
-			luaheader.Check(t, name, source, []string{"base", "absent"}, []string{"stream"}, []string{"hash"}, nil)
+			luaheader.Check(t, name, source, []string{"base", "absent"}, []string{"stream"}, []string{"hash"}, []string{"history"}, nil)
 		})
 	}
 }
@@ -97,6 +97,8 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.NoError(t, presence.PublishStage(t.Context(), conn, space, api.StageStatus{ID: "p"}))
 	_, err = presence.Stages(t.Context(), conn, space)
 	require.NoError(t, err)
+	_, err = ledger.RecordSample(t.Context(), c, space, ledger.Sample{})
+	require.NoError(t, err)
 	require.NoError(t, acl.Check(t.Context(), conn, acl.User{Name: "x", Commands: []string{"get"}, Keys: []string{"{*}:*"}}))
 
 	for _, s := range ownScripts(t) {
@@ -124,6 +126,8 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 		"owner:*":   "it lies in another partition, the one of the group's id",
 		"rebalance": "lead is told whether it is this one or watch",
 		"waited":    "it is written for WAIT alone",
+		"top":       "the watcher replaces it as a whole",
+		"audit":     "the watcher replaces it as a whole",
 	}
 	stems := map[string]string{"over:*": "admit puts the lane behind it"}
 

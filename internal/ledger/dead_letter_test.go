@@ -14,7 +14,7 @@ func TestDeadLetters(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 3)
 		list := func(before string, n int) []api.DeadLetter {
-			all, err := ledger.DeadLetters(w.Context(), w.c, w.p, before, n)
+			all, err := ledger.DeadLetters(w.Context(), w.c, w.p, before, "", n)
 			require.NoError(w, err)
 			return all
 		}

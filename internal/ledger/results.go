@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -131,16 +132,16 @@ func (b *bitset) add(ordinal int64) bool {
 	return fresh
 }
 
-// DeadLetters reads a partition's n newest dead letters that are older than the entry before; ""
-// means the newest of all.
+// DeadLetters reads a partition's n newest dead letters that are older than the entry before and
+// not older than the entry oldest; "" sets no bound.
 func DeadLetters(
-	ctx context.Context, c redis.Cmdable, p keyspace.Partition, before string, n int,
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, before, oldest string, n int,
 ) ([]api.DeadLetter, error) {
 	top := "+"
 	if before != "" {
 		top = "(" + before
 	}
-	entries, err := c.XRevRangeN(ctx, p.DeadLetters(), top, "-", int64(n)).Result()
+	entries, err := c.XRevRangeN(ctx, p.DeadLetters(), top, cmp.Or(oldest, "-"), int64(n)).Result()
 	if err != nil {
 		return nil, fmt.Errorf("read dead letters of partition %d: %w", p.Index(), err)
 	}

@@ -35,8 +35,7 @@ func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []s
 	// Each reply has the error of the pipeline or its own.
 	reads, _ := pipelined(ctx, c, types, func(pipe redis.Pipeliner, typ string) replies {
 		return replies{
-			load: pipe.HMGet(ctx, p.Load(typ),
-				layout.LoadWaiting, layout.LoadNonReady, layout.LoadStale, layout.LoadLost),
+			load:    pipe.HMGet(ctx, p.Load(typ), loadFields...),
 			length:  pipe.XLen(ctx, p.Ready(typ)),
 			pending: pipe.XPending(ctx, p.Ready(typ), keyspace.GroupWorkers),
 		}
@@ -58,9 +57,28 @@ func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []s
 		load := reply(read.load.Val())
 		s.Waiting, s.NonReady, s.StaleOutcomes, s.LeasesLost = load.num(0), load.num(1), load.num(2), load.num(3)
 		s.Backlog = s.Waiting + s.NonReady + s.Ready
+		s.Totals = load[min(4, len(load)):].totals()
 		out[i] = s
 	}
 	return out, nil
+}
+
+// totals are the fields of load:TYPE, and of the hash watch for retired types, that only grow.
+var totals = []string{
+	layout.LoadAccepted, layout.LoadStarted, layout.LoadDone, layout.LoadFailed, layout.LoadRetried,
+	layout.LoadThrottled,
+}
+
+// loadFields are the fields of load:TYPE that Loads reads.
+var loadFields = append([]string{
+	layout.LoadWaiting, layout.LoadNonReady, layout.LoadStale, layout.LoadLost,
+}, totals...)
+
+// totals reads the fields in the order of the variable totals.
+func (r reply) totals() api.JobTotals {
+	return api.JobTotals{
+		Accepted: r.num(0), Started: r.num(1), Done: r.num(2), Failed: r.num(3), Retried: r.num(4), Throttled: r.num(5),
+	}
 }
 
 // maxPausePages is how many pages of 1,000 pauses one call of PausedTypes reads.
@@ -139,14 +157,17 @@ type PartitionStats struct {
 	Groups        int64    // all groups, ended ones too
 	ActiveTenants int64
 	DeadLetters   int64
+	Retired       api.JobTotals // what retired types had counted
 }
 
 // ReadPartition reads a partition's numbers in one round trip.
 func ReadPartition(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (PartitionStats, error) {
 	var types *redis.StringSliceCmd
 	var groups, active, dead *redis.IntCmd
+	var retired *redis.SliceCmd
 	_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		types = pipe.ZRange(ctx, p.Types(), 0, -1)
+		retired = pipe.HMGet(ctx, p.Watch(), totals...)
 		groups, active, dead = pipe.ZCard(ctx, p.Groups()), pipe.SCard(ctx, p.Active()), pipe.XLen(ctx, p.DeadLetters())
 		return nil
 	})
@@ -155,5 +176,6 @@ func ReadPartition(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (
 	}
 	return PartitionStats{
 		Types: types.Val(), Groups: groups.Val(), ActiveTenants: active.Val(), DeadLetters: dead.Val(),
+		Retired: reply(retired.Val()).totals(),
 	}, nil
 }

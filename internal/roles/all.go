@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/stage"
 	"github.com/bulkaction/bulkaction/processor"
@@ -11,7 +12,7 @@ import (
 )
 
 // Names lists the six roles in the order of the pipeline.
-var Names = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
+var Names = api.Roles
 
 // Own is what a program brings into the roles that it runs. The zero value serves no job type.
 type Own struct {

@@ -53,7 +53,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			return err
 		}
 		defer stop()
-		keys, err := apiKeys(p, b)
+		keys, keyStore, err := apiKeys(p, b)
 		if err != nil {
 			return err
 		}
@@ -81,6 +81,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			Guards:         b.Guards,
 			Events:         rooms,
 			Keys:           keys,
+			KeyStore:       keyStore,
 			KeyRPS:         p.Config.Auth.KeyRPS,
 			Proxies:        p.Config.Auth.Proxies(),
 			KeepActivity:   p.Config.Retention.Activity,

@@ -239,6 +239,7 @@ local function rate_limit_tenant(t, lane, group, n)
       count_taken(group, lane, t.name, 'non_ready', went, gone, n)
       if went > 0 then
         call('HINCRBY', B .. 'group:' .. group, 'throttles', went)
+        call('HINCRBY', load_key, 'throttled', went)
         call('HINCRBY', t.key, 'congested', went)
         call('HSET', t.key, 'marker', typ)
         call('HINCRBY', B .. 'congestion:' .. t.name, 'throttles', went)

@@ -251,10 +251,10 @@ for _, typ in ipairs(order) do
   local q = queues[typ]
   if #q > 0 then
     call('RPUSH', B .. 'queue:' .. group .. ':' .. typ, unpack(q))
-    call('HINCRBY', B .. 'load:' .. typ, 'waiting', #q)
     if not held then enqueue(typ, lane, tenant, group, #q, now, factor) end
   end
   if #later[typ] > 0 then add_non_ready(tenant, typ, later[typ]) end
+  add(B .. 'load:' .. typ, 'waiting', #q, 'accepted', #q + #later[typ] / 2)
   if not string.find('|' .. types .. '|', '|' .. typ .. '|', 1, true) then
     types = types == '' and typ or types .. '|' .. typ
     call('HSET', key, 'types', types)

@@ -62,7 +62,8 @@ local job, arg = 0, 8 + all_entries -- number of the job that was read last; ind
 local stream = B .. 'ready:' .. typ
 -- kept has the numbers of jobs whose entries stay. refused counts stale outcomes of groups that are
 -- not cancelled.
-local now, kept, owned, stale, refused, all_failed = now_ms(), {}, 0, 0, 0, 0
+local now, kept, owned, stale, refused = now_ms(), {}, 0, 0, 0
+local all_done, all_failed, all_retried = 0, 0, 0
 local since = string.format('%.0f', now)
 precheck('XLEN', stream, B .. 'results')
 precheck('SCARD', B .. 'active')
@@ -258,6 +259,7 @@ local function store_others(group, live, tenant, round, n)
   end
   store_states(group, ords, new, span)
   add(B .. 'group:' .. group, 'retries', retries)
+  all_retried = all_retried + retries
   return failed, non_ready, unstarted, readied
 end
 
@@ -325,7 +327,7 @@ for _ = 1, groups do
     store_tenant(tenant, took, ran, done + failed)
   end
   local took_effect = done + failed + non_ready + readied
-  all_failed = all_failed + failed
+  all_done, all_failed = all_done + done, all_failed + failed
   owned, stale = owned + took_effect, stale + n_done + n_other - took_effect
   if live then refused = refused + n_done + n_other - took_effect end
 end
@@ -336,7 +338,7 @@ if quickest then
     call('HSET', B .. 'load:' .. typ, 'quick', string.format('%.3f', quickest), 'quick_at', now)
   end
 end
-add(B .. 'load:' .. typ, 'stale', refused)
+add(B .. 'load:' .. typ, 'stale', refused, 'done', all_done, 'failed', all_failed, 'retried', all_retried)
 local from, entries = 8, ARGV
 if next(kept) then
   from, entries = 1, {}

@@ -97,6 +97,7 @@ for _, p in ipairs(pending) do
     end
   end
 end
+add(B .. 'load:' .. typ, 'failed', failed)
 if #missing > 0 then
   call('HINCRBY', B .. 'watch', 'suspicious', #missing)
   wake('watcher')

@@ -35,6 +35,7 @@ local typ, groups, arg = ARGV[1], tonumber(ARGV[2]), 3
 local stream = B .. 'ready:' .. typ
 local us, load_key = now_us(), B .. 'load:' .. typ
 local now, tokens, about, gone = floor(us / 1000), {}, {}, {} -- gone: entries to remove
+local started = 0
 local pauses = any_paused()
 local type_paused = pauses and is_paused('y', typ)
 precheck('XLEN', stream)
@@ -131,6 +132,7 @@ for _ = 1, groups do
   tokens[#tokens + 1] = own
   if begun > 0 then
     add(key, 'ready', -begun, 'in_flight', begun)
+    started = started + begun
     if not g[2] then
       call('HSET', key, 'started', now)
       mark_dirty(group)
@@ -138,6 +140,7 @@ for _ = 1, groups do
   end
   about[#about + 1] = { g[3] or '', g[4] or '', g[5] or '', errors }
 end
+add(load_key, 'started', started)
 if #gone > 0 then
   call('XACK', stream, 'workers', unpack(gone))
   call('XDEL', stream, unpack(gone))

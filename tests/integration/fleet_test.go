@@ -115,7 +115,7 @@ func TestFleets(t *testing.T) {
 				require.Len(t, seen, int(l.counts.Accepted))
 			}
 			letters := map[string]bool{}
-			for d, err := range s.api.DeadLetters(s.ctx()) {
+			for d, err := range s.api.DeadLetters(s.ctx(), client.DeadLetterFilter{}) {
 				require.NoError(t, err)
 				require.False(t, letters[d.Job])
 				letters[d.Job] = true

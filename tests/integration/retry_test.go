@@ -117,7 +117,7 @@ func TestTypeWithoutWorkers(t *testing.T) {
 	require.Equal(t, map[string]int64{"NO_PROCESSOR": n}, g.FailuresByCode)
 	require.Equal(t, api.Counts{Accepted: 20, Done: 15, Failed: 5}, s.wait("mixed").Counts)
 	letters := 0
-	for d, err := range s.api.DeadLetters(s.ctx()) {
+	for d, err := range s.api.DeadLetters(s.ctx(), client.DeadLetterFilter{}) {
 		require.NoError(t, err)
 		require.Equal(t, "NO_PROCESSOR", d.Code)
 		require.Equal(t, "NOBODY", d.Type)
@@ -138,7 +138,7 @@ func TestLargePayloads(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 35, Done: 30, Failed: 5}, s.wait("g").Counts)
 	payloads := s.space.OfTenant("acme").Payloads("g")
 	require.EqualValues(t, 5, s.rdb.HLen(s.ctx(), payloads).Val(), "payloads of failed jobs are kept for a retry")
-	for d, err := range s.api.DeadLetters(s.ctx()) {
+	for d, err := range s.api.DeadLetters(s.ctx(), client.DeadLetterFilter{}) {
 		require.NoError(t, err)
 		require.True(t, json.Valid(d.Payload))
 		require.Greater(t, len(d.Payload), 100<<10)

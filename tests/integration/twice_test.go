@@ -206,7 +206,7 @@ func TestEveryScriptTwice(t *testing.T) {
 	letters := func() int {
 		t.Helper()
 		jobs := map[string]bool{}
-		for d, err := range s.api.DeadLetters(ctx) {
+		for d, err := range s.api.DeadLetters(ctx, client.DeadLetterFilter{}) {
 			require.NoError(t, err)
 			key := d.Group + "/" + d.Job
 			require.False(t, jobs[key], key)

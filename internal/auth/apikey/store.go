@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -132,7 +133,7 @@ func (s *Store) New(r Request) (NewKey, error) {
 func (s *Store) Add(ctx context.Context, k NewKey) error {
 	all, err := s.read(ctx, nil)
 	if err != nil {
-		return fmt.Errorf("create an API key: %w", err)
+		return fmt.Errorf("create an API key: %w", unavailable(err))
 	}
 	changes, err := s.add(nil, k)
 	if err != nil {
@@ -145,7 +146,7 @@ func (s *Store) Add(ctx context.Context, k NewKey) error {
 		}
 	}
 	if err := s.apply(ctx, changes...); err != nil {
-		return fmt.Errorf("create an API key: %w", err)
+		return fmt.Errorf("create an API key: %w", unavailable(err))
 	}
 	return nil
 }
@@ -155,11 +156,31 @@ func (s *Store) add(changes []change, k NewKey) ([]change, error) {
 	return append(changes, change{hash: s.hasher.Hash(k.Token), text: text}), err
 }
 
+// Asked returns what the activity log shows of a new key.
+func (r Request) Asked() map[string]any {
+	asked := map[string]any{"role": r.Role, "tenant": r.Tenant, "name": r.Name}
+	if r.Payloads != nil {
+		asked["payloads"] = *r.Payloads
+	}
+	if r.Lifetime > 0 {
+		asked["lifetime"] = r.Lifetime.String()
+	}
+	return asked
+}
+
+// unavailable returns err, as an api.ErrUnavailable if Redis does not answer.
+func unavailable(err error) error {
+	if call.IsUnavailable(err) {
+		return fmt.Errorf("%w: %w", api.ErrUnavailable, err)
+	}
+	return err
+}
+
 // List returns all keys, the oldest first, and an error for each record that can't be used.
 func (s *Store) List(ctx context.Context) (keys []Record, unusable []error, err error) {
 	all, err := s.read(ctx, nil)
 	if err != nil {
-		return nil, nil, fmt.Errorf("list API keys: %w", err)
+		return nil, nil, fmt.Errorf("list API keys: %w", unavailable(err))
 	}
 	for _, r := range all {
 		if r.err != nil {
@@ -185,7 +206,7 @@ func (s *Store) Revoke(ctx context.Context, id string) error {
 		err = s.c.HDel(ctx, s.key, string(hash)).Err()
 	}
 	if err != nil {
-		return fmt.Errorf("revoke API key %s: %w", id, err)
+		return fmt.Errorf("revoke API key %s: %w", id, unavailable(err))
 	}
 	return nil
 }

@@ -206,6 +206,15 @@ const (
 //	field              unit  written by           meaning
 //	waiting            jobs  the transitions      the type's waiting jobs
 //	non_ready          jobs  the transitions      the type's non-ready jobs, suspended ones too
+//	accepted           jobs  append               jobs that were accepted. This and the next five
+//	                                              only grow
+//	started                  start                times that a job was started
+//	done               jobs  outcome              jobs that were done
+//	failed             jobs  outcome, reclaim,    times that a job failed
+//	                         lose
+//	retried                  outcome              times that a job was retried
+//	throttled                admit                times that a job became a marker, for want of a
+//	                                              permit
 //	stale                    outcome              stale outcomes of jobs whose group is not
 //	                                              cancelled
 //	lost                     renew                lost leases that the worker did not know of
@@ -221,6 +230,13 @@ const (
 //	quick, quick_at    ms    outcome              mean run time of the jobs of the tenant with the
 //	                                              quickest ones, and when that was
 const (
+	LoadAccepted  = "accepted"
+	LoadStarted   = "started"
+	LoadDone      = "done"
+	LoadFailed    = "failed"
+	LoadRetried   = "retried"
+	LoadThrottled = "throttled"
+
 	LoadWaiting  = "waiting"
 	LoadNonReady = "non_ready"
 	LoadStale    = "stale"
@@ -289,11 +305,16 @@ const (
 //	fence                    lead                 its fencing number
 //	renewals                 the watcher          how often the lease was renewed, by whichever
 //	                                              process
+//	accepted, started        retire               what retired types had counted in these fields
+//	                                              of load:TYPE, as in the next two lines
+//	done, failed, retried    retire
+//	throttled                retire
 //	suspicious               reclaim, the audit   pending entries that another program has deleted
 //	                         loop                 from ready streams; absent: none since the audit
 //	                                              loop read and deleted the field
 const (
 	WatchOwner      = "owner"
+	WatchUntil      = "until"
 	WatchRenewals   = "renewals"
 	WatchSuspicious = "suspicious"
 )

@@ -23,9 +23,9 @@ var needs = map[string]need{
 			"zrange", "zrangebylex", "zrevrangebyscore", "zscan", "zscore",
 		},
 		keys: []string{
-			"activity", "auth:keys", "auth:session:*", "dispatch:*", "guard:{*/*}:*", "idempotency:*",
-			"ingest", "ingest:*", "ingest:rejected", "partitions", "pool-size:*", "stages",
-			"workers", "{*}:*",
+			"activity", "auth:keys", "auth:session:*", "brokers", "dispatch:*", "guard:{*/*}:*",
+			"history", "idempotency:*", "ingest", "ingest:*", "ingest:rejected", "partitions",
+			"pool-size:*", "stages", "workers", "{*}:*",
 		},
 		channels: []string{
 			"guard:wake:*",
@@ -78,9 +78,9 @@ var needs = map[string]need{
 	"watcher": {
 		scripts: []string{
 			"advance", "audit_room", "claim-unowned", "drop_consumer", "expire", "heartbeat",
-			"heartbeats", "inspect", "lead", "limit_state", "lose", "outcome",
-			"reduce_failures", "repair", "repair_counter", "repair_misplaced", "requeue", "retire",
-			"start", "sweep", "tenant_state",
+			"heartbeats", "history", "inspect", "lead", "limit_state", "lose",
+			"outcome", "reduce_failures", "repair", "repair_counter", "repair_misplaced", "requeue",
+			"retire", "start", "sweep", "tenant_state",
 		},
 		commands: []string{
 			"blpop", "del", "eval", "evalsha", "exec", "exists",
@@ -88,14 +88,14 @@ var needs = map[string]need{
 			"hincrby", "hlen", "hmget", "hscan", "info", "llen",
 			"lpush", "lrange", "ltrim", "multi", "ping", "scan",
 			"scard", "set", "setnx", "sismember", "srandmember", "srem",
-			"sscan", "strlen", "watch", "xadd", "xdel", "xgroup|create",
-			"xinfo|groups", "xinfo|stream", "xlen", "xpending", "xrange", "xreadgroup",
-			"xrevrange", "xtrim", "zadd", "zcard", "zrange", "zrangebyscore",
-			"zremrangebyscore", "zrevrange", "zscan", "zscore",
+			"sscan", "strlen", "time", "watch", "xadd", "xdel",
+			"xgroup|create", "xinfo|groups", "xinfo|stream", "xlen", "xpending", "xrange",
+			"xreadgroup", "xrevrange", "xtrim", "zadd", "zcard", "zrange",
+			"zrangebyscore", "zremrangebyscore", "zrevrange", "zscan", "zscore",
 		},
 		keys: []string{
-			"events", "guard:{*/*}:*", "ingest", "ingest:rejected", "partitions", "stages",
-			"workers", "{*}:*",
+			"brokers", "events", "guard:{*/*}:*", "history", "ingest", "ingest:rejected",
+			"partitions", "stages", "workers", "{*}:*",
 		},
 	},
 	"aggregator": {

@@ -25,7 +25,18 @@ const (
 type Space struct {
 	prefix     string
 	partitions int
+
+	RecordKeys
 }
+
+// RecordKeys are the keys of what is recorded of the whole installation.
+type RecordKeys struct{ prefix string }
+
+// Activity is a stream: who changed what (package activity).
+func (k RecordKeys) Activity() string { return k.prefix + "activity" }
+
+// History is a list: samples of the installation's figures, newest first (history).
+func (k RecordKeys) History() string { return k.prefix + "history" }
 
 // PrefixRule says in words which prefixes ValidPrefix accepts.
 const PrefixRule = "1 to 64 letters, digits, dots, underscores, dashes or colons"
@@ -46,7 +57,7 @@ func New(prefix string, partitions int) (Space, error) {
 	if partitions < 1 {
 		return Space{}, fmt.Errorf("partitions %d: must be at least 1", partitions)
 	}
-	return Space{prefix: prefix, partitions: partitions}, nil
+	return Space{prefix: prefix, partitions: partitions, RecordKeys: RecordKeys{prefix}}, nil
 }
 
 // Prefix returns the prefix of all keys.
@@ -69,9 +80,6 @@ func (s Space) Rejected() string { return s.prefix + "ingest:rejected" }
 // Events is a stream: the transitions of groups, for any reader. The watcher writes it from the
 // outboxes.
 func (s Space) Events() string { return s.prefix + "events" }
-
-// Activity is a stream: who changed what (package activity).
-func (s Space) Activity() string { return s.prefix + "activity" }
 
 // PartitionCount is a string: the number of partitions that the data was written with.
 func (s Space) PartitionCount() string { return s.prefix + "partitions" }
@@ -270,6 +278,10 @@ func (k TenantKeys) Congestion(tenant string) string { return string(k) + "conge
 // permit, repairs).
 func (k TenantKeys) Active() string { return string(k) + "active" }
 
+// Top is a string: the active tenants with the most unfinished jobs, as the watcher has found them
+// last, as JSON (the watcher).
+func (k TenantKeys) Top() string { return string(k) + "top" }
+
 // Rate is a hash: the limit of all tenants, and the quota of the partition (admit, promote, quota,
 // policy, pause, and the scripts that write Active).
 func (k TenantKeys) Rate() string { return string(k) + "rate" }
@@ -365,6 +377,10 @@ func (k WatchKeys) Waited() string { return string(k) + "waited" }
 // Watch is a hash: the leader of the partition, the end of its lease, its fencing number, and marks
 // for the watcher (lead, reclaim, and the watcher).
 func (k WatchKeys) Watch() string { return string(k) + "watch" }
+
+// Audit is a string: what the watcher knows of its audits, as JSON: when they were, and the open
+// violations (the watcher).
+func (k WatchKeys) Audit() string { return string(k) + "audit" }
 
 // Wake is a list, with one token while there may be work for the idle processes of a role (each
 // script that adds such work). An idle process takes the token.

@@ -94,6 +94,10 @@ func (b backend) Jobs(ctx context.Context, group string, q httpapi.JobQuery) (ap
 	return b.Store.Jobs(ctx, group, groups.JobQuery(q))
 }
 
+func (b backend) DeadLetters(ctx context.Context, q httpapi.DeadLetterQuery) (api.DeadLetterList, error) {
+	return b.Store.DeadLetters(ctx, groups.DeadLetterQuery(q))
+}
+
 func (b backend) Groups(ctx context.Context, q httpapi.ListQuery) (api.GroupList, error) {
 	return b.Store.Groups(ctx, groups.ListQuery(q))
 }

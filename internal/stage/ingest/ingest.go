@@ -45,9 +45,11 @@ type Config struct {
 	Events httpapi.Rooms // what serves the calls on the waiting room; nil: the API has no such calls
 	// Keys checks the API keys of requests. nil: the API asks for no keys, and every caller may do
 	// everything.
-	Keys    *apikey.Authenticator
-	KeyRPS  int                // most requests of a key in a second; 0: any number
-	Proxies clientaddr.Proxies // in front of the API
+	Keys *apikey.Authenticator
+	// KeyStore is the keys that admins manage through the API. nil: it manages none.
+	KeyStore *apikey.Store
+	KeyRPS   int                // most requests of a key in a second; 0: any number
+	Proxies  clientaddr.Proxies // in front of the API
 	// KeepActivity is how long entries of the activity log are kept. 0: for any time.
 	KeepActivity time.Duration
 
@@ -177,6 +179,9 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 	}
 	if in.cfg.Keys != nil {
 		opt.Keys = in.cfg.Keys
+	}
+	if in.cfg.KeyStore != nil {
+		opt.KeyStore = in.cfg.KeyStore
 	}
 	closing, closeUI := context.WithCancel(context.WithoutCancel(ctx))
 	defer closeUI()

@@ -1,6 +1,7 @@
 package watcher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,8 +36,8 @@ const fullAuditRate = 4 << 20
 // among the open groups, which are then read job by job; from time to time a full audit reads
 // everything. A job that stays missing long enough is ended as failed with code LOST.
 //
-// Two goroutines use it: one runs step, the other runs fullAudit. They share only fromFullAudit and
-// what leadership() and openViolations allow.
+// Two goroutines use it: one runs step, the other runs fullAudit. They share only the fields behind
+// mu and what leadership() and openViolations allow.
 type auditLoop struct {
 	*partition
 	check *incremental.Check
@@ -46,8 +47,11 @@ type auditLoop struct {
 	// missingSince holds the missing jobs of the last check, and when each was first found missing.
 	missingSince map[missingJob]time.Time
 
-	mu            sync.Mutex       // guards fromFullAudit
+	mu            sync.Mutex       // guards the next three fields
 	fromFullAudit audit.Candidates // groups and tenants of jobs that the full audit found missing
+	// lookedAt and deepAt are the times of the last incremental check and the last full audit, by
+	// any process; nil: none is known.
+	lookedAt, deepAt *time.Time
 
 	fullAuditAt time.Time // when the last full audit ended; only fullAudit uses it
 }
@@ -107,6 +111,9 @@ func (l *auditLoop) step(ctx context.Context) error {
 		return nil
 	}
 	if since != l.leadershipBegan { // these fields are of an earlier leadership
+		if err := l.restore(ctx); err != nil {
+			return err
+		}
 		l.leadershipBegan, l.nextAt = since, time.Time{}
 		l.missingSince = nil
 		l.check = incremental.New(l.Conn, l.Partition)
@@ -135,7 +142,41 @@ func (l *auditLoop) step(ctx context.Context) error {
 		pause = min(pause, l.cfg.Audit.Lease/2)
 	}
 	l.nextAt = time.Now().Add(max(pause, checkPause*cost))
+	now := time.Now().UTC()
+	return l.storeState(ctx, &now, nil)
+}
+
+// restore takes over what an earlier leader has stored of its last full audit, so that its
+// violations stay open until an audit does not find them any more.
+func (l *auditLoop) restore(ctx context.Context) error {
+	stored, err := ledger.ReadAudit(ctx, l.Conn.Cmd, l.Partition)
+	if endsStep(ctx, err) {
+		return err
+	}
+	if err != nil { // the next check replaces it
+		l.log.Warn("the state of an earlier audit could not be read", "error", err)
+	}
+	l.mu.Lock()
+	l.lookedAt, l.deepAt = stored.LookedAt, stored.DeepAt
+	l.mu.Unlock()
+	l.open.restore(l.Index(), stored.Violations)
 	return nil
+}
+
+// storeState stores what is known of the audits of this partition, for GET /v1/audit: the times, of
+// which a nil one stays as it is, and the open violations. If Redis has no memory left, the earlier
+// state stays.
+func (l *auditLoop) storeState(ctx context.Context, looked, deep *time.Time) error {
+	l.mu.Lock()
+	l.lookedAt, l.deepAt = cmp.Or(looked, l.lookedAt), cmp.Or(deep, l.deepAt)
+	state := ledger.AuditState{LookedAt: l.lookedAt, DeepAt: l.deepAt}
+	l.mu.Unlock()
+	state.Violations, state.ByLaw = l.open.state(l.Index())
+	err := ledger.StoreAudit(ctx, l.Conn.Cmd, l.Partition, state)
+	if call.IsOOM(err) {
+		return nil
+	}
+	return err
 }
 
 // checkGroups runs an incremental check, and then reads job by job: the candidates of that check,
@@ -246,5 +287,7 @@ func (l *auditLoop) fullAudit(ctx context.Context) error {
 		l.fromFullAudit.Tenants = append(l.fromFullAudit.Tenants, m.Tenant)
 	}
 	l.mu.Unlock()
-	return l.open.replace(ctx, l.partition, true, nil, report.Violations)
+	err = l.open.replace(ctx, l.partition, true, nil, report.Violations)
+	now := time.Now().UTC()
+	return errors.Join(err, l.storeState(ctx, nil, &now))
 }

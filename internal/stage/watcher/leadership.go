@@ -63,13 +63,14 @@ func (p *partition) countRenewal(ctx context.Context) error {
 		return err
 	}
 	if lost := p.renewals + 1 - n; p.renewals > 0 && lost > 0 {
-		p.unannounced = append(p.unannounced, api.Violation{
+		found := api.Violation{
 			Law: audit.LawDurability, Partition: p.Index(),
 			Detail: fmt.Sprintf("redis lost about %s of confirmed writes and is at renewal %d: "+
 				"what was submitted in that time must be submitted again; bulkaction audit --receipts names it",
 				time.Duration(lost)*leaderRenew, n),
-		})
-		p.open.addDurability()
+		}
+		p.unannounced = append(p.unannounced, found)
+		p.open.addDurability(found)
 	}
 	p.renewals = n
 	p.unannounced = slices.DeleteFunc(p.unannounced, func(v api.Violation) bool {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
@@ -25,7 +26,7 @@ type openViolations struct {
 	// bySource holds the violations that an audit found last, by violation id.
 	bySource   map[source]map[string]api.Violation
 	announced  map[string]bool // ids of the open violations that are published
-	durability int             // losses that were found; they are past events and stay counted
+	durability []api.Violation // losses that were found; they are past events and stay counted
 }
 
 func newOpenViolations(metrics *telemetry.WatcherMetrics) *openViolations {
@@ -101,12 +102,62 @@ func (v *openViolations) removePartition(partition int) {
 	v.updateMetrics()
 }
 
-// addDurability counts one violation of the law durability. It is a past event, so it stays
-// counted.
-func (v *openViolations) addDurability() {
+// restore adds the violations that the full audits of an earlier leader have found in a partition.
+func (v *openViolations) restore(partition int, stored []ledger.AuditedViolation) {
+	found := map[string]api.Violation{}
+	for _, one := range stored {
+		if one.Deep {
+			found[violationID(one.Violation)] = one.Violation
+		}
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.durability++
+	v.bySource[source{partition, true}] = found
+	v.updateMetrics()
+}
+
+// maxStored is how many violations of a partition are stored in Redis.
+const maxStored = 100
+
+// state returns the open violations of a partition, at most maxStored, those of a group behind each
+// other, and the number of all by law.
+func (v *openViolations) state(partition int) (some []ledger.AuditedViolation, byLaw map[string]int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	byLaw = map[string]int64{}
+	for _, law := range audit.Laws {
+		byLaw[law] = 0
+	}
+	seen := map[string]bool{}
+	add := func(one api.Violation, deep bool) {
+		byLaw[one.Law] += max(1, one.Count)
+		some = append(some, ledger.AuditedViolation{Violation: one, Key: one.Key, Deep: deep})
+	}
+	for _, deep := range []bool{true, false} {
+		for id, one := range v.bySource[source{partition, deep}] {
+			if !seen[id] {
+				add(one, deep)
+			}
+			seen[id] = true
+		}
+	}
+	for _, one := range v.durability {
+		if one.Partition == partition {
+			add(one, false)
+		}
+	}
+	slices.SortFunc(some, func(a, b ledger.AuditedViolation) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Law, b.Law), cmp.Compare(a.Detail, b.Detail))
+	})
+	return some[:min(len(some), maxStored)], byLaw
+}
+
+// addDurability counts one violation of the law durability. It is a past event, so it stays
+// counted.
+func (v *openViolations) addDurability(one api.Violation) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.durability = append(v.durability, one)
 	v.updateMetrics()
 }
 
@@ -140,7 +191,7 @@ func (v *openViolations) updateMetrics() {
 			seen[id] = true
 		}
 	}
-	byLaw[audit.LawDurability] += v.durability
+	byLaw[audit.LawDurability] += len(v.durability)
 	v.metrics.SetViolations(byLaw)
 }
 

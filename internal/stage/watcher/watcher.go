@@ -110,6 +110,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if w.cfg.Guards != nil {
 		r.Every("guard gauges", measureGuardsEvery, partitions[0].measureGuards)
 	}
+	r.Every("busiest tenants", time.Second, findBusiest(partitions))
 	w.addAudits(r, partitions)
 	r.ReportAlive("watcher")
 	r.OnStop(func(ctx context.Context) {
@@ -122,11 +123,16 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // measure updates the gauges of ready jobs, of non-ready jobs, and of the backlog of each type,
 // which count the jobs of all partitions. Only the leader of this partition has these gauges: so
-// their sum over all processes is right.
+// their sum over all processes is right. The same figures become a sample of the history, the first
+// ones of each slot of time.
 func (p *partition) measure(ctx context.Context) error {
 	if _, leads := p.leadership(); !leads {
 		p.metrics.HideQueues()
 		return nil
+	}
+	at, err := p.store.Now(ctx)
+	if err != nil {
+		return err
 	}
 	st, err := p.store.Stats(ctx)
 	if err != nil {
@@ -140,7 +146,7 @@ func (p *partition) measure(ctx context.Context) error {
 		backlog[t.Type] = int(t.Backlog)
 	}
 	p.metrics.SetQueues(ready, nonReady, backlog)
-	return nil
+	return p.store.Record(ctx, at, st)
 }
 
 // measureGuards updates the metrics of guards that only Redis knows. As with measure, only the

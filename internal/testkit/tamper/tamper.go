@@ -55,6 +55,15 @@ func SetWaiting(t testing.TB, c redis.Cmdable, p keyspace.Partition, typ string,
 	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Load(typ), layout.LoadWaiting, jobs).Err())
 }
 
+// MakeActive makes a tenant active, with this number of unfinished jobs that all want a permit. c
+// may be a pipeline.
+func MakeActive(t testing.TB, c redis.Cmdable, p keyspace.Partition, tenant string, jobs int64) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	require.NoError(t, c.SAdd(ctx, p.Active(), tenant).Err())
+	require.NoError(t, c.HSet(ctx, p.Tenant(tenant), layout.TenantUnfinished, jobs, layout.TenantActive, jobs).Err())
+}
+
 // SetRenewals sets the counter of the leader lease's renewals.
 func SetRenewals(t testing.TB, c redis.Cmdable, p keyspace.Partition, n int64) {
 	t.Helper()

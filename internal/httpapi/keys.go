@@ -1,0 +1,194 @@
+package httpapi
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+)
+
+// KeyStore is the API keys that admins manage. *apikey.Store implements it.
+type KeyStore interface {
+	// List returns all keys, the oldest first, and an error for each record that can't be used.
+	List(ctx context.Context) (keys []apikey.Record, unusable []error, err error)
+	// Create stores a new key.
+	Create(ctx context.Context, r apikey.Request) (apikey.NewKey, error)
+	// Revoke deletes a key. It returns apikey.ErrNoKey for an unknown one.
+	Revoke(ctx context.Context, id string) error
+}
+
+// recordedKeys is a KeyStore that stores each change in the activity log before it carries it out.
+type recordedKeys struct {
+	KeyStore
+	log Activity
+}
+
+func (k recordedKeys) Create(ctx context.Context, r apikey.Request) (created apikey.NewKey, err error) {
+	err = k.log.Do(ctx, entry("key.create", cmp.Or(r.Name, string(r.Role)), nil, r.Asked()),
+		func(ctx context.Context) (err error) {
+			created, err = k.KeyStore.Create(ctx, r)
+			return err
+		})
+	return created, err
+}
+
+func (k recordedKeys) Revoke(ctx context.Context, id string) error {
+	return k.log.Do(ctx, entry("key.revoke", id, nil, nil),
+		func(ctx context.Context) error { return k.KeyStore.Revoke(ctx, id) })
+}
+
+// keyCalls is the calls on API keys.
+type keyCalls struct{ *calls }
+
+func (s keyCalls) routes() []route {
+	const keys = "/v1/keys"
+	return []route{
+		{method: http.MethodGet, path: keys, scope: auth.System, object: noTenant, serve: show(s.list),
+			query: []string{"cursor", "limit"}},
+		{method: http.MethodPost, path: keys, scope: auth.System, object: noTenant, serve: s.create},
+		{method: http.MethodDelete, path: keys + "/{id}", scope: auth.System, object: noTenant,
+			serve: showByID(s.revoke)},
+	}
+}
+
+// errNoKeys says that this API asks for no keys.
+var errNoKeys = newProblem(api.Conflict,
+	"this API asks for no keys (BULKACTION_AUTH=off), so it does not manage them; `bulkaction key` does, in Redis")
+
+// keyError returns an error of package apikey as one of package api.
+func keyError(err error) error {
+	switch {
+	case errors.Is(err, apikey.ErrNoKey):
+		return newProblem(api.NotFound, err.Error())
+	case errors.Is(err, apikey.ErrFull):
+		return newProblem(api.Conflict, err.Error())
+	}
+	return err
+}
+
+// list answers with a page of the keys in Redis. The cursor is the id of the last key of the
+// page before, behind its time.
+func (s keyCalls) list(r *http.Request) (api.KeyList, error) {
+	list := api.KeyList{Keys: []api.Key{}}
+	if s.keyStore == nil {
+		return list, errNoKeys
+	}
+	cursor, limit, err := pageParams(r)
+	if err != nil {
+		return list, err
+	}
+	after, id, ok := strings.Cut(cursor, ",")
+	from, err := time.Parse(time.RFC3339Nano, after)
+	if cursor != "" && (!ok || err != nil) {
+		return list, invalidField("cursor", "must be the cursor of an earlier page")
+	}
+	all, _, err := s.keyStore.List(r.Context())
+	if err != nil {
+		return list, keyError(err)
+	}
+	if cursor != "" {
+		all = slices.DeleteFunc(all, func(k apikey.Record) bool {
+			return cmp.Or(k.CreatedAt.Compare(from), strings.Compare(k.ID, id)) <= 0
+		})
+	}
+	if len(all) > limit {
+		all = all[:limit]
+		last := all[limit-1]
+		list.Cursor = last.CreatedAt.Format(time.RFC3339Nano) + "," + last.ID
+	}
+	for _, k := range all {
+		list.Keys = append(list.Keys, keyView(k))
+	}
+	return list, nil
+}
+
+func keyView(k apikey.Record) api.Key {
+	v := api.Key{
+		ID: k.ID, Role: string(k.Role), Tenant: k.Tenant, Payloads: k.Payloads, Name: k.Name, CreatedAt: k.CreatedAt,
+		CreatedBy: k.CreatedBy, LastUsedDay: k.LastUsedDay, ReplacedBy: k.ReplacedBy,
+	}
+	if !k.ExpiresAt.IsZero() {
+		v.ExpiresAt = &k.ExpiresAt
+	}
+	return v
+}
+
+// create serves the creation of a key. Its answer has the secret.
+func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
+	if s.keyStore == nil {
+		return errNoKeys
+	}
+	if _, err := mediaType(r, jsonType); err != nil {
+		return err
+	}
+	body, release, err := s.readBody(r, smallBody)
+	defer release()
+	if err != nil {
+		return err
+	}
+	request, err := decodeKeyRequest(body)
+	if err != nil {
+		return err
+	}
+	if p, ok := auth.From(r.Context()); ok {
+		request.CreatedBy = p.KeyID
+	}
+	var created apikey.NewKey
+	err = s.write(r.Context(), func(ctx context.Context) (err error) {
+		created, err = s.keyStore.Create(ctx, request)
+		return err
+	})
+	if err != nil {
+		return keyError(err)
+	}
+	writeJSON(w, http.StatusCreated, jsonType, api.NewKey{Secret: created.Token, Key: keyView(created.Record)})
+	return nil
+}
+
+// maxKeySeconds is above each lifetime that is allowed, so that a lifetime in nanoseconds does not
+// overflow.
+const maxKeySeconds = 1 << 31
+
+// decodeKeyRequest decodes and checks the body of POST /v1/keys.
+func decodeKeyRequest(body []byte) (apikey.Request, error) {
+	var asked api.KeyRequest
+	d := json.NewDecoder(strings.NewReader(string(body)))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&asked); err != nil {
+		return apikey.Request{}, badJSON(err)
+	}
+	if s := asked.ExpiresInSeconds; s < 0 || s > maxKeySeconds {
+		return apikey.Request{}, invalidField("expires_in_seconds", "must be from 60 to 315360000, or 0 for never")
+	}
+	request := apikey.Request{
+		Role: auth.Role(asked.Role), Tenant: asked.Tenant, Payloads: asked.Payloads, Name: asked.Name,
+		Lifetime: time.Duration(asked.ExpiresInSeconds) * time.Second,
+	}
+	if err := request.Check(); err != nil {
+		// The text of Check begins with the name of the field.
+		field, _, _ := strings.Cut(err.Error(), " ")
+		field = strings.TrimSuffix(field, ":")
+		if field == "expires" {
+			field = "expires_in_seconds"
+		}
+		bad := api.FieldError{Field: field, Problem: err.Error()}
+		return apikey.Request{}, newProblem(api.Invalid, err.Error(), bad)
+	}
+	return request, nil
+}
+
+func (s keyCalls) revoke(ctx context.Context, id string) (api.KeyRevoked, error) {
+	if s.keyStore == nil {
+		return api.KeyRevoked{}, errNoKeys
+	}
+	err := s.write(ctx, func(ctx context.Context) error { return s.keyStore.Revoke(ctx, id) })
+	return api.KeyRevoked{ID: id, Revoked: true}, keyError(err)
+}
