@@ -289,10 +289,12 @@ func getHistory(b Backend) func(*http.Request) (api.History, error) {
 	}
 }
 
-func (s *calls) getAudit(r *http.Request) (api.AuditState, error) {
-	st, err := s.backend.Audit(r.Context())
-	st.Partitions, st.Violations, st.ByLaw = orEmpty(st.Partitions), orEmpty(st.Violations), orEmptyMap(st.ByLaw)
-	return st, err
+func getAudit(b Backend) func(*http.Request) (api.AuditState, error) {
+	return func(r *http.Request) (api.AuditState, error) {
+		st, err := b.Audit(r.Context())
+		st.Partitions, st.Violations, st.ByLaw = orEmpty(st.Partitions), orEmpty(st.Violations), orEmptyMap(st.ByLaw)
+		return st, err
+	}
 }
 
 // getIndex answers with links to the API's collections, and sends browsers to the console.

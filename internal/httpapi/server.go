@@ -346,7 +346,7 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/stats", scope: auth.ReadMetrics, object: noTenant, serve: show(s.getStats)},
 		{method: get, path: "/v1/history", scope: auth.ReadMetrics, object: noTenant,
 			serve: show(getHistory(s.backend)), query: []string{"minutes"}},
-		{method: get, path: "/v1/audit", scope: auth.ReadSystem, object: noTenant, serve: show(s.getAudit)},
+		{method: get, path: "/v1/audit", scope: auth.ReadSystem, object: noTenant, serve: show(getAudit(s.backend))},
 	}
 	for name, serve := range map[string]handler{
 		"seal":   commandOn(s, "id", s.sealGroup),
