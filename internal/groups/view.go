@@ -19,7 +19,6 @@ type views struct {
 	*access
 	tenants   *tenants
 	explainer *why.Explainer
-	maps      jobMaps
 }
 
 // Group returns one group.
