@@ -47,7 +47,7 @@ type WhyLimit struct {
 	// PerWindow is in permits per window; with Scope global, it counts those of the
 	// tenant's partition.
 	PerWindow    int64      `json:"per_window"`
-	Used         int64      `json:"used"` // permits spent in the current window
+	Used         int64      `json:"used"` // permits spent in the current window, counted as PerWindow
 	NextPermitAt *time.Time `json:"next_permit_at,omitempty"`
 }
 

@@ -137,7 +137,7 @@ func (v compareVariant) withFields(groups []group) []group {
 }
 
 // send submits jobs as fast as possible, waits until their groups are completed, and checks them;
-// see await.
+// see awaitChecked.
 func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]groupEnd, error) {
 	if c.v.http {
 		groups := c.singles(suffix, jobs)

@@ -55,7 +55,7 @@ func (a *operatorAPI) Tenants(ctx context.Context, f TenantFilter) iter.Seq2[api
 
 // BusiestTenants returns the active tenants with the most unfinished jobs, at most 100, as they
 // were at AsOf, which is at most about 30 s ago; nil: no watcher has looked yet. A key of one
-// tenant gets only this tenant.
+// tenant gets this tenant, as it is now, if it exists.
 func (a *operatorAPI) BusiestTenants(ctx context.Context) (api.TenantList, error) {
 	return doJSON[api.TenantList](ctx, a.transport, apiCall{
 		action: "list busiest tenants", method: http.MethodGet, path: "/v1/tenants",

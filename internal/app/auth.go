@@ -19,8 +19,8 @@ func (c Config) AuthMode() string {
 	return cmp.Or(c.Auth.Mode, AuthKeys)
 }
 
-// SecureUI reports whether browsers reach the console over https alone, so that its cookie may say
-// so: with plain http on loopback they would not send it.
+// SecureUI reports whether the cookie of the console may demand https: the API speaks TLS, or its
+// address is not loopback, and then a proxy ends TLS.
 func (c Config) SecureUI() bool { return c.Ingest.TLSCertFile != "" || !isLoopback(c.Ingest.APIAddr) }
 
 // OpenToAll reports whether callers on other hosts need no key.

@@ -133,6 +133,7 @@ func newDev(r *Root) *cobra.Command {
 			}
 			embedded, mail := o.RedisURL == "", unreachableMailServer(cmd.Context())
 			o.Started = func(api, redis string) {
+				redis = withoutPassword(redis)
 				at := scheme() + api
 				if r.JSON {
 					address := map[string]string{"api": at, "redis": redis}
@@ -180,4 +181,10 @@ func newDev(r *Root) *cobra.Command {
 	cmd.Flags().BoolVar(&o.Rooms, "rooms", false, "run a broker of the waiting room, too, with the event demo")
 	cmd.Flags().StringVar(&o.Addr, "addr", "", "address of the API (default 127.0.0.1:8080)")
 	return cmd
+}
+
+// withoutPassword returns the URL of a Redis without a user and a password.
+func withoutPassword(redis string) string {
+	scheme, rest, _ := strings.Cut(redis, "://")
+	return scheme + "://" + rest[strings.LastIndex(rest, "@")+1:]
 }

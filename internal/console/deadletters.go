@@ -47,7 +47,9 @@ func (p letterPages) deadLetters(r *http.Request) (view, error) {
 	codes := map[string]int64{}
 	for _, letter := range l.DeadLetters {
 		codes[letter.Code]++
-		d.Letters = append(d.Letters, deadLetter{letter, payloadText(letter.Payload)})
+		text := payloadText(letter.Payload)
+		letter.Payload = nil // the page is kept for an outage: it shows only the text
+		d.Letters = append(d.Letters, deadLetter{letter, text})
 	}
 	for code, n := range codes {
 		d.Codes = append(d.Codes, chart.Value{Name: code, Number: n})

@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,12 +38,13 @@ type submitData struct {
 	MaxPasted   int
 	Priorities  []messages.Lane
 	SomePayload string
+	Once        string // names this copy of the form, so that it creates one group
 }
 
 func (p submitPage) form(r *http.Request) (view, error) {
 	who, _ := auth.From(r.Context())
 	d := submitData{
-		MaxPasted: maxPasted, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
+		Once: rand.Text(), MaxPasted: maxPasted, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
 		Priorities: []messages.Lane{messages.LaneNormal, messages.LaneHigh, messages.LaneLow},
 	}
 	if who.Tenant != auth.AllTenants {
@@ -150,8 +152,13 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 	if g, err = p.decoder.DecodeSubmit(body); err != nil {
 		return "", err
 	}
-	if _, err := p.store.Submit(ctx, g, httpapi.SubmitOptions{GeneratedID: generated}); err != nil {
+	id := g.ID
+	o := httpapi.SubmitOptions{GeneratedID: generated, IdempotencyKey: fields["once"]}
+	if g.ID, err = p.create(ctx, g, o); err != nil {
 		return "", err
+	}
+	if g.ID != id { // the form was sent before, such as by a double click
+		return root + "/groups/" + g.ID + "?done=submitted", nil
 	}
 	if _, err := p.store.Pause(ctx, g.ID); err != nil {
 		return "", p.undo(ctx, g.ID, api.Appended{}, err)
@@ -167,12 +174,35 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 	if answer.RejectedTotal > 0 {
 		return "", p.undo(ctx, g.ID, answer, &rejectedError{answer})
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout) // also if the browser has left
+	defer cancel()
 	for _, do := range []command{p.seal, p.store.Resume} {
 		if _, err := do(ctx, g.ID); err != nil {
 			return "", fmt.Errorf("group %s has its %d jobs, and is paused: %w", g.ID, answer.Accepted, err)
 		}
 	}
 	return root + "/groups/" + g.ID + "?done=submitted", nil
+}
+
+// create creates a group and returns its id. If the same form has created a group before, create
+// returns the id of that one, unless that group was cancelled because of a bad line, or the fields
+// of the form have been changed since.
+func (p submitPage) create(
+	ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions,
+) (id string, err error) {
+	own := g.ID
+	a, err := p.store.Submit(ctx, g, o)
+	if err == nil && a.ID != own {
+		first, err := p.store.Group(ctx, a.ID)
+		if err != nil || first.Status != api.StatusCancelled {
+			return a.ID, err
+		}
+	} else if err == nil || o.IdempotencyKey == "" || !errors.Is(err, api.ErrConflict) {
+		return own, err
+	}
+	g.ID, o.IdempotencyKey = own, ""
+	_, err = p.store.Submit(ctx, g, o)
+	return own, err
 }
 
 var errNoJobs = invalid("The file", "has no jobs")

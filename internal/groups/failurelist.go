@@ -35,12 +35,12 @@ const (
 func (s *failures) Failures(
 	ctx context.Context, id string, q FailureQuery, yield func(api.Failure) error,
 ) (next string, err error) {
-	show := func(e ledger.JobError) error {
+	show := func(e ledger.JobError) (size int, err error) {
 		f, err := s.failure(ctx, id, &e, q.Payloads)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		return yield(f)
+		return len(f.Payload), yield(f)
 	}
 	if q.Limit > 0 {
 		return s.failurePage(ctx, id, q, show)
@@ -49,7 +49,8 @@ func (s *failures) Failures(
 		if q.Code != "" && e.Code != q.Code {
 			return nil
 		}
-		return show(e)
+		_, err := show(e)
+		return err
 	})
 }
 
@@ -72,9 +73,10 @@ func (s *failures) failure(ctx context.Context, id string, e *ledger.JobError, p
 	return f, nil
 }
 
-// failurePage calls yield with the failed jobs of a page, and returns the cursor of the next page.
+// failurePage calls show with the failed jobs of a page, and returns the cursor of the next page.
+// show returns the size of the payload that it has shown, in bytes.
 func (s *failures) failurePage(
-	ctx context.Context, id string, q FailureQuery, yield func(ledger.JobError) error,
+	ctx context.Context, id string, q FailureQuery, show func(ledger.JobError) (size int, err error),
 ) (next string, err error) {
 	from := int64(0)
 	if q.Cursor != "" {
@@ -101,10 +103,11 @@ func (s *failures) failurePage(
 			if e == nil || q.Code != "" && e.Code != q.Code {
 				continue
 			}
-			if err := yield(*e); err != nil {
+			size, err := show(*e)
+			if err != nil {
 				return "", err
 			}
-			bytes += len(e.Payload)
+			bytes += size
 			if found++; found == q.Limit || bytes >= maxPageBytes {
 				return strconv.FormatInt(jobs[i].Ordinal+1, 10), nil
 			}

@@ -68,8 +68,11 @@ func (c *callers) removeIdle(now time.Time) {
 }
 
 // append counts an append of a caller until the caller of append calls end. It returns a problem if
-// maxAppends are open.
+// maxAppends are open. Callers without a name are not counted.
 func (c *callers) append(caller string) (end func(), err error) {
+	if caller == "" {
+		return func() {}, nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.appends[caller] >= maxAppends {
@@ -87,10 +90,13 @@ func (c *callers) append(caller string) (end func(), err error) {
 }
 
 // callerOf returns the name by which callers knows the caller of a request. The principal is zero
-// for an API without keys.
+// for an API without keys. The name is empty if a proxy does not say whose request it is.
 func (s *server) callerOf(r *http.Request, p auth.Principal) string {
 	if p.KeyID != "" {
 		return p.KeyID
 	}
-	return s.proxies.ClientOf(r).String()
+	if ip := s.proxies.ClientOf(r); ip.IsValid() {
+		return ip.String()
+	}
+	return ""
 }

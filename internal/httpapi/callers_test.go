@@ -1,8 +1,10 @@
 package httpapi
 
 import (
+	"context"
 	"io"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,17 +17,27 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
+// anyKey takes each token for the key of a producer.
+type anyKey struct{}
+
+func (anyKey) Authenticate(_ context.Context, token string, _ netip.Addr) (auth.Principal, error) {
+	return auth.Principal{KeyID: "key_" + token, Role: auth.Producer, Tenant: "acme"}, nil
+}
+
+func (anyKey) Still(auth.Principal) bool { return true }
+
 // A key may send maxAppends bodies at once; another key is not affected, and the end of a body
 // makes room for another one.
 func TestAppendsOfOneCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend().withGroup("g")
-		k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Producer, Tenant: "acme"}}
-		client := serve(t, New(keyOptions(b, k)))
-		appendBody := func(body io.Reader) (status int, retryAfter, answer string) {
+		o := options(b)
+		o.Keys = anyKey{}
+		client := serve(t, New(o))
+		appendBody := func(body io.Reader, key string) (status int, retryAfter, answer string) {
 			req, err := http.NewRequestWithContext(t.Context(), "POST", "http://localhost/v1/groups/g/jobs", body)
 			require.NoError(t, err)
-			req.Header.Set("Authorization", "Bearer good")
+			req.Header.Set("Authorization", "Bearer "+key)
 			req.Header.Set("Content-Type", "application/x-ndjson")
 			res, err := client.Do(req)
 			require.NoError(t, err)
@@ -40,29 +52,27 @@ func TestAppendsOfOneCaller(t *testing.T) {
 			body, w := io.Pipe()
 			open = append(open, w)
 			go func() {
-				status, _, _ := appendBody(body)
+				status, _, _ := appendBody(body, "a")
 				answers <- status
 			}()
 		}
 		synctest.Wait()
 		line := `{"payload":{}}` + "\n"
-		status, retryAfter, text := appendBody(strings.NewReader(line))
+		status, retryAfter, text := appendBody(strings.NewReader(line), "a")
 		require.Equal(t, 429, status)
 		require.Equal(t, "5", retryAfter)
 		require.Contains(t, text, api.TooManyStreams)
 		require.Contains(t, text, "64 bodies of jobs")
 
-		taken := func() int {
-			status, _, _ := appendBody(strings.NewReader(line))
+		taken := func(key string) int {
+			status, _, _ := appendBody(strings.NewReader(line), key)
 			return status
 		}
-		k.principal.KeyID = "key_b"
-		require.Equal(t, 200, taken())
-		k.principal.KeyID = "key_a"
+		require.Equal(t, 200, taken("b"))
 
 		require.NoError(t, open[0].Close())
 		require.Equal(t, 200, <-answers)
-		require.Equal(t, 200, taken())
+		require.Equal(t, 200, taken("a"))
 		for _, w := range open[1:] {
 			require.NoError(t, w.Close())
 			require.Equal(t, 200, <-answers)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -164,6 +165,9 @@ func decodeKeyRequest(body []byte) (apikey.Request, error) {
 	d.DisallowUnknownFields()
 	if err := d.Decode(&asked); err != nil {
 		return apikey.Request{}, badJSON(err)
+	}
+	if err := d.Decode(new(json.RawMessage)); !errors.Is(err, io.EOF) {
+		return apikey.Request{}, malformedJSON("must be one JSON object")
 	}
 	if s := asked.ExpiresInSeconds; s < 0 || s > maxKeySeconds {
 		return apikey.Request{}, invalidField("expires_in_seconds", "must be from 60 to 315360000, or 0 for never")

@@ -202,7 +202,8 @@ func TenantOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group 
 
 // Unsettled returns which of these groups of a partition have a cancellation that [Sweep] has not
 // completed, or a reopening that [Requeue] has not completed. It costs one round trip. A group
-// whose hash can't be read is left out: the caller finds the error when it moves the group.
+// whose hash can't be read is left out: the caller finds the error when it runs Sweep or Requeue
+// for it.
 func Unsettled(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) (map[string]bool, error) {
 	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
 		return pipe.HMGet(ctx, p.Group(id), layout.GroupSweep, layout.GroupRequeue)

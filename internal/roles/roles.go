@@ -44,7 +44,8 @@ type Base struct {
 	Space  keyspace.Space
 	Guards *guard.Client
 
-	// listening says that the server of the role listens: ingest and broker are not ready before.
+	// The roles ingest and broker call listening when their servers listen. Their processes are not
+	// ready before.
 	listening func()
 }
 

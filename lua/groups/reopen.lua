@@ -16,8 +16,9 @@
 --   {'NONE'}           no job of the group has failed
 --   {'NOTCHOSEN'}      no failed job is among the chosen ones
 --   {'MOVING'}         requeue still moves other jobs, which an earlier call has chosen
--- Twice, with a request id: the second call answers OK with the same round. So does any call while
--- requeue still moves the round's jobs, if it has chosen the same.
+-- Twice, with a request id: the second call answers OK with the same round, unless another
+-- reopening came between. So does any call while requeue still moves the round's jobs, if it has
+-- chosen the same.
 -- Out of memory: refused.
 -- Cost: constant, and some µs for each chosen code and ordinal.
 local group, request, chosen = ARGV[1], ARGV[2], ARGV[3]

@@ -230,7 +230,9 @@ func (c copied) find(hash auth.Hash, now time.Time) (stored, error) {
 }
 
 // Step reads the keys again, and stores which keys were used on a day for the first time. A loop
-// calls it; idle is the pause before the next call. A file of keys with a mistake is logged once.
+// calls it; idle is the pause before the next call, which begins interval after this one. So the
+// copy does not become too old although each read takes long. A file of keys with a mistake is
+// logged once.
 func (a *Authenticator) Step(ctx context.Context) (idle time.Duration, err error) {
 	if a.file != nil {
 		switch changed, err := a.file.Reload(); {
@@ -243,13 +245,15 @@ func (a *Authenticator) Step(ctx context.Context) (idle time.Duration, err error
 	if a.store == nil {
 		return interval, nil
 	}
+	began := a.now()
 	a.reading.Lock()
 	c := a.read(ctx)
 	a.reading.Unlock()
+	idle = max(0, interval-a.now().Sub(began))
 	if c.err != nil {
-		return interval, c.err
+		return idle, c.err
 	}
-	return interval, a.storeUses(ctx, c)
+	return idle, a.storeUses(ctx, c)
 }
 
 // storeUses stores the last use of keys that were used today. When Redis's memory is full, it

@@ -28,7 +28,7 @@ const (
 	// Idle is how long a session lasts without a request.
 	Idle = time.Hour
 	// Fresh is for how long a process believes what it has read of a session. A session that
-	// another process has ended works for so long.
+	// another process has ended works for so long, and while Redis is away.
 	Fresh = 5 * time.Second
 
 	outage      = 15 * time.Minute // for so long a session that was read before works while Redis is away
@@ -111,8 +111,10 @@ func (s *Store) Find(ctx context.Context, token string, request bool) (auth.Prin
 		r, err := s.read(ctx, hash)
 		switch {
 		case errors.Is(err, ErrUnavailable) && remembered && now.Sub(k.readAt) <= outage:
-		case err != nil:
+		case errors.Is(err, ErrNone):
 			s.forget(hash)
+			return auth.Principal{}, err
+		case err != nil: // such as a request that its client has left
 			return auth.Principal{}, err
 		default:
 			k = known{r, now}

@@ -329,7 +329,7 @@ func (k JobKeys) Ready(typ string) string { return string(k) + "ready:" + typ }
 // ResultStream is a stream: results that are not reduced yet (outcome, reduce, repairs).
 func (k JobKeys) ResultStream() string { return string(k) + "results" }
 
-// DeadLetters is a stream: failed jobs (outcome, reclaim, lose).
+// DeadLetters is a stream: failed jobs (outcome, reclaim, lose, requeue).
 func (k JobKeys) DeadLetters() string { return string(k) + "dead-letters" }
 
 // Quarantine is a list: entries that can't be read as a job or message, and misplaced jobs, the

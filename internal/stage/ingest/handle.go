@@ -98,7 +98,8 @@ func (in *source) verdict(ctx context.Context, e stream.Entry, err error) stream
 		in.Tel.Log.Warn("redis answered a message with an error, trying again", "entry", e.ID, "error", err)
 		return stream.Verdict{Action: stream.RetryAfter}
 	}
-	in.Tel.Log.Info("message rejected", "entry", e.ID, "type", fmt.Sprintf("%.64q", e.Get(messages.FieldType)))
+	typ := fmt.Sprintf("%.64s", e.Get(messages.FieldType))
+	in.Tel.Log.Info("message rejected", "stream", in.key(), "entry", e.ID, "type", typ)
 	if in.name != "" {
 		err = fmt.Errorf("stream %s: %w", in.key(), err)
 	}

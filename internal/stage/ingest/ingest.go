@@ -124,8 +124,9 @@ func New(
 	inFlight := cmp.Or(cfg.MaxInFlight, defaultInFlight)
 	in.sources = append(in.sources, newSource(in, Stream{}, inFlight, inFlightBytes))
 	for _, further := range cfg.Streams {
-		n := len(cfg.Streams) // together they may hold as much as the ingest stream
-		in.sources = append(in.sources, newSource(in, further, max(inFlight/n, 1), inFlightBytes/n))
+		// Together they may hold as many bytes as the ingest stream. The number of entries is not
+		// divided: appends may stand before their group's submission, which must be read, too.
+		in.sources = append(in.sources, newSource(in, further, inFlight, inFlightBytes/len(cfg.Streams)))
 	}
 	return in, nil
 }

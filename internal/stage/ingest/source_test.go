@@ -141,9 +141,9 @@ func TestFurtherStreamsWaitWhileTheBacklogIsFull(t *testing.T) {
 	}
 	require.NoError(t, w.Conn.Cmd.XGroupCreate(t.Context(), g, keyspace.GroupIngest, "0").Err())
 	cfg := twoStreams()
-	cfg.MaxInFlight = 40 // of the two streams together
+	cfg.MaxInFlight = 20 // of each stream
 	w.Run(newIngest(w, cfg))
-	w.Await("half of MaxInFlight messages to wait", func() bool { return w.Pending(g, keyspace.GroupIngest) == 20 })
+	w.Await("MaxInFlight messages to wait", func() bool { return w.Pending(g, keyspace.GroupIngest) == 20 })
 	addTo(w, g, "*", "group.cancel", `{"group":"of-acme"}`)
 	addTo(w, g, "*", "group.cancel", `{"group":"of-globex"}`)
 	require.EqualValues(t, limit/2, w.Counts("of-globex").Accepted)

@@ -100,7 +100,8 @@ func Unpause(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string) 
 	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), layout.GroupPaused).Err())
 }
 
-// SetLastError replaces the stored errors of a job that waits for a retry with one JSON error.
+// SetLastError replaces the stored errors of a job that waits for a retry with text,
+// which is to be a JSON error.
 func SetLastError(
 	t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, text string,
 ) {
