@@ -95,8 +95,14 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	read, err := t.open(ctx, arg)
-	if err != nil {
-		plainError(w, http.StatusNotFound, "no such topic", err)
+	var input *inputError
+	switch {
+	case errors.Is(err, api.ErrNotFound), errors.As(err, &input):
+		plainError(w, http.StatusNotFound, "no such topic", nil)
+		return
+	case err != nil:
+		l.console.Log.WarnContext(ctx, "a topic of the console can't be read", "topic", kind, "error", err)
+		plainError(w, http.StatusInternalServerError, "the topic can't be read", err)
 		return
 	}
 	if t.group {

@@ -44,10 +44,11 @@ type console struct {
 func openConsole(t *testing.T, env map[string]string) *console {
 	t.Helper()
 	url, prefix := redistest.Shared(t)
-	return openConsoleOn(t, url, prefix, env)
+	return openConsoleOn(t, url, userstest.Add(t, url, acl.All, prefix, nil), prefix, env)
 }
 
-func openConsoleOn(t *testing.T, url, prefix string, env map[string]string) *console {
+// openConsoleOn starts a console on a Redis. The test itself uses url, the process processURL.
+func openConsoleOn(t *testing.T, url, processURL, prefix string, env map[string]string) *console {
 	t.Helper()
 	o, err := redis.ParseURL(url)
 	require.NoError(t, err)
@@ -58,7 +59,7 @@ func openConsoleOn(t *testing.T, url, prefix string, env map[string]string) *con
 	for name, value := range env {
 		c.env[name] = value
 	}
-	c.process = startDev(t, c.env, "--redis-url", userstest.Add(t, url, acl.All, prefix, nil))
+	c.process = startDev(t, c.env, "--redis-url", processURL)
 	c.url = "http://" + c.process.APIAddr()
 	c.api = client.NewAPI(c.url)
 	return c
@@ -104,6 +105,9 @@ func jobs(n int, payload func(i int) string) []client.NewJob {
 	return all
 }
 
+// sleeps is the payload of a job that does not end during the test, if its timeout is long.
+func sleeps(int) string { return `{"sleep_ms": 3600000}` }
+
 // fill puts something on every page: groups in all states, with hostile texts, and what else the
 // pages show.
 func (c *console) fill() {
@@ -143,8 +147,8 @@ func (c *console) fill() {
 	c.wait("newsletter")
 	require.Equal(c.t, api.StatusFailed, c.wait("refused").Status)
 
-	c.submit(client.Submission{ID: "welcome", Tenant: "initech", Priority: "high", Jobs: jobs(60, func(int) string { return `{"sleep_ms": 600000}` })})
-	c.submit(client.Submission{ID: "reminder", Tenant: "acme", Seal: true, Jobs: jobs(30, func(int) string { return `{"sleep_ms": 600000}` })})
+	c.submit(client.Submission{ID: "welcome", Tenant: "initech", Priority: "high", JobTimeout: time.Hour, Jobs: jobs(60, sleeps)})
+	c.submit(client.Submission{ID: "reminder", Tenant: "acme", Seal: true, Jobs: jobs(30, sleeps)})
 	_, err = c.api.Pause(ctx, "reminder")
 	require.NoError(c.t, err)
 	c.submit(client.Submission{ID: "empty", Tenant: "initech"})
