@@ -239,7 +239,9 @@ type PoolSize struct {
 	Workers int    `json:"workers"`
 }
 
-// StageStatus describes one live process of another role, with its counts since it started.
+// StageStatus describes one live process of another role, with its counts since it started. The
+// counts of a broker are of now: its streams, and position_age_ms, how old the oldest positions are
+// that it has shown last.
 type StageStatus struct {
 	ID      string           `json:"id"`
 	Role    string           `json:"role"`

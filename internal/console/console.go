@@ -36,6 +36,7 @@ const (
 // Options has the parts of a console.
 type Options struct {
 	Backend  httpapi.Backend
+	Rooms    httpapi.Rooms      // nil: there are no pages of the waiting room
 	Activity httpapi.Activity   // nil: actions are not recorded
 	Keys     httpapi.Keys       // nil: nobody logs in, and everyone may do everything
 	Sessions Sessions           // needed with Keys
@@ -57,6 +58,7 @@ type Console struct {
 	mux   *http.ServeMux
 	pages []page
 	views *templates
+	rooms roomPages
 	live  *live
 	last  *lastViews
 	now   func() time.Time
@@ -73,8 +75,12 @@ func New(o Options) *Console {
 	store := o.Backend
 	if o.Activity != nil {
 		o.Backend = httpapi.Recorded(o.Backend, o.Activity)
+		if o.Rooms != nil {
+			o.Rooms = httpapi.RecordedRooms(o.Rooms, o.Activity)
+		}
 	}
 	c := &Console{Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now}
+	c.rooms = roomPages{o.Rooms, o.Backend, &paces{all: map[string][]reading{}}, o.Keys == nil}
 	c.pages = c.allPages()
 	c.views = parseTemplates(c.hasPage)
 	c.live = newLive(c)
@@ -146,8 +152,8 @@ type action struct {
 // allPages is the table of pages. The navigation has them in this order.
 func (c *Console) allPages() []page {
 	overview, groups, submit := overviewPage{c.Backend}, groupPages{c.Backend}, submitPage{c.store, c.Decoder}
-	letters, tenants := letterPages{c.Backend}, tenantPages{c.Backend}
-	return []page{
+	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
+	all := []page{
 		{path: "/{$}", nav: "Overview", scope: open, view: overview.view},
 		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
@@ -158,8 +164,16 @@ func (c *Console) allPages() []page {
 		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
 		{path: "/dead-letters", nav: "Dead letters", scope: auth.Read, view: letters.deadLetters},
 		{path: "/rejected", nav: "Rejected", scope: auth.ReadSystem, view: letters.rejected},
+		{path: "/guards", nav: "Guards", scope: auth.ReadSystem, view: guards.list},
+		{path: "/guards/{name}", scope: auth.ReadSystem, view: guards.guard},
+		{path: "/rooms", nav: "Rooms", scope: auth.ReadSystem, view: c.rooms.list},
+		{path: "/rooms/{event}", scope: auth.ReadSystem, view: c.rooms.room},
 		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
 	}
+	if c.Rooms == nil {
+		all = slices.DeleteFunc(all, func(p page) bool { return strings.HasPrefix(p.path, "/rooms") })
+	}
+	return all
 }
 
 // allActions is the table of actions.
@@ -171,8 +185,14 @@ func (c *Console) allActions() []action {
 		{path: "/tenants/{id}", scope: auth.Tenants, do: tenants.change},
 		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: pauseTenant(c.Backend.PauseTenant, "tenant-paused")},
 		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: pauseTenant(c.Backend.ResumeTenant, "tenant-resumed")},
+		{path: "/guards/{name}/members/{id}", scope: auth.System, do: guardPages{c.Backend}.control},
 		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
 		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
+	}
+	if c.Rooms != nil {
+		for name, do := range c.rooms.actions() {
+			all = append(all, action{path: "/rooms/{event}/" + name, scope: auth.System, do: do})
+		}
 	}
 	for name := range groups.commands() {
 		all = append(all, action{path: "/groups/{id}/" + name, scope: auth.Control, do: groups.control(name)})

@@ -46,6 +46,7 @@ type fakeBackend struct {
 	// afterPage is called after the first page of failed jobs was read. nil: nothing is.
 	afterPage func()
 	mapReads  int
+	stages    []api.StageStatus // beside those that newFake has
 }
 
 func newFake() *fakeBackend {
@@ -155,7 +156,7 @@ func (f *fakeBackend) Stats(context.Context) (api.Stats, error) {
 			{Type: "HTTP", Backlog: 1, Waiting: 1, Paused: true},
 		},
 		Workers: []api.WorkerStatus{{Workers: 10, Active: 4}},
-		Stages:  []api.StageStatus{{Role: "ingest", Running: true}, {Role: "fetcher", Running: true}, {Role: "dispatcher", Running: true}, {Role: "watcher", Running: true}},
+		Stages:  append([]api.StageStatus{{Role: "ingest", Running: true}, {Role: "fetcher", Running: true}, {Role: "dispatcher", Running: true}, {Role: "watcher", Running: true}}, f.stages...),
 	}, f.err
 }
 
@@ -308,6 +309,7 @@ var (
 type world struct {
 	*testing.T
 	backend  *fakeBackend
+	rooms    *fakeRooms
 	log      *fakeLog
 	keys     *fakeKeys
 	sessions *fakeSessions
@@ -316,19 +318,19 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{T: t, backend: newFake(), log: &fakeLog{}}
-	w.console = New(Options{Backend: w.backend, Activity: w.log, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	w := &world{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}}
+	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	return w
 }
 
 // as returns a console with a login, and somebody who has logged in.
 func as(t *testing.T, who auth.Principal) *world {
-	w := &world{T: t, backend: newFake(), log: &fakeLog{}, sessions: &fakeSessions{all: map[string]auth.Principal{}}}
+	w := &world{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, sessions: &fakeSessions{all: map[string]auth.Principal{}}}
 	w.keys = &fakeKeys{keys: map[string]auth.Principal{}}
 	for _, p := range []auth.Principal{admin, operator, reader, acme, globex, metrics, service} {
 		w.keys.keys[p.KeyID] = p
 	}
-	w.console = New(Options{Backend: w.backend, Activity: w.log, Keys: w.keys, Sessions: w.sessions, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, Keys: w.keys, Sessions: w.sessions, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if who.KeyID != "" {
 		w.cookie, _ = w.sessions.Create(t.Context(), who)
 	}
@@ -337,6 +339,7 @@ func as(t *testing.T, who auth.Principal) *world {
 
 func (w *world) do(r *http.Request) *httptest.ResponseRecorder {
 	w.Helper()
+	r.RemoteAddr, r.Host = "127.0.0.1:1234", "127.0.0.1:8080"
 	if w.cookie != "" {
 		r.AddCookie(&http.Cookie{Name: "bulkaction", Value: w.cookie})
 	}

@@ -5,6 +5,7 @@ import (
 	"html/template"
 	"math"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,27 +17,29 @@ import (
 // functions are the functions of templates.
 func functions(hasPage func(string) bool) template.FuncMap {
 	return template.FuncMap{
-		"asset":    assetPath,
-		"count":    count,
-		"decimal":  decimal,
-		"duration": duration,
-		"expected": expected,
-		"hasPage":  hasPage,
-		"isoTime":  func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-		"lower":    strings.ToLower,
-		"percent":  percent,
-		"pick":     pick,
-		"plain":    plainTime,
-		"plural":   plural,
-		"query":    func(text string) string { return url.QueryEscape(text) },
-		"sum":      sum,
-		"words":    func(text string) string { return strings.ReplaceAll(text, "_", " ") },
+		"asset":        assetPath,
+		"count":        count,
+		"decimal":      decimal,
+		"duration":     duration,
+		"expected":     expected,
+		"hasPage":      hasPage,
+		"isoTime":      func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"lower":        strings.ToLower,
+		"milliseconds": func(ms int64) string { return duration(float64(ms) / 1000) },
+		"percent":      percent,
+		"pick":         pick,
+		"plain":        plainTime,
+		"plural":       plural,
+		"query":        func(text string) string { return url.QueryEscape(text) },
+		"segment":      url.PathEscape, // of a path
+		"sum":          sum,
+		"words":        func(text string) string { return strings.ReplaceAll(text, "_", " ") },
 	}
 }
 
-// count writes a whole number with commas.
+// count writes a whole number, or the number that a pointer points to, with commas.
 func count(n any) string {
-	text := fmt.Sprint(n)
+	text := fmt.Sprint(reflect.Indirect(reflect.ValueOf(n)))
 	sign := ""
 	if strings.HasPrefix(text, "-") {
 		sign, text = "-", text[1:]
@@ -171,6 +174,21 @@ var notices = map[string]string{
 	"type-paused":    "The type is paused: none of its jobs starts any more.",
 	"type-resumed":   "The type goes on.",
 	"groups":         "Done with %s.",
+
+	"guard-disable":   "The member is disabled: it is lent no more.",
+	"guard-enable":    "The member is enabled.",
+	"guard-open":      "The breaker of the member is open.",
+	"guard-close":     "The breaker of the member is closed.",
+	"guard-take-back": "The leases of the member have ended. Their holders learn it at their next renewal.",
+
+	"room-paused":       "The event is paused: users enter, and nobody is promoted.",
+	"room-open":         "The event is open: users are promoted.",
+	"room-closed":       "The event is closed: nobody enters any more.",
+	"room-recalibrated": "The event is recalibrated.",
+	"room-deleted":      "The event is deleted when its last user has gone.",
+	"user-removed":      "The user is removed.",
+	"user-unknown": "The event has no such user. The id is the part of a visitor's cookie before the dot, without " +
+		"the rest.",
 }
 
 // noticeOf returns the notice that a query asks for; "" for none. failed counts the groups that an

@@ -34,16 +34,26 @@ type topic struct {
 	group bool   // read twice a second, and limited in number
 	// open checks the argument for the principal of ctx, and returns what reads the data.
 	open func(ctx context.Context, arg string) (read func(context.Context) (any, error), err error)
+	// check refuses requests for a further reason. nil: there is none.
+	check func(r *http.Request) error
 }
 
 // topics is the table of topics.
 func (c *Console) topics() map[string]topic {
 	groups := groupPages{c.Backend}
-	return map[string]topic{
+	guards := guardPages{c.Backend}
+	all := map[string]topic{
 		"overview": {scope: open, page: "overview", open: overviewPage{c.Backend}.open},
 		"groups":   {scope: auth.Read, page: "groups", open: groups.openList},
 		"group":    {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
+		"guards":   {scope: auth.ReadSystem, page: "guards", open: guards.openList},
+		"guard":    {scope: auth.ReadSystem, page: "guard", open: guards.openGuard},
 	}
+	if c.Rooms != nil {
+		all["rooms"] = topic{scope: auth.ReadSystem, page: "rooms", open: c.rooms.openList, check: c.rooms.check}
+		all["room"] = topic{scope: auth.ReadSystem, page: "room", open: c.rooms.openRoom, check: c.rooms.check}
+	}
+	return all
 }
 
 // live serves event streams with the live regions of pages. All readers of a topic who see the same
@@ -93,6 +103,12 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 	if t.scope != open && !who.May(t.scope) {
 		plainError(w, http.StatusForbidden, "not for your key", nil)
 		return
+	}
+	if t.check != nil {
+		if err := t.check(r); err != nil {
+			plainError(w, http.StatusForbidden, err.Error(), nil)
+			return
+		}
 	}
 	read, err := t.open(ctx, arg)
 	var input *inputError

@@ -27,7 +27,8 @@ import (
 var paths = []string{
 	"/ui/", "/ui/groups", "/ui/groups?tenant=acme&status=failed&cursor=x", "/ui/groups/failed-1", "/ui/groups/running-1",
 	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/failures", "/ui/submit",
-	"/ui/dead-letters", "/ui/rejected?data=true", "/ui/tenants", "/ui/tenants/acme", "/ui/tenants/globex", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
+	"/ui/dead-letters", "/ui/rejected?data=true", "/ui/tenants", "/ui/tenants/acme", "/ui/tenants/globex",
+	"/ui/guards", "/ui/guards/pool%2Fsmtp", "/ui/guards/lock%2Freport?state=off", "/ui/rooms", "/ui/rooms/sale", "/ui/rooms/closed", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
 }
 
 // Each page and each action says who may use it.
@@ -219,10 +220,10 @@ func TestRoles(t *testing.T) {
 		return names
 	}
 	for who, want := range map[auth.Principal][]string{
-		admin:    {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Submit"},
-		operator: {"Overview", "Groups", "Tenants", "Dead letters", "Rejected"},
+		admin:    {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms", "Submit"},
+		operator: {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms"},
 		acme:     {"Overview", "Groups", "Tenants", "Dead letters", "Submit"},
-		reader:   {"Overview", "Groups", "Tenants", "Dead letters", "Rejected"}, metrics: {"Overview"},
+		reader:   {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms"}, metrics: {"Overview"},
 	} {
 		t.Run(string(who.Role), func(t *testing.T) {
 			t.Parallel()

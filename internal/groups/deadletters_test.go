@@ -89,9 +89,14 @@ func TestDeadLetterFilters(t *testing.T) {
 func TestStatsOfRoles(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
+	var stages []string // the roles of the processes
 	roles := func() []api.RoleStatus {
 		st, err := w.Store.Stats(stagetest.Trusted(t))
 		require.NoError(t, err)
+		stages = nil
+		for _, s := range st.Stages {
+			stages = append(stages, s.Role)
+		}
 		return st.Roles
 	}
 	none := []api.RoleStatus{
@@ -109,4 +114,5 @@ func TestStatsOfRoles(t *testing.T) {
 		{Role: "ingest"}, {Role: "fetcher", Processes: 2}, {Role: "dispatcher"}, {Role: "worker", Processes: 1},
 		{Role: "aggregator"}, {Role: "watcher", Processes: 1}, {Role: "broker", Processes: 1},
 	}, roles())
+	require.Equal(t, []string{"fetcher", "fetcher", "watcher", "broker"}, stages)
 }

@@ -69,14 +69,12 @@ func (s *stats) read(ctx context.Context) (api.Stats, error) {
 	if err != nil {
 		return st, err
 	}
-	if stages != nil {
-		st.Stages = stages
-	}
 	brokers, err := presence.Brokers(ctx, s.conn, s.space)
 	if err != nil {
 		return st, err
 	}
-	st.Roles = rolesOf(stages, len(workers), len(brokers))
+	st.Stages = append(append(st.Stages, stages...), brokers...)
+	st.Roles = rolesOf(st.Stages, len(workers))
 	for _, t := range byType {
 		st.Types = append(st.Types, *t)
 	}
@@ -85,8 +83,8 @@ func (s *stats) read(ctx context.Context) (api.Stats, error) {
 }
 
 // rolesOf counts the live processes of each role. The role broker is left out if it has none.
-func rolesOf(stages []api.StageStatus, workers, brokers int) []api.RoleStatus {
-	live := map[string]int{"worker": workers, api.RoleBroker: brokers}
+func rolesOf(stages []api.StageStatus, workers int) []api.RoleStatus {
+	live := map[string]int{"worker": workers}
 	for _, st := range stages {
 		live[st.Role]++
 	}

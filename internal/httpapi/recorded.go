@@ -165,6 +165,10 @@ type recordedRooms struct {
 	log Activity
 }
 
+// RecordedRooms returns a waiting room that stores each change of operators in the activity log
+// before it carries it out.
+func RecordedRooms(r Rooms, log Activity) Rooms { return recordedRooms{r, log} }
+
 // recordedEvent carries out a change of an event, and shows in the log what shown returns of it.
 func recordedEvent[T any](
 	ctx context.Context, r recordedRooms, action, event string, shown func(api.RoomEvent) any, after any,

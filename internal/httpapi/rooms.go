@@ -76,23 +76,32 @@ func (s roomCalls) routes() []route {
 	return all
 }
 
-// onlyLoopback refuses requests from other hosts, also where API_ALLOW_UNAUTHENTICATED opens the
-// rest of the API. A request must also have a loopback Host header, so that no web page can reach
-// the call by DNS rebinding.
+// onlyLoopback refuses requests that CheckLoopback refuses.
 func onlyLoopback(serve handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		peer, err := netip.ParseAddrPort(r.RemoteAddr)
-		switch {
-		case err != nil, !peer.Addr().Unmap().IsLoopback():
-			return newProblem(api.Forbidden,
-				"without API keys (AUTH=keys), calls on the waiting room are served on loopback only: "+
-					"call this server from its own host")
-		case !loopbackHostHeader(r.Host):
-			return newProblem(api.WrongHost,
-				"calls on the waiting room are served only for the hosts localhost and loopback addresses")
+		if err := CheckLoopback(r); err != nil {
+			return err
 		}
 		return serve(w, r)
 	}
+}
+
+// CheckLoopback returns an error for a request from another host. Without API keys, all calls on
+// the waiting room need this check, also where API_ALLOW_UNAUTHENTICATED opens the rest of the API,
+// and so does a handler of Options.UI. A request must also have a loopback Host header, so that no
+// web page can reach the call by DNS rebinding.
+func CheckLoopback(r *http.Request) error {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	switch {
+	case err != nil, !peer.Addr().Unmap().IsLoopback():
+		return newProblem(api.Forbidden,
+			"without API keys (AUTH=keys), calls on the waiting room are served on loopback only: "+
+				"call this server from its own host")
+	case !loopbackHostHeader(r.Host):
+		return newProblem(api.WrongHost,
+			"calls on the waiting room are served only for the hosts localhost and loopback addresses")
+	}
+	return nil
 }
 
 // onEvent serves a call on the event that the path names. do reads the request, and returns the

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/stage/broker"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
@@ -167,6 +168,25 @@ func TestTheDocumentsBehaviour(t *testing.T) {
 	d.next("admitted")
 	d.close()
 	w.await("all are gone", func() bool { s := w.snapshot(); return s.Used+s.Waiting+s.Away == 0 })
+}
+
+// The status of a broker says how many streams it has, and how old the positions are that it shows.
+func TestStatus(t *testing.T) {
+	w := shared(t)
+	w.declare(0)
+	b := w.start()
+	c := b.open("u")
+	c.at(1)
+	counts := func() map[string]int64 {
+		all, err := presence.Brokers(t.Context(), w.conn, w.space)
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		require.Equal(t, "broker", all[0].Role)
+		return all[0].Counts
+	}
+	w.await("the stream counts", func() bool { return counts()["streams"] == 1 && counts()["position_age_ms"] > 0 })
+	c.close()
+	w.await("nobody is there", func() bool { return counts()["streams"] == 0 && counts()["position_age_ms"] == 0 })
 }
 
 // A broker that stops hands its users over: they connect again and keep their numbers, and nobody

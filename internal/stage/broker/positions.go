@@ -56,9 +56,11 @@ func (b positions) send(ctx context.Context) error {
 		to := throttle.next(began, b.cfg.PositionInterval)
 		if !b.suspended.Load() {
 			events := b.conns.byEvent()
+			var oldest time.Duration
 			for event, conns := range events {
-				b.showEvent(ctx, event, conns, to)
+				oldest = max(oldest, b.showEvent(ctx, event, conns, to))
 			}
+			b.positionAge.Store(oldest.Milliseconds())
 			b.metrics.DropGauges(func(event string) bool { return events[event] != nil })
 		}
 		wait := b.cfg.PositionInterval - time.Since(began)
@@ -69,8 +71,11 @@ func (b positions) send(ctx context.Context) error {
 }
 
 // showEvent shows the streams of an event their positions, and checks what the streams do not learn
-// by messages: that the event is closed, that a message was lost, that a token has expired.
-func (b positions) showEvent(ctx context.Context, event string, conns []*connection, to int64) {
+// by messages: that the event is closed, that a message was lost, that a token has expired. It
+// returns the age of the oldest position.
+func (b positions) showEvent(
+	ctx context.Context, event string, conns []*connection, to int64,
+) (age time.Duration) {
 	snapshot, known := conns[0].followed.Snapshot()
 	deleted := known && snapshot.Event == "" // or it was declared a moment ago: the delivery check finds out
 	if known = known && !deleted; known {
@@ -100,7 +105,8 @@ func (b positions) showEvent(ctx context.Context, event string, conns []*connect
 		}
 	}
 	if !oldest.IsZero() {
-		b.metrics.PositionAge(event, max(0, time.Since(oldest)))
+		age = max(0, time.Since(oldest))
+		b.metrics.PositionAge(event, age)
 	}
 	// Redis may have lost the changes that their places depend on.
 	promoted, err := b.enterAgain(ctx, event, lost)
@@ -114,6 +120,7 @@ func (b positions) showEvent(ctx context.Context, event string, conns []*connect
 	if err := b.checkDelivery(ctx, event, conns, redisNow); err != nil && ctx.Err() == nil {
 		b.Tel.Log.Warn("delivery check failed, trying again in a second", "event", event, "error", err)
 	}
+	return age
 }
 
 // unknownLimit is how long the place of a waiting user may be unknown before the broker asks Redis

@@ -37,7 +37,8 @@ type shared struct {
 	lookups      lookups
 	enterBatches enterBatches
 	draining     atomic.Bool
-	suspended    atomic.Bool // positions wait until all users have entered again
+	suspended    atomic.Bool  // positions wait until all users have entered again
+	positionAge  atomic.Int64 // of the oldest positions that the last round has shown, in ms
 	lastConn     atomic.Int64
 	loading      singleflight.Group // snapshots, and questions to the seat service
 }

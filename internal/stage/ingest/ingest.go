@@ -188,8 +188,9 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 	defer closeUI()
 	if in.cfg.UI {
 		ui := console.Options{
-			Backend: opt.Backend, Activity: opt.Activity, Keys: opt.Keys, Proxies: opt.Proxies, Decoder: opt.Decoder,
-			Version: opt.Version, Log: opt.Log, Secure: in.cfg.Secure, TLS: in.cfg.TLS != nil, Closing: closing,
+			Backend: opt.Backend, Rooms: opt.Rooms, Activity: opt.Activity, Keys: opt.Keys, Proxies: opt.Proxies,
+			Decoder: opt.Decoder, Version: opt.Version, Log: opt.Log, Secure: in.cfg.Secure, TLS: in.cfg.TLS != nil,
+			Closing: closing,
 		}
 		if in.cfg.Logins != nil {
 			ui.Sessions = in.cfg.Logins

@@ -1,0 +1,267 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+)
+
+const (
+	guardsPage   = 50
+	membersShown = 100
+	// guardsInterval is how often an open list of guards is read: that goes over keys of Redis. A
+	// guard with more than manyMembers is not read more often either.
+	guardsInterval = 5 * time.Second
+	manyMembers    = 1000
+	notClosed      = "not_closed" // the filter for members whose breaker is not closed
+)
+
+// memberStates are what the members of a guard can be filtered by.
+var memberStates = []string{"free", "cooling", "busy", "off", notClosed}
+
+// guardPages show guards, and control their members.
+type guardPages struct{ backend httpapi.Backend }
+
+// guardsData is the data of the list of guards.
+type guardsData struct {
+	Guards []api.GuardSummary
+	Kind   string
+	Kinds  []string
+	Next   string // path of the next page
+	First  bool   // this is the first page
+}
+
+func (p guardPages) list(r *http.Request) (view, error) {
+	read, filter, err := p.readList(r.URL.Query())
+	if err != nil {
+		return view{}, err
+	}
+	data, err := read(r.Context())
+	return view{name: "guards", title: "Guards", data: data, topic: "guards:" + filter.Encode()}, err
+}
+
+func (p guardPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+	q, err := url.ParseQuery(arg)
+	if err != nil {
+		return nil, invalid("topics", "is malformed")
+	}
+	read, _, err := p.readList(q)
+	return seldom(read, func(any) bool { return true }), err
+}
+
+// readList returns a function that reads the page of guards which a query asks for, and the part of
+// the query that chooses it.
+func (p guardPages) readList(q url.Values) (
+	read func(context.Context) (any, error), filter url.Values, err error,
+) {
+	query := guard.Query{Kind: q.Get("kind"), Limit: guardsPage}
+	if query.Cursor, err = cursorOf(q); err != nil {
+		return nil, nil, err
+	}
+	if query.Kind != "" && !slices.Contains(guard.Kinds, query.Kind) {
+		return nil, nil, invalid("kind", "must be one of %v", guard.Kinds)
+	}
+	filter = chosen(map[string]string{"kind": query.Kind, "cursor": query.Cursor})
+	return func(ctx context.Context) (any, error) {
+		l, err := p.backend.Guards(ctx, query)
+		if err != nil {
+			return nil, err
+		}
+		slices.SortFunc(l.Guards, func(a, b api.GuardSummary) int { return cmp.Compare(a.Name, b.Name) })
+		return guardsData{
+			Guards: l.Guards, Kind: query.Kind, Kinds: guard.Kinds,
+			Next: nextPage(root+"/guards", filter, l.Cursor), First: query.Cursor == "",
+		}, nil
+	}, filter, nil
+}
+
+// chosen returns a query of the values that are not empty.
+func chosen(values map[string]string) url.Values {
+	q := url.Values{}
+	for name, value := range values {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	return q
+}
+
+// seldom returns a function that reads at most once in guardsInterval while costly says so of what
+// was read last, and returns that in between.
+func seldom(
+	read func(context.Context) (any, error), costly func(data any) bool,
+) func(context.Context) (any, error) {
+	var last any
+	var readAt time.Time
+	return func(ctx context.Context) (any, error) {
+		if last != nil && costly(last) && time.Since(readAt) < guardsInterval {
+			return last, nil
+		}
+		data, err := read(ctx)
+		if last, readAt = data, time.Now(); err != nil {
+			last = nil
+		}
+		return data, err
+	}
+}
+
+// guardData is the data of the page of a guard.
+type guardData struct {
+	api.Guard
+	Shown  []api.GuardMember // by id
+	Fit    int               // members that fit the filters
+	State  string            // a filter: one of memberStates
+	Prefix string            // a filter: of the member's id
+	States []string
+	sizes  map[string]int
+	leases int64
+}
+
+// Size is the number of members in a state.
+func (g guardData) Size(state string) int { return g.sizes[state] }
+
+// Leases is the number of leases of all members.
+func (g guardData) Leases() int64 { return g.leases }
+
+// Filtered reports whether members may be left out because of the filters.
+func (g guardData) Filtered() bool { return g.State+g.Prefix != "" }
+
+// Limit is the limit of a member in words. Members may have limits of their own.
+func (g guardData) Limit() string {
+	window := duration(float64(g.Spec.WindowMS) / 1000)
+	switch g.Spec.Limiter {
+	case "sliding":
+		return count(g.Spec.Permits) + " in any " + window
+	case "token":
+		return count(g.Spec.Permits) + " per " + window + ", bursts of " + count(g.Spec.Burst)
+	}
+	return "none"
+}
+
+// Policy is the policy of the breakers in words.
+func (g guardData) Policy() string {
+	if g.Spec.Failures == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("opens after %s in a row for %s, closes after %s", plural(g.Spec.Failures, "failure", "failures"),
+		duration(float64(g.Spec.OpenForMS)/1000), plural(g.Spec.Successes, "success", "successes"))
+}
+
+// HasBreaker reports whether a member has a breaker. One of the member's own is known only after a
+// failure.
+func (g guardData) HasBreaker(m api.GuardMember) bool {
+	return g.Spec.Failures > 0 || m.Failures > 0 || m.Breaker != "closed"
+}
+
+func (p guardPages) guard(r *http.Request) (view, error) {
+	name, err := guardName(r.PathValue("name"))
+	if err != nil {
+		return view{}, err
+	}
+	read, filter, err := p.reader(name, r.URL.Query())
+	if err != nil {
+		return view{}, err
+	}
+	data, err := read(r.Context())
+	topic := "guard:" + name + "?" + filter.Encode()
+	return view{name: "guard", title: "Guard " + name, data: data, topic: topic}, err
+}
+
+// guardName returns the name of a guard as KIND/NAME. Another text can't be a name, so there is no
+// such guard.
+func guardName(text string) (string, error) {
+	kind, rest, ok := guard.ParseName(text)
+	if !ok {
+		return "", fmt.Errorf("guard %.128s: %w", strings.ToValidUTF8(text, "?"), api.ErrNotFound)
+	}
+	return kind + "/" + rest, nil
+}
+
+func (p guardPages) openGuard(ctx context.Context, arg string) (func(context.Context) (any, error), error) {
+	text, query, _ := strings.Cut(arg, "?")
+	name, err := guardName(text)
+	if err != nil {
+		return nil, err
+	}
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, invalid("topics", "is malformed")
+	}
+	read, _, err := p.reader(name, q)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := read(ctx); err != nil && !errors.Is(err, api.ErrUnavailable) {
+		return nil, err
+	}
+	return seldom(read, func(data any) bool {
+		g, ok := data.(guardData)
+		return ok && len(g.Members) > manyMembers
+	}), nil
+}
+
+// reader returns a function that reads a guard, and the part of the query that chooses the members
+// which the page shows.
+func (p guardPages) reader(name string, q url.Values) (
+	read func(context.Context) (any, error), filter url.Values, err error,
+) {
+	state := q.Get("state")
+	if state != "" && !slices.Contains(memberStates, state) {
+		return nil, nil, invalid("state", "must be one of %v", memberStates)
+	}
+	prefix, err := idOf(q, "prefix")
+	if err != nil {
+		return nil, nil, err
+	}
+	return func(ctx context.Context) (any, error) {
+		g, err := p.backend.Guard(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		d := guardData{Guard: g, State: state, Prefix: prefix, States: memberStates, sizes: map[string]int{}}
+		slices.SortFunc(d.Members, func(a, b api.GuardMember) int { return cmp.Compare(a.ID, b.ID) })
+		for _, m := range d.Members {
+			d.sizes[m.State]++
+			d.leases += m.Held
+			if m.Breaker != "closed" {
+				d.sizes[notClosed]++
+			}
+			fits := state == "" || state == m.State || state == notClosed && m.Breaker != "closed"
+			if !fits || !strings.HasPrefix(m.ID, prefix) {
+				continue
+			}
+			if d.Fit++; d.Fit <= membersShown {
+				d.Shown = append(d.Shown, m)
+			}
+		}
+		return d, nil
+	}, chosen(map[string]string{"state": state, "prefix": prefix}), nil
+}
+
+// control does with a member what the button says that was pressed.
+func (p guardPages) control(ctx context.Context, r *http.Request) (string, error) {
+	name, err := guardName(r.PathValue("name"))
+	if err != nil {
+		return "", err
+	}
+	member, err := pathID(r, "id")
+	if err != nil {
+		return "", err
+	}
+	do := guard.Action(r.PostForm.Get("command"))
+	if !slices.Contains(guard.Actions, do) {
+		return "", invalid("command", "must be one of %v", guard.Actions)
+	}
+	to := root + "/guards/" + url.PathEscape(name) + "?done=guard-" + string(do)
+	return to, p.backend.ControlGuard(ctx, name, member, do)
+}
