@@ -60,6 +60,8 @@ type Console struct {
 	live  *live
 	last  *lastViews
 	now   func() time.Time
+
+	overview *overviewPage
 }
 
 // New returns a console.
@@ -74,7 +76,10 @@ func New(o Options) *Console {
 	if o.Activity != nil {
 		o.Backend = httpapi.Recorded(o.Backend, o.Activity)
 	}
-	c := &Console{Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now}
+	c := &Console{
+		Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now,
+		overview: newOverviewPage(o.Backend),
+	}
 	c.pages = c.allPages()
 	c.views = parseTemplates(c.hasPage)
 	c.live = newLive(c)
@@ -145,10 +150,10 @@ type action struct {
 
 // allPages is the table of pages. The navigation has them in this order.
 func (c *Console) allPages() []page {
-	overview, groups, submit := overviewPage{c.Backend}, groupPages{c.Backend}, submitPage{c.store, c.Decoder}
+	groups, submit := groupPages{c.Backend}, submitPage{c.store, c.Decoder}
 	letters, tenants := letterPages{c.Backend}, tenantPages{c.Backend}
 	return []page{
-		{path: "/{$}", nav: "Overview", scope: open, view: overview.view},
+		{path: "/{$}", nav: "Overview", scope: open, view: c.overview.view},
 		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
