@@ -20,7 +20,7 @@ import (
 const (
 	maxStreams      = 2000 // event streams of a process
 	maxOwnStreams   = 20   // those of one API key
-	maxGroupTopics  = 200  // groups that a process follows at a time
+	maxGroupTopics  = 200  // groups, jobs, tenants and lists with filters that a process follows at a time
 	stillInterval   = 2 * time.Second
 	sessionInterval = 4 * time.Second // and a session may be remembered for session.Fresh: 10 s in all
 	tryAgain        = 5 * time.Second // what a browser waits if it gets no stream
@@ -32,17 +32,20 @@ type topic struct {
 	scope auth.Scope
 	page  string // the template whose live regions are sent
 	group bool   // read twice a second, and limited in number
+	many  bool   // limited in number, together with groups
 	// open checks the argument for the principal of ctx, and returns what reads the data.
 	open func(ctx context.Context, arg string) (read func(context.Context) (any, error), err error)
 }
 
 // topics is the table of topics.
 func (c *Console) topics() map[string]topic {
-	groups := groupPages{c.Backend}
+	groups, tenants := groupPages{c.Backend}, tenantPages{c.Backend}
 	return map[string]topic{
 		"overview": {scope: open, page: "overview", open: c.overview.open},
 		"groups":   {scope: auth.Read, page: "groups", open: groups.openList},
 		"group":    {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
+		"tenants":  {scope: auth.Read, page: "tenants", many: true, open: tenants.openList},
+		"tenant":   {scope: auth.Read, page: "tenant", many: true, open: tenants.openTenant},
 	}
 }
 
@@ -57,7 +60,7 @@ type live struct {
 
 	mu       sync.Mutex
 	own      map[string]int // open streams by API key
-	followed map[string]int // open streams by topic of groups
+	followed map[string]int // open streams by topic, of those that are limited in number
 }
 
 func newLive(c *Console) *live {
@@ -101,10 +104,8 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 		plainError(w, http.StatusNotFound, "no such topic", err)
 		return
 	}
-	if t.group {
+	if kind = ""; t.group || t.many {
 		kind = name
-	} else {
-		kind = ""
 	}
 	leave, err := l.enter(who.KeyID, kind)
 	if err != nil {
@@ -168,8 +169,8 @@ func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*re
 	}
 }
 
-// enter counts a stream of an API key and of a topic of groups until leave is called. An empty name
-// is not counted.
+// enter counts a stream of an API key and of a topic that is limited in number until leave is
+// called. An empty name is not counted.
 func (l *live) enter(key, group string) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -177,7 +178,7 @@ func (l *live) enter(key, group string) (leave func(), err error) {
 		return nil, fmt.Errorf("your API key has %d event streams already", maxOwnStreams)
 	}
 	if group != "" && l.followed[group] == 0 && len(l.followed) >= maxGroupTopics {
-		return nil, fmt.Errorf("this server follows %d groups already", maxGroupTopics)
+		return nil, fmt.Errorf("this server follows %d groups and other things already", maxGroupTopics)
 	}
 	change := func(counts map[string]int, name string, by int) {
 		if name == "" {
