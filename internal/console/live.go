@@ -39,13 +39,16 @@ type topic struct {
 
 // topics is the table of topics.
 func (c *Console) topics() map[string]topic {
-	groups, tenants := groupPages{c.Backend}, tenantPages{c.Backend}
+	groups, tenants, letters := groupPages{c.Backend}, tenantPages{c.Backend}, letterPages{c.Backend}
 	return map[string]topic{
-		"overview": {scope: open, page: "overview", open: c.overview.open},
-		"groups":   {scope: auth.Read, page: "groups", open: groups.openList},
-		"group":    {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
-		"tenants":  {scope: auth.Read, page: "tenants", many: true, open: tenants.openList},
-		"tenant":   {scope: auth.Read, page: "tenant", many: true, open: tenants.openTenant},
+		"overview":     {scope: open, page: "overview", open: c.overview.open},
+		"groups":       {scope: auth.Read, page: "groups", open: groups.openList},
+		"group":        {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
+		"tenants":      {scope: auth.Read, page: "tenants", many: true, open: tenants.openList},
+		"tenant":       {scope: auth.Read, page: "tenant", many: true, open: tenants.openTenant},
+		"job":          {scope: auth.Read, page: "job", many: true, open: groups.openJob},
+		"dead-letters": {scope: auth.Read, page: "deadletters", many: true, open: letters.openDeadLetters},
+		"rejected":     {scope: auth.ReadSystem, page: "rejected", many: true, open: letters.openRejected},
 	}
 }
 
