@@ -45,6 +45,9 @@ type Options struct {
 	Log      *slog.Logger // nil: nothing is logged
 	Secure   bool         // browsers reach the console over https alone
 	TLS      bool         // this process ends TLS
+	// TraceURL is the URL of traces, in which {trace_id}, {group} and {ordinal} are replaced.
+	// "": pages have no links to traces.
+	TraceURL string
 	// Closing ends when the server stops. nil: event streams end only with their clients.
 	Closing context.Context //nolint:containedctx // the server's, not a call's
 }
@@ -81,7 +84,7 @@ func New(o Options) *Console {
 		overview: newOverviewPage(o.Backend),
 	}
 	c.pages = c.allPages()
-	c.views = parseTemplates(c.hasPage)
+	c.views = parseTemplates(functions(c.hasPage, o.TraceURL))
 	c.live = newLive(c)
 	for _, p := range c.pages {
 		c.mux.HandleFunc(http.MethodGet+" "+root+p.path, c.authorized(p.scope, c.servePage(p)))

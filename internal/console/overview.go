@@ -20,9 +20,9 @@ const (
 	overviewGroups  = 8
 	overviewTenants = 10
 	overviewMinutes = 60 // of the history, unless the query says it
-	// seldomInterval is how often the overview reads what changes seldom, or costs more: the history
-	// has a point each 10 s, the watchers look at tenants and audit no more often, and the newest
-	// failures may be among many groups.
+	// seldomInterval is how often the overview reads what changes seldom, or costs more: the
+	// history has a point each 10 s, the watchers look at tenants and audit no more often, and the
+	// newest failures may be among many groups.
 	seldomInterval = 10 * time.Second
 )
 

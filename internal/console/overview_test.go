@@ -244,7 +244,7 @@ func TestHistoryView(t *testing.T) {
 		require.Less(t, len(html["history"]), 24_000, minutes)
 	}
 
-	// An hour of 1 failure/s, and a gap of 10 minutes in it, whose failures the point behind it has.
+	// An hour of 1 failure/s, and a gap of 10 minutes, whose failures the point behind it has.
 	h := api.History{StepSeconds: 10}
 	for i := range 370 {
 		if i < 100 || i >= 160 {

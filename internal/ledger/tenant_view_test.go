@@ -115,8 +115,8 @@ func TestChangeTenant(t *testing.T) {
 	})
 }
 
-// A preview of settings has the limit that the tenant has after it got them, whether it is active or
-// not, and changes nothing.
+// A preview of settings has the limit that the tenant has after it got them, whether it is active
+// or not, and changes nothing.
 func TestPreviewOfSettings(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 20)
