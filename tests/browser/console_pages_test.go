@@ -16,11 +16,12 @@ import (
 var (
 	consolePages = []string{
 		"/", "/groups", "/groups?status=FAILED&tenant=nobody", "/tenants", "/dead-letters", "/rejected", "/submit", "/groups/none",
+		"/?minutes=1440", "/tenants?sort=backlog", "/dead-letters?code=NOOP_PERMANENT", "/guards", "/rooms", "/rooms/demo",
 	}
 	filledPages = []string{
 		"/groups/newsletter", "/groups/newsletter/failures", "/groups/newsletter/jobs/7", "/groups/newsletter/jobs/5", "/groups/refused",
 		"/groups/refused/failures", "/groups/refused/jobs/0", "/groups/welcome", "/groups/reminder", "/groups/reminder/jobs/3",
-		"/groups/empty", "/tenants/initech",
+		"/groups/empty", "/tenants/initech", "/tenants/acme?rps=20&weight=2&preview=1", "/guards/pool/mail",
 	}
 )
 
@@ -63,7 +64,7 @@ func (b *tab) isSound(axe string) {
 	require.Less(b.t, eval[int](b, "document.querySelectorAll('*').length"), 2000, where)
 }
 
-// cut returns what is wider than the window, and texts that end beyond the box which hides the rest.
+// cut returns what is wider than the window, and texts whose end the box around them hides.
 const cut = `(() => {
 	const found = [];
 	const { scrollWidth, clientWidth } = document.documentElement;

@@ -41,8 +41,8 @@ func TestScreenshots(t *testing.T) {
 	ben.picture(filepath.Join(dir, "wait-ko.png"), 560)
 }
 
-// pictures returns the folder for the pictures of a folder of docs. Without the flag -screenshots it
-// is a temporary one.
+// pictures returns the folder for the pictures of a folder of docs: without the flag -screenshots a
+// temporary one.
 func pictures(t *testing.T, folder string) string {
 	if *screenshots == "" {
 		return t.TempDir()
