@@ -154,7 +154,8 @@ func (g guardData) Policy() string {
 		return "none"
 	}
 	return fmt.Sprintf("opens after %s in a row for %s, closes after %s",
-		plural(g.Spec.Failures, "failure", "failures"), duration(float64(g.Spec.OpenForMS)/1000), plural(g.Spec.Successes, "success", "successes"))
+		plural(g.Spec.Failures, "failure", "failures"), duration(float64(g.Spec.OpenForMS)/1000),
+		plural(g.Spec.Successes, "success", "successes"))
 }
 
 // HasBreaker reports whether a member has a breaker. One of the member's own is known only after a

@@ -288,8 +288,8 @@ func TestConsoleWithoutJavaScript(t *testing.T) {
 	b.until("document.documentElement.dataset.theme === 'dark' && location.pathname === '/ui/groups'")
 	c.open(b, "/dead-letters")
 	b.sees("main table")
-	b.click("#payload-0 summary")
-	b.until("document.querySelector('#payload-0 pre').innerText.includes('permanent')")
+	b.click("main details[id^=payload] summary")
+	b.until("document.querySelector('main details[open] pre').innerText.includes('permanent')")
 	b.click(".who button")
 	b.sees("#key")
 }

@@ -21,7 +21,7 @@ var (
 	filledPages = []string{
 		"/groups/newsletter", "/groups/newsletter/failures", "/groups/newsletter/jobs/7", "/groups/newsletter/jobs/5", "/groups/refused",
 		"/groups/refused/failures", "/groups/refused/jobs/0", "/groups/welcome", "/groups/reminder", "/groups/reminder/jobs/3",
-		"/groups/empty", "/tenants/initech", "/tenants/acme?rps=20&weight=2&preview=1", "/guards/pool/mail",
+		"/groups/empty", "/tenants/initech", "/tenants/acme?rps=20&weight=2&preview=1", "/guards/mail",
 	}
 )
 
@@ -94,6 +94,8 @@ func TestConsolePages(t *testing.T) {
 		t.Helper()
 		for _, path := range paths {
 			c.open(b, path)
+			missing := eval[bool](b, "document.querySelector('h1').textContent === 'Nothing here'")
+			require.Equal(t, strings.HasSuffix(path, "/none"), missing, path)
 			b.isSound(axe)
 		}
 	}

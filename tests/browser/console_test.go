@@ -165,6 +165,13 @@ func (c *console) fill() {
 		return err == nil && len(rejected.Rejected) > 0
 	}, patience, 20*time.Millisecond)
 
+	c.guards()
+}
+
+// guards makes a guard with three accounts. One of them has failed, and is not lent for now.
+func (c *console) guards() {
+	c.t.Helper()
+	ctx := c.t.Context()
 	guards := guard.New(c.rdb, guard.Prefix(c.prefix))
 	c.t.Cleanup(func() { require.NoError(c.t, guards.Close(context.WithoutCancel(ctx))) })
 	pool, err := guards.Pool(ctx, "mail", guard.Spec{
