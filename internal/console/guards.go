@@ -153,8 +153,9 @@ func (g guardData) Policy() string {
 	if g.Spec.Failures == 0 {
 		return "none"
 	}
-	return fmt.Sprintf("opens after %s in a row for %s, closes after %s", plural(g.Spec.Failures, "failure", "failures"),
-		duration(float64(g.Spec.OpenForMS)/1000), plural(g.Spec.Successes, "success", "successes"))
+	return fmt.Sprintf("opens after %s in a row for %s, closes after %s",
+		plural(g.Spec.Failures, "failure", "failures"), duration(float64(g.Spec.OpenForMS)/1000),
+		plural(g.Spec.Successes, "success", "successes"))
 }
 
 // HasBreaker reports whether a member has a breaker. One of the member's own is known only after a
