@@ -16,11 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestConsole runs the command on a real Redis: it logs in with a key, controls a type, finds that
-// in the activity log, and is refused after the key was revoked. The ingest stream is left alone.
+// TestConsole runs the command on a real Redis: it logs in with a key, controls a guard, an event
+// and a type, finds that in the activity log, and is refused after the key was revoked. The ingest
+// stream is left alone.
 func TestConsole(t *testing.T) {
 	server := redistest.Server(t)
 	at := []string{"--redis-url", server.URL()}
@@ -70,10 +72,25 @@ func TestConsole(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, text)
 	require.Equal(t, "/ui/", path)
 	require.Contains(t, text, "Active tenants")
+	guards := guard.New(server.Client(), guard.Prefix("bulk-action:"))
+	_, err = guards.Pool(t.Context(), "smtp", guard.Spec{Members: []guard.Member{{ID: "alice"}}})
+	require.NoError(t, err)
+	_, _, text = ask(http.MethodPost, "/ui/guards/pool%2Fsmtp/members/alice", url.Values{"command": {"disable"}})
+	require.Contains(t, text, "The member is disabled")
+	view, err := guards.Inspect(t.Context(), "pool/smtp")
+	require.NoError(t, err)
+	require.Equal(t, "off", view.Members[0].State)
+	keyFile := writeFile(t, "key", key.Key)
+	got = console{}.exec(t.Context(), "room", "set", "sale", "--capacity", "3", "--api", address.API, "--api-key-file", keyFile)
+	require.Equal(t, exitOK, got.code, got.err)
+	_, _, text = ask(http.MethodPost, "/ui/rooms/sale/pause", nil)
+	require.Contains(t, text, "The event is paused")
+	_, _, text = ask(http.MethodGet, "/ui/rooms", nil)
+	require.Contains(t, text, "No live process has the role <b>broker</b>")
 	_, _, text = ask(http.MethodPost, "/ui/types/NOOP/pause", nil)
 	require.Contains(t, text, "The type is paused")
 
-	got = console{}.exec(t.Context(), "activity", "--json", "--api", address.API, "--api-key-file", writeFile(t, "key", key.Key))
+	got = console{}.exec(t.Context(), "activity", "--json", "--api", address.API, "--api-key-file", keyFile)
 	require.Equal(t, exitOK, got.code, got.err)
 	var entries []api.Activity
 	for line := range strings.Lines(got.out) {
@@ -82,6 +99,9 @@ func TestConsole(t *testing.T) {
 		entries = append(entries, a)
 	}
 	require.Equal(t, "type.pause", entries[0].Action)
+	require.Equal(t, "event.mode", entries[1].Action)
+	require.Equal(t, "event.set", entries[2].Action)
+	require.Equal(t, "guard.disable", entries[3].Action)
 	require.Equal(t, api.ViaUI, entries[0].Via)
 	require.Equal(t, key.ID, entries[0].Actor)
 	require.NotEmpty(t, entries[0].RequestID)

@@ -209,7 +209,8 @@ let confirmed = null;
 
 function question(button) {
   if (button.dataset.confirm) {
-    return button.dataset.confirm;
+    const input = document.getElementById(button.dataset.confirmInput); // its value stands for %s
+    return input ? button.dataset.confirm.replace("%s", () => input.value) : button.dataset.confirm;
   }
   if (button.dataset.confirmTicked) {
     const n = document.querySelectorAll("#bulk input[name=id]:checked").length;
