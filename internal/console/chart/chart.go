@@ -52,7 +52,7 @@ type Lines struct {
 }
 
 const (
-	marginLeft, marginRight, marginTop, marginBottom = 56, 8, 12, 22
+	marginLeft, marginRight, marginTop, marginBottom = 56, 8, 8, 22
 	yTicks                                           = 4
 	xTicks                                           = 6
 )

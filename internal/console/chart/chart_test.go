@@ -33,7 +33,7 @@ func TestLines(t *testing.T) {
 	require.Equal(t, []string{"03:04:00", "03:04:30", "03:05:00", "03:05:30", "03:06:00"}, labels(c.X))
 	require.Equal(t, c.Left, c.X[0].At)
 	require.InDelta(t, c.Right, c.X[4].At, 0.01)
-	require.Equal(t, []string{"56,178 324,101.2 592,24.4"}, c.Lines[0].Paths)
+	require.Equal(t, []string{"56,178 324,99.4 592,20.8"}, c.Lines[0].Paths)
 	require.Equal(t, "74", c.Lines[0].Last)
 	require.Len(t, c.Marks, 3)
 	require.Equal(t, "03:05:00 UTC: started 37", c.Marks[1].Title)
