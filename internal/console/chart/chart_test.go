@@ -64,6 +64,19 @@ func TestNoLines(t *testing.T) {
 	require.Equal(t, []string{"56,178"}, c.Lines[0].Paths)
 }
 
+// The labels of the axis are short, however large the values are.
+func TestAxis(t *testing.T) {
+	t.Parallel()
+	for most, want := range map[float64][]string{
+		9999: {"0", "5000", "10k"}, 1.2e4: {"0", "5000", "10k", "15k"}, 2e6: {"0", "500k", "1M", "1.5M", "2M"},
+		3e9: {"0", "1G", "2G", "3G"}, 4e12: {"0", "1T", "2T", "3T", "4T"},
+	} {
+		c, ok := chart.NewLines(600, 200, []chart.Series{{Name: "a", Points: points(most)}}, write)
+		require.True(t, ok)
+		require.Equal(t, want, labels(c.Y))
+	}
+}
+
 // Many points and long spans have few ticks and marks.
 func TestTicksAreFew(t *testing.T) {
 	t.Parallel()
