@@ -20,7 +20,7 @@ func newBench(r *Root) *cobra.Command {
 		newBenchThroughput(r, set), newBenchLatency(r, set), newBenchCeiling(r, set), newBenchBig(r, set),
 		newBenchPerformance(r, set), newBenchCompare(r, set),
 		newBenchCongestion(r, set), newBenchLimits(r, set), newBenchFairness(r, set), newBenchGuards(r, set),
-		newBenchRoom(r, set))
+		newBenchRoom(r, set), newBenchConsole(r, set))
 	cmd.Long = "Measure the system: real processes on a private redis-server, with default settings. The JSON lists\n" +
 		"settings that differ as overrides. BULKACTION_ variables of the environment do not reach the\n" +
 		"processes; settings of --set do. Without --json, the figures have the same names as in the JSON."

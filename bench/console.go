@@ -1,0 +1,563 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/bench/measure"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+)
+
+// ConsoleOptions say how much the web console shows, and to how many people.
+type ConsoleOptions struct {
+	Options
+	Groups  int // groups with a tenant each, of the part lists
+	Jobs    int // of the large group of the part group, and of each round of the part throughput
+	Viewers int // of one page, in the part viewers
+	Few     int // viewers of the running group, in the part throughput
+	Rounds  int // of the part throughput
+	Only    []string
+}
+
+// Console has the figures of the web console. A part that did not run is missing.
+type Console struct {
+	Lists      *ConsoleLists      `json:"lists,omitempty"`
+	Group      *ConsoleGroup      `json:"group,omitempty"`
+	Viewers    *ConsoleViewers    `json:"viewers,omitempty"`
+	Throughput *ConsoleThroughput `json:"throughput,omitempty"`
+	Overrides  map[string]string  `json:"overrides,omitempty"`
+}
+
+// ConsolePage has the times of a page. The first byte is that of the answer's header.
+type ConsolePage struct {
+	Page     string  `json:"page"`
+	P50MS    float64 `json:"first_byte_p50_ms"`
+	P95MS    float64 `json:"first_byte_p95_ms"`
+	KB       float64 `json:"kb"`       // of HTML, without compression
+	Elements int     `json:"elements"` // of HTML and SVG
+}
+
+// ConsoleLists has the times of lists among many tenants and groups.
+type ConsoleLists struct {
+	Groups  int           `json:"groups"`
+	Tenants int           `json:"tenants"`
+	Pages   []ConsolePage `json:"pages"`
+}
+
+// ConsoleGroup has the times of the page of a large group that runs at full speed.
+type ConsoleGroup struct {
+	Jobs         int         `json:"jobs"`
+	Page         ConsolePage `json:"page"`
+	FirstFrameMS float64     `json:"first_frame_max_ms"` // from the request of the stream, the slowest of 20
+	// from the request that pauses or resumes the group until a stream has the region that shows it
+	Change Quantiles `json:"change_shown"`
+}
+
+// ConsoleViewers has what the viewers of a group's page cost.
+type ConsoleViewers struct {
+	Viewers int `json:"viewers"`
+	// Redis's commands a second for the viewers of a paused group, those of scripts included
+	CommandsOfOne float64 `json:"redis_commands_per_second_of_one"`
+	CommandsOfAll float64 `json:"redis_commands_per_second_of_all"`
+	// CPU time of ingest a second, for the viewers of a running group
+	CoreOfOne       float64 `json:"core_of_one"`
+	CoreOfAll       float64 `json:"core_of_all"`
+	CoreAfter       float64 `json:"core_after"` // when all have left
+	KBEach          float64 `json:"kb_each"`    // resident memory of ingest
+	FramesPerSecond float64 `json:"frames_per_second_of_each"`
+}
+
+// ConsoleThroughput compares rounds with and without viewers of the running group.
+type ConsoleThroughput struct {
+	Jobs    int       `json:"jobs"`
+	Viewers int       `json:"viewers"`
+	Without []float64 `json:"jobs_per_second_without"`
+	With    []float64 `json:"jobs_per_second_with"`
+	Ratio   float64   `json:"ratio"` // of the medians
+}
+
+var consoleParts = []struct {
+	name string
+	run  func(ctx context.Context, o ConsoleOptions, out *Console) error
+}{
+	{"lists", func(ctx context.Context, o ConsoleOptions, out *Console) (err error) {
+		out.Lists, err = measureLists(ctx, o, out)
+		return err
+	}},
+	{"group", func(ctx context.Context, o ConsoleOptions, out *Console) (err error) {
+		out.Group, err = measureLargeGroup(ctx, o, out)
+		return err
+	}},
+	{"viewers", func(ctx context.Context, o ConsoleOptions, out *Console) (err error) {
+		out.Viewers, err = measureViewers(ctx, o, out)
+		return err
+	}},
+	{"throughput", func(ctx context.Context, o ConsoleOptions, out *Console) (err error) {
+		out.Throughput, err = measureViewedThroughput(ctx, o, out)
+		return err
+	}},
+}
+
+// ConsoleParts returns the names of the parts of RunConsole.
+func ConsoleParts() (names []string) {
+	for _, p := range consoleParts {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// RunConsole measures the web console: each part on a fleet of its own.
+func RunConsole(ctx context.Context, o ConsoleOptions) (Console, error) {
+	var out Console
+	for _, p := range consoleParts {
+		if len(o.Only) > 0 && !slices.Contains(o.Only, p.name) {
+			continue
+		}
+		if err := p.run(ctx, o, &out); err != nil {
+			return out, fmt.Errorf("part %s: %w", p.name, err)
+		}
+	}
+	return out, nil
+}
+
+// viewed is a run with the address of its console.
+type viewed struct {
+	*run
+	url string // without a slash at its end
+	api *client.API
+}
+
+func startViewed(ctx context.Context, o Options, out *Console) (*viewed, error) {
+	addr := childproc.FreeAddr()
+	r, err := start(ctx, o, false, noGlobalLimit, "BULKACTION_API_ADDR="+addr)
+	if err != nil {
+		return nil, err
+	}
+	out.Overrides = r.overrides
+	v := &viewed{run: r, url: "http://" + addr, api: client.NewAPI("http://" + addr)}
+	if err := errors.Join(r.awaitAPI(ctx, addr), r.warmUp(ctx, nil, perMessage)); err != nil {
+		r.close()
+		return nil, err
+	}
+	return v, nil
+}
+
+const (
+	pageReads   = 100
+	frameReads  = 20
+	viewTime    = 10 * time.Second // for which a number of viewers is measured
+	slowJobMS   = 100
+	frameMemory = 4 << 20 // bytes of a frame
+)
+
+func measureLists(ctx context.Context, o ConsoleOptions, out *Console) (*ConsoleLists, error) {
+	v, err := startViewed(ctx, o.Options, out)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	fails, done := []byte(`{"payload":{"fail":"permanent"}}`), []byte(`{"payload":{}}`)
+	groups := divideJobs(v.name, o.Groups, o.Groups, 1, func(i int) []byte {
+		if i%2 == 0 {
+			return fails
+		}
+		return done
+	})
+	if err := v.create(ctx, groups, perMessage); err != nil {
+		return nil, err
+	}
+	if err := v.awaitIdle(ctx, "lists", o.Groups); err != nil {
+		return nil, err
+	}
+	l := &ConsoleLists{Groups: o.Groups, Tenants: o.Groups}
+	for _, path := range []string{
+		"/", "/groups", "/groups?status=FAILED", "/groups?prefix=" + v.name + "-7", "/tenants", "/tenants?sort=backlog",
+		"/dead-letters",
+	} {
+		page, err := v.page(ctx, path, nil)
+		if err != nil {
+			return nil, err
+		}
+		l.Pages = append(l.Pages, page)
+	}
+	return l, nil
+}
+
+// awaitIdle waits until ingest has read all messages, and all jobs have ended.
+func (v *viewed) awaitIdle(ctx context.Context, part string, jobs int) error {
+	return v.await(ctx, "the end of all jobs", pollInterval, func() (int, error) {
+		s, err := v.api.Stats(ctx)
+		if err != nil {
+			return 0, err
+		}
+		unread, err := v.conn.Cmd.XLen(ctx, v.space.Ingest()).Result()
+		left := int(unread)
+		for _, t := range s.Types {
+			left += int(t.Waiting + t.NonReady + t.Ready + t.InFlight)
+		}
+		v.options.progress(part, jobs-min(left, jobs), jobs)
+		return left, err
+	})
+}
+
+var element = regexp.MustCompile(`<[a-z]`)
+
+// page reads a page of the console pageReads times, or until while returns false.
+func (v *viewed) page(ctx context.Context, path string, while func() bool) (ConsolePage, error) {
+	p := ConsolePage{Page: "/ui" + path}
+	var times []float64
+	for range pageReads {
+		var first time.Time
+		traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotFirstResponseByte: func() { first = time.Now() }})
+		q, err := http.NewRequestWithContext(traced, http.MethodGet, v.url+"/ui"+path, http.NoBody)
+		if err != nil {
+			return p, err
+		}
+		began := time.Now()
+		answer, err := http.DefaultClient.Do(q)
+		if err != nil {
+			return p, err
+		}
+		text, err := io.ReadAll(answer.Body)
+		if err = errors.Join(err, answer.Body.Close()); err != nil {
+			return p, err
+		}
+		if answer.StatusCode != http.StatusOK {
+			return p, fmt.Errorf("page %s: status %d", path, answer.StatusCode)
+		}
+		times = append(times, first.Sub(began).Seconds()*1000)
+		p.KB = max(p.KB, measure.Round2(float64(len(text))/1024))
+		p.Elements = max(p.Elements, len(element.FindAll(text, -1)))
+		if while == nil {
+			continue
+		}
+		if !while() {
+			break
+		}
+		if err := redisx.Sleep(ctx, 50*time.Millisecond); err != nil {
+			return p, err
+		}
+	}
+	p.P50MS, p.P95MS = measure.Round2(measure.Percentile(times, 50)), measure.Round2(measure.Percentile(times, 95))
+	return p, nil
+}
+
+// watch reads the event stream of a topic and calls frame with the data of each frame, until frame
+// returns false or ctx ends.
+func (v *viewed) watch(ctx context.Context, topic string, frame func(data string) bool) error {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, v.url+"/ui/events?topics="+url.QueryEscape(topic), http.NoBody)
+	if err != nil {
+		return err
+	}
+	answer, err := viewerClient.Do(q)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close() //nolint:errcheck // only read from
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("stream %s: status %d", topic, answer.StatusCode)
+	}
+	lines := bufio.NewScanner(answer.Body)
+	lines.Buffer(make([]byte, 0, 64<<10), frameMemory)
+	for lines.Scan() {
+		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && !frame(data) {
+			return nil
+		}
+	}
+	return unlessEnded(ctx, lines.Err())
+}
+
+// viewerClient opens a connection for each stream, as browsers do.
+var viewerClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
+
+// unlessEnded returns nil if ctx has ended, which ends streams with an error.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// view opens n streams of a topic until stop is called, which returns the number of frames of all
+// streams. It returns after each stream has a frame.
+func (v *viewed) view(ctx context.Context, topic string, n int) (frames *atomic.Int64, stop func() error, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	frames = new(atomic.Int64)
+	var all sync.WaitGroup
+	begun, failed := make(chan struct{}, n), make(chan error, n)
+	for range n {
+		all.Go(func() {
+			first := true
+			failed <- v.watch(ctx, topic, func(string) bool {
+				if first {
+					first = false
+					begun <- struct{}{}
+				}
+				frames.Add(1)
+				return true
+			})
+		})
+	}
+	stop = func() error {
+		cancel()
+		all.Wait()
+		close(failed)
+		var errs []error
+		for err := range failed {
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	}
+	for range n {
+		select {
+		case <-begun:
+		case err := <-failed:
+			cancel()
+			all.Wait()
+			return nil, nil, fmt.Errorf("open %d streams: %w", n, errors.Join(err, errStreamEnded))
+		}
+	}
+	return frames, stop, nil
+}
+
+var errStreamEnded = errors.New("a stream has ended")
+
+func measureLargeGroup(ctx context.Context, o ConsoleOptions, out *Console) (*ConsoleGroup, error) {
+	v, err := startViewed(ctx, o.Options, out)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	g := &ConsoleGroup{Jobs: o.Jobs}
+	large := divideJobs(v.name, o.Jobs, 1, 1, nil)
+	path, topic := "/groups/"+large[0].id, "group:"+large[0].id
+	f := v.follow("group", large)
+	err = f.waitBeside(ctx, func(ctx context.Context) error {
+		if err := v.create(ctx, large, 0); err != nil {
+			return err
+		}
+		if _, err := v.awaitFirst(ctx, large[0]); err != nil {
+			return err
+		}
+		return errors.Join(v.fill(ctx, large, perMessage), func() (err error) {
+			if g.Page, err = v.page(ctx, path, func() bool { return true }); err != nil {
+				return err
+			}
+			for range frameReads {
+				began := time.Now()
+				if err := v.watch(ctx, topic, func(string) bool { return false }); err != nil {
+					return err
+				}
+				g.FirstFrameMS = max(g.FirstFrameMS, measure.Round2(time.Since(began).Seconds()*1000))
+			}
+			return nil
+		}())
+	})
+	if err != nil {
+		return nil, err
+	}
+	g.Change, err = v.measureChanges(ctx)
+	return g, err
+}
+
+// awaitFirst waits until a group exists.
+func (v *viewed) awaitFirst(ctx context.Context, g group) (int, error) {
+	return 0, v.await(ctx, "group "+g.id, pollInterval, func() (int, error) {
+		_, err := v.api.Group(ctx, g.id)
+		if errors.Is(err, client.ErrNotFound) {
+			return 1, nil
+		}
+		return 0, err
+	})
+}
+
+// measureChanges pauses and resumes a group whose jobs run, and waits until a stream shows it.
+func (v *viewed) measureChanges(ctx context.Context) (Quantiles, error) {
+	slow := group{id: v.name + "-slow", tenant: "slow", jobs: 1000, job: sleeping(slowJobMS)}
+	if err := v.create(ctx, []group{slow}, slow.jobs); err != nil {
+		return Quantiles{}, err
+	}
+	if _, err := v.awaitFirst(ctx, slow); err != nil {
+		return Quantiles{}, err
+	}
+	var times []float64
+	var asked time.Time
+	pauses := false // the stream shows that the group is paused after the last request
+	ask := func() error {
+		asked, pauses = time.Now(), !pauses
+		var err error
+		if pauses {
+			_, err = v.api.Pause(ctx, slow.id)
+		} else {
+			_, err = v.api.Resume(ctx, slow.id)
+		}
+		return err
+	}
+	var failed error
+	err := v.watch(ctx, "group:"+slow.id, func(data string) bool {
+		switch {
+		case asked.IsZero():
+		case strings.Contains(data, map[bool]string{true: "do-resume", false: "do-pause"}[pauses]):
+			times = append(times, time.Since(asked).Seconds()*1000)
+		default:
+			return true
+		}
+		if len(times) == frameReads {
+			return false
+		}
+		failed = ask()
+		return failed == nil
+	})
+	return quantilesOf(times), errors.Join(err, failed)
+}
+
+func measureViewers(ctx context.Context, o ConsoleOptions, out *Console) (*ConsoleViewers, error) {
+	v, err := startViewed(ctx, o.Options, out)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	// The group makes steady progress during all measurements.
+	slow := group{id: v.name + "-slow", tenant: "slow", jobs: 100_000, job: sleeping(slowJobMS)}
+	if err := v.create(ctx, []group{slow}, 0); err != nil {
+		return nil, err
+	}
+	if err := v.fill(ctx, []group{slow}, perMessage); err != nil {
+		return nil, err
+	}
+	if _, err := v.awaitAccepted(ctx, slow); err != nil {
+		return nil, err
+	}
+	topic := "group:" + slow.id
+	running, err := v.costs(ctx, topic, "running", 0, 1, o.Viewers, 0)
+	if err != nil {
+		return nil, err
+	}
+	// The commands of the jobs would hide those of the viewers.
+	if _, err := v.api.Pause(ctx, slow.id); err != nil {
+		return nil, err
+	}
+	if err := redisx.Sleep(ctx, time.Second); err != nil { // the jobs in flight end
+		return nil, err
+	}
+	paused, err := v.costs(ctx, topic, "paused", 0, 1, o.Viewers)
+	if err != nil {
+		return nil, err
+	}
+	return &ConsoleViewers{
+		Viewers:         o.Viewers,
+		CommandsOfOne:   measure.Round2(paused[1].commands - paused[0].commands),
+		CommandsOfAll:   measure.Round2(paused[2].commands - paused[0].commands),
+		CoreOfOne:       measure.Round4(running[1].core - running[0].core),
+		CoreOfAll:       measure.Round4(running[2].core - running[0].core),
+		CoreAfter:       measure.Round4(running[3].core - running[0].core),
+		KBEach:          measure.Round2((running[2].kb - running[1].kb) / float64(max(1, o.Viewers-1))),
+		FramesPerSecond: measure.Round2(running[2].frames / float64(o.Viewers)),
+	}, nil
+}
+
+// costs measures each number of viewers of a topic.
+func (v *viewed) costs(ctx context.Context, topic, state string, viewers ...int) (all []viewCost, err error) {
+	for i, n := range viewers {
+		v.options.progress("viewers of the "+state+" group", i, len(viewers))
+		c, err := v.cost(ctx, topic, n)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// viewCost is what viewers cost: commands and frames a second, ingest's CPU time a second, and its
+// resident memory.
+type viewCost struct{ commands, frames, core, kb float64 }
+
+// cost measures n viewers of a topic for viewTime.
+func (v *viewed) cost(ctx context.Context, topic string, n int) (c viewCost, err error) {
+	frames, stop, err := v.view(ctx, topic, n)
+	if err != nil {
+		return c, err
+	}
+	before, began := frames.Load(), time.Now()
+	used, err := v.measure(ctx, func() error { return redisx.Sleep(ctx, viewTime) })
+	seconds := time.Since(began).Seconds()
+	c.frames = float64(frames.Load()-before) / seconds
+	var memory error
+	for _, pid := range v.pids()["ingest"] {
+		c.kb, memory = measure.ResidentKB(pid)
+	}
+	if err := errors.Join(err, memory, stop()); err != nil {
+		return c, err
+	}
+	c.commands = float64(used.redisTotal().Commands) / seconds
+	c.core = used.roles["ingest"].Seconds() / seconds
+	return c, nil
+}
+
+func measureViewedThroughput(ctx context.Context, o ConsoleOptions, out *Console) (*ConsoleThroughput, error) {
+	v, err := startViewed(ctx, o.Options, out)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	t := &ConsoleThroughput{Jobs: o.Jobs, Viewers: o.Few}
+	for round := range o.Rounds {
+		for i := range 2 {
+			viewers := 0
+			if i == round%2 {
+				viewers = o.Few
+			}
+			speed, err := v.speed(ctx, fmt.Sprintf("%s-%d-%d", v.name, round, i), o.Jobs, viewers)
+			if err != nil {
+				return nil, err
+			}
+			if viewers > 0 {
+				t.With = append(t.With, speed)
+			} else {
+				t.Without = append(t.Without, speed)
+			}
+		}
+	}
+	t.Ratio = measure.Ratio(measure.Median(t.With), measure.Median(t.Without))
+	return t, nil
+}
+
+// speed runs a group while people look at it, and returns the jobs a second.
+func (v *viewed) speed(ctx context.Context, id string, jobs, viewers int) (float64, error) {
+	groups := []group{{id: id, tenant: "one", jobs: jobs}}
+	if err := v.create(ctx, groups, 0); err != nil {
+		return 0, err
+	}
+	if _, err := v.awaitFirst(ctx, groups[0]); err != nil {
+		return 0, err
+	}
+	_, stop, err := v.view(ctx, "group:"+id, viewers)
+	if err != nil {
+		return 0, err
+	}
+	began, err := v.now(ctx)
+	if err != nil {
+		return 0, errors.Join(err, stop())
+	}
+	f := v.follow(fmt.Sprintf("throughput, %d viewers", viewers), groups)
+	err = f.waitBeside(ctx, func(ctx context.Context) error { return v.fill(ctx, groups, perMessage) })
+	if err := errors.Join(err, stop()); err != nil {
+		return 0, err
+	}
+	return measure.Round2(float64(jobs) / f.end.Sub(began).Seconds()), nil
+}
