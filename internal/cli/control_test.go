@@ -137,7 +137,7 @@ func (f *fakeAPI) job(w http.ResponseWriter, r *http.Request) {
 			{Code: "SMTP_451", Error: "later \x1b[31m", Attempt: 3, At: epoch},
 			{Code: "TIMEOUT", Error: "timed out after 30s", Attempt: 2, At: epoch.Add(-time.Minute)},
 		}
-		j.LastError = &j.Errors[0]
+		j.LastError, j.TraceID = &j.Errors[0], "0af7651916cd43dd8448eb211c80319c"
 	}
 	reply(w, http.StatusOK, j)
 }

@@ -130,6 +130,7 @@ func TestJobs(t *testing.T) {
 	got = f.exec(t.Context(), console{}, "job", "g", "--key", "customer-7")
 	require.Equal(t, exitOK, got.code, got.err)
 	require.Contains(t, got.out, "customer-7")
+	require.Regexp(t, `Trace +0af7651916cd43dd8448eb211c80319c\n`, got.out)
 	got = f.exec(t.Context(), console{}, "job", "g", "--key", "nobody")
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, `no job of group g has the key "nobody"`)

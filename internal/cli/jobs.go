@@ -151,4 +151,7 @@ func jobRows(t table, j api.Job) {
 	}
 	whyRows(t, why, &j)
 	t.row("Attempts", j.Attempts)
+	if j.TraceID != "" {
+		t.row("Trace", j.TraceID)
+	}
 }
