@@ -95,15 +95,18 @@ race: deps ## Run all tests with the race detector
 integration: deps ## Run only the tests across processes
 	go test $(TESTFLAGS) ./tests/integration/...
 
+AXE := $(CURDIR)/.bin/axe-core-4.14.1.js
+
 .PHONY: browser
-browser: deps ## Test the pages of the waiting room and of the shop in Chromium, which it installs unless it is installed
+browser: deps ## Test the web pages in Chromium, which it installs unless it is installed; needs npm once, for axe-core
 	@bash .ci/deps chromium
-	go test -tags browser -count=1 -parallel 4 ./tests/browser $(TESTFLAGS)
+	@bash .ci/axe $(AXE)
+	go test -tags browser -count=1 -parallel 4 ./tests/browser -axe $(AXE) $(TESTFLAGS)
 
 .PHONY: screenshots
-screenshots: ## Write the pictures in docs/waiting-room
-	@mkdir -p docs/waiting-room
-	@$(MAKE) --no-print-directory browser TESTFLAGS='-run TestScreenshots -screenshots $(CURDIR)/docs/waiting-room'
+screenshots: ## Write the pictures in docs/waiting-room and docs/console
+	@mkdir -p docs/waiting-room docs/console
+	@$(MAKE) --no-print-directory browser TESTFLAGS='-run "Screenshots" -screenshots $(CURDIR)/docs'
 
 .PHONY: mutants
 mutants: deps ## Break one promise at a time and check that a named test fails; MUTANTS='limit reduce-once' selects, RUNS=3 repeats

@@ -119,6 +119,9 @@ type Job struct {
 	// LastError and those before it. A done job has none, and a job of a list has only LastError.
 	Errors []JobError      `json:"errors,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"`
+	// TraceID is the job's trace, 32 hex digits. It is known of a job that has failed, if the trace
+	// is recorded.
+	TraceID string `json:"trace_id,omitempty"`
 	// Waiting says why a job that may still run is not running: one of the constants Why….
 	Waiting string     `json:"waiting,omitempty"`
 	Until   *time.Time `json:"until,omitempty"` // the job does not start before this time

@@ -163,6 +163,12 @@ var checks = map[string]rule{
 		func(v reflect.Value) bool { return slices.Contains([]string{"", AuthOff, AuthKeys}, v.String()) },
 	},
 
+	"trace url": {
+		"http:// or https:// with a host, and behind it at least one of {trace_id}, {group} and {ordinal}; " +
+			"other braces are written %7B and %7D",
+		func(v reflect.Value) bool { return v.String() == "" || isTraceURL(v.String()) },
+	},
+
 	"ingest streams": {
 		"a comma list of tenant=stream, without spaces, of at most 64 different streams; a stream is the key prefix, " +
 			"ingest: and 1 to 64 letters, digits, dots, underscores or dashes, but not ingest:rejected",

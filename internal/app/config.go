@@ -188,6 +188,9 @@ type IngestConfig struct {
 	APIAddr string `env:"API_ADDR" envDefault:"127.0.0.1:8080" check:"addr"`
 	// What is served at API_ADDR: the API, the web console at /ui/, or both.
 	Serve []string `env:"API_SERVE" envDefault:"api,ui" check:"serve"`
+	// URL of the traces of a group or a job, to which the web console links, such as
+	// https://traces.example/trace/{trace_id}. It replaces {trace_id}, {group} and {ordinal}.
+	TraceURLTemplate string `env:"TRACE_URL_TEMPLATE" check:"trace url"`
 	// Allows AUTH=off with an API_ADDR that is not loopback: everyone who reaches it may do
 	// everything but use the waiting room's calls.
 	AllowUnauthenticated bool `env:"API_ALLOW_UNAUTHENTICATED" envDefault:"false"`

@@ -91,7 +91,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 		got := bound(&c, v.Name)
 		require.Equal(t, number(v.field.Type, strings.NewReplacer("true", "1").Replace(value)), asNumber(got.value), v.Name)
 	}
-	require.Len(t, names, 146)
+	require.Len(t, names, 147)
 	for _, name := range []string{"REDIS_URL", "SMTP_PASSWORD", "HTTP_PROCESSOR_ALLOW_PRIVATE", "PUSH_ACCOUNTS_FILE", "SMTP_ACCOUNTS_FILE", "SMTP_ACCOUNT_RATE", "RETENTION_EVENTS", "WORKER_TYPES"} {
 		require.True(t, names[envPrefix+name], name)
 	}
@@ -253,6 +253,8 @@ func TestRelations(t *testing.T) {
 		"unknown way to authenticate": {[]string{"AUTH=none"}, []string{`BULKACTION_AUTH="none": must be off or keys`}},
 		"what is served":              {[]string{"API_SERVE=ui"}, nil},
 		"another thing to serve":      {[]string{"API_SERVE=ui,web"}, []string{`BULKACTION_API_SERVE="ui,web": must be api, ui, or api,ui`}},
+		"trace by id":                 {[]string{"TRACE_URL_TEMPLATE=https://traces.example:8443/trace/{trace_id}"}, nil},
+		"traces by group and job":     {[]string{"TRACE_URL_TEMPLATE=http://jaeger:16686/search?service=bulkaction-worker&tags=%7B%22bulkaction.job%22%3A%22{group}.{ordinal}%22%7D#x"}, nil},
 		"keys on loopback":            {[]string{"AUTH=keys", "API_TRUSTED_PROXIES=10.0.0.0/8,::1"}, nil},
 		"proxy without a network":     {[]string{"API_TRUSTED_PROXIES=proxy"}, []string{`BULKACTION_API_TRUSTED_PROXIES`}},
 		"API on loopback":             {[]string{"API_ADDR=[::1]:0"}, nil},
@@ -420,5 +422,22 @@ func TestDistance(t *testing.T) {
 		want int
 	}{{"", "", 0}, {"abc", "", 3}, {"", "abc", 3}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"ab", "ba", 2}} {
 		require.Equal(t, c.want, distance(c.a, c.b), "%s → %s", c.a, c.b)
+	}
+}
+
+func TestTraceURL(t *testing.T) {
+	t.Parallel()
+	for _, bad := range []string{
+		"traces.example/{trace_id}", "//traces.example/{trace_id}", "ftp://traces.example/{trace_id}", "javascript:alert({group})",
+		"https://traces.example/", "https:///{group}", "https://{group}/", "https://{group}.example/", "https://traces.example:{ordinal}/",
+		"https://traces.example/{job}", "https://traces.example/{}", "https://traces.example/{group", "https://traces.example/{group}}",
+		"https://traces.example/{{group}}", "https://u:p@traces.example/{group}", "https://{group}@traces.example/",
+		"https://traces.example:99999/{group}", "https://traces.example:/{group}", "https://traces.example/ {group}",
+		`https://traces.example/?q="{group}"`, "https://traces.example/<{group}>", "https://traces.example/%zz{group}",
+		"https://traces.example/{group}" + strings.Repeat("x", 2048), "{group}", "{group}://traces.example",
+	} {
+		_, _, err := Load([]string{envPrefix + "TRACE_URL_TEMPLATE=" + bad})
+		require.ErrorContains(t, err, "BULKACTION_TRACE_URL_TEMPLATE=", bad)
+		require.ErrorContains(t, err, "at least one of {trace_id}, {group} and {ordinal}", bad)
 	}
 }

@@ -46,6 +46,9 @@ type Options struct {
 	Log      *slog.Logger // nil: nothing is logged
 	Secure   bool         // browsers reach the console over https alone
 	TLS      bool         // this process ends TLS
+	// TraceURL is the URL of traces, in which {trace_id}, {group} and {ordinal} are replaced.
+	// "": pages have no links to traces.
+	TraceURL string
 	// Closing ends when the server stops. nil: event streams end only with their clients.
 	Closing context.Context //nolint:containedctx // the server's, not a call's
 }
@@ -62,6 +65,8 @@ type Console struct {
 	live  *live
 	last  *lastViews
 	now   func() time.Time
+
+	overview *overviewPage
 }
 
 // New returns a console.
@@ -79,10 +84,15 @@ func New(o Options) *Console {
 			o.Rooms = httpapi.RecordedRooms(o.Rooms, o.Activity)
 		}
 	}
-	c := &Console{Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now}
-	c.rooms = roomPages{o.Rooms, o.Backend, &paces{all: map[string][]reading{}}, o.Keys == nil}
+	c := &Console{
+		Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now,
+		overview: newOverviewPage(o.Backend),
+	}
+	c.rooms = roomPages{
+		o.Rooms, o.Backend, newKept[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}}, o.Keys == nil,
+	}
 	c.pages = c.allPages()
-	c.views = parseTemplates(c.hasPage)
+	c.views = parseTemplates(functions(c.hasPage, o.TraceURL))
 	c.live = newLive(c)
 	for _, p := range c.pages {
 		c.mux.HandleFunc(http.MethodGet+" "+root+p.path, c.authorized(p.scope, c.servePage(p)))
@@ -151,10 +161,10 @@ type action struct {
 
 // allPages is the table of pages. The navigation has them in this order.
 func (c *Console) allPages() []page {
-	overview, groups, submit := overviewPage{c.Backend}, groupPages{c.Backend}, submitPage{c.store, c.Decoder}
+	groups, submit := groupPages{c.Backend}, submitPage{c.store, c.Decoder}
 	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
 	all := []page{
-		{path: "/{$}", nav: "Overview", scope: open, view: overview.view},
+		{path: "/{$}", nav: "Overview", scope: open, view: c.overview.view},
 		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
 		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
 		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},

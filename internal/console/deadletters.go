@@ -1,9 +1,13 @@
 package console
 
 import (
+	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
+	"net/url"
 	"strings"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
@@ -21,12 +25,24 @@ type letterPages struct{ backend httpapi.Backend }
 
 // deadLettersData is the data of the page of dead letters.
 type deadLettersData struct {
-	Letters []deadLetter
-	Codes   []chart.Value // of the letters on this page
-	Most    int64         // the largest of Codes
-	More    int           // codes that Codes leaves out
-	Next    string        // path of the next page
-	First   bool          // this is the first page
+	Letters  []deadLetter
+	Codes    []letterCode // of the letters on this page
+	Most     int64        // the largest of Codes
+	More     int          // codes that Codes leaves out
+	Query    httpapi.DeadLetterQuery
+	Since    string // of Query, as the form has it
+	Filtered bool
+	Scanned  int
+	Next     string // path of the next page
+	Tenants  bool   // the reader sees dead letters of several tenants
+}
+
+// First reports whether this is the first page.
+func (d deadLettersData) First() bool { return d.Query.Cursor == "" }
+
+type letterCode struct {
+	chart.Value
+	Path string // of the dead letters with this code
 }
 
 type deadLetter struct {
@@ -35,29 +51,102 @@ type deadLetter struct {
 }
 
 func (p letterPages) deadLetters(r *http.Request) (view, error) {
-	cursor, err := cursorOf(r.URL.Query())
+	read, filter, err := p.readDeadLetters(r.URL.Query())
 	if err != nil {
 		return view{}, err
 	}
-	l, err := p.backend.DeadLetters(r.Context(), httpapi.DeadLetterQuery{Cursor: cursor, Limit: lettersPage})
+	data, err := read(r.Context())
+	return view{name: "deadletters", title: "Dead letters", data: data, topic: "dead-letters:" + filter.Encode()}, err
+}
+
+func (p letterPages) openDeadLetters(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+	q, err := url.ParseQuery(arg)
 	if err != nil {
-		return view{}, err
+		return nil, invalid("topics", "is malformed")
 	}
-	d := deadLettersData{Next: nextPage(root+"/dead-letters", nil, l.Cursor), First: cursor == ""}
-	codes := map[string]int64{}
-	for _, letter := range l.DeadLetters {
-		codes[letter.Code]++
+	read, _, err := p.readDeadLetters(q)
+	return every(listInterval, read), err
+}
+
+// minute is the form of a time in the form of the page.
+const minute = "2006-01-02T15:04"
+
+// readDeadLetters returns a function that reads the page of dead letters which a query asks for,
+// and the part of the query that chooses it.
+func (p letterPages) readDeadLetters(q url.Values) (
+	read func(context.Context) (any, error), filter url.Values, err error,
+) {
+	query := httpapi.DeadLetterQuery{Code: q.Get("code"), Limit: lettersPage}
+	for name, to := range map[string]*string{"tenant": &query.Tenant, "group": &query.Group, "type": &query.Type} {
+		if *to, err = idOf(q, name); err != nil {
+			return nil, nil, err
+		}
+	}
+	if len(query.Code) > httpapi.MaxCodeLength {
+		return nil, nil, invalid("code", "must be at most %d bytes", httpapi.MaxCodeLength)
+	}
+	since := q.Get("since")
+	if since != "" {
+		if query.Since, err = time.Parse(minute, since); err != nil {
+			query.Since, err = time.Parse(time.DateOnly, since)
+		}
+		if err != nil || query.Since.UnixMilli() < 0 {
+			return nil, nil, invalid("since", "must be a time such as 2026-01-02T15:04, or a day, from 1970 on")
+		}
+		since = query.Since.Format(minute)
+	}
+	if query.Cursor, err = cursorOf(q); err != nil {
+		return nil, nil, err
+	}
+	filter = url.Values{}
+	for name, value := range map[string]string{
+		"tenant": query.Tenant, "group": query.Group, "type": query.Type, "code": query.Code, "since": since,
+	} {
+		if value != "" {
+			filter.Set(name, value)
+		}
+	}
+	filters := maps.Clone(filter)
+	if query.Cursor != "" {
+		filter.Set("cursor", query.Cursor)
+	}
+	return func(ctx context.Context) (any, error) {
+		l, err := p.backend.DeadLetters(ctx, query)
+		if err != nil {
+			return nil, err
+		}
+		who, _ := auth.From(ctx)
+		d := deadLettersData{
+			Query: query, Since: since, Filtered: len(filters) > 0, Scanned: l.Scanned,
+			Next:    nextPage(root+"/dead-letters", filters, l.Cursor),
+			Tenants: who.Tenant == "" || who.Tenant == auth.AllTenants,
+		}
+		d.add(l.DeadLetters, filters)
+		return d, nil
+	}, filter, nil
+}
+
+// add adds dead letters that fit filters, and counts their codes.
+func (d *deadLettersData) add(letters []api.DeadLetter, filters url.Values) {
+	counts := map[string]int64{}
+	for _, letter := range letters {
+		counts[letter.Code]++
 		text := payloadText(letter.Payload)
 		letter.Payload = nil // the page is kept for an outage: it shows only the text
 		d.Letters = append(d.Letters, deadLetter{letter, text})
 	}
-	for code, n := range codes {
-		d.Codes = append(d.Codes, chart.Value{Name: code, Number: n})
+	var codes []chart.Value
+	for code, n := range counts {
+		codes = append(codes, chart.Value{Name: code, Number: n})
 	}
-	if d.Codes, d.More = largest(d.Codes); len(d.Codes) > 0 {
-		d.Most = d.Codes[0].Number
+	if codes, d.More = largest(codes); len(codes) > 0 {
+		d.Most = codes[0].Number
 	}
-	return view{name: "deadletters", title: "Dead letters", data: d}, nil
+	for _, c := range codes {
+		same := maps.Clone(filters)
+		same.Set("code", c.Name)
+		d.Codes = append(d.Codes, letterCode{c, root + "/dead-letters?" + same.Encode()})
+	}
 }
 
 // payloadText returns a payload as people read it, "" if there is none.
@@ -86,26 +175,57 @@ type rejectedData struct {
 
 // rejected shows messages that ingest has refused, with their data only if the reader asks for it.
 func (p letterPages) rejected(r *http.Request) (view, error) {
-	q := r.URL.Query()
+	read, filter, err := p.readRejected(r.URL.Query())
+	if err != nil {
+		return view{}, err
+	}
+	data, err := read(r.Context())
+	return view{name: "rejected", title: "Rejected messages", data: data, topic: "rejected:" + filter.Encode()}, err
+}
+
+func (p letterPages) openRejected(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+	q, err := url.ParseQuery(arg)
+	if err != nil {
+		return nil, invalid("topics", "is malformed")
+	}
+	read, _, err := p.readRejected(q)
+	return every(listInterval, read), err
+}
+
+// readRejected returns a function that reads the page of messages which a query asks for, and the
+// part of the query that chooses it.
+func (p letterPages) readRejected(q url.Values) (
+	read func(context.Context) (any, error), filter url.Values, err error,
+) {
 	cursor, err := cursorOf(q)
 	if err != nil {
-		return view{}, err
+		return nil, nil, err
 	}
-	data := q.Get("data")
-	if data != "" && data != "true" && data != "false" {
-		return view{}, invalid("data", "must be true or false")
+	filters, data := url.Values{}, q.Get("data")
+	switch data {
+	case "", "false":
+	case "true":
+		filters.Set("data", data)
+	default:
+		return nil, nil, invalid("data", "must be true or false")
 	}
-	d := rejectedData{Data: data == "true" && auth.SeesPayloads(r.Context()), First: cursor == ""}
-	l, err := p.backend.Rejected(r.Context(), cursor, lettersPage, d.Data)
-	if err != nil {
-		return view{}, err
+	filter = maps.Clone(filters)
+	if cursor != "" {
+		filter.Set("cursor", cursor)
 	}
-	for _, m := range l.Rejected {
-		if m.Data = shortened(m.Data); !d.Data {
-			m.Data = ""
+	return func(ctx context.Context) (any, error) {
+		d := rejectedData{Data: data == "true" && auth.SeesPayloads(ctx), First: cursor == ""}
+		l, err := p.backend.Rejected(ctx, cursor, lettersPage, d.Data)
+		if err != nil {
+			return nil, err
 		}
-		d.Messages = append(d.Messages, m)
-	}
-	d.Next = nextPage(root+"/rejected", q, l.Cursor)
-	return view{name: "rejected", title: "Rejected messages", data: d}, nil
+		for _, m := range l.Rejected {
+			if m.Data = shortened(m.Data); !d.Data {
+				m.Data = ""
+			}
+			d.Messages = append(d.Messages, m)
+		}
+		d.Next = nextPage(root+"/rejected", filters, l.Cursor)
+		return d, nil
+	}, filter, nil
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// functions are the functions of templates.
-func functions(hasPage func(string) bool) template.FuncMap {
+// functions are the functions of templates. traceURL is the URL of traces, with placeholders.
+func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 	return template.FuncMap{
 		"asset":        assetPath,
 		"count":        count,
@@ -33,8 +33,24 @@ func functions(hasPage func(string) bool) template.FuncMap {
 		"query":        func(text string) string { return url.QueryEscape(text) },
 		"segment":      url.PathEscape, // of a path
 		"sum":          sum,
+		"trace":        func(group, ordinal, id string) string { return traceLink(traceURL, group, ordinal, id) },
 		"words":        func(text string) string { return strings.ReplaceAll(text, "_", " ") },
 	}
+}
+
+// traceLink replaces the placeholders in the URL of traces. It returns "" without an URL, and if a
+// value is needed that is empty.
+func traceLink(to, group, ordinal, id string) string {
+	values := map[string]string{"{group}": group, "{ordinal}": ordinal, "{trace_id}": id}
+	for name, value := range values {
+		if strings.Contains(to, name) && value == "" {
+			return ""
+		}
+	}
+	for name, value := range values {
+		to = strings.ReplaceAll(to, name, url.QueryEscape(value))
+	}
+	return to
 }
 
 // count writes a whole number, or the number that a pointer points to, with commas.

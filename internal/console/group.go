@@ -274,19 +274,48 @@ func (p groupPages) job(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	ordinal, err := strconv.ParseUint(r.PathValue("ordinal"), 10, 63)
-	if err != nil {
-		return view{}, fmt.Errorf("job %.32q of group %s: %w", r.PathValue("ordinal"), id, api.ErrNotFound)
-	}
-	j, err := p.backend.Job(r.Context(), id, int64(ordinal))
+	ordinal, err := ordinalOf(id, r.PathValue("ordinal"))
 	if err != nil {
 		return view{}, err
 	}
+	data, err := p.readJob(r.Context(), id, ordinal)
+	if err != nil {
+		return view{}, err
+	}
+	topic := fmt.Sprintf("job:%s/%d", id, ordinal)
+	return view{name: "job", title: fmt.Sprintf("Job %d of %s", ordinal, id), data: data, topic: topic}, nil
+}
+
+func (p groupPages) openJob(ctx context.Context, arg string) (func(context.Context) (any, error), error) {
+	id, text, _ := strings.Cut(arg, "/")
+	ordinal, err := ordinalOf(id, text)
+	if err != nil || !api.ValidID(id) {
+		return nil, api.ErrNotFound
+	}
+	read := func(ctx context.Context) (any, error) { return p.readJob(ctx, id, ordinal) }
+	if _, err := read(ctx); err != nil && !errors.Is(err, api.ErrUnavailable) {
+		return nil, err
+	}
+	return read, nil
+}
+
+// ordinalOf returns the ordinal of a job in a path. Another text can't be one, so there is no such
+// job.
+func ordinalOf(group, text string) (int64, error) {
+	ordinal, err := strconv.ParseUint(text, 10, 63)
+	if err != nil {
+		return 0, fmt.Errorf("job %.32q of group %s: %w", text, group, api.ErrNotFound)
+	}
+	return int64(ordinal), nil
+}
+
+func (p groupPages) readJob(ctx context.Context, group string, ordinal int64) (jobData, error) {
+	j, err := p.backend.Job(ctx, group, ordinal)
 	d := jobData{Job: j}
 	if len(j.Result) > 0 {
 		d.Result = indented(j.Result)
 	}
-	return view{name: "job", title: fmt.Sprintf("Job %d of %s", ordinal, id), data: d}, nil
+	return d, err
 }
 
 // indented returns JSON with line breaks. Its values stay as they are.

@@ -20,7 +20,7 @@ import (
 const (
 	maxStreams      = 2000 // event streams of a process
 	maxOwnStreams   = 20   // those of one API key
-	maxGroupTopics  = 200  // groups that a process follows at a time
+	maxGroupTopics  = 200  // groups, jobs, tenants and lists with filters that a process follows at a time
 	stillInterval   = 2 * time.Second
 	sessionInterval = 4 * time.Second // and a session may be remembered for session.Fresh: 10 s in all
 	tryAgain        = 5 * time.Second // what a browser waits if it gets no stream
@@ -32,6 +32,7 @@ type topic struct {
 	scope auth.Scope
 	page  string // the template whose live regions are sent
 	group bool   // read twice a second, and limited in number
+	many  bool   // limited in number, together with groups
 	// open checks the argument for the principal of ctx, and returns what reads the data.
 	open func(ctx context.Context, arg string) (read func(context.Context) (any, error), err error)
 	// check refuses requests for a further reason. nil: there is none.
@@ -40,18 +41,25 @@ type topic struct {
 
 // topics is the table of topics.
 func (c *Console) topics() map[string]topic {
-	groups := groupPages{c.Backend}
+	groups, tenants, letters := groupPages{c.Backend}, tenantPages{c.Backend}, letterPages{c.Backend}
 	guards := guardPages{c.Backend}
 	all := map[string]topic{
-		"overview": {scope: open, page: "overview", open: overviewPage{c.Backend}.open},
-		"groups":   {scope: auth.Read, page: "groups", open: groups.openList},
-		"group":    {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
-		"guards":   {scope: auth.ReadSystem, page: "guards", open: guards.openList},
-		"guard":    {scope: auth.ReadSystem, page: "guard", open: guards.openGuard},
+		"overview":     {scope: open, page: "overview", open: c.overview.open},
+		"groups":       {scope: auth.Read, page: "groups", open: groups.openList},
+		"group":        {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
+		"tenants":      {scope: auth.Read, page: "tenants", many: true, open: tenants.openList},
+		"tenant":       {scope: auth.Read, page: "tenant", many: true, open: tenants.openTenant},
+		"job":          {scope: auth.Read, page: "job", many: true, open: groups.openJob},
+		"dead-letters": {scope: auth.Read, page: "deadletters", many: true, open: letters.openDeadLetters},
+		"rejected":     {scope: auth.ReadSystem, page: "rejected", many: true, open: letters.openRejected},
+		"guards":       {scope: auth.ReadSystem, page: "guards", open: guards.openList},
+		"guard":        {scope: auth.ReadSystem, page: "guard", many: true, open: guards.openGuard},
 	}
 	if c.Rooms != nil {
 		all["rooms"] = topic{scope: auth.ReadSystem, page: "rooms", open: c.rooms.openList, check: c.rooms.check}
-		all["room"] = topic{scope: auth.ReadSystem, page: "room", open: c.rooms.openRoom, check: c.rooms.check}
+		all["room"] = topic{
+			scope: auth.ReadSystem, page: "room", many: true, open: c.rooms.openRoom, check: c.rooms.check,
+		}
 	}
 	return all
 }
@@ -67,7 +75,7 @@ type live struct {
 
 	mu       sync.Mutex
 	own      map[string]int // open streams by API key
-	followed map[string]int // open streams by topic of groups
+	followed map[string]int // open streams by topic, of those that are limited in number
 }
 
 func newLive(c *Console) *live {
@@ -79,10 +87,12 @@ func newLive(c *Console) *live {
 	}
 }
 
-// regions is what a poll has found: a frame of the stream, for all its readers.
+// regions is what a poll has found: frames of the stream, for all its readers.
 type regions struct {
-	frame []byte
-	last  bool // the stream ends: there is no such thing any more
+	number  int    // of the polls that have found a change, this one included
+	frame   []byte // all live regions
+	changes []byte // those that the poll with the number before did not find so; nil: send frame
+	last    bool   // the stream ends: there is no such thing any more
 }
 
 // serve streams the live regions of a page. The topic is one, because a page has one.
@@ -111,14 +121,18 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	read, err := t.open(ctx, arg)
-	if err != nil {
-		plainError(w, http.StatusNotFound, "no such topic", err)
+	var input *inputError
+	switch {
+	case errors.Is(err, api.ErrNotFound), errors.As(err, &input):
+		plainError(w, http.StatusNotFound, "no such topic", nil)
+		return
+	case err != nil:
+		l.console.Log.WarnContext(ctx, "a topic of the console can't be read", "topic", kind, "error", err)
+		plainError(w, http.StatusInternalServerError, "the topic can't be read", err)
 		return
 	}
-	if t.group {
+	if kind = ""; t.group || t.many {
 		kind = name
-	} else {
-		kind = ""
 	}
 	leave, err := l.enter(who.KeyID, kind)
 	if err != nil {
@@ -158,15 +172,21 @@ func plainError(w http.ResponseWriter, status int, text string, err error) {
 	http.Error(w, text, status)
 }
 
-// follow sends what viewer gets until ctx ends.
+// follow sends what viewer gets until ctx ends: all regions to a viewer that is new or has missed a
+// change, otherwise those that have changed.
 func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*regions]) error {
-	for {
+	for sent := 0; ; {
 		found, changed, err := viewer.Next()
 		switch {
 		case changed != nil && err == nil:
 			err = stream.Wait(ctx, changed)
 		case err == nil:
-			if err = stream.Send(found.frame); err == nil && found.last {
+			text := found.frame
+			if found.changes != nil && sent == found.number-1 {
+				text = found.changes
+			}
+			sent = found.number
+			if err = stream.Send(text); err == nil && found.last {
 				return nil
 			}
 		}
@@ -176,8 +196,8 @@ func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*re
 	}
 }
 
-// enter counts a stream of an API key and of a topic of groups until leave is called. An empty name
-// is not counted.
+// enter counts a stream of an API key and of a topic that is limited in number until leave is
+// called. An empty name is not counted.
 func (l *live) enter(key, group string) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,7 +205,7 @@ func (l *live) enter(key, group string) (leave func(), err error) {
 		return nil, fmt.Errorf("your API key has %d event streams already", maxOwnStreams)
 	}
 	if group != "" && l.followed[group] == 0 && len(l.followed) >= maxGroupTopics {
-		return nil, fmt.Errorf("this server follows %d groups already", maxGroupTopics)
+		return nil, fmt.Errorf("this server follows %d groups and other things already", maxGroupTopics)
 	}
 	change := func(counts map[string]int, name string, by int) {
 		if name == "" {
@@ -248,37 +268,49 @@ func (l *live) whileValid(
 // have changed if their text has.
 func (l *live) poll(t topic, who auth.Principal, read func(context.Context) (any, error)) livefeed.Poll[*regions] {
 	who.KeyID = "" // the regions are for all readers who see the same
-	var last []byte
+	number, event := 0, ""
+	var last map[string]string
 	return func(ctx context.Context) (livefeed.State[*regions], error) {
 		ctx, cancel := context.WithTimeout(auth.With(ctx, who), readTimeout)
 		defer cancel()
-		found := &regions{}
-		event := "regions"
-		var text []byte
+		found, before := "regions", event
+		var html map[string]string
 		data, err := read(ctx)
 		switch {
 		case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
-			event, text = "away", []byte("{}")
+			found = "away"
 		case errors.Is(err, api.ErrNotFound):
-			event, text, found.last = "gone", []byte("{}"), true
+			found = "gone"
 		case err != nil:
 			return livefeed.State[*regions]{}, err
 		default:
-			if text, err = l.console.renderRegions(t.page, who, data); err != nil {
+			if html, err = l.console.renderRegions(t.page, who, data); err != nil {
 				l.console.Log.ErrorContext(ctx, "live regions of the console can't be rendered",
 					"page", t.page, "error", err)
 				return livefeed.State[*regions]{}, err
 			}
 		}
-		frame := fmt.Appendf(nil, "event: %s\ndata: %s\n\n", event, text)
-		changed := !bytes.Equal(frame, last)
-		last, found.frame = frame, frame
-		return livefeed.State[*regions]{Value: found, Changed: changed, Last: found.last}, nil
+		changes := map[string]string{}
+		for id, text := range html {
+			if text != last[id] {
+				changes[id] = text
+			}
+		}
+		last, event = html, found
+		if found == before && len(changes) == 0 {
+			return livefeed.State[*regions]{}, nil
+		}
+		number++
+		value := &regions{number: number, frame: eventOf(found, html), last: found == "gone"}
+		if found == before && len(changes) < len(html) {
+			value.changes = eventOf(found, changes)
+		}
+		return livefeed.State[*regions]{Value: value, Changed: true, Last: value.last}, nil
 	}
 }
 
-// renderRegions returns the live regions of a page as a JSON object of their ids.
-func (c *Console) renderRegions(page string, who auth.Principal, data any) ([]byte, error) {
+// renderRegions returns the HTML of the live regions of a page by their ids.
+func (c *Console) renderRegions(page string, who auth.Principal, data any) (map[string]string, error) {
 	html := map[string]string{}
 	for _, id := range c.views.live[page] {
 		var out bytes.Buffer
@@ -288,11 +320,18 @@ func (c *Console) renderRegions(page string, who auth.Principal, data any) ([]by
 		}
 		html[id] = out.String()
 	}
+	return html, nil
+}
+
+// eventOf returns an event of the stream with live regions by their ids.
+func eventOf(name string, html map[string]string) []byte {
 	var out bytes.Buffer
+	fmt.Fprintf(&out, "event: %s\ndata: ", name)
 	e := json.NewEncoder(&out)
 	e.SetEscapeHTML(false) // it would make the frames larger, and only scripts read them
-	if err := e.Encode(html); err != nil {
-		return nil, fmt.Errorf("encode live regions: %w", err)
+	if html == nil {
+		html = map[string]string{}
 	}
-	return bytes.TrimSpace(out.Bytes()), nil
+	_ = e.Encode(html) // it ends with a line break. Strings can be encoded
+	return append(out.Bytes(), '\n')
 }

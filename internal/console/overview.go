@@ -1,25 +1,54 @@
 package console
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/console/chart"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
 const (
-	overviewGroups = 8
-	// failuresInterval is how often an open overview looks for new failures: that may read many
-	// groups.
-	failuresInterval = 10 * time.Second
+	overviewGroups  = 8
+	overviewTenants = 10
+	overviewMinutes = 60 // of the history, unless the query says it
+	// seldomInterval is how often the overview reads what changes seldom, or costs more: the
+	// history has a point each 10 s, the watchers look at tenants and audit no more often, and the
+	// newest failures may be among many groups.
+	seldomInterval = 10 * time.Second
 )
 
-// overviewPage shows the system as a whole.
-type overviewPage struct{ backend httpapi.Backend }
+// historyRanges are the lengths of the history that the overview shows.
+var historyRanges = []historyRange{{15, "15 min"}, {60, "1 h"}, {360, "6 h"}, {1440, "24 h"}}
+
+type historyRange struct {
+	Minutes int
+	Name    string
+}
+
+// overviewPage shows the system as a whole. All its readers share what it reads seldom.
+type overviewPage struct {
+	backend  httpapi.Backend
+	history  *kept[historyView]
+	audit    *kept[api.AuditState]
+	busiest  *kept[[]tenantLoad]
+	failures *kept[[]api.Group]
+}
+
+func newOverviewPage(b httpapi.Backend) *overviewPage {
+	return &overviewPage{
+		backend: b, history: newKept[historyView](seldomInterval), audit: newKept[api.AuditState](seldomInterval),
+		busiest: newKept[[]tenantLoad](seldomInterval), failures: newKept[[]api.Group](seldomInterval),
+	}
+}
 
 // overviewData is the data of the overview. What the reader may not see is nil.
 type overviewData struct {
@@ -28,60 +57,104 @@ type overviewData struct {
 	Slots    int
 	Busy     int
 	Missing  []string // roles without a live process
+	History  historyView
+	Minutes  int // of the history
+	Ranges   []historyRange
+	Audit    *api.AuditState
+	Open     int64         // open violations of the audit
+	Laws     []chart.Value // that they break
+	Busiest  []tenantLoad
+	Tenants  bool // the reader may see all tenants
 	Newest   []api.Group
 	Failures []api.Group
 	Groups   bool // the reader may see groups
 }
 
-func (p overviewPage) view(r *http.Request) (view, error) {
-	data, err := p.reader()(r.Context())
-	return view{name: "overview", title: "Overview", data: data, topic: "overview"}, err
-}
-
-func (p overviewPage) open(
-	_ context.Context, arg string,
-) (func(context.Context) (any, error), error) {
-	if arg != "" {
-		return nil, api.ErrNotFound
+func (p *overviewPage) view(r *http.Request) (view, error) {
+	minutes, err := minutesOf(r.URL.Query().Get("minutes"))
+	if err != nil {
+		return view{}, err
 	}
-	return p.reader(), nil
+	topic := "overview"
+	if minutes != overviewMinutes {
+		topic += ":" + strconv.Itoa(minutes)
+	}
+	data, err := p.read(r.Context(), minutes)
+	return view{name: "overview", title: "Overview", data: data, topic: topic}, err
 }
 
-// reader returns a function that reads the overview, and the newest failures less often.
-func (p overviewPage) reader() func(context.Context) (any, error) {
-	var failures []api.Group
-	var readAt time.Time
-	return func(ctx context.Context) (any, error) {
-		who, _ := auth.From(ctx)
-		var d overviewData
-		if who.May(auth.ReadMetrics) {
-			s, err := p.backend.Stats(ctx)
-			if err != nil {
-				return nil, err
-			}
-			d.summarize(s)
+func (p *overviewPage) open(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+	minutes, err := minutesOf(arg)
+	return func(ctx context.Context) (any, error) { return p.read(ctx, minutes) }, err
+}
+
+// minutesOf returns the length of the history that a query asks for.
+func minutesOf(text string) (int, error) {
+	if text == "" {
+		return overviewMinutes, nil
+	}
+	for _, r := range historyRanges {
+		if text == strconv.Itoa(r.Minutes) {
+			return r.Minutes, nil
 		}
-		if d.Groups = who.May(auth.Read); !d.Groups {
-			return d, nil
-		}
-		newest, err := p.backend.Groups(ctx, httpapi.ListQuery{Limit: overviewGroups})
+	}
+	return 0, invalid("minutes", "must be 15, 60, 360 or 1440")
+}
+
+// read reads what the principal of ctx may see.
+func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
+	who, _ := auth.From(ctx)
+	d := overviewData{
+		Minutes: minutes, Ranges: historyRanges, Groups: who.May(auth.Read),
+		Tenants: who.May(auth.Read) && who.May(auth.ReadMetrics),
+	}
+	if who.May(auth.ReadMetrics) {
+		s, err := p.backend.Stats(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if time.Since(readAt) >= failuresInterval {
-			l, err := p.backend.Groups(ctx, httpapi.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
-			if err != nil {
-				return nil, err
-			}
-			failures, readAt = l.Groups, time.Now()
+		d.summarize(s)
+		if d.History, err = p.readHistory(ctx, minutes); err != nil {
+			return nil, err
 		}
-		d.Newest, d.Failures = newest.Groups, failures
+	}
+	if who.May(auth.ReadSystem) {
+		a, err := p.audit.get("", func() (api.AuditState, error) { return p.backend.Audit(ctx) })
+		if err != nil {
+			return nil, err
+		}
+		d.judge(a)
+	}
+	var err error
+	if d.Tenants {
+		if d.Busiest, err = p.busiest.get("", func() ([]tenantLoad, error) {
+			l, err := p.backend.BusiestTenants(ctx, overviewTenants)
+			return loadsOf(l.Tenants), err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if !d.Groups {
 		return d, nil
 	}
+	newest, err := p.backend.Groups(ctx, httpapi.ListQuery{Limit: overviewGroups})
+	if err != nil {
+		return nil, err
+	}
+	d.Newest = newest.Groups
+	d.Failures, err = p.failures.get(classOf(who), func() ([]api.Group, error) {
+		l, err := p.backend.Groups(ctx, httpapi.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
+		return l.Groups, err
+	})
+	return d, err
 }
 
-// neededRoles are the roles without which jobs don't end.
-var neededRoles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
+func (p *overviewPage) readHistory(ctx context.Context, minutes int) (historyView, error) {
+	return p.history.get(strconv.Itoa(minutes), func() (historyView, error) {
+		h, err := p.backend.History(ctx, max(minutes, int(failedHours/time.Minute)))
+		return newHistoryView(h, minutes, time.Now()), err
+	})
+}
 
 // summarize fills in what the overview shows of the system.
 func (d *overviewData) summarize(s api.Stats) {
@@ -97,12 +170,69 @@ func (d *overviewData) summarize(s api.Stats) {
 		d.Slots += w.Workers
 		d.Busy += w.Active
 	}
-	for _, role := range neededRoles {
+	for _, role := range api.Roles {
 		alive := slices.ContainsFunc(s.Stages, func(p api.StageStatus) bool { return p.Role == role && p.Running })
 		if !alive && (role != "worker" || len(s.Workers) == 0) {
 			d.Missing = append(d.Missing, role)
 		}
 	}
+}
+
+// judge fills in what the overview shows of the audit.
+func (d *overviewData) judge(a api.AuditState) {
+	d.Audit = &a
+	for _, law := range slices.Sorted(maps.Keys(a.ByLaw)) {
+		if n := a.ByLaw[law]; n > 0 {
+			d.Open += n
+			d.Laws = append(d.Laws, chart.Value{Name: law, Number: n})
+		}
+	}
+}
+
+// Limit says how many permits there are, in words after "of".
+func (d overviewData) Limit() string {
+	l := d.Stats.RateLimit
+	if l.WindowMS == 0 || l.WindowMS == 1000 {
+		return count(l.RPS) + "/s"
+	}
+	return fmt.Sprintf("%s in %s", count(max(1, l.RPS*l.WindowMS/1000)), duration(float64(l.WindowMS)/1000))
+}
+
+// Accepted and Ended are jobs per second by the newest point of the history.
+func (d overviewData) Accepted() string {
+	return d.now(func(p api.HistoryPoint) float64 { return p.Accepted })
+}
+
+func (d overviewData) Ended() string {
+	return d.now(func(p api.HistoryPoint) float64 { return p.Done + p.Failed })
+}
+
+func (d overviewData) now(value func(api.HistoryPoint) float64) string {
+	if d.History.Now == nil {
+		return "–"
+	}
+	return decimal(value(*d.History.Now))
+}
+
+// tenantLoad is a tenant with what it gets of its share.
+type tenantLoad struct {
+	api.Tenant
+	// Got is how many of its jobs end in the time of one window, on average of the last seconds.
+	Got float64
+}
+
+// Share says how much the tenant has got of its limit, in words.
+func (t tenantLoad) Share() string {
+	return decimal(t.Got) + " of " + count(t.Window.Limit)
+}
+
+func loadsOf(tenants []api.Tenant) []tenantLoad {
+	all := make([]tenantLoad, len(tenants))
+	for i, t := range tenants {
+		got := t.JobsPerSecond * float64(cmp.Or(t.Window.WindowMS, 1000)) / 1000
+		all[i] = tenantLoad{t, got}
+	}
+	return all
 }
 
 // pauseType returns an action that pauses a type, or lets it go on.

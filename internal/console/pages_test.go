@@ -277,6 +277,7 @@ func TestOverview(t *testing.T) {
 	}
 	require.Equal(t, "overview", attribute(d.all("body")[0], "data-topic"))
 	require.NotContains(t, d.text, "role worker")
+	w = newWorld(t)
 	w.backend.groups = nil
 	empty := w.page("/ui/")
 	require.Contains(t, empty.text, "bulkaction submit --type NOOP --payload '{}' --wait")

@@ -44,8 +44,8 @@ type templates struct {
 }
 
 // parseTemplates parses all templates. A mistake in one is a panic, which each test finds.
-func parseTemplates(hasPage func(string) bool) *templates {
-	shared := template.Must(template.New(layoutName).Funcs(functions(hasPage)).
+func parseTemplates(functions template.FuncMap) *templates {
+	shared := template.Must(template.New(layoutName).Funcs(functions).
 		ParseFS(templateFiles, "templates/"+layoutName, "templates/parts.gohtml"))
 	t := &templates{pages: map[string]*template.Template{}, live: map[string][]string{}}
 	files, err := fs.Glob(templateFiles, "templates/*.gohtml")

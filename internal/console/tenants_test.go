@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/net/html"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
@@ -72,7 +73,7 @@ func TestTenants(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
 	d := w.page("/ui/tenants")
-	require.Contains(t, d.text, "acme 4,321 12 7.2 2 12 of 25")
+	require.Contains(t, d.text, "acme 4,321 12 7.2 2 7.2 of 25")
 	require.Contains(t, d.text, "globex")
 	require.Equal(t, "/ui/tenants?cursor=next", nextOf(d))
 	require.Contains(t, w.page(nextOf(d)).text, "no further tenants")
@@ -85,6 +86,155 @@ func TestTenants(t *testing.T) {
 	require.Contains(t, w.page("/ui/tenants").text, "There are no tenants yet")
 	w.backend.err = api.ErrUnavailable
 	require.Contains(t, w.get("/ui/tenants").Body.String(), "Redis does not answer")
+}
+
+// PreviewTenant has two permits more for each unit of weight.
+func (f *fakeBackend) PreviewTenant(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
+	t, err := f.Tenant(ctx, id)
+	if p.Weight.Value != nil {
+		t.Weight = *p.Weight.Value
+	}
+	t.Window.Limit = 10 + int64(2*t.Weight)
+	t.RPS, t.BasePriority = p.RPS.Value, p.BasePriority.Value
+	if t.RPS != nil {
+		t.Window.Limit = int64(*t.RPS)
+	}
+	text, _ := json.Marshal(p)
+	_ = f.call("preview %s %s", id, text)
+	return t, err
+}
+
+func TestTenantsByLoad(t *testing.T) {
+	t.Parallel()
+	w := as(t, operator)
+	d := w.page("/ui/tenants?sort=backlog")
+	require.Equal(t, []string{"busiest 100"}, w.backend.calls)
+	require.Contains(t, d.text, "as of 2026-01-02 03:04:05 UTC")
+	require.Contains(t, d.text, "globex 4,320 12 50 2 50 of 25 initech 4,319 12 7.2 2 no limit")
+	require.Equal(t, "tenants:sort=backlog", attribute(d.all("body")[0], "data-topic"))
+	meters := d.all("meter")
+	require.Len(t, meters, 11)
+	require.Equal(t, []string{"25", "50", "50 of 25 permits"}, []string{attribute(meters[1], "max"), attribute(meters[1], "value"), attribute(meters[1], "aria-label")})
+	require.LessOrEqual(t, len(d.all("")), 2000)
+	for path, by := range map[string]string{"/ui/tenants": "by id", "/ui/tenants?sort=backlog": "by load"} {
+		for _, a := range w.page(path).all("a") {
+			if attribute(a, "aria-current") == "true" {
+				require.Equal(t, by, a.FirstChild.Data)
+			}
+		}
+	}
+	own := as(t, acme).page("/ui/tenants?sort=backlog")
+	require.Contains(t, own.text, "acme 4,321")
+	require.NotContains(t, own.text, "globex")
+	for _, query := range []string{"sort=id", "sort=backlog&cursor=x"} {
+		answer := w.get("/ui/tenants?" + query)
+		require.Equal(t, http.StatusUnprocessableEntity, answer.Code)
+		require.Contains(t, answer.Body.String(), "sort must be backlog")
+	}
+	w.backend.groups = nil
+	require.Contains(t, w.page("/ui/tenants?sort=backlog").text, "No tenant has unfinished jobs")
+}
+
+// A preview fills the form, says what would change, and changes nothing.
+func TestTenantPreview(t *testing.T) {
+	t.Parallel()
+	w := as(t, operator)
+	for query, c := range map[string]struct{ call, text string }{
+		"rps=&weight=7&base_priority=":     {`preview acme {"rps":null,"weight":7,"base_priority":null}`, "own limit 25 → share 24 of 100/window"},
+		"rps=50&weight=2&base_priority=-3": {`preview acme {"rps":50,"weight":2,"base_priority":-3}`, "own limit 25 → 50 of 100/window, base priority 0 → -3"},
+		"weight=+3+":                       {`preview acme {"weight":3}`, "share 16 of 100/window"},
+	} {
+		d := w.page("/ui/tenants/acme?preview=true&" + query)
+		require.Contains(t, d.text, c.text)
+		require.Contains(t, d.text, "Nothing is changed yet.")
+		require.Contains(t, w.backend.calls, c.call)
+		require.Equal(t, "tenant:acme", attribute(d.all("body")[0], "data-topic"))
+		sent, err := url.ParseQuery(query)
+		require.NoError(t, err)
+		for _, input := range d.all("input") {
+			if name := attribute(input, "name"); sent.Has(name) {
+				require.Equal(t, sent.Get(name), attribute(input, "value"))
+			}
+			for n := input; n != nil; n = n.Parent {
+				require.False(t, hasAttribute(n, "data-live"), "live data would overwrite the form")
+			}
+		}
+		buttons := 0
+		for _, b := range d.all("button") {
+			if attribute(b, "formmethod") == "get" {
+				require.Equal(t, "preview", attribute(b, "name"))
+				buttons++
+			}
+		}
+		require.Equal(t, 1, buttons)
+	}
+	require.Empty(t, w.log.entries)
+	require.Empty(t, w.backend.callsOf("patch"))
+	require.NotContains(t, w.page("/ui/tenants/acme?weight=7").text, "Nothing is changed yet.")
+	answer := w.get("/ui/tenants/acme?preview=true&weight=x")
+	require.Contains(t, answer.Body.String(), "weight")
+	require.Equal(t, http.StatusUnprocessableEntity, answer.Code)
+	require.Equal(t, http.StatusNotFound, w.get("/ui/tenants/nobody?preview=true").Code)
+
+	own := as(t, acme)
+	require.NotContains(t, own.page("/ui/tenants/acme?preview=true&weight=7").text, "Nothing is changed yet.")
+	require.Empty(t, own.backend.callsOf("preview"))
+	share := func(limit, all int64, rps *float64) api.Tenant {
+		return api.Tenant{RPS: rps, Window: api.TenantWindow{Limit: limit, GlobalLimit: all}}
+	}
+	n := 3.0
+	require.Equal(t, "share 12 → 24 of 100/window", previewOf(share(12, 100, nil), share(24, 100, nil)))
+	require.Equal(t, "no limit → own limit 3/window", previewOf(share(0, 0, nil), share(3, 0, &n)))
+	require.Equal(t, "own limit 3 → no limit", previewOf(share(3, 0, &n), share(0, 0, nil)))
+	require.Equal(t, "no limit → no limit", previewOf(share(0, 0, nil), share(0, 0, nil)))
+}
+
+func hasAttribute(n *html.Node, name string) bool {
+	for _, a := range n.Attr {
+		if a.Key == name {
+			return true
+		}
+	}
+	return false
+}
+
+// An open page of tenants follows them, and reads lists less often than figures.
+func TestTenantsLive(t *testing.T) {
+	t.Parallel()
+	w := as(t, auth.Principal{})
+	server := w.server()
+	login := func(p auth.Principal) string { token, _ := w.sessions.Create(t.Context(), p); return token }
+	s := w.follow(server, "tenant:acme", login(operator))
+	_, data, ok := s.next()
+	require.True(t, ok)
+	require.Contains(t, data["load"], "4,321")
+	require.Contains(t, data["groups"], "failed-1")
+	require.Contains(t, data["settings"], "/ui/tenants/acme/pause")
+	require.NotContains(t, fmt.Sprint(data), "<input")
+	w.backend.set(func() { w.backend.groups = nil })
+	require.Equal(t, http.StatusNotFound, w.follow(server, "tenant:acme", login(globex)).status)
+	require.Equal(t, http.StatusNotFound, w.follow(server, "tenant:a%20b", login(operator)).status)
+	require.Equal(t, http.StatusForbidden, w.follow(server, "tenant:acme", login(metrics)).status)
+
+	w.backend.set(func() { w.backend.groups = newFake().groups })
+	for topic, want := range map[string]string{"tenants:": "globex", "tenants:sort%3Dbacklog": "initech", "tenants:cursor%3Dnext": "no further tenants"} {
+		_, data, ok = w.follow(server, topic, login(reader)).next()
+		require.True(t, ok)
+		require.Contains(t, data["tenants"], want)
+	}
+	require.Equal(t, http.StatusNotFound, w.follow(server, "tenants:sort%3Did", login(reader)).status)
+	_, data, _ = w.follow(server, "tenants:", login(acme)).next()
+	require.NotContains(t, data["tenants"], "globex")
+
+	read, err := tenantPages{w.backend}.openList(t.Context(), "sort=backlog")
+	require.NoError(t, err)
+	before := len(w.backend.callsOf("busiest"))
+	for range 3 {
+		data, err := read(auth.Trust(t.Context()))
+		require.NoError(t, err)
+		require.NotEmpty(t, data.(tenantsData).Tenants)
+	}
+	require.Len(t, w.backend.callsOf("busiest"), before+1)
 }
 
 func TestTenant(t *testing.T) {

@@ -126,11 +126,21 @@ func TestTenant(t *testing.T) {
 		require.Nil(w.T, set.RPS, "a setting that is not given gets its default")
 		require.Nil(w.T, set.BasePriority)
 		require.Equal(w.T, 3.0, set.Weight)
+		preview, err := w.Store.PreviewTenant(ctx, "acme", api.TenantPatch{RPS: api.SetTo(9.0), BasePriority: api.SetTo(int64(4))})
+		require.NoError(w.T, err)
+		require.EqualValues(w.T, 9, preview.Window.Limit)
+		require.EqualValues(w.T, 4, *preview.BasePriority)
+		preview, err = w.Store.PreviewTenant(ctx, "acme", api.TenantPatch{RPS: api.SetTo(9.0)})
+		require.NoError(w.T, err)
+		shown, err := w.Store.Tenant(ctx, "acme")
+		require.NoError(w.T, err)
+		require.Equal(w.T, set, shown, "a preview changes nothing")
 		for range 2 {
 			set, err = w.Store.PatchTenant(ctx, "acme", api.TenantPatch{RPS: api.SetTo(9.0)})
 			require.NoError(w.T, err)
 			require.Equal(w.T, 9.0, *set.RPS)
 			require.Equal(w.T, 3.0, set.Weight, "a patch leaves the other settings as they are")
+			require.Equal(w.T, preview, set)
 		}
 		set, err = w.Store.PatchTenant(ctx, "acme", api.TenantPatch{RPS: api.ToDefault[float64]()})
 		require.NoError(w.T, err)
@@ -141,6 +151,8 @@ func TestTenant(t *testing.T) {
 		require.NoError(w.T, err)
 		_, err = w.Store.Tenant(ctx, "nobody")
 		require.ErrorIs(w.T, err, api.ErrNotFound, "a tenant with default settings only is unknown")
+		_, err = w.Store.PreviewTenant(ctx, "nobody", api.TenantPatch{})
+		require.ErrorIs(w.T, err, api.ErrNotFound)
 
 		for range 2 {
 			require.NoError(w.T, w.Store.PauseTenant(ctx, "acme"))

@@ -24,6 +24,17 @@ func TestNewJobHasAllFields(t *testing.T) {
 	requireAllFields(t, fresh)
 }
 
+// A failed job shows its trace, if it was sampled.
+func TestJobViewHasTheTrace(t *testing.T) {
+	for trace, want := range map[string]string{
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01": "0af7651916cd43dd8448eb211c80319c", "": "", "odd": "",
+	} {
+		j := jobView("g", 7, ledger.JobStatus{State: "F!", Errors: []ledger.JobError{{Code: "E", Trace: trace}}})
+		require.Equal(t, want, j.TraceID)
+	}
+	require.Empty(t, jobView("g", 7, ledger.JobStatus{State: "F!"}).TraceID)
+}
+
 // Each number of jobs of a type is summed over the partitions.
 func TestAddStatsAddsEachNumber(t *testing.T) {
 	var one, sum api.TypeStats

@@ -2,6 +2,7 @@ package groups
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 
@@ -128,6 +129,9 @@ func jobView(group string, ordinal int64, status ledger.JobStatus) api.Job {
 		j.LastError = &last
 		j.Attempts = max(j.Attempts, e.Attempts)
 		j.Key = e.Key
+		if trace, ok := api.ParseTraceParent(e.Trace); ok {
+			j.TraceID = hex.EncodeToString(trace.TraceID[:])
+		}
 	}
 	return j
 }

@@ -41,6 +41,7 @@ func TestCallsNeedAPrincipal(t *testing.T) {
 			"groups":        func() error { _, err := w.Store.Groups(ctx, groups.ListQuery{Limit: 1, Tenant: "acme"}); return err },
 			"results":       func() error { return w.Store.Results(ctx, "g", func([]byte) error { return nil }) },
 			"tenant":        func() error { _, err := w.Store.Tenant(ctx, "acme"); return err },
+			"preview":       func() error { _, err := w.Store.PreviewTenant(ctx, "acme", api.TenantPatch{}); return err },
 			"set tenant":    func() error { _, err := w.Store.SetTenant(ctx, "acme", api.TenantSettings{}); return err },
 			"pause tenant":  func() error { return w.Store.PauseTenant(ctx, "acme") },
 			"resume tenant": func() error { return w.Store.ResumeTenant(ctx, "acme") },

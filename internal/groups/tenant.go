@@ -66,6 +66,37 @@ func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error)
 	return s.view(tenant, st), nil
 }
 
+// PreviewTenant returns the tenant as it would be now after PatchTenant, which need not be called.
+// Errors are those of Tenant.
+func (s *tenants) PreviewTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
+	if err := checkTenant(ctx, tenant); err != nil {
+		return api.Tenant{}, err
+	}
+	p := s.space.OfTenant(tenant)
+	st, err := s.state(ctx, p, tenant)
+	if err != nil {
+		return api.Tenant{}, apiError(err)
+	}
+	if !st.Known && !st.Paused {
+		return api.Tenant{}, unknownTenant(tenant)
+	}
+	set := st.Settings
+	if patch.RPS.Given {
+		set.RPS = patch.RPS.Value
+	}
+	if patch.Weight.Given {
+		set.Weight = patch.Weight.Value
+	}
+	if patch.BasePriority.Given {
+		set.BasePriority = patch.BasePriority.Value
+	}
+	st, err = ledger.TenantWith(ctx, s.conn.Cmd, p, tenant, s.partitionLimit(p), set)
+	if err != nil {
+		return api.Tenant{}, apiError(fmt.Errorf("preview tenant %s: %w", tenant, err))
+	}
+	return s.view(tenant, st), nil
+}
+
 // tenantsPerCall is how many tenants one call of Tenants looks at, unless limit is higher.
 const tenantsPerCall = 1000
 

@@ -30,8 +30,8 @@ func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	if q.Payloads, err = boolParam(r, "payload"); err != nil {
 		return err
 	}
-	if len(q.Code) > maxCodeLength {
-		return invalidField("code", fmt.Sprintf("must be at most %d bytes", maxCodeLength))
+	if len(q.Code) > MaxCodeLength {
+		return invalidField("code", fmt.Sprintf("must be at most %d bytes", MaxCodeLength))
 	}
 	lines := func(write func([]byte) error) (next string, err error) {
 		return s.backend.Failures(r.Context(), id, q, func(f api.Failure) error {

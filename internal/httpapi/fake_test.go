@@ -241,6 +241,12 @@ func (f *fakeBackend) PatchTenant(_ context.Context, id string, p api.TenantPatc
 	return tenantView(id, f.tenants[id]), f.err
 }
 
+func (f *fakeBackend) PreviewTenant(_ context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return tenantView(id, patched(f.tenants[id], p)), f.err
+}
+
 func patched(set api.TenantSettings, p api.TenantPatch) api.TenantSettings {
 	if p.RPS.Given {
 		set.RPS = p.RPS.Value

@@ -121,8 +121,10 @@ func (s *calls) groupCommand(do func(context.Context, string) (api.Accepted, err
 const (
 	maxRetryCodes = 100
 	maxRetryJobs  = 1000
-	maxCodeLength = 128 // bytes of an error code
 )
+
+// MaxCodeLength is the most bytes of an error code.
+const MaxCodeLength = 128
 
 // retryGroup serves the retry of an ended group. Without a body, all failed jobs run again.
 func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, error) {
@@ -138,9 +140,9 @@ func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, 
 			return nil, invalidField("jobs", "must not be empty: leave it out to retry all failed jobs")
 		}
 		for i, code := range choice.Codes {
-			if code == "" || len(code) > maxCodeLength {
+			if code == "" || len(code) > MaxCodeLength {
 				field := fmt.Sprintf("codes[%d]", i)
-				return nil, invalidField(field, fmt.Sprintf("must be 1 to %d bytes", maxCodeLength))
+				return nil, invalidField(field, fmt.Sprintf("must be 1 to %d bytes", MaxCodeLength))
 			}
 		}
 		for i, ordinal := range choice.Jobs {
@@ -245,8 +247,8 @@ func (s *calls) listDeadLetters(r *http.Request) (l api.DeadLetterList, err erro
 			return l, invalidField(id.field, idProblem)
 		}
 	}
-	if len(query.Code) > maxCodeLength {
-		return l, invalidField("code", fmt.Sprintf("must be at most %d bytes", maxCodeLength))
+	if len(query.Code) > MaxCodeLength {
+		return l, invalidField("code", fmt.Sprintf("must be at most %d bytes", MaxCodeLength))
 	}
 	if query.Since, err = sinceParam(r.URL.Query()); err != nil {
 		return l, err

@@ -77,6 +77,8 @@ type Backend interface {
 	// PatchTenant changes those of a tenant's settings that the patch has. Patches of different
 	// settings at the same time all have their effect.
 	PatchTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
+	// PreviewTenant returns the tenant as it would be now after PatchTenant, and changes nothing.
+	PreviewTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
 	// Why returns the reason why the group's next job is waiting.
 	Why(ctx context.Context, group string) (api.Why, error)
 	// Group returns one group.

@@ -35,6 +35,7 @@ type JobError struct {
 	Reason   string `json:"reason"` // a Reason, why the job became non-ready
 	Key      string `json:"-"`      // the job's key, in a record of a failed job; "": it has none
 	Payload  string `json:"-"`      // the job's payload, in such a record; "": it is stored separately
+	Trace    string `json:"-"`      // the job's traceparent, in such a record; "": it was not sampled
 }
 
 // Time returns when the attempt failed.
@@ -45,10 +46,12 @@ func parseFailure(record string) (JobError, error) {
 	text, blob, _ := strings.Cut(record, layout.RecordSeparator)
 	e, err := parseJobError(text)
 	c := cutter{rest: blob}
+	trace := ""
 	for range blobFields - 1 {
-		_ = c.text()
+		trace = c.text()
 	}
 	if !c.bad {
+		e.Trace = trace
 		e.Payload, e.Key = cutKey(c.rest)
 	}
 	return e, err

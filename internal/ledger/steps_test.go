@@ -46,6 +46,8 @@ func TestStepsOfFailedAndReclaimedJobs(t *testing.T) {
 		report[0].Others = append(report[0].Others, other(ledger.OutcomeFailed, run[1], 0)[0].Others...)
 		require.Equal(w, []ledger.JobStep{step("fail", 0, 1, "BOOM")}, w.steps(w.outcome("T", report).Steps))
 		require.Empty(w, w.outcome("T", report).Steps, "a stale outcome ends nothing")
+		require.Equal(w, sampled[:35], w.job("g", 0).LastError().Trace[:35], "the record of a failed job has its trace")
+		require.Empty(w, w.job("g", 1).LastError().Trace)
 		require.Equal(w, []ledger.JobStep{step("reclaim", 2, 1, ""), step("reclaim", 4, 1, "")}, w.steps(w.reclaim("T", 1).Steps))
 		w.promoteAll("T", 4)
 		w.start("T", w.read("T", "c"))

@@ -192,7 +192,25 @@ type TenantState struct {
 func Tenant(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit,
 ) (TenantState, error) {
-	r, err := run(ctx, c, tenantState, p, append([]any{tenant}, limit.args()...)...)
+	return readTenant(ctx, c, p, tenant, limit, 0, TenantSettings{})
+}
+
+// TenantWith reads the state that a tenant would have now with other settings. Like Tenant, it
+// changes nothing.
+func TenantWith(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit, set TenantSettings,
+) (TenantState, error) {
+	st, err := readTenant(ctx, c, p, tenant, limit, 1, set)
+	st.Settings.BasePriority = set.BasePriority
+	return st, err
+}
+
+func readTenant(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit, other int,
+	set TenantSettings,
+) (TenantState, error) {
+	args := append([]any{tenant}, limit.args()...)
+	r, err := run(ctx, c, tenantState, p, append(args, other, orEmpty(set.RPS), orEmpty(set.Weight))...)
 	if err != nil {
 		return TenantState{}, err
 	}

@@ -115,6 +115,39 @@ func TestChangeTenant(t *testing.T) {
 	})
 }
 
+// A preview of settings has the limit that the tenant has after it got them, whether it is active
+// or not, and changes nothing.
+func TestPreviewOfSettings(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("busy", "T", 20)
+		w.backlog("acme", "T", 20)
+		w.set("busy", weight(2))
+		w.set("idle", weight(1))
+		l := limit(60)
+		for tenant, shares := range map[string][3]int64{"acme": {20, 40, 12}, "idle": {15, 34, 8}} {
+			for i, set := range []ledger.TenantSettings{weight(1), weight(4), weight(0.5), perWindow(7), {}} {
+				before := w.tenant(tenant, l)
+				st, err := ledger.TenantWith(w.Context(), w.c, w.p, tenant, l, set)
+				require.NoError(w, err)
+				require.Equal(w, before.Limit, w.tenant(tenant, l).Limit, "the preview has changed nothing")
+				require.Equal(w, before.Settings, w.tenant(tenant, l).Settings)
+				if i < len(shares) {
+					require.Equal(w, shares[i], st.Limit, "%s %d", tenant, i)
+				}
+				w.set(tenant, set)
+				after := w.tenant(tenant, l)
+				require.Equal(w, after.Limit, st.Limit, "%s %d", tenant, i)
+				require.Equal(w, after.Settings, st.Settings)
+				require.Equal(w, after.Unfinished, st.Unfinished)
+				w.set(tenant, weight(1))
+			}
+		}
+		st, err := ledger.TenantWith(w.Context(), w.c, w.p, "acme", noLimit, weight(3))
+		require.NoError(w, err)
+		require.Zero(w, st.Limit, "without a limit there are no shares")
+	})
+}
+
 // A tenant whose only group has the tenant's id is implicit, unless it has settings or is paused.
 func TestImplicitTenants(t *testing.T) {
 	both(t, func(w *world) {

@@ -89,6 +89,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			UI:             slices.Contains(c.Serve, "ui"),
 			Logins:         session.New(b.Conn.Cmd, b.Space, time.Now),
 			Secure:         p.Config.SecureUI(),
+			TraceURL:       c.TraceURLTemplate,
 			NoStream:       !consume,
 			Streams:        streams,
 		}, store(p, b, reducers, appender), messages.Decoder{Ops: ops})

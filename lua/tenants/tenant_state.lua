@@ -10,6 +10,9 @@
 --   4  total    permits  permits in a window, of all partitions together; 0 = no limit
 --   5  part     permits  this partition's quota until it is rebalanced
 --   6  tag      -        name of the limit and of the number of partitions
+--   7  other    0|1      1 = reply as if the settings 8 and 9 were the tenant's
+--   8  rps      1/s      with other: a rate limit of its own, '' = it shares the common limit
+--   9  weight   n        with other: its weight, '' = 1
 -- Reply
 --   1   known          0|1      the tenant has groups or settings, or is paused
 --   2   rps            1/s      its own rate limit, '' = none
@@ -50,6 +53,8 @@ local key, F = B .. 'tenant:' .. tenant, LIMIT_FIELDS[LIMITER]
 local h = call('HMGET', key, F[1], F[2], 'rps', 'weight', 'base_priority', 'paused', 'active', 'unfinished', 'pace',
   'ended')
 local c = call('HMGET', B .. 'congestion:' .. tenant, 'throttles', 'returns', 'waited', 'longest', 'last')
+local rps, weight = h[3], h[4]
+if ARGV[7] == '1' then rps, weight = ARGV[8] ~= '' and ARGV[8], ARGV[9] ~= '' and ARGV[9] or nil end
 local active = call('SISMEMBER', B .. 'active', tenant)
 local limited_until = 0
 for _, typ in ipairs(call('ZRANGE', B .. 'types', 0, -1)) do
@@ -60,17 +65,18 @@ local used, limit, next_at, global_used, global_next = 0, 0, US, 0, US
 if total > 0 then
   g = global(total, tonumber(ARGV[5]), ARGV[6])
   count_due(g, floor(US / 1000))
-  if active == 0 then g.active = g.active + 1 end
+  if active == 0 then g.active = g.active + 1 else g.xw = g.xw - extra_weight(h[4]) end
+  g.xw = g.xw + extra_weight(weight)
   global_used, global_next = g.permits - g.left, g.left > 0 and US or g.next_at
-  limit = share(g, h[4])
+  limit = share(g, weight)
 end
-if h[3] then limit = own_limit(h[3]) end
+if rps then limit = own_limit(rps) end
 if limit > 0 then
   local n, at = left[LIMITER](key, h[1], h[2], limit)
   used, next_at = math.max(0, limit - n), n > 0 and US or at
 end
 local known = call('ZSCORE', B .. 'tenants', tenant) and 1 or 0
-return { known, h[3] or '', h[4] or '', h[5] or '', h[6] and 1 or 0, active, tonumber(h[7] or 0), tonumber(h[8] or 0),
+return { known, rps or '', weight or '', h[5] or '', h[6] and 1 or 0, active, tonumber(h[7] or 0), tonumber(h[8] or 0),
   call('ZCARD', B .. 'non-ready:' .. tenant) + call('ZCARD', B .. 'suspended:' .. tenant),
   h[9] or '', h[10] or '0',
   c[1] or '0', c[2] or '0', c[3] or '0', c[4] or '0', c[5] or '0',

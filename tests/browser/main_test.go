@@ -18,7 +18,10 @@ import (
 // EnvChromium is the environment variable with the path of the browser to use.
 const EnvChromium = "BULKACTION_CHROMIUM"
 
-var screenshots = flag.String("screenshots", "", "folder to which TestScreenshots writes its pictures")
+var (
+	screenshots = flag.String("screenshots", "", "folder to whose folders the tests of screenshots write their pictures")
+	axeFile     = flag.String("axe", "../../.bin/axe-core-4.14.1.js", "axe.min.js of axe-core, which .ci/axe fetches")
+)
 
 // chromium is the browser that all tests share. Each visitor has a profile of its own in it.
 var chromium context.Context

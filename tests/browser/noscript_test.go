@@ -19,9 +19,15 @@ import (
 func (r *room) withoutScripts() *tab {
 	r.t.Helper()
 	b := r.visitor()
+	b.runsNoScripts()
+	return b
+}
+
+// runsNoScripts makes the browser run no JavaScript of the pages.
+func (b *tab) runsNoScripts() {
+	b.t.Helper()
 	b.streamless = true
 	command(b, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
-	return b
 }
 
 func TestWithoutJavaScript(t *testing.T) {
@@ -69,7 +75,6 @@ func TestOtherSite(t *testing.T) {
 	other := strings.Replace(site.URL, "127.0.0.1", "localhost", 1) // another site for the browser
 	for i, b := range []*tab{r.visitor(), r.withoutScripts()} {
 		b.hosts = append(b.hosts, host(other))
-		b.expect("data:,")
 		b.visit(other)
 		b.click("#enter")
 		b.seesPlace(i+1, i+1)

@@ -4,7 +4,6 @@ package browser
 
 import (
 	"bytes"
-	"cmp"
 	"image/png"
 	"os"
 	"path/filepath"
@@ -30,7 +29,7 @@ func TestScreenshots(t *testing.T) {
 	_, err := r.api.Recalibrate(t.Context(), event, api.Recalibration{Capacity: new(int64(4))})
 	require.NoError(t, err)
 	ben.seesPlace(58, 117)
-	dir := cmp.Or(*screenshots, t.TempDir())
+	dir := pictures(t, "waiting-room")
 	eval[string](ann, "document.getElementById('until').textContent = '20:30:00 UTC'") // the same picture each time
 	ann.picture(filepath.Join(dir, "shop.png"), 400)
 	ann.click("#leave") // the pace is known when a slot has been given back
@@ -40,6 +39,15 @@ func TestScreenshots(t *testing.T) {
 	ben.visit(r.waitURL() + "?lang=ko")
 	ben.until("/^약/.test(document.getElementById('eta').textContent)")
 	ben.picture(filepath.Join(dir, "wait-ko.png"), 560)
+}
+
+// pictures returns the folder for the pictures of a folder of docs: without the flag -screenshots a
+// temporary one.
+func pictures(t *testing.T, folder string) string {
+	if *screenshots == "" {
+		return t.TempDir()
+	}
+	return filepath.Join(*screenshots, folder)
 }
 
 // picture writes what the tab shows, at most 40 KiB.

@@ -52,7 +52,7 @@ type Lines struct {
 }
 
 const (
-	marginLeft, marginRight, marginTop, marginBottom = 56, 8, 8, 22
+	marginLeft, marginRight, marginTop, marginBottom = 56, 28, 8, 22
 	yTicks                                           = 4
 	xTicks                                           = 6
 )
@@ -91,7 +91,7 @@ func NewLines(width, height float64, series []Series, write func(float64) string
 	}
 	y := func(v float64) float64 { return c.Bottom - (c.Bottom-c.Top)*v/most }
 	for i := 0.0; i*step <= most*1.001; i++ {
-		c.Y = append(c.Y, Tick{y(i * step), write(i * step)})
+		c.Y = append(c.Y, Tick{round(y(i * step)), write(i * step)})
 	}
 	c.X = timeTicks(from, span, x)
 	for _, s := range series {
@@ -122,9 +122,9 @@ func newLine(s Series, x func(time.Time) float64, y func(float64) float64, write
 	return l
 }
 
-// marks returns one mark for each time of the series, at most 120 of them.
+// marks returns one mark for each time of the series, at most 40 of them.
 func marks(series []Series, x func(time.Time) float64, left, right float64, write func(float64) string) []Mark {
-	const most = 120
+	const most = 40
 	n := 0
 	for _, s := range series {
 		n = max(n, len(s.Points))
@@ -144,8 +144,9 @@ func marks(series []Series, x func(time.Time) float64, left, right float64, writ
 			continue
 		}
 		width := (right - left) * float64(step) / float64(max(n, 1))
+		from, to := max(left, x(at)-width/2), min(right, x(at)+width/2)
 		all = append(all, Mark{
-			X: math.Max(left, x(at)-width/2), Width: width,
+			X: round(from), Width: round(to - from),
 			Title: at.UTC().Format("15:04:05 UTC") + ": " + strings.Join(lines, ", "),
 		})
 	}
@@ -198,7 +199,7 @@ func timeTicks(from time.Time, span time.Duration, x func(time.Time) float64) []
 	first := from.UTC().Truncate(step)
 	for t := first; !t.After(from.Add(span)); t = t.Add(step) {
 		if !t.Before(from) {
-			ticks = append(ticks, Tick{x(t), t.Format(format)})
+			ticks = append(ticks, Tick{round(x(t)), t.Format(format)})
 		}
 	}
 	return ticks

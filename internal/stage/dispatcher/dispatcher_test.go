@@ -243,7 +243,7 @@ func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 // look dead when it is back; the dispatcher must leave them time to renew their leases.
 func TestNothingIsReclaimedForALeaseAfterAnOutage(t *testing.T) {
 	t.Parallel()
-	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
+	server := redistest.Server(t, redistest.AOF)
 	w := stagetest.New(t, server.URL(), "t:", 1)
 	w.Jobs("g", "T", 1)
 	w.Admit("T")

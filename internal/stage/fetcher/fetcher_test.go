@@ -167,7 +167,7 @@ func TestRateLimitIsKept(t *testing.T) {
 // TestFetcherGoesOnAfterAnOutage: a fetcher survives a restart of Redis.
 func TestFetcherGoesOnAfterAnOutage(t *testing.T) {
 	t.Parallel()
-	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
+	server := redistest.Server(t, redistest.AOF)
 	w := stagetest.New(t, server.URL(), "t:", 1)
 	w.Run(fetcher.New(stagetest.Process(w, "f"), config()))
 	w.Jobs("a", "T", 1)

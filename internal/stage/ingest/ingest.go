@@ -57,6 +57,7 @@ type Config struct {
 	UI       bool           // the console is served, at /ui/
 	Logins   *session.Store // of the console; needed with UI and Keys
 	Secure   bool           // browsers reach the console over https alone
+	TraceURL string         // of the links to traces in the web console, with placeholders; "": there are none
 	NoStream bool           // the messages of the ingest streams are left to other processes
 	Streams  []Stream       // further ingest streams, each of one tenant
 
@@ -190,7 +191,7 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 		ui := console.Options{
 			Backend: opt.Backend, Rooms: opt.Rooms, Activity: opt.Activity, Keys: opt.Keys, Proxies: opt.Proxies,
 			Decoder: opt.Decoder, Version: opt.Version, Log: opt.Log, Secure: in.cfg.Secure, TLS: in.cfg.TLS != nil,
-			Closing: closing,
+			Closing: closing, TraceURL: in.cfg.TraceURL,
 		}
 		if in.cfg.Logins != nil {
 			ui.Sessions = in.cfg.Logins

@@ -130,7 +130,7 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 // outcomes once Redis is back, and then runs the other jobs.
 func TestOutcomesAreReportedOnceRedisIsBack(t *testing.T) {
 	t.Parallel()
-	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
+	server := redistest.Server(t, redistest.AOF)
 	w := stagetest.New(t, server.URL(), "t:", 1)
 	const n = 40
 	w.Jobs("g", "T", n)
@@ -159,7 +159,7 @@ func TestOutcomesAreReportedOnceRedisIsBack(t *testing.T) {
 // stay in flight, to be reclaimed.
 func TestWorkerStopsWhileRedisIsAway(t *testing.T) {
 	t.Parallel()
-	server := redistest.Server(t, redistest.AOF, redistest.Args("--appendfsync", "always"))
+	server := redistest.Server(t, redistest.AOF)
 	w := stagetest.New(t, server.URL(), "t:", 1)
 	w.Jobs("g", "T", 2)
 	w.Admit("T")

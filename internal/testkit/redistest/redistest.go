@@ -31,8 +31,13 @@ type Redis struct {
 // Option changes a server before it is started.
 type Option func(*redisproc.Options)
 
-// AOF makes the server persist its writes with an fsync every second, so that they survive Kill.
-func AOF(o *redisproc.Options) { o.AOF = true }
+// AOF makes the server write each change to its file before it answers, so that changes survive
+// Kill. It never waits for the disk: that can take seconds while other tests run, and protects only
+// against the end of the whole machine. With everysec, a slow disk would also delay the writes.
+func AOF(o *redisproc.Options) {
+	o.AOF = true
+	o.Args = append(o.Args, "--appendfsync", "no")
+}
 
 // MaxMemory makes the server refuse writes above this number of bytes.
 func MaxMemory(bytes int64) Option {

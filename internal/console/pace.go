@@ -1,0 +1,67 @@
+package console
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// every returns a function that reads at most once per interval, and has the last data in between.
+// Only one goroutine may use it.
+func every(interval time.Duration, read func(context.Context) (any, error)) func(context.Context) (any, error) {
+	var last any
+	var readAt time.Time
+	return func(ctx context.Context) (any, error) {
+		if !readAt.IsZero() && time.Since(readAt) < interval {
+			return last, nil
+		}
+		data, err := read(ctx)
+		if err != nil {
+			return nil, err
+		}
+		last, readAt = data, time.Now()
+		return last, nil
+	}
+}
+
+// maxKept is how many answers are kept of one kind of question.
+const maxKept = 100
+
+// kept has the latest answers to questions that cost more than others, so that all pages and all
+// their readers together ask each of them at most once per interval, but for calls at the same
+// time.
+type kept[T any] struct {
+	interval time.Duration
+	mu       sync.Mutex
+	all      map[string]answer[T] // by question
+}
+
+type answer[T any] struct {
+	value T
+	at    time.Time
+}
+
+func newKept[T any](interval time.Duration) *kept[T] {
+	return &kept[T]{interval: interval, all: map[string]answer[T]{}}
+}
+
+// get returns the answer to a question, which read gives if none is kept. Errors are not kept.
+func (k *kept[T]) get(question string, read func() (T, error)) (T, error) {
+	k.mu.Lock()
+	last, ok := k.all[question]
+	k.mu.Unlock()
+	if ok && time.Since(last.at) < k.interval {
+		return last.value, nil
+	}
+	value, err := read()
+	if err != nil {
+		return value, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.all) >= maxKept {
+		clear(k.all)
+	}
+	k.all[question] = answer[T]{value, time.Now()}
+	return value, nil
+}

@@ -1,0 +1,133 @@
+//go:build browser
+
+package browser
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+)
+
+// Pages of the console, below /ui. The second list needs what fill creates.
+var (
+	consolePages = []string{
+		"/", "/groups", "/groups?status=FAILED&tenant=nobody", "/tenants", "/dead-letters", "/rejected", "/submit", "/groups/none",
+		"/?minutes=1440", "/tenants?sort=backlog", "/dead-letters?code=NOOP_PERMANENT", "/guards", "/rooms", "/rooms/demo",
+	}
+	filledPages = []string{
+		"/groups/newsletter", "/groups/newsletter/failures", "/groups/newsletter/jobs/7", "/groups/newsletter/jobs/5", "/groups/refused",
+		"/groups/refused/failures", "/groups/refused/jobs/0", "/groups/welcome", "/groups/reminder", "/groups/reminder/jobs/3",
+		"/groups/empty", "/tenants/initech", "/tenants/acme?rps=20&weight=2&preview=1", "/guards/mail",
+	}
+)
+
+// violations returns the rules of WCAG 2.2 A and AA that axe-core finds violated in the page.
+const violations = `axe.run({
+	runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa"], resultTypes: ["violations"],
+}).then((r) => r.violations.flatMap((v) => v.nodes.map((n) => v.id + ": " + v.help + ": " + n.html.slice(0, 300) + " " +
+	n.any.concat(n.all).map((c) => c.message).join("; "))))`
+
+func axeScript(t *testing.T) string {
+	t.Helper()
+	script, err := os.ReadFile(*axeFile)
+	require.NoError(t, err, "run `make browser`, which fetches axe-core")
+	return string(script)
+}
+
+// isSound checks the page with axe-core in light and dark colours, the width of its content at the
+// usual widths of windows, that hostile texts are texts, and the size of the page.
+func (b *tab) isSound(axe string) {
+	b.t.Helper()
+	where := eval[string](b, "location.pathname + location.search")
+	eval[bool](b, axe+"; true")
+	for _, scheme := range []string{"light", "dark"} {
+		command(b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+			Features: []*emulation.MediaFeature{
+				{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"},
+			},
+		})
+		found, err := chromedp.Run(b.ctx, chromedp.Evaluate[[]string](violations, chromedp.EvalAwaitPromise))
+		require.NoError(b.t, err, where)
+		require.Empty(b.t, found, "%s, %s", where, scheme)
+	}
+	for _, width := range []int64{360, 768, 1280} {
+		b.do(chromedp.EmulateViewport(width, 900))
+		require.Empty(b.t, eval[[]string](b, cut), "%s, at %d px", where, width)
+	}
+	require.False(b.t, eval[bool](b, "'hacked' in window"), where)
+	require.Empty(b.t, eval[[]string](b, `[...document.querySelectorAll("main :is(script, img, iframe, style), main [style], main [onerror]")]
+		.map((e) => e.outerHTML)`), where)
+	require.Less(b.t, eval[int](b, "document.querySelectorAll('*').length"), 2000, where)
+}
+
+// cut returns what is wider than the window, and texts whose end the box around them hides.
+const cut = `(() => {
+	const found = [];
+	const { scrollWidth, clientWidth } = document.documentElement;
+	if (scrollWidth > clientWidth) {
+		found.push("the page is " + scrollWidth + " px wide: " + [...document.body.querySelectorAll("*")]
+			.filter((e) => e.getBoundingClientRect().right > clientWidth + 1 && !e.closest(".scroll, pre")).slice(0, 3)
+			.map((e) => e.outerHTML.slice(0, 120)).join(" | "));
+	}
+	for (const e of document.querySelectorAll("main *, header *, footer *")) {
+		const style = getComputedStyle(e);
+		if (e.checkVisibility() && e.clientWidth > 1 && style.overflowX === "hidden" && e.scrollWidth > e.clientWidth + 1) {
+			found.push("cut: " + e.outerHTML.slice(0, 200));
+		}
+	}
+	return found;
+})()`
+
+// Every page is accessible, has nothing beyond the window, and shows what users have written as
+// text; with data and without.
+func TestConsolePages(t *testing.T) {
+	t.Parallel()
+	axe := axeScript(t)
+	c := openConsole(t, nil)
+	b := c.reader()
+	b.expect("404 (Not Found)")
+	look := func(paths []string) {
+		t.Helper()
+		for _, path := range paths {
+			c.open(b, path)
+			missing := eval[bool](b, "document.querySelector('h1').textContent === 'Nothing here'")
+			require.Equal(t, strings.HasSuffix(path, "/none"), missing, path)
+			b.isSound(axe)
+		}
+	}
+	look(consolePages)
+	c.fill()
+	look(consolePages)
+	look(filledPages)
+
+	c.open(b, "/groups")
+	require.Contains(t, eval[string](b, "document.querySelector('main').innerText"), hostile)
+	c.open(b, "/groups/refused/jobs/0")
+	require.Contains(t, eval[string](b, "document.querySelector('main').textContent"), "<script>hacked=1")
+
+	c.open(b, "/")
+	for _, path := range eval[[]string](b, "[...document.querySelectorAll('header nav a')].map((a) => a.pathname)") {
+		require.Contains(t, consolePages, strings.TrimPrefix(path, "/ui"), "a page of the navigation is not tested")
+	}
+}
+
+// The checks find the mistakes of a bad page.
+func TestConsoleMistakesAreFound(t *testing.T) {
+	t.Parallel()
+	c := openConsole(t, nil)
+	b := c.reader()
+	c.open(b, "/")
+	eval[bool](b, `document.querySelector("main").insertAdjacentHTML("beforeend", "<img id=bad><p id=pale>pale</p><p id=wide>wide</p>"); true`)
+	eval[bool](b, `pale.style.color = "#ccc"; wide.style.width = "3000px"; true`)
+	eval[bool](b, axeScript(t)+"; true")
+	found, err := chromedp.Run(b.ctx, chromedp.Evaluate[[]string](violations, chromedp.EvalAwaitPromise))
+	require.NoError(t, err)
+	require.Len(t, found, 2, "%q", found)
+	require.Contains(t, strings.Join(found, "\n"), "image-alt: ")
+	require.Contains(t, strings.Join(found, "\n"), "color-contrast: ")
+	require.Contains(t, strings.Join(eval[[]string](b, cut), "\n"), "px wide: ")
+}

@@ -1,0 +1,188 @@
+//go:build browser
+
+package browser
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/redisx/acl"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
+)
+
+// hostile is a text that users may send as a name, a key, a payload or an error.
+const hostile = "\"><script>hacked=1</script><img src=x onerror=hacked=1>{{.}} javascript:hacked=1 \u202e'`"
+
+// console is the web console of a process that runs all roles and a waiting room.
+type console struct {
+	t       *testing.T
+	url     string // without a slash at its end
+	process *proctest.Process
+	api     *client.API
+	rdb     *redis.Client // with all rights
+	prefix  string        // of the keys in Redis
+	env     map[string]string
+}
+
+// openConsole starts the console with these settings.
+func openConsole(t *testing.T, env map[string]string) *console {
+	t.Helper()
+	url, prefix := redistest.Shared(t)
+	return openConsoleOn(t, url, userstest.Add(t, url, acl.All, prefix, nil), prefix, env)
+}
+
+// openConsoleOn starts a console on a Redis. The test itself uses url, the process processURL.
+func openConsoleOn(t *testing.T, url, processURL, prefix string, env map[string]string) *console {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	require.NoError(t, err)
+	c := &console{t: t, rdb: redis.NewClient(o), prefix: prefix, env: map[string]string{
+		"BULKACTION_KEY_PREFIX": prefix, "BULKACTION_WORKER_TYPES": "NOOP,HTTP", "BULKACTION_HTTP_PROCESSOR_ALLOW_PRIVATE": "true",
+	}}
+	t.Cleanup(func() { require.NoError(t, c.rdb.Close()) })
+	for name, value := range env {
+		c.env[name] = value
+	}
+	c.process = startDev(t, c.env, "--redis-url", processURL)
+	c.url = "http://" + c.process.APIAddr()
+	c.api = client.NewAPI(c.url)
+	return c
+}
+
+// reader opens a tab in a new profile.
+func (c *console) reader() *tab {
+	c.t.Helper()
+	return openTab(c.t, []string{host(c.url)}, chromium, chromedp.WithNewBrowserContext())
+}
+
+// open visits a page of the console, such as "/groups".
+func (c *console) open(b *tab, path string) {
+	c.t.Helper()
+	b.visit(c.url + "/ui" + path)
+	b.until("document.readyState === 'complete' && document.querySelector('main h1')")
+}
+
+// submit creates a group.
+func (c *console) submit(g client.Submission) {
+	c.t.Helper()
+	if g.Type == "" {
+		g.Type = "NOOP"
+	}
+	_, err := c.api.Submit(c.t.Context(), g)
+	require.NoError(c.t, err)
+}
+
+// wait waits until a group has ended.
+func (c *console) wait(group string) api.Group {
+	c.t.Helper()
+	g, err := c.api.Wait(c.t.Context(), group)
+	require.NoError(c.t, err)
+	return g
+}
+
+// jobs returns n jobs with payloads for NOOP.
+func jobs(n int, payload func(i int) string) []client.NewJob {
+	all := make([]client.NewJob, n)
+	for i := range all {
+		all[i] = client.NewJob{Payload: json.RawMessage(payload(i)), Key: fmt.Sprintf("user-%d", i)}
+	}
+	return all
+}
+
+// sleeps is the payload of a job that does not end during the test, if its timeout is long.
+func sleeps(int) string { return `{"sleep_ms": 3600000}` }
+
+// fill puts something on every page: groups in all states, with hostile texts, and what else the
+// pages show.
+func (c *console) fill() {
+	c.t.Helper()
+	ctx := c.t.Context()
+	refuses := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, hostile, http.StatusBadRequest)
+	}))
+	c.t.Cleanup(refuses.Close)
+
+	quoted, err := json.Marshal(hostile)
+	require.NoError(c.t, err)
+	c.submit(client.Submission{
+		ID: "newsletter", Tenant: "acme", Name: hostile, Seal: true,
+		Aggregate: []client.Aggregate{
+			{As: "cost", Op: "sum", Field: "data.cost"}, {As: "took", Op: "distribution", Field: "duration_ms"},
+			{As: "country", Op: "count_by", Field: "data.country"},
+		},
+		Jobs: jobs(400, func(i int) string {
+			switch {
+			case i%40 == 7:
+				return `{"fail": "permanent"}`
+			case i%5 == 0:
+				return `{"result": {"cost": 2.5, "country": ` + string(quoted) + `}}`
+			}
+			return `{"result": {"cost": 1.25, "country": "` + []string{"DE", "KR", "US"}[i%3] + `"}}`
+		}),
+	})
+	refused := client.Submission{ID: "refused", Tenant: "globex", Type: "HTTP", Seal: true}
+	for i := range 3 {
+		refused.Jobs = append(refused.Jobs, client.NewJob{
+			Key:     hostile[:60],
+			Payload: map[string]any{"url": refuses.URL + "/" + strconv.Itoa(i), "body": hostile},
+		})
+	}
+	c.submit(refused)
+	c.wait("newsletter")
+	require.Equal(c.t, api.StatusFailed, c.wait("refused").Status)
+
+	c.submit(client.Submission{ID: "welcome", Tenant: "initech", Priority: "high", JobTimeout: time.Hour, Jobs: jobs(60, sleeps)})
+	c.submit(client.Submission{ID: "reminder", Tenant: "acme", Seal: true, Jobs: jobs(30, sleeps)})
+	_, err = c.api.Pause(ctx, "reminder")
+	require.NoError(c.t, err)
+	c.submit(client.Submission{ID: "empty", Tenant: "initech"})
+	_, err = c.api.SetTenant(ctx, "initech", api.TenantSettings{RPS: new(50.0)})
+	require.NoError(c.t, err)
+	_, err = c.api.PauseType(ctx, "EXPORT")
+	require.NoError(c.t, err)
+
+	require.NoError(c.t, c.rdb.XAdd(ctx, &redis.XAddArgs{
+		Stream: c.prefix + "ingest", Values: []any{"type", "group.submit", "data", `{"id": "` + strings.ReplaceAll(hostile, `"`, `\"`) + `"}`},
+	}).Err())
+	require.Eventually(c.t, func() bool {
+		rejected, err := c.api.Rejected(ctx, client.RejectedQuery{})
+		return err == nil && len(rejected.Rejected) > 0
+	}, patience, 20*time.Millisecond)
+
+	c.guards()
+}
+
+// guards makes a guard with three accounts. One of them has failed, and is not lent for now.
+func (c *console) guards() {
+	c.t.Helper()
+	ctx := c.t.Context()
+	guards := guard.New(c.rdb, guard.Prefix(c.prefix))
+	c.t.Cleanup(func() { require.NoError(c.t, guards.Close(context.WithoutCancel(ctx))) })
+	pool, err := guards.Pool(ctx, "mail", guard.Spec{
+		Members: []guard.Member{{ID: "first"}, {ID: "second"}, {ID: "third"}},
+		Rate:    guard.PerWindow(80, 10*time.Minute),
+		Breaker: guard.BreakerPolicy{Failures: 1, OpenFor: 10 * time.Minute, Successes: 1},
+	})
+	require.NoError(c.t, err)
+	for _, outcome := range []guard.Outcome{guard.Success, guard.Failure} {
+		lease, err := pool.Acquire(ctx)
+		require.NoError(c.t, err)
+		require.NoError(c.t, lease.Release(ctx, outcome))
+	}
+}
