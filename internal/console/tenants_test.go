@@ -109,7 +109,7 @@ func TestTenantsByLoad(t *testing.T) {
 	w := as(t, operator)
 	d := w.page("/ui/tenants?sort=backlog")
 	require.Equal(t, []string{"busiest 100"}, w.backend.calls)
-	require.Contains(t, d.text, "as of 2026-01-02 03:04:05 UTC")
+	require.Contains(t, d.text, "counted 2026-01-02 03:04:05 UTC")
 	require.Contains(t, d.text, "globex 4,320 12 50 2 50 of 25 initech 4,319 12 7.2 2 no limit")
 	require.Equal(t, "tenants:sort=backlog", attribute(d.all("body")[0], "data-topic"))
 	meters := d.all("meter")

@@ -91,7 +91,7 @@ func NewLines(width, height float64, series []Series, write func(float64) string
 	}
 	y := func(v float64) float64 { return c.Bottom - (c.Bottom-c.Top)*v/most }
 	for i := 0.0; i*step <= most*1.001; i++ {
-		c.Y = append(c.Y, Tick{round(y(i * step)), write(i * step)})
+		c.Y = append(c.Y, Tick{round(y(i * step)), axisLabel(i*step, write)})
 	}
 	c.X = timeTicks(from, span, x)
 	for _, s := range series {
@@ -99,6 +99,19 @@ func NewLines(width, height float64, series []Series, write func(float64) string
 	}
 	c.Marks = marks(series, x, c.Left, c.Right, write)
 	return c, true
+}
+
+// axisLabel returns the label of a value on the axis, which has no space for a long number.
+func axisLabel(v float64, write func(float64) string) string {
+	for _, unit := range []struct {
+		size float64
+		name string
+	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
+		if v >= max(unit.size, 1e4) {
+			return strconv.FormatFloat(v/unit.size, 'g', 4, 64) + unit.name
+		}
+	}
+	return write(v)
 }
 
 func newLine(s Series, x func(time.Time) float64, y func(float64) float64, write func(float64) string) Line {

@@ -33,7 +33,7 @@ func TestLines(t *testing.T) {
 	require.Equal(t, []string{"03:04:00", "03:04:30", "03:05:00", "03:05:30", "03:06:00"}, labels(c.X))
 	require.Equal(t, c.Left, c.X[0].At)
 	require.InDelta(t, c.Right, c.X[4].At, 0.01)
-	require.Equal(t, []string{"56,178 324,99.4 592,20.8"}, c.Lines[0].Paths)
+	require.Equal(t, []string{"56,178 314,99.4 572,20.8"}, c.Lines[0].Paths)
 	require.Equal(t, "74", c.Lines[0].Last)
 	require.Len(t, c.Marks, 3)
 	require.Equal(t, "03:05:00 UTC: started 37", c.Marks[1].Title)
@@ -62,6 +62,19 @@ func TestNoLines(t *testing.T) {
 	require.True(t, ok, "one point, and nothing but zeros")
 	require.Equal(t, []string{"0", "1"}, labels(c.Y))
 	require.Equal(t, []string{"56,178"}, c.Lines[0].Paths)
+}
+
+// The labels of the axis are short, however large the values are.
+func TestAxis(t *testing.T) {
+	t.Parallel()
+	for most, want := range map[float64][]string{
+		9999: {"0", "5000", "10k"}, 1.2e4: {"0", "5000", "10k", "15k"}, 2e6: {"0", "500k", "1M", "1.5M", "2M"},
+		3e9: {"0", "1G", "2G", "3G"}, 4e12: {"0", "1T", "2T", "3T", "4T"},
+	} {
+		c, ok := chart.NewLines(600, 200, []chart.Series{{Name: "a", Points: points(most)}}, write)
+		require.True(t, ok)
+		require.Equal(t, want, labels(c.Y))
+	}
 }
 
 // Many points and long spans have few ticks and marks.
