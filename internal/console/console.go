@@ -89,7 +89,8 @@ func New(o Options) *Console {
 		overview: newOverviewPage(o.Backend),
 	}
 	c.rooms = roomPages{
-		o.Rooms, o.Backend, newKept[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}}, o.Keys == nil,
+		o.Rooms, o.Backend, newKept[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
+		o.Keys == nil,
 	}
 	c.pages = c.allPages()
 	c.views = parseTemplates(functions(c.hasPage, o.TraceURL))
