@@ -88,7 +88,10 @@ func New(o Options) *Console {
 		Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now,
 		overview: newOverviewPage(o.Backend),
 	}
-	c.rooms = roomPages{o.Rooms, o.Backend, &paces{all: map[string][]reading{}}, o.Keys == nil}
+	c.rooms = roomPages{
+		o.Rooms, o.Backend, newKept[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
+		o.Keys == nil,
+	}
 	c.pages = c.allPages()
 	c.views = parseTemplates(functions(c.hasPage, o.TraceURL))
 	c.live = newLive(c)

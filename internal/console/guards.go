@@ -56,7 +56,7 @@ func (p guardPages) openList(_ context.Context, arg string) (func(context.Contex
 		return nil, invalid("topics", "is malformed")
 	}
 	read, _, err := p.readList(q)
-	return seldom(read, func(any) bool { return true }), err
+	return every(guardsInterval, read), err
 }
 
 // readList returns a function that reads the page of guards which a query asks for, and the part of
@@ -94,25 +94,6 @@ func chosen(values map[string]string) url.Values {
 		}
 	}
 	return q
-}
-
-// seldom returns a function that reads at most once in guardsInterval while costly says so of what
-// was read last, and returns that in between.
-func seldom(
-	read func(context.Context) (any, error), costly func(data any) bool,
-) func(context.Context) (any, error) {
-	var last any
-	var readAt time.Time
-	return func(ctx context.Context) (any, error) {
-		if last != nil && costly(last) && time.Since(readAt) < guardsInterval {
-			return last, nil
-		}
-		data, err := read(ctx)
-		if last, readAt = data, time.Now(); err != nil {
-			last = nil
-		}
-		return data, err
-	}
 }
 
 // guardData is the data of the page of a guard.
@@ -205,10 +186,24 @@ func (p guardPages) openGuard(ctx context.Context, arg string) (func(context.Con
 	if _, err := read(ctx); err != nil && !errors.Is(err, api.ErrUnavailable) {
 		return nil, err
 	}
-	return seldom(read, func(data any) bool {
-		g, ok := data.(guardData)
-		return ok && len(g.Members) > manyMembers
-	}), nil
+	return seldomIfLarge(read), nil
+}
+
+// seldomIfLarge returns a function that reads a guard once in guardsInterval while it has more than
+// manyMembers.
+func seldomIfLarge(read func(context.Context) (any, error)) func(context.Context) (any, error) {
+	seldom, large := every(guardsInterval, read), false
+	return func(ctx context.Context) (any, error) {
+		next := read
+		if large {
+			next = seldom
+		}
+		data, err := next(ctx)
+		if g, ok := data.(guardData); ok {
+			large = len(g.Members) > manyMembers
+		}
+		return data, err
+	}
 }
 
 // reader returns a function that reads a guard, and the part of the query that chooses the members

@@ -18,8 +18,8 @@ import (
 
 const (
 	roomsPage = 50
-	// brokersInterval is how often an open page reads the brokers: they come with the stats of the
-	// whole system.
+	// brokersInterval is how often pages read the brokers: they come with the stats of the whole
+	// system.
 	brokersInterval = 5 * time.Second
 )
 
@@ -27,6 +27,7 @@ const (
 type roomPages struct {
 	rooms   httpapi.Rooms
 	backend httpapi.Backend // it knows the brokers
+	brokers *kept[[]api.StageStatus]
 	paces   *paces
 	local   bool // there are no API keys: only loopback may see events
 }
@@ -82,20 +83,15 @@ func (p roomPages) openList(_ context.Context, arg string) (func(context.Context
 	return p.listReader(cursor), nil
 }
 
-// listReader returns a function that reads a page of events, and the brokers less often.
 func (p roomPages) listReader(cursor string) func(context.Context) (any, error) {
-	var brokers []api.StageStatus
-	var readAt time.Time
 	return func(ctx context.Context) (any, error) {
 		l, err := p.rooms.Events(ctx, cursor, roomsPage)
 		if err != nil {
 			return nil, err
 		}
-		if time.Since(readAt) >= brokersInterval {
-			if brokers, err = p.brokers(ctx); err != nil {
-				return nil, err
-			}
-			readAt = time.Now()
+		brokers, err := p.brokers.get("", func() ([]api.StageStatus, error) { return p.readBrokers(ctx) })
+		if err != nil {
+			return nil, err
 		}
 		d := roomsData{Brokers: brokers, Next: nextPage(root+"/rooms", nil, l.Cursor), First: cursor == ""}
 		for _, e := range l.Events {
@@ -105,8 +101,8 @@ func (p roomPages) listReader(cursor string) func(context.Context) (any, error) 
 	}
 }
 
-// brokers returns the live brokers.
-func (p roomPages) brokers(ctx context.Context) (all []api.StageStatus, err error) {
+// readBrokers returns the live brokers.
+func (p roomPages) readBrokers(ctx context.Context) (all []api.StageStatus, err error) {
 	s, err := p.backend.Stats(ctx)
 	if err != nil {
 		return nil, err

@@ -128,6 +128,7 @@ func TestRooms(t *testing.T) {
 	require.Contains(t, next.text, "There are no further events.")
 	require.Equal(t, "rooms:0-2", attribute(next.all("body")[0], "data-topic"))
 	require.Equal(t, []string{"events  50", "events 0-2 50"}, w.rooms.calls)
+	w = as(t, reader)
 	w.withBroker()
 	d = w.page("/ui/rooms")
 	require.Contains(t, d.text, "00c0ffee running 2,345 1.5 s 2026-01-02 03:04:05 UTC")
