@@ -32,7 +32,7 @@ func newBenchConsole(r *Root, set *variables) *cobra.Command {
 	}.command(r, set)
 	f := cmd.Flags()
 	f.IntVar(&o.Groups, "groups", 100_000, "groups, each with a tenant of its own, of the part lists")
-	f.IntVar(&o.Jobs, "jobs", 1_000_000, "jobs of the group of the part group, and of each round of the part throughput")
+	f.IntVar(&o.Jobs, "jobs", 1_000_000, "jobs of the large group, and of each round of the part throughput")
 	f.IntVar(&o.Viewers, "viewers", 500, "viewers of one page, in the part viewers")
 	f.IntVar(&o.Few, "few-viewers", 50, "viewers of the running group, in the part throughput")
 	f.IntVar(&o.Rounds, "rounds", 3, "rounds with and without viewers, in the part throughput")
