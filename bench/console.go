@@ -340,4 +340,3 @@ func (v *viewed) measureChanges(ctx context.Context) (Quantiles, error) {
 	})
 	return quantilesOf(times), errors.Join(err, failed)
 }
-

@@ -68,7 +68,7 @@ func openConsoleOn(t *testing.T, url, processURL, prefix string, env map[string]
 // reader opens a tab in a new profile.
 func (c *console) reader() *tab {
 	c.t.Helper()
-	return openTab(c.t, chromium, []string{host(c.url)}, chromedp.WithNewBrowserContext())
+	return openTab(chromium, c.t, []string{host(c.url)}, chromedp.WithNewBrowserContext())
 }
 
 // open visits a page of the console, such as "/groups".

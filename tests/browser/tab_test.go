@@ -54,12 +54,12 @@ func (r *room) newTab(b *tab) *tab {
 
 func (r *room) tab(parent context.Context, options ...chromedp.ContextOption) *tab {
 	r.t.Helper()
-	return openTab(r.t, parent, []string{host(r.broker), host(r.shop)}, options...)
+	return openTab(parent, r.t, []string{host(r.broker), host(r.shop)}, options...)
 }
 
 // openTab opens a tab whose pages may send requests to these hosts. When the test ends, it requires
 // that the pages have done nothing that they must not do.
-func openTab(t *testing.T, parent context.Context, hosts []string, options ...chromedp.ContextOption) *tab {
+func openTab(parent context.Context, t *testing.T, hosts []string, options ...chromedp.ContextOption) *tab {
 	t.Helper()
 	ctx, closeTab := chromedp.NewContext(parent, options...)
 	b := &tab{t: t, ctx: ctx, hosts: hosts}
