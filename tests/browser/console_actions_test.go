@@ -145,7 +145,17 @@ func locked(t *testing.T) (c *console, secret string) {
 	var key api.NewKey
 	require.NoError(t, json.Unmarshal([]byte(p.Stdout()), &key))
 	c.api = client.NewAPI(c.url, client.WithAPIKey(key.Secret))
+	c.knows(key.Secret)
 	return c, key.Secret
+}
+
+// knows waits until the process knows a new key, which takes up to a second.
+func (c *console) knows(secret string) {
+	c.t.Helper()
+	require.Eventually(c.t, func() bool {
+		_, err := client.NewAPI(c.url, client.WithAPIKey(secret)).Stats(c.t.Context())
+		return err == nil
+	}, patience, 20*time.Millisecond)
 }
 
 func (c *console) logIn(b *tab, secret string) {
@@ -178,10 +188,7 @@ func TestConsoleLogin(t *testing.T) {
 	// A revoked key ends the session of an open page.
 	reader, err := c.api.CreateKey(t.Context(), api.KeyRequest{Role: "reader"})
 	require.NoError(t, err)
-	require.Eventually(t, func() bool {
-		_, err := client.NewAPI(c.url, client.WithAPIKey(reader.Secret)).Stats(t.Context())
-		return err == nil
-	}, patience, 20*time.Millisecond, "a process knows new keys after a second")
+	c.knows(reader.Secret)
 	c.logIn(b, reader.Secret)
 	b.until("document.querySelector('h1').textContent === 'Overview'")
 	c.open(b, "/submit")
