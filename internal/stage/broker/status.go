@@ -31,7 +31,7 @@ func (b lifeSigns) keepStatus(ctx context.Context) error {
 		// Without its last status, Redis has lost its data, and maybe the places of this broker's
 		// users.
 		known, err := presence.PublishBroker(ctx, b.Conn, b.Space, api.StageStatus{
-			ID: b.instance, Role: "broker", Running: !b.draining.Load(), SeenAt: time.Now(),
+			ID: b.instance, Version: b.Version, Role: "broker", Running: !b.draining.Load(), SeenAt: time.Now(),
 		})
 		switch {
 		case err == nil:
