@@ -38,6 +38,7 @@ type Options struct {
 	Backend  httpapi.Backend
 	Activity httpapi.Activity   // nil: actions are not recorded
 	Keys     httpapi.Keys       // nil: nobody logs in, and everyone may do everything
+	KeyStore httpapi.KeyStore   // the keys that admins manage; nil: none
 	Sessions Sessions           // needed with Keys
 	Proxies  clientaddr.Proxies // in front of the console
 	Decoder  messages.Decoder
@@ -45,6 +46,7 @@ type Options struct {
 	Log      *slog.Logger // nil: nothing is logged
 	Secure   bool         // browsers reach the console over https alone
 	TLS      bool         // this process ends TLS
+	NoAPI    bool         // the console's address does not serve the API
 	// Closing ends when the server stops. nil: event streams end only with their clients.
 	Closing context.Context //nolint:containedctx // the server's, not a call's
 }
@@ -73,6 +75,9 @@ func New(o Options) *Console {
 	store := o.Backend
 	if o.Activity != nil {
 		o.Backend = httpapi.Recorded(o.Backend, o.Activity)
+		if o.KeyStore != nil {
+			o.KeyStore = httpapi.RecordedKeys(o.KeyStore, o.Activity)
+		}
 	}
 	c := &Console{Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now}
 	c.pages = c.allPages()
@@ -141,6 +146,9 @@ type action struct {
 	scope auth.Scope // what its users must be allowed to do
 	file  bool       // the form may have a file, which do reads as it arrives
 	do    func(ctx context.Context, r *http.Request) (to string, err error)
+	// show stands in place of do if the answer is a page that is there only once, such as one with
+	// a secret.
+	show func(ctx context.Context, r *http.Request) (view, error)
 }
 
 // allPages is the table of pages. The navigation has them in this order.
@@ -158,6 +166,11 @@ func (c *Console) allPages() []page {
 		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
 		{path: "/dead-letters", nav: "Dead letters", scope: auth.Read, view: letters.deadLetters},
 		{path: "/rejected", nav: "Rejected", scope: auth.ReadSystem, view: letters.rejected},
+		{path: "/workers", nav: "Workers", scope: auth.ReadMetrics, view: workersPage{c.Backend}.view},
+		{path: "/audit", nav: "Audit", scope: auth.ReadSystem, view: auditPage{c.Backend}.view},
+		{path: "/activity", nav: "Activity", scope: auth.System, view: activityPage{c.Activity}.view},
+		{path: "/keys", nav: "Keys", scope: auth.System, view: keysPage{c}.list},
+		{path: "/api", nav: "API", scope: open, view: referencePage{c}.view},
 		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
 	}
 }
@@ -172,6 +185,8 @@ func (c *Console) allActions() []action {
 		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: pauseTenant(c.Backend.PauseTenant, "tenant-paused")},
 		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: pauseTenant(c.Backend.ResumeTenant, "tenant-resumed")},
 		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
+		{path: "/keys", scope: auth.System, show: keysPage{c}.create},
+		{path: "/keys/{id}/revoke", scope: auth.System, do: keysPage{c}.revoke},
 		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
 	}
 	for name := range groups.commands() {
@@ -247,8 +262,8 @@ type redirectError string
 
 func (e redirectError) Error() string { return "redirect to " + string(e) }
 
-// serveAction carries out an action, and sends the browser to the page that shows its effect. An
-// action that has begun goes on when the browser leaves.
+// serveAction carries out an action, and sends the browser to the page that shows its effect, or
+// shows a page that is there only once. An action that has begun goes on when the browser leaves.
 func (c *Console) serveAction(a action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		p, _ := auth.From(r.Context())
@@ -274,12 +289,22 @@ func (c *Console) serveAction(a action) http.HandlerFunc {
 			ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
 			defer cancel()
 		}
-		to, err := a.do(ctx, r.WithContext(ctx))
-		if err != nil {
-			c.fail(w, r, err)
-			return
+		var to string
+		var once view
+		var err error
+		if a.show != nil {
+			once, err = a.show(ctx, r.WithContext(ctx))
+		} else {
+			to, err = a.do(ctx, r.WithContext(ctx))
 		}
-		http.Redirect(w, r, to, http.StatusSeeOther)
+		switch {
+		case err != nil:
+			c.fail(w, r, err)
+		case a.show != nil:
+			c.render(w, r, http.StatusOK, once, time.Time{})
+		default:
+			http.Redirect(w, r, to, http.StatusSeeOther)
+		}
 	}
 }
 

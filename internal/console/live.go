@@ -43,6 +43,8 @@ func (c *Console) topics() map[string]topic {
 		"overview": {scope: open, page: "overview", open: overviewPage{c.Backend}.open},
 		"groups":   {scope: auth.Read, page: "groups", open: groups.openList},
 		"group":    {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
+		"workers":  {scope: auth.ReadMetrics, page: "workers", open: workersPage{c.Backend}.open},
+		"audit":    {scope: auth.ReadSystem, page: "audit", open: auditPage{c.Backend}.open},
 	}
 }
 
