@@ -224,6 +224,7 @@ type TypeStats struct {
 // run a job, Idle do not. CurrentJobs has the ids of up to 20 of these jobs.
 type WorkerStatus struct {
 	ID           string    `json:"id"`
+	Version      string    `json:"version,omitempty"` // of the program; absent: it does not report one
 	Types        []string  `json:"types"`
 	Workers      int       `json:"workers"`
 	Active       int       `json:"active"`
@@ -247,6 +248,7 @@ type PoolSize struct {
 // that it has shown last.
 type StageStatus struct {
 	ID      string           `json:"id"`
+	Version string           `json:"version,omitempty"` // as in WorkerStatus
 	Role    string           `json:"role"`
 	Running bool             `json:"running"`
 	Counts  map[string]int64 `json:"counts"`

@@ -39,6 +39,7 @@ type Options struct {
 	Rooms    httpapi.Rooms      // nil: there are no pages of the waiting room
 	Activity httpapi.Activity   // nil: actions are not recorded
 	Keys     httpapi.Keys       // nil: nobody logs in, and everyone may do everything
+	KeyStore httpapi.KeyStore   // the keys that admins manage; nil: none
 	Sessions Sessions           // needed with Keys
 	Proxies  clientaddr.Proxies // in front of the console
 	Decoder  messages.Decoder
@@ -49,6 +50,7 @@ type Options struct {
 	// TraceURL is the URL of traces, in which {trace_id}, {group} and {ordinal} are replaced.
 	// "": pages have no links to traces.
 	TraceURL string
+	NoAPI    bool // the console's address does not serve the API
 	// Closing ends when the server stops. nil: event streams end only with their clients.
 	Closing context.Context //nolint:containedctx // the server's, not a call's
 }
@@ -82,6 +84,9 @@ func New(o Options) *Console {
 		o.Backend = httpapi.Recorded(o.Backend, o.Activity)
 		if o.Rooms != nil {
 			o.Rooms = httpapi.RecordedRooms(o.Rooms, o.Activity)
+		}
+		if o.KeyStore != nil {
+			o.KeyStore = httpapi.RecordedKeys(o.KeyStore, o.Activity)
 		}
 	}
 	c := &Console{
@@ -158,6 +163,9 @@ type action struct {
 	scope auth.Scope // what its users must be allowed to do
 	file  bool       // the form may have a file, which do reads as it arrives
 	do    func(ctx context.Context, r *http.Request) (to string, err error)
+	// show stands in place of do if the answer is a page that is there only once, such as one with
+	// a secret.
+	show func(ctx context.Context, r *http.Request) (view, error)
 }
 
 // allPages is the table of pages. The navigation has them in this order.
@@ -179,6 +187,11 @@ func (c *Console) allPages() []page {
 		{path: "/guards/{name}", scope: auth.ReadSystem, view: guards.guard},
 		{path: "/rooms", nav: "Rooms", scope: auth.ReadSystem, view: c.rooms.list},
 		{path: "/rooms/{event}", scope: auth.ReadSystem, view: c.rooms.room},
+		{path: "/workers", nav: "Workers", scope: auth.ReadMetrics, view: workersPage{c.Backend}.view},
+		{path: "/audit", nav: "Audit", scope: auth.ReadSystem, view: auditPage{c.Backend}.view},
+		{path: "/activity", nav: "Activity", scope: auth.System, view: activityPage{c.Activity}.view},
+		{path: "/keys", nav: "Keys", scope: auth.System, view: keysPage{c}.list},
+		{path: "/api", nav: "API", scope: open, view: referencePage{c}.view},
 		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
 	}
 	if c.Rooms == nil {
@@ -198,6 +211,8 @@ func (c *Console) allActions() []action {
 		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: pauseTenant(c.Backend.ResumeTenant, "tenant-resumed")},
 		{path: "/guards/{name}/members/{id}", scope: auth.System, do: guardPages{c.Backend}.control},
 		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
+		{path: "/keys", scope: auth.System, show: keysPage{c}.create},
+		{path: "/keys/{id}/revoke", scope: auth.System, do: keysPage{c}.revoke},
 		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
 	}
 	if c.Rooms != nil {
@@ -278,8 +293,8 @@ type redirectError string
 
 func (e redirectError) Error() string { return "redirect to " + string(e) }
 
-// serveAction carries out an action, and sends the browser to the page that shows its effect. An
-// action that has begun goes on when the browser leaves.
+// serveAction carries out an action, and sends the browser to the page that shows its effect, or
+// shows a page that is there only once. An action that has begun goes on when the browser leaves.
 func (c *Console) serveAction(a action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		p, _ := auth.From(r.Context())
@@ -305,12 +320,22 @@ func (c *Console) serveAction(a action) http.HandlerFunc {
 			ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
 			defer cancel()
 		}
-		to, err := a.do(ctx, r.WithContext(ctx))
-		if err != nil {
-			c.fail(w, r, err)
-			return
+		var to string
+		var once view
+		var err error
+		if a.show != nil {
+			once, err = a.show(ctx, r.WithContext(ctx))
+		} else {
+			to, err = a.do(ctx, r.WithContext(ctx))
 		}
-		http.Redirect(w, r, to, http.StatusSeeOther)
+		switch {
+		case err != nil:
+			c.fail(w, r, err)
+		case a.show != nil:
+			c.render(w, r, http.StatusOK, once, time.Time{})
+		default:
+			http.Redirect(w, r, to, http.StatusSeeOther)
+		}
 	}
 }
 

@@ -43,6 +43,7 @@ type fakeBackend struct {
 	reads   int
 	queries []httpapi.ListQuery
 	refuse  error // of Append
+	sound   bool  // the audit finds no violation
 	// afterPage is called after the first page of failed jobs was read. nil: nothing is.
 	afterPage func()
 	mapReads  int
@@ -211,6 +212,8 @@ func (f *fakeBackend) Append(_ context.Context, group string, jobs []messages.Jo
 type fakeLog struct {
 	mu      sync.Mutex
 	entries []api.Activity
+	queries []activity.Query
+	empty   bool // it has nothing to read
 }
 
 func (l *fakeLog) Do(ctx context.Context, e api.Activity, do func(context.Context) error) error {
@@ -218,10 +221,6 @@ func (l *fakeLog) Do(ctx context.Context, e api.Activity, do func(context.Contex
 	l.entries = append(l.entries, e)
 	l.mu.Unlock()
 	return do(ctx)
-}
-
-func (l *fakeLog) Read(context.Context, activity.Query) (api.ActivityList, error) {
-	return api.ActivityList{}, nil
 }
 
 // fakeKeys knows keys by their tokens.
@@ -313,24 +312,25 @@ type world struct {
 	log      *fakeLog
 	keys     *fakeKeys
 	sessions *fakeSessions
+	keyStore *fakeKeyStore
 	console  *Console
 	cookie   string
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}}
-	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	w := &world{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, keyStore: newKeyStore()}
+	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, KeyStore: w.keyStore, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	return w
 }
 
 // as returns a console with a login, and somebody who has logged in.
 func as(t *testing.T, who auth.Principal) *world {
-	w := &world{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, sessions: &fakeSessions{all: map[string]auth.Principal{}}}
+	w := &world{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, sessions: &fakeSessions{all: map[string]auth.Principal{}}, keyStore: newKeyStore()}
 	w.keys = &fakeKeys{keys: map[string]auth.Principal{}}
 	for _, p := range []auth.Principal{admin, operator, reader, acme, globex, metrics, service} {
 		w.keys.keys[p.KeyID] = p
 	}
-	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, Keys: w.keys, Sessions: w.sessions, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, Keys: w.keys, KeyStore: w.keyStore, Sessions: w.sessions, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if who.KeyID != "" {
 		w.cookie, _ = w.sessions.Create(t.Context(), who)
 	}
@@ -339,7 +339,10 @@ func as(t *testing.T, who auth.Principal) *world {
 
 func (w *world) do(r *http.Request) *httptest.ResponseRecorder {
 	w.Helper()
-	r.RemoteAddr, r.Host = "127.0.0.1:1234", "127.0.0.1:8080"
+	r.RemoteAddr = "127.0.0.1:1234"
+	if r.Host == "example.com" { // the default of httptest; the pages of rooms are for this host
+		r.Host = "localhost"
+	}
 	if w.cookie != "" {
 		r.AddCookie(&http.Cookie{Name: "bulkaction", Value: w.cookie})
 	}

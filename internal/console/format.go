@@ -184,6 +184,7 @@ var notices = map[string]string{
 	"retry":          "The failed jobs run again.",
 	"seal":           "The group is sealed: it gets no more jobs.",
 	"submitted":      "The group was submitted. This page follows it.",
+	"key-revoked":    "The key is revoked: all processes refuse it within ten seconds.",
 	"tenant-changed": "The settings of the tenant are changed.",
 	"tenant-paused":  "The tenant is paused: none of its jobs starts any more.",
 	"tenant-resumed": "The tenant goes on.",
@@ -238,6 +239,18 @@ func idOf(q url.Values, name string) (string, error) {
 		return "", invalid(name, "must %s", api.IDRule)
 	}
 	return id, nil
+}
+
+// dayOf returns an optional day in the query of a list, the zero time if there is none.
+func dayOf(q url.Values, name string) (day time.Time, err error) {
+	text := q.Get(name)
+	if text == "" {
+		return day, nil
+	}
+	if day, err = time.Parse(time.DateOnly, text); err != nil || day.UnixMilli() < 0 {
+		return day, invalid(name, "must be a day such as 2026-01-02, from 1970 on")
+	}
+	return day, nil
 }
 
 // nextPage returns the path of the next page of a list, "" if there is none.

@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
@@ -83,10 +82,8 @@ func (p groupPages) readList(q url.Values) (
 		}
 		query.Paused = &yes
 	}
-	if since != "" {
-		if query.Since, err = time.Parse(time.DateOnly, since); err != nil || query.Since.UnixMilli() < 0 {
-			return nil, nil, invalid("since", "must be a day such as 2026-01-02, from 1970 on")
-		}
+	if query.Since, err = dayOf(q, "since"); err != nil {
+		return nil, nil, err
 	}
 	if query.Cursor, err = cursorOf(q); err != nil {
 		return nil, nil, err

@@ -54,6 +54,8 @@ func (c *Console) topics() map[string]topic {
 		"rejected":     {scope: auth.ReadSystem, page: "rejected", many: true, open: letters.openRejected},
 		"guards":       {scope: auth.ReadSystem, page: "guards", open: guards.openList},
 		"guard":        {scope: auth.ReadSystem, page: "guard", many: true, open: guards.openGuard},
+		"workers":      {scope: auth.ReadMetrics, page: "workers", open: workersPage{c.Backend}.open},
+		"audit":        {scope: auth.ReadSystem, page: "audit", open: auditPage{c.Backend}.open},
 	}
 	if c.Rooms != nil {
 		all["rooms"] = topic{scope: auth.ReadSystem, page: "rooms", open: c.rooms.openList, check: c.rooms.check}

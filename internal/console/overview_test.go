@@ -36,10 +36,6 @@ func (f *fakeBackend) History(_ context.Context, minutes int) (h api.History, er
 	return h, err
 }
 
-func (f *fakeBackend) Audit(context.Context) (api.AuditState, error) {
-	return api.AuditState{OK: true, Partitions: []api.AuditedPartition{{Leader: "w", LookedAt: &created}}}, f.call("audit")
-}
-
 // BusiestTenants has more than enough tenants. The second one borrows permits, the third has no
 // limit.
 func (f *fakeBackend) BusiestTenants(ctx context.Context, limit int) (l api.TenantList, err error) {
@@ -80,6 +76,7 @@ func (f *fakeBackend) callsOf(word string) (found []string) {
 func TestOverviewOfTheLastHours(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	w.backend.sound = true
 	d := w.page("/ui/")
 	for _, want := range []string{
 		"Accepted per second 1,234", "Ended per second 32.5", "Dead letters 1,234 50/h", "Audit ok",

@@ -117,7 +117,7 @@ func (p tenantPages) tenant(r *http.Request) (view, error) {
 	if data.Groups, err = p.groups(r.Context(), id); err != nil {
 		return view{}, err
 	}
-	data.Fields = fieldsOf(data.Tenant)
+	data.Fields = formOf(data.Tenant)
 	who, _ := auth.From(r.Context())
 	if q := r.URL.Query(); q.Has("preview") && who.May(auth.Tenants) {
 		patch, fields, err := patchOf(q)
@@ -168,8 +168,8 @@ func (p tenantPages) groups(ctx context.Context, id string) ([]api.Group, error)
 	return l.Groups, err
 }
 
-// fieldsOf returns the values of the form with a tenant's settings.
-func fieldsOf(t api.Tenant) map[string]string {
+// formOf returns the values of the form with a tenant's settings.
+func formOf(t api.Tenant) map[string]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 	fields := map[string]string{"rps": "", "weight": number(t.Weight), "base_priority": ""}
 	if t.RPS != nil {

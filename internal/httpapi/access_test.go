@@ -55,6 +55,17 @@ func TestRouteWithoutScopeOrObjectPanics(t *testing.T) {
 	}
 }
 
+// Scopes has the calls that need a key, also those that only some servers have.
+func TestScopes(t *testing.T) {
+	want := map[string]auth.Scope{}
+	for _, rt := range Routes() {
+		if rt.Scope != open {
+			want[rt.Method+" "+rt.Path] = rt.Scope
+		}
+	}
+	require.Equal(t, want, Scopes())
+}
+
 func TestAnswersToKeys(t *testing.T) {
 	k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Reader, Tenant: "acme"}}
 	h := New(keyOptions(newFakeBackend().withGroup("g"), k))

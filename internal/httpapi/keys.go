@@ -32,6 +32,10 @@ type recordedKeys struct {
 	log Activity
 }
 
+// RecordedKeys returns a KeyStore that stores each change of s in the activity log before it
+// carries it out.
+func RecordedKeys(s KeyStore, log Activity) KeyStore { return recordedKeys{s, log} }
+
 func (k recordedKeys) Create(ctx context.Context, r apikey.Request) (created apikey.NewKey, err error) {
 	err = k.log.Do(ctx, entry("key.create", cmp.Or(r.Name, string(r.Role)), nil, r.Asked()),
 		func(ctx context.Context) (err error) {
@@ -64,19 +68,7 @@ func (s keyCalls) routes() []route {
 var errNoKeys = newProblem(api.Conflict,
 	"this API asks for no keys (BULKACTION_AUTH=off), so it does not manage them; `bulkaction key` does, in Redis")
 
-// keyError returns an error of package apikey as one of package api.
-func keyError(err error) error {
-	switch {
-	case errors.Is(err, apikey.ErrNoKey):
-		return newProblem(api.NotFound, err.Error())
-	case errors.Is(err, apikey.ErrFull):
-		return newProblem(api.Conflict, err.Error())
-	}
-	return err
-}
-
-// list answers with a page of the keys in Redis. The cursor is the id of the last key of the
-// page before, behind its time.
+// list answers with a page of the keys in Redis.
 func (s keyCalls) list(r *http.Request) (api.KeyList, error) {
 	list := api.KeyList{Keys: []api.Key{}}
 	if s.keyStore == nil {
@@ -86,14 +78,21 @@ func (s keyCalls) list(r *http.Request) (api.KeyList, error) {
 	if err != nil {
 		return list, err
 	}
+	all, _, err := s.keyStore.List(r.Context())
+	if err != nil {
+		return list, err
+	}
+	return KeyPage(all, cursor, limit)
+}
+
+// KeyPage returns a page of the keys that KeyStore.List has returned. The cursor is the id of the
+// last key of the page before, behind its time.
+func KeyPage(all []apikey.Record, cursor string, limit int) (api.KeyList, error) {
+	list := api.KeyList{Keys: []api.Key{}}
 	after, id, ok := strings.Cut(cursor, ",")
 	from, err := time.Parse(time.RFC3339Nano, after)
 	if cursor != "" && (!ok || err != nil) {
 		return list, invalidField("cursor", "must be the cursor of an earlier page")
-	}
-	all, _, err := s.keyStore.List(r.Context())
-	if err != nil {
-		return list, keyError(err)
 	}
 	if cursor != "" {
 		all = slices.DeleteFunc(all, func(k apikey.Record) bool {
@@ -148,7 +147,7 @@ func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err != nil {
-		return keyError(err)
+		return err
 	}
 	writeJSON(w, http.StatusCreated, jsonType, api.NewKey{Secret: created.Token, Key: keyView(created.Record)})
 	return nil
@@ -169,6 +168,11 @@ func decodeKeyRequest(body []byte) (apikey.Request, error) {
 	if err := d.Decode(new(json.RawMessage)); !errors.Is(err, io.EOF) {
 		return apikey.Request{}, malformedJSON("must be one JSON object")
 	}
+	return KeyRequestOf(asked)
+}
+
+// KeyRequestOf checks the fields of a new key, as POST /v1/keys does.
+func KeyRequestOf(asked api.KeyRequest) (apikey.Request, error) {
 	if s := asked.ExpiresInSeconds; s < 0 || s > maxKeySeconds {
 		return apikey.Request{}, invalidField("expires_in_seconds", "must be from 60 to 315360000, or 0 for never")
 	}
@@ -194,5 +198,5 @@ func (s keyCalls) revoke(ctx context.Context, id string) (api.KeyRevoked, error)
 		return api.KeyRevoked{}, errNoKeys
 	}
 	err := s.write(ctx, func(ctx context.Context) error { return s.keyStore.Revoke(ctx, id) })
-	return api.KeyRevoked{ID: id, Revoked: true}, keyError(err)
+	return api.KeyRevoked{ID: id, Revoked: true}, err
 }

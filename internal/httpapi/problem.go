@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth/apikey"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
@@ -88,8 +89,10 @@ func problemOf(err error) (p *problemError, known bool) {
 				Field:   tooLarge.Field,
 				Problem: fmt.Sprintf("is %d bytes; at most %d are accepted", tooLarge.Size, tooLarge.Limit),
 			})
-	case errors.Is(err, api.ErrNotFound):
+	case errors.Is(err, api.ErrNotFound), errors.Is(err, apikey.ErrNoKey):
 		p = newProblem(api.NotFound, err.Error())
+	case errors.Is(err, apikey.ErrFull):
+		p = newProblem(api.Conflict, err.Error())
 	case errors.Is(err, api.ErrTenant):
 		p = newProblem(api.WrongTenant, api.ErrTenant.Error())
 	case errors.Is(err, api.ErrNotAllowed):

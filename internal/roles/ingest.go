@@ -75,7 +75,6 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			TLS:            tlsConfig,
 			MaxConnections: c.MaxConnections,
 			DrainDelay:     c.DrainDelay,
-			Version:        app.Version(),
 			Lease:          p.Config.Worker.Lease,
 			Grace:          p.Config.Worker.ShutdownGracePeriod,
 			Guards:         b.Guards,

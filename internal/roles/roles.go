@@ -54,7 +54,7 @@ type BasedRole func(context.Context, *app.Process, Base) error
 
 // of returns what the role of p gets.
 func (b Base) of(p *app.Process) stage.Process {
-	return stage.Process{ID: p.Instance, Conn: b.Conn, Space: b.Space, Tel: p.Tel}
+	return stage.Process{ID: p.Instance, Version: app.Version(), Conn: b.Conn, Space: b.Space, Tel: p.Tel}
 }
 
 // fewPartitions is a number of partitions below which a Cluster's masters get unequal numbers of

@@ -17,10 +17,11 @@ import (
 type Process struct {
 	// ID names the process's consumers, leader leases and heartbeat. It is unique to each start of
 	// a process.
-	ID    string
-	Conn  *redisx.Conn
-	Space keyspace.Space
-	Tel   *telemetry.Telemetry
+	ID      string
+	Version string // of the program
+	Conn    *redisx.Conn
+	Space   keyspace.Space
+	Tel     *telemetry.Telemetry
 }
 
 // Runner runs the loops of a role. The role adds its loops with the methods below, and then calls
@@ -67,7 +68,9 @@ func (r *Runner) Every(name string, interval time.Duration, f func(context.Conte
 func (r *Runner) Report(status func() api.StageStatus) {
 	p := r.process
 	r.Every("status", presence.Interval, func(ctx context.Context) error {
-		return presence.PublishStage(ctx, p.Conn, p.Space, status())
+		s := status()
+		s.Version = p.Version
+		return presence.PublishStage(ctx, p.Conn, p.Space, s)
 	})
 	r.OnStop(func(ctx context.Context) { presence.Withdraw(ctx, p.Conn, p.Space, p.ID) })
 }

@@ -162,3 +162,29 @@ func TestOutage(t *testing.T) {
 	_, err = w.store.Find(t.Context(), token, true)
 	require.ErrorIs(t, err, session.ErrUnavailable)
 }
+
+// A form counts as sent for the first time in one process, once.
+func TestOnce(t *testing.T) {
+	both(t, func(w *world) {
+		first, err := w.store.Once(w.Context(), "a")
+		require.NoError(w, err)
+		require.True(w, first)
+		for _, s := range []*session.Store{w.store, w.process()} {
+			again, err := s.Once(w.Context(), "a")
+			require.NoError(w, err)
+			require.False(w, again)
+		}
+		other, err := w.store.Once(w.Context(), "b")
+		require.NoError(w, err)
+		require.True(w, other)
+		keys, err := w.redis.Keys(w.Context(), w.prefix+"*").Result()
+		require.NoError(w, err)
+		require.Len(w, keys, 2)
+		for _, key := range keys {
+			ttl, err := w.redis.TTL(w.Context(), key).Result()
+			require.NoError(w, err)
+			require.Positive(w, ttl)
+			require.LessOrEqual(w, ttl, session.Idle)
+		}
+	})
+}

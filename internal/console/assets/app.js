@@ -246,9 +246,10 @@ document.addEventListener("submit", (event) => {
 // Copying, and the number of ticked rows.
 
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy]");
+  const button = event.target.closest(".copy");
   if (button) {
-    await navigator.clipboard.writeText(button.dataset.copy);
+    const from = button.dataset.copyFrom; // of a text that must not be in the page twice
+    await navigator.clipboard.writeText(from ? document.getElementById(from).textContent : button.dataset.copy);
     const label = button.textContent;
     button.textContent = "Copied";
     setTimeout(() => { button.textContent = label; }, 1500);

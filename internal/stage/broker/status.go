@@ -31,7 +31,7 @@ func (b lifeSigns) keepStatus(ctx context.Context) error {
 		// Without its last status, Redis has lost its data, and maybe the places of this broker's
 		// users.
 		known, err := presence.PublishBroker(ctx, b.Conn, b.Space, api.StageStatus{
-			ID: b.instance, Role: api.RoleBroker, Running: !b.draining.Load(), SeenAt: time.Now(),
+			ID: b.instance, Version: b.Version, Role: api.RoleBroker, Running: !b.draining.Load(), SeenAt: time.Now(),
 			Counts: map[string]int64{"streams": int64(b.conns.len()), "position_age_ms": b.positionAge.Load()},
 		})
 		switch {

@@ -33,7 +33,6 @@ import (
 // Config configures the role.
 type Config struct {
 	APIAddr string
-	Version string
 	TLS     *tls.Config // of the API; nil: plain HTTP
 	// MaxConnections is how many connections the API has at most; further ones wait. 0: 4,096.
 	MaxConnections int
@@ -173,7 +172,7 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 		Rooms:   in.cfg.Events,
 		Log:     in.Tel.Log,
 		Decoder: in.decoder,
-		Version: in.cfg.Version,
+		Version: in.Version,
 		KeyRPS:  in.cfg.KeyRPS,
 		Proxies: in.cfg.Proxies,
 
@@ -196,6 +195,7 @@ func (in *Ingest) serveAPI(ctx context.Context) error {
 		if in.cfg.Logins != nil {
 			ui.Sessions = in.cfg.Logins
 		}
+		ui.KeyStore, ui.NoAPI = opt.KeyStore, in.cfg.NoAPI
 		opt.UI, opt.OnlyUI = console.New(ui), in.cfg.NoAPI
 	}
 	srv := httpapi.NewServer(in.cfg.APIAddr, opt)

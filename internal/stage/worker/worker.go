@@ -215,7 +215,7 @@ func (w *Worker) Resize(n int) error {
 func (w *Worker) Status() api.WorkerStatus {
 	size, active := w.slots.sizeAndActive()
 	return api.WorkerStatus{
-		ID: w.ID, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
+		ID: w.ID, Version: w.Version, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
 		CurrentJobs: w.slots.runningIDs(20), ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
 	}
 }

@@ -172,8 +172,41 @@ func (c *Clustered) AwaitWhole() {
 				return fmt.Errorf("%s: %w", node.Addr(), err)
 			}
 		}
-		return nil
+		return c.sameEpochs(ctx)
 	})
+}
+
+// sameEpochs returns an error unless all nodes know the same config epochs of the masters, and no
+// two masters have the same. Masters refuse their votes to a replica that knows an older epoch of
+// its master than they do, and the replica learns nothing more after the master's end.
+func (c *Clustered) sameEpochs(ctx context.Context) error {
+	var first map[string]string // master by epoch
+	for _, node := range c.nodes() {
+		text, err := node.admin.ClusterNodes(ctx).Result()
+		if err != nil {
+			return fmt.Errorf("%s: %w", node.Addr(), err)
+		}
+		masters := map[string]string{}
+		for line := range strings.Lines(text) {
+			// id address flags master ping-sent pong-received config-epoch link-state slots...
+			fields := strings.Fields(line)
+			if len(fields) < 8 || !strings.Contains(fields[2], "master") {
+				continue
+			}
+			id, epoch := fields[0], fields[6]
+			if other := masters[epoch]; other != "" {
+				return fmt.Errorf("%s: masters %s and %s have the same config epoch %s", node.Addr(), id, other, epoch)
+			}
+			masters[epoch] = id
+		}
+		if first == nil {
+			first = masters
+		}
+		if !maps.Equal(first, masters) {
+			return fmt.Errorf("%s knows other config epochs than others: %v, not %v", node.Addr(), masters, first)
+		}
+	}
+	return nil
 }
 
 // MoveSlot moves a hash slot with its keys to another master while clients continue, like

@@ -1,0 +1,97 @@
+package console
+
+import (
+	"bytes"
+	"compress/gzip"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
+)
+
+// The page has each call, each schema and each code of the API, and each of its links leads
+// somewhere.
+func TestReference(t *testing.T) {
+	t.Parallel()
+	w := as(t, admin)
+	answer := w.get("/ui/api")
+	require.Equal(t, http.StatusOK, answer.Code)
+	d := parse(t, answer.Body.String())
+	doc, err := theReference()
+	require.NoError(t, err)
+	calls := 0
+	for _, tag := range doc.Tags {
+		require.NotEmpty(t, tag.Calls, tag.Name)
+		calls += len(tag.Calls)
+		for _, c := range tag.Calls {
+			require.Contains(t, d.text, c.Method+" "+c.Path+" "+c.Summary)
+			require.NotEmpty(t, c.Answers, c.ID)
+			require.NotContains(t, c.sample, "{", c.ID)
+			if c.Scope != "" {
+				require.Contains(t, c.Roles, auth.Admin)
+			}
+			if c.Method == http.MethodPost && c.Body != nil {
+				require.NotEmpty(t, c.Body.Sample)
+			}
+		}
+	}
+	require.Greater(t, calls, 50)
+	require.GreaterOrEqual(t, calls, len(httpapi.Scopes()))
+	for _, code := range api.ProblemCodes() {
+		require.Contains(t, d.text, string(code))
+	}
+	ids := map[string]bool{}
+	for _, n := range d.all("") {
+		ids[attribute(n, "id")] = true
+	}
+	links := 0
+	for _, a := range d.all("a") {
+		if id, ok := strings.CutPrefix(attribute(a, "href"), "#"); ok {
+			require.True(t, ids[id], id)
+			links++
+		}
+	}
+	require.Greater(t, links, 100)
+	for _, want := range []string{
+		"scope submit : the roles admin, producer", "needs no key", "integer, from 1 to 1000, default 50", "list of Key",
+		`curl -X POST -H "Authorization: Bearer $BULKACTION_API_KEY" -H 'Content-Type: application/json' -d '{"role":"admin"}' 'http://localhost/v1/keys'`,
+		`curl 'http://localhost/'`, `'http://localhost/v1/groups/ID/jobs/ORDINAL'`,
+	} {
+		require.Contains(t, d.text, want)
+	}
+
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	_, err = z.Write(answer.Body.Bytes())
+	require.NoError(t, err)
+	require.NoError(t, z.Close())
+	require.LessOrEqual(t, packed.Len(), 40<<10)
+	t.Logf("%d calls, %d bytes, %d packed", calls, answer.Body.Len(), packed.Len())
+}
+
+// The lines with curl have the address under which the browser sees the console.
+func TestReferenceAddress(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	address := func(name string) string {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/api", nil)
+		r.Host = name
+		return parse(t, w.do(r).Body.String()).text
+	}
+	text := address("ops.example.com:8443")
+	require.Contains(t, text, "curl 'http://ops.example.com:8443/v1/stats'")
+	require.NotContains(t, text, "BULKACTION_API_KEY")
+	require.Contains(t, address("[::1]:80"), "curl 'http://[::1]:80/v1/stats'")
+	require.Contains(t, address("a'; rm"), "curl 'http://ADDRESS/v1/stats'")
+	w.console.Secure = true
+	require.Contains(t, address("ops.example.com"), "curl 'https://ops.example.com/v1/stats'")
+	require.NotContains(t, text, "console alone")
+	w.with(func(o *Options) { o.NoAPI = true })
+	require.Contains(t, address("ops.example.com"), "This address serves the console alone")
+}
