@@ -56,7 +56,8 @@ func (d referenceData) Curl(c apiCall) string {
 		line += ` -H "Authorization: Bearer $BULKACTION_API_KEY"`
 	}
 	if c.Body != nil {
-		line += " -H 'Content-Type: " + c.Body.Media[0] + "' -d '" + strings.ReplaceAll(c.Body.Sample, "'", `'\''`) + "'"
+		sample := strings.ReplaceAll(c.Body.Sample, "'", `'\''`)
+		line += " -H 'Content-Type: " + c.Body.Media[0] + "' -d '" + sample + "'"
 	}
 	return line + " '" + d.Address + c.sample + "'"
 }
@@ -167,7 +168,8 @@ func methodOrder(method string) int {
 
 func newCall(method, path string, op *openapi3.Operation, params openapi3.Parameters) apiCall {
 	c := apiCall{
-		ID: op.OperationID, Method: method, Path: path, Summary: op.Summary, Text: proseOf(op.Description), sample: path,
+		ID: op.OperationID, Method: method, Path: path, Summary: op.Summary, Text: proseOf(op.Description),
+		sample: path,
 	}
 	for _, p := range params {
 		p := p.Value

@@ -17,6 +17,7 @@ var (
 	consolePages = []string{
 		"/", "/groups", "/groups?status=FAILED&tenant=nobody", "/tenants", "/dead-letters", "/rejected", "/submit", "/groups/none",
 		"/?minutes=1440", "/tenants?sort=backlog", "/dead-letters?code=NOOP_PERMANENT", "/guards", "/rooms", "/rooms/demo",
+		"/workers", "/audit", "/activity", "/keys", "/api",
 	}
 	filledPages = []string{
 		"/groups/newsletter", "/groups/newsletter/failures", "/groups/newsletter/jobs/7", "/groups/newsletter/jobs/5", "/groups/refused",
