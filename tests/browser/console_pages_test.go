@@ -3,6 +3,7 @@
 package browser
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
@@ -51,9 +52,7 @@ func (b *tab) isSound(axe string) {
 				{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"},
 			},
 		})
-		found, err := chromedp.Run(b.ctx, chromedp.Evaluate[[]string](violations, chromedp.EvalAwaitPromise))
-		require.NoError(b.t, err, where)
-		require.Empty(b.t, found, "%s, %s", where, scheme)
+		require.Empty(b.t, b.violations(), "%s, %s", where, scheme)
 	}
 	for _, width := range []int64{360, 768, 1280} {
 		b.do(chromedp.EmulateViewport(width, 900))
@@ -67,6 +66,16 @@ func (b *tab) isSound(axe string) {
 		most = 6000 // it is a document, and does not change while it is open
 	}
 	require.Less(b.t, eval[int](b, "document.querySelectorAll('*').length"), most, where)
+}
+
+// violations returns what axe-core finds. The page must run scripts.
+func (b *tab) violations() []string {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	found, err := chromedp.Run(ctx, chromedp.Evaluate[[]string](violations, chromedp.EvalAwaitPromise))
+	require.NoError(b.t, err)
+	return found
 }
 
 // cut returns what is wider than the window, and texts whose end the box around them hides.
@@ -129,8 +138,7 @@ func TestConsoleMistakesAreFound(t *testing.T) {
 	eval[bool](b, `document.querySelector("main").insertAdjacentHTML("beforeend", "<img id=bad><p id=pale>pale</p><p id=wide>wide</p>"); true`)
 	eval[bool](b, `pale.style.color = "#ccc"; wide.style.width = "3000px"; true`)
 	eval[bool](b, axeScript(t)+"; true")
-	found, err := chromedp.Run(b.ctx, chromedp.Evaluate[[]string](violations, chromedp.EvalAwaitPromise))
-	require.NoError(t, err)
+	found := b.violations()
 	require.Len(t, found, 2, "%q", found)
 	require.Contains(t, strings.Join(found, "\n"), "image-alt: ")
 	require.Contains(t, strings.Join(found, "\n"), "color-contrast: ")
