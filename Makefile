@@ -21,6 +21,9 @@ PERFFLAGS ?=
 # GUARDSFLAGS are flags of bench-guards.
 GUARDSFLAGS ?=
 
+# CONSOLEFLAGS are flags of bench-console.
+CONSOLEFLAGS ?=
+
 # ROOMFLAGS are flags of bench-room.
 ROOMFLAGS ?= --users 5000 --brokers 3 --events 100
 
@@ -161,6 +164,14 @@ bench-room: deps ## Measure the waiting room (3 minutes); write docs/plots/room.
 	@mkdir -p docs/plots
 	bin/bulkaction bench room $(ROOMFLAGS) --json > docs/plots/room.json.new
 	mv docs/plots/room.json.new docs/plots/room.json
+	go run ./bench/plots docs/plots docs/performance.md
+
+.PHONY: bench-console
+bench-console: deps ## Measure the web console (4 minutes); write docs/plots/console.json and its table; CONSOLEFLAGS='--viewers 200'
+	go build -o bin/ ./cmd/bulkaction
+	@mkdir -p docs/plots
+	bin/bulkaction bench console $(CONSOLEFLAGS) --json > docs/plots/console.json.new
+	mv docs/plots/console.json.new docs/plots/console.json
 	go run ./bench/plots docs/plots docs/performance.md
 
 .PHONY: bench-performance

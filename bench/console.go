@@ -69,6 +69,7 @@ type ConsoleViewers struct {
 	// Redis's commands a second for the viewers of a paused group, those of scripts included
 	CommandsOfOne float64 `json:"redis_commands_per_second_of_one"`
 	CommandsOfAll float64 `json:"redis_commands_per_second_of_all"`
+	CommandsRatio float64 `json:"redis_commands_ratio"` // of all / of one
 	// CPU time of ingest a second, for the viewers of a running group
 	CoreOfOne       float64 `json:"core_of_one"`
 	CoreOfAll       float64 `json:"core_of_all"`

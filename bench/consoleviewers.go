@@ -136,9 +136,11 @@ func measureViewers(ctx context.Context, o ConsoleOptions, out *Console) (*Conso
 		return nil, err
 	}
 	return &ConsoleViewers{
-		Viewers:         o.Viewers,
-		CommandsOfOne:   measure.Round2(paused[1].commands - paused[0].commands),
-		CommandsOfAll:   measure.Round2(paused[2].commands - paused[0].commands),
+		Viewers:       o.Viewers,
+		CommandsOfOne: measure.Round2(paused[1].commands - paused[0].commands),
+		CommandsOfAll: measure.Round2(paused[2].commands - paused[0].commands),
+		CommandsRatio: measure.Ratio(
+			paused[2].commands-paused[0].commands, paused[1].commands-paused[0].commands),
 		CoreOfOne:       measure.Round4(running[1].core - running[0].core),
 		CoreOfAll:       measure.Round4(running[2].core - running[0].core),
 		CoreAfter:       measure.Round4(running[3].core - running[0].core),

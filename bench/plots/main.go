@@ -2,8 +2,8 @@
 //
 //	plots docs/plots docs/flow-control.md …
 //
-// It reads congestion.json, limits.json, fairness.json, performance.json, guards.json and
-// room.json, writes SVG pictures into the same folder, and writes measured values beside the goals
+// It reads congestion.json, limits.json, fairness.json, performance.json, guards.json,
+// room.json and console.json, writes SVG pictures into the same folder, and writes measured values beside the goals
 // in the documents. It leaves out the pictures and figures of a file or part that is missing.
 package main
 
@@ -36,12 +36,12 @@ func run(dir string, documents ...string) error {
 	results := map[string]any{} // the documents by name, for the tables of goals
 	for name, into := range map[string]any{
 		"congestion": &congestion, "limits": &limits, "fairness": &fairness, "performance": nil,
-		"guards": nil, "room": nil,
+		"guards": nil, "room": nil, "console": nil,
 	} {
 		b, err := os.ReadFile(filepath.Join(dir, name+".json"))
 		if errors.Is(err, fs.ErrNotExist) {
 			fmt.Fprintf(os.Stderr, "plots: there is no %s.json: one of make bench-flow, bench-performance, "+
-				"bench-guards and bench-room measures it\n", name)
+				"bench-guards, bench-room and bench-console measures it\n", name)
 			continue
 		}
 		if err != nil {
