@@ -50,7 +50,7 @@ func (c *console) show() {
 		})})
 		c.wait(id)
 	}
-	c.submit(client.Submission{ID: "invoices", Tenant: "hooli", Seal: true, Priority: "high", Jobs: jobs(2000, sleeps)})
+	c.submit(client.Submission{ID: "invoices", Tenant: "hooli", Seal: true, Priority: "high", Jobs: jobs(2000, func(int) string { return `{"sleep_ms": 20}` })})
 	_, err := c.api.Pause(ctx, "invoices")
 	require.NoError(c.t, err)
 	c.guards()
