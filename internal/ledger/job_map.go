@@ -16,7 +16,10 @@ import (
 func ReadJobMap(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, buckets int64,
 ) (m api.JobMap, err error) {
-	const piece = 64 << 10 // bytes
+	const (
+		piece    = 64 << 10 // bytes
+		together = 8        // pieces of a round trip, each of which waits for the scripts of other clients
+	)
 	size, err := c.StrLen(ctx, p.States(group)).Result()
 	if err != nil {
 		return m, fmt.Errorf("read length of the states of group %s: %w", group, err)
@@ -28,20 +31,30 @@ func ReadJobMap(
 		m.Buckets[i].From, m.Buckets[i].To = i*m.Jobs/n, (i+1)*m.Jobs/n-1
 	}
 	at, end := 0, m.Jobs*StateBytes
-	for from := int64(0); from < end; from += piece {
-		last := min(from+piece, end) - 1
-		states, err := c.GetRange(ctx, p.States(group), from, last).Result()
+	for from := int64(0); from < end; {
+		var pieces []*redis.StringCmd
+		next := from
+		_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for ; next < end && len(pieces) < together; next += piece {
+				pieces = append(pieces, pipe.GetRange(ctx, p.States(group), next, min(next+piece, end)-1))
+			}
+			return nil
+		})
 		if err != nil {
 			return m, fmt.Errorf("read states of group %s: %w", group, err)
 		}
-		if int64(len(states)) <= last-from {
-			return m, UnknownGroup(group)
-		}
-		for i := int64(0); i < int64(len(states)); i += StateBytes {
-			for (from+i)/StateBytes > m.Buckets[at].To {
-				at++
+		for _, read := range pieces {
+			states := read.Val()
+			if int64(len(states)) < min(piece, end-from) {
+				return m, UnknownGroup(group)
 			}
-			countState(&m.Buckets[at], Letter(states[i]))
+			for i := int64(0); i < int64(len(states)); i += StateBytes {
+				for (from+i)/StateBytes > m.Buckets[at].To {
+					at++
+				}
+				countState(&m.Buckets[at], Letter(states[i]))
+			}
+			from += int64(len(states))
 		}
 	}
 	return m, nil
