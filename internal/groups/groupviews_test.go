@@ -157,6 +157,29 @@ func TestJobMap(t *testing.T) {
 	require.Equal(t, api.MapBucket{From: 2, To: 2, Waiting: 1}, m.Buckets[2])
 }
 
+// The states of a large group are read in several round trips.
+func TestJobMapOfALargeGroup(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	ctx, p := stagetest.Trusted(t), w.Space.OfTenant(w.Group("g").Tenant)
+	states := strings.Repeat(string(ledger.Done)+"!", 700_001) + strings.Repeat(string(ledger.Failed)+"!", 299_999)
+	require.NoError(t, w.Conn.Cmd.Set(ctx, p.States("g"), states, 0).Err())
+	m, err := ledger.ReadJobMap(ctx, w.Conn.Cmd, p, "g", 10)
+	require.NoError(t, err)
+	require.EqualValues(t, 1_000_000, m.Jobs)
+	for i, b := range m.Buckets {
+		want := api.MapBucket{From: int64(i) * 100_000, To: int64(i+1)*100_000 - 1, Done: 100_000}
+		switch {
+		case i == 7:
+			want.Done, want.Failed = 1, 99_999
+		case i > 7:
+			want.Done, want.Failed = 0, 100_000
+		}
+		require.Equal(t, want, b)
+	}
+}
+
 func BenchmarkFailureSummary(b *testing.B) {
 	w := withFailures(b, 10_000, 2)
 	for b.Loop() {
