@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"net/url"
 	"slices"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -39,7 +40,7 @@ func (p failuresPage) view(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	code, err := codeOf(r)
+	code, err := codeOf(r.URL.Query())
 	if err != nil {
 		return view{}, err
 	}
@@ -58,12 +59,11 @@ func (p failuresPage) view(r *http.Request) (view, error) {
 	return view{name: "failures", title: "Failures of " + id, data: d}, nil
 }
 
-// codeOf returns the error code in the query; "" for any.
-func codeOf(r *http.Request) (string, error) {
-	const longest = 128 // bytes, as in the API
-	code := r.URL.Query().Get("code")
-	if len(code) > longest {
-		return "", invalid("code", "must be at most %d bytes", longest)
+// codeOf returns the error code in a query or a form; "" for any.
+func codeOf(q url.Values) (string, error) {
+	code := q.Get("code")
+	if len(code) > httpapi.MaxCodeLength {
+		return "", invalid("code", "must be at most %d bytes", httpapi.MaxCodeLength)
 	}
 	return code, nil
 }
@@ -81,7 +81,7 @@ func (p failuresPage) download(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	q := httpapi.FailureQuery{Limit: downloadPage}
-	if q.Code, err = codeOf(r); err != nil {
+	if q.Code, err = codeOf(r.URL.Query()); err != nil {
 		p.fail(w, r, err)
 		return
 	}

@@ -185,7 +185,11 @@ func (p groupPages) control(name string) func(context.Context, *http.Request) (s
 		if err != nil {
 			return "", err
 		}
-		if code := r.PostForm.Get("code"); name == "retry" && code != "" {
+		code, err := codeOf(r.PostForm)
+		if err != nil {
+			return "", err
+		}
+		if name == "retry" && code != "" {
 			_, err = p.backend.Retry(ctx, id, api.RetryChoice{Codes: []string{code}})
 		} else {
 			_, err = p.commands()[name](ctx, id)

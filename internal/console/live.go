@@ -45,20 +45,22 @@ func (c *Console) topics() map[string]topic {
 	guards := guardPages{c.Backend}
 	all := map[string]topic{
 		"overview":     {scope: open, page: "overview", open: c.overview.open},
-		"groups":       {scope: auth.Read, page: "groups", open: groups.openList},
+		"groups":       {scope: auth.Read, page: "groups", many: true, open: groups.openList},
 		"group":        {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
 		"tenants":      {scope: auth.Read, page: "tenants", many: true, open: tenants.openList},
 		"tenant":       {scope: auth.Read, page: "tenant", many: true, open: tenants.openTenant},
 		"job":          {scope: auth.Read, page: "job", many: true, open: groups.openJob},
 		"dead-letters": {scope: auth.Read, page: "deadletters", many: true, open: letters.openDeadLetters},
 		"rejected":     {scope: auth.ReadSystem, page: "rejected", many: true, open: letters.openRejected},
-		"guards":       {scope: auth.ReadSystem, page: "guards", open: guards.openList},
+		"guards":       {scope: auth.ReadSystem, page: "guards", many: true, open: guards.openList},
 		"guard":        {scope: auth.ReadSystem, page: "guard", many: true, open: guards.openGuard},
 		"workers":      {scope: auth.ReadMetrics, page: "workers", open: workersPage{c.Backend}.open},
 		"audit":        {scope: auth.ReadSystem, page: "audit", open: auditPage{c.Backend}.open},
 	}
 	if c.Rooms != nil {
-		all["rooms"] = topic{scope: auth.ReadSystem, page: "rooms", open: c.rooms.openList, check: c.rooms.check}
+		all["rooms"] = topic{
+			scope: auth.ReadSystem, page: "rooms", many: true, open: c.rooms.openList, check: c.rooms.check,
+		}
 		all["room"] = topic{
 			scope: auth.ReadSystem, page: "room", many: true, open: c.rooms.openRoom, check: c.rooms.check,
 		}

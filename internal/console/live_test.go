@@ -238,6 +238,13 @@ func TestStreamLimits(t *testing.T) {
 	again, err := l.enter("", "group:7")
 	require.NoError(t, err, "a group that is followed already")
 	again()
+	for _, list := range []string{"groups:prefix%3Da", "guards:", "rooms:"} { // each may read many keys
+		answered := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/ui/events?topics="+list, nil)
+		r.RemoteAddr = "127.0.0.1:1234"
+		l.serve(answered, r)
+		require.Equal(t, http.StatusTooManyRequests, answered.Code, list)
+	}
 	leave[3]()
 	_, err = l.enter("", "group:one-more")
 	require.NoError(t, err)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
 // paths are pages with all their parts.
@@ -370,10 +371,15 @@ func TestActions(t *testing.T) {
 	require.Len(t, w.log.entries, 7)
 	w.post("/ui/groups/failed-1/retry", url.Values{"code": {"E1"}})
 	require.Contains(t, w.backend.calls, "retry E1 failed-1")
+	entries := len(w.log.entries)
+	answer := w.post("/ui/groups/failed-1/retry", url.Values{"code": {strings.Repeat("x", httpapi.MaxCodeLength+1)}})
+	require.Equal(t, http.StatusUnprocessableEntity, answer.Code)
+	require.Contains(t, answer.Body.String(), "code must be at most 128 bytes")
+	require.Len(t, w.log.entries, entries, "a long code is in the activity log")
 
 	require.Equal(t, http.StatusNotFound, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodPut, "/ui/groups/running-1/pause", nil)).Code)
 	w.backend.groups["conflict-1"] = api.Group{ID: "conflict-1", Tenant: "acme"}
-	answer := w.post("/ui/groups/conflict-1/cancel", nil)
+	answer = w.post("/ui/groups/conflict-1/cancel", nil)
 	require.Equal(t, http.StatusConflict, answer.Code)
 	require.Contains(t, answer.Body.String(), "has ended")
 	w.backend.err = api.ErrUnavailable
@@ -482,6 +488,20 @@ func TestSubmit(t *testing.T) {
 			require.Empty(t, w.log.entries, "submissions are not recorded")
 		})
 	}
+}
+
+// Forms that an outage shows to several readers are different ones, so that no file is taken for
+// the repetition of another.
+func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	first := onceOf(w.page("/ui/submit"))
+	w.backend.err = api.ErrUnavailable
+	answer := w.get("/ui/submit")
+	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
+	second := onceOf(parse(t, answer.Body.String()))
+	require.NotEmpty(t, second)
+	require.NotEqual(t, first, second)
 }
 
 // A file with a mistake becomes no group, and the page names the line.

@@ -38,13 +38,16 @@ type submitData struct {
 	MaxPasted   int
 	Priorities  []messages.Lane
 	SomePayload string
-	Once        string // names this copy of the form, so that it creates one group
 }
+
+// Once names a copy of the form, so that the form creates one group. Each rendering has its own,
+// also one of the data that an outage of Redis shows: two files must not count as one submission.
+func (submitData) Once() string { return rand.Text() }
 
 func (p submitPage) form(r *http.Request) (view, error) {
 	who, _ := auth.From(r.Context())
 	d := submitData{
-		Once: rand.Text(), MaxPasted: maxPasted, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
+		MaxPasted: maxPasted, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
 		Priorities: []messages.Lane{messages.LaneNormal, messages.LaneHigh, messages.LaneLow},
 	}
 	if who.Tenant != auth.AllTenants {

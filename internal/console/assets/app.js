@@ -44,7 +44,11 @@ function selects(region) {
 
 function replace(id, html) {
   const region = document.getElementById(id);
-  if (!region || !("live" in region.dataset) || shown.get(id) === html) {
+  if (!region || !("live" in region.dataset)) {
+    return;
+  }
+  if (shown.get(id) === html) {
+    pending.delete(id); // what waited is out of date: the server sends a region only when it changes
     return;
   }
   if (selects(region)) {
