@@ -283,7 +283,7 @@ func TestOverview(t *testing.T) {
 	w.backend.groups = nil
 	empty := w.page("/ui/")
 	require.Contains(t, empty.text, "bulkaction submit --type NOOP --payload '{}' --wait")
-	require.Contains(t, empty.text, "No group has failed.")
+	require.Contains(t, empty.text, "No group has the status FAILED.")
 }
 
 func TestGroups(t *testing.T) {
@@ -514,7 +514,7 @@ func TestSubmitRefuses(t *testing.T) {
 		want       string
 		calls      []string
 	}{
-		"a bad line": {good, "a.ndjson", "{\"payload\":1}\n{\"x\"}\n", "1 lines are no jobs, so the group g1 was cancelled, with 1 jobs. line 2", []string{"submit g1  NOOP", "pause g1", "append g1 1", "cancel g1"}},
+		"a bad line": {good, "a.ndjson", "{\"payload\":1}\n{\"x\"}\n", "1 line is no job, so the group g1 was cancelled, with 1 job. line 2", []string{"submit g1  NOOP", "pause g1", "append g1 1", "cancel g1"}},
 		"no rows":    {good, "a.csv", "to\n", "The jobs could not be stored", nil},
 		"no type":    {map[string]string{"id": "g1"}, "a.csv", "to\na\n", "type", []string{}},
 		"no jobs":    {good, "", "", "The form has no jobs", []string{}},

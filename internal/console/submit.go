@@ -208,7 +208,8 @@ func (p submitPage) create(
 	return own, err
 }
 
-var errNoJobs = invalid("The file", "has no jobs")
+var errNoJobs = invalid("The text",
+	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then rows")
 
 // rejectedError says which lines of a text are no jobs.
 type rejectedError struct{ api.Appended }
@@ -238,8 +239,8 @@ func (p submitPage) undo(ctx context.Context, id string, answer api.Appended, er
 	}
 	var rejected *rejectedError
 	if errors.As(err, &rejected) {
-		return invalid(fmt.Sprintf("%d lines are no jobs,", answer.RejectedTotal),
-			"so the group %s %s, with %d jobs. %v", id, state, answer.Accepted, err)
+		return invalid(plural(answer.RejectedTotal, "line is no job", "lines are no jobs")+",",
+			"so the group %s %s, with %s. %v", id, state, plural(answer.Accepted, "job", "jobs"), err)
 	}
 	if problem, _, known := httpapi.ProblemOf(err); known {
 		return invalid("The jobs", "could not be stored: %s. The group %s %s, with %d jobs", problem.Detail, id, state,
