@@ -99,7 +99,8 @@ func chosen(values map[string]string) url.Values {
 // guardData is the data of the page of a guard.
 type guardData struct {
 	api.Guard
-	Shown  []api.GuardMember // by id
+	All    int               // members
+	Shown  []api.GuardMember // by id; the other members are not kept, because a guard may have many
 	Fit    int               // members that fit the filters
 	State  string            // a filter: one of memberStates
 	Prefix string            // a filter: of the member's id
@@ -200,7 +201,7 @@ func seldomIfLarge(read func(context.Context) (any, error)) func(context.Context
 		}
 		data, err := next(ctx)
 		if g, ok := data.(guardData); ok {
-			large = len(g.Members) > manyMembers
+			large = g.All > manyMembers
 		}
 		return data, err
 	}
@@ -240,6 +241,7 @@ func (p guardPages) reader(name string, q url.Values) (
 				d.Shown = append(d.Shown, m)
 			}
 		}
+		d.All, d.Members = len(d.Members), nil
 		return d, nil
 	}, chosen(map[string]string{"state": state, "prefix": prefix}), nil
 }

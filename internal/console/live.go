@@ -101,6 +101,11 @@ type regions struct {
 
 // serve streams the live regions of a page. The topic is one, because a page has one.
 func (l *live) serve(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet {
+		w.Header().Set("Allow", http.MethodGet)
+		plainError(w, http.StatusMethodNotAllowed, "use GET", nil)
+		return
+	}
 	ctx, err := l.console.principal(r, false)
 	if err != nil {
 		plainError(w, http.StatusUnauthorized, "log in first", err)

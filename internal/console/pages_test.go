@@ -559,3 +559,21 @@ func TestNumbers(t *testing.T) {
 }
 
 func nan() float64 { z := 0.0; return z / z }
+
+// A refused form leads back to the page that has it, which is not always the overview.
+func TestWayBackFromARefusedForm(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for path, want := range map[string]string{
+		"/ui/tenants/acme": "/ui/tenants/acme", "/ui/types/NO%20TYPE/pause": "/ui/", "/ui/groups/conflict-1/pause": "/ui/groups/conflict-1",
+	} {
+		answer := w.post(path, url.Values{"rps": {"none"}})
+		require.GreaterOrEqual(t, answer.Code, 400, path)
+		found := false
+		for _, link := range parse(t, answer.Body.String()).all("a") {
+			found = found || attribute(link, "class") == "button" && attribute(link, "href") == want
+		}
+		require.True(t, found, "%s: %s", path, answer.Body)
+	}
+	require.Equal(t, http.StatusMethodNotAllowed, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/ui/events?topics=overview", nil)).Code)
+}

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/url"
 	"path"
 	"slices"
 	"strings"
@@ -160,7 +161,7 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	problem, retryAfter, known := httpapi.ProblemOf(err)
 	f := failure{
 		Heading: problem.Title, Detail: problem.Detail, Fields: problem.Fields,
-		RequestID: w.Header().Get("X-Request-Id"), Back: root + "/",
+		RequestID: w.Header().Get("X-Request-Id"), Back: c.pageOf(r),
 	}
 	status := problem.Status
 	var input *inputError
@@ -177,20 +178,35 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f.Heading = "Nothing here"
 	case errors.Is(err, context.DeadlineExceeded):
 		status, f.Again = http.StatusGatewayTimeout, r.Method == http.MethodGet
-		f.Heading, f.Detail = "This takes too long", "Redis did not answer in "+readTimeout.String()+": it may be busy."
+		f.Heading, f.Detail = "This takes too long", "Redis did not answer in time: it may be busy."
 	case problem.Code == api.StoreUnavailable:
 		f.Again = r.Method == http.MethodGet
 		f.Heading, f.Detail = "Redis is away", "Redis can't be reached or does not answer."
 	}
 	if f.Again {
 		f.Detail += " This page tries again every few seconds."
-	} else if r.Method == http.MethodPost && problem.Code == api.StoreUnavailable {
+	} else if r.Method == http.MethodPost &&
+		(problem.Code == api.StoreUnavailable || errors.Is(err, context.DeadlineExceeded)) {
 		f.Detail += " The action may have been carried out: look before you repeat it."
 	}
 	if retryAfter > 0 {
 		w.Header().Set("Retry-After", seconds(retryAfter))
 	}
 	c.render(w, r, status, view{name: "failure", title: f.Heading, data: f}, time.Time{})
+}
+
+// pageOf returns the path of the page that has the form of an action; of a page the overview's.
+func (c *Console) pageOf(r *http.Request) string {
+	if r.Method != http.MethodPost {
+		return root + "/"
+	}
+	for at := r.URL.Path; len(at) > len(root); at = path.Dir(at) {
+		_, pattern := c.mux.Handler(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: at}})
+		if pattern != "" && pattern != root+"/" {
+			return (&url.URL{Path: at}).EscapedPath()
+		}
+	}
+	return root + "/"
 }
 
 func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {

@@ -47,7 +47,7 @@ func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	eval[bool](b, "getSelection().removeAllRanges(), true")
 	b.sees("#tick-three")
 
-	// What waits is forgotten when the region becomes again what it shows: no frame would correct it.
+	// HTML that waits is dropped when the region gets again what it shows: nothing corrects it.
 	require.True(t, eval[bool](b, `(() => {
 		stopFollowing();
 		getSelection().selectAllChildren(document.querySelector("#rows th[scope=row]"));
