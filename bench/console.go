@@ -47,7 +47,7 @@ type ConsolePage struct {
 	Elements int     `json:"elements"` // of HTML and SVG
 }
 
-// ConsoleLists has the times of lists among many tenants and groups.
+// ConsoleLists has the times of list pages while there are many tenants and groups.
 type ConsoleLists struct {
 	Groups  int           `json:"groups"`
 	Tenants int           `json:"tenants"`

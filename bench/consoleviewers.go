@@ -124,7 +124,7 @@ func measureViewers(ctx context.Context, o ConsoleOptions, out *Console) (*Conso
 	if err != nil {
 		return nil, err
 	}
-	// The commands of the jobs would hide those of the viewers.
+	// Pause the group: the Redis commands of its jobs would hide those of the viewers.
 	if _, err := v.api.Pause(ctx, slow.id); err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// placeholder matches what is replaced in the URL of a trace, and what looks so.
+// placeholder matches any {…} in the URL of a trace, including names that isTraceURL refuses.
 var placeholder = regexp.MustCompile(`\{[^{}]*\}`)
 
 // isTraceURL reports whether s can be the URL of a trace: its placeholders are known, and whatever

@@ -55,7 +55,8 @@ func (p auditPage) open(_ context.Context, arg string) (func(context.Context) (a
 	return p.reader(), nil
 }
 
-// reader returns a function that reads the state of the audit, and the lost jobs less often.
+// reader returns a function that reads the state of the audit on each call, and the lost jobs at
+// most once per lostInterval.
 func (p auditPage) reader() func(context.Context) (any, error) {
 	var lost []api.DeadLetter
 	var readAt time.Time

@@ -72,7 +72,7 @@ func (p letterPages) openDeadLetters(_ context.Context, arg string) (func(contex
 const minute = "2006-01-02T15:04"
 
 // readDeadLetters returns a function that reads the page of dead letters which a query asks for,
-// and the part of the query that chooses it.
+// and the valid parameters of the query, which name the page's live topic.
 func (p letterPages) readDeadLetters(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
@@ -126,7 +126,7 @@ func (p letterPages) readDeadLetters(q url.Values) (
 	}, filter, nil
 }
 
-// add adds dead letters that fit filters, and counts their codes.
+// add appends letters and counts their codes. The links of the codes keep the filters.
 func (d *deadLettersData) add(letters []api.DeadLetter, filters url.Values) {
 	counts := map[string]int64{}
 	for _, letter := range letters {

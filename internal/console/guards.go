@@ -59,8 +59,8 @@ func (p guardPages) openList(_ context.Context, arg string) (func(context.Contex
 	return every(guardsInterval, read), err
 }
 
-// readList returns a function that reads the page of guards which a query asks for, and the part of
-// the query that chooses it.
+// readList returns a function that reads the page of guards which a query asks for, and the valid
+// parameters of the query, which name the page's live topic.
 func (p guardPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {

@@ -103,8 +103,8 @@ type column struct {
 	points []api.HistoryPoint
 }
 
-// columnsOf gathers the points that are newer than from into at most about historyPoints columns of
-// the same length. Where points are missing that should be there each step, it has an empty column.
+// columnsOf groups the points after from into columns of equal length, about historyPoints at most.
+// A gap that is longer than one column and longer than three steps gets a single empty column.
 func columnsOf(points []api.HistoryPoint, from time.Time, step time.Duration) (all []column) {
 	first := slices.IndexFunc(points, func(p api.HistoryPoint) bool { return p.T.After(from) })
 	if first < 0 || step <= 0 {

@@ -91,12 +91,12 @@ func newLive(c *Console) *live {
 	}
 }
 
-// regions is what a poll has found: frames of the stream, for all its readers.
+// regions is the result of one poll, encoded as frames and shared by all streams of the topic.
 type regions struct {
-	number  int    // of the polls that have found a change, this one included
+	number  int    // sequence number of this change
 	frame   []byte // all live regions
-	changes []byte // those that the poll with the number before did not find so; nil: send frame
-	last    bool   // the stream ends: there is no such thing any more
+	changes []byte // regions that differ from those of number-1; nil: send frame
+	last    bool   // the subject of the page is gone: the stream ends
 }
 
 // serve streams the live regions of a page. The topic is one, because a page has one.

@@ -123,7 +123,7 @@ func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		d.judge(a)
+		d.summarizeAudit(a)
 	}
 	var err error
 	if d.Tenants {
@@ -178,8 +178,8 @@ func (d *overviewData) summarize(s api.Stats) {
 	}
 }
 
-// judge fills in what the overview shows of the audit.
-func (d *overviewData) judge(a api.AuditState) {
+// summarizeAudit fills in what the overview shows of the audit.
+func (d *overviewData) summarizeAudit(a api.AuditState) {
 	d.Audit = &a
 	for _, law := range slices.Sorted(maps.Keys(a.ByLaw)) {
 		if n := a.ByLaw[law]; n > 0 {

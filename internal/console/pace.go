@@ -27,9 +27,8 @@ func every(interval time.Duration, read func(context.Context) (any, error)) func
 // maxKept is how many answers are kept of one kind of question.
 const maxKept = 100
 
-// kept has the latest answers to questions that cost more than others, so that all pages and all
-// their readers together ask each of them at most once per interval, but for calls at the same
-// time.
+// kept caches answers to expensive questions for one interval. All pages and readers share them.
+// Concurrent calls that find no fresh answer each read it. A full cache is cleared.
 type kept[T any] struct {
 	interval time.Duration
 	mu       sync.Mutex

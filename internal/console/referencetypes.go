@@ -38,7 +38,7 @@ type typePart struct {
 
 func plainType(text string) apiType { return apiType{{Text: text}} }
 
-// refOf returns the name of the schema that a reference names, "" for a schema in place.
+// refOf returns the name of the schema that s refers to, or "" if s is an inline schema.
 func refOf(s *openapi3.SchemaRef) string { return s.Ref[strings.LastIndexByte(s.Ref, '/')+1:] }
 
 // typeOf returns the type of a value. The schema of a component, which has a name, describes it
@@ -129,8 +129,8 @@ func limitsOf(s *openapi3.Schema) string {
 
 func number(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 
-// fieldsOf returns the fields of an object, the required ones first. An object in place has its
-// fields behind it, under names such as links.openapi.
+// fieldsOf returns the fields of an object, the required ones first. The fields of an inline object
+// follow it, with dotted names such as links.openapi.
 func fieldsOf(within string, s *openapi3.Schema) (all []apiField) {
 	names := slices.Clone(s.Required)
 	for _, name := range sortedNames(s.Properties) {

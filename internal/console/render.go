@@ -195,7 +195,8 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	c.render(w, r, status, view{name: "failure", title: f.Heading, data: f}, time.Time{})
 }
 
-// pageOf returns the path of the page that has the form of an action; of a page the overview's.
+// pageOf returns the path to go back to after a failed request: for a POST, the nearest parent path
+// that is a page; for other methods, the overview.
 func (c *Console) pageOf(r *http.Request) string {
 	if r.Method != http.MethodPost {
 		return root + "/"

@@ -18,8 +18,7 @@ import (
 
 const (
 	roomsPage = 50
-	// brokersInterval is how often pages read the brokers: they come with the stats of the whole
-	// system.
+	// brokersInterval is how often pages read the brokers, with the stats of the whole system.
 	brokersInterval = 5 * time.Second
 )
 
@@ -197,20 +196,20 @@ func settingsOf(e api.RoomEvent) (all []named) {
 	return all
 }
 
-// actions are the forms of an event by the names in their paths.
+// actions returns the handlers of an event's forms by the last segment of the form's path.
 func (p roomPages) actions() map[string]func(context.Context, *http.Request) (string, error) {
 	return map[string]func(context.Context, *http.Request) (string, error){
 		"pause":       p.setMode(api.ModePaused),
 		"resume":      p.setMode(api.ModeOpen),
 		"close":       p.setMode(api.ModeClosed),
-		"recalibrate": p.on(p.recalibrate),
-		"users":       p.on(p.removeUser),
+		"recalibrate": p.eventAction(p.recalibrate),
+		"users":       p.eventAction(p.removeUser),
 		"delete":      p.delete,
 	}
 }
 
 // on returns an action on the event in the path. do returns what the page then says.
-func (p roomPages) on(
+func (p roomPages) eventAction(
 	do func(ctx context.Context, event string, form url.Values) (done string, err error),
 ) func(context.Context, *http.Request) (string, error) {
 	return func(ctx context.Context, r *http.Request) (string, error) {
@@ -228,7 +227,7 @@ func (p roomPages) on(
 
 // setMode returns an action that changes the mode of an event.
 func (p roomPages) setMode(mode string) func(context.Context, *http.Request) (string, error) {
-	return p.on(func(ctx context.Context, event string, _ url.Values) (string, error) {
+	return p.eventAction(func(ctx context.Context, event string, _ url.Values) (string, error) {
 		_, err := p.rooms.SetMode(ctx, event, mode)
 		return "room-" + mode, err
 	})
@@ -274,7 +273,7 @@ func (p roomPages) removeUser(ctx context.Context, event string, form url.Values
 
 // delete closes an event, which is deleted when its last user has gone.
 func (p roomPages) delete(ctx context.Context, r *http.Request) (string, error) {
-	_, err := p.on(func(ctx context.Context, event string, _ url.Values) (string, error) {
+	_, err := p.eventAction(func(ctx context.Context, event string, _ url.Values) (string, error) {
 		_, err := p.rooms.DeleteEvent(ctx, event)
 		return "", err
 	})(ctx, r)

@@ -65,8 +65,8 @@ func (p tenantPages) openList(_ context.Context, arg string) (func(context.Conte
 	return every(listInterval, read), err
 }
 
-// readList returns a function that reads the tenants which a query asks for, and the part of the
-// query that chooses them.
+// readList returns a function that reads the tenants which a query asks for, and the valid
+// parameters of the query, which name the page's live topic.
 func (p tenantPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {

@@ -66,8 +66,8 @@ func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error)
 	return s.view(tenant, st), nil
 }
 
-// PreviewTenant returns the tenant as it would be now after PatchTenant, which need not be called.
-// Errors are those of Tenant.
+// PreviewTenant returns the tenant as PatchTenant would leave it, without storing the patch. Its
+// errors are those of Tenant.
 func (s *tenants) PreviewTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
 	if err := checkTenant(ctx, tenant); err != nil {
 		return api.Tenant{}, err

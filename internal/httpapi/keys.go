@@ -85,8 +85,8 @@ func (s keyCalls) list(r *http.Request) (api.KeyList, error) {
 	return KeyPage(all, cursor, limit)
 }
 
-// KeyPage returns a page of the keys that KeyStore.List has returned. The cursor is the id of the
-// last key of the page before, behind its time.
+// KeyPage returns a page of the keys that KeyStore.List has returned. The cursor is TIME,ID of the
+// last key on the previous page.
 func KeyPage(all []apikey.Record, cursor string, limit int) (api.KeyList, error) {
 	list := api.KeyList{Keys: []api.Key{}}
 	after, id, ok := strings.Cut(cursor, ",")

@@ -17,8 +17,9 @@ func ReadJobMap(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, buckets int64,
 ) (m api.JobMap, err error) {
 	const (
-		piece    = 64 << 10 // bytes
-		together = 8        // pieces of a round trip, each of which waits for the scripts of other clients
+		piece = 64 << 10 // bytes
+		// Each round trip waits for the scripts of other clients, so one reads several pieces.
+		piecesPerTrip = 8
 	)
 	size, err := c.StrLen(ctx, p.States(group)).Result()
 	if err != nil {
@@ -35,7 +36,7 @@ func ReadJobMap(
 		var pieces []*redis.StringCmd
 		next := from
 		_, err := c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			for ; next < end && len(pieces) < together; next += piece {
+			for ; next < end && len(pieces) < piecesPerTrip; next += piece {
 				pieces = append(pieces, pipe.GetRange(ctx, p.States(group), next, min(next+piece, end)-1))
 			}
 			return nil

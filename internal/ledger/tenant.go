@@ -195,8 +195,8 @@ func Tenant(
 	return readTenant(ctx, c, p, tenant, limit, 0, TenantSettings{})
 }
 
-// TenantWith reads the state that a tenant would have now with other settings. Like Tenant, it
-// changes nothing.
+// TenantWith reads the state that a tenant would have now with other settings. It stores no
+// settings; like Tenant, it may correct a limiter's time that is in the future.
 func TenantWith(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit, set TenantSettings,
 ) (TenantState, error) {

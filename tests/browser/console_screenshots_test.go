@@ -20,7 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// show puts onto the pages what a reader of the documents is to see.
+// show creates the groups, tenants and guards that the pictures in the documents show.
 func (c *console) show() {
 	c.t.Helper()
 	ctx := c.t.Context()
@@ -93,7 +93,7 @@ func TestConsoleScreenshots(t *testing.T) {
 		decoded, err := png.Decode(bytes.NewReader(picture))
 		require.NoError(t, err)
 		require.Equal(t, int(p.width), decoded.Bounds().Dx())
-		require.Greater(t, colours(decoded), 20, "%s is blank", p.name)
+		require.Greater(t, colors(decoded), 20, "%s is blank", p.name)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, p.name+".png"), picture, 0o644))
 	}
 	g, err := c.api.Group(t.Context(), "promo-7")
@@ -101,8 +101,8 @@ func TestConsoleScreenshots(t *testing.T) {
 	require.Equal(t, api.StatusRunning, g.Status)
 }
 
-// colours returns how many colours a picture has.
-func colours(picture image.Image) int {
+// colors returns how many colors a picture has.
+func colors(picture image.Image) int {
 	found := map[any]bool{}
 	for y := range picture.Bounds().Dy() {
 		for x := range picture.Bounds().Dx() {

@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// does visits a page, presses a button, and waits for the page that says that it is done.
-func (c *console) does(b *tab, path, button string) {
+// presses visits a page, presses a button, and waits for the page that says that it is done.
+func (c *console) presses(b *tab, path, button string) {
 	c.t.Helper()
 	c.open(b, path)
 	b.click(button)
@@ -39,9 +39,9 @@ func TestConsoleControlsTheSystem(t *testing.T) {
 		}
 		return "missing"
 	}
-	c.does(b, "/guards/mail", "#disable-first")
+	c.presses(b, "/guards/mail", "#disable-first")
 	require.Equal(t, "off", state("first"))
-	c.does(b, "/guards/mail", "#enable-first")
+	c.presses(b, "/guards/mail", "#enable-first")
 	require.NotEqual(t, "off", state("first"))
 
 	mode := func() string {
@@ -49,9 +49,9 @@ func TestConsoleControlsTheSystem(t *testing.T) {
 		require.NoError(t, err)
 		return e.Mode
 	}
-	c.does(b, "/rooms/"+event, "#do-pause")
+	c.presses(b, "/rooms/"+event, "#do-pause")
 	require.Equal(t, "paused", mode())
-	c.does(b, "/rooms/"+event, "#do-resume")
+	c.presses(b, "/rooms/"+event, "#do-resume")
 	require.Equal(t, "open", mode())
 
 	// The secret of a new key is shown once. The same form makes no second key.
@@ -73,7 +73,7 @@ func TestConsoleControlsTheSystem(t *testing.T) {
 	require.Equal(t, hostile[:40], keys()[1].Name)
 	c.open(b, "/keys")
 	require.NotContains(t, eval[string](b, "document.documentElement.outerHTML"), created)
-	c.does(b, "/keys", "#revoke-"+keys()[1].ID)
+	c.presses(b, "/keys", "#revoke-"+keys()[1].ID)
 	require.Len(t, keys(), 1)
 	require.Eventually(t, func() bool {
 		_, err := client.NewAPI(c.url, client.WithAPIKey(created)).Stats(ctx)

@@ -177,8 +177,8 @@ func (c *Clustered) AwaitWhole() {
 }
 
 // sameEpochs returns an error unless all nodes know the same config epochs of the masters, and no
-// two masters have the same. Masters refuse their votes to a replica that knows an older epoch of
-// its master than they do, and the replica learns nothing more after the master's end.
+// two masters have the same. A master refuses its vote to a replica whose config epoch for the
+// failed master is out of date, and the replica can't learn a newer one after that failure.
 func (c *Clustered) sameEpochs(ctx context.Context) error {
 	var first map[string]string // master by epoch
 	for _, node := range c.nodes() {
