@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/console/chart"
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
@@ -26,21 +27,16 @@ type auditPage struct{ backend httpapi.Backend }
 // auditData is the data of the page of the audit.
 type auditData struct {
 	api.AuditState
-	Laws       []lawCount // with open violations, the most first
-	Open       int64      // violations of all laws
-	Unlisted   int64      // open violations that the list does not have
-	Leaderless int        // partitions without a leader
-	Unaudited  int        // partitions that were never looked at
-	LookedAt   *time.Time // the oldest look; nil: a partition has none
-	DeepAt     *time.Time // the oldest deep look; nil: a partition has none
+	Laws       []chart.Value // with open violations, the most first
+	Open       int64         // violations of all laws
+	Unlisted   int64         // open violations that the list does not have
+	Leaderless int           // partitions without a leader
+	Unaudited  int           // partitions that were never looked at
+	LookedAt   *time.Time    // the oldest look; nil: a partition has none
+	DeepAt     *time.Time    // the oldest deep look; nil: a partition has none
 	Shown      []api.AuditedPartition
 	More       int              // partitions that Shown leaves out
 	Lost       []api.DeadLetter // the newest jobs that were ended as LOST
-}
-
-type lawCount struct {
-	Law   string
-	Count int64
 }
 
 func (p auditPage) view(r *http.Request) (view, error) {
@@ -81,15 +77,21 @@ func (p auditPage) reader() func(context.Context) (any, error) {
 	}
 }
 
-// summarize fills in what the page shows of the state as a whole.
-func (d *auditData) summarize() {
-	for _, law := range slices.Sorted(maps.Keys(d.ByLaw)) {
-		if n := d.ByLaw[law]; n > 0 {
-			d.Laws = append(d.Laws, lawCount{law, n})
-			d.Open += n
+// openLaws returns the laws with open violations by name, and the number of all open violations.
+func openLaws(a api.AuditState) (laws []chart.Value, open int64) {
+	for _, law := range slices.Sorted(maps.Keys(a.ByLaw)) {
+		if n := a.ByLaw[law]; n > 0 {
+			laws = append(laws, chart.Value{Name: law, Number: n})
+			open += n
 		}
 	}
-	slices.SortStableFunc(d.Laws, func(a, b lawCount) int { return cmp.Compare(b.Count, a.Count) })
+	return laws, open
+}
+
+// summarize fills in what the page shows of the state as a whole.
+func (d *auditData) summarize() {
+	d.Laws, d.Open = openLaws(d.AuditState)
+	slices.SortStableFunc(d.Laws, func(a, b chart.Value) int { return cmp.Compare(b.Number, a.Number) })
 	d.Unlisted = d.Open
 	for _, v := range d.Violations {
 		d.Unlisted -= max(v.Count, 1)

@@ -51,21 +51,11 @@ type deadLetter struct {
 }
 
 func (p letterPages) deadLetters(r *http.Request) (view, error) {
-	read, filter, err := p.readDeadLetters(r.URL.Query())
-	if err != nil {
-		return view{}, err
-	}
-	data, err := read(r.Context())
-	return view{name: "deadletters", title: "Dead letters", data: data, topic: "dead-letters:" + filter.Encode()}, err
+	return listOf(p.readDeadLetters).view(r, view{name: "deadletters", title: "Dead letters", topic: "dead-letters"})
 }
 
 func (p letterPages) openDeadLetters(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	q, err := url.ParseQuery(arg)
-	if err != nil {
-		return nil, invalid("topics", "is malformed")
-	}
-	read, _, err := p.readDeadLetters(q)
-	return every(listInterval, read), err
+	return listOf(p.readDeadLetters).open(arg, listInterval)
 }
 
 // minute is the form of a time in the form of the page.
@@ -98,14 +88,9 @@ func (p letterPages) readDeadLetters(q url.Values) (
 	if query.Cursor, err = cursorOf(q); err != nil {
 		return nil, nil, err
 	}
-	filter = url.Values{}
-	for name, value := range map[string]string{
+	filter = chosen(map[string]string{
 		"tenant": query.Tenant, "group": query.Group, "type": query.Type, "code": query.Code, "since": since,
-	} {
-		if value != "" {
-			filter.Set(name, value)
-		}
-	}
+	})
 	filters := maps.Clone(filter)
 	if query.Cursor != "" {
 		filter.Set("cursor", query.Cursor)
@@ -175,25 +160,15 @@ type rejectedData struct {
 
 // rejected shows messages that ingest has refused, with their data only if the reader asks for it.
 func (p letterPages) rejected(r *http.Request) (view, error) {
-	read, filter, err := p.readRejected(r.URL.Query())
-	if err != nil {
-		return view{}, err
-	}
-	data, err := read(r.Context())
-	return view{name: "rejected", title: "Rejected messages", data: data, topic: "rejected:" + filter.Encode()}, err
+	return listOf(p.readRejected).view(r, view{name: "rejected", title: "Rejected messages", topic: "rejected"})
 }
 
 func (p letterPages) openRejected(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	q, err := url.ParseQuery(arg)
-	if err != nil {
-		return nil, invalid("topics", "is malformed")
-	}
-	read, _, err := p.readRejected(q)
-	return every(listInterval, read), err
+	return listOf(p.readRejected).open(arg, listInterval)
 }
 
 // readRejected returns a function that reads the page of messages which a query asks for, and the
-// part of the query that chooses it.
+// valid parameters of the query, which name the page's live topic.
 func (p letterPages) readRejected(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {

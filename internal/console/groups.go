@@ -46,25 +46,15 @@ type groupsData struct {
 }
 
 func (p groupPages) list(r *http.Request) (view, error) {
-	read, filter, err := p.readList(r.URL.Query())
-	if err != nil {
-		return view{}, err
-	}
-	data, err := read(r.Context())
-	return view{name: "groups", title: "Groups", data: data, topic: "groups:" + filter.Encode()}, err
+	return listOf(p.readList).view(r, view{name: "groups", title: "Groups", topic: "groups"})
 }
 
 func (p groupPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	q, err := url.ParseQuery(arg)
-	if err != nil {
-		return nil, invalid("topics", "is malformed")
-	}
-	read, _, err := p.readList(q)
-	return read, err
+	return listOf(p.readList).open(arg, 0)
 }
 
-// readList returns a function that reads the page of groups which a query asks for, and the part
-// of the query that chooses it.
+// readList returns a function that reads the page of groups which a query asks for, and the valid
+// parameters of the query, which name the page's live topic.
 func (p groupPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
@@ -91,15 +81,10 @@ func (p groupPages) readList(q url.Values) (
 	if query.Status != "" && !slices.Contains(statuses, query.Status) {
 		return nil, nil, invalid("status", "must be one of %v", statuses)
 	}
-	filter = url.Values{}
-	for name, value := range map[string]string{
+	filter = chosen(map[string]string{
 		"tenant": query.Tenant, "status": string(query.Status), "cursor": query.Cursor, "type": query.Type,
 		"prefix": query.Prefix, "paused": paused, "since": since,
-	} {
-		if value != "" {
-			filter.Set(name, value)
-		}
-	}
+	})
 	return func(ctx context.Context) (any, error) {
 		l, err := p.backend.Groups(ctx, query)
 		if err != nil {

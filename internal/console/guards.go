@@ -42,21 +42,11 @@ type guardsData struct {
 }
 
 func (p guardPages) list(r *http.Request) (view, error) {
-	read, filter, err := p.readList(r.URL.Query())
-	if err != nil {
-		return view{}, err
-	}
-	data, err := read(r.Context())
-	return view{name: "guards", title: "Guards", data: data, topic: "guards:" + filter.Encode()}, err
+	return listOf(p.readList).view(r, view{name: "guards", title: "Guards", topic: "guards"})
 }
 
 func (p guardPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	q, err := url.ParseQuery(arg)
-	if err != nil {
-		return nil, invalid("topics", "is malformed")
-	}
-	read, _, err := p.readList(q)
-	return every(guardsInterval, read), err
+	return listOf(p.readList).open(arg, guardsInterval)
 }
 
 // readList returns a function that reads the page of guards which a query asks for, and the valid
@@ -83,17 +73,6 @@ func (p guardPages) readList(q url.Values) (
 			Next: nextPage(root+"/guards", filter, l.Cursor), First: query.Cursor == "",
 		}, nil
 	}, filter, nil
-}
-
-// chosen returns a query of the values that are not empty.
-func chosen(values map[string]string) url.Values {
-	q := url.Values{}
-	for name, value := range values {
-		if value != "" {
-			q.Set(name, value)
-		}
-	}
-	return q
 }
 
 // guardData is the data of the page of a guard.

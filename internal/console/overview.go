@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -181,12 +180,7 @@ func (d *overviewData) summarize(s api.Stats) {
 // summarizeAudit fills in what the overview shows of the audit.
 func (d *overviewData) summarizeAudit(a api.AuditState) {
 	d.Audit = &a
-	for _, law := range slices.Sorted(maps.Keys(a.ByLaw)) {
-		if n := a.ByLaw[law]; n > 0 {
-			d.Open += n
-			d.Laws = append(d.Laws, chart.Value{Name: law, Number: n})
-		}
-	}
+	d.Laws, d.Open = openLaws(a)
 }
 
 // Limit says how many permits there are, in words after "of".

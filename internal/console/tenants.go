@@ -40,29 +40,18 @@ type tenantsData struct {
 // list shows the tenants by id or by load, or sends the browser to the tenant whose id is in the
 // query.
 func (p tenantPages) list(r *http.Request) (view, error) {
-	q := r.URL.Query()
-	id, err := idOf(q, "id")
+	id, err := idOf(r.URL.Query(), "id")
 	if err != nil {
 		return view{}, err
 	}
 	if id != "" {
 		return view{}, redirectError(root + "/tenants/" + id)
 	}
-	read, filter, err := p.readList(q)
-	if err != nil {
-		return view{}, err
-	}
-	data, err := read(r.Context())
-	return view{name: "tenants", title: "Tenants", data: data, topic: "tenants:" + filter.Encode()}, err
+	return listOf(p.readList).view(r, view{name: "tenants", title: "Tenants", topic: "tenants"})
 }
 
 func (p tenantPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	q, err := url.ParseQuery(arg)
-	if err != nil {
-		return nil, invalid("topics", "is malformed")
-	}
-	read, _, err := p.readList(q)
-	return every(listInterval, read), err
+	return listOf(p.readList).open(arg, listInterval)
 }
 
 // readList returns a function that reads the tenants which a query asks for, and the valid
@@ -83,10 +72,7 @@ func (p tenantPages) readList(q url.Values) (
 	case sort != "":
 		return nil, nil, invalid("sort", "must be %s, without a cursor, or absent", sortByLoad)
 	}
-	filter = url.Values{}
-	if cursor != "" {
-		filter.Set("cursor", cursor)
-	}
+	filter = chosen(map[string]string{"cursor": cursor})
 	return func(ctx context.Context) (any, error) {
 		l, err := p.backend.Tenants(ctx, cursor, tenantsPage, false)
 		next := nextPage(root+"/tenants", nil, l.Cursor)
