@@ -4,23 +4,56 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"sync"
 )
 
+// Ports lie below the range from which systems choose the local ports of outgoing connections and
+// of listeners on port 0. So those can't occupy a port while a child starts, or is down.
+const (
+	lowest, highest = 10_000, 32_000
+	blockSize       = 500
+)
+
+// ports is the block of ports that belongs to this process until it ends.
+var ports struct {
+	sync.Mutex
+	first, last int          // the first port of the block; the one that was returned last
+	lock        net.Listener // listens on the first port, so that no other process takes the block
+}
+
 // FreePort returns a port of the loopback address on which no process listens now, for the server
-// of a child. It lies below the range from which systems choose the local ports of outgoing
-// connections and of listeners on port 0. So those can't occupy it while the child starts, or is
-// down.
+// of a child. While this process lives, FreePort of other processes does not return the port, and
+// FreePort of this one does so only after hundreds of others: a child may start a minute later.
 func FreePort() int {
-	const lowest, highest = 10_000, 32_000
-	for {
-		port := lowest + rand.IntN(highest-lowest)
-		l, err := net.Listen("tcp", loopback(port))
-		if err != nil {
-			continue
-		}
-		_ = l.Close()
-		return port
+	ports.Lock()
+	defer ports.Unlock()
+	if ports.lock == nil {
+		ports.first, ports.lock = takeBlock()
+		ports.last = ports.first
 	}
+	for {
+		ports.last++
+		if ports.last == ports.first+blockSize {
+			ports.last = ports.first + 1
+		}
+		l, err := net.Listen("tcp", loopback(ports.last))
+		if err == nil {
+			_ = l.Close()
+			return ports.last
+		}
+	}
+}
+
+// takeBlock returns the first port of a block that no other process has, and the listener that
+// keeps it. If all blocks are taken, lock is nil, and the process shares a block with another one.
+func takeBlock() (first int, lock net.Listener) {
+	for _, i := range rand.Perm((highest - lowest) / blockSize) {
+		first = lowest + i*blockSize
+		if l, err := net.Listen("tcp", loopback(first)); err == nil {
+			return first, l
+		}
+	}
+	return first, nil
 }
 
 // FreeAddr returns the loopback address with a port of [FreePort], as host:port.

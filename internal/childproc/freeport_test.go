@@ -7,12 +7,40 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestFreePortIsBelowTheEphemeralRange(t *testing.T) {
-	for range 100 {
+// A port is free, outside the range of ephemeral ports, and not returned again soon, even if nobody
+// listens on it.
+func TestFreePort(t *testing.T) {
+	seen := map[int]bool{}
+	for range 300 {
 		port := FreePort()
+		require.False(t, seen[port], "port %d twice", port)
+		seen[port] = true
 		require.Less(t, port, 32_768)
 		l, err := net.Listen("tcp", loopback(port))
 		require.NoError(t, err)
 		require.NoError(t, l.Close())
 	}
+}
+
+// Two processes have different blocks, as long as there are any.
+func TestTakeBlock(t *testing.T) {
+	first, lock := takeBlock()
+	require.NotNil(t, lock)
+	defer func() { require.NoError(t, lock.Close()) }()
+	for range 100 {
+		other, otherLock := takeBlock()
+		require.NotNil(t, otherLock)
+		require.NotEqual(t, first, other)
+		require.NoError(t, otherLock.Close())
+	}
+}
+
+// A port on which a process listens is passed over.
+func TestFreePortPassesOver(t *testing.T) {
+	port := FreePort()
+	l, err := net.Listen("tcp", loopback(port))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	ports.last = port - 1
+	require.NotEqual(t, port, FreePort())
 }

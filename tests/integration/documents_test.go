@@ -272,6 +272,14 @@ func TestTutorialCommands(t *testing.T) {
 		require.Contains(t, text, change.old)
 		text = strings.ReplaceAll(text, change.old, change.new)
 	}
+	t.Cleanup(func() {
+		if t.Failed() { // the script repeats a call until it works
+			for _, log := range []string{"redis.log", "roles.log"} {
+				b, err := os.ReadFile(filepath.Join(dir, "tutorial", log))
+				t.Logf("%s: %.4000s %v", log, b, err)
+			}
+		}
+	})
 	said := runScript(t, text, repository, "BULKACTION_API=http://"+api, "BULKACTION_API_ADDR="+api)
 	for _, want := range []string{
 		"exit code 3",                     // submit --wait
