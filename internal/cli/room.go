@@ -40,7 +40,7 @@ func newRoom(r *Root) *cobra.Command {
 	all = append(all, newRoomRecalibrate(r), newRoomKick(r), newRoomDelete(r), newRoomNewKey(r))
 	cmd := parentCommand("room", "List, show, watch and change events of the waiting room", all...)
 	cmd.Long = "List, show, watch and change events of the waiting room.\n" +
-		"The API answers these commands on its own host only, until it has authentication."
+		"Without API keys (BULKACTION_AUTH=keys) the API answers these commands on its own host only."
 	return cmd
 }
 

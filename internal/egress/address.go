@@ -10,7 +10,7 @@ import (
 
 // ErrAddressRefused is in the error of a call to an address that the policy does not allow. No byte
 // was sent to the address.
-var ErrAddressRefused = errors.New("not a public address; ALLOWED_CIDRS or ALLOW_PRIVATE would allow it")
+var ErrAddressRefused = errors.New("not a public address")
 
 // ErrPublicAddress is in the error of a call to a public address that the policy does not allow. No
 // byte was sent to the address.

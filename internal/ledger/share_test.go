@@ -300,3 +300,15 @@ func TestOneMarkerATenant(t *testing.T) {
 		require.Greater(w, w.ledger("g")["ready"], int64(10))
 	})
 }
+
+// A tenant with no waiting job, but with one that is due again, counts once among those that share.
+func TestShareOfATenantThatIsDue(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("busy", "T", 1)
+		w.due("g", "a", "T", -1000)
+		for _, tenant := range []string{"a", "busy"} {
+			st := w.tenant(tenant, elastic(10))
+			require.EqualValues(w, []int64{2, 5}, []int64{st.ActiveTenants, st.Limit}, tenant)
+		}
+	})
+}

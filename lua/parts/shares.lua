@@ -4,7 +4,7 @@
 --   TYPES                           most types that a script looks at
 --   TENANTS                         most due tenants that a script looks at
 --   global(total, part, tag)        the partition's limit, and what is left of it
---   count_due(g, now)               counts tenants with due jobs as active, in g
+--   count_due(g, now, except)       counts tenants with due jobs as active, in g; except: not this one
 --   share(g, weight)                the share of a tenant, permits a window
 --   own_limit(rps)                  the tenant's own limit, permits a window
 --   permits_of(g, limited, rps, weight, whole)
@@ -48,11 +48,12 @@ local function global(total, part, tag)
 end
 
 -- count_due says whether non-ready jobs are due. Their tenants could use permits now, so it adds
--- those that are not active to g.active, up to TENANTS of them. The set active stays as it is.
-local function count_due(g, now)
+-- those that are not active to g.active, up to TENANTS of them, but not the tenant except. The set
+-- active stays as it is.
+local function count_due(g, now, except)
   local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)
   for _, tenant in ipairs(due) do
-    if call('SISMEMBER', B .. 'active', tenant) == 0 then g.active = g.active + 1 end
+    if tenant ~= except and call('SISMEMBER', B .. 'active', tenant) == 0 then g.active = g.active + 1 end
   end
   return #due > 0
 end

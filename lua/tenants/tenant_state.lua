@@ -34,8 +34,8 @@
 --   18  limit          permits  its own limit or share, in a window; 0 = no limit
 --   19  global_used    permits  permits that all tenants of the partition have spent
 --   20  global_limit   permits  permits that they may spend in a window; 0 = no limit
---   21  active_tenants n        active tenants; with a limit also this one, and up to 16 that have
---                               due jobs
+--   21  active_tenants n        active tenants; with a limit also this one, and up to 16 others that
+--                               have due jobs
 --   22  next_permit    µs       time of the tenant's next permit; now, if it has one left
 --   23  global_permit  µs       time of the partition's next permit; now, if one is left
 --   24  now            µs       Redis time
@@ -64,7 +64,7 @@ local g = { permits = 0, active = call('SCARD', B .. 'active') }
 local used, limit, next_at, global_used, global_next = 0, 0, US, 0, US
 if total > 0 then
   g = global(total, tonumber(ARGV[5]), ARGV[6])
-  count_due(g, floor(US / 1000))
+  count_due(g, floor(US / 1000), tenant)
   if active == 0 then g.active = g.active + 1 else g.xw = g.xw - extra_weight(h[4]) end
   g.xw = g.xw + extra_weight(weight)
   global_used, global_next = g.permits - g.left, g.left > 0 and US or g.next_at

@@ -144,7 +144,8 @@ func (g *Guarded) Admit(ctx context.Context, job processor.Job) (processor.Pass,
 
 // errNotEncrypted is in the error of a call that would send a secret without encryption.
 var errNotEncrypted = errors.New("url is not https: the secret of the host's credential is sent without encryption " +
-	"only to addresses that are not public and that ALLOW_PRIVATE or ALLOWED_CIDRS allow")
+	"only to addresses that are not public and that BULKACTION_HTTP_PROCESSOR_ALLOW_PRIVATE or " +
+	"BULKACTION_HTTP_PROCESSOR_ALLOWED_CIDRS allow")
 
 // read returns the job's request and the pool of its host; nil if the host has no credential. The
 // error is permanent.

@@ -61,7 +61,8 @@ func (a *webPushAccount) send(ctx context.Context, _ processor.Job, m *message) 
 	case errors.Is(err, egress.ErrAddressRefused):
 		return answer{
 			err: processor.Permanent(CodeAddressRefused,
-				fmt.Errorf("push by webpush: %w", egress.ErrAddressRefused)),
+				fmt.Errorf("push by webpush: %w; BULKACTION_PUSH_ALLOWED_CIDRS or "+
+					"BULKACTION_PUSH_ALLOW_PRIVATE would allow it", egress.ErrAddressRefused)),
 			outcome: credential.Outcome{Kind: credential.Unused},
 		}
 	case err != nil:
