@@ -2,7 +2,6 @@ package groups
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,23 +23,23 @@ type DeadLetterQuery struct {
 	Limit                     int
 }
 
-func (q DeadLetterQuery) filters() bool { return q.Tenant+q.Group+q.Type+q.Code != "" }
-
 func (q DeadLetterQuery) matches(d api.DeadLetter) bool {
 	is := func(wanted, got string) bool { return wanted == "" || wanted == got }
 	return is(q.Tenant, d.Tenant) && is(q.Group, d.Group) && is(q.Type, d.Type) && is(q.Code, d.Code)
 }
 
+// Bounds of one call. Payloads have up to 256 KiB, and a page shows them, so bytes count, too.
 const (
-	deadLetterChunk   = 500    // dead letters that one round of reads returns, if the page has a filter
-	minLetterChunk    = 20     // the least of them that one command reads
-	maxScannedLetters = 10_000 // dead letters that one call looks at
+	maxScannedLetters = 10_000   // dead letters that it looks at
+	maxScannedBytes   = 16 << 20 // their size; it ends with the letter that passes this bound
+	maxLetterChunk    = 500      // dead letters of all partitions that it has in memory
+	letterChunkBytes  = 8 << 20  // their size, as long as sizes do not change much
 )
 
-// DeadLetters returns a page of dead letters, the newest first. The cursor holds the last entry of
-// each partition that the call has looked at. A principal of one tenant gets those of this tenant.
-// One call looks at maxScannedLetters dead letters at most, so that a page with a filter may be
-// short, or empty, although it has a cursor.
+// DeadLetters returns a page of dead letters, the newest first. The cursor is that of the last entry
+// that the call has looked at. A principal of one tenant gets those of this tenant. One call looks
+// at a bounded number of dead letters and of bytes, so that a page may be short, or empty, although
+// it has a cursor.
 func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	if _, err := ownTenant(ctx); err != nil {
@@ -60,7 +59,7 @@ func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLet
 		return list, err
 	}
 	sees := auth.SeesPayloads(ctx)
-	for len(list.DeadLetters) < q.Limit && list.Scanned < maxScannedLetters {
+	for size := 0; len(list.DeadLetters) < q.Limit && list.Scanned < maxScannedLetters && size < maxScannedBytes; {
 		d, ok, err := from.next(ctx)
 		if err != nil {
 			return list, apiError(err)
@@ -69,6 +68,7 @@ func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLet
 			return list, nil
 		}
 		list.Scanned++
+		size += letterSize(d)
 		if !q.matches(d) {
 			continue
 		}
@@ -81,35 +81,56 @@ func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLet
 	return list, nil
 }
 
-// letterScan reads the dead letters of some partitions, the newest first.
+// letterSize returns about how many bytes a dead letter has in Redis.
+func letterSize(d api.DeadLetter) int { return 256 + len(d.Error) + len(d.Payload) }
+
+// letterScan reads the dead letters of some partitions, the newest first. Of those of the same
+// millisecond, the ones of the lower partition come first. So one entry is enough for a cursor,
+// however many partitions there are.
 type letterScan struct {
 	*access
 	parts  []keyspace.Partition
-	oldest string             // the lowest id of an entry
-	chunk  int                // entries that one command reads
-	before []string           // by partition: the last entry that next has returned; "": none
-	read   [][]api.DeadLetter // by partition: entries that were read and are not returned yet
-	ended  []bool             // by partition: it has no entry behind those that were read
+	oldest string // the lowest id of an entry
+	from   []letterPart
+	last   string // the cursor of the entry that next has returned last
+}
+
+// letterPart is what a letterScan knows of a partition.
+type letterPart struct {
+	before string           // entries with lower ids were not read yet; "": none was
+	chunk  int              // how many entries the next command reads
+	read   []api.DeadLetter // entries that next has not returned yet
+	ms     uint64           // time of the first of them, by its id
+	ended  bool             // there is no entry behind those that were read
 }
 
 func newLetterScan(a *access, parts []keyspace.Partition, q DeadLetterQuery) (*letterScan, error) {
-	s := &letterScan{
-		access: a, parts: parts, chunk: q.Limit,
-		before: make([]string, len(parts)), read: make([][]api.DeadLetter, len(parts)), ended: make([]bool, len(parts)),
-	}
-	if q.filters() {
-		s.chunk = max(minLetterChunk, deadLetterChunk/len(parts))
-	}
+	s := &letterScan{access: a, parts: parts, from: make([]letterPart, len(parts))}
 	if !q.Since.IsZero() {
 		s.oldest = strconv.FormatInt(q.Since.UnixMilli(), 10)
 	}
+	id, at := "", 0
 	if q.Cursor != "" {
-		s.before = strings.Split(q.Cursor, ",")
+		var index string
+		var err error
+		id, index, _ = strings.Cut(q.Cursor, ",")
+		if at, err = strconv.Atoi(index); err != nil || at < 0 || at >= len(parts) || !messages.ValidEntryID(id) {
+			return nil, badCursor()
+		}
 	}
-	if len(s.before) != len(parts) || slices.ContainsFunc(s.before, func(id string) bool {
-		return id != "" && !messages.ValidEntryID(id)
-	}) {
-		return nil, badCursor()
+	ms, _, _ := strings.Cut(id, "-")
+	for i := range s.from {
+		p := &s.from[i]
+		p.chunk = max(1, letterChunkBytes/messages.MaxPayloadBytes/len(parts))
+		switch {
+		case id == "":
+		case i < at: // those of this millisecond were returned
+			p.before = ms + "-0"
+		case i == at:
+			p.before = id
+		default: // those of this millisecond come next
+			p.before = ms + "-18446744073709551615"
+		}
 	}
 	return s, nil
 }
@@ -117,31 +138,62 @@ func newLetterScan(a *access, parts []keyspace.Partition, q DeadLetterQuery) (*l
 // next returns the newest dead letter that it has not returned yet; false: there is none.
 func (s *letterScan) next(ctx context.Context) (api.DeadLetter, bool, error) {
 	newest := -1
-	for i, p := range s.parts {
-		if len(s.read[i]) == 0 && !s.ended[i] {
-			found, err := ledger.DeadLetters(ctx, s.conn.Cmd, p, s.before[i], s.oldest, s.chunk)
-			if err != nil {
+	for i := range s.from {
+		p := &s.from[i]
+		if len(p.read) == 0 && !p.ended {
+			if err := s.readMore(ctx, i); err != nil {
 				return api.DeadLetter{}, false, err
 			}
-			s.read[i], s.ended[i] = found, len(found) < s.chunk
 		}
-		if len(s.read[i]) > 0 && (newest < 0 || s.read[i][0].At.After(s.read[newest][0].At)) {
+		if len(p.read) > 0 && (newest < 0 || p.ms > s.from[newest].ms) {
 			newest = i
 		}
 	}
 	if newest < 0 {
 		return api.DeadLetter{}, false, nil
 	}
-	d := s.read[newest][0]
-	s.read[newest], s.before[newest] = s.read[newest][1:], d.EntryID
+	p := &s.from[newest]
+	d := p.read[0]
+	s.last = d.EntryID + "," + strconv.Itoa(newest)
+	p.set(p.read[1:])
 	return d, true, nil
+}
+
+// set sets the entries that next has not returned yet.
+func (p *letterPart) set(read []api.DeadLetter) {
+	if p.read = read; len(read) > 0 {
+		ms, _, _ := strings.Cut(read[0].EntryID, "-")
+		p.ms, _ = strconv.ParseUint(ms, 10, 64) // Redis has made the id
+	}
+}
+
+// readMore reads the next entries of a partition. The size of those that it gets sets how many the
+// next call reads.
+func (s *letterScan) readMore(ctx context.Context, i int) error {
+	p := &s.from[i]
+	found, err := ledger.DeadLetters(ctx, s.conn.Cmd, s.parts[i], p.before, s.oldest, p.chunk)
+	if err != nil {
+		return err
+	}
+	p.set(found)
+	if p.ended = len(found) < p.chunk; len(found) == 0 {
+		return nil
+	}
+	p.before = found[len(found)-1].EntryID
+	size := 0
+	for _, d := range found {
+		size += letterSize(d)
+	}
+	n := letterChunkBytes / len(s.parts) * len(found) / size
+	p.chunk = max(1, min(n, maxLetterChunk/len(s.parts)))
+	return nil
 }
 
 // cursor returns where the next page begins, "" if nothing is left.
 func (s *letterScan) cursor() string {
-	for i := range s.parts {
-		if len(s.read[i]) > 0 || !s.ended[i] {
-			return strings.Join(s.before, ",")
+	for _, p := range s.from {
+		if len(p.read) > 0 || !p.ended {
+			return s.last
 		}
 	}
 	return ""

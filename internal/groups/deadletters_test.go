@@ -3,6 +3,7 @@ package groups_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/groups"
+	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/presence"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
@@ -83,6 +85,67 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.ErrorIs(t, err, api.ErrTenant)
 	got, _ := jobs(acme, groups.DeadLetterQuery{Group: "g0", Limit: 10})
 	require.Empty(t, got, "its jobs are in group g1")
+}
+
+// Pages have no gap and no repetition either if many partitions have entries of the same
+// millisecond. The cursor stays short.
+func TestDeadLettersOfManyPartitions(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 64)
+	want := map[string]bool{}
+	for i := range 300 {
+		p := w.Space.All()[i*7%64]
+		job := fmt.Sprint("g.", i)
+		require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
+			Stream: p.DeadLetters(), ID: fmt.Sprintf("%d-*", 1_000_000+i/100), Values: []any{"job", job, "code", "C"},
+		}).Err())
+		want[job] = true
+	}
+	q := groups.DeadLetterQuery{Limit: 7}
+	for {
+		page, err := w.Store.DeadLetters(stagetest.Trusted(t), q)
+		require.NoError(t, err)
+		for _, d := range page.DeadLetters {
+			require.True(t, want[d.Job], "%s again", d.Job)
+			delete(want, d.Job)
+		}
+		require.LessOrEqual(t, len(page.Cursor), 64)
+		if q.Cursor = page.Cursor; q.Cursor == "" {
+			break
+		}
+	}
+	require.Empty(t, want)
+	for _, cursor := range []string{"x", "1-0", "1-0,", "1-0,64", "1-0,-1", "1,0", ",0"} {
+		_, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Limit: 1, Cursor: cursor})
+		require.ErrorContains(t, err, "cursor: must be one that an earlier page gave", cursor)
+	}
+}
+
+// A call ends when it has looked at 16 MiB, and the next one goes on there.
+func TestDeadLettersAreBoundedByBytes(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	large := `"` + strings.Repeat("x", messages.MaxPayloadBytes-2) + `"`
+	const n = 100 // 25 MiB
+	for range n {
+		require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{
+			Stream: w.Space.All()[0].DeadLetters(), Values: []any{"job", "g.0", "code", "C", "payload", large},
+		}).Err())
+	}
+	q := groups.DeadLetterQuery{Limit: 1000}
+	first, err := w.Store.DeadLetters(stagetest.Trusted(t), q)
+	require.NoError(t, err)
+	require.Len(t, first.DeadLetters, 64)
+	q.Cursor = first.Cursor
+	second, err := w.Store.DeadLetters(stagetest.Trusted(t), q)
+	require.NoError(t, err)
+	require.Len(t, second.DeadLetters, n-64)
+	require.Empty(t, second.Cursor)
+
+	none, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Limit: 1000, Code: "X"})
+	require.NoError(t, err)
+	require.Equal(t, 64, none.Scanned)
 }
 
 // Stats names each role, also those without a live process.

@@ -39,7 +39,7 @@ var (
 func build(name, tags string) (binaries, error) {
 	b := binaries{filepath.Join(folder, name, "bulkaction"), filepath.Join(folder, name, "worker")}
 	for path, pkg := range map[string]string{b.bulkaction: "./cmd/bulkaction", b.worker: "./tests/chaos/worker"} {
-		cmd := exec.Command("go", "build", "-buildvcs=false", "-tags", tags, "-o", path, pkg)
+		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-tags", tags, "-o", path, pkg)
 		cmd.Dir = filepath.Join("..", "..")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return b, fmt.Errorf("go build %s: %w\n%s", pkg, err, out)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
@@ -224,12 +225,10 @@ func TestDocumentCommands(t *testing.T) {
 	_, copyPort, _ := strings.Cut(childproc.FreeAddr(), ":")
 	tlsAddr := childproc.FreeAddr()
 	_, tlsPort, _ := strings.Cut(tlsAddr, ":")
-	root, err := filepath.Abs(repository)
-	require.NoError(t, err)
 
 	var script strings.Builder
 	script.WriteString("redis-cli -u " + redis + " CONFIG SET repl-diskless-sync-delay 0\n" + // --rdb need not wait
-		"(cd " + root + " && go build -o " + bin + "/ ./cmd/bulkaction)\nexport PATH=" + bin + ":$PATH\n" +
+		"ln -s " + proctest.Path(t, "bulkaction") + " " + bin + "\nexport PATH=" + bin + ":$PATH\n" +
 		"bulkaction dev --redis-url $BULKACTION_REDIS_URL > dev.log 2>&1 &\n" +
 		"until curl -s -o " + os.DevNull + " http://" + api + "/openapi.yaml; do sleep 0.1; done\n")
 	for _, name := range slices.Sorted(maps.Keys(documents)) {
@@ -263,7 +262,7 @@ func TestTutorialCommands(t *testing.T) {
 	api, dir := childproc.FreeAddr(), t.TempDir()
 	text := shellCommands(t, "docs/tutorial.md")
 	for _, change := range []struct{ old, new string }{
-		{"-o bin/ ", "-o " + dir + "/bin/ "},
+		{"go build -o bin/ ./cmd/bulkaction", "mkdir " + dir + "/bin\nln -s " + proctest.Path(t, "bulkaction") + " " + dir + "/bin"},
 		{"$PWD/bin:", dir + "/bin:"},
 		{"~/bulkaction-tutorial", dir + "/tutorial"},
 		{"6380", redisPort},

@@ -14,13 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 const repository = "../.."
 
 // TestReadmeCommands runs the commands of the README in their order in one shell. It changes only
-// addresses, the folder of the binaries, and the size of the demo.
+// addresses and the size of the demo, and uses the binary of all tests instead of building one.
 func TestReadmeCommands(t *testing.T) {
 	t.Parallel()
 	address := childproc.FreeAddr()
@@ -28,7 +29,7 @@ func TestReadmeCommands(t *testing.T) {
 
 	script := shellCommands(t, "README.md")
 	for _, change := range []struct{ old, new string }{
-		{"-o bin/ ./cmd/...", "-o " + bin + "/ ./cmd/bulkaction"},
+		{"go build -o bin/ ./cmd/...", "ln -s " + proctest.Path(t, "bulkaction") + " " + bin},
 		{"$PWD/bin:", bin + ":"},
 		{"bulkaction demo\n", "bulkaction demo --jobs 300\n"},
 		{"bulkaction dev &\n", "bulkaction dev --redis-url " + redisURL + " &\n" +
@@ -98,7 +99,7 @@ func TestWaitingRoomCommands(t *testing.T) {
 	require.NoError(t, err)
 	api, room, shop := childproc.FreeAddr(), childproc.FreeAddr(), childproc.FreeAddr()
 	until := "until curl -s -o " + os.DevNull + " http://"
-	text := "(cd " + root + " && go build -o $OLDPWD/bulkaction ./cmd/bulkaction)\nexport PATH=$PWD:$PATH\n" + script.String()
+	text := "ln -s " + proctest.Path(t, "bulkaction") + " .\nexport PATH=$PWD:$PATH\n" + script.String()
 	stream := "curl -sN -c visitor.txt -b visitor.txt http://127.0.0.1:8090/events/demo/tickets/waiting\n"
 	for _, change := range []struct{ old, new string }{
 		{stream, "(sleep 2; bulkaction room recalibrate demo --capacity 3) & timeout 5 " + strings.TrimSpace(stream) + " || true\n"},
