@@ -249,8 +249,9 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 			return
 		}
 		p, _ := auth.From(ctx)
-		if named, ok := w.(interface{ SetKeyID(id string) }); ok {
-			named.SetKeyID(p.KeyID)
+		if err := countRequest(w, p); err != nil {
+			c.fail(w, r, err)
+			return
 		}
 		r = r.WithContext(ctx)
 		if scope != open && !p.May(scope) {
@@ -310,6 +311,16 @@ func (c *Console) serveAction(a action) http.HandlerFunc {
 		}
 		ctx := activity.WithActor(r.Context(), actor)
 		if a.file {
+			if answer, ok := w.(interface {
+				BeginAppend(r *http.Request, p auth.Principal) (end func(), err error)
+			}); ok {
+				end, err := answer.BeginAppend(r, p)
+				if err != nil {
+					c.fail(w, r, err)
+					return
+				}
+				defer end()
+			}
 			httpapi.StreamBody(r)
 		} else {
 			if err := parseForm(w, r); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
+	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/livefeed"
 	"github.com/bulkaction/bulkaction/internal/sse"
 )
@@ -112,6 +113,12 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	who, _ := auth.From(ctx)
+	if err := countRequest(w, who); err != nil {
+		problem, after, _ := httpapi.ProblemOf(err)
+		w.Header().Set("Retry-After", seconds(after))
+		plainError(w, problem.Status, problem.Detail, nil)
+		return
+	}
 	name := r.URL.Query().Get("topics")
 	kind, arg, _ := strings.Cut(name, ":")
 	t, known := l.topics[kind]

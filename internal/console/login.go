@@ -62,6 +62,15 @@ func (c *Console) principal(r *http.Request, request bool) (context.Context, err
 	return auth.With(r.Context(), p), nil
 }
 
+// countRequest counts a request among those of its API key, together with those that the API gets.
+// It returns a problem of package httpapi if the key has made too many.
+func countRequest(w http.ResponseWriter, p auth.Principal) error {
+	if answer, ok := w.(interface{ CountRequest(p auth.Principal) error }); ok {
+		return answer.CountRequest(p)
+	}
+	return nil // no server of package httpapi serves the request
+}
+
 // askForLogin sends a browser without a session to the login, and from there back to its page.
 func askForLogin(w http.ResponseWriter, r *http.Request) {
 	to := root + "/login"
@@ -119,6 +128,10 @@ func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 	}
 	if form.Problem != "" {
 		c.showForm(w, r, status, form)
+		return
+	}
+	if err := countRequest(w, p); err != nil {
+		c.fail(w, r, err)
 		return
 	}
 	token, err := c.Sessions.Create(r.Context(), p)

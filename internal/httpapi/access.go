@@ -85,6 +85,13 @@ func (s *server) authorized(rt route, serve handler) handler {
 		}
 		ctx := s.withActor(auth.With(r.Context(), p), w, r, p)
 		if rt.stream {
+			if r.Method == http.MethodGet {
+				end, err := s.callers.begin(p.KeyID, streamKind)
+				if err != nil {
+					return err
+				}
+				defer end()
+			}
 			var end func()
 			ctx, end = whileValid(ctx, s.keys, p, func() {
 				if r.Method == http.MethodGet { // an append still gets an answer

@@ -90,7 +90,7 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	caller, _ := auth.From(r.Context())
-	end, err := s.callers.append(s.callerOf(r, caller))
+	end, err := s.callers.begin(s.callerOf(r, caller), appendKind)
 	if err != nil {
 		return err
 	}

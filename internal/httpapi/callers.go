@@ -13,21 +13,40 @@ import (
 	"github.com/bulkaction/bulkaction/internal/clientaddr"
 )
 
-// maxAppends is the number of bodies of jobs that one caller may send at the same time.
-const maxAppends = 64
+// What one caller may have open at the same time.
+const (
+	maxAppends    = 64  // bodies of jobs
+	maxKeyStreams = 500 // answers that are streams: events, results and failures
+)
+
+// kind is a kind of requests that may take any time.
+type kind struct {
+	most    int    // how many of them a caller may have open
+	problem string // what a caller with most of them is told
+}
+
+var (
+	appendKind = kind{maxAppends, "%d bodies of jobs are being sent by you already: end one, or send more jobs in each"}
+	streamKind = kind{maxKeyStreams, "your API key has %d streams of events, results and failures already: end one"}
+)
 
 // callers bounds what one caller may do at this server, so that no caller takes the connections or
 // the CPU of all. A caller is an API key or, for an API without keys, a client's address.
 type callers struct {
 	perSecond int // requests that a key may make in a second, and at once; 0: any number
 
-	mu      sync.Mutex
-	appends map[string]int           // open appends by caller
-	rates   map[string]*rate.Limiter // by key id; only keys that were valid get in
+	mu    sync.Mutex
+	open  map[opened]int           // requests
+	rates map[string]*rate.Limiter // by key id; only keys that were valid get in
+}
+
+type opened struct {
+	caller string
+	kind   kind
 }
 
 func newCallers(perSecond int) *callers {
-	return &callers{perSecond: perSecond, appends: map[string]int{}, rates: map[string]*rate.Limiter{}}
+	return &callers{perSecond: perSecond, open: map[opened]int{}, rates: map[string]*rate.Limiter{}}
 }
 
 // maxRates is the number of rate limiters from which on those of idle keys are removed: there may
@@ -67,24 +86,24 @@ func (c *callers) removeIdle(now time.Time) {
 	}
 }
 
-// append counts an append of a caller until the caller of append calls end. It returns a problem if
-// maxAppends are open. Callers without a name are not counted.
-func (c *callers) append(caller string) (end func(), err error) {
+// begin counts a request of a caller until the caller of begin calls end. It returns a problem if
+// too many of its kind are open. Callers without a name are not counted.
+func (c *callers) begin(caller string, k kind) (end func(), err error) {
 	if caller == "" {
 		return func() {}, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.appends[caller] >= maxAppends {
-		return nil, retryLater(api.TooManyStreams, tooManyRetry, fmt.Sprintf(
-			"%d bodies of jobs are being sent by you already: end one, or send more jobs in each", maxAppends))
+	o := opened{caller, k}
+	if c.open[o] >= k.most {
+		return nil, retryLater(api.TooManyStreams, tooManyRetry, fmt.Sprintf(k.problem, k.most))
 	}
-	c.appends[caller]++
+	c.open[o]++
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.appends[caller]--; c.appends[caller] == 0 {
-			delete(c.appends, caller)
+		if c.open[o]--; c.open[o] == 0 {
+			delete(c.open, o)
 		}
 	}, nil
 }

@@ -80,6 +80,58 @@ func TestAppendsOfOneCaller(t *testing.T) {
 	})
 }
 
+// A key may have maxKeyStreams streams; another key is not affected, and the end of a stream makes
+// room for another one.
+func TestStreamsOfOneKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFakeBackend()
+		b.onGroup = func(context.Context, int) (api.Group, error) { return groupInStates(1, created), nil }
+		o := options(b)
+		o.Keys = anyKey{}
+		client := serve(t, New(o))
+		get := func(path, key string) *http.Response {
+			req, err := http.NewRequestWithContext(t.Context(), "GET", "http://localhost"+path, nil)
+			require.NoError(t, err)
+			req.Header.Set("Authorization", "Bearer "+key)
+			res, err := client.Do(req)
+			require.NoError(t, err)
+			return res
+		}
+		status := func(path, key string) int {
+			res := get(path, key)
+			require.NoError(t, res.Body.Close())
+			synctest.Wait()
+			return res.StatusCode
+		}
+		const events = "/v1/groups/g/events"
+		var open []*http.Response
+		for range maxKeyStreams {
+			res := get(events, "a") //nolint:bodyclose // they are closed below
+			require.Equal(t, 200, res.StatusCode)
+			open = append(open, res)
+		}
+		res := get(events, "a")
+		text, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, 429, res.StatusCode)
+		require.Equal(t, "5", res.Header.Get("Retry-After"))
+		require.Contains(t, string(text), api.TooManyStreams)
+		require.Contains(t, string(text), "500 streams")
+		require.Equal(t, 429, status("/v1/groups/g/results", "a"))
+		require.Equal(t, 429, status("/v1/groups/g/failures", "a"))
+		require.Equal(t, 200, status("/v1/groups/g", "a"))
+		require.Equal(t, 200, status(events, "b"))
+
+		require.NoError(t, open[0].Body.Close())
+		time.Sleep(time.Second) // until the server notices
+		require.Equal(t, 200, status(events, "a"))
+		for _, res := range open[1:] {
+			require.NoError(t, res.Body.Close())
+		}
+	})
+}
+
 func TestRequestRateOfKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKeys{principal: auth.Principal{KeyID: "key_a", Role: auth.Admin}}

@@ -24,7 +24,7 @@ import (
 // ServeHTTP serves one request. Besides calling the handler, it sets the request's id, writes a log
 // line, refuses requests from foreign web pages, and recovers from a panic.
 func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw)}
+	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw), server: s}
 	r = r.WithContext(r.Context()) // a copy, because net/http needs the body of its own request unchanged
 	r.Body = s.newBodyReader(rw, r)
 	start := time.Now()
@@ -181,6 +181,7 @@ func isLoopbackHost(host string) bool {
 type responseWriter struct {
 	http.ResponseWriter
 	ctl    *http.ResponseController
+	server *server
 	status int // 0 until the answer has begun
 	bytes  int64
 	keyID  string // of the API key; "" without one

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/records"
 )
@@ -33,8 +34,20 @@ func StreamBody(r *http.Request) {
 // OwnDeadlines leaves the deadlines of writes to the handler of Options.UI that calls it.
 func (w *responseWriter) OwnDeadlines() { w.ownDeadlines = true }
 
-// SetKeyID names the API key of a request that the handler of Options.UI has checked, for the log.
-func (w *responseWriter) SetKeyID(id string) { w.keyID = id }
+// CountRequest counts a request of an API key that the handler of Options.UI has checked, and names
+// the key in the log. It returns a problem if the key has made too many.
+func (w *responseWriter) CountRequest(p auth.Principal) error {
+	if w.keyID = p.KeyID; p.KeyID == "" {
+		return nil
+	}
+	return w.server.callers.request(p, time.Now())
+}
+
+// BeginAppend counts a body of jobs that a caller sends to the handler of Options.UI, until that
+// calls end. It returns a problem if the caller sends too many at the same time.
+func (w *responseWriter) BeginAppend(r *http.Request, p auth.Principal) (end func(), err error) {
+	return w.server.callers.begin(w.server.callerOf(r, p), appendKind)
+}
 
 // ProblemOf returns the problem with which the API answers an error, and after what time the client
 // may try again, 0 if it need not. known is false for an unexpected error, which should be logged.

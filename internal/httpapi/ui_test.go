@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/records"
 )
@@ -21,7 +22,7 @@ var fakeUI = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	}
 	StreamBody(r)
 	w.(interface{ OwnDeadlines() }).OwnDeadlines()
-	w.(interface{ SetKeyID(id string) }).SetKeyID("key_1")
+	_ = w.(interface{ CountRequest(p auth.Principal) error }).CountRequest(auth.Principal{KeyID: "key_1"})
 	w.Header().Set("Cache-Control", "public")
 	body, _ := io.ReadAll(r.Body)
 	_, _ = w.Write(append([]byte("page "), body...))

@@ -5,12 +5,10 @@ import (
 	"crypto/tls"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/app"
-	"github.com/bulkaction/bulkaction/internal/auth/session"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/stage/ingest"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -53,7 +51,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			return err
 		}
 		defer stop()
-		keys, keyStore, err := apiKeys(p, b)
+		keys, keyStore, logins, err := apiKeys(p, b)
 		if err != nil {
 			return err
 		}
@@ -86,7 +84,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			KeepActivity:   p.Config.Retention.Activity,
 			NoAPI:          !slices.Contains(c.Serve, "api"),
 			UI:             slices.Contains(c.Serve, "ui"),
-			Logins:         session.New(b.Conn.Cmd, b.Space, time.Now),
+			Logins:         logins,
 			Secure:         p.Config.SecureUI(),
 			TraceURL:       c.TraceURLTemplate,
 			NoStream:       !consume,

@@ -7,29 +7,31 @@ import (
 	"github.com/bulkaction/bulkaction/internal/app"
 	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/auth/apikey"
+	"github.com/bulkaction/bulkaction/internal/auth/session"
 )
 
-// apiKeys returns what checks the API keys of requests, and the keys in Redis; both nil if the API
-// asks for no keys.
-func apiKeys(p *app.Process, b Base) (*apikey.Authenticator, *apikey.Store, error) {
+// apiKeys returns what checks the API keys of requests, the keys in Redis, and the sessions of the
+// console; all nil if the API asks for no keys.
+func apiKeys(p *app.Process, b Base) (*apikey.Authenticator, *apikey.Store, *session.Store, error) {
 	c := p.Config
 	if c.OpenToAll() {
 		p.Tel.Log.Warn("THE API ASKS FOR NO KEYS: everyone who reaches it may submit, read and change everything; "+
 			"set BULKACTION_AUTH=keys, see docs/security.md", "addr", c.Ingest.APIAddr)
 	}
 	if c.AuthMode() == app.AuthOff {
-		return nil, nil, nil
+		return nil, nil, nil, nil
 	}
 	hasher, err := auth.ReadHasher(c.Auth.PepperFile)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: BULKACTION_AUTH_PEPPER_FILE: %w", app.ErrConfig, err)
+		return nil, nil, nil, fmt.Errorf("%w: BULKACTION_AUTH_PEPPER_FILE: %w", app.ErrConfig, err)
 	}
 	var file *apikey.File
 	if c.Auth.KeysFile != "" {
 		if file, err = apikey.OpenFile(c.Auth.KeysFile); err != nil {
-			return nil, nil, fmt.Errorf("%w: BULKACTION_AUTH_KEYS_FILE: %w", app.ErrConfig, err)
+			return nil, nil, nil, fmt.Errorf("%w: BULKACTION_AUTH_KEYS_FILE: %w", app.ErrConfig, err)
 		}
 	}
 	store := apikey.NewStore(b.Conn.Cmd, b.Space, hasher, time.Now)
-	return apikey.New(apikey.Options{Store: store, File: file, Log: p.Tel.Log, Now: time.Now}), store, nil
+	keys := apikey.New(apikey.Options{Store: store, File: file, Log: p.Tel.Log, Now: time.Now})
+	return keys, store, session.New(b.Conn.Cmd, b.Space, hasher, time.Now), nil
 }

@@ -47,9 +47,10 @@ var (
 
 // Store is the sessions of an installation. It is safe for concurrent use.
 type Store struct {
-	redis redis.Cmdable
-	space keyspace.Space
-	now   func() time.Time
+	redis  redis.Cmdable
+	space  keyspace.Space
+	hasher auth.Hasher
+	now    func() time.Time
 
 	mu    sync.Mutex
 	known map[auth.Hash]known
@@ -63,6 +64,7 @@ type record struct {
 	Payloads  bool      `json:"payloads"`
 	CreatedAt time.Time `json:"created_at"`
 	SeenAt    time.Time `json:"seen_at"` // the last request, to the minute
+	Seal      auth.Hash `json:"seal"`    // see seal
 }
 
 // known is a session as this process has read it.
@@ -71,9 +73,22 @@ type known struct {
 	readAt time.Time
 }
 
-// New returns the sessions in this Redis. now is the clock.
-func New(c redis.Cmdable, space keyspace.Space, now func() time.Time) *Store {
-	return &Store{redis: c, space: space, now: now, known: map[auth.Hash]known{}}
+// New returns the sessions in this Redis. All processes of an installation must use the same
+// Hasher: if it has a pepper, a program that can write to Redis can't make a session. now is the
+// clock.
+func New(c redis.Cmdable, space keyspace.Space, hasher auth.Hasher, now func() time.Time) *Store {
+	return &Store{redis: c, space: space, hasher: hasher, now: now, known: map[auth.Hash]known{}}
+}
+
+// seal binds a record, except for the time of the last request, to the token of its session. So a
+// program that can write to Redis can't give the session of one key the rights of another one.
+func (s *Store) seal(token string, r record) (auth.Hash, error) {
+	r.SeenAt, r.Seal = time.Time{}, ""
+	text, err := json.Marshal(r)
+	if err != nil {
+		return "", fmt.Errorf("encode a session: %w", err)
+	}
+	return s.hasher.Hash(token + " " + string(text)), nil
 }
 
 // Create begins a session of a principal, and returns its token. If it returns an error, there may
@@ -84,11 +99,14 @@ func (s *Store) Create(ctx context.Context, p auth.Principal) (token string, err
 	token = base64.RawURLEncoding.EncodeToString(random[:])
 	now := s.now().UTC().Truncate(time.Millisecond)
 	r := record{Key: p.KeyID, Role: p.Role, Tenant: p.Tenant, Payloads: p.Payloads, CreatedAt: now, SeenAt: now}
+	if r.Seal, err = s.seal(token, r); err != nil {
+		return "", err
+	}
 	text, err := json.Marshal(r)
 	if err != nil {
 		return "", fmt.Errorf("encode a session: %w", err)
 	}
-	hash := auth.SHA256(token)
+	hash := s.hasher.Hash(token)
 	if err := s.redis.Set(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash)), text, Lifetime).Err(); err != nil {
 		return "", failed("begin a session", err)
 	}
@@ -103,12 +121,12 @@ func (s *Store) Find(ctx context.Context, token string, request bool) (auth.Prin
 	if len(token) != tokenChars {
 		return auth.Principal{}, ErrNone
 	}
-	hash, now := auth.SHA256(token), s.now()
+	hash, now := s.hasher.Hash(token), s.now()
 	s.mu.Lock()
 	k, remembered := s.known[hash]
 	s.mu.Unlock()
 	if !remembered || now.Sub(k.readAt) > Fresh {
-		r, err := s.read(ctx, hash)
+		r, err := s.read(ctx, hash, token)
 		switch {
 		case errors.Is(err, ErrUnavailable) && remembered && now.Sub(k.readAt) <= outage:
 		case errors.Is(err, ErrNone):
@@ -148,7 +166,7 @@ func (s *Store) touch(ctx context.Context, hash auth.Hash, k known) {
 	s.remember(hash, k)
 }
 
-func (s *Store) read(ctx context.Context, hash auth.Hash) (r record, err error) {
+func (s *Store) read(ctx context.Context, hash auth.Hash, token string) (r record, err error) {
 	text, err := s.redis.Get(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash))).Bytes()
 	switch {
 	case errors.Is(err, redis.Nil):
@@ -159,12 +177,15 @@ func (s *Store) read(ctx context.Context, hash auth.Hash) (r record, err error) 
 	if err := json.Unmarshal(text, &r); err != nil {
 		return r, fmt.Errorf("%w: its record can't be read", ErrNone)
 	}
+	if seal, err := s.seal(token, r); err != nil || seal != r.Seal {
+		return r, fmt.Errorf("%w: its record was changed", ErrNone)
+	}
 	return r, nil
 }
 
 // End ends a session. This process refuses it at once, others within Fresh.
 func (s *Store) End(ctx context.Context, token string) error {
-	hash := auth.SHA256(token)
+	hash := s.hasher.Hash(token)
 	s.forget(hash)
 	if err := s.redis.Del(ctx, keyspace.AuthSession(s.space.Prefix(), string(hash))).Err(); err != nil {
 		return failed("end a session", err)

@@ -1,6 +1,10 @@
 package session_test
 
 import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +25,7 @@ type world struct {
 	redis  *redis.Client
 	prefix string
 	time   time.Time
+	hasher auth.Hasher
 	store  *session.Store
 }
 
@@ -29,7 +34,7 @@ func (w *world) now() time.Time { return w.time }
 func (w *world) process() *session.Store {
 	space, err := keyspace.New(w.prefix, 1)
 	require.NoError(w, err)
-	return session.New(w.redis, space, w.now)
+	return session.New(w.redis, space, w.hasher, w.now)
 }
 
 func both(t *testing.T, test func(*world)) {
@@ -76,6 +81,53 @@ func TestRecord(t *testing.T) {
 		require.NotContains(w, text, token)
 		require.InDelta(w, session.Lifetime.Seconds(), w.redis.TTL(w.Context(), key).Val().Seconds(), 60)
 		w.works(w.store, token)
+		w.works(w.process(), token)
+	})
+}
+
+// With a pepper, a program that can write to Redis can neither make a session nor change the key,
+// the rights or the begin of one.
+func TestPepper(t *testing.T) {
+	pepper := filepath.Join(t.TempDir(), "pepper")
+	require.NoError(t, os.WriteFile(pepper, []byte(strings.Repeat("p", 32)), 0o600))
+	hasher, err := auth.ReadHasher(pepper)
+	require.NoError(t, err)
+	both(t, func(w *world) {
+		plain := w.create()
+		w.hasher = hasher
+		w.store = w.process()
+		w.refused(w.store, plain)
+
+		token := w.create()
+		key := w.prefix + "auth:session:" + string(hasher.Hash(token))
+		text, err := w.redis.Get(w.Context(), key).Result()
+		require.NoError(w, err)
+		forged := w.prefix + "auth:session:" + string(auth.SHA256(plain))
+		require.NoError(w, w.redis.Set(w.Context(), forged, text, session.Lifetime).Err())
+		w.refused(w.process(), plain)
+
+		var record map[string]any
+		require.NoError(w, json.Unmarshal([]byte(text), &record))
+		for field, value := range map[string]any{
+			"key": "key_admin", "role": auth.Admin, "tenant": "globex", "payloads": false,
+			"created_at": w.time.Add(session.Lifetime).UTC(), "seal": "",
+		} {
+			changed := maps.Clone(record)
+			require.Contains(w, changed, field)
+			changed[field] = value
+			text, err := json.Marshal(changed)
+			require.NoError(w, err)
+			require.NoError(w, w.redis.Set(w.Context(), key, text, session.Lifetime).Err())
+			w.refused(w.process(), token)
+		}
+		require.NoError(w, w.redis.Set(w.Context(), key, text, session.Lifetime).Err())
+		w.works(w.process(), token)
+		other := w.create() // the record of a session is of no use under the hash of another one
+		require.NoError(w, w.redis.Set(w.Context(), w.prefix+"auth:session:"+string(hasher.Hash(other)), text, 0).Err())
+		w.refused(w.process(), other)
+
+		w.time = w.time.Add(2 * time.Minute)
+		w.works(w.process(), token) // and it stores the time of the request
 		w.works(w.process(), token)
 	})
 }
