@@ -94,7 +94,7 @@ func New(o Options) *Console {
 		overview: newOverviewPage(o.Backend),
 	}
 	c.rooms = roomPages{
-		o.Rooms, o.Backend, newKept[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
+		o.Rooms, o.Backend, newCache[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
 		o.Keys == nil,
 	}
 	c.pages = c.allPages()

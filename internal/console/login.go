@@ -22,8 +22,8 @@ type Sessions interface {
 	// Find returns the principal of a session. Its errors are those of package session.
 	Find(ctx context.Context, token string, request bool) (auth.Principal, error)
 	End(ctx context.Context, token string) error
-	// Once reports whether a form with this name is sent for the first time.
-	Once(ctx context.Context, form string) (first bool, err error)
+	// FirstUse reports whether a form with this name is sent for the first time.
+	FirstUse(ctx context.Context, form string) (first bool, err error)
 }
 
 // errNoSession says that a request has no valid session.

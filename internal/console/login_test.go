@@ -115,7 +115,7 @@ func TestSessionsAway(t *testing.T) {
 // Without keys there is no login.
 func TestWithoutKeys(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	require.NotContains(t, w.page("/ui/").actions(), "/ui/logout")
 	require.Equal(t, "/ui/", w.get("/ui/login").Header().Get("Location"))
 	require.Equal(t, "/ui/", w.post("/ui/login", url.Values{"key": {"x"}}).Header().Get("Location"))
@@ -137,7 +137,7 @@ func TestSafeNext(t *testing.T) {
 
 func TestTheme(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	require.Equal(t, "system", attribute(w.page("/ui/").all("html")[0], "data-theme"))
 	answer := w.post("/ui/theme", url.Values{"theme": {"dark"}, "next": {"/ui/groups"}})
 	require.Equal(t, "/ui/groups", answer.Header().Get("Location"))
