@@ -60,7 +60,9 @@ func unlessEnded(ctx context.Context, err error) error {
 
 // view opens n streams of a topic until stop is called, which returns the number of frames of all
 // streams. It returns after each stream has a frame.
-func (v *consoleRun) view(ctx context.Context, topic string, n int) (frames *atomic.Int64, stop func() error, err error) {
+func (v *consoleRun) view(
+	ctx context.Context, topic string, n int,
+) (frames *atomic.Int64, stop func() error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	frames = new(atomic.Int64)
 	var all sync.WaitGroup

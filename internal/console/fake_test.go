@@ -48,6 +48,7 @@ type fakeBackend struct {
 	afterPage func()
 	mapReads  int
 	stages    []api.StageStatus // beside those that newFake has
+	deadline  time.Time         // of the last call of Groups
 }
 
 func newFake() *fakeBackend {
@@ -109,6 +110,7 @@ func (f *fakeBackend) Groups(ctx context.Context, q httpapi.ListQuery) (api.Grou
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queries = append(f.queries, q)
+	f.deadline, _ = ctx.Deadline()
 	who, _ := auth.From(ctx)
 	l := api.GroupList{Scanned: 3}
 	for _, id := range []string{"failed-1", "running-1", "other-1"} {
@@ -262,6 +264,9 @@ type fakeSessions struct {
 	all map[string]auth.Principal
 	err error
 	n   int
+
+	uses     int       // requests that count as a use of a session
+	deadline time.Time // of the last call of Find
 }
 
 func (s *fakeSessions) Create(_ context.Context, p auth.Principal) (string, error) {
@@ -273,9 +278,12 @@ func (s *fakeSessions) Create(_ context.Context, p auth.Principal) (string, erro
 	return token, s.err
 }
 
-func (s *fakeSessions) Find(_ context.Context, token string, _ bool) (auth.Principal, error) {
+func (s *fakeSessions) Find(ctx context.Context, token string, request bool) (auth.Principal, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.deadline, _ = ctx.Deadline(); request {
+		s.uses++
+	}
 	if s.err != nil {
 		return auth.Principal{}, s.err
 	}

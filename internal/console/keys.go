@@ -19,7 +19,7 @@ import (
 const (
 	keysOnPage = 50
 	maxDays    = 3650 // longest lifetime of a key
-	maxFormID    = 64   // bytes of the name of a form
+	maxFormID  = 64   // bytes of the name of a form
 )
 
 // keysPage shows API keys without their secrets, creates keys and revokes them.

@@ -286,4 +286,30 @@ func TestStreamsEnd(t *testing.T) {
 	}
 }
 
+// Only the first page of all groups is read each second: reads of other lists cost more. Readers who
+// see different data of a list count as readers of different lists.
+func TestListsOfGroupsAreReadSeldom(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	for arg, want := range map[string]int{"": 3, "status=FAILED": 1, "cursor=next": 1} {
+		w.backend.queries = nil
+		read, err := groupPages{w.backend}.openList(t.Context(), arg)
+		require.NoError(t, err)
+		for range 3 {
+			_, err := read(auth.With(t.Context(), admin))
+			require.NoError(t, err)
+		}
+		require.Len(t, w.backend.queries, want, arg)
+	}
+	w = as(t, auth.Principal{})
+	server := w.server()
+	for _, p := range []auth.Principal{acme, globex, acme} {
+		token, _ := w.sessions.Create(t.Context(), p)
+		require.Equal(t, http.StatusOK, w.follow(server, "groups:", token).status)
+	}
+	w.console.live.mu.Lock()
+	defer w.console.live.mu.Unlock()
+	require.Len(t, w.console.live.followed, 2)
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

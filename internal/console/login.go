@@ -38,6 +38,9 @@ func (c *Console) cookieName() string {
 	return "bulkaction"
 }
 
+// pollHeader marks a request that the script of an open page makes by itself.
+const pollHeader = "X-Bulkaction-Poll"
+
 // principal returns the context of a request with its principal. Unless the request comes by itself
 // from an open page, it counts as a use of the session.
 func (c *Console) principal(r *http.Request, request bool) (context.Context, error) {
@@ -48,7 +51,7 @@ func (c *Console) principal(r *http.Request, request bool) (context.Context, err
 	if err != nil {
 		return nil, errNoSession
 	}
-	p, err := c.Sessions.Find(r.Context(), cookie.Value, request)
+	p, err := c.Sessions.Find(r.Context(), cookie.Value, request && r.Header.Get(pollHeader) == "")
 	switch {
 	case errors.Is(err, session.ErrNone):
 		return nil, errNoSession

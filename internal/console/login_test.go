@@ -1,10 +1,14 @@
 package console
 
 import (
+	"context"
+	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -110,6 +114,45 @@ func TestSessionsAway(t *testing.T) {
 	require.Contains(t, answer.Body.String(), "Redis is away")
 	require.Equal(t, http.StatusServiceUnavailable, w.get("/ui/events?topics=overview").Code)
 	require.Equal(t, http.StatusSeeOther, w.post("/ui/logout", nil).Code, "the browser forgets the session all the same")
+}
+
+// What an open page asks by itself, as a poll or over an event stream, does not keep its session
+// alive.
+func TestOpenPagesDoNotUseSessions(t *testing.T) {
+	t.Parallel()
+	w := as(t, operator)
+	w.page("/ui/groups")
+	require.Equal(t, 1, w.sessions.uses)
+	poll := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/groups", nil)
+	poll.Header.Set(pollHeader, "1")
+	require.Equal(t, http.StatusOK, w.do(poll).Code)
+	s := w.follow(w.server(), "groups:", w.cookie)
+	_, _, ok := s.next()
+	require.True(t, ok)
+	s.close()
+	require.Equal(t, 1, w.sessions.uses)
+	require.Contains(t, string(assets["app.js"].text), `"`+pollHeader+`"`)
+}
+
+// The session and the data of a page have one deadline together. A page whose data does not come in
+// time shows what it has shown last.
+func TestOneDeadlineForAPage(t *testing.T) {
+	t.Parallel()
+	w := as(t, operator)
+	w.page("/ui/groups")
+	require.False(t, w.sessions.deadline.IsZero())
+	require.Equal(t, w.sessions.deadline, w.backend.deadline)
+	require.WithinDuration(t, time.Now().Add(readTimeout), w.sessions.deadline, readTimeout)
+	for _, path := range []string{"/ui/login", "/ui/unknown"} {
+		w.sessions.deadline = time.Time{}
+		w.get(path)
+		require.False(t, w.sessions.deadline.IsZero(), path)
+	}
+	w.backend.err = fmt.Errorf("list groups: %w", context.DeadlineExceeded)
+	answer := w.get("/ui/groups")
+	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
+	require.Contains(t, answer.Body.String(), "running-1")
+	require.Equal(t, http.StatusGatewayTimeout, w.get("/ui/groups?type=NOOP").Code, "this page was not shown before")
 }
 
 // Without keys there is no login.
