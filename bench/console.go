@@ -131,21 +131,21 @@ func RunConsole(ctx context.Context, o ConsoleOptions) (Console, error) {
 	return out, nil
 }
 
-// viewed is a run with the address of its console.
-type viewed struct {
+// consoleRun is a run with the address of its console.
+type consoleRun struct {
 	*run
 	url string // without a slash at its end
 	api *client.API
 }
 
-func startViewed(ctx context.Context, o Options, out *Console) (*viewed, error) {
+func startConsoleRun(ctx context.Context, o Options, out *Console) (*consoleRun, error) {
 	addr := childproc.FreeAddr()
 	r, err := start(ctx, o, false, noGlobalLimit, "BULKACTION_API_ADDR="+addr)
 	if err != nil {
 		return nil, err
 	}
 	out.Overrides = r.overrides
-	v := &viewed{run: r, url: "http://" + addr, api: client.NewAPI("http://" + addr)}
+	v := &consoleRun{run: r, url: "http://" + addr, api: client.NewAPI("http://" + addr)}
 	if err := errors.Join(r.awaitAPI(ctx, addr), r.warmUp(ctx, nil, perMessage)); err != nil {
 		r.close()
 		return nil, err
@@ -160,7 +160,7 @@ const (
 )
 
 func measureLists(ctx context.Context, o ConsoleOptions, out *Console) (*ConsoleLists, error) {
-	v, err := startViewed(ctx, o.Options, out)
+	v, err := startConsoleRun(ctx, o.Options, out)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func measureLists(ctx context.Context, o ConsoleOptions, out *Console) (*Console
 }
 
 // awaitIdle waits until ingest has read all messages, and all jobs have ended.
-func (v *viewed) awaitIdle(ctx context.Context, part string, jobs int) error {
+func (v *consoleRun) awaitIdle(ctx context.Context, part string, jobs int) error {
 	return v.await(ctx, "the end of all jobs", pollInterval, func() (int, error) {
 		s, err := v.api.Stats(ctx)
 		if err != nil {
@@ -212,7 +212,7 @@ func (v *viewed) awaitIdle(ctx context.Context, part string, jobs int) error {
 var element = regexp.MustCompile(`<[a-z]`)
 
 // page reads a page of the console pageReads times, or until while returns false.
-func (v *viewed) page(ctx context.Context, path string, while func() bool) (ConsolePage, error) {
+func (v *consoleRun) page(ctx context.Context, path string, while func() bool) (ConsolePage, error) {
 	p := ConsolePage{Page: "/ui" + path}
 	var times []float64
 	for range pageReads {
@@ -254,7 +254,7 @@ func (v *viewed) page(ctx context.Context, path string, while func() bool) (Cons
 }
 
 func measureLargeGroup(ctx context.Context, o ConsoleOptions, out *Console) (*ConsoleGroup, error) {
-	v, err := startViewed(ctx, o.Options, out)
+	v, err := startConsoleRun(ctx, o.Options, out)
 	if err != nil {
 		return nil, err
 	}
@@ -292,7 +292,7 @@ func measureLargeGroup(ctx context.Context, o ConsoleOptions, out *Console) (*Co
 }
 
 // awaitFirst waits until a group exists.
-func (v *viewed) awaitFirst(ctx context.Context, g group) (int, error) {
+func (v *consoleRun) awaitFirst(ctx context.Context, g group) (int, error) {
 	return 0, v.await(ctx, "group "+g.id, pollInterval, func() (int, error) {
 		_, err := v.api.Group(ctx, g.id)
 		if errors.Is(err, client.ErrNotFound) {
@@ -303,7 +303,7 @@ func (v *viewed) awaitFirst(ctx context.Context, g group) (int, error) {
 }
 
 // measureChanges pauses and resumes a group whose jobs run, and waits until a stream shows it.
-func (v *viewed) measureChanges(ctx context.Context) (Quantiles, error) {
+func (v *consoleRun) measureChanges(ctx context.Context) (Quantiles, error) {
 	slow := group{id: v.name + "-slow", tenant: "slow", jobs: 1000, job: sleeping(slowJobMS)}
 	if err := v.create(ctx, []group{slow}, slow.jobs); err != nil {
 		return Quantiles{}, err

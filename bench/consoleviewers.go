@@ -23,7 +23,7 @@ const (
 
 // watch reads the event stream of a topic and calls frame with the data of each frame, until frame
 // returns false or ctx ends.
-func (v *viewed) watch(ctx context.Context, topic string, frame func(data string) bool) error {
+func (v *consoleRun) watch(ctx context.Context, topic string, frame func(data string) bool) error {
 	address := v.url + "/ui/events?topics=" + url.QueryEscape(topic)
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
 	if err != nil {
@@ -60,7 +60,9 @@ func unlessEnded(ctx context.Context, err error) error {
 
 // view opens n streams of a topic until stop is called, which returns the number of frames of all
 // streams. It returns after each stream has a frame.
-func (v *viewed) view(ctx context.Context, topic string, n int) (frames *atomic.Int64, stop func() error, err error) {
+func (v *consoleRun) view(
+	ctx context.Context, topic string, n int,
+) (frames *atomic.Int64, stop func() error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	frames = new(atomic.Int64)
 	var all sync.WaitGroup
@@ -103,7 +105,7 @@ func (v *viewed) view(ctx context.Context, topic string, n int) (frames *atomic.
 var errStreamEnded = errors.New("a stream has ended")
 
 func measureViewers(ctx context.Context, o ConsoleOptions, out *Console) (*ConsoleViewers, error) {
-	v, err := startViewed(ctx, o.Options, out)
+	v, err := startConsoleRun(ctx, o.Options, out)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +152,7 @@ func measureViewers(ctx context.Context, o ConsoleOptions, out *Console) (*Conso
 }
 
 // costs measures each number of viewers of a topic.
-func (v *viewed) costs(ctx context.Context, topic, state string, viewers ...int) (all []viewCost, err error) {
+func (v *consoleRun) costs(ctx context.Context, topic, state string, viewers ...int) (all []viewCost, err error) {
 	for i, n := range viewers {
 		v.options.progress("viewers of the "+state+" group", i, len(viewers))
 		c, err := v.cost(ctx, topic, n)
@@ -167,7 +169,7 @@ func (v *viewed) costs(ctx context.Context, topic, state string, viewers ...int)
 type viewCost struct{ commands, frames, core, kb float64 }
 
 // cost measures n viewers of a topic for viewTime.
-func (v *viewed) cost(ctx context.Context, topic string, n int) (c viewCost, err error) {
+func (v *consoleRun) cost(ctx context.Context, topic string, n int) (c viewCost, err error) {
 	frames, stop, err := v.view(ctx, topic, n)
 	if err != nil {
 		return c, err
@@ -189,7 +191,7 @@ func (v *viewed) cost(ctx context.Context, topic string, n int) (c viewCost, err
 }
 
 func measureViewedThroughput(ctx context.Context, o ConsoleOptions, out *Console) (*ConsoleThroughput, error) {
-	v, err := startViewed(ctx, o.Options, out)
+	v, err := startConsoleRun(ctx, o.Options, out)
 	if err != nil {
 		return nil, err
 	}
@@ -217,7 +219,7 @@ func measureViewedThroughput(ctx context.Context, o ConsoleOptions, out *Console
 }
 
 // speed runs a group while people look at it, and returns the jobs a second.
-func (v *viewed) speed(ctx context.Context, id string, jobs, viewers int) (float64, error) {
+func (v *consoleRun) speed(ctx context.Context, id string, jobs, viewers int) (float64, error) {
 	groups := []group{{id: id, tenant: "one", jobs: jobs}}
 	if err := v.create(ctx, groups, 0); err != nil {
 		return 0, err

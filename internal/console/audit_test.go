@@ -81,7 +81,7 @@ func TestAudit(t *testing.T) {
 // An open page looks for lost jobs only now and then, because that may read many dead letters.
 func TestAuditLooksForLostJobsRarely(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	read := auditPage{w.backend}.reader()
 	for range 3 {
 		_, err := read(auth.With(t.Context(), admin))

@@ -26,7 +26,7 @@ import (
 
 const (
 	root = "/ui"
-	// readTimeout is the longest time that a page waits for its data.
+	// readTimeout is the longest time that a page waits for its session and its data together.
 	readTimeout = 5 * time.Second
 	// actionTimeout is the longest time for an action. It goes on when the browser leaves.
 	actionTimeout = 30 * time.Second
@@ -94,14 +94,14 @@ func New(o Options) *Console {
 		overview: newOverviewPage(o.Backend),
 	}
 	c.rooms = roomPages{
-		o.Rooms, o.Backend, newKept[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
+		o.Rooms, o.Backend, newCache[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
 		o.Keys == nil,
 	}
 	c.pages = c.allPages()
 	c.views = parseTemplates(functions(c.hasPage, o.TraceURL))
 	c.live = newLive(c)
 	for _, p := range c.pages {
-		c.mux.HandleFunc(http.MethodGet+" "+root+p.path, c.authorized(p.scope, c.servePage(p)))
+		c.mux.HandleFunc(http.MethodGet+" "+root+p.path, inTime(c.authorized(p.scope, c.servePage(p))))
 	}
 	for _, a := range c.allActions() {
 		c.mux.HandleFunc(http.MethodPost+" "+root+a.path, c.authorized(a.scope, c.serveAction(a)))
@@ -110,11 +110,11 @@ func New(o Options) *Console {
 	c.mux.HandleFunc("GET "+root+"/events", c.live.serve)
 	c.mux.HandleFunc("GET "+root+assetsPath, serveAsset)
 	login := loginPage{c}
-	c.mux.HandleFunc("GET "+root+"/login", login.show)
+	c.mux.HandleFunc("GET "+root+"/login", inTime(login.show))
 	c.mux.HandleFunc("POST "+root+"/login", login.begin)
 	c.mux.HandleFunc("POST "+root+"/logout", login.end)
 	c.mux.HandleFunc("POST "+root+"/theme", login.setTheme)
-	c.mux.HandleFunc(root+"/", c.notFound)
+	c.mux.HandleFunc(root+"/", inTime(c.notFound))
 	return c
 }
 
@@ -232,6 +232,15 @@ func (c *Console) hasPage(path string) bool {
 	return slices.ContainsFunc(c.pages, func(p page) bool { return p.path == path })
 }
 
+// inTime gives a request readTimeout as the deadline of all that it reads.
+func inTime(serve http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
+		defer cancel()
+		serve(w, r.WithContext(ctx))
+	}
+}
+
 // authorized serves a page or an action for those who may use it. The context of serve has the
 // principal.
 func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.HandlerFunc {
@@ -264,17 +273,16 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 
 var errForbidden = fmt.Errorf("this page or action: %w", api.ErrNotAllowed)
 
-// servePage answers with a page. While Redis is away, it shows what the page has shown last.
+// servePage answers with a page. While Redis is away or does not answer in time, it shows what the
+// page has shown last.
 func (c *Console) servePage(p page) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
-		defer cancel()
-		v, err := p.view(r.WithContext(ctx))
+		v, err := p.view(r)
 		var to redirectError
 		switch {
 		case errors.As(err, &to):
 			http.Redirect(w, r, string(to), http.StatusSeeOther)
-		case errors.Is(err, api.ErrUnavailable):
+		case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 			if last, at, ok := c.last.find(r); ok {
 				c.render(w, r, http.StatusServiceUnavailable, last, at)
 				return

@@ -182,7 +182,7 @@ func TestLettersLive(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, w.follow(server, "job:running-1/7", login(globex)).status)
 	require.Equal(t, http.StatusForbidden, w.follow(server, "rejected:", login(acme)).status)
 
-	page := newWorld(t).page("/ui/groups/running-1/jobs/7")
+	page := newTestConsole(t).page("/ui/groups/running-1/jobs/7")
 	require.Equal(t, "job:running-1/7", attribute(page.all("body")[0], "data-topic"))
 	for _, input := range page.all("input") {
 		for n := input; n != nil; n = n.Parent {

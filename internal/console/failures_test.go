@@ -131,9 +131,9 @@ func TestFailuresDownload(t *testing.T) {
 // A download that can't go on breaks, instead of looking complete.
 func TestFailuresDownloadBreaks(t *testing.T) {
 	t.Parallel()
-	for name, breaks := range map[string]func(w *world){
-		"Redis away":  func(w *world) { w.backend.set(func() { w.backend.err = api.ErrUnavailable }) },
-		"revoked key": func(w *world) { w.keys.revoke("operator") },
+	for name, breaks := range map[string]func(w *testConsole){
+		"Redis away":  func(w *testConsole) { w.backend.set(func() { w.backend.err = api.ErrUnavailable }) },
+		"revoked key": func(w *testConsole) { w.keys.revoke("operator") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -48,6 +48,7 @@ type fakeBackend struct {
 	afterPage func()
 	mapReads  int
 	stages    []api.StageStatus // beside those that newFake has
+	deadline  time.Time         // of the last call of Groups
 }
 
 func newFake() *fakeBackend {
@@ -109,6 +110,7 @@ func (f *fakeBackend) Groups(ctx context.Context, q httpapi.ListQuery) (api.Grou
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.queries = append(f.queries, q)
+	f.deadline, _ = ctx.Deadline()
 	who, _ := auth.From(ctx)
 	l := api.GroupList{Scanned: 3}
 	for _, id := range []string{"failed-1", "running-1", "other-1"} {
@@ -262,6 +264,9 @@ type fakeSessions struct {
 	all map[string]auth.Principal
 	err error
 	n   int
+
+	uses     int       // requests that count as a use of a session
+	deadline time.Time // of the last call of Find
 }
 
 func (s *fakeSessions) Create(_ context.Context, p auth.Principal) (string, error) {
@@ -273,9 +278,12 @@ func (s *fakeSessions) Create(_ context.Context, p auth.Principal) (string, erro
 	return token, s.err
 }
 
-func (s *fakeSessions) Find(_ context.Context, token string, _ bool) (auth.Principal, error) {
+func (s *fakeSessions) Find(ctx context.Context, token string, request bool) (auth.Principal, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.deadline, _ = ctx.Deadline(); request {
+		s.uses++
+	}
 	if s.err != nil {
 		return auth.Principal{}, s.err
 	}
@@ -304,8 +312,8 @@ var (
 	service  = auth.Principal{KeyID: "service", Role: auth.Service}
 )
 
-// world is a console in a test. Without who, there is no login.
-type world struct {
+// testConsole is a console in a test. Without who, there is no login.
+type testConsole struct {
 	*testing.T
 	backend  *fakeBackend
 	rooms    *fakeRooms
@@ -317,15 +325,15 @@ type world struct {
 	cookie   string
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, keyStore: newKeyStore()}
+func newTestConsole(t *testing.T) *testConsole {
+	w := &testConsole{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, keyStore: newKeyStore()}
 	w.console = New(Options{Backend: w.backend, Rooms: w.rooms, Activity: w.log, KeyStore: w.keyStore, Version: "v1", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	return w
 }
 
 // as returns a console with a login, and somebody who has logged in.
-func as(t *testing.T, who auth.Principal) *world {
-	w := &world{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, sessions: &fakeSessions{all: map[string]auth.Principal{}}, keyStore: newKeyStore()}
+func as(t *testing.T, who auth.Principal) *testConsole {
+	w := &testConsole{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, sessions: &fakeSessions{all: map[string]auth.Principal{}}, keyStore: newKeyStore()}
 	w.keys = &fakeKeys{keys: map[string]auth.Principal{}}
 	for _, p := range []auth.Principal{admin, operator, reader, acme, globex, metrics, service} {
 		w.keys.keys[p.KeyID] = p
@@ -337,7 +345,7 @@ func as(t *testing.T, who auth.Principal) *world {
 	return w
 }
 
-func (w *world) do(r *http.Request) *httptest.ResponseRecorder {
+func (w *testConsole) do(r *http.Request) *httptest.ResponseRecorder {
 	w.Helper()
 	r.RemoteAddr = "127.0.0.1:1234"
 	if r.Host == "example.com" { // the default of httptest; the pages of rooms are for this host
@@ -351,12 +359,12 @@ func (w *world) do(r *http.Request) *httptest.ResponseRecorder {
 	return answer
 }
 
-func (w *world) get(path string) *httptest.ResponseRecorder {
+func (w *testConsole) get(path string) *httptest.ResponseRecorder {
 	w.Helper()
 	return w.do(httptest.NewRequestWithContext(w.Context(), http.MethodGet, path, nil))
 }
 
-func (w *world) post(path string, form url.Values) *httptest.ResponseRecorder {
+func (w *testConsole) post(path string, form url.Values) *httptest.ResponseRecorder {
 	w.Helper()
 	r := httptest.NewRequestWithContext(w.Context(), http.MethodPost, path, strings.NewReader(form.Encode()))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
@@ -364,7 +372,7 @@ func (w *world) post(path string, form url.Values) *httptest.ResponseRecorder {
 }
 
 // page reads a page that must be there.
-func (w *world) page(path string) document {
+func (w *testConsole) page(path string) document {
 	w.Helper()
 	answer := w.get(path)
 	require.Equal(w, http.StatusOK, answer.Code, answer.Body.String())

@@ -14,7 +14,7 @@ import (
 // The page keeps its filters: in the form, in the link of the next page, and in the live topic.
 func TestGroupFilters(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	d := w.page("/ui/groups?tenant=acme&status=failed&type=SEND_EMAIL&paused=false&prefix=fail&since=2026-01-02")
 	no := false
 	require.Equal(t, httpapi.ListQuery{

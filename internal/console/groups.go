@@ -49,8 +49,14 @@ func (p groupPages) list(r *http.Request) (view, error) {
 	return listOf(p.readList).view(r, view{name: "groups", title: "Groups", topic: "groups"})
 }
 
+// openList returns what reads a list of groups. Only the first page of all groups is read each
+// time: a read of another list may look at thousands of groups.
 func (p groupPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
-	return listOf(p.readList).open(arg, 0)
+	interval := listInterval
+	if arg == "" {
+		interval = 0
+	}
+	return listOf(p.readList).open(arg, interval)
 }
 
 // readList returns a function that reads the page of groups which a query asks for, and the valid

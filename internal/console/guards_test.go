@@ -213,7 +213,7 @@ func TestGuardActions(t *testing.T) {
 // Pages follow guards, with their filters. One that is costly to read is read seldom.
 func TestGuardTopics(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	server := w.server()
 	for topic, want := range map[string]int{
 		"guards:": 200, "guards:kind%3Dpool": 200, "guard:pool/smtp?": 200, "guard:smtp%3Fstate%3Doff": 200,

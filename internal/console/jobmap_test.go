@@ -28,7 +28,7 @@ func (f *fakeBackend) JobMap(_ context.Context, id string, buckets int) (api.Job
 
 func TestJobMap(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	d := w.page("/ui/groups/failed-1")
 	require.Contains(t, d.text, "Job 0 on the left, job 999 on the right, 2 jobs a column.")
 	shapes := map[string]string{}
@@ -46,7 +46,7 @@ func TestJobMap(t *testing.T) {
 // An open page reads the map less often than the rest of the group.
 func TestJobMapInterval(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	read := groupPages{w.backend}.reader("failed-1")
 	ctx := auth.Trust(t.Context())
 	for range 3 {

@@ -19,7 +19,7 @@ import (
 const (
 	keysOnPage = 50
 	maxDays    = 3650 // longest lifetime of a key
-	maxOnce    = 64   // bytes of the name of a form
+	maxFormID  = 64   // bytes of the name of a form
 )
 
 // keysPage shows API keys without their secrets, creates keys and revokes them.
@@ -36,9 +36,9 @@ type keysData struct {
 	First    bool   // this is the first page
 }
 
-// Once names a copy of the form, so that the form creates one key. Each rendering has its own,
+// FormID names a copy of the form, so that the form creates one key. Each rendering has its own,
 // also one of the data that an outage of Redis shows.
-func (keysData) Once() string { return rand.Text() }
+func (keysData) FormID() string { return rand.Text() }
 
 type keyRow struct {
 	api.Key
@@ -94,8 +94,8 @@ func (c keysPage) create(ctx context.Context, r *http.Request) (view, error) {
 		return view{}, errKeysOff
 	}
 	field := func(name string) string { return strings.TrimSpace(r.PostForm.Get(name)) }
-	once := field("once")
-	if once == "" || len(once) > maxOnce {
+	form := field("form_id")
+	if form == "" || len(form) > maxFormID {
 		return view{}, invalid("The form", "is incomplete: load the page of keys again")
 	}
 	asked := api.KeyRequest{Role: field("role"), Tenant: field("tenant"), Name: field("name")}
@@ -118,7 +118,7 @@ func (c keysPage) create(ctx context.Context, r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	first, err := c.Sessions.Once(ctx, once)
+	first, err := c.Sessions.FirstUse(ctx, form)
 	switch {
 	case errors.Is(err, session.ErrUnavailable):
 		return view{}, fmt.Errorf("%w: %w", api.ErrUnavailable, err)

@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth/session"
 )
 
-// Once knows the forms of this test.
-func (s *fakeSessions) Once(_ context.Context, form string) (bool, error) {
+// FirstUse knows the forms of this test.
+func (s *fakeSessions) FirstUse(_ context.Context, form string) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, sent := s.all["form "+form]
@@ -96,7 +96,7 @@ func TestKeys(t *testing.T) {
 	require.Contains(t, confirms["revoke-key_old"], "Revoke the key key_old ("+hostile+") with the role reader.")
 	require.Contains(t, confirms["revoke-admin"], "It is your own key")
 	require.NotContains(t, confirms["revoke-key_rot"], "your own")
-	require.NotEqual(t, onceOf(d), onceOf(w.page("/ui/keys")), "each copy of the form has its name")
+	require.NotEqual(t, formIDOf(d), formIDOf(w.page("/ui/keys")), "each copy of the form has its name")
 
 	for i := range 60 {
 		w.keyStore.keys = append(w.keyStore.keys, apikey.Record{ID: fmt.Sprintf("key_%02d", i), Role: auth.Metrics, CreatedAt: created.Add(time.Minute)})
@@ -113,7 +113,7 @@ func TestKeys(t *testing.T) {
 	for _, who := range []auth.Principal{operator, reader, acme, metrics} {
 		other := as(t, who)
 		require.Equal(t, http.StatusForbidden, other.get("/ui/keys").Code)
-		require.Equal(t, http.StatusForbidden, other.post("/ui/keys", url.Values{"once": {"a"}, "role": {"admin"}}).Code)
+		require.Equal(t, http.StatusForbidden, other.post("/ui/keys", url.Values{"form_id": {"a"}, "role": {"admin"}}).Code)
 		require.Equal(t, http.StatusForbidden, other.post("/ui/keys/key_old/revoke", nil).Code)
 		require.Empty(t, other.keyStore.requests)
 		require.Empty(t, other.keyStore.revoked)
@@ -121,9 +121,9 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-func onceOf(d document) string {
+func formIDOf(d document) string {
 	for _, input := range d.all("input") {
-		if attribute(input, "name") == "once" {
+		if attribute(input, "name") == "form_id" {
 			return attribute(input, "value")
 		}
 	}
@@ -136,7 +136,7 @@ func TestCreateKey(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
 	form := url.Values{
-		"once": {onceOf(w.page("/ui/keys"))}, "role": {"producer"}, "tenant": {" acme "}, "name": {hostile[:20]}, "payloads": {"false"}, "days": {"30"},
+		"form_id": {formIDOf(w.page("/ui/keys"))}, "role": {"producer"}, "tenant": {" acme "}, "name": {hostile[:20]}, "payloads": {"false"}, "days": {"30"},
 	}
 	answer := w.post("/ui/keys", form)
 	require.Equal(t, http.StatusOK, answer.Code, answer.Body.String())
@@ -174,10 +174,10 @@ func TestCreateKeyRefuses(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
 	for problem, form := range map[string]url.Values{
-		"The form is incomplete": {"role": {"admin"}}, "must be one of": {"once": {"a"}}, "role": {"once": {"a"}, "role": {"odd"}},
-		"a producer needs one": {"once": {"a"}, "role": {"producer"}}, "must be 1 to 3650": {"once": {"a"}, "role": {"admin"}, "days": {"0"}},
-		"days": {"once": {"a"}, "role": {"admin"}, "days": {"1.5"}}, "printable": {"once": {"a"}, "role": {"admin"}, "name": {"a\nb"}},
-		"payloads": {"once": {"a"}, "role": {"admin"}, "payloads": {"x"}}, "incomplete": {"once": {strings.Repeat("x", 65)}, "role": {"admin"}},
+		"The form is incomplete": {"role": {"admin"}}, "must be one of": {"form_id": {"a"}}, "role": {"form_id": {"a"}, "role": {"odd"}},
+		"a producer needs one": {"form_id": {"a"}, "role": {"producer"}}, "must be 1 to 3650": {"form_id": {"a"}, "role": {"admin"}, "days": {"0"}},
+		"days": {"form_id": {"a"}, "role": {"admin"}, "days": {"1.5"}}, "printable": {"form_id": {"a"}, "role": {"admin"}, "name": {"a\nb"}},
+		"payloads": {"form_id": {"a"}, "role": {"admin"}, "payloads": {"x"}}, "incomplete": {"form_id": {strings.Repeat("x", 65)}, "role": {"admin"}},
 	} {
 		answer := w.post("/ui/keys", form)
 		require.Equal(t, http.StatusUnprocessableEntity, answer.Code, problem)
@@ -186,14 +186,14 @@ func TestCreateKeyRefuses(t *testing.T) {
 	require.Empty(t, w.keyStore.requests)
 	require.Empty(t, w.log.entries)
 
-	good := url.Values{"once": {"a"}, "role": {"metrics"}}
+	good := url.Values{"form_id": {"a"}, "role": {"metrics"}}
 	require.Equal(t, http.StatusOK, w.post("/ui/keys", good).Code, "a form with a mistake is not used up")
 	require.Nil(t, w.keyStore.requests[0].Payloads)
 	require.Zero(t, w.keyStore.requests[0].Lifetime)
-	good.Set("once", "b")
+	good.Set("form_id", "b")
 	w.keyStore.err = apikey.ErrFull
 	require.Equal(t, http.StatusConflict, w.post("/ui/keys", good).Code)
-	good.Set("once", "c")
+	good.Set("form_id", "c")
 	w.keyStore.err = fmt.Errorf("create: %w", api.ErrUnavailable)
 	answer := w.post("/ui/keys", good)
 	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
@@ -223,10 +223,10 @@ func TestRevokeKey(t *testing.T) {
 // Without keys, the page names the command, and changes nothing.
 func TestKeysOff(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	w.with(func(o *Options) { o.KeyStore = nil })
 	require.Contains(t, w.page("/ui/keys").text, "bulkaction key create --role admin --redis-url URL")
-	require.Equal(t, http.StatusConflict, w.post("/ui/keys", url.Values{"once": {"a"}, "role": {"admin"}}).Code)
+	require.Equal(t, http.StatusConflict, w.post("/ui/keys", url.Values{"form_id": {"a"}, "role": {"admin"}}).Code)
 	require.Equal(t, http.StatusConflict, w.post("/ui/keys/key_old/revoke", nil).Code)
 	require.Empty(t, w.log.entries)
 }

@@ -80,7 +80,7 @@ type live struct {
 
 	mu       sync.Mutex
 	own      map[string]int // open streams by API key
-	followed map[string]int // open streams by topic, of those that are limited in number
+	followed map[string]int // open streams by limited topic and class of readers
 }
 
 func newLive(c *Console) *live {
@@ -147,10 +147,12 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 		plainError(w, http.StatusInternalServerError, "the topic can't be read", err)
 		return
 	}
-	if kind = ""; t.group || t.many {
-		kind = name
+	class := classOf(who) + "\x00" + name // of streams that share what is read
+	limited := ""
+	if t.group || t.many {
+		limited = class
 	}
-	leave, err := l.enter(who.KeyID, kind)
+	leave, err := l.enter(who.KeyID, limited)
 	if err != nil {
 		w.Header().Set("Retry-After", seconds(tryAgain))
 		plainError(w, http.StatusTooManyRequests, err.Error(), nil)
@@ -173,7 +175,7 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 	if t.group {
 		feed = l.groups
 	}
-	viewer := feed.Watch(classOf(who)+"\x00"+name, func() livefeed.Poll[*regions] { return l.poll(t, who, read) })
+	viewer := feed.Watch(class, func() livefeed.Poll[*regions] { return l.poll(t, who, read) })
 	defer viewer.Close()
 	if err := follow(ctx, stream, viewer); err != nil && !errors.Is(err, context.Canceled) &&
 		!errors.Is(err, sse.ErrClosing) {
@@ -212,15 +214,16 @@ func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*re
 	}
 }
 
-// enter counts a stream of an API key and of a topic that is limited in number until leave is
-// called. An empty name is not counted.
-func (l *live) enter(key, group string) (leave func(), err error) {
+// enter counts a stream of an API key and of a limited topic until leave is called. Readers who see
+// different data of a topic count as readers of different topics, because each reads it. An empty
+// name is not counted.
+func (l *live) enter(key, limited string) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if key != "" && l.own[key] >= maxOwnStreams {
 		return nil, fmt.Errorf("your API key has %d event streams already", maxOwnStreams)
 	}
-	if group != "" && l.followed[group] == 0 && len(l.followed) >= maxGroupTopics {
+	if limited != "" && l.followed[limited] == 0 && len(l.followed) >= maxGroupTopics {
 		return nil, fmt.Errorf("this server follows %d groups and other things already", maxGroupTopics)
 	}
 	change := func(counts map[string]int, name string, by int) {
@@ -232,12 +235,12 @@ func (l *live) enter(key, group string) (leave func(), err error) {
 		}
 	}
 	change(l.own, key, 1)
-	change(l.followed, group, 1)
+	change(l.followed, limited, 1)
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		change(l.own, key, -1)
-		change(l.followed, group, -1)
+		change(l.followed, limited, -1)
 	}, nil
 }
 

@@ -18,8 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// server returns a world whose console listens.
-func (w *world) server() string {
+// server serves the console, and returns its URL.
+func (w *testConsole) server() string {
 	s := httptest.NewServer(w.console)
 	w.Cleanup(s.Close)
 	return s.URL
@@ -35,7 +35,7 @@ type stream struct {
 }
 
 // follow opens a stream of a topic.
-func (w *world) follow(server, topic, cookie string) *stream {
+func (w *testConsole) follow(server, topic, cookie string) *stream {
 	w.Helper()
 	ctx, cancel := context.WithCancel(w.Context())
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server+"/ui/events?topics="+topic, nil)
@@ -85,7 +85,7 @@ func (s *stream) until(want func(event string, data map[string]string) bool) {
 // goes on with each change.
 func TestStream(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	server := w.server()
 	s := w.follow(server, "group:running-1", "")
 	require.Equal(t, "text/event-stream", s.header.Get("Content-Type"))
@@ -126,7 +126,7 @@ func TestStream(t *testing.T) {
 
 func TestTopics(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	server := w.server()
 	for topic, want := range map[string]int{
 		"overview": 200, "groups:": 200, "groups:status%3DFAILED": 200, "group:failed-1": 200,
@@ -173,7 +173,7 @@ func TestStreamsAreOfTheirReaders(t *testing.T) {
 // Many readers of a topic cost the reads of one, and when the last one leaves, nothing is read.
 func TestReadersShareReads(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	server := w.server()
 	reads := func() int {
 		w.backend.mu.Lock()
@@ -226,7 +226,7 @@ func TestStreamLimits(t *testing.T) {
 		return s.status == http.StatusOK
 	}, 30*time.Second, 10*time.Millisecond)
 
-	l := newLive(newWorld(t).console)
+	l := newLive(newTestConsole(t).console)
 	var leave []func()
 	for i := range maxGroupTopics {
 		f, err := l.enter("", fmt.Sprint("group:", i))
@@ -257,9 +257,9 @@ func TestStreamLimits(t *testing.T) {
 // A stream ends when its key is revoked, when its session ends, and when the server stops.
 func TestStreamsEnd(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(w *world, token string){
-		"key":     func(w *world, _ string) { w.keys.revoke("operator") },
-		"session": func(w *world, token string) { _ = w.sessions.End(w.Context(), token) },
+	for name, end := range map[string]func(w *testConsole, token string){
+		"key":     func(w *testConsole, _ string) { w.keys.revoke("operator") },
+		"session": func(w *testConsole, token string) { _ = w.sessions.End(w.Context(), token) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -275,7 +275,7 @@ func TestStreamsEnd(t *testing.T) {
 		})
 	}
 	closing, stop := context.WithCancel(t.Context())
-	w := newWorld(t)
+	w := newTestConsole(t)
 	w.console.Closing = closing
 	s := w.follow(w.server(), "overview", "")
 	_, _, ok := s.next()
@@ -284,6 +284,32 @@ func TestStreamsEnd(t *testing.T) {
 	for ok {
 		_, _, ok = s.next()
 	}
+}
+
+// Only the first page of all groups is read each second: reads of other lists cost more. Readers who
+// see different data of a list count as readers of different lists.
+func TestListsOfGroupsAreReadSeldom(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	for arg, want := range map[string]int{"": 3, "status=FAILED": 1, "cursor=next": 1} {
+		w.backend.queries = nil
+		read, err := groupPages{w.backend}.openList(t.Context(), arg)
+		require.NoError(t, err)
+		for range 3 {
+			_, err := read(auth.With(t.Context(), admin))
+			require.NoError(t, err)
+		}
+		require.Len(t, w.backend.queries, want, arg)
+	}
+	w = as(t, auth.Principal{})
+	server := w.server()
+	for _, p := range []auth.Principal{acme, globex, acme} {
+		token, _ := w.sessions.Create(t.Context(), p)
+		require.Equal(t, http.StatusOK, w.follow(server, "groups:", token).status)
+	}
+	w.console.live.mu.Lock()
+	defer w.console.live.mu.Unlock()
+	require.Len(t, w.console.live.followed, 2)
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -22,8 +22,8 @@ type Sessions interface {
 	// Find returns the principal of a session. Its errors are those of package session.
 	Find(ctx context.Context, token string, request bool) (auth.Principal, error)
 	End(ctx context.Context, token string) error
-	// Once reports whether a form with this name is sent for the first time.
-	Once(ctx context.Context, form string) (first bool, err error)
+	// FirstUse reports whether a form with this name is sent for the first time.
+	FirstUse(ctx context.Context, form string) (first bool, err error)
 }
 
 // errNoSession says that a request has no valid session.
@@ -38,6 +38,9 @@ func (c *Console) cookieName() string {
 	return "bulkaction"
 }
 
+// pollHeader marks a request that the script of an open page makes by itself.
+const pollHeader = "X-Bulkaction-Poll"
+
 // principal returns the context of a request with its principal. Unless the request comes by itself
 // from an open page, it counts as a use of the session.
 func (c *Console) principal(r *http.Request, request bool) (context.Context, error) {
@@ -48,7 +51,7 @@ func (c *Console) principal(r *http.Request, request bool) (context.Context, err
 	if err != nil {
 		return nil, errNoSession
 	}
-	p, err := c.Sessions.Find(r.Context(), cookie.Value, request)
+	p, err := c.Sessions.Find(r.Context(), cookie.Value, request && r.Header.Get(pollHeader) == "")
 	switch {
 	case errors.Is(err, session.ErrNone):
 		return nil, errNoSession

@@ -1,10 +1,14 @@
 package console
 
 import (
+	"context"
+	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -112,10 +116,49 @@ func TestSessionsAway(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, w.post("/ui/logout", nil).Code, "the browser forgets the session all the same")
 }
 
+// What an open page asks by itself, as a poll or over an event stream, does not keep its session
+// alive.
+func TestOpenPagesDoNotUseSessions(t *testing.T) {
+	t.Parallel()
+	w := as(t, operator)
+	w.page("/ui/groups")
+	require.Equal(t, 1, w.sessions.uses)
+	poll := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/groups", nil)
+	poll.Header.Set(pollHeader, "1")
+	require.Equal(t, http.StatusOK, w.do(poll).Code)
+	s := w.follow(w.server(), "groups:", w.cookie)
+	_, _, ok := s.next()
+	require.True(t, ok)
+	s.close()
+	require.Equal(t, 1, w.sessions.uses)
+	require.Contains(t, string(assets["app.js"].text), `"`+pollHeader+`"`)
+}
+
+// The session and the data of a page have one deadline together. A page whose data does not come in
+// time shows what it has shown last.
+func TestOneDeadlineForAPage(t *testing.T) {
+	t.Parallel()
+	w := as(t, operator)
+	w.page("/ui/groups")
+	require.False(t, w.sessions.deadline.IsZero())
+	require.Equal(t, w.sessions.deadline, w.backend.deadline)
+	require.WithinDuration(t, time.Now().Add(readTimeout), w.sessions.deadline, readTimeout)
+	for _, path := range []string{"/ui/login", "/ui/unknown"} {
+		w.sessions.deadline = time.Time{}
+		w.get(path)
+		require.False(t, w.sessions.deadline.IsZero(), path)
+	}
+	w.backend.err = fmt.Errorf("list groups: %w", context.DeadlineExceeded)
+	answer := w.get("/ui/groups")
+	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
+	require.Contains(t, answer.Body.String(), "running-1")
+	require.Equal(t, http.StatusGatewayTimeout, w.get("/ui/groups?type=NOOP").Code, "this page was not shown before")
+}
+
 // Without keys there is no login.
 func TestWithoutKeys(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	require.NotContains(t, w.page("/ui/").actions(), "/ui/logout")
 	require.Equal(t, "/ui/", w.get("/ui/login").Header().Get("Location"))
 	require.Equal(t, "/ui/", w.post("/ui/login", url.Values{"key": {"x"}}).Header().Get("Location"))
@@ -137,7 +180,7 @@ func TestSafeNext(t *testing.T) {
 
 func TestTheme(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	require.Equal(t, "system", attribute(w.page("/ui/").all("html")[0], "data-theme"))
 	answer := w.post("/ui/theme", url.Values{"theme": {"dark"}, "next": {"/ui/groups"}})
 	require.Equal(t, "/ui/groups", answer.Header().Get("Location"))

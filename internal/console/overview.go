@@ -36,16 +36,16 @@ type historyRange struct {
 // overviewPage shows the system as a whole. All its readers share what it reads seldom.
 type overviewPage struct {
 	backend  httpapi.Backend
-	history  *kept[historyView]
-	audit    *kept[api.AuditState]
-	busiest  *kept[[]tenantLoad]
-	failures *kept[[]api.Group]
+	history  *cache[historyView]
+	audit    *cache[api.AuditState]
+	busiest  *cache[[]tenantLoad]
+	failures *cache[[]api.Group]
 }
 
 func newOverviewPage(b httpapi.Backend) *overviewPage {
 	return &overviewPage{
-		backend: b, history: newKept[historyView](seldomInterval), audit: newKept[api.AuditState](seldomInterval),
-		busiest: newKept[[]tenantLoad](seldomInterval), failures: newKept[[]api.Group](seldomInterval),
+		backend: b, history: newCache[historyView](seldomInterval), audit: newCache[api.AuditState](seldomInterval),
+		busiest: newCache[[]tenantLoad](seldomInterval), failures: newCache[[]api.Group](seldomInterval),
 	}
 }
 
@@ -192,12 +192,12 @@ func (d overviewData) Limit() string {
 	return fmt.Sprintf("%s in %s", count(max(1, l.RPS*l.WindowMS/1000)), duration(float64(l.WindowMS)/1000))
 }
 
-// Accepted and Ended are jobs per second by the newest point of the history.
-func (d overviewData) Accepted() string {
+// AcceptedPerSecond and EndedPerSecond are rates of the newest point of the history.
+func (d overviewData) AcceptedPerSecond() string {
 	return d.now(func(p api.HistoryPoint) float64 { return p.Accepted })
 }
 
-func (d overviewData) Ended() string {
+func (d overviewData) EndedPerSecond() string {
 	return d.now(func(p api.HistoryPoint) float64 { return p.Done + p.Failed })
 }
 
@@ -215,8 +215,8 @@ type tenantLoad struct {
 	Got float64
 }
 
-// Share says how much the tenant has got of its limit, in words.
-func (t tenantLoad) Share() string {
+// GotOfLimit says how much the tenant has got of its limit, in words.
+func (t tenantLoad) GotOfLimit() string {
 	return decimal(t.Got) + " of " + count(t.Window.Limit)
 }
 

@@ -75,7 +75,7 @@ func (f *fakeBackend) callsOf(word string) (found []string) {
 // The overview shows the history, the audit and the busiest tenants.
 func TestOverviewOfTheLastHours(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	w.backend.sound = true
 	d := w.page("/ui/")
 	for _, want := range []string{
@@ -119,7 +119,7 @@ func TestOverviewOfTheLastHours(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, answer.Code)
 	require.Contains(t, answer.Body.String(), "minutes must be 15, 60, 360 or 1440")
 
-	empty := newWorld(t)
+	empty := newTestConsole(t)
 	empty.backend.groups = nil
 	d = empty.page("/ui/")
 	for _, want := range []string{"bulkaction watcher", "No tenant has unfinished jobs", "Accepted per second –", "Ended per second –"} {
@@ -138,7 +138,7 @@ func (a audited) Audit(context.Context) (api.AuditState, error) { return a.state
 func TestOverviewOfTheAudit(t *testing.T) {
 	t.Parallel()
 	show := func(state api.AuditState) document {
-		w := newWorld(t)
+		w := newTestConsole(t)
 		w.console = New(Options{Backend: audited{w.backend, state}})
 		return w.page("/ui/")
 	}
@@ -185,7 +185,7 @@ func TestOverviewRights(t *testing.T) {
 // when it changes.
 func TestOverviewReadsLittle(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	w.console.overview.history.interval = time.Hour
 	w.console.overview.audit.interval = time.Hour
 	w.console.overview.busiest.interval = time.Hour
@@ -228,7 +228,7 @@ func TestHistoryView(t *testing.T) {
 		}
 		return h
 	}
-	c := newWorld(t).console
+	c := newTestConsole(t).console
 	for minutes, h := range map[int]api.History{15: full(360, 10*time.Second), 60: full(360, 10*time.Second), 360: full(1080, 20*time.Second), 1440: full(1440, time.Minute)} {
 		v := newHistoryView(h, minutes, now)
 		require.NotNil(t, v.Now)
@@ -268,7 +268,7 @@ func TestPermitsOfAWindow(t *testing.T) {
 
 func TestKeptAnswers(t *testing.T) {
 	t.Parallel()
-	k, reads := newKept[int](time.Hour), 0
+	k, reads := newCache[int](time.Hour), 0
 	read := func() (int, error) { reads++; return reads, nil }
 	for range 3 {
 		n, err := k.get("a", read)
@@ -280,10 +280,10 @@ func TestKeptAnswers(t *testing.T) {
 	n, err := k.get("b", read)
 	require.NoError(t, err)
 	require.Equal(t, 2, n, "an error is not kept")
-	for i := range 3 * maxKept {
+	for i := range 3 * maxAnswers {
 		_, _ = k.get(fmt.Sprint(i), read)
 	}
-	require.LessOrEqual(t, len(k.all), maxKept)
+	require.LessOrEqual(t, len(k.all), maxAnswers)
 	k.interval = 0
 	_, _ = k.get("a", read)
 	n, _ = k.get("a", read)

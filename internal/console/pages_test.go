@@ -36,7 +36,7 @@ var paths = []string{
 // Each page and each action says who may use it.
 func TestTablesAreComplete(t *testing.T) {
 	t.Parallel()
-	c := newWorld(t).console
+	c := newTestConsole(t).console
 	known := append(slices.Clone(auth.Scopes), open)
 	for _, p := range c.pages {
 		require.Contains(t, known, p.scope, p.path)
@@ -66,7 +66,7 @@ func TestPagesAreSafe(t *testing.T) {
 	for _, path := range paths {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
-			d := parse(t, newWorld(t).get(path).Body.String())
+			d := parse(t, newTestConsole(t).get(path).Body.String())
 			ids := map[string]bool{}
 			for _, n := range d.all("") {
 				for _, a := range n.Attr {
@@ -100,7 +100,7 @@ func TestPagesAreAccessible(t *testing.T) {
 		all[fmt.Sprint("login ", i)] = d
 	}
 	for _, path := range paths {
-		all[path] = parse(t, newWorld(t).get(path).Body.String())
+		all[path] = parse(t, newTestConsole(t).get(path).Body.String())
 	}
 	for path, d := range all {
 		t.Run(path, func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestSources(t *testing.T) {
 
 func TestHeaders(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	want := map[string]string{
 		"Content-Security-Policy":      "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 		"Referrer-Policy":              "no-referrer",
@@ -269,7 +269,7 @@ func TestTenancy(t *testing.T) {
 // The overview: figures, types, missing roles, groups.
 func TestOverview(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	d := w.page("/ui/")
 	for _, want := range []string{
 		"Started per second 12.2", "Waiting 1,001", "Workers busy 4 of 10", "Dead letters 1,234", "Permits used 7 of 100/s",
@@ -279,7 +279,7 @@ func TestOverview(t *testing.T) {
 	}
 	require.Equal(t, "overview", attribute(d.all("body")[0], "data-topic"))
 	require.NotContains(t, d.text, "role worker")
-	w = newWorld(t)
+	w = newTestConsole(t)
 	w.backend.groups = nil
 	empty := w.page("/ui/")
 	require.Contains(t, empty.text, "bulkaction submit --type NOOP --payload '{}' --wait")
@@ -288,7 +288,7 @@ func TestOverview(t *testing.T) {
 
 func TestGroups(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	d := w.page("/ui/groups?tenant=acme&status=running")
 	require.Equal(t, api.StatusRunning, w.backend.queries[0].Status)
 	require.Equal(t, 50, w.backend.queries[0].Limit)
@@ -323,7 +323,7 @@ func TestGroups(t *testing.T) {
 
 func TestGroup(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	d := w.page("/ui/groups/running-1")
 	for _, want := range []string{
 		"RUNNING paused", "Why it waits: the tenant has no permit left <b>", "Jobs per second 40", "Ends in 13 s", "Ended 50% of 1,000",
@@ -390,7 +390,7 @@ func TestActions(t *testing.T) {
 
 func TestBulkActions(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	w.backend.groups["conflict-1"] = api.Group{ID: "conflict-1", Tenant: "acme"}
 	answer := w.post("/ui/groups", url.Values{"command": {"cancel"}, "id": {"running-1", "conflict-1", "unknown", "failed-1", "running-1"}, "next": {"/ui/groups?tenant=acme"}})
 	require.Equal(t, http.StatusSeeOther, answer.Code, answer.Body.String())
@@ -415,7 +415,7 @@ func TestBulkActions(t *testing.T) {
 // While Redis is away, a page shows what it has shown last, and says so.
 func TestRedisAway(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	require.Contains(t, w.page("/ui/groups").text, "running-1")
 	w.backend.err = api.ErrUnavailable
 	answer := w.get("/ui/groups")
@@ -449,7 +449,7 @@ func TestLastViewsArePrivate(t *testing.T) {
 	require.Len(t, w.console.last.all, maxLast)
 }
 
-func upload(w *world, fields map[string]string, name, text string) *httptest.ResponseRecorder {
+func upload(w *testConsole, fields map[string]string, name, text string) *httptest.ResponseRecorder {
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
@@ -477,7 +477,7 @@ func TestSubmit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newTestConsole(t)
 			f := maps.Clone(fields)
 			f["jobs"] = c.pasted
 			answer := upload(w, f, c.file, c.text)
@@ -494,12 +494,12 @@ func TestSubmit(t *testing.T) {
 // the repetition of another.
 func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	first := onceOf(w.page("/ui/submit"))
+	w := newTestConsole(t)
+	first := formIDOf(w.page("/ui/submit"))
 	w.backend.err = api.ErrUnavailable
 	answer := w.get("/ui/submit")
 	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
-	second := onceOf(parse(t, answer.Body.String()))
+	second := formIDOf(parse(t, answer.Body.String()))
 	require.NotEmpty(t, second)
 	require.NotEqual(t, first, second)
 }
@@ -524,7 +524,7 @@ func TestSubmitRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
+			w := newTestConsole(t)
 			answer := upload(w, c.fields, c.file, c.text)
 			require.Equal(t, http.StatusUnprocessableEntity, answer.Code, answer.Body.String())
 			require.Contains(t, parse(t, answer.Body.String()).text, c.want)
@@ -535,7 +535,7 @@ func TestSubmitRefuses(t *testing.T) {
 			}
 		})
 	}
-	w := newWorld(t)
+	w := newTestConsole(t)
 	w.backend.refuse = &api.BackpressureError{RetryAfter: time.Second, Reason: "the backlog is full"}
 	answer := upload(w, good, "a.csv", "to\na\n")
 	require.Contains(t, answer.Body.String(), "the backlog is full")
@@ -563,7 +563,7 @@ func nan() float64 { z := 0.0; return z / z }
 // A refused form leads back to the page that has it, which is not always the overview.
 func TestWayBackFromARefusedForm(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	for path, want := range map[string]string{
 		"/ui/tenants/acme": "/ui/tenants/acme", "/ui/types/NO%20TYPE/pause": "/ui/", "/ui/groups/conflict-1/pause": "/ui/groups/conflict-1",
 	} {

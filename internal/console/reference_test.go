@@ -78,7 +78,7 @@ func TestReference(t *testing.T) {
 // The lines with curl have the address under which the browser sees the console.
 func TestReferenceAddress(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	address := func(name string) string {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/api", nil)
 		r.Host = name

@@ -26,7 +26,7 @@ const (
 type roomPages struct {
 	rooms   httpapi.Rooms
 	backend httpapi.Backend // it knows the brokers
-	brokers *kept[[]api.StageStatus]
+	brokers *cache[[]api.StageStatus]
 	paces   *paces
 	local   bool // there are no API keys: only loopback may see events
 }

@@ -109,7 +109,7 @@ func (f *fakeRooms) RemoveUser(_ context.Context, event, user string) (bool, err
 	return user != "nobody", f.call("remove %s of %s", user, event)
 }
 
-func (w *world) withBroker() {
+func (w *testConsole) withBroker() {
 	w.backend.stages = []api.StageStatus{{
 		ID: "00c0ffee", Role: "broker", Running: true, SeenAt: created, Counts: map[string]int64{"streams": 2345, "position_age_ms": 1500},
 	}}
@@ -232,7 +232,7 @@ func TestRoomActions(t *testing.T) {
 // Without API keys, other hosts neither see nor change events, as with the API.
 func TestRoomsAreForLoopback(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	ask := func(c *Console, method, path, peer, host string) int {
 		r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
 		r.RemoteAddr, r.Host = peer, host
@@ -257,7 +257,7 @@ func TestRoomsAreForLoopback(t *testing.T) {
 
 func TestRoomTopics(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newTestConsole(t)
 	w.withBroker()
 	server := w.server()
 	for topic, want := range map[string]int{

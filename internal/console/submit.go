@@ -40,9 +40,9 @@ type submitData struct {
 	SomePayload string
 }
 
-// Once names a copy of the form, so that the form creates one group. Each rendering has its own,
+// FormID names a copy of the form, so that the form creates one group. Each rendering has its own,
 // also one of the data that an outage of Redis shows: two files must not count as one submission.
-func (submitData) Once() string { return rand.Text() }
+func (submitData) FormID() string { return rand.Text() }
 
 func (p submitPage) form(r *http.Request) (view, error) {
 	who, _ := auth.From(r.Context())
@@ -156,7 +156,7 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 		return "", err
 	}
 	id := g.ID
-	o := httpapi.SubmitOptions{GeneratedID: generated, IdempotencyKey: fields["once"]}
+	o := httpapi.SubmitOptions{GeneratedID: generated, IdempotencyKey: fields["form_id"]}
 	if g.ID, err = p.create(ctx, g, o); err != nil {
 		return "", err
 	}

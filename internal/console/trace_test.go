@@ -33,7 +33,7 @@ func TestTraceLinks(t *testing.T) {
 		"https://traces.example/{group}.{ordinal}/{trace_id}":               {"", "https://traces.example/failed-1.7/" + id, ""},
 	} {
 		links := func(traceID, path string) (found string) {
-			w := newWorld(t)
+			w := newTestConsole(t)
 			w.console = New(Options{Backend: traced{w.backend, traceID}, TraceURL: to})
 			for _, a := range w.page(path).all("a") {
 				if attribute(a, "rel") == "noreferrer" {

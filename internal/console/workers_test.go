@@ -13,7 +13,7 @@ import (
 )
 
 // with makes the console anew, with changed options.
-func (w *world) with(change func(*Options)) *world {
+func (w *testConsole) with(change func(*Options)) *testConsole {
 	o := w.console.Options
 	o.Backend, o.KeyStore = w.backend, w.keyStore
 	change(&o)

@@ -120,6 +120,11 @@ func TestConsolePages(t *testing.T) {
 
 	c.open(b, "/groups")
 	require.Contains(t, eval[string](b, "document.querySelector('main').innerText"), hostile)
+	b.do(chromedp.EmulateViewport(360, 900))
+	require.Positive(t, eval[int](b, "document.querySelectorAll('#rows td > .badge:first-child').length"))
+	require.Empty(t, eval[[]string](b, `[...document.querySelectorAll("#rows td > .badge:first-child")]
+		.filter((e) => e.getBoundingClientRect().right > e.closest(".scroll").getBoundingClientRect().right)
+		.map((e) => e.textContent)`), "the status is seen on a phone without scrolling")
 	c.open(b, "/groups/refused/jobs/0")
 	require.Contains(t, eval[string](b, "document.querySelector('main').textContent"), "<script>hacked=1")
 

@@ -193,9 +193,9 @@ func (s *Store) End(ctx context.Context, token string) error {
 	return nil
 }
 
-// Once reports whether a form with this name is sent for the first time in an hour, in any process.
-// If it returns an error, the form may count as sent.
-func (s *Store) Once(ctx context.Context, form string) (first bool, err error) {
+// FirstUse reports whether a form with this name is sent for the first time in an hour, in any
+// process. If it returns an error, the form may count as sent.
+func (s *Store) FirstUse(ctx context.Context, form string) (first bool, err error) {
 	// no token has a space, so that no record of a form can be taken for a session
 	key := keyspace.AuthSession(s.space.Prefix(), string(auth.SHA256("form "+form)))
 	if first, err = s.redis.SetNX(ctx, key, "form", Idle).Result(); err != nil {

@@ -218,15 +218,15 @@ func TestOutage(t *testing.T) {
 // A form counts as sent for the first time in one process, once.
 func TestOnce(t *testing.T) {
 	both(t, func(w *world) {
-		first, err := w.store.Once(w.Context(), "a")
+		first, err := w.store.FirstUse(w.Context(), "a")
 		require.NoError(w, err)
 		require.True(w, first)
 		for _, s := range []*session.Store{w.store, w.process()} {
-			again, err := s.Once(w.Context(), "a")
+			again, err := s.FirstUse(w.Context(), "a")
 			require.NoError(w, err)
 			require.False(w, again)
 		}
-		other, err := w.store.Once(w.Context(), "b")
+		other, err := w.store.FirstUse(w.Context(), "b")
 		require.NoError(w, err)
 		require.True(w, other)
 		keys, err := w.redis.Keys(w.Context(), w.prefix+"*").Result()

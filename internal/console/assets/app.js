@@ -161,9 +161,14 @@ function stopFollowing() {
   stream = poll = null;
 }
 
+// The header says that no person has asked, so that an open page does not keep its session alive.
+function fetchPage() {
+  return fetch(location.href, { redirect: "manual", headers: { "X-Bulkaction-Poll": "1" } });
+}
+
 async function readPage() {
   try {
-    const answer = await fetch(location.href, { redirect: "manual" });
+    const answer = await fetchPage();
     if (answer.type === "opaqueredirect" || answer.status === 404) {
       location.reload(); // the session is over, or the group is deleted
       return;
@@ -203,8 +208,17 @@ if (body.dataset.topic) {
 }
 
 // A page that could not be read is tried again.
+async function tryAgain() {
+  const answer = await fetchPage().catch(() => null);
+  if (answer && answer.status < 500) { // a redirection to the login has the status 0
+    location.reload();
+    return;
+  }
+  setTimeout(tryAgain, 4000);
+}
+
 if (document.querySelector("[data-again]")) {
-  setTimeout(() => location.reload(), 4000);
+  setTimeout(tryAgain, 4000);
 }
 
 // Questions before actions.

@@ -24,12 +24,12 @@ func every(interval time.Duration, read func(context.Context) (any, error)) func
 	}
 }
 
-// maxKept is how many answers are kept of one kind of question.
-const maxKept = 100
+// maxAnswers is how many answers are kept of one kind of question.
+const maxAnswers = 100
 
-// kept caches answers to expensive questions for one interval. All pages and readers share them.
+// cache keeps answers to expensive questions for one interval. All pages and readers share them.
 // Concurrent calls that find no fresh answer each read it. A full cache is cleared.
-type kept[T any] struct {
+type cache[T any] struct {
 	interval time.Duration
 	mu       sync.Mutex
 	all      map[string]answer[T] // by question
@@ -40,27 +40,27 @@ type answer[T any] struct {
 	at    time.Time
 }
 
-func newKept[T any](interval time.Duration) *kept[T] {
-	return &kept[T]{interval: interval, all: map[string]answer[T]{}}
+func newCache[T any](interval time.Duration) *cache[T] {
+	return &cache[T]{interval: interval, all: map[string]answer[T]{}}
 }
 
 // get returns the answer to a question, which read gives if none is kept. Errors are not kept.
-func (k *kept[T]) get(question string, read func() (T, error)) (T, error) {
-	k.mu.Lock()
-	last, ok := k.all[question]
-	k.mu.Unlock()
-	if ok && time.Since(last.at) < k.interval {
+func (c *cache[T]) get(question string, read func() (T, error)) (T, error) {
+	c.mu.Lock()
+	last, ok := c.all[question]
+	c.mu.Unlock()
+	if ok && time.Since(last.at) < c.interval {
 		return last.value, nil
 	}
 	value, err := read()
 	if err != nil {
 		return value, err
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if len(k.all) >= maxKept {
-		clear(k.all)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.all) >= maxAnswers {
+		clear(c.all)
 	}
-	k.all[question] = answer[T]{value, time.Now()}
+	c.all[question] = answer[T]{value, time.Now()}
 	return value, nil
 }
