@@ -36,10 +36,10 @@ const (
 	letterChunkBytes  = 8 << 20  // their size, as long as sizes do not change much
 )
 
-// DeadLetters returns a page of dead letters, the newest first. The cursor is that of the last entry
-// that the call has looked at. A principal of one tenant gets those of this tenant. One call looks
-// at a bounded number of dead letters and of bytes, so that a page may be short, or empty, although
-// it has a cursor.
+// DeadLetters returns a page of dead letters, the newest first. The cursor is that of the last
+// entry that the call has looked at. A principal of one tenant gets those of this tenant. One call
+// looks at a bounded number of dead letters and of bytes, so that a page may be short, or empty,
+// although it has a cursor.
 func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	if _, err := ownTenant(ctx); err != nil {

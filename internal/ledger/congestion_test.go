@@ -250,7 +250,7 @@ func TestCongestionSharesAFullStream(t *testing.T) {
 			w.start("T", run)
 			w.outcome("T", done(run...))
 		}
-		require.Greater(w, back, 50)
-		require.Greater(w, fresh, 50)
+		require.Greater(w, back, 30) // of more than 200; how many depends on the time between the calls
+		require.Greater(w, fresh, 30)
 	})
 }

@@ -4,7 +4,7 @@
 --   TYPES                           most types that a script looks at
 --   TENANTS                         most due tenants that a script looks at
 --   global(total, part, tag)        the partition's limit, and what is left of it
---   count_due(g, now, except)       counts tenants with due jobs as active, in g; except: not this one
+--   count_due(g, now, except)       counts tenants with due jobs as active, in g, but not except
 --   share(g, weight)                the share of a tenant, permits a window
 --   own_limit(rps)                  the tenant's own limit, permits a window
 --   permits_of(g, limited, rps, weight, whole)

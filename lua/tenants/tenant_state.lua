@@ -34,8 +34,8 @@
 --   18  limit          permits  its own limit or share, in a window; 0 = no limit
 --   19  global_used    permits  permits that all tenants of the partition have spent
 --   20  global_limit   permits  permits that they may spend in a window; 0 = no limit
---   21  active_tenants n        active tenants; with a limit also this one, and up to 16 others that
---                               have due jobs
+--   21  active_tenants n        active tenants; with a limit also this one, and up to 16 others
+--                               that have due jobs
 --   22  next_permit    µs       time of the tenant's next permit; now, if it has one left
 --   23  global_permit  µs       time of the partition's next permit; now, if one is left
 --   24  now            µs       Redis time

@@ -129,8 +129,11 @@ func failure(ctx context.Context, request *http.Request, err error, used *member
 	case errors.Is(err, egress.ErrPublicAddress):
 		return invalidPayload(errNotEncrypted)
 	case errors.Is(err, egress.ErrAddressRefused):
-		return processor.Permanent(CodeAddressRefused, fmt.Errorf("call %s: %w; BULKACTION_HTTP_PROCESSOR_ALLOWED_CIDRS "+
-			"or BULKACTION_HTTP_PROCESSOR_ALLOW_PRIVATE would allow it", host, egress.ErrAddressRefused))
+		return processor.Permanent(CodeAddressRefused, fmt.Errorf(
+			"call %s: %w; BULKACTION_HTTP_PROCESSOR_ALLOWED_CIDRS or "+
+				"BULKACTION_HTTP_PROCESSOR_ALLOW_PRIVATE would allow it",
+			host, egress.ErrAddressRefused,
+		))
 	case ctx.Err() != nil:
 		return fmt.Errorf("call %s: %w", host, ctx.Err())
 	case used != nil:
