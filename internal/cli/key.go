@@ -267,17 +267,16 @@ func (k *keyCommand) newRotate() *cobra.Command {
 		Short: "Create a key in place of another one, which expires in 24 hours",
 		Args:  oneKeyID,
 		RunE: k.withStore(func(ctx context.Context, s keyStore, args []string) error {
-			var created apikey.NewKey
-			var old apikey.Record
-			err := s.change(ctx, "rotate", args[0], nil, func(ctx context.Context) (err error) {
-				created, old, err = s.Rotate(ctx, args[0], operatorName())
-				return err
-			})
+			r, err := s.NewRotation(ctx, args[0], operatorName())
 			if err != nil {
 				return err
 			}
-			return k.showNew(created, fmt.Sprintf("Created key %s. Key %s expires at %s.",
-				created.ID, old.ID, formatTime(old.ExpiresAt)))
+			rotate := func(ctx context.Context) error { return s.Rotate(ctx, r) }
+			if err := s.change(ctx, "rotate", args[0], map[string]any{"replaced_by": r.New.ID}, rotate); err != nil {
+				return err
+			}
+			return k.showNew(r.New, fmt.Sprintf("Created key %s. Key %s expires at %s.",
+				r.New.ID, r.Old.ID, formatTime(r.Old.ExpiresAt)))
 		}),
 	}
 }

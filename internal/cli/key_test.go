@@ -99,7 +99,8 @@ func TestKeyLifecycle(t *testing.T) {
 	}
 	require.Equal(t, 3, strings.Count(got.out, "\n"))
 
-	// The activity log has each change, also the one that failed.
+	// The activity log has each change, also the one that failed, but not the rotation that was refused
+	// before it began. The entry of a rotation names the new key.
 	space, err := keyspace.New("bulk-action:", 1)
 	require.NoError(t, err)
 	log, err := activity.New(c, space, 0, slog.New(slog.DiscardHandler)).Read(t.Context(), activity.Query{Limit: 100})
@@ -109,12 +110,15 @@ func TestKeyLifecycle(t *testing.T) {
 		require.Regexp(t, "^cli", e.Actor)
 		require.Equal(t, api.ViaCLI, e.Via)
 		require.NotContains(t, string(e.After), token)
+		if e.Action == "key.rotate" && e.Object == id {
+			require.JSONEq(t, `{"replaced_by":"`+nextID+`"}`, string(e.After))
+		}
 		what, _, _ := strings.Cut(e.Outcome, ":")
 		entries = append(entries, strings.TrimSpace(e.Action+" "+e.Object+" "+what))
 	}
 	require.Equal(t, []string{
-		"key.create " + id, "key.create " + reader.ID, "key.create " + operator.ID, "key.rotate " + id, "key.rotate " + id,
-		"key.rotate " + id + " failed", "key.rotate " + nextID, "key.revoke " + id, "key.revoke " + id,
+		"key.create " + id, "key.create " + reader.ID, "key.create " + operator.ID, "key.rotate " + id,
+		"key.rotate " + nextID, "key.revoke " + id, "key.revoke " + id,
 		"key.revoke " + id + " failed", "key.revoke " + reader.ID,
 	}, entries)
 

@@ -130,7 +130,7 @@ func TestRotationOverlaps(t *testing.T) {
 	both(t, func(w *world) {
 		old := w.create(Request{Role: auth.Producer, Tenant: "acme"})
 		w.accepted(old)
-		k, _, err := w.store.Rotate(w.Context(), old.ID, "")
+		k, _, err := w.rotate(old.ID, "")
 		require.NoError(w, err)
 		w.pass(24*time.Hour - 1)
 		w.accepted(old)
@@ -438,7 +438,7 @@ func TestLastUse(t *testing.T) {
 		w.accepted(b)
 		stale := w.auth.current()
 		require.NoError(w, w.store.Revoke(w.Context(), a.ID))
-		_, rotated, err := w.store.Rotate(w.Context(), b.ID, "")
+		_, rotated, err := w.rotate(b.ID, "")
 		require.NoError(w, err)
 		require.NoError(w, w.auth.storeUses(w.Context(), stale))
 		keys := w.list()

@@ -211,11 +211,26 @@ func (s *Store) Revoke(ctx context.Context, id string) error {
 	return nil
 }
 
-// Rotate creates a key that may do the same as the key with this id, under the same name and with
-// the same lifetime. The old key expires after RotationOverlap, or earlier if it would have anyway.
-// Both happen or neither. A key is rotated once. If Rotate returns an error, both may have happened
-// all the same: List shows it.
-func (s *Store) Rotate(ctx context.Context, id, by string) (k NewKey, old Record, err error) {
+// Rotation is what Rotate does.
+type Rotation struct {
+	New NewKey
+	Old Record // of the key that New replaces, as it is after the rotation
+
+	changes []change
+}
+
+// NewRotation returns a new key that may do the same as the key with this id, under the same name
+// and with the same lifetime, for Rotate. The old key expires after RotationOverlap, or earlier if
+// it would have anyway. A key is rotated once. NewRotation changes nothing.
+func (s *Store) NewRotation(ctx context.Context, id, by string) (Rotation, error) {
+	r, err := s.newRotation(ctx, id, by)
+	if err != nil {
+		return Rotation{}, fmt.Errorf("rotate API key %s: %w", id, unavailable(err))
+	}
+	return r, nil
+}
+
+func (s *Store) newRotation(ctx context.Context, id, by string) (r Rotation, err error) {
 	hash, found, err := s.find(ctx, id)
 	if err == nil {
 		err = found.err
@@ -229,15 +244,16 @@ func (s *Store) Rotate(ctx context.Context, id, by string) (k NewKey, old Record
 		err = ErrExpiredKey
 	}
 	if err != nil {
-		return NewKey{}, Record{}, fmt.Errorf("rotate API key %s: %w", id, err)
+		return r, err
 	}
-	old = found.Record
+	old := found.Record
 	request := Request{Role: old.Role, Tenant: old.Tenant, Payloads: &old.Payloads, Name: old.Name, CreatedBy: by}
 	if !old.ExpiresAt.IsZero() {
 		request.Lifetime = old.ExpiresAt.Sub(old.CreatedAt)
 	}
-	if k, err = request.New(s.hasher.Hash, now); err != nil {
-		return NewKey{}, Record{}, fmt.Errorf("rotate API key %s: %w", id, err)
+	k, err := request.New(s.hasher.Hash, now)
+	if err != nil {
+		return r, err
 	}
 	if end := k.CreatedAt.Add(RotationOverlap); old.ExpiresAt.IsZero() || end.Before(old.ExpiresAt) {
 		old.ExpiresAt = end
@@ -245,16 +261,19 @@ func (s *Store) Rotate(ctx context.Context, id, by string) (k NewKey, old Record
 	old.ReplacedBy = k.ID
 	text, err := old.encode()
 	if err != nil {
-		return NewKey{}, Record{}, err
+		return r, err
 	}
 	changes, err := s.add([]change{{hash: hash, old: found.text, text: text}}, k)
-	if err == nil {
-		err = s.apply(ctx, changes...)
+	return Rotation{New: k, Old: old, changes: changes}, err
+}
+
+// Rotate stores the new key, and the end of the old one: both happen or neither. If Rotate returns
+// an error, both may have happened all the same: List shows it.
+func (s *Store) Rotate(ctx context.Context, r Rotation) error {
+	if err := s.apply(ctx, r.changes...); err != nil {
+		return fmt.Errorf("rotate API key %s: %w", r.Old.ID, unavailable(err))
 	}
-	if err != nil {
-		return NewKey{}, Record{}, fmt.Errorf("rotate API key %s: %w", id, err)
-	}
-	return k, old, nil
+	return nil
 }
 
 // markUsed stores that a key was used on a day, unless its record has changed since it was read.

@@ -80,12 +80,21 @@ func TestRevoke(t *testing.T) {
 	})
 }
 
+// rotate prepares a rotation, and carries it out.
+func (w *world) rotate(id, by string) (NewKey, Record, error) {
+	r, err := w.store.NewRotation(w.Context(), id, by)
+	if err != nil {
+		return NewKey{}, Record{}, err
+	}
+	return r.New, r.Old, w.store.Rotate(w.Context(), r)
+}
+
 func TestRotate(t *testing.T) {
 	both(t, func(w *world) {
 		no := false
 		old := w.create(Request{Role: auth.Producer, Tenant: "acme", Name: "shop", Payloads: &no, CreatedBy: "cli:ann"})
 		w.pass(time.Hour)
-		k, replaced, err := w.store.Rotate(w.Context(), old.ID, "cli:bob")
+		k, replaced, err := w.rotate(old.ID, "cli:bob")
 		require.NoError(w, err)
 		want := old.Record
 		want.ExpiresAt, want.ReplacedBy = w.now().Add(24*time.Hour), k.ID
@@ -97,21 +106,21 @@ func TestRotate(t *testing.T) {
 		require.NotEqual(w, old.Token, k.Token)
 
 		// Twice: the key that replaces it is named, and there is no third key.
-		_, _, err = w.store.Rotate(w.Context(), old.ID, "cli:bob")
+		_, _, err = w.rotate(old.ID, "cli:bob")
 		require.ErrorContains(w, err, "it was rotated already: key "+k.ID+" replaces it")
 		require.Len(w, w.list(), 2)
-		_, _, err = w.store.Rotate(w.Context(), "key_nosuch", "cli:bob")
+		_, _, err = w.rotate("key_nosuch", "cli:bob")
 		require.ErrorIs(w, err, ErrNoKey)
 
 		// A key with a lifetime: the new one has the same, and the old one never lives longer.
 		short := w.create(Request{Role: auth.Reader, Lifetime: 48 * time.Hour})
 		w.pass(47 * time.Hour)
-		k, replaced, err = w.store.Rotate(w.Context(), short.ID, "")
+		k, replaced, err = w.rotate(short.ID, "")
 		require.NoError(w, err)
 		require.Equal(w, short.ExpiresAt, replaced.ExpiresAt)
 		require.Equal(w, w.now().Add(48*time.Hour), k.ExpiresAt)
 		w.pass(48 * time.Hour)
-		_, _, err = w.store.Rotate(w.Context(), k.ID, "")
+		_, _, err = w.rotate(k.ID, "")
 		require.ErrorIs(w, err, ErrExpiredKey)
 	})
 }
@@ -165,7 +174,7 @@ func TestKeysAreBounded(t *testing.T) {
 		last := w.create(Request{Role: auth.Admin})
 		_, err := w.store.Create(w.Context(), Request{Role: auth.Admin})
 		require.ErrorIs(w, err, ErrFull)
-		_, _, err = w.store.Rotate(w.Context(), last.ID, "")
+		_, _, err = w.rotate(last.ID, "")
 		require.ErrorIs(w, err, ErrFull)
 		keys := w.list()
 		require.Len(w, keys, MaxKeys)
@@ -215,7 +224,7 @@ func TestUnusableRecords(t *testing.T) {
 			require.Len(w, unusable, 1)
 			require.ErrorContains(w, unusable[0], "key "+hash.KeyID()+": its record can't be used: ")
 			require.ErrorContains(w, unusable[0], want)
-			_, _, err = w.store.Rotate(w.Context(), hash.KeyID(), "")
+			_, _, err = w.rotate(hash.KeyID(), "")
 			require.ErrorContains(w, err, want)
 		}
 		require.NoError(w, w.store.Revoke(w.Context(), hash.KeyID()))
@@ -239,7 +248,7 @@ func TestOutOfMemory(t *testing.T) {
 	_, err := w.auth.Authenticate(t.Context(), k.Token, client)
 	require.NoError(t, err)
 	require.NoError(t, w.cmd.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	_, _, err = w.store.Rotate(t.Context(), k.ID, "")
+	_, _, err = w.rotate(k.ID, "")
 	require.True(t, call.IsOOM(err), "%v", err)
 	w.step() // does not fail because it can't store the last use
 	require.Equal(t, []Record{k.Record}, w.list())
@@ -256,7 +265,7 @@ func TestKeysOnACluster(t *testing.T) {
 	_, err := w.auth.Authenticate(t.Context(), k.Token, client)
 	require.NoError(t, err)
 	w.step()
-	_, old, err := w.store.Rotate(t.Context(), k.ID, "")
+	_, old, err := w.rotate(k.ID, "")
 	require.NoError(t, err)
 	require.Equal(t, "2026-11-25", old.LastUsedDay)
 	require.NoError(t, w.store.Revoke(t.Context(), k.ID))
