@@ -108,7 +108,7 @@ func TestStreamsOfOneKey(t *testing.T) {
 		for range maxKeyStreams {
 			res := get(events, "a") //nolint:bodyclose // they are closed below
 			require.Equal(t, 200, res.StatusCode)
-			open = append(open, res)
+			open = append(open, res) //nolint:bodyclose // they are closed below
 		}
 		res := get(events, "a")
 		text, err := io.ReadAll(res.Body)
