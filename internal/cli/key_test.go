@@ -99,8 +99,8 @@ func TestKeyLifecycle(t *testing.T) {
 	}
 	require.Equal(t, 3, strings.Count(got.out, "\n"))
 
-	// The activity log has each change, also the one that failed, but not the rotation that was refused
-	// before it began. The entry of a rotation names the new key.
+	// The activity log has each change, also the one that failed, but not the rotation that was
+	// refused before it began. The entry of a rotation names the new key.
 	space, err := keyspace.New("bulk-action:", 1)
 	require.NoError(t, err)
 	log, err := activity.New(c, space, 0, slog.New(slog.DiscardHandler)).Read(t.Context(), activity.Query{Limit: 100})

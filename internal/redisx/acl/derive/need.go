@@ -167,8 +167,35 @@ func patternOf(value ssa.Value) string {
 		if address, ok := v.X.(*ssa.FieldAddr); ok && field(address.X.Type(), address.Field) == "prefix" {
 			return prefixMark
 		}
+	case *ssa.Call:
+		return patternOfCall(v)
 	}
 	return "*"
+}
+
+// patternOfCall returns the pattern of the key that a function of package keyspace gets from
+// another one, which may not call itself.
+func patternOfCall(call *ssa.Call) string {
+	f := call.Common().StaticCallee()
+	if f == nil || home(f) == nil || home(f).Pkg.Path() != keyspace {
+		return "*"
+	}
+	pattern := ""
+	for _, block := range f.Blocks {
+		for _, instruction := range block.Instrs {
+			returned, ok := instruction.(*ssa.Return)
+			if !ok {
+				continue
+			}
+			switch found := patternOf(returned.Results[0]); pattern {
+			case "", found:
+				pattern = found
+			default:
+				return "*"
+			}
+		}
+	}
+	return pattern
 }
 
 func field(t types.Type, i int) string {
