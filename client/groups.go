@@ -18,10 +18,13 @@ import (
 type GroupFilter struct {
 	Tenant string
 	Status api.Status
-	Type   string    // the group's type, or that of one of its jobs
-	Paused *bool     // whether the group itself is paused; a pause of its tenant or type does not count
-	Prefix string    // the beginning of the id
-	Since  time.Time // the group was created then or later
+	Type   string // the group's type, or that of one of its jobs
+	Paused *bool  // whether the group itself is paused; a pause of its tenant or type does not count
+	// FailedJobs is whether at least one job of the group has failed. A group with few failed jobs is
+	// COMPLETED, not FAILED.
+	FailedJobs *bool
+	Prefix     string    // the beginning of the id
+	Since      time.Time // the group was created then or later
 }
 
 // Groups iterates over groups, newest first, and fetches one page after the other. With a Status
@@ -38,6 +41,9 @@ func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, er
 	}
 	if f.Paused != nil {
 		query.Set("paused", strconv.FormatBool(*f.Paused))
+	}
+	if f.FailedJobs != nil {
+		query.Set("failed_jobs", strconv.FormatBool(*f.FailedJobs))
 	}
 	if !f.Since.IsZero() {
 		query.Set("since", f.Since.UTC().Format(time.RFC3339Nano))

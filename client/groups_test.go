@@ -35,7 +35,7 @@ func TestGroupViews(t *testing.T) {
 	a := client.NewAPI(srv.URL)
 	no := false
 	for _, err := range a.Groups(t.Context(), client.GroupFilter{
-		Type: "T", Paused: &no, Prefix: "p-", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Type: "T", Paused: &no, FailedJobs: &no, Prefix: "p-", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 	}) {
 		require.NoError(t, err)
 	}
@@ -53,7 +53,7 @@ func TestGroupViews(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 9, m.Jobs)
 	require.Equal(t, []string{
-		"/v1/groups?paused=false&prefix=p-&since=2026-01-02T03%3A04%3A05Z&type=T",
+		"/v1/groups?failed_jobs=false&paused=false&prefix=p-&since=2026-01-02T03%3A04%3A05Z&type=T",
 		"/v1/groups/g/failures?code=A%26B&cursor=&limit=2&payload=true", "/v1/groups/g/failures?cursor=7",
 		"/v1/groups/g/failures/summary", "/v1/groups/g/map?buckets=10",
 	}, asked)

@@ -74,7 +74,7 @@ func TestGroupsLs(t *testing.T) {
 	require.Equal(t, "GROUP TENANT TYPE STATUS JOBS DONE FAILED CREATED", strings.Join(strings.Fields(lines[0]), " "))
 	require.Equal(t, "g0 t0 T COMPLETED 1 1 0 2030-01-02 03:04:05Z", strings.Join(strings.Fields(lines[1]), " "))
 	for args, want := range map[string]int{
-		"--tenant t1": 2, "--status completed": 5, "--status FAILED": 0, "--limit 3": 3, "--limit 5": 5, "--limit 2 --all": 5,
+		"--tenant t1": 2, "--status completed": 5, "--status FAILED": 0, "--limit 3": 3, "--limit 5": 5, "--limit 2 --all": 5, "--failed-jobs": 0, "--failed-jobs=false": 5,
 	} {
 		got := f.exec(t.Context(), console{}, append([]string{"groups", "ls", "--json"}, strings.Fields(args)...)...)
 		require.Equal(t, exitOK, got.code, got.err)

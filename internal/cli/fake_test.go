@@ -297,7 +297,8 @@ func (f *fakeAPI) listGroups(w http.ResponseWriter, r *http.Request) {
 	for _, id := range slices.Sorted(maps.Keys(f.groups)) {
 		g := f.groups[id].Group
 		if id <= q.Get("cursor") || q.Get("tenant") != "" && q.Get("tenant") != g.Tenant ||
-			q.Get("status") != "" && q.Get("status") != string(g.Status) {
+			q.Get("status") != "" && q.Get("status") != string(g.Status) ||
+			q.Get("failed_jobs") != "" && q.Get("failed_jobs") != fmt.Sprint(g.Counts.Failed > 0) {
 			continue
 		}
 		if len(l.Groups) == 2 {

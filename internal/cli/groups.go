@@ -24,7 +24,7 @@ func newGroups(r *Root) *cobra.Command {
 func newGroupsLs(r *Root) *cobra.Command {
 	var filter client.GroupFilter
 	var status, since string
-	var paused bool
+	var paused, failedJobs bool
 	var list listFlags
 	cmd := &cobra.Command{
 		Use:   "ls [--tenant TENANT] [--status STATUS]",
@@ -46,6 +46,9 @@ func newGroupsLs(r *Root) *cobra.Command {
 			}
 			if cmd.Flags().Changed("paused") {
 				filter.Paused = &paused
+			}
+			if cmd.Flags().Changed("failed-jobs") {
+				filter.FailedJobs = &failedJobs
 			}
 			if filter.Since, err = parseSince(since, time.Now()); err != nil {
 				return err
@@ -73,6 +76,8 @@ func newGroupsLs(r *Root) *cobra.Command {
 	cmd.Flags().StringVar(&status, "status", "", "only groups in this state, such as RUNNING or FAILED")
 	cmd.Flags().StringVar(&filter.Type, "type", "", "only groups of this type, or with jobs of it")
 	cmd.Flags().BoolVar(&paused, "paused", false, "only paused groups; --paused=false: only those that are not")
+	cmd.Flags().BoolVar(&failedJobs, "failed-jobs", false, "only groups with failed jobs, also COMPLETED ones; "+
+		"--failed-jobs=false: only those without")
 	cmd.Flags().StringVar(&filter.Prefix, "prefix", "", "only groups whose id begins with this")
 	cmd.Flags().StringVar(&since, "since", "", "only groups created since then: a time such as 2026-01-02T15:04:05Z, "+
 		"or an age such as 24h")

@@ -15,13 +15,13 @@ import (
 func TestGroupFilters(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
-	d := w.page("/ui/groups?tenant=acme&status=failed&type=SEND_EMAIL&paused=false&prefix=fail&since=2026-01-02")
-	no := false
+	d := w.page("/ui/groups?tenant=acme&status=failed&type=SEND_EMAIL&paused=false&failed_jobs=true&prefix=fail&since=2026-01-02")
+	no, yes := false, true
 	require.Equal(t, httpapi.ListQuery{
-		Tenant: "acme", Status: api.StatusFailed, Type: "SEND_EMAIL", Paused: &no, Prefix: "fail",
+		Tenant: "acme", Status: api.StatusFailed, Type: "SEND_EMAIL", Paused: &no, FailedJobs: &yes, Prefix: "fail",
 		Since: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), Limit: 50,
 	}, w.backend.queries[0])
-	filter := "paused=false&prefix=fail&since=2026-01-02&status=FAILED&tenant=acme&type=SEND_EMAIL"
+	filter := "failed_jobs=true&paused=false&prefix=fail&since=2026-01-02&status=FAILED&tenant=acme&type=SEND_EMAIL"
 	require.Equal(t, "groups:"+filter, attribute(d.all("body")[0], "data-topic"))
 	require.Equal(t, "/ui/groups?cursor=next%26page&"+filter, nextOf(d))
 	values := map[string]string{}
@@ -35,7 +35,7 @@ func TestGroupFilters(t *testing.T) {
 
 	w.page("/ui/groups?paused=true")
 	require.True(t, *w.backend.queries[1].Paused)
-	for _, query := range []string{"paused=1", "since=yesterday", "since=1969-12-31", "type=a%20b", "prefix=a%20b"} {
+	for _, query := range []string{"paused=1", "failed_jobs=1", "since=yesterday", "since=1969-12-31", "type=a%20b", "prefix=a%20b"} {
 		require.Equal(t, http.StatusUnprocessableEntity, w.get("/ui/groups?"+query).Code, query)
 	}
 }

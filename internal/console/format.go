@@ -241,6 +241,19 @@ func idOf(q url.Values, name string) (string, error) {
 	return id, nil
 }
 
+// choiceOf returns an optional choice between true and false in the query of a list.
+func choiceOf(q url.Values, name string) (*bool, error) {
+	switch q.Get(name) {
+	case "":
+		return nil, nil
+	case "true":
+		return new(true), nil
+	case "false":
+		return new(false), nil
+	}
+	return nil, invalid(name, "must be true or false")
+}
+
 // dayOf returns an optional day in the query of a list, the zero time if there is none.
 func dayOf(q url.Values, name string) (day time.Time, err error) {
 	text := q.Get(name)

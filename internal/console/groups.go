@@ -36,6 +36,7 @@ type groupsData struct {
 	Type     string
 	Prefix   string
 	Paused   string // true or false; "": both
+	Failed   string // true: groups with failed jobs, false: those without; "": both
 	Since    string // a day
 	Statuses []api.Status
 	Scanned  int
@@ -70,13 +71,12 @@ func (p groupPages) readList(q url.Values) (
 			return nil, nil, err
 		}
 	}
-	paused, since := q.Get("paused"), q.Get("since")
-	if paused != "" {
-		yes := paused == "true"
-		if !yes && paused != "false" {
-			return nil, nil, invalid("paused", "must be true or false")
-		}
-		query.Paused = &yes
+	paused, failed, since := q.Get("paused"), q.Get("failed_jobs"), q.Get("since")
+	if query.Paused, err = choiceOf(q, "paused"); err != nil {
+		return nil, nil, err
+	}
+	if query.FailedJobs, err = choiceOf(q, "failed_jobs"); err != nil {
+		return nil, nil, err
 	}
 	if query.Since, err = dayOf(q, "since"); err != nil {
 		return nil, nil, err
@@ -89,7 +89,7 @@ func (p groupPages) readList(q url.Values) (
 	}
 	filter = chosen(map[string]string{
 		"tenant": query.Tenant, "status": string(query.Status), "cursor": query.Cursor, "type": query.Type,
-		"prefix": query.Prefix, "paused": paused, "since": since,
+		"prefix": query.Prefix, "paused": paused, "failed_jobs": failed, "since": since,
 	})
 	return func(ctx context.Context) (any, error) {
 		l, err := p.backend.Groups(ctx, query)
@@ -99,9 +99,9 @@ func (p groupPages) readList(q url.Values) (
 		who, _ := auth.From(ctx)
 		return groupsData{
 			Groups: l.Groups, Tenant: query.Tenant, Status: string(query.Status), Statuses: statuses,
-			Type: query.Type, Prefix: query.Prefix, Paused: paused, Since: since,
+			Type: query.Type, Prefix: query.Prefix, Paused: paused, Failed: failed, Since: since,
 			Scanned: l.Scanned, Next: nextPage(root+"/groups", filter, l.Cursor), First: query.Cursor == "",
-			Filtered: query.Tenant+string(query.Status)+query.Type+query.Prefix+paused+since != "",
+			Filtered: query.Tenant+string(query.Status)+query.Type+query.Prefix+paused+failed+since != "",
 			Tenants:  who.Tenant == "" || who.Tenant == auth.AllTenants,
 		}, nil
 	}, filter, nil

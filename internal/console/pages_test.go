@@ -508,14 +508,19 @@ func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
 func TestSubmitRefuses(t *testing.T) {
 	t.Parallel()
 	good := map[string]string{"type": "NOOP", "id": "g1"}
+	late := `{"payload":"` + strings.Repeat("x", maxPasted/5) + "\"}\n" // the bad line is not among the first bytes
 	for name, c := range map[string]struct {
 		fields     map[string]string
 		file, text string
 		want       string
 		calls      []string
 	}{
-		"a bad line": {good, "a.ndjson", "{\"payload\":1}\n{\"x\"}\n", "1 line is no job, so the group g1 was cancelled, with 1 job. line 2", []string{"submit g1  NOOP", "pause g1", "append g1 1", "cancel g1"}},
-		"no rows":    {good, "a.csv", "to\n", "The jobs could not be stored", nil},
+		"a bad line": {good, "a.ndjson", "{\"payload\":1}\n{\"x\"}\n", "1 line is no job, so no group was created. line 2", []string{}},
+		"late":       {good, "a.ndjson", strings.Repeat(late, 7) + "{\"x\"}\n", "1 line is no job, so the group g1 was cancelled, with 7 jobs. line 8", nil},
+		"no rows":    {good, "a.csv", "to\n", "The text has no jobs", []string{}},
+		"a word":     {map[string]string{"type": "NOOP", "jobs": "hello"}, "", "", "The text has no jobs", []string{}},
+		"same names": {good, "a.csv", "to,to\na,b\n", "repeats the name", []string{}},
+		"no key":     {map[string]string{"type": "NOOP", "jobs": "to\nann", "key_column": "id"}, "", "", "id", []string{}},
 		"no type":    {map[string]string{"id": "g1"}, "a.csv", "to\na\n", "type", []string{}},
 		"no jobs":    {good, "", "", "The form has no jobs", []string{}},
 		"long field": {map[string]string{"type": strings.Repeat("x", 600)}, "a.csv", "to\na\n", "type must be at most 512 bytes", []string{}},

@@ -127,8 +127,9 @@ func isCSV(part *multipart.Part) bool {
 	return !strings.Contains(part.Header.Get("Content-Type"), "json")
 }
 
-// submitJobs creates a group, appends its jobs and seals it. The group is paused meanwhile, so that
-// no job runs unless all lines are good. Otherwise the group is cancelled.
+// submitJobs creates a group, appends its jobs and seals it. It creates no group if the first
+// maxPasted bytes of the text have a line that is no job, or no job at all. The group is paused
+// meanwhile, so that no job runs unless all lines are good. Otherwise the group is cancelled.
 func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
 	g := &messages.SubmitGroup{
 		ID: fields["id"], Tenant: fields["tenant"], Name: fields["name"], Type: fields["type"],
@@ -143,6 +144,16 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 	}
 	if load.Table.Types, err = records.ParseColumnTypes(fields["types"]); err != nil {
 		return "", invalid("types", "%v", err)
+	}
+	check, err := httpapi.CheckLoad(p.decoder, &load, maxPasted)
+	switch {
+	case err != nil:
+		return "", err
+	case check.RejectedTotal > 0:
+		return "", invalid(plural(check.RejectedTotal, "line is no job", "lines are no jobs")+",",
+			"so no group was created. %v", &rejectedError{check})
+	case check.Accepted == 0:
+		return "", errNoJobs
 	}
 	generated := g.ID == ""
 	if generated {
@@ -209,7 +220,7 @@ func (p submitPage) create(
 }
 
 var errNoJobs = invalid("The text",
-	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then rows")
+	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then at least one row of values")
 
 // rejectedError says which lines of a text are no jobs.
 type rejectedError struct{ api.Appended }

@@ -17,12 +17,14 @@ import (
 type ListQuery struct {
 	Tenant string
 	Status api.Status
-	Type   string    // the group's, or that of one of its jobs
-	Paused *bool     // whether the group itself is paused
-	Prefix string    // the beginning of the id
-	Since  time.Time // the group was created then or later
-	Cursor string
-	Limit  int
+	Type   string // the group's, or that of one of its jobs
+	Paused *bool  // whether the group itself is paused
+	// FailedJobs is whether at least one job of the group has failed, in whatever status the group is.
+	FailedJobs *bool
+	Prefix     string    // the beginning of the id
+	Since      time.Time // the group was created then or later
+	Cursor     string
+	Limit      int
 }
 
 // list returns the list of groups that the query reads. A tenant's groups are in one list only.
@@ -37,14 +39,15 @@ func (q *ListQuery) list() ledger.GroupList {
 func (q *ListQuery) selective() bool {
 	status := q.Status != "" && q.list() != ledger.FailedGroups
 	since := !q.Since.IsZero() && q.list() != ledger.AllGroups
-	return status || since || q.Type != "" || q.Paused != nil || q.Prefix != ""
+	return status || since || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
 }
 
 // selects reports whether the query selects a group with these facts. A change of the group
 // meanwhile may make it wrong.
 func (q *ListQuery) selects(f *ledger.GroupFacts) bool {
 	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
-		(q.Paused == nil || f.Paused == *q.Paused) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
+		(q.Paused == nil || f.Paused == *q.Paused) &&
+		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
 }
 
 // maxScanned is how many groups one call of Groups looks at.

@@ -34,6 +34,7 @@ func TestListIsFiltered(t *testing.T) {
 	submit("mail-2", "initech", "T", 4000)
 	_, err := w.Store.Pause(ctx, "promo-2")
 	require.NoError(t, err)
+	require.NoError(t, w.Conn.Cmd.HSet(ctx, w.Space.OfTenant("acme").Group("mail-1"), "failed", 1).Err())
 	yes, no := true, false
 	for name, c := range map[string]struct {
 		query groups.ListQuery
@@ -43,6 +44,8 @@ func TestListIsFiltered(t *testing.T) {
 		"unknown type":                  {groups.ListQuery{Type: "X"}, nil},
 		"paused":                        {groups.ListQuery{Paused: &yes}, []string{"promo-2"}},
 		"not paused":                    {groups.ListQuery{Paused: &no}, []string{"mail-2", "mail-1", "promo-1"}},
+		"with failed jobs":              {groups.ListQuery{FailedJobs: &yes}, []string{"mail-1"}},
+		"without failed jobs":           {groups.ListQuery{FailedJobs: &no}, []string{"mail-2", "promo-2", "promo-1"}},
 		"prefix":                        {groups.ListQuery{Prefix: "promo"}, []string{"promo-2", "promo-1"}},
 		"whole id":                      {groups.ListQuery{Prefix: "mail-1"}, []string{"mail-1"}},
 		"since":                         {groups.ListQuery{Since: time.UnixMilli(2000)}, []string{"mail-2", "mail-1", "promo-2"}},

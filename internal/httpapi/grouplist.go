@@ -14,16 +14,18 @@ import (
 type ListQuery struct {
 	Tenant string
 	Status api.Status
-	Type   string    // the group's, or that of one of its jobs
-	Paused *bool     // whether the group itself is paused
-	Prefix string    // the beginning of the id
-	Since  time.Time // the group was created then or later
-	Cursor string
-	Limit  int // 1 to 1,000
+	Type   string // the group's, or that of one of its jobs
+	Paused *bool  // whether the group itself is paused
+	// FailedJobs is whether at least one job of the group has failed, in whatever status the group is.
+	FailedJobs *bool
+	Prefix     string    // the beginning of the id
+	Since      time.Time // the group was created then or later
+	Cursor     string
+	Limit      int // 1 to 1,000
 }
 
 // groupFilters are the query parameters that select groups.
-var groupFilters = []string{"tenant", "status", "type", "paused", "prefix", "since"}
+var groupFilters = []string{"tenant", "status", "type", "paused", "failed_jobs", "prefix", "since"}
 
 func (s *calls) listGroups(r *http.Request) (l api.GroupList, err error) {
 	query, err := groupQuery(r)
@@ -57,12 +59,15 @@ func groupQuery(r *http.Request) (q ListQuery, err error) {
 		return q, invalidField("status",
 			"must be CREATED, DISPATCHED, RUNNING, AGGREGATING, COMPLETED, FAILED or CANCELLED")
 	}
-	if v.Get("paused") != "" {
-		paused, err := boolParam(r, "paused")
+	for name, to := range map[string]**bool{"paused": &q.Paused, "failed_jobs": &q.FailedJobs} {
+		if v.Get(name) == "" {
+			continue
+		}
+		yes, err := boolParam(r, name)
 		if err != nil {
 			return q, err
 		}
-		q.Paused = &paused
+		*to = &yes
 	}
 	q.Since, err = sinceParam(v)
 	return q, err

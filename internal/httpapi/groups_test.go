@@ -102,14 +102,14 @@ func TestListPassesOnItsQuery(t *testing.T) {
 	h := New(options(f))
 	call(t, h, "GET", "/v1/groups", "")
 	call(t, h, "GET", "/v1/groups?tenant=acme&status=running&cursor=c%2F1&limit=1000", "")
-	call(t, h, "GET", "/v1/groups?type=MAIL&paused=false&prefix=promo-&since=2026-01-02T15:04:05Z", "")
-	no := false
+	call(t, h, "GET", "/v1/groups?type=MAIL&paused=false&failed_jobs=true&prefix=promo-&since=2026-01-02T15:04:05Z", "")
+	no, yes := false, true
 	require.Equal(t, []ListQuery{
 		{Limit: 50}, {Tenant: "acme", Status: api.StatusRunning, Cursor: "c/1", Limit: 1000},
-		{Type: "MAIL", Paused: &no, Prefix: "promo-", Since: time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC), Limit: 50},
+		{Type: "MAIL", Paused: &no, FailedJobs: &yes, Prefix: "promo-", Since: time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC), Limit: 50},
 	}, f.queries)
 	for field, value := range map[string]string{
-		"tenant": "a%20b", "status": "ODD", "type": "%7B", "paused": "maybe", "prefix": "a%3A", "since": "yesterday", "limit": "0",
+		"tenant": "a%20b", "status": "ODD", "type": "%7B", "paused": "maybe", "failed_jobs": "some", "prefix": "a%3A", "since": "yesterday", "limit": "0",
 	} {
 		rec := call(t, h, "GET", "/v1/groups?"+field+"="+value, "")
 		require.Equal(t, 422, rec.Code, field)

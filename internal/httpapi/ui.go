@@ -2,8 +2,10 @@ package httpapi
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -62,6 +64,37 @@ type Load struct {
 	CSV   bool                 // the text is CSV; otherwise it is NDJSON
 	Table records.TableOptions // how CSV is read; MaxPayload is set by AppendAll
 	Text  io.Reader
+}
+
+// CheckLoad reads a text up to about most bytes, or to its end, and checks its lines as AppendAll
+// does, so that no group is created for a text without jobs. The answer is that of an append of the
+// lines. l.Text then begins again. The error is that of a text which can't be read as CSV at all.
+func CheckLoad(d messages.Decoder, l *Load, most int) (a api.Appended, err error) {
+	l.Table.MaxPayload = messages.MaxPayloadBytes
+	var head bytes.Buffer
+	in := bufio.NewReaderSize(io.TeeReader(l.Text, &head), readBuffer)
+	defer func() { l.Text = io.MultiReader(&head, l.Text) }()
+	src, err := newJobSource(in, l.CSV, l.Table, d)
+	if err != nil {
+		return a, err
+	}
+	for head.Len() <= most {
+		_, line, _, err := src.next()
+		var bad *lineError
+		switch {
+		case errors.Is(err, io.EOF):
+			return a, nil
+		case errors.As(err, &bad):
+			if a.RejectedTotal++; len(a.Rejected) < maxListedLines {
+				a.Rejected = append(a.Rejected, api.LineError{Line: line, Error: truncate(bad.problem)})
+			}
+		case err != nil:
+			return a, brokenRecord(err, line)
+		default:
+			a.Accepted++
+		}
+	}
+	return a, nil
 }
 
 // AppendAll appends the jobs of a text of any length to a group, as POST /v1/groups/{id}/jobs does,

@@ -113,10 +113,12 @@ func ListGroups(
 // GroupFacts are what a list of groups is filtered by. The zero GroupFacts are those of a group
 // that does not exist.
 type GroupFacts struct {
-	Status  api.Status
-	Paused  bool
-	Created time.Time // when the group was created; a retry does not change it
-	types   []string
+	Status api.Status
+	Paused bool
+	// FailedJobs is whether at least one job of the group has failed.
+	FailedJobs bool
+	Created    time.Time // when the group was created; a retry does not change it
+	types      []string
 }
 
 // HasType reports whether a type is the group's or that of one of its jobs.
@@ -133,7 +135,8 @@ func ReadGroupFacts(
 	// Each reply has the error of the pipeline or its own.
 	reads, _ := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) replies {
 		return replies{
-			pipe.HMGet(ctx, p.Group(id), layout.GroupStatus, layout.GroupPaused, layout.GroupType, layout.GroupTypes),
+			pipe.HMGet(ctx, p.Group(id), layout.GroupStatus, layout.GroupPaused, layout.GroupType, layout.GroupTypes,
+				layout.GroupFailed),
 			pipe.ZScore(ctx, p.Groups(), id),
 		}
 	})
@@ -144,7 +147,7 @@ func ReadGroupFacts(
 		}
 		v := reply(read.fields.Val())
 		facts[i] = GroupFacts{
-			Status: api.Status(v.str(0)), Paused: v.has(1),
+			Status: api.Status(v.str(0)), Paused: v.has(1), FailedJobs: v.num(4) > 0,
 			Created: time.UnixMilli(int64(read.created.Val())),
 			types:   append(strings.Split(v.str(3), layout.TypesSeparator), v.str(2)),
 		}
