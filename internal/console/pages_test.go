@@ -582,3 +582,25 @@ func TestWayBackFromARefusedForm(t *testing.T) {
 	}
 	require.Equal(t, http.StatusMethodNotAllowed, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/ui/events?topics=overview", nil)).Code)
 }
+
+// The overview and the page of a tenant explain the words that they use, without a script.
+func TestWordsAreExplained(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	for path, words := range map[string][]string{
+		"/ui/":             {"Waiting", "Non-ready", "Ready", "In flight", "Permit", "Active tenant", "Dead letter", "Audit"},
+		"/ui/tenants/acme": {"Non-ready", "Permit", "Window", "Share", "Weight", "Congestion", "Throttles", "Returns", "Base priority"},
+	} {
+		explained := map[string]bool{}
+		for _, details := range w.page(path).all("details") {
+			for term := range details.Descendants() {
+				if attribute(details, "id") == "terms" && term.Data == "dt" {
+					explained[term.FirstChild.Data] = true
+				}
+			}
+		}
+		for _, word := range words {
+			require.True(t, explained[word], "%s: %s", path, word)
+		}
+	}
+}

@@ -70,8 +70,8 @@ func parseTemplates(functions template.FuncMap) *templates {
 	return t
 }
 
-// frame is the data of a template. Live regions are rendered with a frame, too, which has only
-// Data, Theme and the principal.
+// frame is the data of a template. Live regions are rendered with a frame, too, which has only Data
+// and what is not exported.
 type frame struct {
 	Title   string
 	Path    string // of the page, with its query
@@ -84,7 +84,8 @@ type frame struct {
 	Data    any
 
 	principal auth.Principal
-	login     bool // there is a login
+	login     bool   // there is a login
+	api       string // the address of the API; "": it is the command line's default
 }
 
 // navItem is a link of the navigation.
@@ -114,6 +115,16 @@ func (f frame) Who() string {
 // KeyID is the id of the reader's API key.
 func (f frame) KeyID() string { return f.principal.KeyID }
 
+// Command joins the parts of a command line of the API's client, and adds the address of the API
+// unless that is the default.
+func (f frame) Command(parts ...any) string {
+	line := fmt.Sprint(parts...)
+	if f.api != "" {
+		line += " --api " + f.api
+	}
+	return line
+}
+
 // Themes are the themes that can be chosen.
 func (f frame) Themes() []string { return themes }
 
@@ -123,6 +134,7 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v v
 	f := frame{
 		Title: v.title, Path: r.URL.RequestURI(), Version: c.Version, Theme: themeOf(r), Topic: v.topic,
 		Notice: noticeOf(r.URL.Query()), AsOf: asOf, Data: v.data, principal: p, login: c.Keys != nil,
+		api: c.apiOption(r),
 	}
 	if r.Method != http.MethodGet {
 		f.Path = root + "/"
