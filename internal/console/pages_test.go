@@ -565,12 +565,12 @@ func TestNumbers(t *testing.T) {
 
 func nan() float64 { z := 0.0; return z / z }
 
-// A refused form leads back to the page that has it, which is not always the overview.
+// A refused action leads back to its page, which is not always the overview.
 func TestWayBackFromARefusedForm(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
 	for path, want := range map[string]string{
-		"/ui/tenants/acme": "/ui/tenants/acme", "/ui/types/NO%20TYPE/pause": "/ui/", "/ui/groups/conflict-1/pause": "/ui/groups/conflict-1",
+		"/ui/types/NO%20TYPE/pause": "/ui/", "/ui/groups/conflict-1/pause": "/ui/groups/conflict-1",
 	} {
 		answer := w.post(path, url.Values{"rps": {"none"}})
 		require.GreaterOrEqual(t, answer.Code, 400, path)
