@@ -286,8 +286,8 @@ func TestStreamsEnd(t *testing.T) {
 	}
 }
 
-// Only the first page of all groups is read each second: reads of other lists cost more. Readers who
-// see different data of a list count as readers of different lists.
+// Only the first page of all groups is read each second: reads of other lists cost more. Readers
+// who see different data of a list count as readers of different lists.
 func TestListsOfGroupsAreReadSeldom(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

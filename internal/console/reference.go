@@ -40,7 +40,8 @@ func (c referencePage) view(r *http.Request) (view, error) {
 	return view{name: "reference", title: "API", data: d}, nil
 }
 
-// address returns the URL by which a browser reaches the console, and the API if it is served there.
+// address returns the URL by which a browser reaches the console, and the API if it is
+// served there.
 func (c *Console) address(r *http.Request) string {
 	scheme := "http://"
 	if c.Secure || c.TLS {

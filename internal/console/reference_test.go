@@ -96,8 +96,8 @@ func TestReferenceAddress(t *testing.T) {
 	require.Contains(t, address("ops.example.com"), "This address serves the console alone")
 }
 
-// Command lines of the API's client name the API unless it has the default address; in live regions,
-// too.
+// Command lines of the API's client name the API unless it has the default address; in live
+// regions, too.
 func TestCommandLinesNameTheAPI(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -59,8 +59,8 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err e
 	c.renderRefused(w, r, v, values, err)
 }
 
-// renderRefused answers with a page whose form was not accepted. The page does not follow live data:
-// that would load it again without what was typed.
+// renderRefused answers with a page whose form was not accepted. The page does not follow live
+// data: that would load it again without what was typed.
 func (c *Console) renderRefused(w http.ResponseWriter, r *http.Request, v view, values url.Values, err error) {
 	f, status := c.failureOf(w, r, err)
 	v.topic, v.refused = "", &refusal{failure: f, values: values}

@@ -175,7 +175,8 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	c.render(w, r, status, view{name: "failure", title: f.Heading, data: f}, time.Time{})
 }
 
-// failureOf says why a request failed, and sets the header Retry-After. It logs an unexpected error.
+// failureOf says why a request failed, and sets the header Retry-After. It logs an unexpected
+// error.
 func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (f failure, status int) {
 	problem, retryAfter, known := httpapi.ProblemOf(err)
 	f = failure{

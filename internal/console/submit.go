@@ -77,9 +77,9 @@ func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error)
 	return to, nil
 }
 
-// submitForm creates a group of the form's fields, and appends the jobs of its file, or of its text,
-// as they arrive. It adds the fields to fields. They come before the file, because the form has them
-// in this order.
+// submitForm creates a group of the form's fields, and appends the jobs of its file, or of its
+// text, as they arrive. It adds the fields to fields. They come before the file, because the form
+// has them in this order.
 func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[string]string) (string, error) {
 	parts, err := r.MultipartReader()
 	if err != nil {
@@ -230,7 +230,7 @@ func (p submitPage) create(
 }
 
 var errNoJobs = invalid("The text",
-	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then at least one row of values")
+	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then rows of values")
 
 // rejectedError says which lines of a text are no jobs.
 type rejectedError struct{ api.Appended }
