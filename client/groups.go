@@ -20,8 +20,8 @@ type GroupFilter struct {
 	Status api.Status
 	Type   string // the group's type, or that of one of its jobs
 	Paused *bool  // whether the group itself is paused; a pause of its tenant or type does not count
-	// FailedJobs is whether at least one job of the group has failed. A group with few failed jobs is
-	// COMPLETED, not FAILED.
+	// FailedJobs is whether at least one job of the group has failed. A group with few failed jobs
+	// is COMPLETED, not FAILED.
 	FailedJobs *bool
 	Prefix     string    // the beginning of the id
 	Since      time.Time // the group was created then or later

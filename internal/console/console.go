@@ -155,6 +155,8 @@ type view struct {
 	title string
 	data  any
 	topic string // what the page follows live, see topics; "": nothing
+	// refused is why a form of the page was not accepted. nil: no form was sent.
+	refused *refusal
 }
 
 // action is a form of the console.
@@ -166,6 +168,9 @@ type action struct {
 	// show stands in place of do if the answer is a page that is there only once, such as one with
 	// a secret.
 	show func(ctx context.Context, r *http.Request) (view, error)
+	// page reads the page that has the form. It is shown with what was typed if the form is not
+	// accepted. nil: people type nothing into the form.
+	page func(r *http.Request) (view, error)
 }
 
 // allPages is the table of pages. The navigation has them in this order.
@@ -202,22 +207,22 @@ func (c *Console) allPages() []page {
 
 // allActions is the table of actions.
 func (c *Console) allActions() []action {
-	groups, tenants := groupPages{c.Backend}, tenantPages{c.Backend}
+	groups, tenants, submit := groupPages{c.Backend}, tenantPages{c.Backend}, submitPage{c.store, c.Decoder}
 	all := []action{
-		{path: "/submit", scope: auth.Submit, file: true, do: submitPage{c.store, c.Decoder}.submit},
+		{path: "/submit", scope: auth.Submit, file: true, do: submit.submit, page: submit.form},
 		{path: "/groups", scope: auth.Control, do: groups.controlSome},
-		{path: "/tenants/{id}", scope: auth.Tenants, do: tenants.change},
+		{path: "/tenants/{id}", scope: auth.Tenants, do: tenants.change, page: tenants.tenant},
 		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: pauseTenant(c.Backend.PauseTenant, "tenant-paused")},
 		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: pauseTenant(c.Backend.ResumeTenant, "tenant-resumed")},
 		{path: "/guards/{name}/members/{id}", scope: auth.System, do: guardPages{c.Backend}.control},
 		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
-		{path: "/keys", scope: auth.System, show: keysPage{c}.create},
+		{path: "/keys", scope: auth.System, show: keysPage{c}.create, page: keysPage{c}.list},
 		{path: "/keys/{id}/revoke", scope: auth.System, do: keysPage{c}.revoke},
 		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
 	}
 	if c.Rooms != nil {
 		for name, do := range c.rooms.actions() {
-			all = append(all, action{path: "/rooms/{event}/" + name, scope: auth.System, do: do})
+			all = append(all, action{path: "/rooms/{event}/" + name, scope: auth.System, do: do, page: c.rooms.room})
 		}
 	}
 	for name := range groups.commands() {
@@ -290,6 +295,8 @@ func (c *Console) servePage(p page) http.HandlerFunc {
 			c.fail(w, r, err)
 		case err != nil:
 			c.fail(w, r, err)
+		case v.refused != nil:
+			c.renderRefused(w, r, v, nil, v.refused.cause)
 		default:
 			c.last.keep(r, v, c.now())
 			c.render(w, r, http.StatusOK, v, time.Time{})
@@ -340,18 +347,18 @@ func (c *Console) serveAction(a action) http.HandlerFunc {
 			defer cancel()
 		}
 		var to string
-		var once view
+		var shown view
 		var err error
 		if a.show != nil {
-			once, err = a.show(ctx, r.WithContext(ctx))
+			shown, err = a.show(ctx, r.WithContext(ctx))
 		} else {
 			to, err = a.do(ctx, r.WithContext(ctx))
 		}
 		switch {
 		case err != nil:
-			c.fail(w, r, err)
+			c.refuse(w, r, a, err)
 		case a.show != nil:
-			c.render(w, r, http.StatusOK, once, time.Time{})
+			c.render(w, r, http.StatusOK, shown, time.Time{})
 		default:
 			http.Redirect(w, r, to, http.StatusSeeOther)
 		}

@@ -147,7 +147,8 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 		plainError(w, http.StatusInternalServerError, "the topic can't be read", err)
 		return
 	}
-	class := classOf(who) + "\x00" + name // of streams that share what is read
+	address := l.console.apiOption(r)
+	class := strings.Join([]string{classOf(who), address, name}, "\x00") // of streams that share what is read
 	limited := ""
 	if t.group || t.many {
 		limited = class
@@ -175,7 +176,7 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 	if t.group {
 		feed = l.groups
 	}
-	viewer := feed.Watch(class, func() livefeed.Poll[*regions] { return l.poll(t, who, read) })
+	viewer := feed.Watch(class, func() livefeed.Poll[*regions] { return l.poll(t, who, address, read) })
 	defer viewer.Close()
 	if err := follow(ctx, stream, viewer); err != nil && !errors.Is(err, context.Canceled) &&
 		!errors.Is(err, sse.ErrClosing) {
@@ -283,9 +284,11 @@ func (l *live) whileValid(
 	}
 }
 
-// poll returns a function that reads a topic for a principal, and renders the live regions. They
-// have changed if their text has.
-func (l *live) poll(t topic, who auth.Principal, read func(context.Context) (any, error)) livefeed.Poll[*regions] {
+// poll returns a function that reads a topic for a principal who reaches the API at address, and
+// renders the live regions. They have changed if their text has.
+func (l *live) poll(
+	t topic, who auth.Principal, address string, read func(context.Context) (any, error),
+) livefeed.Poll[*regions] {
 	who.KeyID = "" // the regions are for all readers who see the same
 	number, event := 0, ""
 	var last map[string]string
@@ -303,7 +306,7 @@ func (l *live) poll(t topic, who auth.Principal, read func(context.Context) (any
 		case err != nil:
 			return livefeed.State[*regions]{}, err
 		default:
-			if html, err = l.console.renderRegions(t.page, who, data); err != nil {
+			if html, err = l.console.renderRegions(t.page, who, address, data); err != nil {
 				l.console.Log.ErrorContext(ctx, "live regions of the console can't be rendered",
 					"page", t.page, "error", err)
 				return livefeed.State[*regions]{}, err
@@ -329,11 +332,13 @@ func (l *live) poll(t topic, who auth.Principal, read func(context.Context) (any
 }
 
 // renderRegions returns the HTML of the live regions of a page by their ids.
-func (c *Console) renderRegions(page string, who auth.Principal, data any) (map[string]string, error) {
+func (c *Console) renderRegions(
+	page string, who auth.Principal, address string, data any,
+) (map[string]string, error) {
 	html := map[string]string{}
 	for _, id := range c.views.live[page] {
 		var out bytes.Buffer
-		f := frame{Data: data, principal: who, login: c.Keys != nil}
+		f := frame{Data: data, principal: who, login: c.Keys != nil, api: address}
 		if err := c.views.pages[page].ExecuteTemplate(&out, livePrefix+id, f); err != nil {
 			return nil, fmt.Errorf("render region %s: %w", id, err)
 		}

@@ -236,7 +236,7 @@ func TestHistoryView(t *testing.T) {
 		n := len(strings.Fields(v.Charts[0].Lines.Lines[0].Paths[0]))
 		require.GreaterOrEqual(t, n, historyPoints/2, minutes)
 		require.LessOrEqual(t, n, historyPoints+2, minutes)
-		html, err := c.renderRegions("overview", admin, overviewData{History: v, Tenants: true})
+		html, err := c.renderRegions("overview", admin, "", overviewData{History: v, Tenants: true})
 		require.NoError(t, err)
 		require.Less(t, len(html["history"]), 24_000, minutes)
 	}

@@ -565,12 +565,12 @@ func TestNumbers(t *testing.T) {
 
 func nan() float64 { z := 0.0; return z / z }
 
-// A refused form leads back to the page that has it, which is not always the overview.
+// A refused action leads back to its page, which is not always the overview.
 func TestWayBackFromARefusedForm(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
 	for path, want := range map[string]string{
-		"/ui/tenants/acme": "/ui/tenants/acme", "/ui/types/NO%20TYPE/pause": "/ui/", "/ui/groups/conflict-1/pause": "/ui/groups/conflict-1",
+		"/ui/types/NO%20TYPE/pause": "/ui/", "/ui/groups/conflict-1/pause": "/ui/groups/conflict-1",
 	} {
 		answer := w.post(path, url.Values{"rps": {"none"}})
 		require.GreaterOrEqual(t, answer.Code, 400, path)
@@ -581,4 +581,26 @@ func TestWayBackFromARefusedForm(t *testing.T) {
 		require.True(t, found, "%s: %s", path, answer.Body)
 	}
 	require.Equal(t, http.StatusMethodNotAllowed, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/ui/events?topics=overview", nil)).Code)
+}
+
+// The overview and the page of a tenant explain the words that they use, without a script.
+func TestWordsAreExplained(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	for path, words := range map[string][]string{
+		"/ui/":             {"Waiting", "Non-ready", "Ready", "In flight", "Permit", "Active tenant", "Dead letter", "Audit"},
+		"/ui/tenants/acme": {"Non-ready", "Permit", "Window", "Share", "Weight", "Congestion", "Throttles", "Returns", "Base priority"},
+	} {
+		explained := map[string]bool{}
+		for _, details := range w.page(path).all("details") {
+			for term := range details.Descendants() {
+				if attribute(details, "id") == "terms" && term.Data == "dt" {
+					explained[term.FirstChild.Data] = true
+				}
+			}
+		}
+		for _, word := range words {
+			require.True(t, explained[word], "%s: %s", path, word)
+		}
+	}
 }

@@ -36,14 +36,34 @@ func (c referencePage) view(r *http.Request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	d := referenceData{reference: doc, Address: "http://ADDRESS", Keys: c.Keys != nil, NoAPI: c.NoAPI}
-	if host.MatchString(r.Host) {
-		d.Address = "http://" + r.Host
-	}
-	if c.Secure || c.TLS {
-		d.Address = "https" + strings.TrimPrefix(d.Address, "http")
-	}
+	d := referenceData{reference: doc, Address: c.address(r), Keys: c.Keys != nil, NoAPI: c.NoAPI}
 	return view{name: "reference", title: "API", data: d}, nil
+}
+
+// address returns the URL by which a browser reaches the console, and the API if it is
+// served there.
+func (c *Console) address(r *http.Request) string {
+	scheme := "http://"
+	if c.Secure || c.TLS {
+		scheme = "https://"
+	}
+	if !host.MatchString(r.Host) {
+		return scheme + "ADDRESS"
+	}
+	return scheme + r.Host
+}
+
+// apiOption returns the value of the option --api in command lines; "" if the option can be left
+// out, because the API has the address that the command line has by default.
+func (c *Console) apiOption(r *http.Request) string {
+	if c.NoAPI {
+		return "URL"
+	}
+	at := c.address(r)
+	if at == "http://127.0.0.1:8080" || at == "http://localhost:8080" {
+		return ""
+	}
+	return at
 }
 
 // Curl returns a command line that makes a call.

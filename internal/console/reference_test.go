@@ -95,3 +95,33 @@ func TestReferenceAddress(t *testing.T) {
 	w.with(func(o *Options) { o.NoAPI = true })
 	require.Contains(t, address("ops.example.com"), "This address serves the console alone")
 }
+
+// Command lines of the API's client name the API unless it has the default address; in live
+// regions, too.
+func TestCommandLinesNameTheAPI(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	w.backend.groups = nil
+	commandsOn := func(host string) (texts []string) {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+host+"/ui/groups", nil)
+		for _, code := range parse(t, w.do(r).Body.String()).all("code") {
+			texts = append(texts, code.FirstChild.Data)
+		}
+		return texts
+	}
+	plain := "bulkaction submit --type NOOP --payload '{}' --wait"
+	for host, want := range map[string]string{
+		"localhost:8080": plain, "127.0.0.1:8080": plain, "localhost:9090": plain + " --api http://localhost:9090",
+		"jobs.example.com": plain + " --api http://jobs.example.com", "a'b": plain + " --api http://ADDRESS",
+	} {
+		require.Equal(t, []string{want}, commandsOn(host), host)
+	}
+	server := w.server()
+	_, data, _ := w.follow(server, "groups:", "").next()
+	require.Contains(t, data["rows"], "--api "+server)
+	w.console.Secure = true
+	require.Equal(t, []string{plain + " --api https://localhost:8080"}, commandsOn("localhost:8080"))
+	w.console.NoAPI = true
+	require.Equal(t, []string{plain + " --api URL"}, commandsOn("localhost:8080"))
+	require.Contains(t, w.get("/ui/audit").Body.String(), "audit --redis-url URL<", "this command asks Redis")
+}

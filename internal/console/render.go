@@ -70,8 +70,8 @@ func parseTemplates(functions template.FuncMap) *templates {
 	return t
 }
 
-// frame is the data of a template. Live regions are rendered with a frame, too, which has only
-// Data, Theme and the principal.
+// frame is the data of a template. Live regions are rendered with a frame, too, which has only Data
+// and what is not exported.
 type frame struct {
 	Title   string
 	Path    string // of the page, with its query
@@ -85,6 +85,8 @@ type frame struct {
 
 	principal auth.Principal
 	login     bool // there is a login
+	refused   *refusal
+	api       string // the address of the API; "": it is the command line's default
 }
 
 // navItem is a link of the navigation.
@@ -114,6 +116,16 @@ func (f frame) Who() string {
 // KeyID is the id of the reader's API key.
 func (f frame) KeyID() string { return f.principal.KeyID }
 
+// Command joins the parts of a command line of the API's client, and adds the address of the API
+// unless that is the default.
+func (f frame) Command(parts ...any) string {
+	line := fmt.Sprint(parts...)
+	if f.api != "" {
+		line += " --api " + f.api
+	}
+	return line
+}
+
 // Themes are the themes that can be chosen.
 func (f frame) Themes() []string { return themes }
 
@@ -123,9 +135,10 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v v
 	f := frame{
 		Title: v.title, Path: r.URL.RequestURI(), Version: c.Version, Theme: themeOf(r), Topic: v.topic,
 		Notice: noticeOf(r.URL.Query()), AsOf: asOf, Data: v.data, principal: p, login: c.Keys != nil,
+		refused: v.refused, api: c.apiOption(r),
 	}
 	if r.Method != http.MethodGet {
-		f.Path = root + "/"
+		f.Path = c.pageOf(r)
 	}
 	for _, page := range c.pages {
 		if page.nav == "" || page.scope != open && !p.May(page.scope) || p.Role == "" {
@@ -158,12 +171,19 @@ type failure struct {
 
 // fail answers with the page of an error.
 func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
+	f, status := c.failureOf(w, r, err)
+	c.render(w, r, status, view{name: "failure", title: f.Heading, data: f}, time.Time{})
+}
+
+// failureOf says why a request failed, and sets the header Retry-After. It logs an unexpected
+// error.
+func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (f failure, status int) {
 	problem, retryAfter, known := httpapi.ProblemOf(err)
-	f := failure{
+	f = failure{
 		Heading: problem.Title, Detail: problem.Detail, Fields: problem.Fields,
 		RequestID: w.Header().Get("X-Request-Id"), Back: c.pageOf(r),
 	}
-	status := problem.Status
+	status = problem.Status
 	var input *inputError
 	switch {
 	case errors.As(err, &input):
@@ -192,7 +212,7 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if retryAfter > 0 {
 		w.Header().Set("Retry-After", seconds(retryAfter))
 	}
-	c.render(w, r, status, view{name: "failure", title: f.Heading, data: f}, time.Time{})
+	return f, status
 }
 
 // pageOf returns the path to go back to after a failed request: for a POST, the nearest parent path

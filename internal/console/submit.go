@@ -67,14 +67,24 @@ func (p submitPage) form(r *http.Request) (view, error) {
 	return view{name: "submit", title: "Submit", data: d}, nil
 }
 
-// submit creates a group of the form's fields, and appends the jobs of its file, or of its text, as
-// they arrive. The fields come before the file, because the form has them in this order.
+// submit submits a group. An error has the fields of the form.
 func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error) {
+	fields := map[string]string{}
+	to, err := p.submitForm(ctx, r, fields)
+	if err != nil {
+		return "", &formError{fields, err}
+	}
+	return to, nil
+}
+
+// submitForm creates a group of the form's fields, and appends the jobs of its file, or of its
+// text, as they arrive. It adds the fields to fields. They come before the file, because the form
+// has them in this order.
+func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[string]string) (string, error) {
 	parts, err := r.MultipartReader()
 	if err != nil {
 		return "", invalid("The form", "must be sent as multipart/form-data")
 	}
-	fields := map[string]string{}
 	for {
 		part, err := parts.NextPart()
 		if errors.Is(err, io.EOF) {
@@ -220,7 +230,7 @@ func (p submitPage) create(
 }
 
 var errNoJobs = invalid("The text",
-	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then at least one row of values")
+	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then rows of values")
 
 // rejectedError says which lines of a text are no jobs.
 type rejectedError struct{ api.Appended }

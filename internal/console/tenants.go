@@ -107,15 +107,15 @@ func (p tenantPages) tenant(r *http.Request) (view, error) {
 	who, _ := auth.From(r.Context())
 	if q := r.URL.Query(); q.Has("preview") && who.May(auth.Tenants) {
 		patch, fields, err := patchOf(q)
+		for name, text := range fields {
+			data.Fields[name] = text
+		}
 		if err != nil {
-			return view{}, err
+			return view{name: "tenant", title: "Tenant " + id, data: data, refused: &refusal{cause: err}}, nil
 		}
 		after, err := p.backend.PreviewTenant(r.Context(), id, patch)
 		if err != nil {
 			return view{}, err
-		}
-		for name, text := range fields {
-			data.Fields[name] = text
 		}
 		data.Preview = previewOf(data.Tenant, after)
 	}

@@ -19,7 +19,7 @@ type ListQuery struct {
 	Status api.Status
 	Type   string // the group's, or that of one of its jobs
 	Paused *bool  // whether the group itself is paused
-	// FailedJobs is whether at least one job of the group has failed, in whatever status the group is.
+	// FailedJobs is whether at least one job of the group has failed, in any status.
 	FailedJobs *bool
 	Prefix     string    // the beginning of the id
 	Since      time.Time // the group was created then or later

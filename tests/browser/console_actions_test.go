@@ -178,6 +178,14 @@ func TestConsoleLogin(t *testing.T) {
 	b.isSound(axe)
 	c.logIn(b, secret)
 	b.until("location.pathname + location.search === '/ui/groups?status=FAILED'")
+
+	c.open(b, "/submit")
+	b.do(chromedp.SendKeys(chromedp.CSS("#type"), "NOOP"), chromedp.SetValue(chromedp.CSS("#jobs"), "hello"))
+	b.expect("422 (Unprocessable Entity)")
+	b.click("main form button.primary")
+	b.sees("#refused")
+	b.isSound(axe)
+	c.open(b, "/groups?status=FAILED")
 	b.expect("DocumentCookie") // Chromium warns of the next line
 	require.NotContains(t, eval[string](b, "document.cookie"), "bulkaction", "scripts can't read the session")
 	b.click(".who button")
@@ -229,6 +237,11 @@ func TestConsoleWithoutJavaScript(t *testing.T) {
 	b := c.noScripts(secret)
 	c.open(b, "/submit")
 	b.do(chromedp.SendKeys(chromedp.CSS("#type"), "NOOP"), chromedp.SendKeys(chromedp.CSS("#tenant"), "acme"))
+	b.do(chromedp.SetValue(chromedp.CSS("#jobs"), "hello"))
+	b.expect("422 (Unprocessable Entity)")
+	b.click("main form button.primary")
+	b.sees("#refused") // with what was typed
+	require.Equal(t, "NOOP acme hello", eval[string](b, "['type', 'tenant', 'jobs'].map((id) => document.getElementById(id).value).join(' ')"))
 	b.do(chromedp.SetValue(chromedp.CSS("#jobs"), `{"payload": {"fail": "permanent"}}`+"\n"+`{"payload": {"fail": "permanent", "fail_times": 1}}`))
 	b.click("main form button.primary")
 	b.until("/^.ui.groups.[^/]+$/.test(location.pathname)")

@@ -118,6 +118,10 @@ func TestConsolePages(t *testing.T) {
 	look(consolePages)
 	look(filledPages)
 
+	c.open(b, "/tenants/initech")
+	b.click("#terms summary")
+	b.sees("#terms[open]")
+	b.isSound(axe)
 	c.open(b, "/groups")
 	require.Contains(t, eval[string](b, "document.querySelector('main').innerText"), hostile)
 	b.do(chromedp.EmulateViewport(360, 900))
