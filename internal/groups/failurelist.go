@@ -12,7 +12,14 @@ import (
 )
 
 // failures shows the failed jobs of groups.
-type failures struct{ *access }
+type failures struct {
+	*access
+	recent recent[failureReading] // by tenant and group
+}
+
+func newFailures(a *access) *failures {
+	return &failures{access: a, recent: recent[failureReading]{age: summaryAge, most: maxKeptSummaries}}
+}
 
 // FailureQuery selects failed jobs of a group. With a Limit it selects a page of them.
 type FailureQuery struct {

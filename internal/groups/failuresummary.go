@@ -3,9 +3,11 @@ package groups
 import (
 	"cmp"
 	"context"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -19,12 +21,24 @@ const (
 	maxSamples      = 5    // failures that a summary shows of one fingerprint
 	maxErrorShown   = 500  // bytes of an error in a summary
 	maxSummaryCodes = 100  // codes that a summary shows
+
+	// summaryAge is how long the records that were read are used again, unless the number of failed
+	// jobs of a code changes.
+	summaryAge       = 10 * time.Second
+	maxKeptSummaries = 16 // groups whose records are used again; those of one have 5 MB at most
 )
 
+// failureReading is what was read of a group's failed jobs.
+type failureReading struct {
+	counts map[string]int64 // by code, at that time
+	read   *failureCounts
+}
+
 // FailureSummary counts the failed jobs of a group by code, and up to summaryRecords of them by
-// fingerprint. For a principal that may not see payloads it reads no record.
+// fingerprint. For a principal that may not see payloads it reads no record. Records are used again
+// for summaryAge, so that repeated calls don't read them each time.
 func (s *failures) FailureSummary(ctx context.Context, id string) (sum api.FailureSummary, err error) {
-	p, _, err := s.locateGroup(ctx, id)
+	p, tenant, err := s.locateGroup(ctx, id)
 	if err != nil {
 		return sum, err
 	}
@@ -32,20 +46,29 @@ func (s *failures) FailureSummary(ctx context.Context, id string) (sum api.Failu
 	if err != nil {
 		return sum, apiError(err)
 	}
-	read := newFailureCounts()
-	if auth.SeesPayloads(ctx) {
+	if !auth.SeesPayloads(ctx) {
+		return newFailureCounts().summary(counts), nil
+	}
+	unchanged := func(r failureReading) bool { return maps.Equal(r.counts, counts) }
+	r, err := s.recent.get(ctx, tenant+"/"+id, unchanged, func() (failureReading, error) {
 		records, err := ledger.SomeFailures(ctx, s.conn.Cmd, p, id, summaryRecords)
 		if err != nil {
-			return sum, apiError(err)
+			return failureReading{}, err
 		}
+		read := newFailureCounts()
 		for i := range records {
 			read.add(&records[i])
 		}
+		return failureReading{counts, read}, nil
+	})
+	if err != nil {
+		return sum, apiError(err)
 	}
-	return read.summary(counts), nil
+	return r.read.summary(counts), nil
 }
 
-// failureCounts counts failed jobs by code and fingerprint.
+// failureCounts counts failed jobs by code and fingerprint. After the last call of add, goroutines
+// may share it.
 type failureCounts struct {
 	seen   int64
 	byCode map[string]*codeCounts
@@ -103,17 +126,22 @@ func (c *codeCounts) fingerprints(n int64) []api.FailureFingerprint {
 	if c == nil {
 		return all
 	}
-	for _, f := range c.byText {
+	for _, counted := range c.byText {
+		f := *counted
 		f.Count = f.Sampled
 		if n > c.seen {
 			f.Count = (f.Sampled*n + c.seen/2) / c.seen
 		}
-		all = append(all, *f)
+		all = append(all, f)
 	}
 	slices.SortFunc(all, func(a, b api.FailureFingerprint) int {
 		return cmp.Or(cmp.Compare(b.Sampled, a.Sampled), cmp.Compare(a.Text, b.Text))
 	})
-	return all[:min(len(all), maxFingerprints)]
+	all = all[:min(len(all), maxFingerprints)]
+	for i := range all {
+		all[i].Samples = slices.Clone(all[i].Samples)
+	}
+	return all
 }
 
 // variable matches the parts of an error that differ from job to job: UUIDs, host names with an

@@ -47,18 +47,21 @@ func TestSummaryIsBounded(t *testing.T) {
 	}
 }
 
-func TestKeptMaps(t *testing.T) {
-	var k jobMaps
+func TestRecent(t *testing.T) {
+	k := &newJobMaps(nil).recent
 	now := time.Unix(1, 0)
 	for i := range maxKeptMaps + 1 {
-		k.put(fmt.Sprint(i), api.JobMap{Jobs: int64(i)}, now)
+		k.keep(fmt.Sprint(i), api.JobMap{Jobs: int64(i)}, now)
 	}
 	require.Len(t, k.kept, maxKeptMaps)
-	m, ok := k.get("3", now.Add(mapAge-1))
+	m, ok := k.find("3", now.Add(mapAge-1))
 	require.True(t, ok)
 	require.EqualValues(t, 3, m.Jobs)
-	_, ok = k.get("3", now.Add(mapAge))
+	k.keep("3", api.JobMap{Jobs: 7}, now)
+	m, _ = k.find("3", now)
+	require.EqualValues(t, 7, m.Jobs, "the newest value is kept, also if there are many")
+	_, ok = k.find("3", now.Add(mapAge))
 	require.False(t, ok)
-	k.put("new", api.JobMap{}, now.Add(mapAge))
+	k.keep("new", api.JobMap{}, now.Add(mapAge))
 	require.Len(t, k.kept, 1)
 }

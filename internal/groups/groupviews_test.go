@@ -120,6 +120,38 @@ func TestFailureSummary(t *testing.T) {
 	require.ErrorIs(t, err, api.ErrNotFound)
 }
 
+// Repeated calls read the failed jobs once, until their number changes. The values are the
+// caller's.
+func TestFailureSummaryIsReadOnce(t *testing.T) {
+	t.Parallel()
+	w := withFailures(t, 100, 2)
+	g, err := w.Store.Group(stagetest.Trusted(t), "g")
+	require.NoError(t, err)
+	p := w.Space.OfTenant(g.Tenant)
+	summary := func() api.FailureSummary {
+		sum, err := w.Store.FailureSummary(stagetest.Trusted(t), "g")
+		require.NoError(t, err)
+		return sum
+	}
+	first := summary()
+	require.EqualValues(t, 50, first.Seen)
+	first.Codes[0].Fingerprints[0].Samples[0].Error = "changed"
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), p.Failures("g")).Err())
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			sum, err := w.Store.FailureSummary(stagetest.Trusted(t), "g")
+			if err != nil || sum.Seen != 50 || sum.Codes[0].Fingerprints[0].Samples[0].Error == "changed" {
+				t.Errorf("got %+v, error %v", sum, err)
+			}
+		})
+	}
+	callers.Wait()
+	require.NoError(t, w.Conn.Cmd.HIncrBy(t.Context(), p.Codes("g"), "GONE", 1).Err())
+	changed := summary()
+	require.Equal(t, []int64{51, 0}, []int64{changed.Total, changed.Seen})
+}
+
 // Callers at the same time share one reading, and a map is shown again for some time.
 func TestJobMap(t *testing.T) {
 	t.Parallel()
@@ -183,7 +215,7 @@ func TestJobMapOfALargeGroup(t *testing.T) {
 func BenchmarkFailureSummary(b *testing.B) {
 	w := withFailures(b, 10_000, 2)
 	for b.Loop() {
-		_, err := w.Store.FailureSummary(stagetest.Trusted(b), "g")
+		_, err := w.NewStore(groups.Config{}).FailureSummary(stagetest.Trusted(b), "g") // which has read nothing yet
 		require.NoError(b, err)
 	}
 }

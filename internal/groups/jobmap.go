@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -17,43 +16,14 @@ const (
 	maxKeptMaps = 64              // maps that are kept; one has 72 KB at most
 )
 
-// jobMaps keeps the latest maps of groups. Callers that ask for the same map at the same time share
-// one reading of the group.
+// jobMaps shows the states of groups' jobs.
 type jobMaps struct {
 	*access
-	reading keyedMutex // by the same keys
-	mu      sync.Mutex
-	kept    map[string]keptMap
+	recent recent[api.JobMap] // by tenant, group and number of buckets
 }
 
-type keptMap struct {
-	api.JobMap
-	until time.Time
-}
-
-// get returns the map that is kept under a key, if it is not too old.
-func (k *jobMaps) get(key string, now time.Time) (api.JobMap, bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	m, ok := k.kept[key]
-	return m.JobMap, ok && now.Before(m.until)
-}
-
-// put keeps a map, unless too many that are not too old are kept.
-func (k *jobMaps) put(key string, m api.JobMap, now time.Time) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.kept == nil {
-		k.kept = map[string]keptMap{}
-	}
-	for other, old := range k.kept {
-		if !now.Before(old.until) {
-			delete(k.kept, other)
-		}
-	}
-	if len(k.kept) < maxKeptMaps {
-		k.kept[key] = keptMap{m, now.Add(mapAge)}
-	}
+func newJobMaps(a *access) *jobMaps {
+	return &jobMaps{access: a, recent: recent[api.JobMap]{age: mapAge, most: maxKeptMaps}}
 }
 
 // JobMap returns the map of a group's jobs with this many buckets, or one a job if the group has
@@ -64,17 +34,11 @@ func (k *jobMaps) JobMap(ctx context.Context, id string, buckets int) (m api.Job
 		return m, err
 	}
 	key := strings.Join([]string{tenant, id, strconv.Itoa(buckets)}, "/") // ids have no slash
-	lock, err := k.reading.lock(ctx, key)
+	m, err = k.recent.get(ctx, key, func(api.JobMap) bool { return true }, func() (api.JobMap, error) {
+		return ledger.ReadJobMap(ctx, k.conn.Cmd, p, id, int64(buckets))
+	})
 	if err != nil {
-		return m, apiError(err)
-	}
-	defer k.reading.unlock(lock)
-	m, fresh := k.get(key, time.Now())
-	if !fresh {
-		if m, err = ledger.ReadJobMap(ctx, k.conn.Cmd, p, id, int64(buckets)); err != nil {
-			return api.JobMap{}, apiError(err)
-		}
-		k.put(key, m, time.Now())
+		return api.JobMap{}, apiError(err)
 	}
 	m.Buckets = slices.Clone(m.Buckets)
 	return m, nil

@@ -76,8 +76,8 @@ func New(
 		commands: &commands{access: all, durability: durable},
 		tenants:  tenants,
 		views:    &views{access: all, tenants: tenants, explainer: why.New(conn, space, cfg.Rate)},
-		failures: &failures{all},
-		jobMaps:  &jobMaps{access: all},
+		failures: newFailures(all),
+		jobMaps:  newJobMaps(all),
 		stats:    &stats{all},
 	}
 }
