@@ -199,9 +199,16 @@ func (b *tab) visit(address string) {
 	b.do(chromedp.Navigate(address))
 }
 
+// click clicks an element. It tries again if the live page has replaced the element meanwhile.
 func (b *tab) click(selector string) {
 	b.t.Helper()
-	b.do(chromedp.Click(chromedp.CSS(selector)))
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	err := chromedp.Do(ctx, chromedp.Click(chromedp.CSS(selector)))
+	for err != nil && strings.Contains(err.Error(), "Could not find node") {
+		err = chromedp.Do(ctx, chromedp.Click(chromedp.CSS(selector)))
+	}
+	require.NoError(b.t, err)
 }
 
 // eval returns the value of an expression in the page.
