@@ -292,7 +292,9 @@ func (s *appends) storeCall(ctx context.Context, p keyspace.Partition, appends [
 	case len(appends) > 1 && errors.As(err, &refused) && !call.IsUnavailable(err) && !call.IsOOM(err):
 		// One append that Redis refuses must not fail the others.
 		for _, a := range appends {
-			a.err = s.storeRequests(ctx, p, []*pendingAppend{a})
+			if err := s.storeRequests(ctx, p, []*pendingAppend{a}); err != nil { // else it has set a.err
+				a.err = err
+			}
 		}
 	default:
 		setErrors(appends, err)

@@ -100,6 +100,22 @@ func TestAppendsTogether(t *testing.T) {
 	})
 }
 
+// A message that Redis refuses does not make a refused one look stored.
+func TestRefusedAppendBesidePoison(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		total := int64(1)
+		open(w, messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Total: &total})
+		s := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), poisoned{w.Conn.Cmd, "poison"})
+		errs := s.AppendEntries(context.WithoutCancel(stagetest.Trusted(t)), "g", []groups.EntryJobs{
+			{Entry: "1-1", Jobs: []messages.Job{{Payload: []byte(`"poison"`)}}, Origin: now},
+			{Entry: "1-2", Jobs: stagetest.Numbered(2), Origin: now}, // more than the total
+		})
+		require.ErrorContains(t, errs[0], "not for Redis")
+		require.ErrorIs(t, errs[1], api.ErrConflict)
+		require.Equal(t, api.Counts{}, w.Counts("g"))
+	})
+}
+
 // When a group was deleted and another tenant has used its id again, an append finds the new group.
 func TestAppendFollowsAGroup(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
