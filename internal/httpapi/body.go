@@ -198,7 +198,7 @@ func (s *calls) decodeOptionalBody(r *http.Request, v any) error {
 	if err := dec.Decode(v); err != nil {
 		return badJSON(err)
 	}
-	if dec.More() {
+	if err := dec.Decode(new(json.RawMessage)); !errors.Is(err, io.EOF) { // More would overlook a bracket
 		return malformedJSON("has more than one JSON value")
 	}
 	return messages.RepeatedKey(body)

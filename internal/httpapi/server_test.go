@@ -172,6 +172,8 @@ func TestRefusedRequests(t *testing.T) {
 		"negative total":       {"POST", "/v1/groups/g/seal", `{"total":-1}`, []string{"Content-Type", jsonType}, 422, "total"},
 		"unknown seal field":   {"POST", "/v1/groups/g/seal", `{"totl":1}`, []string{"Content-Type", jsonType}, 422, "body"},
 		"two values":           {"POST", "/v1/groups/g/seal", `{} {}`, []string{"Content-Type", jsonType}, 400, "body"},
+		"bracket behind":       {"POST", "/v1/groups/g/seal", `{}]`, []string{"Content-Type", jsonType}, 400, "body"},
+		"brace behind":         {"POST", "/v1/groups/g/cancel", `{}}`, []string{"Content-Type", jsonType}, 400, "body"},
 		"cancel with fields":   {"POST", "/v1/groups/g/cancel", `{"force":true}`, []string{"Content-Type", jsonType}, 422, "body"},
 		"other origin":         {"POST", "/v1/groups/g/cancel", "", []string{"Origin", "https://evil.example"}, 403, ""},
 		"other site":           {"POST", "/v1/groups/g/cancel", "", []string{"Sec-Fetch-Site", "cross-site"}, 403, ""},
