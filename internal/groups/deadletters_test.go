@@ -116,7 +116,7 @@ func TestDeadLettersOfManyPartitions(t *testing.T) {
 		}
 	}
 	require.Empty(t, want)
-	for _, cursor := range []string{"x", "1-0", "1-0,", "1-0,64", "1-0,-1", "1,0", ",0"} {
+	for _, cursor := range []string{"x", "1-0", "1-0,", "1-0,64", "1-0,-1", "1,0", ",0", "0-0,0", "0-1,1"} {
 		_, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Limit: 1, Cursor: cursor})
 		require.ErrorContains(t, err, "cursor: must be one that an earlier page gave", cursor)
 	}

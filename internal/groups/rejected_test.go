@@ -41,7 +41,7 @@ func TestRejectedMessages(t *testing.T) {
 		m := page.Rejected[0]
 		require.Equal(t, "{} no.such no such type 7-0 2", fmt.Sprint(m.Data, " ", m.Type, " ", m.Reason, " ", m.Entry, " ", m.Bytes))
 		require.Equal(t, at, *m.At)
-		for _, cursor := range []string{"x", "1", "-", "1-", "1-2-3", "+"} {
+		for _, cursor := range []string{"x", "1", "-", "1-", "1-2-3", "+", "0-0"} {
 			_, err := w.Store.Rejected(stagetest.Trusted(t), cursor, 1, false)
 			require.ErrorContains(t, err, "cursor")
 		}

@@ -5,10 +5,11 @@ import (
 	"strings"
 )
 
-// ValidEntryID reports whether id is the complete id of a stream entry.
+// ValidEntryID reports whether id is the complete id of a stream entry that Redis has made. It is
+// not at time 0: Redis refuses a range that ends before 0-0 with an error.
 func ValidEntryID(id string) bool {
 	ms, seq, ok := strings.Cut(id, "-")
-	_, errMS := strconv.ParseUint(ms, 10, 64)
+	at, errMS := strconv.ParseUint(ms, 10, 64)
 	_, errSeq := strconv.ParseUint(seq, 10, 64)
-	return ok && errMS == nil && errSeq == nil
+	return ok && errMS == nil && errSeq == nil && at > 0
 }
