@@ -301,3 +301,28 @@ func TestPriorityWithLimits(t *testing.T) {
 		require.Equal(w, []ledger.Permit{{Tenant: "c", N: 10}}, w.admit("T", 100, elastic(10)).Permits, "one tenant may have all")
 	})
 }
+
+// One call looks at a bounded number of groups, also when none of them may be admitted.
+func TestPriorityLooksAtFewGroups(t *testing.T) {
+	onRedis(t, func(w *world) {
+		w.byPriority(1)
+		const groups = 500
+		for i := range groups {
+			id := fmt.Sprint("g", i)
+			w.create(id, "paused", "T")
+			w.append(id, 1)
+		}
+		require.NoError(w, ledger.Pause(w.Context(), w.c, w.p, ledger.PauseTenant, "paused"))
+		order := w.p.FairPriority("T", "normal")
+		for left := int64(groups); left > 0; {
+			r := w.admit("T", 1, noLimit)
+			require.Zero(w, r.Moved)
+			now := w.c.ZCard(w.Context(), order).Val()
+			require.LessOrEqual(w, left-now, int64(200))
+			require.Less(w, now, left)
+			if left = now; left > 0 {
+				require.Equal(w, ledger.AdmitOK, r.State, "the fetcher calls again at once")
+			}
+		}
+	})
+}

@@ -24,7 +24,7 @@
 --   16  low      n        weight of the lane low
 -- Reply
 --   {state, moved, non_ready, wait, permits, denials, traced, now}
---     state      'OK'       jobs were admitted, or the call has looked at the most tenants it may
+--     state      'OK'       jobs were admitted, or the call has looked at as much as it may
 --                'FULL'     the ready stream is full now; jobs may have been admitted before
 --                'LIMITED'  no permit of the global limit is left, or others may claim those that
 --                           are; jobs may have been admitted before
@@ -51,7 +51,7 @@ local total, elastic, keep = tonumber(ARGV[8]), ARGV[11] == 'elastic', tonumber(
 LIMITER, WIDTH = ARGV[6], tonumber(ARGV[7])
 local weights = { high = tonumber(ARGV[14]), normal = tonumber(ARGV[15]), low = tonumber(ARGV[16]) }
 local PICK = 50 -- most jobs of a tenant in a row; twice as many if the workers run them within 1 ms
-local LOOKS = 200 -- most tenants that one call looks at
+local LOOKS = 200 -- most tenants, or groups by priority, that one call looks at
 stream, fair, load_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ
 local over, rate_limited = B .. 'over:' .. typ, B .. 'rate-limited:' .. typ
 US = now_us()
@@ -488,7 +488,13 @@ end
 -- by_priority serves the lanes by weight, and the groups of a lane in the order of the priority
 -- formula.
 local function by_priority()
+  local looks = 0
   while moved < capacity do
+    looks = looks + 1
+    if looks > LOOKS then
+      state = 'OK'
+      return
+    end
     local groups = {}
     for _, l in ipairs(LANES) do groups[l] = call('ZCARD', B .. 'priority:' .. typ .. ':' .. l) end
     local lane = next_lane(groups)
