@@ -265,3 +265,30 @@ func TestAppendManyKeepsTheOrder(t *testing.T) {
 		require.Equal(w, map[string]int64{"waiting": n}, w.ledger("g"))
 	})
 }
+
+// Many new types cost hardly more than one, however many types the group has: the list of its types
+// is read and written once.
+func TestAppendOfManyTypes(t *testing.T) {
+	onRedis(t, func(w *world) {
+		w.create("g", "t", "T")
+		var known strings.Builder
+		for i := range 100_000 {
+			fmt.Fprintf(&known, "KNOWN-%06d|", i)
+		}
+		require.NoError(w, w.c.HSet(w.Context(), w.p.Group("g"), "types", known.String()+"T").Err())
+		appendTypes := func(name string, n int) time.Duration {
+			var fresh []ledger.NewJob
+			for i := range n {
+				fresh = append(fresh, ledger.NewJob{Type: fmt.Sprint(name, i), Payload: []byte("1")})
+			}
+			began := time.Now()
+			w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: fresh})
+			return time.Since(began)
+		}
+		one := appendTypes("ONE-", 1)
+		require.Less(w, appendTypes("MANY-", ledger.MaxAppend), 10*one)
+		types := strings.Split(w.c.HGet(w.Context(), w.p.Group("g"), "types").Val(), "|")
+		require.Len(w, types, 100_002+ledger.MaxAppend)
+		require.Equal(w, []string{"T", "ONE-0", "MANY-0", "MANY-1"}, types[100_000:100_004])
+	})
+}

@@ -246,7 +246,15 @@ if sealing then precheck_mark_dirty() end
 if #large > 0 then call('HSET', B .. 'payloads:' .. group, unpack(large)) end
 if #key_index > 0 then call('HSET', B .. 'keys:' .. group, unpack(key_index)) end
 for request, skipped in pairs(skips) do call('HSET', B .. 'keys:' .. group, '\31' .. request, skipped) end
-local types = g[9] or ''
+local types, known_types, new_types = g[9] or '', {}, {}
+for typ in string.gmatch(types, '[^|]+') do known_types[typ] = true end
+for _, typ in ipairs(order) do
+  if not known_types[typ] then new_types[#new_types + 1] = typ end
+end
+if #new_types > 0 then
+  types = (types == '' and '' or types .. '|') .. table.concat(new_types, '|')
+  call('HSET', key, 'types', types)
+end
 for _, typ in ipairs(order) do
   local q = queues[typ]
   if #q > 0 then
@@ -255,10 +263,6 @@ for _, typ in ipairs(order) do
   end
   if #later[typ] > 0 then add_non_ready(tenant, typ, later[typ]) end
   add(B .. 'load:' .. typ, 'waiting', #q, 'accepted', #q + #later[typ] / 2)
-  if not string.find('|' .. types .. '|', '|' .. typ .. '|', 1, true) then
-    types = types == '' and typ or types .. '|' .. typ
-    call('HSET', key, 'types', types)
-  end
   if not call('ZSCORE', B .. 'types', typ) then call('ZADD', B .. 'types', now, typ) end
 end
 if scheduled then
