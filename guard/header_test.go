@@ -148,7 +148,8 @@ func TestKeysOfScripts(t *testing.T) {
 	named := regexp.MustCompile(`B \.\. '([^']+)'`)
 	found := map[string]bool{}
 	for _, file := range append(slices.Collect(maps.Keys(allScripts)),
-		"../parts/guard", "../parts/quick", "acquire_quick", "release_quick") {
+		"../parts/guard", "../parts/quick", "../parts/quick_permit", "acquire_quick", "release_quick",
+		"acquire_limited", "release_limited") {
 		path := strings.TrimPrefix("guard/"+file, "guard/../")
 		_, code := luaheader.Split(lua.Source(path))
 		for _, key := range named.FindAllStringSubmatch(code, -1) {

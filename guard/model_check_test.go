@@ -86,10 +86,14 @@ const clockKey = "clock"
 // filesOf returns the files of a script, in the order in which the package loads them.
 func filesOf(name string) []string {
 	files := []string{"parts/base"}
-	if name == "acquire" || name == "release" {
+	quick := name == "acquire" || name == "release"
+	if quick {
 		files = append(files, "parts/quick", "guard/"+name+"_quick")
 	}
 	files = append(files, "parts/limiters")
+	if quick {
+		files = append(files, "parts/quick_permit", "guard/"+name+"_limited")
+	}
 	if name != "take" {
 		files = append(files, "parts/guard")
 	}

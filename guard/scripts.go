@@ -13,13 +13,13 @@ import (
 var (
 	takeScript    = call.NewScript("take", lua.Source("parts/base", "parts/limiters", "guard/take"))
 	acquireScript = call.NewScript("acquire",
-		lua.Source("parts/base", "parts/quick", "guard/acquire_quick", "parts/limiters", "parts/guard",
-			"guard/acquire"))
+		lua.Source("parts/base", "parts/quick", "guard/acquire_quick", "parts/limiters", "parts/quick_permit",
+			"guard/acquire_limited", "parts/guard", "guard/acquire"))
 	waitScript = call.NewScript("wait",
 		lua.Source("parts/base", "parts/limiters", "parts/guard", "guard/wait"))
 	releaseScript = call.NewScript("release",
-		lua.Source("parts/base", "parts/quick", "guard/release_quick", "parts/limiters", "parts/guard",
-			"guard/release"))
+		lua.Source("parts/base", "parts/quick", "guard/release_quick", "parts/limiters", "parts/quick_permit",
+			"guard/release_limited", "parts/guard", "guard/release"))
 	renewScript = call.NewScript("renew",
 		lua.Source("parts/base", "parts/limiters", "parts/guard", "guard/renew"))
 	declareScript = call.NewScript("declare",

@@ -1,24 +1,38 @@
 -- release_quick: the first step of the script release. It serves the release of one lease that part
--- quick can serve, and ends the script. release.lua describes the arguments and the reply.
+-- quick can serve, if the guard has no limiter, and ends the script. release_limited does the same
+-- with a limiter. release.lua describes the arguments and the reply.
 
-if ARGV[1] == '1' and ARGV[3] ~= '' and ARGV[4] ~= 't' then
-  local id, fence, outcome = ARGV[2], ARGV[3], ARGV[4]
-  local found, _, _, now, failures, most, _, ttl, first, expiry, due = quick_guard('')
-  local lease = found and call('HGET', B .. 'lease', id)
-  local lease_fence, member, lease_generation = string.match(lease or '', '^(%d+)|([^|]+)|(%d+)|0|')
-  local held, generation, used, fails
-  if lease_fence == fence then held, _, generation, used, fails = quick_member(member, now) end
+local quick
+if ARGV[1] == '1' and ARGV[3] ~= '' and ARGV[4] ~= 't' then quick = quick_guard('') end
+
+-- quick_release ends the lease and returns the reply; nil where part guard is needed, and nothing is
+-- written. settle, if it is given, settles the permit of the lease: it adds the fields of the member
+-- that it changes to a list, and returns false where part guard is needed.
+local function quick_release(g, settle)
+  local id, outcome = ARGV[2], ARGV[4]
+  local lease = call('HGET', B .. 'lease', id)
+  local fence, member, generation, granted =
+    string.match(lease or '', '^(%d+)|([^|]+)|(%d+)|0|[^|]*|(%d+)|')
+  if fence ~= ARGV[3] then return nil end
+  local m = quick_member(g, member)
+  if not m or m.held == 0 or m.generation ~= generation then return nil end
   -- The breaker counts a failure, and a success sets the count to 0.
-  local counts = held and failures ~= '0' and (outcome == 'f' or outcome == 's' and fails > 0)
-  if held and held > 0 and generation == lease_generation and not counts then
-    precheck('ZCARD', B .. 'free')
-    call('ZREM', B .. 'leases', id) -- the first write: Redis allows it when its memory is full
-    call('HDEL', B .. 'lease', id)
-    call('HSET', B .. 'guard', 'clk', quick_text(now))
-    call('HSET', B .. 'm:' .. member, 'h', held - 1)
-    if most == 0 or held <= most then call('ZADD', B .. 'free', used, member) end
-    quick_ttl(ttl)
-    if first == id then expiry = tonumber(call('ZRANGE', B .. 'leases', 0, 0, 'WITHSCORES')[2]) end
-    return { { 'OK', 'C', 0 }, quick_next(expiry, due, now), now }
-  end
+  if g.failures ~= '0' and (outcome == 'f' or outcome == 's' and m.fails > 0) then return nil end
+  local fields = { 'h', m.held - 1 }
+  if settle and not settle(g, m.key, member, tonumber(granted), outcome, fields) then return nil end
+  precheck('ZCARD', B .. 'free')
+  call('ZREM', B .. 'leases', id) -- the first write: Redis allows it when its memory is full
+  call('HDEL', B .. 'lease', id)
+  call('HSET', B .. 'guard', 'clk', quick_text(g.now))
+  call('HSET', m.key, unpack(fields))
+  if g.most == 0 or m.held <= g.most then call('ZADD', B .. 'free', m.used, member) end
+  quick_ttl(g.ttl)
+  local expiry = g.expiry
+  if g.first == id then expiry = tonumber(call('ZRANGE', B .. 'leases', 0, 0, 'WITHSCORES')[2]) end
+  return { { 'OK', 'C', 0 }, quick_next(expiry, g.due, g.now), g.now }
+end
+
+if quick and quick.kind == 'none' then
+  local reply = quick_release(quick)
+  if reply then return reply end
 end

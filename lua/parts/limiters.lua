@@ -14,7 +14,7 @@
 --   left[kind](key, a, b, permits)    permits that are left, µs of the next one, state for spend
 --   spend[kind](key, s, n, into)      takes n permits; s is the state
 --   refund[kind](key, state, at)      gives back one permit that was spent at the time `at`, µs
---   move(key, state, at)              sliding only: a permit spent at `at` counts as spent now
+--   move(key, state, at, into)        sliding only: a permit spent at `at` counts as spent now
 
 local LIMITER, WIDTH, US, BURST
 
@@ -151,9 +151,9 @@ do -- sliding
   end
 
   -- move counts a permit that was spent at the time `at` as spent now. WIDTH is as it was then.
-  -- A permit that has left the span is spent again.
-  function move(key, s, at)
+  -- A permit that has left the span is spent again. into is as in spend.
+  function move(key, s, at, into)
     cut(s, at)
-    spend.sliding(key, s, 1)
+    spend.sliding(key, s, 1, into)
   end
 end
