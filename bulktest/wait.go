@@ -73,6 +73,7 @@ func (s *System) Wait(group string) Ended {
 				waited = s.why(group)
 			}
 			s.skip(due)
+			s.pass(pause) // until the worker has announced itself: before, Why says that there is none
 			left -= restart
 			continue
 		}

@@ -351,6 +351,7 @@ func TestDecodeJobRefuses(t *testing.T) {
 		"no object":    {`5`, "line: must be a JSON object, not a number"},
 		"empty":        {``, "line: required; must be a JSON object"},
 		"cut off":      {`{"payload":{"a":`, "payload: must be valid JSON; breaks at byte 16: unexpected end of JSON input"},
+		"cut off list": {`{"payload":[{"a":`, "payload: must be valid JSON; breaks at byte 17: unexpected end of JSON input"},
 		"unknown":      {`{"payload":1,"runAt":"x"}`, "runAt: not a known field; correct its spelling or leave it out"},
 		"two mistakes": {`{"to":"x"}`, "2 fields are wrong: to: not a known field; correct its spelling or leave it out; payload: required; may be any JSON, null too"},
 	}

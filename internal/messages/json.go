@@ -163,8 +163,8 @@ func syntaxError(root string, data []byte) FieldError {
 	return FieldError{root, fmt.Sprintf("must be valid JSON; breaks at byte %d: %s", syntax.Offset, syntax.Error())}
 }
 
-// brokenField names the field in which a truncated object ends; "" when it ends between fields. It
-// names no field inside a payload.
+// brokenField returns the path of the field in whose value a truncated object ends, such as type or
+// jobs[1].payload; "" inside a key or after a comma. It names no field inside a payload.
 func brokenField(broken []byte) string {
 	key, value := lastMember(broken)
 	if key == nil {
@@ -172,7 +172,7 @@ func brokenField(broken []byte) string {
 	}
 	at := fieldParent{index: -1}
 	list := fieldName(unquote(key))
-	if len(value) == 0 || value[0] != '[' {
+	if len(value) == 0 || value[0] != '[' || list == "payload" {
 		return list
 	}
 	var last []byte
