@@ -61,8 +61,8 @@ func (b admissions) admit(ctx context.Context, event string, conns ...*connectio
 }
 
 // enterAgain repeats the script enter for the users of conns. It ends the streams of users without
-// a place or with a newer stream, stores the number of users who wait, and returns the connections
-// of users who are promoted by now: the caller claims for these.
+// a place or with a newer stream, stores in the connection the number of each user who waits, and
+// returns the connections of users who are promoted by now: the caller claims for these.
 func (b admissions) enterAgain(
 	ctx context.Context, event string, conns []*connection,
 ) (promoted []*connection, err error) {

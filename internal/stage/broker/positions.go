@@ -18,8 +18,8 @@ type positions struct{ admissions }
 // positions in fewer rounds while the broker can't keep up.
 const nearPosition = 1000
 
-// everyRounds is, by level of frameThrottle, in each how many rounds users behind nearPosition see
-// their positions.
+// everyRounds has a number n for each level of frameThrottle: users behind nearPosition see their
+// positions in one round of n.
 var everyRounds = []int{1, 2, 5, 10}
 
 // frameThrottle decides in which rounds users behind nearPosition see their positions. Its zero

@@ -126,8 +126,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	for _, typ := range types {
 		bound := p.capacity.ReadyBound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
 		caps[typ] = bound.Cap
-		// caps holds only the jobs beyond those that run (Ahead), not the slots as admit does. It
-		// is at least 1, because admit fills the stream up to Ahead while all workers are busy.
+		// A ready stream with free slots is bounded by Ahead alone: promote counts only jobs beyond
+		// those that run. The bound is at least 1, because admit fills the stream up to it while
+		// all workers are busy.
 		if bound.Slots > 0 {
 			caps[typ] = min(bound.Cap, max(1, bound.Ahead))
 		}

@@ -134,7 +134,7 @@ func commands(t *testing.T, w *stagetest.World) (n int) {
 }
 
 // TestRateLimitIsKept: no window has more permits than the limit. A tenant without permits gets a
-// marker in non-ready, and its jobs are admitted later without a new wake-up or command.
+// marker in non-ready, and the fetcher admits its other jobs later, although no dispatcher runs.
 func TestRateLimitIsKept(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -35,10 +35,10 @@ const fullAuditRate = 4 << 20
 
 // auditLoop audits one partition while this process leads it. An incremental check finds candidates
 // among the open groups, which are then read job by job; from time to time a full audit reads
-// everything. A job that stays missing long enough is ended as failed with code LOST.
+// everything. A job that stays missing for a job lease is ended as failed with code LOST.
 //
 // Two goroutines use it: one runs step, the other runs fullAudit. They share only the fields behind
-// mu and what leadership() and openViolations allow.
+// mu, and leadership() and openViolations, which are safe for concurrent use.
 type auditLoop struct {
 	*partition
 	check *incremental.Check

@@ -43,11 +43,11 @@ type source struct {
 	full      bool // a full audit; otherwise an incremental check
 }
 
-// replace replaces the violations that an audit found in a partition and publishes new ones. One
-// that can't be published stays open, and the next audit that finds it publishes it. groups names
-// the groups that the audit has read job by job: violations of them that an earlier full audit
-// found and this audit did not are closed. Publishing happens without the lock, because the
-// goroutine that renews the leader lease takes this lock too.
+// replace replaces the violations that an audit found in a partition and publishes new ones. A
+// violation that can't be published stays open, and the next audit that finds it publishes it.
+// groups names the groups that the audit has read job by job: violations of them that an earlier
+// full audit found and this audit did not are closed. Publishing happens without the lock, because
+// the goroutine that renews the leader lease takes this lock too.
 func (v *openViolations) replace(
 	ctx context.Context, p *partition, full bool, groups []string, violations []api.Violation,
 ) error {

@@ -81,8 +81,8 @@ const longPause = time.Second
 // capacity returns how many more jobs of the gated type this process may read. If n ≤ 0, the
 // process may read none before one of its tasks has ended or the pause is over.
 //
-// A process reads as many jobs as will soon get a pass and a slot, but at least as many that
-// leastAhead jobs wait. It reads none while the processor says that no job gets a pass now.
+// A process reads as many jobs as will soon get a pass and a slot, and in any case until leastAhead
+// jobs wait. It reads none while the processor says that no job gets a pass now.
 func (g *gate) capacity() (n int, pause time.Duration) {
 	w := g.w
 	size, _ := w.slots.sizeAndActive()
@@ -175,7 +175,7 @@ func (t *task) takePass(pass processor.Pass, err error) bool {
 	return owner
 }
 
-// endWait changes the counters: the task waits for a pass no more.
+// endWait counts the task as one that waits for a pass no more.
 func (t *task) endWait() {
 	t.gate.waiting.Add(-1)
 	t.feed.held.endWait()
@@ -233,8 +233,8 @@ func (t *task) finishUnstarted() {
 // maxJitter bounds what a random wait adds.
 const maxJitter = time.Minute
 
-// jitter returns a random time, at most as long as the jobs that wait in this process need to get a
-// pass each.
+// jitter returns a random time, at most as long as the jobs of this process that wait for a pass
+// need to get one each, and a minute at most.
 func (g *gate) jitter() time.Duration {
 	span := maxJitter
 	if per := g.availability().PerSecond; per > 0 {
