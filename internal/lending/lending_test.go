@@ -364,7 +364,8 @@ func TestRedisIsAway(t *testing.T) {
 	require.ErrorIs(t, err, guard.ErrUnavailable)
 }
 
-// A process that stops waits until Redis has the accounts that its last jobs have just returned.
+// A process that stops waits until the accounts that its last jobs have just returned are free in
+// Redis.
 func TestCloseWaitsForLoansOnTheirWayBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

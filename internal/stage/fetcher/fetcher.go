@@ -21,8 +21,9 @@ import (
 // Config holds the settings of the fetcher role.
 type Config struct {
 	Interval time.Duration // longest pause while there is nothing to admit
-	// number of jobs that the first script calls admit; it grows under load. Also the smallest
-	// bound of a ready stream (see presence.ReadyBound), which is lower only while jobs run long
+	// BatchSize is how many jobs the first script calls admit; the number grows under load. It is
+	// also the smallest bound of a ready stream (see presence.ReadyBound), which is lower only
+	// while jobs run long
 	BatchSize   int
 	ReadyCap    int           // largest number of undelivered jobs in a ready stream
 	Rate        ledger.Rate   // the global rate limit
