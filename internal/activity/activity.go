@@ -25,14 +25,14 @@ import (
 
 var addScript = call.NewScript("add", lua.Source("activity/add"))
 
-// retryTime is for how long an entry is tried again while Redis does not answer.
+// retryTime is for how long storing an entry is tried again while Redis does not answer.
 const retryTime = 5 * time.Second
 
 // maxEntries is about how many entries the log keeps at most.
 const maxEntries = 100_000
 
-// maxValue is the length of the longest text of one field, in bytes. A longer Before or After is
-// left out.
+// maxValue is the largest length of one field's text, in bytes. Longer text is cut; a longer Before
+// or After is left out.
 const maxValue = 8 << 10
 
 // Log is the activity log of one installation. It is safe for concurrent use.
@@ -43,16 +43,16 @@ type Log struct {
 	slog  *slog.Logger
 }
 
-// New returns the log in this Redis. Entries are deleted when they are older than keep; 0: they are
-// kept until there are about 100,000 newer ones.
+// New returns the activity log that is stored in this Redis. Entries older than keep are deleted;
+// if keep is 0, entries are kept until there are about 100,000 newer ones.
 func New(c redis.Cmdable, space keyspace.Space, keep time.Duration, log *slog.Logger) *Log {
 	return &Log{redis: c, key: space.Activity(), keep: keep, slog: log}
 }
 
-// Do stores the entry e, then carries out the change do, and returns its error. If the entry can't
-// be stored, do is not called. If do fails, a second entry says why; should that one be lost, the
-// first one still shows that the change was begun. Do sets ID, At and Outcome of e; e needs an
-// Action and an Object.
+// Do stores the entry e, then carries out the change do, and returns do's error. If the entry can't
+// be stored, do is not called. If do fails, a second entry stores the error; if that can't be
+// stored, the first entry still shows that the change was begun. e needs an Action and an Object,
+// and may have Before and After; Do sets the other fields (see WithActor).
 func (l *Log) Do(ctx context.Context, e api.Activity, do func(context.Context) error) error {
 	e = by(ctx, e)
 	if err := l.store(ctx, e); err != nil {
@@ -72,10 +72,12 @@ func (l *Log) Do(ctx context.Context, e api.Activity, do func(context.Context) e
 	return err
 }
 
-// outcomeTimeout is the longest time for storing that an action has failed.
+// outcomeTimeout is the longest time for storing the second entry, which says that a change has
+// failed.
 const outcomeTimeout = 3 * time.Second
 
-// JSON returns v as JSON for Before and After. It returns nil for nil, and if v can't be encoded.
+// JSON returns v as JSON, for the fields Before and After of an entry. It returns nil if v is nil
+// or can't be encoded.
 func JSON(v any) json.RawMessage {
 	if v == nil {
 		return nil
@@ -87,7 +89,8 @@ func JSON(v any) json.RawMessage {
 	return b
 }
 
-// fields are the names of an entry's fields, in the order in which they are written.
+// fields are the names of an entry's text fields in the Redis stream, in the order in which they
+// are written, each with a function that returns the field's place in an api.Activity.
 var fields = []struct {
 	name string
 	of   func(*api.Activity) *string
@@ -127,7 +130,7 @@ func (l *Log) store(ctx context.Context, e api.Activity) error {
 	if l.keep > 0 {
 		oldest = now.Add(-l.keep).UnixMilli()
 	}
-	// An entry that is stored twice, because a reply was lost, does no harm.
+	// A lost reply may have the entry stored twice, which does no harm.
 	err := redisx.RetryWhile(ctx, retryTime, call.IsUnavailable, func(ctx context.Context) error {
 		_, err := addScript.Run(ctx, l.redis, []string{l.key}, append([]any{oldest, maxEntries}, values...))
 		return err
@@ -144,8 +147,8 @@ func (l *Log) store(ctx context.Context, e api.Activity) error {
 
 type actorKey struct{}
 
-// WithActor returns a context whose activities have these fields of actor: Actor, Role, Via, IP,
-// RequestID and Tenant.
+// WithActor returns a context with an actor. Do copies the actor's fields Actor, Role, Via, IP,
+// RequestID and Tenant into each entry that it stores with this context.
 func WithActor(ctx context.Context, actor api.Activity) context.Context {
 	return context.WithValue(ctx, actorKey{}, actor)
 }

@@ -18,8 +18,8 @@ const (
 	maxScanned = 10_000 // entries that one call of Read looks at
 )
 
-// Query selects a page of the log. An empty Actor or Tenant matches every entry; Since is the
-// oldest time, the zero time sets none; Cursor is that of the page before.
+// Query selects a page of the log. An empty Actor or Tenant matches every entry. Since is the
+// oldest time; the zero time means no bound. Cursor is the one that the page before returned.
 type Query struct {
 	Actor, Tenant string
 	Since         time.Time
@@ -27,8 +27,8 @@ type Query struct {
 	Limit         int
 }
 
-// Read returns a page of the log, newest first. Cursor must be empty or the complete id of a stream
-// entry; the caller checks that.
+// Read returns a page of the log, newest entries first. Cursor must be empty or the complete id of
+// a stream entry; the caller checks that.
 func (l *Log) Read(ctx context.Context, q Query) (api.ActivityList, error) {
 	list := api.ActivityList{Activity: []api.Activity{}}
 	top, oldest := "+", "-"

@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// The script works on a real server, and on the embedded one of `bulkaction dev`.
+// The script that stores entries works on a real Redis, and on the embedded server of `bulkaction
+// dev`.
 func TestEntryOnBothServers(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()

@@ -1,5 +1,5 @@
-// Package aggregate encodes the aggregates that a group asks for into a field of the group, and
-// compiles them from this field. It hides the encoding of the field.
+// Package aggregate stores the aggregates that a group asks for: it encodes them into the value of
+// a field of the group's hash, and compiles them from this value. It hides the encoding.
 package aggregate
 
 import (
@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Encode returns the field's value for the aggregates that a group asks for, "" for none. It
-// returns an error when the registry refuses one of them.
+// Encode returns the field's value for the aggregates that a group asks for; "" if it asks for
+// none. It returns an error when the registry refuses an aggregate.
 func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, error) {
 	if len(asked) == 0 {
 		return "", nil
@@ -30,8 +30,8 @@ func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, err
 	return string(b), nil
 }
 
-// Counts returns the names of the aggregates that count all results, from the field's value. It
-// returns none if the value can't be decoded.
+// Counts returns the names of those aggregates in the field's value that simply count all results.
+// It returns none if the value can't be decoded.
 func Counts(encoded string) []string {
 	specs, _ := decode(encoded)
 	var names []string
@@ -43,8 +43,8 @@ func Counts(encoded string) []string {
 	return names
 }
 
-// Plan compiles the aggregates of a group from the field's value; "" has none. It returns an error
-// when the registry refuses one, for example because this process lacks its reducer.
+// Plan compiles the aggregates in the field's value; the value "" has none. It returns an error
+// when the registry refuses an aggregate, for example because this process lacks its reducer.
 func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
 	specs, err := decode(encoded)
 	if err != nil {
@@ -53,7 +53,8 @@ func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
 	return registry.Compile(specs)
 }
 
-// decode returns the aggregates in the field's value; "" has none. After an error it returns none.
+// decode returns the aggregates in the field's value; the value "" has none. If the value can't be
+// decoded, it returns an error.
 func decode(encoded string) ([]reducer.Spec, error) {
 	if encoded == "" {
 		return nil, nil

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// A plan that was stored and read again reduces as the group asked.
+// A plan that was encoded and compiled again reduces results as the group asked.
 func TestPlanIsWhatWasEncoded(t *testing.T) {
 	t.Parallel()
 	registry := reducer.NewRegistry()
@@ -51,7 +51,8 @@ func TestErrors(t *testing.T) {
 	require.ErrorContains(t, err, "no such operation")
 	_, err = aggregate.Plan(registry, "not JSON")
 	require.ErrorContains(t, err, "read aggregates")
-	// A process without the reducer that another process has accepted can't compute the aggregate.
+	// A process that lacks the reducer of an aggregate can't compile it, although another process
+	// has accepted the group.
 	_, err = aggregate.Plan(registry, `[{"as":"x","op":"custom"}]`)
 	require.ErrorContains(t, err, "custom")
 }

@@ -1,5 +1,5 @@
-// Package attempt has the rules by which the end of one attempt becomes the decision about its job:
-// how a result is encoded, what a panic and a timeout count as, and how long a job waits before its
+// Package attempt has the rules by which the end of an attempt decides what happens to its job: how
+// a result is encoded, what a panic and a timeout count as, and how long a job waits before its
 // next attempt. The worker and package bulktest share them.
 package attempt
 
@@ -13,21 +13,21 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// MaxWait bounds the delay that a downstream API may ask for. A job waits no longer than this for a
-// longer Retry-After.
+// MaxWait is the longest delay of a job that a downstream API or a processor may ask for. A longer
+// Retry-After is cut to it.
 const MaxWait = 24 * time.Hour
 
 // AbandonDelay returns how long after its timeout a processor that ignores the end of its context
 // is abandoned: a second, or as long as the timeout if that is shorter.
 func AbandonDelay(timeout time.Duration) time.Duration { return min(time.Second, timeout) }
 
-// TimeoutError returns the error of a job that ran longer than limit. The job is retried.
+// TimeoutError returns the error of an attempt that ran longer than limit. Its job is retried.
 func TimeoutError(limit time.Duration) error {
 	return processor.Retry(processor.CodeTimeout, fmt.Errorf("timed out after %s", limit))
 }
 
-// PanicError returns the error of a job whose processor has panicked. The job is retried. The error
-// leaves the panic's value out, because it may contain a payload.
+// PanicError returns the error of an attempt whose processor has panicked. Its job is retried. The
+// error leaves the panic's value out, because it may contain a payload.
 func PanicError() error {
 	return processor.Retry("PANIC", errors.New("the processor panicked: see `processor panicked` in the worker's log"))
 }
@@ -68,7 +68,7 @@ func EncodeResult(result any) ([]byte, error) {
 	return b, nil
 }
 
-// Rules are the settings that decide about a job after an attempt.
+// Rules are the settings that decide, after an attempt, whether the job is tried again and when.
 type Rules struct {
 	MaxRetries   int           // retries of the job
 	MaxThrottles int           // throttles that a job may have; the next one fails it
@@ -76,9 +76,9 @@ type Rules struct {
 	MaxBackoff   time.Duration // longest wait after an error or a throttle without Retry-After
 }
 
-// Next returns what follows an attempt with this verdict, and how long the job then waits at most.
-// retries and throttles count those before the attempt. If the job has none left of the kind that
-// it needs, it fails.
+// Next returns what happens to the job after an attempt with this verdict, and for how long the job
+// then waits at most. retries and throttles are the numbers before the attempt. A job that would
+// need another retry or throttle and has none left fails.
 func (r Rules) Next(v processor.Verdict, retries, throttles int) (processor.Kind, time.Duration) {
 	switch {
 	case v.Kind == processor.Done:
@@ -95,8 +95,8 @@ func (r Rules) Next(v processor.Verdict, retries, throttles int) (processor.Kind
 	return processor.Fail, 0
 }
 
-// wait returns the longest wait before the next attempt after tries earlier ones: Backoff, doubled
-// tries times, at most MaxBackoff.
+// wait returns the longest wait before the next attempt, after tries earlier retries or throttles:
+// Backoff, doubled tries times, at most MaxBackoff.
 func (r Rules) wait(tries int) time.Duration {
 	d := min(r.Backoff, r.MaxBackoff)
 	for ; tries > 0 && d < r.MaxBackoff; tries-- {

@@ -1,6 +1,6 @@
 // Package journal is the raw log of an experiment: each process logs the permits that it spends and
-// the jobs that it starts, with the time of Redis. Figures can so be recomputed from what happened.
-// Outside experiments there is no journal. The package hides the format of the files.
+// the jobs that it starts, with the time of Redis. The experiment's figures can be recomputed from
+// it. Outside experiments there is no journal. The package hides the format of the files.
 package journal
 
 import (
@@ -24,7 +24,8 @@ const (
 
 const (
 	flushInterval = 100 * time.Millisecond
-	// bufferSize is the number of bytes at which the buffer is written ahead of flushInterval.
+	// bufferSize is the size of the buffer in bytes. A full buffer is written to the file at once,
+	// without waiting for flushInterval.
 	bufferSize = 1 << 20
 )
 
@@ -42,8 +43,8 @@ type Journal struct {
 // suffix is the end of the name of each journal file.
 const suffix = ".journal.tsv"
 
-// Open creates the journal file of a process in the folder dir, which must exist. instance names
-// the process; the file must not exist.
+// Open creates the journal file of the process named instance in the folder dir, which must exist.
+// It fails if the file exists.
 func Open(dir, instance string) (*Journal, error) {
 	file, err := os.OpenFile(filepath.Join(dir, instance+suffix), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
 	if err != nil {
@@ -58,12 +59,12 @@ func Open(dir, instance string) (*Journal, error) {
 	return j, nil
 }
 
-// Admitted logs permits that a fetcher spent at the time at (µs, by Redis's clock).
+// Admitted logs the permits that a fetcher spent at the time at (µs, by Redis's clock).
 func (j *Journal) Admitted(at int64, partition int, typ string, permits []ledger.Permit) {
 	j.permits(at, partition, Admit, typ, permits)
 }
 
-// Promoted logs permits that a dispatcher spent at the time at (µs, by Redis's clock).
+// Promoted logs the permits that a dispatcher spent at the time at (µs, by Redis's clock).
 func (j *Journal) Promoted(at int64, partition int, permits []ledger.Permit) {
 	j.permits(at, partition, Promote, "", permits)
 }
@@ -86,8 +87,8 @@ func (j *Journal) Started(at int64, partition int, typ, tenant, group string, or
 	_, _ = j.buffer.Write(append(strconv.AppendInt(line, int64(attempt), 10), '\n')) // Close returns the error
 }
 
-// beginLine returns the first fields of a line, in free space of the buffer. The caller holds the
-// lock.
+// beginLine returns the first fields of a line, for the caller to complete and write. It uses the
+// free space of the buffer, so it allocates nothing. The caller holds the lock.
 func (j *Journal) beginLine(kind byte, at int64, partition int, typ, tenant string) []byte {
 	b := append(j.buffer.AvailableBuffer(), kind, '\t')
 	b = append(strconv.AppendInt(b, at, 10), '\t')

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// PermitEvent is a line about permits that one tenant spent at once.
+// PermitEvent is a line of the journal: the permits that one script call spent for one tenant.
 type PermitEvent struct {
 	At        int64 // time of Redis, µs
 	Partition int
@@ -34,7 +34,7 @@ type StartEvent struct {
 	Attempt   int
 }
 
-// Log is what all processes have logged. Each list is ordered by time.
+// Log is the content of the journals of all processes. Each list is ordered by time.
 type Log struct {
 	Permits []PermitEvent
 	Starts  []StartEvent

@@ -1,6 +1,7 @@
-// Package lending decides with guards which account a processor uses next: it makes sources of
-// package credential from pools and breakers of package guard. All worker processes share the
-// decisions. The package hides how limits of accounts become guards, and how long a job may wait.
+// Package lending decides, by guards, which account a processor uses for its next call: it makes
+// each credential.Source from pools and breakers of package guard. All worker processes share the
+// decisions, in Redis. The package hides how limits of accounts become guards, and how long a job
+// may wait for an account.
 package lending
 
 import (
@@ -21,8 +22,8 @@ import (
 // redisTimeout bounds the time to declare a pool, or to give a member back.
 const redisTimeout = 5 * time.Second
 
-// mostDenied is the longest time for which calls are denied without asking Redis. An operator may
-// close a breaker, or raise a rate, before the end of a longer denial.
+// mostDenied is the longest time for which calls are denied without asking Redis again. The real
+// denial may be longer, but an operator may close the breaker or raise the rate before its end.
 const mostDenied = time.Minute
 
 // warnPause is the shortest time between two warnings about the same account.
@@ -36,10 +37,10 @@ type Lender struct {
 	Log     *slog.Logger
 }
 
-// Choice returns a function that makes the source of a pool of accounts, which have these limits
-// unless they set their own. It declares the pool in Redis. Accounts with neither a rate nor a
-// bound on concurrency are not part of the pool: only a breaker guards each of them, see shared.
-// They are used before the others.
+// Choice returns a function that makes the credential.Source of a pool of accounts; limits are the
+// limits of accounts that set no own ones. The function declares the pool in Redis. Accounts with
+// neither a rate nor a bound on concurrency are not part of the pool: only a breaker guards each of
+// them (see shared). They are lent before the others.
 func (n Lender) Choice(limits credential.Limits) credential.Choice {
 	return func(name string, accounts []credential.Account) (credential.Source, error) {
 		spec := guard.Spec{
@@ -92,7 +93,8 @@ func (n Lender) Choice(limits credential.Limits) credential.Choice {
 	}
 }
 
-// inOrder asks its sources in this order until one lends an account.
+// inOrder is a source made of several: it asks them in this order until one lends an account. If
+// none does, it returns the denial with the shortest wait.
 type inOrder []credential.Source
 
 func (o inOrder) Borrow(ctx context.Context) (credential.Loan, error) {
@@ -125,8 +127,8 @@ func rateOf(r credential.Rate, limiter string) guard.Rate {
 	return guard.PerWindow(r.Permits, r.Window)
 }
 
-// PerKey returns a source for each key, such as the name of a host, in which any number of calls
-// may run at once. The limits of all keys are the same.
+// PerKey returns a function that returns the source of a key, such as the name of a host. Any
+// number of calls may run at once for a key. All keys have the same rate and breaker.
 func (n Lender) PerKey(name string, rate credential.Rate, limiter string, breaker credential.Breaker,
 ) func(key string) credential.Source {
 	keys := n.Guards.PerKey(name, guard.Spec{
@@ -164,15 +166,17 @@ func (s *source) Borrow(ctx context.Context) (credential.Loan, error) {
 		return nil, err
 	}
 	if denied.After > s.wait {
-		// A job that is read s.wait before the end of the denial gets a member after its wait.
+		// Keep denying until s.wait before the denial's end: a job that is read then gets a member,
+		// because it waits in the queue for up to s.wait.
 		until := time.Now().Add(min(denied.After, mostDenied) - s.wait)
 		s.denied.Store(&until)
 	}
 	return nil, denied
 }
 
-// denialOf returns the denial that an error of a guard is, or nil. Its time is not known if any
-// release of a lease may end it.
+// denialOf returns the denial that an error of a guard means, or nil if it means none. The denial
+// says when to try again (After) only for a rate limit or an open breaker; other denials end when
+// some lease is released.
 func denialOf(name string, err error) *credential.DeniedError {
 	var denied *guard.DeniedError
 	d := &credential.DeniedError{Guard: name}
@@ -222,8 +226,8 @@ type loan struct {
 	from  *source
 }
 
-// Revoked says that the lease was lost, for example while Redis was away or because an operator
-// took it back: another call may have the account now.
+// Revoked returns a denial if the lease was lost, for example while Redis was away or because an
+// operator took it back: another call may have the account now. Otherwise it returns nil.
 func (l loan) Revoked() *credential.DeniedError {
 	select {
 	case <-l.lease.Lost():
@@ -235,7 +239,8 @@ func (l loan) Revoked() *credential.DeniedError {
 
 func (l loan) ID() string { return l.lease.Member() }
 
-// Return releases the lease in a goroutine of its own. If Redis is away the lease ends by itself.
+// Return releases the lease in a goroutine of its own, so it does not block. If Redis is away, the
+// lease ends by itself.
 func (l loan) Return(o credential.Outcome) {
 	if o.Kind == credential.Failure {
 		l.from.warn(l.ID())
@@ -256,7 +261,7 @@ func (l loan) Return(o credential.Outcome) {
 	}()
 }
 
-// warn logs that a member has failed, once in warnPause for each.
+// warn logs that a call with a member has failed, for each member at most once in warnPause.
 func (s *source) warn(member string) {
 	now := time.Now()
 	last, known := s.warned.Load(member)

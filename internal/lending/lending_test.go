@@ -63,7 +63,7 @@ func denied(t *testing.T, s credential.Source) *credential.DeniedError {
 	return d
 }
 
-// back returns a loan and waits until Redis knows it: then p has no lease.
+// back returns a loan with an outcome, and waits until the guard named name has no lease in Redis.
 func back(t *testing.T, n lending.Lender, name string, loan credential.Loan, o credential.Outcome) {
 	t.Helper()
 	loan.Return(o)
@@ -105,7 +105,8 @@ func TestAccountsHaveTheirLimits(t *testing.T) {
 	})
 }
 
-// A member that is in use is busy for a time that nobody knows: jobs are still read.
+// While all members are in use, it is not known when one is free. So Availability names no time,
+// and the worker still reads jobs.
 func TestAccountsThatAreInUse(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -177,7 +178,8 @@ func TestOutcomesReachTheGuard(t *testing.T) {
 	}
 }
 
-// Accounts without limits have a breaker only, and calls share its permissions.
+// An account without a rate and a bound on concurrency has only a breaker. 1,000 calls at the same
+// time share its permissions.
 func TestAccountsWithoutLimits(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -210,8 +212,8 @@ func TestAccountsWithoutLimits(t *testing.T) {
 	back(t, n, "breaker/push.a", loans[0], credential.Outcome{Kind: credential.Success})
 }
 
-// Three failures in a row open the breaker for all processes, and revoke the calls that have not
-// begun. After its time one call at a time probes.
+// Three failures in a row open the breaker for all processes, and revoke the loans of calls that
+// have not begun. After OpenFor one call at a time probes.
 func TestAnAccountWithoutLimitsFails(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -282,7 +284,7 @@ func TestAnAccountWithoutLimitsFails(t *testing.T) {
 	}, patience, time.Millisecond)
 }
 
-// A service that asks for a pause is left alone by all processes.
+// When a service asks for a pause, no process uses that account during the pause.
 func TestAnAccountWithoutLimitsIsThrottled(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -348,7 +350,8 @@ func TestMistakesOfAPool(t *testing.T) {
 	require.ErrorContains(t, err, "at most 123 characters")
 }
 
-// While Redis is away, calls are denied for a second, and jobs are deferred.
+// While Redis is away, a call is denied with the reason "Redis is unavailable", and no pool can be
+// declared.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -361,7 +364,8 @@ func TestRedisIsAway(t *testing.T) {
 	require.ErrorIs(t, err, guard.ErrUnavailable)
 }
 
-// A process that stops gives back the accounts whose jobs have just ended.
+// A process that stops waits until the accounts that its last jobs have just returned are free in
+// Redis.
 func TestCloseWaitsForLoansOnTheirWayBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -385,7 +389,8 @@ func TestCloseWaitsForLoansOnTheirWayBack(t *testing.T) {
 	require.Zero(t, view.Members[0].Held)
 }
 
-// A job does not begin with an account that others may have by now.
+// If the lease of a loan is lost, Revoked says so, so that the job does not use an account that
+// others may have by now.
 func TestALostLeaseIsRevoked(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -402,7 +407,8 @@ func TestALostLeaseIsRevoked(t *testing.T) {
 	loan.Return(credential.Outcome{Kind: credential.Unused})
 }
 
-// Accounts with neither a limit nor a breaker are used in turn, whatever their calls show.
+// Accounts with neither a limit nor a breaker are lent in turn, whatever the outcomes of their
+// calls.
 func TestAccountsThatNothingGuards(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// A permission serves at most permissionJobs jobs, which get it within permissionAge.
+// permissionJobs is how many jobs one permission of a breaker serves at most, and permissionAge for
+// how long it is given to further jobs.
 const (
 	permissionJobs = 100
 	permissionAge  = 100 * time.Millisecond
@@ -24,8 +25,8 @@ const (
 // maxNameBytes is the longest name of a guard.
 const maxNameBytes = 128
 
-// share returns a source of accounts that have a breaker and no other limit. It lends them in turn,
-// and leaves out those whose breaker is open.
+// share returns a source of the accounts ids, which have a breaker and no other limit. It lends
+// them in turn, and leaves out those whose breaker is open.
 func (n Lender) share(pool string, ids []string, breaker credential.Breaker) (credential.Source, error) {
 	service, _, _ := strings.Cut(pool, ".")
 	all := &inTurn{}
@@ -41,7 +42,8 @@ func (n Lender) share(pool string, ids []string, breaker credential.Breaker) (cr
 		return credential.InTurn(ids...), nil // nothing guards these accounts
 	}
 	for _, one := range all.accounts {
-		// A permission fails as a whole, so one failure opens the breaker.
+		// The breaker in Redis opens at the first failed permission. This process counts the failed
+		// calls in a row, and fails a permission only when there are breaker.Failures of them.
 		one.breaker = n.Guards.Breaker(one.name, guard.BreakerPolicy{
 			Failures: 1, OpenFor: breaker.OpenFor, Successes: breaker.Successes,
 		})
@@ -64,7 +66,8 @@ func (t *inTurn) Borrow(ctx context.Context) (credential.Loan, error) {
 	return sources.Borrow(ctx)
 }
 
-// Availability says that there is no bound, unless all breakers are open.
+// Availability returns "no bound" (Free -1) unless all breakers are open; then it returns when the
+// first denial ends.
 func (t *inTurn) Availability() processor.Availability {
 	a := processor.Availability{Free: 0, PerSecond: math.Inf(1)}
 	for i, one := range t.accounts {
@@ -85,9 +88,9 @@ func (t *inTurn) Availability() processor.Availability {
 // once for many calls.
 //
 // A permission fails when as many calls in a row have failed as the breaker's policy says, or one
-// probe; the row goes on from one permission to the next. From then on, and after a throttle, the
-// calls that have the permission and have not begun are revoked. A permission succeeds if a call
-// has succeeded, and is neutral otherwise.
+// probe; the row is counted across permissions. By that failure, and by a throttle, the loans of
+// calls that have the permission and have not begun are revoked. A permission succeeds if one of
+// its calls has succeeded and it has not failed; otherwise it is neutral.
 type shared struct {
 	name, id string
 	breaker  *guard.Breaker
@@ -104,7 +107,7 @@ type shared struct {
 	openings int // how often the breaker was found open
 }
 
-// permission is what calls share. The mutex of its account guards it.
+// permission is one permission of a breaker, which calls share. The mutex of its account guards it.
 type permission struct {
 	done     func(guard.Outcome) // nil after the release
 	openings int                 // those of the account at the start
@@ -115,7 +118,8 @@ type permission struct {
 	revoked  *credential.DeniedError
 }
 
-// deniedUntil returns until when calls are denied without asking the breaker; zero if they are not.
+// deniedUntil returns the time until which calls are denied without asking the breaker; zero if
+// they are not denied.
 func (s *shared) deniedUntil() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +129,7 @@ func (s *shared) deniedUntil() time.Time {
 	return s.checkAt
 }
 
-// stillDenied returns the last denial with the rest of its time; nil if the breaker is to be asked.
+// stillDenied returns the last denial, with its remaining time; nil if the breaker is to be asked.
 // The caller holds the lock.
 func (s *shared) stillDenied() *credential.DeniedError {
 	if s.denied == nil || !time.Now().Before(s.checkAt) {
@@ -138,8 +142,8 @@ func (s *shared) stillDenied() *credential.DeniedError {
 	return &rest
 }
 
-// deny denies all calls for the time of d, for a second if it is not known, or for mostDenied if it
-// is longer. The caller holds the lock.
+// deny makes Borrow refuse all calls for d.After, but for a second if that is unknown, and for
+// mostDenied at most. The caller holds the lock.
 func (s *shared) deny(d *credential.DeniedError) {
 	s.denied, s.deniedAt = d, time.Now()
 	s.checkAt = s.deniedAt.Add(min(cmp.Or(d.After, time.Second), mostDenied))
@@ -178,8 +182,8 @@ func (s *shared) mayJoin(p *permission) bool {
 	return p.done != nil && s.probes == 0 && p.calls < permissionJobs && time.Since(p.since) < permissionAge
 }
 
-// ask asks the breaker for a permission. It serves all waiting calls, so it ignores the
-// cancellation of ctx. The caller holds the lock.
+// ask asks the breaker in Redis for a permission. All calls that wait for one share it, so ask
+// ignores the cancellation of ctx. The caller holds the lock; ask gives it up meanwhile.
 func (s *shared) ask(ctx context.Context) (credential.Loan, error) {
 	asking := make(chan struct{})
 	s.asking = asking
@@ -204,8 +208,8 @@ func (s *shared) ask(ctx context.Context) (credential.Loan, error) {
 	return &sharedLoan{s, s.current}, nil
 }
 
-// opened says that the breaker has opened. Permissions from before change nothing here any more;
-// Redis ignores their outcomes, too. The caller holds the lock.
+// opened records that the breaker has opened. The outcomes of permissions from before change
+// nothing any more, neither here nor in Redis. The caller holds the lock.
 func (s *shared) opened() {
 	s.probes, s.row = s.policy.Successes, 0
 	s.openings++
@@ -226,8 +230,8 @@ func (l *sharedLoan) Revoked() *credential.DeniedError {
 	return l.permission.revoked
 }
 
-// Return counts the outcome of the call, and releases the permission as soon as its outcome is
-// clear.
+// Return records the outcome of the call, and releases the permission as soon as the permission's
+// outcome is certain.
 func (l *sharedLoan) Return(o credential.Outcome) {
 	s, p := l.account, l.permission
 	s.mu.Lock()
@@ -260,8 +264,8 @@ func (l *sharedLoan) Return(o credential.Outcome) {
 	}
 }
 
-// revoke releases a permission, and denies the account to all calls that have not begun. The caller
-// holds the lock.
+// revoke releases a permission with the outcome o, and denies the account for the time after, also
+// to calls that have the permission and have not begun. The caller holds the lock.
 func (s *shared) revoke(p *permission, o guard.Outcome, after time.Duration, reason guard.Reason) {
 	if p.done == nil {
 		return // a late answer: the permission was released already

@@ -40,7 +40,7 @@ func giveBack(o credential.Outcome, loans ...credential.Loan) {
 	}
 }
 
-// Calls that began before the breaker opened are no probes, however they end.
+// Calls that began before the breaker opened do not count as its probes, whatever their outcome.
 func TestLateOutcomesAreNoProbes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -67,7 +67,8 @@ func TestLateOutcomesAreNoProbes(t *testing.T) {
 	giveBack(success, probes...)
 }
 
-// A late failure does not make the time longer for which the breaker is open.
+// A failure of a call that began before the breaker opened does not keep the breaker open for
+// longer.
 func TestLateFailuresDoNotCount(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -81,7 +82,7 @@ func TestLateFailuresDoNotCount(t *testing.T) {
 	giveBack(success, loans[1:197]...)
 }
 
-// An account that was throttled is as good as before: one failure does not open its breaker.
+// After a throttle is over, the breaker counts failures as before: one failure does not open it.
 func TestAFailureAfterAThrottle(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -102,7 +103,8 @@ func TestAFailureAfterAThrottle(t *testing.T) {
 	giveBack(success, borrow(t, other, 1)...)
 }
 
-// Calls that are denied while all probes are out don't make the probes count less.
+// While all probes are out, further calls are denied. The probes that succeed still close the
+// breaker.
 func TestMoreCallsThanProbes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Capacity computes from the reports of workers how many jobs of each type should be ready. It is
-// safe for concurrent use, except Refresh, which only one goroutine may call.
+// Capacity computes, from the reports of workers, how many jobs of each type fetchers should make
+// ready. It is safe for concurrent use, except Refresh, which only one goroutine may call.
 type Capacity struct {
 	conn  *redisx.Conn
 	space keyspace.Space
@@ -34,8 +34,8 @@ type typeCapacity struct {
 	// jobs that this worker runs; weight is the sum of these weights.
 	runTime, weight float64
 	unserved        int // jobs held by workers that no longer serve the type
-	// permissions a second for jobs of a gated type, as the most optimistic worker knows it;
-	// negative: no bound
+	// permissions is how many permissions a second the jobs of a gated type can get; of the
+	// workers' numbers, the highest. Negative: no bound
 	permissions float64
 }
 
@@ -48,8 +48,8 @@ func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
 // within milliseconds; the reports of workers come only every half second.
 type drainRate struct {
 	since time.Time // begin of the current measurement
-	// jobs admitted since then, less the streams' bounds, so the jobs drained; negative while the
-	// stream fills
+	// entries is the number of jobs admitted since then, less the streams' bounds: the jobs that
+	// workers took. Negative while the streams fill
 	entries   int
 	perSecond float64 // result of the last measurement
 }
@@ -69,8 +69,8 @@ func (p *drainRate) current() float64 {
 	return p.perSecond
 }
 
-// Admitted tells that n jobs of type typ were put into ready streams of the given bound. Jobs
-// beyond the bounds of all partitions show that workers have taken as many.
+// Admitted records that n jobs of type typ were put into ready streams of the given bound. What
+// exceeds the bounds of all partitions shows how many jobs workers have taken.
 func (c *Capacity) Admitted(typ string, n int, bound ReadyBound) {
 	if n == 0 {
 		return
@@ -126,9 +126,9 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 }
 
 // countUnserved sets, by type, how many jobs are held by workers that no longer serve the type: by
-// dead workers, and by stopping workers that finish their jobs. These jobs are in the ready stream,
-// but need no slot of the serving workers. countUnserved counts only for a limited time after a
-// worker has left, and only with one partition.
+// dead workers, and by stopping workers that finish their jobs. These jobs are still in the ready
+// stream, but need no slot of the serving workers. It counts only for unservedCheck after a worker
+// has left, and only if there is one partition.
 func (c *Capacity) countUnserved(
 	ctx context.Context, serving map[string]bool, types map[string]typeCapacity,
 ) error {
@@ -165,33 +165,34 @@ func (c *Capacity) countUnserved(
 	return nil
 }
 
-// unservedCheck is how long after the departure of a worker its jobs are counted; longer while
-// there are such jobs. The first Refresh begins such a time as well.
+// unservedCheck is for how long after a worker has left its jobs are counted; longer while there
+// are such jobs. The count also runs for this time after the first Refresh.
 const unservedCheck = 10 * time.Second
 
-// readyWork is how much work, in run time of all slots, waits in the ready streams. It is enough
-// that a slot that becomes free finds a job, while the fetcher refills a stream when a quarter is
-// gone. More work would delay jobs that come later but should run earlier, because fairness and the
-// rate limit have no effect on ready jobs.
+// readyWork is how much work should wait in the ready streams, as the time in which all slots
+// together do it. It is enough that a slot that becomes free finds a job, while the fetcher refills
+// a stream when a quarter is gone. More work would delay jobs that come later but should run
+// earlier, because fairness and the rate limit have no effect on ready jobs.
 const readyWork = 5 * time.Millisecond
 
-// ReadyBound is the bound of the jobs of one type in one partition's ready stream.
+// ReadyBound is how many jobs of one type may be in one partition's ready stream.
 type ReadyBound struct {
 	Cap int // largest number of undelivered jobs
-	// slots of the workers that serve the type, plus the jobs held by workers that no longer do; 0:
-	// not known
+	// Slots is the number of slots of the workers that serve the type, plus the jobs held by
+	// workers that no longer do; 0: not known
 	Slots int
 	Ahead int // if Slots is not 0: jobs beyond those that run, so that the stream holds Slots + Ahead jobs at most
 }
 
-// ReadyBound returns the bound of the ready stream of type typ in one partition. Ahead is the
-// number of jobs that the workers start in 100 ms, but at least `least` and the number of slots, at
-// most what all slots run in readyWork (few jobs, while they are long), and at most `most`. With
-// one partition, Cap is Ahead, but at least `least` and the number of slots, and at most `most`.
-// With several partitions, the work is divided among them, Cap is Ahead, and Slots is not known.
-// The same holds for a gated type; its Ahead is at most the permissions of a second, at least 1.
-// Without reports of workers, only Cap is set: it is `least` or more, so that some jobs become
-// ready and show that workers are needed.
+// ReadyBound returns the bound of the ready stream of type typ in one partition.
+//
+// Ahead is the number of jobs that the workers start in 100 ms, but at least `least` and the number
+// of slots; then at most what all slots run in readyWork (few jobs, while they are long), and at
+// most `most`. With one partition, Cap is Ahead, but at least `least` and the number of slots, and
+// at most `most`. With several partitions, the work is divided among them, Cap is Ahead, and Slots
+// is not known. The same holds for a gated type; its Ahead is at most the permissions of a second,
+// but at least 1. Without reports of workers, only Cap is set: it is `least` or more, so that some
+// jobs become ready and show that workers are needed.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
 	t, drained := c.types[typ], c.drainRates[typ].current()
@@ -211,7 +212,8 @@ func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 		bound = min(bound, int(t.permissions)/partitions)
 	}
 	if partitions > 1 || t.permissions >= 0 {
-		// Slots serve all partitions; how many run jobs of this partition is unknown.
+		// Leave Slots out: slots serve all partitions, and how many of them run jobs of this
+		// partition is unknown.
 		bound = min(most, max(1, bound))
 		return ReadyBound{Cap: bound, Ahead: bound}
 	}

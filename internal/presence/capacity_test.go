@@ -35,7 +35,7 @@ func TestReadyBound(t *testing.T) {
 
 // TestReadyBoundOfOnePartition: with one partition, the bound includes the slots, so that slow jobs
 // are admitted one by one as slots become free. Jobs held by a worker that no longer serves their
-// type come on top.
+// type are added to the bound.
 func TestReadyBoundOfOnePartition(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -13,11 +13,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// poolSizeTTL is how long a worker process that can't reach Redis may take to learn its new number
-// of slots.
+// poolSizeTTL is the lifetime of a requested number of slots in Redis. A worker process that can't
+// reach Redis for longer never learns it.
 const poolSizeTTL = time.Hour
 
-// SetPoolSize asks a live worker process to have n slots. The process takes the number with its
+// SetPoolSize asks a live worker process to have n slots. The process reads the number with its
 // next heartbeat. The error wraps api.ErrNotFound if there is no such process.
 func SetPoolSize(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string, n int) error {
 	workers, err := Workers(ctx, conn, space)
@@ -28,7 +28,8 @@ func SetPoolSize(ctx context.Context, conn *redisx.Conn, space keyspace.Space, i
 		if w.ID != id || w.ShuttingDown {
 			continue
 		}
-		// The time makes each request a new one, also if it names the same number again.
+		// The time makes each request differ from the last one, also if it names the same number
+		// again.
 		value := fmt.Sprintf("%d %d", n, time.Now().UnixNano())
 		if err := conn.Cmd.Set(ctx, space.PoolSize(id), value, poolSizeTTL).Err(); err != nil {
 			return fmt.Errorf("resize worker %s: %w", id, err)
@@ -38,11 +39,12 @@ func SetPoolSize(ctx context.Context, conn *redisx.Conn, space keyspace.Space, i
 	return fmt.Errorf("worker %s: no live process has this id: %w", id, api.ErrNotFound)
 }
 
-// PoolSizes follows the number of slots that SetPoolSize sets for one worker process. Only one
+// PoolSizes reads the numbers of slots that SetPoolSize sets for one worker process. Only one
 // goroutine may use it.
 type PoolSizes struct{ last string }
 
-// Next calls resize with the latest number, once for each call of SetPoolSize.
+// Next reads the latest number from Redis and calls resize with it, unless it has done so for this
+// call of SetPoolSize.
 func (p *PoolSizes) Next(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string, resize func(int) error,
 ) error {

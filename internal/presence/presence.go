@@ -30,14 +30,15 @@ const (
 // WorkerReport is the heartbeat of a worker process: its status, and its capacity by job type.
 type WorkerReport struct {
 	api.WorkerStatus
-	// jobs started in a second, and the mean run time of recent jobs in ms; both by type
+	// StartedPerSecond is how many jobs were started in a second, RunMS the mean run time of recent
+	// jobs in ms; both by type
 	StartedPerSecond map[string]float64 `json:"started_per_second"`
 	RunMS            map[string]float64 `json:"run_ms"`
-	// by type: how many permissions a second all processes together can get for the jobs of a gated
-	// type; a type without a bound is not listed
+	// PermissionsPerSecond is, by gated type, how many permissions a second all processes together
+	// can get for its jobs; a type without a bound is not listed
 	PermissionsPerSecond map[string]float64 `json:"permissions_per_second,omitempty"`
-	// by type: until then the worker starts no job of a gated type, because it can get no
-	// permission
+	// NoPermissionUntil is, by gated type, the time until which the worker starts none of its jobs,
+	// because it can get no permission
 	NoPermissionUntil map[string]time.Time `json:"no_permission_until,omitempty"`
 }
 
@@ -46,13 +47,13 @@ func PublishWorker(ctx context.Context, conn *redisx.Conn, space keyspace.Space,
 	return publish(ctx, conn, space.Workers(), r.ID, r)
 }
 
-// PublishStage stores the heartbeat of a process of another role.
+// PublishStage stores the heartbeat of a process of a role other than worker and broker.
 func PublishStage(ctx context.Context, conn *redisx.Conn, space keyspace.Space, s api.StageStatus) error {
 	return publish(ctx, conn, space.Stages(), s.ID, s)
 }
 
-// PublishBroker stores the heartbeat of a broker process, and returns whether Redis had one of it.
-// Its id is the instance in its conns.
+// PublishBroker stores the heartbeat of a broker process under s.ID, which is the instance in its
+// conns. known is false if Redis had no earlier heartbeat of it.
 func PublishBroker(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, s api.StageStatus,
 ) (known bool, err error) {
@@ -65,8 +66,8 @@ func Brokers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]ap
 	return read[api.StageStatus](ctx, conn, space.Brokers())
 }
 
-// Withdraw removes the heartbeat of a process that stops, also when ctx has ended. It tries for a
-// second and returns no error: a heartbeat that stays is ignored after TTL.
+// Withdraw removes the heartbeat of a process that stops, also if ctx has ended. It tries for a
+// second and returns no error: a heartbeat that is not removed is ignored after TTL.
 func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -79,7 +80,8 @@ func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any)
 	return err
 }
 
-// put stores a heartbeat in the hash key, under the process's id. It returns whether there was one.
+// put stores a heartbeat as a field of the hash key, named by the process's id. known says whether
+// the field existed.
 func put(ctx context.Context, conn *redisx.Conn, key, id string, status any) (known bool, err error) {
 	b, err := json.Marshal(status)
 	if err != nil {
@@ -92,8 +94,9 @@ func put(ctx context.Context, conn *redisx.Conn, key, id string, status any) (kn
 	return reply == int64(0), nil
 }
 
-// heartbeat stores a process's status with the time of Redis, because the clocks of hosts differ.
-// heartbeats returns all statuses of a hash and the time of Redis.
+// heartbeat is the script that stores a process's status with the time of Redis, because the clocks
+// of hosts differ. heartbeats is the script that returns all statuses of a hash and the time of
+// Redis.
 var (
 	heartbeat  = call.NewScript("heartbeat", lua.Source("processes/heartbeat"))
 	heartbeats = call.NewScript("heartbeats", lua.Source("processes/heartbeats"))
@@ -104,8 +107,8 @@ func Workers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]Wo
 	return read[WorkerReport](ctx, conn, space.Workers())
 }
 
-// Stages returns the statuses of live processes of the other roles, ordered by id. It deletes old
-// statuses, as read does.
+// Stages returns the statuses of live processes of all roles but worker and broker, ordered by id.
+// It deletes old statuses, as read does.
 func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api.StageStatus, error) {
 	return read[api.StageStatus](ctx, conn, space.Stages())
 }

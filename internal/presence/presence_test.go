@@ -21,7 +21,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 func TestStatusOfDeadProcessesIsIgnored(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
-		// The age is measured by the clock of Redis, because the clocks of hosts differ.
+		// report stores a heartbeat of this age by the clock of Redis. That clock decides, because
+		// the clocks of hosts differ.
 		report := func(id string, age time.Duration) {
 			r := presence.WorkerReport{WorkerStatus: api.WorkerStatus{ID: id, Types: []string{"T"}, Workers: 3}}
 			require.NoError(w.T, presence.PublishWorker(ctx, w.Conn, w.Space, r))

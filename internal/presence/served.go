@@ -9,11 +9,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// servedMaxAge is how old the answer of [Served.Types] may be. So a stream of submissions asks
-// Redis once a second, not once each.
+// servedMaxAge is how old the answer of [Served.Types] may be. It lets many submissions share one
+// read of Redis a second.
 const servedMaxAge = time.Second
 
-// servedTimeout bounds the read, because a submission waits for it.
+// servedTimeout bounds the read of Redis in [Served.Types], because a submission waits for it.
 const servedTimeout = 250 * time.Millisecond
 
 // Served knows which types of jobs live workers serve. Its methods are safe for concurrent use.
@@ -26,13 +26,13 @@ type Served struct {
 	types map[string]bool // never changed, only replaced
 }
 
-// NewServed returns the types that live workers of an installation serve.
+// NewServed returns a Served that reads the heartbeats of an installation's workers from Redis.
 func NewServed(conn *redisx.Conn, space keyspace.Space) *Served {
 	return &Served{conn: conn, space: space}
 }
 
 // Types returns the types that live workers served at most a second ago. known is false if Redis
-// does not answer, or another caller is just asking it. The caller must not change the map.
+// does not answer, or while another caller is asking it. The caller must not change the map.
 func (s *Served) Types(ctx context.Context) (types map[string]bool, known bool) {
 	if !s.mu.TryLock() {
 		return nil, false

@@ -13,9 +13,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Rebalancer moves quota between partitions to where the demand is. Many processes may have one,
-// but only the leader's acts. It reduces quotas before it increases others, and only after it has
-// read the quotas of all partitions. So the effective quotas never add up to more than the limit.
+// Rebalancer moves quota between partitions to where the demand is. Each fetcher process has one,
+// but only the leader's moves quota. It reduces quotas before it increases others, and only after
+// it has read the quotas of all partitions. So the effective quotas never add up to more than the
+// limit.
 type Rebalancer struct {
 	rate  ledger.Rate
 	conn  *redisx.Conn
@@ -35,7 +36,7 @@ const (
 	idlePause   = time.Second     // pause without demand, or while another process leads
 )
 
-// Wake returns the key of the list whose tokens end the rebalancer's pause.
+// Wake returns the key of the list whose wake tokens end the rebalancer's pause early.
 func Wake(space keyspace.Space) string { return space.Partition(0).Wake("rebalancer") }
 
 // pause returns the pause between two steps while there is demand.
@@ -43,10 +44,9 @@ func (r *Rebalancer) pause() time.Duration {
 	return min(max(r.rate.Window/8, 20*time.Millisecond), 200*time.Millisecond)
 }
 
-// Step asks for or renews the leadership; while another process is the leader, it does nothing
-// else. It reads the quotas and the demand of all partitions, and moves quota if that is
-// worthwhile. While an earlier increase is not effective yet, it moves nothing. It returns the
-// pause until the next step.
+// Step asks for the leadership or renews it; while another process is the leader, it does nothing
+// else. The leader reads the quotas and the demand of all partitions, and moves quota if that is
+// worthwhile and all earlier increases are effective. Step returns the pause until the next step.
 func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 	fence, err := ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, leaderLease)
 	if err != nil || fence == 0 { // another process is the leader
@@ -76,9 +76,9 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 	return r.pause(), nil
 }
 
-// applyPeaks replaces the demand of each partition by its largest demand within the last window, or
-// the last second if the window is longer. A partition that has just admitted all its jobs is
-// likely to need its quota again.
+// applyPeaks replaces the demand of each partition by its largest demand within the last window,
+// but at most the last second. A partition that has just admitted all its jobs is likely to need
+// its quota again.
 func (r *Rebalancer) applyPeaks(quotas []ledger.Quota) {
 	if r.peaks == nil {
 		r.peaks = make([]demandPeak, len(quotas))
@@ -99,11 +99,11 @@ type demandPeak struct {
 }
 
 // moveQuotas changes the quotas to want: first those that get smaller, then those that get larger.
-// It does nothing when no partition would gain at least a fiftieth of the limit, unless one has no
-// quota at all. Permits that a partition has spent become free when the window ends (fixed), or in
-// several steps as they leave the span (sliding); so an increase may become effective later, or in
-// several steps. With token, an increase is effective at once. If this process is not the leader
-// any more, moveQuotas stops and returns nil.
+// It does nothing when no partition would gain at least a fiftieth of the limit, unless a partition
+// has no quota at all. With the limiter fixed, the permits that a partition has spent become free
+// when the window ends; with sliding, in several steps; so an increase may become effective later,
+// or in several steps. With token, it is effective at once. If this process is not the leader any
+// more, moveQuotas stops and returns nil.
 func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
 	all, minMove := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
 	worthwhile, increases, spare := false, int64(0), all
@@ -160,12 +160,13 @@ func (r *Rebalancer) Resign(ctx context.Context) {
 	_, _ = ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, 0)
 }
 
-// divide returns the quota that each partition should have of the limit, in permits. It divides by
+// divide returns the quota, in permits, that each partition should have of the limit. It divides by
 // max-min fairness (water-filling): partitions with demand come first, weighted by their active
-// tenants; the permits that they don't need go to partitions that can use more. While every quota
-// covers its demand, all quotas stay as they are. If the limit is large enough, a hundredth of it
-// is reserved for partitions without demand, so that a new tenant there need not wait for the next
-// step. If there are fewer permits than partitions, the partitions take turns; turn numbers these.
+// tenants; permits that one does not need go to those that can use more. While every quota covers
+// its demand, all quotas stay as they are. If the limit is large enough, a hundredth of it is
+// reserved for partitions without demand, so that a new tenant there need not wait for the next
+// step. If there are fewer permits than partitions, the partitions take turns: turn is the number
+// of the turn.
 func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 	n := int64(len(quotas))
 	reserved := limit / 100 / n
@@ -181,8 +182,8 @@ func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 	if !shortage && assigned <= limit {
 		return out
 	}
-	// In ascending order of demand by active tenant: each partition gets its demand, or its part of
-	// the rest by active tenants if that is less.
+	// In ascending order of demand per active tenant, each partition gets its demand, but at most
+	// its part of the permits that are left, by its number of active tenants.
 	weight := func(i int) int64 { return max(1, quotas[i].Active) }
 	order := make([]int, n)
 	weights := int64(0)
@@ -199,14 +200,14 @@ func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 		rest -= out[i]
 		weights -= weight(i)
 	}
-	// The rest, for which there is no demand now, is divided evenly.
+	// The rest, for which there is no demand now, is divided evenly among all partitions.
 	for k, i := range order {
 		extra := rest / (n - int64(k))
 		out[i] += extra
 		rest -= extra
 	}
-	// Each partition with demand but without a permit takes one permit from a partition with the
-	// largest quota; these partitions take turns.
+	// If partitions with demand have no permit, one of them takes a permit from a partition with
+	// the largest quota. turn selects both.
 	var withoutQuota, richest []int
 	largest := max(1, slices.Max(out))
 	for i := range out {

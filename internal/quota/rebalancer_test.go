@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// TestDivide compares present quotas and demands with the quotas that should follow.
+// TestDivide checks the quotas that divide returns for given quotas and demands.
 func TestDivide(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

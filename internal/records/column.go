@@ -10,8 +10,8 @@ import (
 // otherDelimiters are the delimiters that ParseDelimiter accepts beside the comma.
 const otherDelimiters = ";|\t"
 
-// ParseDelimiter reads the name of a delimiter: the character itself, or \t or tab. An empty text
-// is 0, which means that the caller names none.
+// ParseDelimiter reads the name of a delimiter of CSV: the character itself, or \t or tab for a
+// tab. The result 0 for an empty text means that the caller chooses none.
 func ParseDelimiter(text string) (byte, error) {
 	switch text {
 	case "":
@@ -38,11 +38,11 @@ func delimiterName(d byte) string {
 	return string(d)
 }
 
-// ColumnType says how the values of a column are written in a payload.
+// ColumnType says as which JSON type the values of a CSV column are written in a payload.
 type ColumnType int
 
-// The types. A number is written as in JSON, a boolean is true or false in any case; white space
-// around them is ignored, and an empty field becomes null.
+// The types of columns. A number must be written as in JSON, a boolean as true or false in any
+// case; white space around them is ignored, and an empty field becomes null.
 const (
 	String ColumnType = iota
 	Number
@@ -51,8 +51,9 @@ const (
 
 var columnTypes = map[string]ColumnType{"string": String, "number": Number, "boolean": Boolean}
 
-// ParseColumnTypes reads the types of columns: name:number,name:boolean,… The name of such a column
-// contains no comma. The last colon of a part separates the type.
+// ParseColumnTypes reads the types of columns from text of the form name:number,name:boolean,… A
+// name in it can't contain a comma; it may contain a colon, because the last colon of a part
+// separates the type.
 func ParseColumnTypes(text string) (map[string]ColumnType, error) {
 	if text == "" {
 		return nil, nil
@@ -84,7 +85,8 @@ func (c ColumnType) rule() string {
 	return "a number such as 12 or -0.5, or empty"
 }
 
-// appendValue appends a field as a number, a boolean or null. It reports whether the field is one.
+// appendValue appends a field to dst as JSON: a number, a boolean or null. It returns false if the
+// field is not valid for the type.
 func (c ColumnType) appendValue(dst, field []byte) ([]byte, bool) {
 	field = bytes.TrimSpace(field)
 	switch {

@@ -12,7 +12,7 @@ import (
 // Format says where a record ends.
 type Format int
 
-// The formats. In CSV (RFC 4180) a field in quotes may have line breaks.
+// The formats of a body. In CSV (RFC 4180) a field in quotes may have line breaks.
 const (
 	NDJSON Format = iota
 	CSV
@@ -32,8 +32,8 @@ var ErrTooLong = errors.New("record is too long")
 
 // Reader reads records. It keeps at most limit bytes of one.
 type Reader struct {
-	// Longest is the number of bytes after which Next gives up on a record with [ErrTooLong]. 0
-	// means never: then Next reads a record without an end for ever.
+	// Longest is the number of bytes of a record after which Next returns [ErrTooLong]. 0 means no
+	// bound: then Next reads a record without an end for ever.
 	Longest int
 
 	in        *bufio.Reader
@@ -49,7 +49,8 @@ type Reader struct {
 func (r *Reader) SetDelimiter(d byte) { r.delimiter = d }
 
 // NewReader returns a reader of the records of in. A record with its line break may have limit
-// bytes. NewReader skips a byte order mark, which spreadsheet programs write before UTF-8.
+// bytes; a longer one is truncated. NewReader skips a byte order mark, which spreadsheet programs
+// write before UTF-8.
 func NewReader(in *bufio.Reader, format Format, limit int) *Reader {
 	const mark = "\xef\xbb\xbf"
 	if head, _ := in.Peek(len(mark)); string(head) == mark { // if reading fails, Next returns the error
@@ -59,7 +60,8 @@ func NewReader(in *bufio.Reader, format Format, limit int) *Reader {
 }
 
 // Next returns the next record. At the end of the body it returns io.EOF and a record without data,
-// whose Line is the one behind the last. After an error it must not be called again.
+// whose Line is one more than the number of the last line. After an error it must not be called
+// again.
 func (r *Reader) Next() (Record, error) {
 	rec := Record{Line: r.line}
 	r.buf = r.buf[:0]

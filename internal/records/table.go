@@ -10,10 +10,10 @@ import (
 	"unicode/utf8"
 )
 
-// RowOverhead is how many bytes a row may have beside the bytes of its payload.
+// RowOverhead is how many bytes the text of a CSV row may have more than the longest payload.
 const RowOverhead = 64 << 10
 
-// RowError says why one row of a table is refused. The rows behind it can still be read.
+// RowError says why one row of a table is refused. The rows after it can still be read.
 type RowError struct{ Problem string }
 
 func (e *RowError) Error() string { return e.Problem }
@@ -30,10 +30,11 @@ type HeaderError struct {
 	Line   int64  // where the header begins; 0 if an option is wrong
 	Column int    // the column, from 1; 0 if the error concerns no single column
 	Option string // the option that does not fit: "types", "delimiter", or ""
-	// Problem reads behind the name of the header, the column or the option.
+	// Problem is text that follows the name of the header, the column or the option, such as "is
+	// empty".
 	Problem string
-	// Looks is set if the columns seem to be separated by this character and the caller named no
-	// delimiter.
+	// Looks is the character that seems to separate the columns, if the header has one column and
+	// the caller named no delimiter.
 	Looks byte
 }
 
@@ -56,8 +57,8 @@ type TableOptions struct {
 	MaxPayload int                   // most bytes of a payload
 }
 
-// Table reads the rows of CSV (RFC 4180) as JSON objects: the keys are the columns' names in the
-// header. Unlike encoding/csv, it continues behind a malformed row.
+// Table reads the rows of CSV (RFC 4180) as JSON objects, whose keys are the names of the columns
+// in the header. Unlike encoding/csv, it continues after a malformed row.
 type Table struct {
 	rows    *Reader
 	row     csvRow
@@ -73,8 +74,8 @@ type column struct {
 	typ  ColumnType
 }
 
-// NewTable reads the header row of a table. rows must be a reader of CSV; NewTable sets its
-// delimiter. The error is a [*HeaderError], or an error of rows with the line at which it occurred.
+// NewTable reads the header row of a table, and returns the line at which it begins. rows must be a
+// reader of CSV; NewTable sets its delimiter. The error is a [*HeaderError] or an error of rows.
 func NewTable(rows *Reader, o TableOptions) (t *Table, line int64, err error) {
 	rows.delimiter = o.Delimiter
 	if o.Delimiter == 0 {
@@ -146,7 +147,7 @@ func (t *Table) readHeader(o TableOptions) error {
 }
 
 // Next returns the next row as a payload, and the line at which it begins. It returns a [*RowError]
-// for a row that is refused, and io.EOF behind the last one.
+// for a row that is refused, and io.EOF after the last row.
 func (t *Table) Next() (payload []byte, line int64, err error) {
 	if line, err = t.nextRow(); err != nil {
 		return nil, line, err
@@ -173,8 +174,8 @@ func (t *Table) Next() (payload []byte, line int64, err error) {
 	return payload, line, nil
 }
 
-// NextWithKey is Next. It also returns what the row has in the column of the keys; "" if there is
-// no such column.
+// NextWithKey does the same as Next. It also returns the value of the row in the column of the
+// jobs' keys; "" if there is no such column.
 func (t *Table) NextWithKey() (payload []byte, key string, line int64, err error) {
 	if payload, line, err = t.Next(); err == nil && t.key >= 0 {
 		key = string(t.row.field(t.key))
@@ -182,7 +183,7 @@ func (t *Table) NextWithKey() (payload []byte, key string, line int64, err error
 	return payload, key, line, err
 }
 
-// checkFields compares the number of fields of a row with the header.
+// checkFields returns a [*RowError] if the row has more or fewer fields than the header.
 func (t *Table) checkFields() error {
 	got, want := t.row.fields(), len(t.columns)
 	switch {
@@ -215,7 +216,8 @@ func (t *Table) nextRow() (line int64, err error) {
 	}
 }
 
-// csvRow holds the fields of a row, one behind the other, without quotes and delimiters.
+// csvRow holds the fields of a row in one buffer, one field directly after the other, without
+// quotes and delimiters.
 type csvRow struct {
 	delimiter []byte
 	text      []byte
@@ -231,7 +233,8 @@ func (c *csvRow) field(i int) []byte {
 	return c.text[c.ends[i-1]:c.ends[i]]
 }
 
-// split divides a row into fields. Each quoted field of the row must be closed.
+// split divides a row into fields, or returns a [*RowError]. The caller has checked that each
+// quoted field is closed.
 func (c *csvRow) split(row []byte) error {
 	c.text, c.ends = c.text[:0], c.ends[:0]
 	for rest, more := row, true; more; {

@@ -24,7 +24,7 @@ func newTable(in io.Reader, o TableOptions) (*Table, error) {
 	return t, err
 }
 
-// drain reads all payloads of a table. It returns a refused row as "line: problem".
+// drain reads the whole table. It returns the payloads, and for each refused row "line: problem".
 func drain(t *testing.T, table *Table) (payloads, refused []string) {
 	t.Helper()
 	for {

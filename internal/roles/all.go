@@ -14,7 +14,8 @@ import (
 // Names lists the six roles in the order of the pipeline.
 var Names = api.Roles
 
-// Own is what a program brings into the roles that it runs. The zero value serves no job type.
+// Own is what a program adds to the roles that it runs, such as its processors. The zero value
+// serves no job type.
 type Own struct {
 	Processors []processor.Processor
 	BuiltIn    bool                   // the worker serves the built-in processors, too
@@ -39,8 +40,8 @@ func All(o Own) map[string]BasedRole {
 	}
 }
 
-// Together runs roles in one process until ctx ends or one of them fails. They share the connection
-// of b.
+// Together runs the roles named in one process until ctx ends or one of them fails. They share the
+// Redis connection of b.
 func Together(ctx context.Context, p *app.Process, b Base, named map[string]BasedRole) error {
 	var all []func(context.Context) error
 	for name, role := range named {

@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
 )
 
-// Broker returns the role that runs the waiting room. Unless listening is nil, the role calls it
+// Broker returns the role that runs the waiting room. The role calls listening, unless it is nil,
 // with the public URL before it accepts visitors.
 func Broker(listening func(publicURL string)) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
@@ -103,6 +103,7 @@ func RoomRules(c app.BrokerConfig) settings.Rules {
 	}
 }
 
-// blockingReadsOfBroker is the number of blocking reads that a broker does at once: in each
-// partition wake tokens, the streams entry and moves; and its own stream.
+// blockingReadsOfBroker is how many blocking reads of Redis a broker does at once: in each
+// partition one for wake tokens, one of the stream entry and one of moves; and one of its dispatch
+// messages.
 func blockingReadsOfBroker(partitions int) int { return 3*partitions + 1 }

@@ -7,10 +7,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// Hooks are called with what a role does, so that an experiment can log it. A nil function is not
-// called. Times are in µs by Redis's clock.
+// Hooks are functions that the roles of an experiment call, so that it can log what they do. A nil
+// function is not called. Times are in µs by Redis's clock.
 type Hooks struct {
-	// permits that the fetcher spent, and that the dispatcher spent
+	// Admitted is called with the permits that the fetcher spent, Promoted with those of the
+	// dispatcher
 	Admitted func(at int64, partition int, typ string, permits []ledger.Permit)
 	Promoted func(at int64, partition int, permits []ledger.Permit)
 	// a job that a worker has started
@@ -21,7 +22,7 @@ type Hooks struct {
 
 type hooksKey struct{}
 
-// WithHooks returns a context with which a role calls the hooks.
+// WithHooks returns a context. A role that runs with it calls the hooks h.
 func WithHooks(ctx context.Context, h Hooks) context.Context {
 	return context.WithValue(ctx, hooksKey{}, h)
 }

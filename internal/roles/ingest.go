@@ -15,14 +15,14 @@ import (
 )
 
 // Ingest returns the role that accepts submissions over HTTP and from the ingest stream. It needs
-// the reducers written in Go to validate a group's aggregates. Unless listening is nil, the role
-// calls it with the API's address before it accepts submissions.
+// the reducers written in Go to check the aggregates that a group asks for. The role calls
+// listening, unless it is nil, with the API's address before it accepts submissions.
 func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 	return serveAPI(reducers, listening, true)
 }
 
 // Console returns the role of a process that serves the API and the web console, and leaves the
-// ingest stream to others. listening is as that of [Ingest].
+// ingest stream to other processes. listening is used as by [Ingest].
 func Console(listening func(addr string)) BasedRole {
 	return serveAPI(reducer.NewRegistry(), listening, false)
 }

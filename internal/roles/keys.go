@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth/session"
 )
 
-// apiKeys returns what checks the API keys of requests, the keys in Redis, and the sessions of the
-// console; all nil if the API asks for no keys.
+// apiKeys returns the authenticator of requests, the store of the API keys in Redis, and the store
+// of the console's sessions; all nil if the API asks for no keys.
 func apiKeys(p *app.Process, b Base) (*apikey.Authenticator, *apikey.Store, *session.Store, error) {
 	c := p.Config
 	if c.OpenToAll() {

@@ -23,8 +23,9 @@ import (
 	"github.com/bulkaction/bulkaction/processor/push"
 )
 
-// BuiltIn runs the role worker with the built-in processors. NOOP is for tests and benchmarks: a
-// worker serves it only if WORKER_TYPES contains it. PUSH_NOTIFICATION needs PUSH_ACCOUNTS_FILE.
+// BuiltIn runs the role worker with the built-in processors. It adds NOOP, for tests and
+// benchmarks, only if WORKER_TYPES contains it, and PUSH_NOTIFICATION only if PUSH_ACCOUNTS_FILE is
+// set.
 func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
 	return WorkerOf(Own{BuiltIn: true})(ctx, p, b)
 }
@@ -69,9 +70,9 @@ type reloader interface {
 	Reload() (changed bool, err error)
 }
 
-// create creates all processors. Those with accounts or guards of hosts are gated; the others are
-// not, so they cost as little as without guards. If ctx ends before Redis has the pools of
-// accounts, create returns nil.
+// create creates the built-in processors and adds them to the list. Those with accounts or with
+// limits for hosts are gated; the others are not, so they cost as little as without guards. If ctx
+// ends before Redis has the pools of accounts, create returns nil.
 func (s *processors) create(ctx context.Context) error {
 	for _, create := range []func() (closer, error){s.mail, s.http, s.push} {
 		p, err := retried(ctx, s.process, create)
@@ -114,7 +115,8 @@ func (s *processors) http() (closer, error) {
 	return httpcall.NewGuarded(c, options...)
 }
 
-// push returns nil without accounts: there is no push service that needs none.
+// push returns the processor PUSH_NOTIFICATION; nil without a file of accounts, because each push
+// service needs an account.
 func (s *processors) push() (closer, error) {
 	c := s.process.Config.Push
 	if c.AccountsFile == "" {
@@ -123,8 +125,8 @@ func (s *processors) push() (closer, error) {
 	return push.New(c, push.WithChoice(s.lender.Choice(c.Limits)))
 }
 
-// retried calls create, which may declare pools of accounts in Redis, until Redis answers or ctx
-// ends.
+// retried calls create, which may declare pools of accounts in Redis, again and again until Redis
+// answers or ctx ends.
 func retried(ctx context.Context, p *app.Process, create func() (closer, error)) (closer, error) {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for {
@@ -142,9 +144,9 @@ func retried(ctx context.Context, p *app.Process, create func() (closer, error))
 	}
 }
 
-// watch has the accounts read again when their files change or the process gets SIGHUP, until stop
-// is called. Without such files SIGHUP does nothing: it does not end a worker. An embedded process
-// leaves SIGHUP alone.
+// watch reads the files of accounts again when they change or the process gets SIGHUP, until stop
+// is called. If there are no such files, it only makes sure that SIGHUP does not end the worker. An
+// embedded process does not handle SIGHUP.
 func (s *processors) watch(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup

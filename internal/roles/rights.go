@@ -16,8 +16,8 @@ import (
 // rightsInterval is how often a process checks the rights of its Redis user while it runs.
 const rightsInterval = 30 * time.Second
 
-// rights checks that the Redis user of a process has all rights that its role needs. Without one of
-// them, Redis would stop a script half way.
+// rights checks that the Redis user of a process has all rights that its role needs. If one were
+// missing, Redis would stop a script half way.
 type rights struct {
 	conn *redisx.Conn
 	user acl.User
@@ -27,8 +27,9 @@ type rights struct {
 	missing error // at the last check
 }
 
-// newRights returns the rights of the role of p, without a connection. The console is an ingest
-// that leaves messages to others. A process with another role runs all roles.
+// newRights returns the check of the rights that the role of p needs; the caller sets the
+// connection. A console needs the rights of ingest. A process whose role has no Redis user of its
+// own, such as dev, needs the rights of all roles.
 func newRights(p *app.Process) (*rights, error) {
 	name := p.Role
 	if name == "console" {
@@ -43,8 +44,9 @@ func newRights(p *app.Process) (*rights, error) {
 
 func (r *rights) check(ctx context.Context) error { return acl.Check(ctx, r.conn, r.user) }
 
-// step checks the rights once. It logs each change: rights are missing, or all are there again. If
-// the check fails for another reason, such as no answer from Redis, step keeps the last result.
+// step checks the rights once and stores the result. It logs when rights have got lost, and when
+// all are there again. If the check fails for another reason, such as no answer from Redis, the
+// last result stays.
 func (r *rights) step(ctx context.Context) {
 	err := r.check(ctx)
 	var missing *acl.Missing
@@ -71,7 +73,8 @@ func (r *rights) ready(context.Context) error {
 	return r.missing
 }
 
-// start begins to check from time to time. The caller must call stop.
+// start checks the rights once in rightsInterval, in a goroutine, until stop is called. The caller
+// must call stop.
 func (r *rights) start() (stop func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var checking sync.WaitGroup

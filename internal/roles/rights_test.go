@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A process whose user loses a right while it runs says so once, and is not ready until the right
-// is back.
+// A process whose Redis user loses a right while it runs logs that once, and is not ready until the
+// right is back.
 func TestRightsTakenAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

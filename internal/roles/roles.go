@@ -44,12 +44,13 @@ type Base struct {
 	Space  keyspace.Space
 	Guards *guard.Client
 
-	// The roles ingest and broker call listening when their servers listen. Their processes are not
-	// ready before.
+	// listening is called by the roles ingest and broker when their servers listen. Their processes
+	// are not ready before.
 	listening func()
 }
 
-// BasedRole is a role on a connection that it may share with other roles of the process.
+// BasedRole is a function that runs a role on the connection of a Base, which other roles of the
+// process may share, until its context ends.
 type BasedRole func(context.Context, *app.Process, Base) error
 
 // of returns what the role of p gets.
@@ -57,12 +58,13 @@ func (b Base) of(p *app.Process) stage.Process {
 	return stage.Process{ID: p.Instance, Version: app.Version(), Conn: b.Conn, Space: b.Space, Tel: p.Tel}
 }
 
-// fewPartitions is a number of partitions below which a Cluster's masters get unequal numbers of
-// partitions.
+// fewPartitions is the number of partitions below which Connect warns: the masters of a Redis
+// Cluster then get unequal numbers of partitions.
 const fewPartitions = 16
 
-// Connect opens the Redis connection of a process, adds it to the process's readiness, and waits as
-// awaitFit does. The process closes the connection when it stops.
+// Connect opens the Redis connection of a process, makes the process's readiness depend on it, and
+// waits until Redis answers and fits (see awaitFit). The process closes the connection when it
+// stops.
 func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	cfg := p.Config.Redis
 	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
@@ -75,7 +77,7 @@ func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	}
 	connection := cfg.Connection()
 	connection.ClientName, connection.Log = p.Instance, p.Tel.Log
-	// if one process has all roles, each of them blocks on each partition
+	// Enough for a process that runs all roles: each role has a blocking read in each partition
 	connection.BlockingReads = len(Names)*(cfg.Partitions+1) + blockingReadsOfBroker(cfg.Partitions) +
 		len(p.Config.Ingest.Streams)
 	conn, err := redisx.Connect(ctx, connection)
@@ -124,9 +126,9 @@ var (
 )
 
 // awaitFit waits until Redis answers, and checks that this process may use it: that Redis is not
-// too old and evicts no keys, that its user has all rights that the role needs, that it can have
-// replicas if the process has to wait for some, and that its data has this number of partitions. If
-// ctx ends first, awaitFit returns nil although nothing is checked.
+// too old and evicts no keys, that the Redis user has all rights that the role needs, that Redis
+// can have replicas if writes have to wait for some, and that its data has this number of
+// partitions. If ctx ends first, awaitFit returns nil although nothing is checked.
 func awaitFit(
 	ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space, rights *rights,
 ) error {
@@ -203,7 +205,8 @@ func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 	}).Run(ctx)
 }
 
-// Dispatcher promotes due non-ready jobs and reclaims the jobs of dead workers.
+// Dispatcher runs the role that promotes due non-ready jobs and reclaims the jobs of dead workers,
+// until ctx ends.
 func Dispatcher(ctx context.Context, p *app.Process, b Base) error {
 	c := p.Config
 	return dispatcher.New(b.of(p), dispatcher.Config{
@@ -279,7 +282,8 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = json.NewEncoder(w).Encode(v) // fails only if the client has closed the connection
 }
 
-// Watcher moves groups through their states, publishes events, cleans up and audits.
+// Watcher returns the role that moves groups through their states, publishes events, deletes old
+// data and audits.
 func Watcher(reducers *reducer.Registry) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		events, err := wm.NewPublisher(b.Conn)
@@ -306,7 +310,8 @@ func Watcher(reducers *reducer.Registry) BasedRole {
 	}
 }
 
-// Aggregator reduces results, also with reducers written in Go.
+// Aggregator returns the role that reduces results, with the built-in reducers and those written in
+// Go.
 func Aggregator(reducers *reducer.Registry) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		cfg := aggregator.Config{Block: p.Config.Worker.Timeout, Lease: p.Config.Worker.Lease}
@@ -315,7 +320,7 @@ func Aggregator(reducers *reducer.Registry) BasedRole {
 }
 
 // Alone returns a role that connects to Redis by itself, for a process with one role. If ctx ends
-// before Redis answers, it does not call run.
+// before Redis answers, the role ends without calling run.
 func Alone(run BasedRole) Role {
 	return func(ctx context.Context, p *app.Process) error {
 		b, err := Connect(ctx, p)

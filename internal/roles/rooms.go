@@ -16,9 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/dispatch"
 )
 
-// roomAdmin returns what serves the API's calls on the waiting room. The caller must call stop when
-// no call is served any more. Without token keys, the calls on entry tokens are refused, and all
-// others work.
+// roomAdmin returns the implementation of the API's calls on the waiting room. The caller must call
+// stop when no call is served any more. Without a file of token keys, calls on entry tokens are
+// refused, and all others work.
 func roomAdmin(ctx context.Context, p *app.Process, b Base) (admin *roomadmin.Admin, stop func(), err error) {
 	c, m := p.Config.Broker, telemetry.NewRoomMetrics(p.Tel.Meter)
 	cfg := roomadmin.Config{

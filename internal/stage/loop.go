@@ -22,14 +22,15 @@ import (
 // any wait earlier, and no wait is longer than redisx.MaxBlock.
 type Step func(ctx context.Context) (idle time.Duration, err error)
 
-// loop repeats a step until its context ends (see Runner.Loop).
+// loop is one loop of a role: it repeats a step until its context ends (see Runner.Loop).
 type loop struct {
 	name  string
 	waker *waker
 	log   *slog.Logger
 }
 
-// run calls step until ctx ends. Before it returns, it waits for its last blocking read.
+// run calls step again and again until ctx ends. Before it returns, it waits for the last blocking
+// read of its waker.
 func (l loop) run(ctx context.Context, step Step) {
 	defer l.waker.reads.Wait()
 	loops := redisx.Loops{Log: l.log}
@@ -43,9 +44,9 @@ func (l loop) run(ctx context.Context, step Step) {
 	})
 }
 
-// waker waits for a wake token, but no longer than a given time. Redis may end a blocking read up
-// to 100 ms late, so waker measures the time itself, and a read that has not ended serves the next
-// wait. It begins a read only during a wait, because a token is for an idle process.
+// waker waits in Redis (BLPOP) for a wake token, for at most a given time. Redis may end a blocking
+// read up to 100 ms late, so waker measures the time itself; a read that is still blocked serves
+// the next wait too. It begins a read only during a wait, because a token is for an idle process.
 type waker struct {
 	conn      *redisx.Conn
 	key       string
@@ -59,7 +60,7 @@ func newWaker(conn *redisx.Conn, key string) *waker {
 	return &waker{conn: conn, key: key, token: make(chan struct{}, 1), readEnded: make(chan struct{}, 1)}
 }
 
-// wait returns when there is a token, after the time d, or when ctx ends.
+// wait blocks until there is a wake token, the time d is over, or ctx ends.
 func (w *waker) wait(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -79,8 +80,9 @@ func (w *waker) wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// readToken does one blocking read and signals its result. After an error of Redis it signals
-// nothing, so that wait ends by its timer and no further read is tried at once.
+// readToken does one blocking read, and signals on token or on readEnded whether it returned a
+// token. After an error of Redis it signals nothing, so that wait ends by its timer and does not
+// read again at once.
 func (w *waker) readToken(ctx context.Context) {
 	err := w.conn.Block.BLPop(ctx, redisx.MaxBlock, w.key).Err()
 	w.reading.Store(false)

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// TestStatsShowTheWholePool: the statistics show the worker, the fetcher and the dispatcher, with
-// their counts.
+// TestStatsShowTheWholePool: the statistics of the API list the worker, fetcher and dispatcher
+// processes, with their counts.
 func TestStatsShowTheWholePool(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		started, end := make(chan string, 100), make(chan struct{})

@@ -63,8 +63,8 @@ func (r *Runner) Every(name string, interval time.Duration, f func(context.Conte
 	})
 }
 
-// Report adds the heartbeat of the process: it publishes what status returns, and withdraws it at
-// the end.
+// Report adds the heartbeat of the process: at each presence.Interval it publishes what status
+// returns, and at the end it removes the heartbeat from Redis.
 func (r *Runner) Report(status func() api.StageStatus) {
 	p := r.process
 	r.Every("status", presence.Interval, func(ctx context.Context) error {
@@ -82,8 +82,9 @@ func (r *Runner) ReportAlive(role string) {
 	})
 }
 
-// OnStop adds a function that gives up what the role holds in Redis. It is called after all loops
-// have ended, with a context that ends after a second: what remains then is given up by its age.
+// OnStop adds a function that gives up what the role holds in Redis, such as a leader lease. Run
+// calls it after all loops have ended, with a context that ends after a second; what the function
+// has not given up then expires by itself.
 func (r *Runner) OnStop(f func(context.Context)) { r.cleanups = append(r.cleanups, f) }
 
 // Run runs all loops until ctx ends, and then the functions of OnStop. Before it returns, it waits

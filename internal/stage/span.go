@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// SpanSeed returns 8 random hex digits, not all 0, with which a script begins the ids of the spans
+// SpanSeed returns 8 random hex digits, not all 0, from which a script makes the ids of the spans
 // that it creates.
 func SpanSeed() string {
 	var b [4]byte
@@ -18,8 +18,8 @@ func SpanSeed() string {
 	return hex.EncodeToString(b[:])
 }
 
-// RecordSteps records the spans of sampled jobs that a script has ended or taken back. destination
-// is where the jobs were.
+// RecordSteps records a span for each sampled job in steps: the jobs that a script has failed,
+// cancelled or reclaimed. destination is the stream or queue where the jobs were.
 func (p Process) RecordSteps(ctx context.Context, destination string, steps []ledger.JobStep) {
 	for _, s := range steps {
 		p.Tel.RecordStep(ctx, destination, telemetry.JobStep(s))

@@ -11,19 +11,20 @@ import (
 	"fmt"
 )
 
-// NewKey returns a random key for ID. No other call has returned it.
+// NewKey returns a random key for ID, different at each call.
 func NewKey() string { return rand.Text() }
 
-// ID derives the id of a request or message from a key and its content: 64 hexadecimal digits. The
-// same content under the same key always gets the same id, so a repetition changes nothing. Other
-// content under the same key gets another id, so that it is not mistaken for a repetition.
+// ID returns the id of a request or message: 64 hexadecimal digits of a hash of a key and the
+// content. The same content under the same key always gets the same id, so a repetition changes
+// nothing. Other content under the same key gets another id, so that it is not mistaken for a
+// repetition.
 func ID(key string, data []byte) string {
 	k, d := sha256.Sum256([]byte(key)), sha256.Sum256(data)
 	sum := sha256.Sum256(append(k[:], d[:]...))
 	return hex.EncodeToString(sum[:])
 }
 
-// Encode encodes v as JSON and leaves <, > and & as they are. Nothing here is shown as HTML, and an
+// Encode encodes v as JSON. It does not escape <, > and &: the JSON is not shown as HTML, and an
 // escaped character takes six bytes.
 func Encode(v any) ([]byte, error) {
 	var b bytes.Buffer
@@ -35,7 +36,7 @@ func Encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// EncodeAll encodes each job. The error names the first job that can't be encoded.
+// EncodeAll encodes each job as JSON. The error names the first job that can't be encoded.
 func EncodeAll[J any](jobs []J) ([][]byte, error) {
 	all := make([][]byte, len(jobs))
 	for i, j := range jobs {
@@ -48,8 +49,8 @@ func EncodeAll[J any](jobs []J) ([][]byte, error) {
 	return all, nil
 }
 
-// WithJobs adds a member "jobs" with encoded jobs to a JSON object that has at least one member.
-// Without jobs, it returns the object itself.
+// WithJobs returns a JSON object with another member "jobs", the array of the encoded jobs. The
+// object must have at least one member. Without jobs, WithJobs returns the object itself.
 func WithJobs(object []byte, jobs [][]byte) []byte {
 	if len(jobs) == 0 {
 		return object

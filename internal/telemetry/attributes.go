@@ -8,8 +8,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// Operation is the kind of work that a span does with messages: messaging.operation.type of the
-// OpenTelemetry semantic conventions.
+// Operation is the kind of work with messages that a span describes: the attribute
+// messaging.operation.type of the OpenTelemetry semantic conventions.
 type Operation string
 
 // The operations of this system.
@@ -56,8 +56,8 @@ func JobAttributes(tenant, group string, ordinal int64, attempt int) []attribute
 // only the span of the processor's run has it, and no log line.
 func JobKey(key string) attribute.KeyValue { return attribute.String("bulkaction.job.key", key) }
 
-// WaitAttributes returns how long a job has waited: behind other jobs (fairness), for a permit
-// (rate), and because a downstream API asked to wait (congestion).
+// WaitAttributes returns the attributes that say how long a job has waited: behind other jobs
+// (fairness), for a permit (rate), and because a downstream API asked to wait (congestion).
 func WaitAttributes(fairness, rate, congestion time.Duration) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.Int64("bulkaction.wait.fairness_ms", fairness.Milliseconds()),

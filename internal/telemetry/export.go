@@ -16,12 +16,12 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// spanQueue is the number of ended spans that may wait for export. The SDK's default of 2,048 is
-// filled by one burst of batches.
+// spanQueue is how many ended spans wait for export at most; further ones are lost. One burst of
+// batches would fill the SDK's default of 2,048.
 const spanQueue = 16384
 
-// spanExporter returns nil when the environment asks for no traces. Without this check the SDK
-// would connect to localhost:4318.
+// spanExporter returns the exporter that the OTEL_* variables name; nil when they ask for no
+// traces. Without this check the SDK would connect to localhost:4318.
 func spanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	if !wanted("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
 		return nil, nil
@@ -36,7 +36,8 @@ func spanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	return exporter, nil
 }
 
-// metricReader returns nil when the environment does not ask for metrics to be pushed.
+// metricReader returns the reader that pushes metrics as the OTEL_* variables say; nil when they
+// ask for no push.
 func metricReader(ctx context.Context) (sdkmetric.Reader, error) {
 	if !wanted("OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") {
 		return nil, nil
@@ -65,9 +66,9 @@ func batcherOptions() []sdktrace.BatchSpanProcessorOption {
 	return []sdktrace.BatchSpanProcessorOption{sdktrace.WithMaxQueueSize(spanQueue)}
 }
 
-// samplerFromEnv returns the sampler that OTEL_TRACES_SAMPLER and its _ARG name. The SDK reads the
-// same variables but does not export its sampler; [Telemetry.NewJobTrace] needs it to decide before
-// it builds a span.
+// samplerFromEnv returns the sampler that OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG name. The
+// SDK reads the same variables but does not export its sampler; [Telemetry.NewJobTrace] needs the
+// sampler to decide before it builds a span.
 func samplerFromEnv() (sdktrace.Sampler, error) {
 	const byDefault = "parentbased_always_on"
 	name := cmp.Or(strings.ToLower(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER"))), byDefault)

@@ -12,8 +12,9 @@ import (
 
 type presetKey struct{}
 
-// preset holds ids that are chosen before their span starts. Only the first span takes them: its
-// children inherit the context with the preset, and must not get the same ids.
+// preset holds ids that are chosen before their span starts, as a value of the context. Only the
+// first span that starts with the context gets them: its children inherit the context, and must not
+// get the same ids.
 type preset struct {
 	trace trace.TraceID // zero: the generator chooses
 	span  trace.SpanID
@@ -33,7 +34,8 @@ func withTraceID(ctx context.Context, id trace.TraceID) context.Context {
 	return context.WithValue(ctx, presetKey{}, &preset{trace: id})
 }
 
-// idGenerator returns random ids, unless the context has a preset.
+// idGenerator makes the ids of spans for the SDK: random ones, or those of the preset in the
+// context.
 type idGenerator struct{}
 
 var _ sdktrace.IDGenerator = idGenerator{}

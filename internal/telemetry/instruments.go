@@ -8,16 +8,17 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// instruments creates instruments under the names of the metrics contract. OpenTelemetry returns
-// the same instrument for the same name, so the roles of one process can share instruments. The
-// only possible error is an invalid name, which is a bug in this package: it panics.
+// instruments creates OpenTelemetry instruments with the names of the metrics contract.
+// OpenTelemetry returns the same instrument for the same name, so the roles of one process can
+// share instruments. The only possible error is an invalid name, which is a bug in this package: it
+// panics.
 type instruments struct{ meter metric.Meter }
 
 // NamePrefix begins the names of all metrics.
 const NamePrefix = "bulk_action_"
 
-// counter adds to one series. Recording needs no context: only exemplars would use it, and the
-// Prometheus text format has none.
+// counter is one series of a counter: a name with fixed attributes. Recording needs no context:
+// only exemplars would use it, and the Prometheus text format has none.
 type counter struct {
 	c    metric.Int64Counter
 	opts []metric.AddOption

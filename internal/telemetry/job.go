@@ -22,8 +22,8 @@ type JobSpan struct {
 	Links  []trace.Link
 }
 
-// JobStep is a step that only sampled jobs are recorded for: the job failed or was cancelled, which
-// ends its trace, or it was taken back from a dead worker.
+// JobStep is a step of a sampled job that gets a span of its own: the job failed or was cancelled,
+// which ends its trace, or it was reclaimed from a dead worker.
 type JobStep struct {
 	Name          string // fail, cancel or reclaim
 	Tenant, Group string
@@ -33,7 +33,8 @@ type JobStep struct {
 	Code          string // of the error, if the job failed
 }
 
-// RecordStep records the span of a step, which ends now. destination is where the job was.
+// RecordStep records the span of a step, which ends now. destination is the stream or queue where
+// the job was.
 func (t *Telemetry) RecordStep(ctx context.Context, destination string, s JobStep) {
 	attrs := func() []attribute.KeyValue {
 		a := MessagingAttributes(OpSettle, s.Name, destination)
@@ -78,10 +79,10 @@ func (t *Telemetry) StartJob(
 	return t.Tracer.Start(ctx, s.Name, startOptions(s, attrs)...)
 }
 
-// NewJobTrace begins the trace of a job that shares its message with other jobs: a root span that
-// starts at the given time and ends now, linked to the message's span. It returns the job's
-// traceparent, or "" if the sampler does not choose the job; this costs one random number, and
-// attrs is not called. An empty link is left out.
+// NewJobTrace begins the trace of a job: a root span that starts at the given time and ends now.
+// link is the span of the message that submitted the job, to which the root span links; an invalid
+// link is left out. NewJobTrace returns the job's traceparent, or "" if the sampler does not choose
+// the job; this costs one random number, and attrs is not called.
 func (t *Telemetry) NewJobTrace(
 	link trace.SpanContext, name string, at time.Time, attrs func() []attribute.KeyValue,
 ) string {
@@ -130,7 +131,8 @@ func (t *Telemetry) begin(ctx context.Context, s JobSpan, attrs func() []attribu
 	return FormatTraceParent(span.SpanContext())
 }
 
-// startOptions has attrs as a parameter of its own: as a field of s it would escape to the heap.
+// startOptions returns the options with which the SDK starts the span s. attrs is not a field of s,
+// because it would then escape to the heap.
 func startOptions(s JobSpan, attrs func() []attribute.KeyValue) []trace.SpanStartOption {
 	options := []trace.SpanStartOption{trace.WithSpanKind(s.Kind)}
 	if !s.Start.IsZero() {

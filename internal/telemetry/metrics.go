@@ -11,7 +11,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// FetcherMetrics are the fetcher's metrics: how jobs leave the fair queue.
+// FetcherMetrics are the fetcher's metrics: how jobs leave the fair queue, and the permits for
+// that.
 type FetcherMetrics struct {
 	*rateLimits
 	fetched, emptyPolls, ready, nonReady               counter
@@ -46,15 +47,14 @@ func (m *FetcherMetrics) Fetched(ready, nonReady int) {
 	m.admittedNonReady.add(nonReady)
 }
 
-// EmptyPoll counts a look at the fair queue of one partition that found no job to admit, of any
-// type.
+// EmptyPoll counts a step of the fetcher that found no job to admit in one partition, of any type.
 func (m *FetcherMetrics) EmptyPoll() { m.emptyPolls.add(1) }
 
 // Rejected counts an admission that was refused because the ready stream was full.
 func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
 
-// deadLetters counts jobs that became dead letters. Roles share the metric: the process that ends a
-// job counts it, so that the sum over all processes counts each job once.
+// deadLetters returns the counter of jobs that became dead letters. Roles share the metric: the
+// process that ends a job counts it, so that the sum over all processes counts each job once.
 func (i instruments) deadLetters() counter {
 	return i.counter("worker_dead_letter_total", "Jobs that this process ended as failed for good.")
 }
@@ -100,7 +100,7 @@ func (m *DispatcherMetrics) DeadLettered(n int) { m.deadLetter.add(n) }
 // TakenBack counts jobs that were reclaimed from dead workers, including those that then failed.
 func (m *DispatcherMetrics) TakenBack(n int) { m.takenBack.add(n) }
 
-// waits are the histogram buckets for wait times, in ms: from less than a millisecond to an hour.
+// waits are the upper bounds, in ms, of the histogram buckets for wait times: from 1 ms to an hour.
 var waits = []float64{
 	1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 300000, 900000, 3600000,
 }
@@ -151,7 +151,7 @@ func NewWorkerMetrics(meter metric.Meter) *WorkerMetrics {
 		}
 		o.ObserveInt64(size, int64(all))
 		o.ObserveInt64(active, int64(busy))
-		// after the pool was made smaller, more jobs may run than it has slots
+		// While the pool shrinks, more jobs may run than it has slots.
 		o.ObserveInt64(idle, int64(max(all-busy, 0)))
 	}, size, active, idle)
 	return m
@@ -164,8 +164,8 @@ func (m *WorkerMetrics) ObservePool(pool func() (size, active int)) { m.pool.Sto
 // Started records the time from a job's acceptance to its first start.
 func (m *WorkerMetrics) Started(waited time.Duration) { m.startDelay.record(waited) }
 
-// Waited records how long a job had waited for fairness, rate and congestion when its attempt
-// started.
+// Waited records at the start of an attempt how long the job has waited: behind other jobs
+// (fairness), for permits (rate), and after failed or throttled attempts (congestion).
 func (m *WorkerMetrics) Waited(fairness, rate, congestion time.Duration) {
 	m.fairness.record(fairness)
 	m.rate.record(rate)
@@ -187,7 +187,7 @@ func (m *WorkerMetrics) Ended(succeeded, failed, timedOut int) {
 // Retried counts n jobs that will run again after a failed or throttled attempt.
 func (m *WorkerMetrics) Retried(n int) { m.retried.add(n) }
 
-// Deferred counts a job that waits again because what it needs is busy.
+// Deferred counts a job of type typ that was deferred, because what it needs is busy.
 func (m *WorkerMetrics) Deferred(typ string) {
 	m.deferred.Add(context.Background(), 1, metric.WithAttributes(attribute.String("type", typ)))
 }
@@ -264,7 +264,8 @@ func (m *WatcherMetrics) DeadLettered(code string, n int) {
 // afterwards.
 func (m *WatcherMetrics) SetViolations(byLaw map[string]int) { m.violations.Store(&byLaw) }
 
-// HideQueues removes the queue gauges until the next SetQueues, because another process shows them.
+// HideQueues stops showing the queue gauges until the next SetQueues, because another process, the
+// leader, shows them.
 func (m *WatcherMetrics) HideQueues() { m.queues.Store(nil) }
 
 // SetQueues replaces the values of the queue gauges: ready jobs, non-ready jobs, and the backlog by

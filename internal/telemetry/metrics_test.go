@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scrape returns the project's samples as "name{labels} value", without histogram buckets, and the
-// types of all metric families.
+// scrape calls the MetricsHandler. It returns the samples of this project as "name{labels} value",
+// without histogram buckets, and the types of all metrics by name.
 func scrape(t *testing.T, tel *Telemetry) (samples []string, types map[string]string) {
 	t.Helper()
 	request := httptest.NewRequest(http.MethodGet, "/metrics", nil)

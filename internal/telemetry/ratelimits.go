@@ -15,22 +15,23 @@ const (
 	DeniedPerGroup = "per_group" // the tenant's share or own limit is reached
 )
 
-// Bounds of labels whose values users choose: MaxLabels values have a series each, all other values
-// share the series Other.
+// MaxLabels bounds the series of a metric with a label whose values users choose: so many values
+// have a series each, all other values share the series Other.
 const (
 	MaxLabels = 64
 	Other     = "other"
 )
 
-// keepSeries is the time for which a tenant keeps its series after its last permit, at least.
+// keepSeries is the shortest time for which a tenant keeps its series after its last given or
+// denied permit.
 const keepSeries = 10 * time.Minute
 
 // rateLimits counts permits per tenant, with a bounded number of series: the first MaxLabels
 // tenants have a series each, all other tenants share Other. When all series are taken and another
-// tenant comes, a sweep runs, at most once in keepSeries. It takes the series from each tenant that
-// was given or denied no permit since the last sweep. If such a tenant returns, its series starts
-// at 0, like that of a restarted process. The counts are kept here because the SDK never removes a
-// series.
+// tenant comes, a sweep runs, at most once in keepSeries. It takes the series away from each tenant
+// that was given or denied no permit since the last sweep. If such a tenant returns, its series
+// starts at 0, like that of a restarted process. The counts are not in SDK counters, because the
+// SDK never removes a series.
 type rateLimits struct {
 	now func() time.Time
 

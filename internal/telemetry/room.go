@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// RoomMetrics are the metrics of the waiting room, in brokers and in ingest. The label event has at
-// most 64 values: all further events share [Other].
+// RoomMetrics are the metrics of the waiting room, in broker and ingest processes. The label event
+// has at most 64 values: all further events share [Other].
 type RoomMetrics struct {
 	counters                            map[string]metric.Int64Counter
 	clockOff                            metric.Int64Counter
@@ -23,7 +23,8 @@ type RoomMetrics struct {
 	gauges map[string]RoomGauges
 }
 
-// RoomGauges are the present sizes of an event. Pace is in promotions a second, negative: unknown.
+// RoomGauges are the sizes of an event at present: numbers of users, slots and streams. Pace is in
+// promotions a second; negative: unknown.
 type RoomGauges struct {
 	Waiting, Away, Used, Free, Connections int64
 	Pace                                   float64
@@ -78,7 +79,8 @@ func NewRoomMetrics(meter metric.Meter) *RoomMetrics {
 	return m
 }
 
-// ShowGauges creates the gauges of a broker. pending returns how many messages wait for it.
+// ShowGauges creates the gauges of a broker. pending returns how many dispatch messages of the last
+// half minute are in the broker's Redis stream.
 func (m *RoomMetrics) ShowGauges(meter metric.Meter, pending func(ctx context.Context) int64) {
 	gauge := func(name, help string) metric.Float64ObservableGauge {
 		return must(meter.Float64ObservableGauge(NamePrefix+"room_"+name, metric.WithDescription(help)))
@@ -144,7 +146,8 @@ func (m *RoomMetrics) of(event string, more ...attribute.KeyValue) metric.Measur
 	return metric.WithAttributes(append(more, attribute.String("event", m.label(event)))...)
 }
 
-// Count adds to a counter of an event, one of the Room constants.
+// Count adds n to a counter of an event; counter is one of the constants RoomEntered to
+// RoomResyncs.
 func (m *RoomMetrics) Count(counter, event string, n int) {
 	if n > 0 {
 		m.counters[counter].Add(context.Background(), int64(n), m.of(event))
@@ -156,7 +159,7 @@ func (m *RoomMetrics) Refused(event, reason string) {
 	m.counters[RoomRefused].Add(context.Background(), 1, m.of(event, attribute.String("reason", reason)))
 }
 
-// ClockWasOff counts a second in which the broker's clock differed from Redis's.
+// ClockWasOff counts a second in which the broker's clock was more than 2 s off Redis's.
 func (m *RoomMetrics) ClockWasOff() { m.clockOff.Add(context.Background(), 1) }
 
 // PositionAge records how old the positions of a round are.
@@ -164,7 +167,8 @@ func (m *RoomMetrics) PositionAge(event string, age time.Duration) {
 	m.positionAge.Record(context.Background(), milliseconds(age), m.of(event))
 }
 
-// Notified records the time from a promotion to its token on the stream.
+// Notified records the time from a user's promotion to the sending of the token over the user's
+// stream.
 func (m *RoomMetrics) Notified(event string, took time.Duration) {
 	m.notify.Record(context.Background(), milliseconds(took), m.of(event))
 }
@@ -183,7 +187,7 @@ func (m *RoomMetrics) SetGauges(event string, g RoomGauges) {
 	m.gauges[event] = g
 }
 
-// DropGauges forgets the sizes of all events but those that keep says.
+// DropGauges deletes the gauges of all events for which keep returns false.
 func (m *RoomMetrics) DropGauges(keep func(event string) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -38,7 +38,8 @@ type Telemetry struct {
 	Tracer trace.Tracer
 	Meter  metric.Meter
 
-	// TracerProvider and Propagator are for libraries that instrument themselves.
+	// TracerProvider and Propagator are for libraries that create their own spans, such as HTTP
+	// middleware.
 	TracerProvider trace.TracerProvider
 	Propagator     propagation.TextMapPropagator
 
@@ -79,9 +80,9 @@ func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 	return t, nil
 }
 
-// Given returns telemetry with the logger and the providers of another program, which stay its own:
-// Shutdown does not stop them. It reads no environment. Without tracers there are no spans; without
-// meters, the MetricsHandler alone shows metrics.
+// Given returns telemetry that uses the logger and the providers of the program in which this one
+// is embedded. Shutdown does not stop them. It reads no environment variables. If tracers is nil,
+// there are no spans; if meters is nil, only the MetricsHandler shows metrics.
 func Given(log *slog.Logger, tracers trace.TracerProvider, meters metric.MeterProvider) (*Telemetry, error) {
 	t := Nop()
 	t.Log = log
@@ -165,7 +166,8 @@ func (t *Telemetry) startMetrics(ctx context.Context, res *resource.Resource) er
 	return t.serveMetrics(options)
 }
 
-// serveMetrics records metrics for the MetricsHandler, and for the readers among the options.
+// serveMetrics creates the meter. Its metrics go to the MetricsHandler, and to the readers among
+// the options.
 func (t *Telemetry) serveMetrics(options []sdkmetric.Option) error {
 	scraped, err := promexporter.New(
 		promexporter.WithRegisterer(t.registry),
@@ -176,8 +178,8 @@ func (t *Telemetry) serveMetrics(options []sdkmetric.Option) error {
 	if err != nil {
 		return fmt.Errorf("create metrics exporter: %w", err)
 	}
-	// No exemplars: instruments record without a context, so the SDK would search for
-	// spans in vain.
+	// Turn exemplars off: instruments record without a context, so the SDK would search for spans
+	// in vain.
 	options = append(options, sdkmetric.WithReader(scraped), sdkmetric.WithExemplarFilter(exemplar.AlwaysOffFilter))
 	t.registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

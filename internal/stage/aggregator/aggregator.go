@@ -26,13 +26,13 @@ type Config struct {
 }
 
 const (
-	// minRead and maxRead bound the entries of one read. Each entry holds the results of up to 200
-	// jobs. readCount grows above minRead when a read was full and its entries had less than
-	// lightRead bytes.
+	// minRead and maxRead bound the number of entries of one read. Each entry holds the results of
+	// up to 200 jobs. A read asks for more than minRead entries only if the read before was full
+	// and its entries had less than lightRead bytes.
 	minRead, maxRead = 50, 200
 	lightRead        = 1 << 20 // bytes
-	// After a batch behind which there were no more entries, the process waits pauseFactor times as
-	// long as the batch took, at most maxPause, while the next entries collect: it is cheaper to
+	// After it has read all entries there are, the process waits pauseFactor times as long as it
+	// took to reduce them, at most maxPause, so that the next entries collect: it is cheaper to
 	// reduce them together.
 	pauseFactor = 4
 	maxPause    = 20 * time.Millisecond
@@ -54,7 +54,7 @@ func New(p stage.Process, cfg Config, reducers *reducer.Registry) *Aggregator {
 	}
 }
 
-// Run reduces results until ctx ends. What it has read then, it still reduces. At the end it
+// Run reduces results until ctx ends, including all entries that it has read by then. At the end it
 // removes its consumers that hold no entries.
 func (a *Aggregator) Run(ctx context.Context) error {
 	r := a.Runner()
@@ -102,8 +102,8 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	p.unreduced = nil
-	// What was read is reduced although the process stops: other processes would claim it only
-	// after a lease.
+	// Reduce the entries that were read even if the process stops: other processes would claim them
+	// only after a lease.
 	ctx = context.WithoutCancel(ctx)
 	began := time.Now()
 	batches := groupBatches(entries)
@@ -119,7 +119,8 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 			}
 			return 0, err
 		}
-		// The other groups go on; the entries of this group stay pending and are claimed later.
+		// Continue with the other groups. The entries of this group stay pending and are claimed
+		// later.
 		p.Tel.Log.Error("reduce failed, trying again later",
 			"partition", p.partition.Index(), "group", b.group, "error", err)
 	}
@@ -131,8 +132,8 @@ func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
 
 // readEntries returns the next entries of the results stream, and whether there may be more. When
 // half a lease has passed since the last claim, it claims entries of dead aggregators first; if
-// there are any, it returns only these. Otherwise it waits up to Config.Block for new ones, and
-// sets the size of the next read.
+// there are any, it returns only these. Otherwise it waits up to Config.Block for new entries, and
+// sets readCount for the next read.
 func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.Entry, more bool, err error) {
 	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
 		p.claimedAt = time.Now()
@@ -158,8 +159,8 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 }
 
 // claimEntries takes over up to minRead entries that another aggregator has read but not
-// acknowledged for a lease, or that no consumer owns. That aggregator may still be alive and reduce
-// them as well; the states of the jobs then let only one of both count. The next call goes on where
+// acknowledged for a lease, or that no consumer owns. If that aggregator is still alive and reduces
+// them as well, the job states in Redis let each result count once. The next call continues where
 // this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
 	if p.claimStart == stream.FirstID {
@@ -183,7 +184,7 @@ func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, er
 }
 
 // reduceGroup adds the results in a group's entries to this process's partial aggregate, stores it,
-// and acknowledges the entries. It repeats that while another process changes the same partial
+// and acknowledges the entries. It tries again if another process has changed the same partial
 // aggregate, and without the results of jobs that are not done or already reduced. It quarantines
 // entries that can't be read, and drops the results of a deleted group.
 func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entries []stream.Entry) error {
@@ -232,9 +233,10 @@ func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entrie
 	}
 }
 
-// addResults adds the results of jobs to the cached state, and puts the encoded state, its version,
-// the result lines and the ordinals into args. If a reducer refuses a result, only that reducer's
-// aggregate lacks it: its line and ordinal are in args all the same. The error is one of encoding.
+// addResults adds the results of jobs to the cached partial aggregate, and puts its encoded state,
+// its version, the result lines and the ordinals into args. If a reducer refuses a result, only
+// that reducer's aggregate lacks it: the line and the ordinal are in args all the same. The error
+// says that the state can't be encoded.
 func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, args *ledger.ReduceArgs) error {
 	size, leftOut, reason := 0, 0, error(nil)
 	args.Ordinals = make([]int64, len(jobs))

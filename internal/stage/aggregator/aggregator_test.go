@@ -38,8 +38,8 @@ func runAggregator(w *stagetest.World, cfg aggregator.Config, id string, reducer
 	return w.Run(aggregator.New(stagetest.Process(w, id), cfg, reducers))
 }
 
-// submitCosts submits a group of n jobs, which asks for the sum of their costs and their number,
-// and makes the jobs done. Each results entry holds the results of up to perEntry jobs.
+// submitCosts submits a group of n jobs and makes them done. The group's aggregates are the sum of
+// the results' costs and their number. Each results entry holds the results of up to perEntry jobs.
 func submitCosts(w *stagetest.World, group string, n, perEntry int) {
 	w.T.Helper()
 	w.Submit(messages.SubmitGroup{
@@ -102,7 +102,8 @@ func TestResultsBecomeTheAggregate(t *testing.T) {
 	})
 }
 
-// stopAfterRead ends a role's context as soon as the role has read entries.
+// stopAfterRead is a hook of the Redis client. It ends the role's context as soon as the role has
+// read entries.
 type stopAfterRead struct{ stop func() }
 
 func (stopAfterRead) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -121,8 +122,8 @@ func (h stopAfterRead) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestStopReducesWhatWasRead: entries that a stopped aggregator left pending would
-// wait for a lease.
+// TestStopReducesWhatWasRead: an aggregator that stops reduces the entries that it has read.
+// Otherwise they would wait for a lease.
 func TestStopReducesWhatWasRead(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		submitCosts(w, "g", 20, 5)
@@ -136,8 +137,8 @@ func TestStopReducesWhatWasRead(t *testing.T) {
 	})
 }
 
-// TestEntriesThatNobodyOwnsAreReduced: after an administrator's commands, entries that were
-// delivered are in no pending list.
+// TestEntriesThatNobodyOwnsAreReduced: after an administrator's commands, such as XGROUP
+// DELCONSUMER, delivered entries are in no pending list. They are reduced nevertheless.
 func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -161,8 +162,8 @@ func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
 	awaitEmptyStream(w)
 }
 
-// TestLargestIDInTheResultsStream: behind an entry with the largest possible id, Redis takes no
-// more entries.
+// TestLargestIDInTheResultsStream: Redis adds no entry behind one with the largest possible id. The
+// aggregator removes that entry, so that later results are reduced, too.
 func TestLargestIDInTheResultsStream(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -180,8 +181,8 @@ func TestLargestIDInTheResultsStream(t *testing.T) {
 	awaitEmptyStream(w)
 }
 
-// TestRepeatedEntriesCountOnce: an entry that is added again counts once, alone or together with
-// others in one entry.
+// TestRepeatedEntriesCountOnce: results whose entry is added a second time count once, whether the
+// entry holds them alone or together with other results.
 func TestRepeatedEntriesCountOnce(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())

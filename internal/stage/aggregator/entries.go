@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// reduceBytes and reduceLines bound one script call: when the entries of a group reach one of them,
-// the next entry begins a new batch.
+// reduceBytes and reduceLines bound the results of one script call: when the entries of a group
+// reach one of them, the group's next entry begins a new batch.
 const (
 	reduceBytes = 1 << 20
 	reduceLines = 2000
@@ -47,7 +47,7 @@ func groupBatches(entries []stream.Entry) []*batch {
 	return all
 }
 
-// jobResult is the result of one job, as read from a results entry.
+// jobResult is the result of one job, as it was read from an entry of the results stream.
 type jobResult struct {
 	reducer.Result
 	line  string // the result's JSON, as it was read

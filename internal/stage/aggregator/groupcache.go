@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// cachedGroup is what this process keeps in memory of a group, so that it need not read it from
-// Redis for each batch.
+// cachedGroup is what this process keeps in memory of a group: this process's partial aggregate, so
+// that it need not be read from Redis for each batch.
 type cachedGroup struct {
 	tenant  string
 	version int64          // version of the partial aggregate that state belongs to
@@ -19,8 +19,8 @@ type cachedGroup struct {
 	size    int            // bytes of the encoded state
 }
 
-// maxCachedGroups and maxCachedBytes bound the cache. The bytes are those of encoded states; in
-// memory, a state takes a few times as many.
+// maxCachedGroups and maxCachedBytes bound the cache of one partition. The bytes are those of
+// encoded states; in memory, a state takes a few times as many.
 const (
 	maxCachedGroups = 2000
 	maxCachedBytes  = 16 << 20
@@ -32,8 +32,8 @@ type groupCache struct {
 	bytes  int // sum of the groups' sizes
 }
 
-// put stores a group. If need be, it removes other groups at random; a removed group is loaded
-// again with its next batch.
+// put adds a group to the cache. If the cache is full, it removes other groups at random; a removed
+// group is read from Redis again with its next batch.
 func (m *groupCache) put(group string, cached *cachedGroup) {
 	for other := range m.groups {
 		if len(m.groups) < maxCachedGroups && m.bytes+cached.size <= maxCachedBytes {
@@ -54,8 +54,8 @@ func (m *groupCache) remove(group string) {
 	}
 }
 
-// loadGroup returns the reducers and the partial aggregate of a group, from the cache or from
-// Redis. It does not put them into the cache. It returns nil when the group no longer exists.
+// loadGroup returns a group with its tenant and its partial aggregate, from the cache or from
+// Redis. It does not add the group to the cache. It returns nil when the group no longer exists.
 func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cachedGroup, error) {
 	if cached := p.cache.groups[group]; cached != nil {
 		return cached, nil
@@ -64,9 +64,9 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	return p.decodeGroup(group, read[0])
 }
 
-// cacheGroups loads the groups of batches that are not cached into the cache, in one round trip.
-// It does nothing if there is only one such group. It ignores errors: loadGroup loads such a group
-// again and returns the error.
+// cacheGroups reads the groups of batches that are not cached from Redis, in one round trip, and
+// adds them to the cache. If there is only one such group, it does nothing. It ignores errors:
+// loadGroup reads such a group again and returns the error.
 func (p *partitionReducer) cacheGroups(ctx context.Context, batches []*batch) {
 	var missing []string
 	for _, b := range batches {

@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// recordSpans records the reduce span of each sampled job, which ends the job's trace, and a span
-// of the batch that links to them. began is when the batch began.
+// recordSpans records, for each sampled job, the span "reduce", which ends the job's trace, and a
+// span of the batch that links to these. began is when the batch began.
 func (p *partitionReducer) recordSpans(ctx context.Context, tenant, group string, jobs []jobResult, began time.Time) {
 	batch := p.Tel.NewBatch("reduce", p.partition.ResultStream(), began)
 	for i := range jobs {

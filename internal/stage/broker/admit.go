@@ -14,11 +14,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/dispatch"
 )
 
-// admissions delivers tokens, and ends streams whose users have none to expect.
+// admissions delivers entry tokens to the streams of promoted users, and ends the streams of users
+// who can get no token any more.
 type admissions struct{ *shared }
 
-// admit claims the tokens of promoted users and sends them. Users who hold no slot any more, or who
-// have connected elsewhere, learn that. It may be called again for the same connections.
+// admit claims entry tokens for the users of conns, who were promoted, and sends each token over
+// the user's stream. It ends the stream of a user who holds no slot any more or has a newer stream;
+// a user whose promotion Redis has lost enters again. It may be repeated for the same conns.
 func (b admissions) admit(ctx context.Context, event string, conns ...*connection) error {
 	s, err := b.snapshot(ctx, event)
 	if errors.Is(err, roomapi.ErrUnknownEvent) {
@@ -45,7 +47,8 @@ func (b admissions) admit(ctx context.Context, event string, conns ...*connectio
 				return err
 			}
 		}
-		// They may still wait: Redis may have lost their promotion in a failover.
+		// The users in without hold no slot, but may still be waiting: Redis may have lost their
+		// promotion in a failover.
 		promoted, err := b.enterAgain(ctx, event, without)
 		if err != nil {
 			return err
@@ -57,8 +60,9 @@ func (b admissions) admit(ctx context.Context, event string, conns ...*connectio
 	return nil
 }
 
-// enterAgain repeats enter for users with their conns. It ends the streams of those without a
-// place, shows the others from their present places on, and returns those who have been promoted.
+// enterAgain repeats the script enter for the users of conns. It ends the streams of users without
+// a place or with a newer stream, stores in the connection the number of each user who waits, and
+// returns the connections of users who are promoted by now: the caller claims for these.
 func (b admissions) enterAgain(
 	ctx context.Context, event string, conns []*connection,
 ) (promoted []*connection, err error) {
@@ -75,7 +79,8 @@ func (b admissions) enterAgain(
 	if err != nil {
 		return nil, err
 	}
-	// Users without a place learn that the event has ended, if the queue was dissolved.
+	// gone is the reason that is shown to users without a place. It says that the event is closed
+	// or sold out if it is, because then the event's queue was dissolved.
 	gone := sync.OnceValue(func() string {
 		s, err := b.fresh(ctx, event)
 		if reason := endOf[s.Settings.Mode]; err == nil && reason != "" {
@@ -150,7 +155,8 @@ func (b admissions) endHere(c *connection, reason string) {
 	}
 }
 
-// end ends the stream with a conn, here or at the broker that holds it.
+// end ends the stream with the id conn: directly if this broker holds it, else by a dispatch
+// message to the broker that holds it.
 func (b admissions) end(ctx context.Context, event, user, conn, reason string) {
 	if c := b.conns.find(event, user, conn); c != nil {
 		b.endHere(c, reason)
@@ -171,9 +177,10 @@ func (b admissions) end(ctx context.Context, event, user, conn, reason string) {
 	}
 }
 
-// checkDelivery claims for users whose numbers have left the queue a second ago, and who have been
-// told nothing: their message was lost or the user is gone. For users whose token has expired, it
-// looks whether the token was renewed.
+// checkDelivery is the delivery check. It claims for users whose numbers left the queue at least a
+// second ago and who have no token: their dispatch message was lost, or the user is gone. For a
+// user whose token has expired, the claim shows whether the token was renewed; if not, the stream
+// ends.
 func (b admissions) checkDelivery(ctx context.Context, event string, conns []*connection, redisNow time.Time) error {
 	var late []*connection
 	for _, c := range conns {
@@ -192,6 +199,6 @@ func (b admissions) checkDelivery(ctx context.Context, event string, conns []*co
 	return b.admit(ctx, event, late...)
 }
 
-// deliveryCheck is how long a broker waits for the message about a user whose number has left the
-// queue.
+// deliveryCheck is how long a broker waits for the dispatch message about a user whose number has
+// left the queue, before it claims by itself.
 const deliveryCheck = time.Second

@@ -32,10 +32,11 @@ type Config struct {
 	PromoteInterval  time.Duration // longest pause of the promoter
 	PositionInterval time.Duration // time between two positions of a stream
 	Drain            time.Duration // how long a stopping broker takes to hand over its streams
-	// Seats returns the number of seats of an event that does not exist yet. nil: such events stay
-	// unknown.
+	// Seats asks the seat service for the number of seats of an event that does not exist in Redis
+	// yet. If the field is nil, such events stay unknown.
 	Seats func(ctx context.Context, event string) (int64, error)
-	// Defaults are the settings of an event that is created because Seats knows it.
+	// Defaults are the settings with which a broker creates an event for which Seats has returned a
+	// number of seats.
 	Defaults waitingroom.Settings
 }
 
@@ -76,7 +77,8 @@ func instanceOf(process string) string {
 	return fmt.Sprintf("%08x", rand.Uint32())
 }
 
-// Run works until ctx ends, and then hands the streams over to other brokers.
+// Run runs the broker's loops until ctx ends, and then drains: it hands the streams over to other
+// brokers.
 func (b *Broker) Run(ctx context.Context) error {
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -114,7 +116,8 @@ func (b *Broker) Run(ctx context.Context) error {
 }
 
 // drain ends the streams of this broker in waves, so that its users do not all connect to other
-// brokers at once. It calls no disconnect for them: the sweep finds those who do not return.
+// brokers at once. It does not call the script disconnect for them, so they keep their places: the
+// room sweep makes those away who do not connect again.
 func (b *Broker) drain(ctx context.Context) {
 	b.draining.Store(true)
 	all := b.conns.all()
@@ -147,5 +150,6 @@ func handOver(c *connection) {
 	}
 }
 
-// Metrics returns the metrics of this broker, for those that its API counts.
+// Metrics returns the metrics of this broker. The HTTP server of the waiting room adds its own
+// counts, such as refused requests.
 func (b *Broker) Metrics() *telemetry.RoomMetrics { return b.metrics.RoomMetrics }

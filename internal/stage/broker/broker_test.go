@@ -80,7 +80,8 @@ func (d *dropDispatch) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// Messages only make deliveries faster: without them, brokers find out that users were promoted.
+// All dispatch messages are lost. The brokers still find out that users were promoted, and deliver
+// their tokens.
 func TestLostMessages(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -121,8 +122,8 @@ func TestNewerStreamReplacesTheOlder(t *testing.T) {
 	require.Equal(t, "W", letter)
 }
 
-// A stream that breaks off costs nothing: the user is away, is passed over, and comes back to the
-// same number, or to the token.
+// A stream that breaks off costs nothing: the user becomes away, is passed over by promotions, and
+// after a new connect has the same number, or the token.
 func TestReconnect(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -151,8 +152,8 @@ func TestReconnect(t *testing.T) {
 	require.EqualValues(t, 2, w.snapshot().Used)
 }
 
-// With the document's settings the end of a stream frees the place or the slot at once, also that
-// of a promoted user who is not connected.
+// With grace 0 and the settings on_close and no_show "release", the end of a stream frees the
+// user's place or slot at once, also the slot of a promoted user who is not connected.
 func TestTheDocumentsBehaviour(t *testing.T) {
 	w := shared(t)
 	w.declare(1, func(s *waitingroom.Settings) { s.Grace, s.OnClose, s.NoShow = 0, "release", "release" })
@@ -170,7 +171,8 @@ func TestTheDocumentsBehaviour(t *testing.T) {
 	w.await("all are gone", func() bool { s := w.snapshot(); return s.Used+s.Waiting+s.Away == 0 })
 }
 
-// The status of a broker says how many streams it has, and how old the positions are that it shows.
+// The status that a broker publishes says how many streams it has, and how old the positions are
+// that it shows.
 func TestStatus(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -189,8 +191,8 @@ func TestStatus(t *testing.T) {
 	w.await("nobody is there", func() bool { return counts()["streams"] == 0 && counts()["position_age_ms"] == 0 })
 }
 
-// A broker that stops hands its users over: they connect again and keep their numbers, and nobody
-// was away.
+// A broker that stops sends its users a frame "reconnect". They connect to another broker and keep
+// their numbers, and none was away.
 func TestStop(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -215,7 +217,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// Redis stands still for longer than a broker's status is valid. No connected user loses the place.
+// Redis stands still for longer than a broker's status is valid (presence.TTL). No connected user
+// loses the place.
 func TestRedisStandsStill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 7 seconds")
@@ -275,7 +278,7 @@ func TestEventEnds(t *testing.T) {
 	w.await("the queue is dissolved", func() bool { return w.snapshot().Waiting == 0 })
 }
 
-// A token that expires ends the stream; a renewed one does not.
+// A stream ends with the reason "gone" when the user's token expires, and the slot becomes free.
 func TestTokenExpires(t *testing.T) {
 	w := shared(t)
 	w.declare(2, func(s *waitingroom.Settings) { s.TokenTTL, s.Leeway = time.Second, 0 })
@@ -286,8 +289,8 @@ func TestTokenExpires(t *testing.T) {
 	w.await("the slot is free", func() bool { return w.snapshot().Used == 0 })
 }
 
-// The seat service knows the capacity of an event that nobody has declared. While it does not
-// answer, users wait.
+// The number of seats of an event that nobody has declared comes from the seat service, here a
+// fake. While it does not answer, users wait.
 func TestSeats(t *testing.T) {
 	w := shared(t)
 	var known atomic.Bool
@@ -319,7 +322,8 @@ func TestUnknownEvent(t *testing.T) {
 	require.Empty(t, w.conn.Cmd.Keys(t.Context(), w.space.Prefix()+"*room:*").Val())
 }
 
-// slowFirst holds the first call of enter until release is closed, and counts the calls.
+// slowFirst is a hook of the Redis client. It blocks the first call of the script enter until
+// release is closed, and counts the calls.
 type slowFirst struct {
 	calls   atomic.Int64
 	release chan struct{}

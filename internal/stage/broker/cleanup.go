@@ -12,17 +12,20 @@ import (
 
 const (
 	cleanupInterval = time.Second
-	// sweepLock is how long the lock of the sweep lasts without renewal.
+	// sweepLock is the lifetime of the lock in Redis by which only one broker sweeps a partition. A
+	// long sweep renews the lock.
 	sweepLock = 30 * time.Second
-	// sweepAgain is when a sweep is repeated. It leaves out streams younger than 10 s, which a
-	// broker may have had when it died.
+	// sweepAgain is the time after which a sweep is repeated: a sweep leaves out streams younger
+	// than 10 s, and a broker may have had some when it died.
 	sweepAgain = 11 * time.Second
-	// clockTolerance is by how much a broker's clock may differ from Redis's without a warning.
+	// clockTolerance is the largest difference between a broker's clock and Redis's about which the
+	// broker logs no warning.
 	clockTolerance = 2 * time.Second
 )
 
-// cleanup is the cleanup loop of a partition. It notes each second that expire runs, and sweeps
-// when a broker has died and when this broker starts.
+// cleanup is the cleanup loop of a partition. Each second it calls the script expire_users without
+// an event, which stores that brokers are at work: a gap of more than 5 s starts a hold of places.
+// It runs a room sweep when this broker starts and when another broker has died.
 type cleanup struct {
 	*shared
 	partition keyspace.Partition
@@ -68,9 +71,9 @@ func (c *cleanup) step(ctx context.Context) (time.Duration, error) {
 	return cleanupInterval, nil
 }
 
-// checkClock reports a clock that differs from Redis's. at is Redis's time, at an instant between
-// before and after. Tokens carry Redis's times, so the difference harms only what this broker
-// measures and logs.
+// checkClock counts and logs that this process's clock differs from Redis's. at is Redis's time, at
+// an instant between before and after. Entry tokens carry Redis's times, so a difference harms only
+// what this broker measures and logs.
 func (c *cleanup) checkClock(at, before, after time.Time) {
 	if at.After(before.Add(-clockTolerance)) && at.Before(after.Add(clockTolerance)) {
 		return
@@ -83,8 +86,9 @@ func (c *cleanup) checkClock(at, before, after time.Time) {
 	}
 }
 
-// sweep moves the waiting users of dead brokers to away. One process sweeps a partition at a time.
-// It returns false if it should be repeated: another process sweeps, or nothing may be swept yet.
+// sweep is the room sweep: it moves the waiting users of dead brokers to away. One process at a
+// time sweeps a partition. It returns false if the caller should repeat it, because another process
+// sweeps or there is a hold of places.
 func (c *cleanup) sweep(ctx context.Context, alive []string) (done bool, err error) {
 	key := c.partition.RoomSweep()
 	locked, err := c.Conn.Cmd.SetNX(ctx, key, c.instance, sweepLock).Result()

@@ -26,7 +26,8 @@ type connection struct {
 	token   bool      // the frame admitted was sent
 	expires time.Time // of the token, by this process's clock
 	leftAt  time.Time // when the number was first seen to have left the queue
-	// unknownAt is since when the place of a waiting user has not been known.
+	// unknownAt is when the view was first seen without a position for the waiting user; zero while
+	// it has one.
 	unknownAt  time.Time
 	over       bool // the broker has ended the stream
 	handedOver bool // so that the client connects to another broker
@@ -36,7 +37,7 @@ func (c *connection) visitor() waitingroom.Visitor {
 	return waitingroom.Visitor{User: c.user, Conn: c.conn}
 }
 
-// visitorsOf returns the visitors of connections, in their order.
+// visitorsOf returns the user and conn of each connection, in the order of conns.
 func visitorsOf(conns []*connection) []waitingroom.Visitor {
 	visitors := make([]waitingroom.Visitor, len(conns))
 	for i, c := range conns {
@@ -45,7 +46,8 @@ func visitorsOf(conns []*connection) []waitingroom.Visitor {
 	return visitors
 }
 
-// markOver marks the connection as ended by the broker. It returns false if it was so before.
+// markOver marks the connection as ended by the broker. It returns false if it was marked before,
+// so that a stream gets only one last frame.
 func (c *connection) markOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,8 +56,8 @@ func (c *connection) markOver() bool {
 	return !was
 }
 
-// showState shows the state of a user who has no token yet. The answer of enter may be late: the
-// user may have a token by then. In that case showState does nothing.
+// showState sends the state frame to a user who has no token yet. If the user has a token already,
+// because the answer of enter came late, showState does nothing.
 func (c *connection) showState(state, mode string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,7 +66,8 @@ func (c *connection) showState(state, mode string) {
 	}
 }
 
-// setPlace notes the number of a user who waits. Positions of views before change are not shown.
+// setPlace stores the number of a user who waits. change is the event's change number in the answer
+// of enter: positions from a view that is older than change are not shown.
 func (c *connection) setPlace(number, change int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,8 +75,10 @@ func (c *connection) setPlace(number, change int64) {
 	c.leftAt, c.unknownAt = time.Time{}, time.Time{}
 }
 
-// noteView takes note of what the view says, and whether the event was deleted. It returns whether
-// the user still waits, as far as known, and how long the place of such a user has been unknown.
+// noteView compares the stored state of a waiting user with the user's place in the view, and
+// records since when the number has left the queue or the position is unknown. deleted says that
+// the event was deleted. It returns whether the user still waits, as far as known, and for how long
+// the view has had no position for the user (0: it has one).
 func (c *connection) noteView(place position.Place, deleted bool) (waits bool, unknown time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,7 +102,8 @@ func (c *connection) noteView(place position.Place, deleted bool) (waits bool, u
 	return c.leftAt.IsZero(), unknown
 }
 
-// setLeft notes that the user's number has left the queue, unless it is noted already.
+// setLeft records the present time as the time at which the user's number left the queue, unless a
+// time is recorded. The delivery check claims for the user a second later.
 func (c *connection) setLeft() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,11 +136,11 @@ func (c *connection) isOver() bool {
 	return c.over
 }
 
-// furthest is a bound of showPosition that every position keeps.
+// furthest is the bound for showPosition that lets every position through.
 const furthest = math.MaxInt64
 
-// showPosition shows the position, if it is known and at most `to`, and returns what is known of
-// the place.
+// showPosition sends the position frame if the position is known and at most `to`. It returns what
+// the view knows of the user's place.
 func (c *connection) showPosition(to int64) position.Place {
 	c.mu.Lock()
 	number, change, shown := c.number, c.change, c.entered && !c.token && !c.over
@@ -182,7 +188,7 @@ func (cs *connections) remove(c *connection) {
 	}
 }
 
-// find returns the connection of a user with this conn, nil if it is not open here.
+// find returns the open connection of this user with this conn; nil if this broker has none.
 func (cs *connections) find(event, user, conn string) *connection {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

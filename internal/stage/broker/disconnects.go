@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// disconnects are visitors whose streams have ended, until Redis knows it. Its zero value is empty.
+// disconnects holds the visitors whose streams have ended, until sendDisconnects has told Redis.
+// Its zero value is empty.
 type disconnects struct {
 	mu      sync.Mutex
 	byEvent map[string][]waitingroom.Visitor
@@ -33,7 +34,8 @@ func (d *disconnects) addVisitor(event string, v waitingroom.Visitor) {
 	}
 }
 
-// signal returns the channel with an element when there may be visitors. The caller holds mu.
+// signal returns the channel that wakes sendDisconnects: it holds an element when there may be
+// visitors. The caller holds mu.
 func (d *disconnects) signal() chan struct{} {
 	if d.wake == nil {
 		d.wake = make(chan struct{}, 1)
@@ -67,8 +69,9 @@ func (d *disconnects) take() (event string, visitors []waitingroom.Visitor) {
 	return "", nil
 }
 
-// sendDisconnects tells Redis which streams have ended. It sends streams that end together in one
-// call, and tries again when Redis is away: a user who has connected again by then is not affected.
+// sendDisconnects tells Redis, by the script disconnect, which streams have ended, so that their
+// users become away. One call has up to 200 users of an event. It repeats failed calls: a user who
+// has a newer stream by then is not affected.
 func (b *shared) sendDisconnects(ctx context.Context) error {
 	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
 	giveBack := func(event string, visitors []waitingroom.Visitor) {

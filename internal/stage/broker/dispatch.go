@@ -21,8 +21,8 @@ type messages struct {
 	subscriber message.Subscriber
 }
 
-// follow handles the messages for this broker. They only make deliveries faster, so none of
-// them is ever handled again.
+// follow handles the dispatch messages for this broker until ctx ends. A message that fails is not
+// repeated: messages only make deliveries faster, and the delivery check does the same later.
 func (b messages) follow(ctx context.Context) error {
 	topic := b.Space.Dispatch(b.instance)
 	msgs, err := b.subscriber.Subscribe(ctx, topic)
@@ -71,8 +71,8 @@ func (b messages) handle(ctx context.Context, msg *message.Message) {
 	}
 }
 
-// keepStream is the interval at which a broker keeps its stream from expiring, also while it gets
-// no messages.
+// keepStream is the interval at which a broker renews the expiry of the Redis stream with its
+// dispatch messages, so that the stream does not expire while no message comes.
 const keepStream = dispatch.StreamTTL / 10
 
 func (b messages) keep(ctx context.Context) error {
@@ -86,7 +86,8 @@ func (b messages) handlePromotion(ctx context.Context, p dispatch.Promotion) err
 		if c != nil && !c.isOver() {
 			here = append(here, c)
 		} else if b.owns(u.Conn) {
-			// With no_show release the slot is free at once. Otherwise this changes nothing.
+			// The promoted user's stream has ended. If the event's setting no_show is "release",
+			// this call of disconnect frees the slot at once; otherwise it changes nothing.
 			b.endedStreams.addVisitor(p.Event, waitingroom.Visitor{User: u.User, Conn: u.Conn})
 		}
 	}

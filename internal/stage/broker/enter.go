@@ -8,8 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// enterTimeout bounds one call of enter. The call serves several visitors, so that it can't end
-// with the request of one of them.
+// enterTimeout bounds one call of the script enter. The call serves several visitors, so it must
+// not end with the request of one visitor.
 const enterTimeout = 5 * time.Second
 
 // enterBatches implements group commit for enter: visitors who come while a call runs share the
@@ -27,7 +27,8 @@ type enterKind struct {
 	poll  time.Duration
 }
 
-// enterQueue holds the visitors who wait for the next call. It exists while a call runs.
+// enterQueue holds the visitors who wait for the next call of enter of one kind. It exists while a
+// call runs.
 type enterQueue struct{ waiting []*enterCall }
 
 // enterCall is one visitor.
@@ -38,8 +39,9 @@ type enterCall struct {
 	err     error
 }
 
-// enterOne enters a visitor. It waits for the answer also when ctx ends: the caller must know
-// whether the visitor of a closed stream has a place.
+// enterOne calls the script enter for one visitor, in one call with other visitors who come
+// meanwhile. It waits for the answer even if ctx ends: the caller must know whether the visitor of
+// a closed stream has a place.
 func (b *shared) enterOne(ctx context.Context, kind enterKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
 	c := &enterCall{visitor: v, done: make(chan struct{})}
 	b.enterBatches.mu.Lock()

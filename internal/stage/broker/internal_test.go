@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// A process that can't keep up shows far positions less often, and all of them again when it can.
+// A broker that can't keep up shows positions behind nearPosition in fewer rounds, and in each
+// round again when it can.
 func TestFrameThrottle(t *testing.T) {
 	t.Parallel()
 	var throttle frameThrottle

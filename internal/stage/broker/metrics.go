@@ -8,7 +8,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// metrics translate what the broker does into the metrics of package telemetry.
+// metrics counts what the broker does in the metrics of package telemetry.
 type metrics struct{ *telemetry.RoomMetrics }
 
 func newMetrics(b *shared) metrics {

@@ -14,23 +14,24 @@ import (
 // positions shows all streams their positions.
 type positions struct{ admissions }
 
-// nearPosition is the position up to which users always see each change. Those behind it see fewer
-// while the process can't keep up.
+// nearPosition is the highest position whose user sees it in each round. Users behind it see their
+// positions in fewer rounds while the broker can't keep up.
 const nearPosition = 1000
 
-// everyRounds are the rounds in which users behind nearPosition see their positions, by level.
+// everyRounds has a number n for each level of frameThrottle: users behind nearPosition see their
+// positions in one round of n.
 var everyRounds = []int{1, 2, 5, 10}
 
-// frameThrottle decides how often users behind nearPosition see their positions. Its zero value is
-// for a process that keeps up.
+// frameThrottle decides in which rounds users behind nearPosition see their positions. Its zero
+// value has level 0: in each round.
 type frameThrottle struct {
 	level, good, round int
 	last               time.Time
 }
 
-// next begins a round, and returns up to which position it shows positions. A late round begins
-// more than half an interval late, and raises the level. The level falls after more than ten rounds
-// in time.
+// next begins a round, and returns the highest position that the round shows. A round that begins
+// more than half an interval late raises the level by 1. More than ten rounds in time, in a row,
+// lower it by 1.
 func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
 	t.round++
 	switch late := !t.last.IsZero() && now.Sub(t.last) > interval*3/2; {
@@ -48,7 +49,8 @@ func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
 	return furthest
 }
 
-// send shows all streams their positions, once in each PositionInterval.
+// send shows all streams their positions once in each PositionInterval, until ctx ends. It shows
+// none while the users of this broker have to enter again.
 func (b positions) send(ctx context.Context) error {
 	var throttle frameThrottle
 	for {
@@ -70,9 +72,9 @@ func (b positions) send(ctx context.Context) error {
 	}
 }
 
-// showEvent shows the streams of an event their positions, and checks what the streams do not learn
-// by messages: that the event is closed, that a message was lost, that a token has expired. It
-// returns the age of the oldest position.
+// showEvent shows the streams of one event their positions, and checks what the streams do not
+// learn by dispatch messages: that the event is closed, that a message was lost, that a token has
+// expired. It returns the age of the oldest known position.
 func (b positions) showEvent(
 	ctx context.Context, event string, conns []*connection, to int64,
 ) (age time.Duration) {
@@ -108,7 +110,8 @@ func (b positions) showEvent(
 		age = max(0, time.Since(oldest))
 		b.metrics.PositionAge(event, age)
 	}
-	// Redis may have lost the changes that their places depend on.
+	// Users whose place is unknown for unknownLimit enter again: Redis may have lost the changes of
+	// the queue that their numbers depend on.
 	promoted, err := b.enterAgain(ctx, event, lost)
 	if err == nil {
 		err = b.admit(ctx, event, promoted...)
@@ -123,11 +126,12 @@ func (b positions) showEvent(
 	return age
 }
 
-// unknownLimit is how long the place of a waiting user may be unknown before the broker asks Redis
-// for it. A view of a million users is loaded in less.
+// unknownLimit is how long the view may have no position for a waiting user before the broker
+// repeats enter for the user. To load the view of a million users takes less.
 const unknownLimit = 5 * time.Second
 
-// endOf says why a waiting user's stream ends, by the event's mode.
+// endOf is the reason with which the stream of a waiting user ends, by the event's mode. In other
+// modes the stream does not end.
 var endOf = map[string]string{api.ModeClosed: roomapi.EndedClosed, api.ModeSoldOut: roomapi.EndedSoldOut}
 
 func later(a, b time.Time) time.Time {

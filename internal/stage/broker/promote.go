@@ -14,21 +14,23 @@ import (
 )
 
 const (
-	// dueEvents is the number of events in which one step does something, so that the promoter
-	// looks at the newest list of due events soon.
+	// dueEvents is the largest number of due events that one step of the promoter handles, so that
+	// it soon reads the list of due events anew.
 	dueEvents = 64
-	// postponed is how long an event waits whose script has failed.
+	// postponed is the pause of an event after one of its scripts has failed.
 	postponed = 5 * time.Second
-	// leastWait collects the permits of some milliseconds: one call promotes several users.
+	// leastWait is the shortest wait between two steps of the promoter. Meanwhile an event with a
+	// limited promotion rate gets permits, so that one call promotes several users.
 	leastWait = 5 * time.Millisecond
 )
 
-// promoter does what is due in events: it ends places and slots, and promotes users.
+// promoter does what is due in events: it ends places and slots whose time is over, and promotes
+// users.
 type promoter struct{ *shared }
 
-// step does what is due in the events of a partition: it ends places and slots, dissolves
-// closed queues, and promotes. It handles at most 200 users of an event before the next one, so
-// that no event waits for another one's queue.
+// step does what is due in the events of a partition: it ends places and slots whose time is over,
+// dissolves the queues of closed events, and promotes users. It handles at most 200 users of one
+// event before the next event, so that no event waits for another one's queue.
 func (b promoter) step(ctx context.Context, p keyspace.Partition) (time.Duration, error) {
 	events, wait, err := b.rooms.Due(ctx, p, dueEvents)
 	if err != nil {
@@ -58,8 +60,8 @@ func (b promoter) step(ctx context.Context, p keyspace.Partition) (time.Duration
 	return wait, nil
 }
 
-// promoteEvent does what is due in one event. It returns how long nothing more is due, negative:
-// for ever.
+// promoteEvent does what is due in one event. It returns the time until something is due there
+// again; negative: never.
 func (b promoter) promoteEvent(ctx context.Context, p keyspace.Partition, event string) (time.Duration, error) {
 	expired, err := b.rooms.Expire(ctx, p, event)
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// commands sees the commands of a broker before they are sent and after they have succeeded.
+// commands is a hook of the Redis client. It calls before with the text of each command that a
+// broker sends, and after with the text of each command that has succeeded.
 type commands struct {
 	before, after func(text string) // nil: nothing happens
 }
@@ -43,15 +44,15 @@ func (c *commands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// isStatus tells whether a broker is about to publish its status.
+// isStatus tells whether the text of a command is the one by which a broker publishes its status.
 func isStatus(text string) bool { return status.MatchString(text) }
 
 var status = regexp.MustCompile(`brokers [0-9a-f]{8} `)
 
 func isEnter(text, mode string) bool { return strings.Contains(text, " "+event+" "+mode+" ") }
 
-// A broker lets its users enter again after a silence. A user who is just connecting does not lose
-// the place by that: the script enter has not given one yet.
+// After a silence, a broker repeats enter for its users. A user whose first call of enter still
+// runs has no place yet; the repetition leaves this user out, and does not end the stream.
 func TestConnectingDuringReentry(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -91,8 +92,8 @@ func TestConnectingDuringReentry(t *testing.T) {
 	c.at(2)
 }
 
-// The message about a promotion may come before the answer of the script enter. The last state that
-// the user sees is that of the token.
+// The dispatch message about a promotion may come before the answer of the script enter. The last
+// state that the user sees is IN_PROGRESS nevertheless.
 func TestPromotedBeforeTheAnswer(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -121,8 +122,8 @@ func TestPromotedBeforeTheAnswer(t *testing.T) {
 	c.next("admitted")
 }
 
-// An event is declared shortly after somebody has asked for it. The first user sees its mode, and
-// gets a token with the right times.
+// An event is declared shortly after a visitor has asked for it and got 404. The first user sees
+// its mode, and gets a token with the right times.
 func TestDeclaredAfterItWasUnknown(t *testing.T) {
 	w := shared(t)
 	var statuses atomic.Int64
@@ -149,7 +150,8 @@ func TestDeclaredAfterItWasUnknown(t *testing.T) {
 	require.WithinDuration(t, claims.ExpiresAt, claims.IssuedAt.Add(5*time.Minute), time.Second)
 }
 
-// Redis has lost its data: the places of connected users are lost, and the users learn it.
+// Redis has lost its data: the streams of users with lost places end with the reason "gone", also
+// if the event is declared again and has other users.
 func TestRedisLosesItsData(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -175,7 +177,7 @@ func TestRedisLosesItsData(t *testing.T) {
 	}
 }
 
-// An event is deleted between two snapshots. Its users learn that their places are gone.
+// An event is closed and deleted between two snapshots. The streams of its users end.
 func TestEventIsDeleted(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -186,7 +188,8 @@ func TestEventIsDeleted(t *testing.T) {
 	require.Contains(t, []string{"closed", "gone"}, a.next("ended").Reason)
 }
 
-// Garbage in the stream of a broker, or a key of another type in its place, is survived.
+// Unreadable messages in the stream of a broker, or a key of another Redis type in its place, keep
+// no user from the token.
 func TestGarbageInTheStreamOfABroker(t *testing.T) {
 	w := shared(t)
 	w.declare(0)

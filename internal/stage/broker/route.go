@@ -15,14 +15,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/dispatch"
 )
 
-// routerLease is how long a router may be silent before another one takes its messages over.
+// routerLease is the idle time of a message in the stream entry after which another broker's router
+// takes it over.
 const routerLease = 10 * time.Second
 
-// router hands promotions to the brokers that hold the users' streams.
+// router hands the dispatch messages about promotions to the brokers that hold the users' streams.
 type router struct{ *shared }
 
-// consumer returns the consumer that hands the messages of the stream entry to the brokers'
-// streams.
+// consumer returns the consumer of a partition's Redis stream entry. It copies each message to the
+// Redis stream of the broker that the message names.
 func (b router) consumer(p keyspace.Partition) *stream.Consumer {
 	return stream.NewConsumer(b.Conn, stream.ConsumerConfig{
 		Stream: p.Entry(), Group: keyspace.GroupRouter, Name: b.ID,
@@ -33,8 +34,8 @@ func (b router) consumer(p keyspace.Partition) *stream.Consumer {
 	})
 }
 
-// route hands messages of the stream entry to the streams of the brokers that they name. A message
-// for a broker that is not alive is dropped: its users connect to another broker, which claims.
+// route copies messages of the stream entry to the Redis streams of the brokers that they name. It
+// drops a message for a dead broker: that broker's users connect to another broker, which claims.
 func (b router) route(ctx context.Context, entries []stream.Entry) []stream.Verdict {
 	verdicts := make([]stream.Verdict, len(entries))
 	alive, err := b.alive(ctx)

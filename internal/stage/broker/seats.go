@@ -13,13 +13,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// lookups are the events whose number of seats is not known yet. The zero value is empty.
+// lookups holds the events whose number of seats is not known yet, until the seat service has
+// answered. The zero value is empty.
 type lookups struct {
 	mu     sync.Mutex
 	events map[string]*lookup
 }
 
-// lookup is an event for which the seat service is asked again.
+// lookup is when to ask the seat service again about one event.
 type lookup struct {
 	retry redisx.Backoff
 	at    time.Time // when it is asked
@@ -39,7 +40,8 @@ func (l *lookups) add(event string) {
 	}
 }
 
-// due returns the events for which the service is to be asked now.
+// due returns the events about which the seat service is to be asked now, and sets their next
+// times.
 func (l *lookups) due(now time.Time) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,7 +88,8 @@ func (b *shared) createFromSeats(ctx context.Context, event string) error {
 	return err
 }
 
-// askForSeats asks for the seats of events again and again until the seat service answers.
+// askForSeats asks the seat service about the events in lookups, with backoff, until it answers for
+// each. It runs until ctx ends.
 func (b *shared) askForSeats(ctx context.Context) error {
 	for redisx.Sleep(ctx, time.Second) == nil {
 		for _, event := range b.lookups.due(time.Now()) {
@@ -102,8 +105,8 @@ func (b *shared) askForSeats(ctx context.Context) error {
 	return nil
 }
 
-// askOnce returns whether the seats are known now: from the service, by another broker, or because
-// an operator has set the capacity.
+// askOnce asks for the seats of one event. done is true if they are known now: from the service, by
+// another broker, or because an operator has set the capacity.
 func (b *shared) askOnce(ctx context.Context, event string) (done bool, err error) {
 	s, err := b.fresh(ctx, event)
 	if err != nil || !s.Settings.SeatsPending {

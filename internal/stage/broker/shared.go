@@ -48,7 +48,7 @@ func (b *shared) viewsOf(event string) *position.Views {
 	return b.views[b.Space.OfEvent(event).Index()]
 }
 
-// apiError turns an error of package waitingroom into one of the API.
+// apiError turns an error of package waitingroom into the error that the API shows.
 func (b *shared) apiError(err error) error {
 	switch {
 	case err == nil:
@@ -61,7 +61,7 @@ func (b *shared) apiError(err error) error {
 	return err
 }
 
-// sign returns the token of a user. The same claim gives the same token.
+// sign returns the signed entry token for a user's claim. The same claim gives the same token.
 func (b *shared) sign(ctx context.Context, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
 	s, err := b.snapshot(ctx, event)
 	if err != nil {
@@ -71,8 +71,9 @@ func (b *shared) sign(ctx context.Context, event, user string, c waitingroom.Cla
 }
 
 func (b *shared) signFor(s waitingroom.Snapshot, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
-	// The time of the claim or of the renewal, by Redis's clock. After token_ttl was lowered this
-	// would be a time in the future, which some verifiers refuse: then it is that of the promotion.
+	// issued is the time of the claim or renewal, by Redis's clock: expiry less token_ttl. If
+	// token_ttl was lowered since, that would be in the future, which some verifiers refuse: then
+	// issued is the time of the promotion.
 	issued := c.Expires.Add(-s.Settings.TokenTTL)
 	if promoted, err := strconv.ParseInt(c.Fence, 10, 64); err == nil && issued.After(time.Now()) {
 		issued = time.UnixMicro(promoted) // fences are at least the time of their promotion
@@ -84,7 +85,7 @@ func (b *shared) signFor(s waitingroom.Snapshot, event, user string, c waitingro
 	return api.EntryToken{Token: token, ExpiresAt: c.Expires.Truncate(time.Second)}, err
 }
 
-// snapshot returns the state of an event, which may be a second old.
+// snapshot returns the settings and sizes of an event, which may be a second old.
 func (b *shared) snapshot(ctx context.Context, event string) (waitingroom.Snapshot, error) {
 	followed := b.viewsOf(event).Open(event)
 	defer followed.Close()
@@ -94,7 +95,8 @@ func (b *shared) snapshot(ctx context.Context, event string) (waitingroom.Snapsh
 	return b.fresh(ctx, event)
 }
 
-// fresh reads the state of an event, once for all callers at a time.
+// fresh reads the settings and sizes of an event from Redis. Callers at the same time share one
+// read.
 func (b *shared) fresh(ctx context.Context, event string) (waitingroom.Snapshot, error) {
 	found := b.loading.DoChan("snapshot "+event, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -117,7 +119,8 @@ func (b *shared) fresh(ctx context.Context, event string) (waitingroom.Snapshot,
 	}
 }
 
-// mode returns the mode of an event. An event that the seat service may know counts as open.
+// mode returns the mode of an event. With a seat service, an unknown event counts as open, because
+// the service may know it.
 func (b *shared) mode(ctx context.Context, event string) (string, error) {
 	s, err := b.snapshot(ctx, event)
 	if errors.Is(err, roomapi.ErrUnknownEvent) && b.cfg.Seats != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/position"
 )
 
-// source reads one partition for the views of its events. It counts loads. It notes events whose
-// number of seats is unknown, so that the broker asks for it.
+// source reads one partition from Redis for the views of its events. It also counts how often a
+// view is loaded, and adds events whose number of seats is unknown to lookups.
 type source struct {
 	position.Source
 	broker *shared

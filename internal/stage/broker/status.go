@@ -11,25 +11,27 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// silence is the longest time between two statuses of a broker without a re-entry. The other
-// brokers count a broker as dead after presence.TTL, and then make its users away. 2 s is well
-// before presence.TTL.
+// silence is the longest time between two published statuses of a broker after which its users need
+// not enter again. After presence.TTL, which is longer, other brokers count the broker as dead and
+// make its users away.
 const silence = 2 * time.Second
 
 // statusInterval is the time between two statuses of a broker.
 const statusInterval = time.Second
 
-// lifeSigns publishes that this broker lives, and repairs what its silence has cost.
+// lifeSigns publishes the status that shows that this broker lives, and lets its users enter again
+// after a silence.
 type lifeSigns struct{ admissions }
 
-// keepStatus publishes that this broker lives. After a silence, all users of the broker enter again
-// before they are shown positions. A stopping broker leaves its status in Redis. So the sweep does
-// not make its users away at once, and they have time to connect to another broker.
+// keepStatus publishes the status of this broker each second. After a silence, all users of the
+// broker enter again before they are shown positions. When the broker stops, its last status stays
+// in Redis until it expires, so that the sweep does not make its users away before they can connect
+// to another broker.
 func (b lifeSigns) keepStatus(ctx context.Context) error {
 	var written time.Time // when the last status was written
 	for {
-		// Without its last status, Redis has lost its data, and maybe the places of this broker's
-		// users.
+		// known is false if the last status is not in Redis any more: then Redis has lost its data,
+		// and maybe the places of this broker's users.
 		known, err := presence.PublishBroker(ctx, b.Conn, b.Space, api.StageStatus{
 			ID: b.instance, Version: b.Version, Role: api.RoleBroker, Running: !b.draining.Load(), SeenAt: time.Now(),
 			Counts: map[string]int64{"streams": int64(b.conns.len()), "position_age_ms": b.positionAge.Load()},
@@ -53,11 +55,13 @@ func (b lifeSigns) keepStatus(ctx context.Context) error {
 	}
 }
 
-// enterAllAgain repeats enter for all streams of this broker: users whom the sweep has moved to
-// away wait again under their numbers. It returns false if it has to be repeated.
+// enterAllAgain repeats the script enter for all streams of this broker, so that users whom the
+// sweep has moved to away wait again under their numbers. It returns false if the caller has to
+// repeat it.
 func (b lifeSigns) enterAllAgain(ctx context.Context) bool {
 	for event, conns := range b.conns.byEvent() {
-		// Users who are just connecting may have no place yet, or one with their former conn.
+		// Leave out users whose first call of enter still runs: they may have no place yet, or one
+		// with an older conn, and enter would end their streams.
 		conns = slices.DeleteFunc(conns, func(c *connection) bool { return !c.hasEntered() })
 		for chunk := range slices.Chunk(conns, waitingroom.MostUsers) {
 			promoted, err := b.enterAgain(ctx, event, chunk)

@@ -29,7 +29,8 @@ func (v visitors) Connect(ctx context.Context, event, user string, s *roomapi.St
 		event: event, user: user, stream: s, followed: v.viewsOf(event).Open(event),
 		conn: v.instance + "." + strconv.FormatInt(v.lastConn.Add(1), 10),
 	}
-	// The connection is found from now on, because a promotion may come before the script's answer.
+	// Add the connection before the script enter runs: the dispatch message about a promotion may
+	// come before the script's answer.
 	v.conns.add(c)
 	if err := v.enterStream(ctx, c); err != nil {
 		c.markOver()
@@ -50,7 +51,8 @@ func (v visitors) Connect(ctx context.Context, event, user string, s *roomapi.St
 	}, nil
 }
 
-// enterStream enters the user of a connection, and shows the state.
+// enterStream enters the user of a connection, and sends the first frames: the state and the
+// position, or the token.
 func (v visitors) enterStream(ctx context.Context, c *connection) error {
 	mode, err := v.mode(ctx, c.event)
 	if err != nil {
@@ -90,7 +92,8 @@ func (v visitors) enterStream(ctx context.Context, c *connection) error {
 	return nil
 }
 
-// enter calls the script. If the event is unknown and the seat service knows it, enter creates it.
+// enter calls the script enter for one visitor. If the event is unknown and the seat service knows
+// it, enter creates the event and calls the script again.
 func (v visitors) enter(
 	ctx context.Context, event string, mode waitingroom.Mode, poll time.Duration, who waitingroom.Visitor,
 ) (waitingroom.EnterReply, error) {
@@ -104,7 +107,8 @@ func (v visitors) enter(
 	return reply, v.apiError(err)
 }
 
-// refusal returns the error of a code of Enter, nil for a user with a place.
+// refusal returns the error that the visitor gets for a code of the script enter; nil for a user
+// with a place.
 func refusal(code waitingroom.Code) error {
 	switch code {
 	case waitingroom.Full:

@@ -33,7 +33,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
 )
 
-// patience is the limit for events that must happen; a healthy run needs a fraction of it.
+// patience is the longest time that a test waits for something that must happen; a healthy run
+// needs a fraction of it.
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, redistest.IgnoreServers(), goleak.IgnoreAnyFunction(dial), goleak.IgnoreAnyFunction(read))
 }
 
-// world is a key space with events, in which a test starts brokers.
+// world is a prefix of keys in a test's Redis, with events, on which a test starts brokers.
 type world struct {
 	*testing.T
 	*waitingroom.Rooms
@@ -94,7 +95,8 @@ func shared(t *testing.T) *world {
 	return newWorld(t, url, prefix)
 }
 
-// declare creates the event with a capacity and changed settings.
+// declare creates the event "sale" with a capacity, in mode open, with the standard settings as
+// change alters them.
 func (w *world) declare(capacity int64, change ...func(*waitingroom.Settings)) {
 	w.Helper()
 	w.declareEvent(event, capacity, change...)
@@ -143,13 +145,14 @@ type instance struct {
 
 var started sync.Map // to give each broker an id of its own
 
-// start starts a broker with visitors named by the header X-User.
+// start starts a broker with an HTTP server. The header X-User of a request names the visitor.
 func (w *world) start(change ...func(*broker.Config)) *instance {
 	w.Helper()
 	return w.startWith(func(redis.UniversalClient) {}, change...)
 }
 
-// startWith starts a broker after prepare has changed its Redis client.
+// startWith starts a broker. Before that it calls prepare with the broker's Redis client, for
+// example to add a hook.
 func (w *world) startWith(prepare func(redis.UniversalClient), change ...func(*broker.Config)) *instance {
 	w.Helper()
 	cfg := broker.Config{
@@ -248,7 +251,8 @@ func (i *instance) openEvent(name, user string) *client {
 	return c
 }
 
-// next returns the next frame of an event; it checks that no position rises meanwhile.
+// next returns the next frame of the user's stream with this event name, and skips others. The test
+// fails if the stream ends before, or if a position rises meanwhile.
 func (c *client) next(name string) frame {
 	c.w.Helper()
 	last := int64(1 << 60)
@@ -277,7 +281,7 @@ func (c *client) at(position int64) {
 	}
 }
 
-// number returns the number of a user, 0 if there is none.
+// number returns the number and the state letter of a user; "" if the user has no record.
 func (w *world) number(user string) (number, letter string) {
 	w.Helper()
 	record := w.conn.Cmd.HGet(w.Context(), w.p.RoomUsers(event), user).Val()

@@ -33,17 +33,18 @@ type Config struct {
 	Rate       ledger.Rate   // the global rate limit
 	Lease      time.Duration // a worker that does not renew a job's lease for this time is dead
 	MaxLosses  int           // a job that has lost more workers than this fails
-	// called with permits that were spent, and Redis's time, µs; nil outside experiments
+	// OnPermits is called after each promotion, with the permits that it spent and Redis's time in
+	// µs; nil outside experiments
 	OnPermits func(at int64, partition int, permits []ledger.Permit)
 }
 
-// batchPause is the shortest pause while jobs become due one after the other. The jobs that become
-// due during the pause are promoted together.
+// batchPause is the shortest pause after a call that promoted jobs, while jobs become due one after
+// the other. The jobs that become due during the pause are promoted together.
 const batchPause = 10 * time.Millisecond
 
-// maxBatch bounds the jobs that one script call promotes, reclaimBatch those that one reclaims.
-// Every consumerInterval, consumers are removed that have been idle for consumerIdle and hold no
-// entries.
+// maxBatch and reclaimBatch are the most jobs that one script call promotes and reclaims.
+// consumerInterval is the time between two removals of consumers that have been idle for
+// consumerIdle and have no pending entries.
 const (
 	maxBatch         = 200
 	reclaimBatch     = 100
@@ -51,7 +52,7 @@ const (
 	consumerIdle     = 10 * time.Minute
 )
 
-// Dispatcher is one dispatcher process. It serves all partitions.
+// Dispatcher is one dispatcher process. It promotes and reclaims the jobs of all partitions.
 type Dispatcher struct {
 	stage.Process
 	cfg      Config
@@ -125,8 +126,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	for _, typ := range types {
 		bound := p.capacity.ReadyBound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
 		caps[typ] = bound.Cap
-		// The bound covers only jobs beyond those that run. It is at least one, because admit fills
-		// the stream up to it while all workers are busy.
+		// A ready stream with free slots is bounded by Ahead alone: promote counts only jobs beyond
+		// those that run. The bound is at least 1, because admit fills the stream up to it while
+		// all workers are busy.
 		if bound.Slots > 0 {
 			caps[typ] = min(bound.Cap, max(1, bound.Ahead))
 		}
@@ -167,10 +169,10 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	return idle, nil
 }
 
-// reclaim takes back jobs whose lease has ended, one batch of each type. Twice in a lease it gives
-// those that no consumer owns a lease that ends, and once in consumerInterval it removes idle
+// reclaim takes back jobs whose lease has ended, one batch of each type. Twice in a lease it begins
+// a lease for unowned entries (see recoverEntries), and once in consumerInterval it removes idle
 // consumers. It returns how long to wait before the next call: at most a quarter of the lease, and
-// 0 if there may be more such jobs now. For one lease after an outage of Redis it does nothing.
+// 0 after a call that found such jobs. For one lease after an outage of Redis it does nothing.
 func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error) {
 	pause := max(p.cfg.Lease/4, 10*time.Millisecond)
 	wait, err := p.outagePause.remaining(ctx, p.Conn, p.cfg.Lease)
@@ -215,9 +217,9 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 	return pause, nil
 }
 
-// recoverEntries begins the leases of entries of the ready streams that no consumer owns. A worker
-// that still runs such a job renews its lease; the other jobs are reclaimed when it ends. It also
-// gives entries with ids in the future new ids.
+// recoverEntries begins a lease for each unowned entry of the ready streams. A worker that still
+// runs such a job renews the lease; the other jobs are reclaimed when it ends. It also gives new
+// ids to entries whose ids are in the future.
 func (p *partitionDispatcher) recoverEntries(ctx context.Context, types []string) error {
 	reader := stream.NewReader(p.Conn, keyspace.GroupWorkers, p.ID)
 	for _, typ := range types {
@@ -239,8 +241,8 @@ func (p *partitionDispatcher) dropConsumers(ctx context.Context, types []string)
 	return p.dropIdleConsumers(ctx, p.partition.ResultStream(), keyspace.GroupAggregator)
 }
 
-// dropIdleConsumers removes the consumers of one consumer group that have been idle for
-// consumerIdle and hold no entries.
+// dropIdleConsumers removes from one consumer group of a stream the consumers that have been idle
+// for consumerIdle and hold no entries.
 func (p *partitionDispatcher) dropIdleConsumers(ctx context.Context, stream, group string) error {
 	consumers, err := p.Conn.Cmd.XInfoConsumers(ctx, stream, group).Result()
 	if call.IsUnavailable(err) {
@@ -275,9 +277,9 @@ func (q *outagePause) noteOutage(err error, lease time.Duration) error {
 	return err
 }
 
-// remaining returns how long reclaim must pause; zero or less: not at all. After the start of this
-// process and after each outage, it asks Redis for its uptime, because a restart of Redis is an
-// outage too. If Redis is away, it begins the pause anew and returns the error.
+// remaining returns how long reclaim must still pause; zero or less: not at all. At its first call
+// and after each outage, it asks Redis for its uptime, because a restart of Redis is an outage too.
+// If Redis is away, it begins a new pause of one lease and returns the error.
 func (q *outagePause) remaining(ctx context.Context, conn *redisx.Conn, lease time.Duration) (time.Duration, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -76,7 +76,8 @@ func TestDueJobsArePromoted(t *testing.T) {
 	})
 }
 
-// TestNewDueTimeWakesTheDispatcher: a job that becomes due before all others wakes the dispatcher.
+// TestNewDueTimeWakesTheDispatcher: a job whose due time is before that of all other non-ready jobs
+// wakes the dispatcher.
 func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -165,8 +166,8 @@ func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 	}
 }
 
-// TestEntriesThatNobodyOwnsAreReclaimed: after an administrator's commands, entries that were
-// delivered are in no pending list, so no worker's death shows.
+// TestEntriesThatNobodyOwnsAreReclaimed: after an administrator's commands, such as XGROUP
+// DELCONSUMER, delivered entries are in no pending list. Their jobs are reclaimed nevertheless.
 func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -195,8 +196,8 @@ func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 5, Done: 5}, w.Counts("g"))
 }
 
-// TestLargestIDInTheReadyStream: behind an entry with the largest possible id, Redis takes no more
-// entries.
+// TestLargestIDInTheReadyStream: Redis adds no entry behind one with the largest possible id. The
+// dispatcher gives that entry a new id, so that jobs become ready again.
 func TestLargestIDInTheReadyStream(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -10,8 +10,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// recordPromoted adds one call of promote to the metrics. It records a span for each sampled job
-// that was promoted, and one of the batch that links to them. took is how long the call took.
+// recordPromoted adds the reply of one call of the script promote to the metrics. It records a span
+// for each sampled job that was promoted, and a span of the batch that links to these. took is the
+// duration of the call.
 func (p *partitionDispatcher) recordPromoted(ctx context.Context, r ledger.PromoteReply, took time.Duration) {
 	p.metrics.Cycle(r.Moved, r.Skipped, took)
 	for _, a := range r.Permits {

@@ -21,24 +21,26 @@ import (
 // Config holds the settings of the fetcher role.
 type Config struct {
 	Interval time.Duration // longest pause while there is nothing to admit
-	// jobs that one script call admits, at first; it grows under load. Also least of
-	// presence.ReadyBound: the bound of a ready stream is lower only while jobs are long
+	// BatchSize is how many jobs the first script calls admit; the number grows under load. It is
+	// also the smallest bound of a ready stream (see presence.ReadyBound), which is lower only
+	// while jobs run long
 	BatchSize   int
 	ReadyCap    int           // largest number of undelivered jobs in a ready stream
 	Rate        ledger.Rate   // the global rate limit
 	LaneWeights [3]int        // for the lanes high, normal and low
 	Alpha       *float64      // factor of the priority formula, which orders a lane's groups; nil: fair shares
 	KeepStats   time.Duration // retention of congestion statistics
-	// called with permits that were spent, and Redis's time, µs; nil outside experiments
+	// OnPermits is called after each admission, with the permits that it spent and Redis's time in
+	// µs; nil outside experiments
 	OnPermits func(at int64, partition int, typ string, permits []ledger.Permit)
 }
 
 // maxBatch bounds the jobs that one script call admits, so that the call takes a few ms at most.
 const maxBatch = 200
 
-// typesInterval is the shortest time between two reads of the list of types. The list is read that
-// often only after an idle step. While jobs of known types are admitted, jobs of a new type may
-// wait for Config.Interval.
+// typesInterval is the shortest time between two reads of the list of job types from Redis. It
+// applies after an idle step only: while jobs of known types are admitted, the list is read once in
+// Config.Interval, so jobs of a new type may wait for as long.
 const typesInterval = 20 * time.Millisecond
 
 // quotaRequestInterval is the shortest time between two requests of this process for more quota for
@@ -113,9 +115,9 @@ type partitionFetcher struct {
 	batchSizes       map[string]int // by type: jobs that the next script call asks for
 }
 
-// step admits one batch of jobs of each type; an error of one type ends the step. The first step
-// also stores the fair-queue policy. It returns how long to wait for more jobs: 0 when there may be
-// more now.
+// step admits one batch of jobs of each type; the error of one type ends the step. The first step
+// also stores the fair-queue policy (Config.Alpha) in Redis. It returns how long to wait for more
+// jobs: 0 when there may be more now.
 func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	if !p.policySet {
 		if err := ledger.SetPolicy(ctx, p.Conn.Cmd, p.partition, p.cfg.Alpha); err != nil {
@@ -136,7 +138,8 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	idle, moved, full := p.cfg.Interval, 0, false
 	p.firstType++
 	for i := range p.types {
-		// The types take turns in being first, because the first type finds the most permits.
+		// The types take turns in being first, because the type that is admitted first finds the
+		// most permits of the rate limit.
 		typ := p.types[(i+p.firstType)%len(p.types)]
 		r, err := p.admit(ctx, typ)
 		if err != nil {

@@ -134,7 +134,7 @@ func commands(t *testing.T, w *stagetest.World) (n int) {
 }
 
 // TestRateLimitIsKept: no window has more permits than the limit. A tenant without permits gets a
-// marker in non-ready, and its jobs are admitted later without further help.
+// marker in non-ready, and the fetcher admits its other jobs later, although no dispatcher runs.
 func TestRateLimitIsKept(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -164,7 +164,7 @@ func TestRateLimitIsKept(t *testing.T) {
 	}
 }
 
-// TestFetcherGoesOnAfterAnOutage: a fetcher survives a restart of Redis.
+// TestFetcherGoesOnAfterAnOutage: a fetcher admits jobs again after a restart of Redis.
 func TestFetcherGoesOnAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF)

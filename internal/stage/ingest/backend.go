@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// backend implements httpapi.Backend with the store and the guards.
+// backend implements httpapi.Backend, by which the HTTP API and the console read and change data.
+// It uses the store of groups and the guards.
 type backend struct {
 	*groups.Store
 	guards *guard.Client
@@ -37,7 +38,8 @@ func (b backend) ControlGuard(ctx context.Context, name, member string, do guard
 	return guardError(b.guards.Control(ctx, name, member, do))
 }
 
-// guardError returns an error of package guard as one of package api.
+// guardError wraps an error of package guard in the error of package api that decides the HTTP
+// status.
 func guardError(err error) error {
 	switch {
 	case errors.Is(err, guard.ErrUnknownGuard), errors.Is(err, guard.ErrUnknownMember):
@@ -64,10 +66,10 @@ func (b backend) Submit(ctx context.Context, g *messages.SubmitGroup, o httpapi.
 	})
 }
 
-// clientKey returns the key under which admission control recognizes a submission when the client
-// sends it again. It is the client's idempotency key or group id. Without them it is made of a few
-// fields that a repetition has in common with the first request; then unique is false, because
-// other clients' submissions may have the same key.
+// clientKey returns the key under which the admission controller recognizes a submission when the
+// client sends it again. It is the client's idempotency key or group id. If the client gave
+// neither, it is made of a few fields that a repetition has in common with the first request; then
+// unique is false, because submissions of other clients of the tenant may have the same key.
 // Clients of different tenants never have the same key.
 func clientKey(
 	ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions,

@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// BenchmarkStream measures how fast one process stores the messages of a full ingest stream.
+// BenchmarkStream measures how fast one ingest process stores the messages that wait in the ingest
+// stream.
 func BenchmarkStream(b *testing.B) {
 	const groups = 20
 	many := strings.Repeat(`{"payload":{"to":"a@example.com"}},`, 499)

@@ -16,10 +16,10 @@ const (
 	earlyCancelMaxBytes = 4 << 20     // bytes of one run; the run may exceed this by one batch
 )
 
-// earlyCancel applies cancellations that are still unread in an ingest stream, while the messages
-// before them wait for the backlog to shrink. A cancellation makes the backlog smaller, so it must
-// not wait behind those messages. It looks for them only if this process refused a message within
-// the last groupWait. When the consumer reads the cancellation later, it applies it again,
+// earlyCancel reads ahead in an ingest stream and applies cancellations, while the messages before
+// them wait because the backlog is full. A cancellation makes the backlog smaller, so it must not
+// wait behind those messages. It looks for them only if the backlog has refused a message of this
+// process within the last groupWait. The consumer applies the cancellation again when it reads it,
 // which changes nothing. If Redis is away, the next run tries the cancellation again; any other
 // error is left to the consumer.
 type earlyCancel struct{ lastRead string } // id of the last entry that was read

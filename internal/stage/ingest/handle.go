@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// groupWait is how long a message waits at least for its group, whose submission may come later in
-// the stream (see waitForGroup).
+// groupWait is the shortest time for which a message about an unknown group is retried before it is
+// rejected: the group's submission may come later in the stream (see waitForGroup).
 const groupWait = 30 * time.Second
 
 // redisErrorRetryTime is how long a message is retried while Redis answers it with an error,
@@ -29,8 +29,8 @@ const groupWait = 30 * time.Second
 // the message is rejected, so that it does not block others for ever.
 const redisErrorRetryTime = 10 * time.Minute
 
-// errRetryLater makes the consumer deliver a message again later, because what the message needs
-// may still come.
+// errRetryLater is the error of a message whose group, or an older message, may still come: the
+// consumer delivers the message again later.
 var errRetryLater = errors.New("not yet")
 
 // handle carries out messages that were read together. It stores the appends to one group together;
@@ -78,9 +78,9 @@ func (in *source) handle(ctx context.Context, entries []stream.Entry) []stream.V
 	return verdicts
 }
 
-// verdict chooses, by the error of a message, what happens to it: it is accepted, rejected with the
-// reason, or delivered again later. verdict also notes when the backlog refused a message, for
-// earlyCancel.
+// verdict returns what happens to a message that was handled with the error err: nil acknowledges
+// it; other errors reject it with the reason, or have it delivered again later. verdict also
+// records when the full backlog has refused a message, for earlyCancel.
 func (in *source) verdict(ctx context.Context, e stream.Entry, err error) stream.Verdict {
 	if err == nil {
 		return stream.Verdict{Action: stream.Ack}
@@ -134,7 +134,7 @@ func (in *source) handleSubmit(ctx context.Context, env messages.Envelope, entry
 			g.ID = in.name + "-" + entry
 		}
 	}
-	// A message gets no reservation when the backlog is full: it stays in the stream, and is
+	// Without a reservation: a message that the full backlog refuses stays in the stream, and is
 	// delivered again until there is space.
 	ctx, request := backpressure.WithoutReservation(ctx)
 	defer request.End()
@@ -148,7 +148,8 @@ type groupAppends struct {
 	index   []int // of each entry in its batch
 }
 
-// collectAppend adds an append, the message i of its batch, to those of its group.
+// collectAppend decodes an append, the message i of its batch, and adds it to the appends of its
+// group.
 func (in *source) collectAppend(appends map[string]*groupAppends, i int, entry string, env messages.Envelope) error {
 	body, err := in.decoder.DecodeAppendEntry(env)
 	if err != nil {
@@ -167,7 +168,8 @@ func (in *source) collectAppend(appends map[string]*groupAppends, i int, entry s
 	return nil
 }
 
-// handleAppends carries out the appends to a group, and sets their errors in those of their batch.
+// handleAppends stores the appends to one group, and puts the error of each into errs, which has
+// one for each message of the batch.
 func (in *source) handleAppends(ctx context.Context, group string, a *groupAppends, errs []error) {
 	ctx, request := backpressure.WithoutReservation(ctx) // see handleSubmit
 	defer request.End()
@@ -176,9 +178,9 @@ func (in *source) handleAppends(ctx context.Context, group string, a *groupAppen
 	}
 }
 
-// handleSeal seals a group. With a total the seal takes effect when the group has total jobs.
-// Without one handleSeal returns errRetryLater until no older message is pending: an older append
-// may be for this group and may be handled by another process.
+// handleSeal seals a group. If the message has a total, the seal takes effect when the group has
+// total jobs. Without a total, handleSeal returns errRetryLater until no older message of the
+// stream is pending: an older one may be an append to this group that another process is handling.
 func (in *source) handleSeal(ctx context.Context, env messages.Envelope, entry string) error {
 	s, err := in.decoder.DecodeSeal(env.Data)
 	if err != nil {
@@ -206,9 +208,9 @@ func (in *source) handleCancel(ctx context.Context, env messages.Envelope, entry
 	return in.waitForGroup(ctx, entry, err)
 }
 
-// waitForGroup turns api.ErrNotFound into errRetryLater while the group may still come: for
-// groupWait after the message's arrival, and then while older messages are pending or Redis can't
-// tell. The messages of a group may arrive in any order. Any other err is returned as it is.
+// waitForGroup turns api.ErrNotFound into errRetryLater while the group may still come, because the
+// messages of a group may arrive in any order: for groupWait after the message's arrival, and then
+// while older messages are pending or Redis does not say. Any other err is returned as it is.
 func (in *source) waitForGroup(ctx context.Context, entry string, err error) error {
 	if !errors.Is(err, api.ErrNotFound) {
 		return err
@@ -229,8 +231,8 @@ func entryAge(entry string) time.Duration {
 	return time.Since(time.UnixMilli(n))
 }
 
-// oldestPending caches the id of the oldest pending entry for some milliseconds, so that many seals
-// at the same time ask Redis once.
+// oldestPending caches the id of the oldest pending entry for 5 ms, so that many seals at the same
+// time ask Redis once.
 type oldestPending struct {
 	mu     sync.Mutex
 	id     string
@@ -249,8 +251,8 @@ func (in *source) hasOlderPending(ctx context.Context, entry string) (bool, erro
 		return false, fmt.Errorf("%w: %w", api.ErrUnavailable, err)
 	}
 	if !ok {
-		// Not even this entry is pending: the consumer group was lost and created again, and
-		// delivers all entries again.
+		// No entry is pending, not even this one: the consumer group was lost and created again,
+		// and delivers all entries again.
 		return true, nil
 	}
 	o.id, o.readAt = id, time.Now()

@@ -36,7 +36,7 @@ type Config struct {
 	TLS     *tls.Config // of the API; nil: plain HTTP
 	// MaxConnections is how many connections the API has at most; further ones wait. 0: 4,096.
 	MaxConnections int
-	// DrainDelay is how long the API accepts connections after the end of Run's context.
+	// DrainDelay is how long the API still accepts connections after the context of Run has ended.
 	DrainDelay time.Duration
 
 	Lease  time.Duration // after a silence of this length, other processes take over the messages of an ingest process
@@ -45,11 +45,12 @@ type Config struct {
 	// Keys checks the API keys of requests. nil: the API asks for no keys, and every caller may do
 	// everything.
 	Keys *apikey.Authenticator
-	// KeyStore is the keys that admins manage through the API. nil: it manages none.
+	// KeyStore holds the API keys in Redis, which admins manage through the API. nil: the API
+	// manages none.
 	KeyStore *apikey.Store
 	KeyRPS   int                // most requests of a key in a second; 0: any number
 	Proxies  clientaddr.Proxies // in front of the API
-	// KeepActivity is how long entries of the activity log are kept. 0: for any time.
+	// KeepActivity is how long entries of the activity log are kept. 0: without a limit of time.
 	KeepActivity time.Duration
 
 	NoAPI    bool           // only the console is served
@@ -62,9 +63,9 @@ type Config struct {
 
 	Grace time.Duration // how long requests and messages that were begun may go on after the end of Run's context
 
-	// MaxInFlight is how many messages of the ingest stream this process may hold while they wait
-	// for the backlog or for their group. At this number it reads no more messages. 0 means 10,000.
-	// The further streams together may have as many.
+	// MaxInFlight is how many messages of the ingest stream this process holds at most while they
+	// wait for the backlog or for their group. At this number it reads no more messages. 0 means
+	// 10,000. Each further stream may have as many.
 	MaxInFlight int
 	// Listen opens the API's listener; nil: on the network.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
@@ -83,10 +84,10 @@ type Ingest struct {
 	lastRefusal atomic.Int64 // when a message was last refused because the backlog was full, in Unix nanoseconds
 }
 
-// These limits bound the messages that one process holds. The number is higher than the 1,000 of
-// other consumers, because appends may arrive long before their group's submission. The bytes keep
-// a process without further streams below 150 MB, including decoded messages and the garbage
-// collector's reserve.
+// defaultInFlight and inFlightBytes bound the messages that one process holds. The number is higher
+// than the 1,000 of other consumers, because appends may arrive long before their group's
+// submission. The bytes keep a process without further streams below 150 MB, including decoded
+// messages and the garbage collector's reserve.
 const (
 	defaultInFlight = 10_000
 	inFlightBytes   = 32 << 20
@@ -124,8 +125,9 @@ func New(
 	inFlight := cmp.Or(cfg.MaxInFlight, defaultInFlight)
 	in.sources = append(in.sources, newSource(in, Stream{}, inFlight, inFlightBytes))
 	for _, further := range cfg.Streams {
-		// Together they may hold as many bytes as the ingest stream. The number of entries is not
-		// divided: appends may stand before their group's submission, which must be read, too.
+		// The further streams together may hold as many bytes as the ingest stream. The number of
+		// entries is not divided: appends may stand before their group's submission, which must be
+		// read, too.
 		in.sources = append(in.sources, newSource(in, further, inFlight, inFlightBytes/len(cfg.Streams)))
 	}
 	return in, nil
@@ -153,8 +155,8 @@ func (in *Ingest) Run(ctx context.Context) error {
 	return r.Run(ctx)
 }
 
-// readKeys keeps the copy of the API keys fresh. A loop of the Runner would read them more often
-// than they need.
+// readKeys keeps this process's copy of the API keys fresh, until ctx ends. It is not a loop of the
+// Runner, which would read the keys more often than necessary.
 func (in *Ingest) readKeys(ctx context.Context) error {
 	loops := redisx.Loops{Log: in.Tel.Log}
 	retry := redisx.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Second}
@@ -162,7 +164,8 @@ func (in *Ingest) readKeys(ctx context.Context) error {
 	return nil
 }
 
-// retryAfter is the first wait before a message is handled again.
+// retryAfter is the wait before a message that was put off is handled for the second time; later
+// waits are longer.
 const retryAfter = 250 * time.Millisecond
 
 func (in *Ingest) serveAPI(ctx context.Context) error {

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// newIngest returns an ingest of the given settings, or of the default ones.
+// newIngest returns an ingest with the settings cfg, or with default ones.
 func newIngest(w *stagetest.World, cfg ...ingest.Config) *ingest.Ingest {
 	w.T.Helper()
 	c := ingest.Config{Lease: stagetest.Patience}
@@ -98,8 +98,8 @@ func TestMessagesOfTheStreamAreHandled(t *testing.T) {
 		awaitGroup(w, "g", func(g api.Group) bool { return g.Sealed })
 		require.Equal(w.T, api.Counts{Accepted: 5, Waiting: 5}, w.Counts("g"))
 		awaitGroup(w, unnamed, func(g api.Group) bool { return g.Sealed && g.Counts.Waiting == 1 })
-		// Messages are handled at the same time. A cancellation that came before the job was stored
-		// would make the group refuse the job.
+		// Wait until the job is stored: messages are handled at the same time, and a group that is
+		// cancelled first would refuse the job.
 		awaitGroup(w, "c", func(g api.Group) bool { return g.Counts.Waiting == 1 })
 		addEntry(w, "group.cancel", `{"group":"c"}`)
 		awaitGroup(w, "c", func(g api.Group) bool { return g.Counts.Cancelled == 1 })
@@ -136,8 +136,8 @@ func TestInvalidMessagesAreRejected(t *testing.T) {
 	})
 }
 
-// After an administrator's commands, messages that were delivered are in no pending list. They are
-// stored all the same, and before a later seal takes effect.
+// After an administrator's commands, such as XGROUP SETID, delivered messages are in no pending
+// list. They are stored all the same, and before a later seal takes effect.
 func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -167,7 +167,8 @@ func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("h"))
 }
 
-// A message with the largest possible id is stored once and does not block the stream.
+// After a message with the largest possible id, Redis accepts no more. That message is stored once,
+// and the stream then takes messages again.
 func TestMessageWithTheLargestID(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -208,7 +209,7 @@ func TestSealWaitsForOlderEntries(t *testing.T) {
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// A message that Redis answers with an error is retried, because the cause may be repaired.
+// A message that fails by an error of Redis is retried, because the cause may be repaired.
 func TestMessageIsRetriedAfterARedisError(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -321,7 +322,8 @@ func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// Each ingest process publishes its status, because all of them divide the free backlog.
+// Each ingest process publishes its status, because the admission controllers divide the free
+// backlog by the number of live ingest processes.
 func TestStatusIsPublished(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// Stream is a further ingest stream. All its messages are of one tenant.
+// Stream is a further ingest stream, beside the one that all tenants share. All its messages belong
+// to one tenant.
 type Stream struct {
 	Name   string // as in keyspace.IngestOf
 	Tenant string
@@ -24,8 +25,8 @@ type source struct {
 	oldest    oldestPending
 }
 
-// newSource returns the source for the ingest stream or, if s is not zero, for a further one.
-// maxBytes is as in stream.ConsumerConfig.
+// newSource returns the source for the ingest stream or, if s is not zero, for a further stream. It
+// holds at most maxInFlight messages and maxBytes bytes (see stream.ConsumerConfig).
 func newSource(in *Ingest, s Stream, maxInFlight, maxBytes int) *source {
 	src := &source{Ingest: in, name: s.Name, principal: auth.Principal{Role: auth.Producer, Tenant: s.Tenant}}
 	src.consumer = stream.NewConsumer(in.Conn, stream.ConsumerConfig{
@@ -52,9 +53,9 @@ func (in *source) key() string {
 	return keyspace.IngestOf(in.Space.Prefix(), in.name)
 }
 
-// withPrincipal returns a context in which the store carries out messages. A program that may write
-// to the ingest stream may name any tenant. The messages of a further stream may do what a producer
-// of its tenant may: what belongs to another tenant does not exist for them.
+// withPrincipal returns a context with the rights by which the store carries out messages. A
+// message of the ingest stream may name any tenant. A message of a further stream may do what a
+// producer of its tenant may: groups of other tenants do not exist for it.
 func (in *source) withPrincipal(ctx context.Context) context.Context {
 	if in.name == "" {
 		return auth.Trust(ctx)

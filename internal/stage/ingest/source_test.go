@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// twoStreams are a further stream of tenant acme and one of globex.
+// twoStreams returns a configuration with two further streams: a, of tenant acme, and g, of tenant
+// globex.
 func twoStreams() ingest.Config {
 	return ingest.Config{Lease: stagetest.Patience, Streams: []ingest.Stream{{Name: "a", Tenant: "acme"}, {Name: "g", Tenant: "globex"}}}
 }
@@ -35,7 +36,7 @@ func addTo(w *stagetest.World, stream, entry, typ, data string, more ...string) 
 	}).Err())
 }
 
-// awaitHandled waits until no ingest stream has an entry left.
+// awaitHandled waits until the ingest stream and the two further ones are empty.
 func awaitHandled(w *stagetest.World) {
 	w.T.Helper()
 	ctx := context.WithoutCancel(w.T.Context())
@@ -48,9 +49,9 @@ func awaitHandled(w *stagetest.World) {
 	})
 }
 
-// The messages of a further stream are of its tenant, whether they name it or not. Messages that
-// name another tenant, or a group of another one, are rejected; the ids of such a group and of an
-// unknown one give the same reason.
+// The messages of a further stream belong to its tenant, whether they name it or not. Messages that
+// name another tenant, or a group of another tenant, are rejected; such a group and an unknown
+// group give the same reason.
 func TestFurtherStreamsHaveOneTenant(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("of-acme", "T", 1)
@@ -59,7 +60,7 @@ func TestFurtherStreamsHaveOneTenant(t *testing.T) {
 		addTo(w, a, "1000-2", "group.submit", `{"id":"not-named","type":"T","jobs":[{"payload":1}]}`)
 		addTo(w, g, "1000-1", "group.submit", `{"id":"own","type":"T","jobs":[{"payload":1}]}`)
 		addTo(w, g, "1000-2", "group.submit", `{"id":"stolen","tenant":"acme","type":"T","jobs":[{"payload":1}]}`)
-		// The ids are old, so that these messages do not wait for their group.
+		// The entry ids say 1970, so that these messages are not retried until their group comes.
 		addTo(w, g, "1000-3", "jobs.append", `{"group":"of-acme","jobs":[{"payload":2}]}`)
 		addTo(w, g, "1000-4", "group.seal", `{"group":"of-acme"}`)
 		addTo(w, g, "1000-5", "group.cancel", `{"group":"of-acme"}`)
@@ -89,8 +90,9 @@ func TestFurtherStreamsHaveOneTenant(t *testing.T) {
 	})
 }
 
-// Streams may have entries with the same ids, and producers may choose the same message ids: no
-// message is taken for a repeated one of another stream. A repeated message of one stream is.
+// Several streams may have entries with the same ids, and producers may choose the same message
+// ids: a message is not mistaken for one of another stream. A repeated message of the same stream
+// is stored once.
 func TestSameIDsInSeveralStreams(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		for _, tenant := range []string{"acme", "globex"} {
@@ -113,7 +115,8 @@ func TestSameIDsInSeveralStreams(t *testing.T) {
 			require.Equal(w.T, tenant, w.Group(id).Tenant)
 		}
 
-		// An entry of a further stream comes again, as after a process that died before its ack.
+		// An entry of a further stream is delivered twice, as after a process that died before it
+		// acknowledged the entry.
 		addTo(w, further(w, "a"), "1000-5", "jobs.append", one("acme"))
 		awaitHandled(w)
 		require.EqualValues(w.T, 5, w.Counts("acme").Accepted)

@@ -13,7 +13,8 @@ import (
 // open groups from time to time.
 type advancer struct {
 	*partition
-	// cursor is where the pass over all open groups goes on (a ZSCAN cursor); 0: no pass has begun.
+	// cursor is where the pass over all open groups continues (a ZSCAN cursor); 0: a new pass
+	// begins.
 	cursor       uint64
 	reconciledAt time.Time // when the last page of open groups was advanced
 }
@@ -21,7 +22,8 @@ type advancer struct {
 // groupBatch is the largest number of groups that one step advances or expires.
 const groupBatch = 100
 
-// advanceDirty advances some dirty groups, chosen by chance. It returns whether there were any.
+// advanceDirty advances up to groupBatch dirty groups, chosen at random. It returns whether there
+// were any.
 func (a *advancer) advanceDirty(ctx context.Context) (bool, error) {
 	ids, err := a.Conn.Cmd.SRandMemberN(ctx, a.Dirty(), groupBatch).Result()
 	if err != nil {
@@ -30,9 +32,9 @@ func (a *advancer) advanceDirty(ctx context.Context) (bool, error) {
 	return len(ids) > 0, a.advanceAll(ctx, ids)
 }
 
-// advanceAll advances these groups, and first completes their cancellation or reopening if it is
-// unfinished. A group that needs more memory than Redis has stays dirty, and the others advance all
-// the same; the returned error then says that memory was missing.
+// advanceAll advances the groups ids, and first completes the cancellation or reopening of a group
+// if it is unfinished. A group that needs more memory than Redis has stays dirty, and the others
+// advance all the same; the returned error then says that memory was missing.
 func (a *advancer) advanceAll(ctx context.Context, ids []string) error {
 	unsettled, err := ledger.Unsettled(ctx, a.Conn.Cmd, a.Partition, ids)
 	if err != nil {
@@ -51,8 +53,8 @@ func (a *advancer) advanceAll(ctx context.Context, ids []string) error {
 			return err
 		}
 	}
-	// A group that was cancelled or reopened since the first reading may no longer be dirty:
-	// complete it now, since nobody else may do it.
+	// A group that was cancelled or reopened since the first call of Unsettled may no longer be
+	// dirty. Complete it now, because no other code may look at it again.
 	unsettledNow, err := ledger.Unsettled(ctx, a.Conn.Cmd, a.Partition, ids)
 	if err != nil {
 		return err

@@ -92,8 +92,8 @@ func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry)
 	return quarantineErr
 }
 
-// event makes the message of an outbox entry. It shows the group as it was when it entered the
-// status.
+// event returns the message for the stream events, made from an outbox entry. It contains the group
+// as it was when it entered its new status.
 func (o *outbox) event(e *ledger.OutboxEntry) (*message.Message, error) {
 	if e.Err != nil {
 		return nil, e.Err
@@ -115,7 +115,7 @@ func (p *partition) publish(events ...*message.Message) error {
 	return nil
 }
 
-// encode makes the message of an event, with data as its JSON.
+// encode returns the message of an event, with data as its JSON.
 func encode(e api.Event, data any) (*message.Message, error) {
 	encoded, err := json.Marshal(data)
 	if err != nil {

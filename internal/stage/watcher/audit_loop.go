@@ -24,7 +24,8 @@ type Audit struct {
 	Interval time.Duration
 	// FullInterval is the time between full audits. 0: none.
 	FullInterval time.Duration
-	// Lease is the length of a job lease. A missing job may still be run by a worker for as long.
+	// Lease is the length of a job lease. A missing job is ended as LOST only after it was missing
+	// for that long, because until then a worker may run it and report its outcome.
 	Lease time.Duration
 }
 
@@ -34,14 +35,15 @@ const fullAuditRate = 4 << 20
 
 // auditLoop audits one partition while this process leads it. An incremental check finds candidates
 // among the open groups, which are then read job by job; from time to time a full audit reads
-// everything. A job that stays missing long enough is ended as failed with code LOST.
+// everything. A job that stays missing for a job lease is ended as failed with code LOST.
 //
 // Two goroutines use it: one runs step, the other runs fullAudit. They share only the fields behind
-// mu and what leadership() and openViolations allow.
+// mu, and leadership() and openViolations, which are safe for concurrent use.
 type auditLoop struct {
 	*partition
 	check *incremental.Check
-	// leadershipBegan is the start of the leadership in which the fields up to mu were filled.
+	// leadershipBegan identifies this process's leadership, by its start, to which the fields up to
+	// mu belong. In a new leadership they are reset.
 	leadershipBegan time.Time
 	nextAt          time.Time // when the next incremental check is due
 	// missingSince holds the missing jobs of the last check, and when each was first found missing.
@@ -56,16 +58,16 @@ type auditLoop struct {
 	fullAuditAt time.Time // when the last full audit ended; only fullAudit uses it
 }
 
-// missingJob identifies a job that is missing in a certain state and attempt. If the job moves, it
-// is another missingJob.
+// missingJob identifies a job that is missing in a certain state and attempt. If the job changes
+// its state or attempt, it counts as another missingJob, whose time begins anew.
 type missingJob struct {
 	group, tenant string
 	ledger.Missed
 }
 
 // addAudits adds the loops that audit the partitions to r: one for incremental checks and one for
-// full audits, if the configuration wants them. Each loop goes through the partitions one after the
-// other, which bounds its load.
+// full audits, as far as the configuration asks for them. Each loop goes through the partitions one
+// after the other, which bounds its load.
 func (w *Watcher) addAudits(r *stage.Runner, partitions []*partition) {
 	if w.cfg.Audit.Interval <= 0 {
 		return
@@ -91,18 +93,19 @@ func (w *Watcher) addAudits(r *stage.Runner, partitions []*partition) {
 	}
 }
 
-// What a check costs Redis, about: for each open group, and for each that it reads job by job. The
-// pause after a check is at least checkPause times as long, so that checks take about 1% of Redis's
-// time at most, however many groups are open.
+// groupCost and candidateCost estimate Redis's time for an incremental check: for each open group,
+// and for each group that it reads job by job. The pause after a check is at least checkPause times
+// the estimate, so that checks take about 1% of Redis's time at most.
 const (
 	groupCost     = 15 * time.Microsecond
 	candidateCost = 50 * time.Microsecond
 	checkPause    = 100
 )
 
-// step runs an incremental check if one is due, or if reclaim has reported a lease without its job.
-// The next one is due after Interval, or earlier, after half a job lease, while jobs are missing.
-// If this process does not lead, step drops the partition's open violations.
+// step runs an incremental check if one is due, or if the script reclaim has reported an entry that
+// was deleted while a worker held its job. The next check is due after Interval; while jobs are
+// missing, already after half a job lease. If this process does not lead, step drops the
+// partition's open violations.
 func (l *auditLoop) step(ctx context.Context) error {
 	since, leads := l.leadership()
 	if !leads {

@@ -25,7 +25,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
-// frequentAudit makes incremental checks so frequent that a test can wait for them.
+// frequentAudit is a configuration with incremental checks every 20 ms, so that a test can wait for
+// them.
 var frequentAudit = watcher.Config{Audit: watcher.Audit{Interval: 20 * time.Millisecond, Lease: 100 * time.Millisecond}}
 
 // violations returns the published violations, oldest first. It leaves out the missing aggregate,
@@ -48,7 +49,8 @@ func violations(w *stagetest.World) []api.AuditEvent {
 	return all
 }
 
-// measured gives the world metrics, for the watchers that the test starts afterwards.
+// measured gives the test's world telemetry with metrics. Watchers that the test starts afterwards
+// use it.
 func measured(w *stagetest.World) {
 	w.T.Helper()
 	tel, err := telemetry.Setup(w.T.Context(), telemetry.Options{Service: "watcher", LogWriter: io.Discard})
@@ -192,8 +194,8 @@ func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 	}
 }
 
-// When reclaim finds a lease without its job, the next incremental check runs at once, however long
-// the interval is.
+// When the script reclaim finds that the entry of a job in flight was deleted, the next incremental
+// check runs at once, however long the interval is.
 func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -215,7 +217,8 @@ func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	require.False(t, suspicious)
 }
 
-// A violation stays the same while its group moves and the counts in its detail change.
+// A violation is published once, although its group moves and the counts in its detail change
+// meanwhile.
 func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -284,8 +287,8 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 	wrong(1, 2)
 }
 
-// If the counter of renewals goes back, other confirmed writes are lost too: that is a violation of
-// the law durability.
+// If the counter of leader-lease renewals in Redis goes back, Redis has lost confirmed writes: that
+// is a violation of the law durability.
 func TestLostRenewalsBreakDurability(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 100)

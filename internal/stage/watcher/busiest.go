@@ -18,8 +18,9 @@ const (
 	busiestRate = 10_000
 )
 
-// findBusiest returns a function that is to be called every second. Every busiestEvery it finds the
-// busiest tenants of each partition that this process leads, one partition after the other.
+// findBusiest returns a function that is to be called every second. Once in busiestEvery it finds
+// and stores the busiest tenants of each partition that this process leads, one partition after the
+// other.
 func findBusiest(partitions []*partition) func(context.Context) error {
 	var began time.Time
 	return func(ctx context.Context) error {
@@ -41,7 +42,7 @@ func findBusiest(partitions []*partition) func(context.Context) error {
 	}
 }
 
-// pace waits for as long as the reading of n tenants may take.
+// pace sleeps after n tenants were read, so that at most busiestRate are read in a second.
 func pace(ctx context.Context, n int) error {
 	return redisx.Sleep(ctx, time.Duration(n)*time.Second/busiestRate)
 }

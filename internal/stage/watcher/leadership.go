@@ -31,7 +31,8 @@ func (p *partition) keepLead(ctx context.Context) error {
 	return p.countRenewal(ctx)
 }
 
-// setFence records the fencing number of our leader lease; 0: this process does not lead.
+// setFence records the fencing number of this process's leader lease; 0: this process does not
+// lead.
 func (p *partition) setFence(fence int64) {
 	switch {
 	case fence == 0:
@@ -49,11 +50,11 @@ func (p *partition) leadership() (since time.Time, ok bool) {
 	return time.Unix(0, at), at != 0
 }
 
-// countRenewal adds one to the counter of renewals in Redis and checks that no earlier renewal was
-// lost. The leader renews its lease about once a second, and the counter outlives a change of
-// leader. If it is smaller than expected, Redis has lost writes that it had confirmed: its
-// append-only file was cut, or a lagging replica became master. Each loss is a violation of the law
-// durability, which is published until that succeeds.
+// countRenewal adds one to the counter of leader-lease renewals in Redis and checks that no earlier
+// renewal was lost. The leader renews its lease about once a second, and the counter outlives a
+// change of leader. If it is smaller than expected, Redis has lost writes that it had confirmed:
+// its append-only file was cut, or a lagging replica became master. Each such loss is a violation
+// of the law durability; if it can't be published, later calls try again.
 func (p *partition) countRenewal(ctx context.Context) error {
 	n, err := ledger.CountRenewal(ctx, p.Conn.Cmd, p.Partition)
 	switch {

@@ -22,8 +22,8 @@ type maintenance struct {
 	*partition
 	unserved unservedTypes
 	doneAt   time.Time // when the tasks last ran and left nothing to do
-	// resultsExpiredTo is a time in Unix ms: this process has already deleted the results of groups
-	// that ended then or before.
+	// resultsExpiredTo is a time in Unix ms: this process has deleted the result lines of the
+	// groups that ended at or before it.
 	resultsExpiredTo float64
 }
 
@@ -106,8 +106,8 @@ func (m *maintenance) expireGroup(ctx context.Context, id string) error {
 }
 
 // expireResults deletes the result lines of groups whose results expire before the group does, of
-// about groupBatch groups at once. Each process handles a group once, however often it becomes the
-// leader. It returns whether there may be more.
+// about groupBatch groups in one call. One process does that once for each group, even if it
+// becomes the leader again. It returns whether there may be more.
 func (m *maintenance) expireResults(ctx context.Context) (bool, error) {
 	keep := m.cfg.Retention.Results
 	if keep <= 0 || (m.cfg.Retention.Groups > 0 && keep >= m.cfg.Retention.Groups) {
@@ -117,8 +117,8 @@ func (m *maintenance) expireResults(ctx context.Context) (bool, error) {
 	if err != nil || len(ended) == 0 {
 		return false, err
 	}
-	// More groups than the batch holds may have ended in the last one's millisecond: take all of
-	// them, since the next batch begins behind it.
+	// The batch may end between groups that ended in the same millisecond. Take all groups of that
+	// millisecond now, because the next batch begins behind it.
 	last := ended[len(ended)-1].Score
 	same, err := m.endedGroups(ctx, formatMillis(last), last, 0)
 	if err != nil {
@@ -186,8 +186,8 @@ func (m *maintenance) recheckSetup(ctx context.Context) (bool, error) {
 	return false, errors.Join(stage.CheckPartitions(ctx, m.Conn, m.Space), m.Conn.CheckEviction(ctx))
 }
 
-// maxIngestFreeze is how long an ingest process may be frozen and still continue safely with an
-// entry that it had read.
+// maxIngestFreeze is the longest freeze of an ingest process (for example by the suspension of its
+// machine) after which it can still finish an entry that it had read, without storing it twice.
 const maxIngestFreeze = 5 * time.Minute
 
 // trimEntryIDs deletes the ids of applied ingest entries that can't be delivered again: those that
@@ -212,8 +212,8 @@ func (m *maintenance) trimEntryIDs(ctx context.Context) (bool, error) {
 		}
 		text, _, _ := strings.Cut(oldest, "-")
 		ms, _ := strconv.ParseInt(text, 10, 64)
-		// An ingest process that was frozen while it held an entry may apply it when it continues,
-		// although another process has applied and acknowledged it: keep younger ids.
+		// Keep ids younger than maxIngestFreeze: a frozen ingest process that held an entry may
+		// apply it when it continues, although another process has applied and acknowledged it.
 		ms = min(ms, time.Now().Add(-maxIngestFreeze).UnixMilli())
 		if err := m.Conn.Cmd.ZRemRangeByScore(ctx, m.Entries(), "-inf",
 			"("+strconv.FormatInt(ms, 10)).Err(); err != nil {

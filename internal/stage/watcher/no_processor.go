@@ -29,8 +29,8 @@ const (
 // jobs.
 type unservedTypes struct {
 	*partition
-	// since holds the types that have jobs and no live worker, and since when this process has seen
-	// that.
+	// since holds the types that have jobs and no live worker, each with the time at which this
+	// process first saw that.
 	since map[string]time.Time
 }
 
@@ -57,8 +57,8 @@ func (u *unservedTypes) fail(ctx context.Context) (bool, error) {
 	return more, nil
 }
 
-// find brings since up to date. On the way it records, for each served type, that it is served now,
-// and lets Redis forget types that have neither jobs nor workers for typeRetention.
+// find updates since. On the way it records in Redis, for each served type, that it is served now,
+// and deletes types that have had neither jobs nor workers for typeRetention.
 func (u *unservedTypes) find(ctx context.Context) error {
 	workers, err := presence.Workers(ctx, u.Conn, u.Space)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 type openViolations struct {
 	metrics *telemetry.WatcherMetrics
 	mu      sync.Mutex
-	// bySource holds the violations that an audit found last, by violation id.
+	// bySource holds what the last audit of each source has found, by violation id.
 	bySource   map[source]map[string]api.Violation
 	announced  map[string]bool // ids of the open violations that are published
 	durability []api.Violation // losses that were found; they are past events and stay counted
@@ -43,11 +43,11 @@ type source struct {
 	full      bool // a full audit; otherwise an incremental check
 }
 
-// replace replaces the violations that an audit found in a partition and publishes new ones. One
-// that can't be published stays open, and the next audit that finds it publishes it. groups names
-// the groups that the audit has read job by job: violations of them that an earlier full audit
-// found and this audit did not are closed. Publishing happens without the lock, because the
-// goroutine that renews the leader lease takes this lock too.
+// replace replaces the violations that an audit found in a partition and publishes new ones. A
+// violation that can't be published stays open, and the next audit that finds it publishes it.
+// groups names the groups that the audit has read job by job: violations of them that an earlier
+// full audit found and this audit did not are closed. Publishing happens without the lock, because
+// the goroutine that renews the leader lease takes this lock too.
 func (v *openViolations) replace(
 	ctx context.Context, p *partition, full bool, groups []string, violations []api.Violation,
 ) error {
@@ -116,11 +116,12 @@ func (v *openViolations) restore(partition int, stored []ledger.AuditedViolation
 	v.updateMetrics()
 }
 
-// maxStored is how many violations of a partition are stored in Redis.
+// maxStored is how many open violations of a partition are stored in Redis at most, for GET
+// /v1/audit.
 const maxStored = 100
 
-// state returns the open violations of a partition, at most maxStored, those of a group behind each
-// other, and the number of all by law.
+// state returns what is stored in Redis: up to maxStored open violations of a partition, ordered by
+// group, and the number of all, by law.
 func (v *openViolations) state(partition int) (some []ledger.AuditedViolation, byLaw map[string]int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

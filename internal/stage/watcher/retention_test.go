@@ -18,7 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// end creates n groups of one job each and ends them; the first group's job has failed.
+// end creates n groups of one job each, ends their jobs and moves the groups to a final status. The
+// first group's job has failed.
 func end(w *stagetest.World, n int) {
 	w.T.Helper()
 	for i := range n {

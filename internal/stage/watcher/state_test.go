@@ -21,8 +21,8 @@ func auditState(w *stagetest.World) api.AuditState {
 	return st
 }
 
-// The API shows what the watcher has found last: when it looked, and the open violations, until
-// they are gone.
+// GET /v1/audit shows what the watcher's last audits have found: their times, and the open
+// violations, until they are gone.
 func TestStateOfTheAuditIsStored(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -67,7 +67,7 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 	require.Empty(t, auditState(w).Violations)
 }
 
-// A new leader keeps what the last full audit of the earlier one has found until it looks itself.
+// A new leader keeps the violations of the earlier leader's last full audit until it audits itself.
 func TestStateOutlivesALeader(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -92,7 +92,7 @@ func TestStateOutlivesALeader(t *testing.T) {
 	require.Equal(t, first.Partitions[0].DeepAt, second.Partitions[0].DeepAt)
 }
 
-// A state that can't be read does not stop the audit, which replaces it.
+// A stored state of the audit that can't be read does not stop the audit, which replaces it.
 func TestUnreadableState(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -129,7 +129,8 @@ func TestBusiestTenantsAreFound(t *testing.T) {
 	})
 }
 
-// The watcher records the history; of a time there is one sample, also with two watchers.
+// The watcher stores samples in the history. With two watchers, too, each period of 10 s has one
+// sample.
 func TestHistoryIsRecorded(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

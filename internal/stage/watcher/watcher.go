@@ -122,9 +122,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 }
 
 // measure updates the gauges of ready jobs, of non-ready jobs, and of the backlog of each type,
-// which count the jobs of all partitions. Only the leader of this partition has these gauges: so
-// their sum over all processes is right. The same figures become a sample of the history, the first
-// ones of each slot of time.
+// which count the jobs of all partitions. Only the leader of this partition shows these gauges, so
+// that their sum over all processes is right. It also stores the figures as a sample of the
+// history, unless the present period of 10 s has one.
 func (p *partition) measure(ctx context.Context) error {
 	if _, leads := p.leadership(); !leads {
 		p.metrics.HideQueues()
@@ -149,8 +149,8 @@ func (p *partition) measure(ctx context.Context) error {
 	return p.store.Record(ctx, at, st)
 }
 
-// measureGuards updates the metrics of guards that only Redis knows. As with measure, only the
-// leader of this partition has them.
+// measureGuards updates those metrics of guards that are computed from Redis. As with measure, only
+// the leader of this partition shows them.
 func (p *partition) measureGuards(ctx context.Context) error {
 	if _, leads := p.leadership(); !leads {
 		p.cfg.Guards.StopMeasuring()
@@ -159,8 +159,9 @@ func (p *partition) measureGuards(ctx context.Context) error {
 	return p.cfg.Guards.Measure(ctx)
 }
 
-// partition is what the parts of the work on one partition share: this process's claim to lead it.
-// Only the goroutine of the partition's loop uses the fields that change, except for ledSince.
+// partition is the state that all work on one partition shares: whether this process leads the
+// partition, and by which fencing number. Only the goroutine of the partition's loop uses the
+// fields that change, except for ledSince.
 type partition struct {
 	*Watcher
 	keyspace.Partition
@@ -170,7 +171,8 @@ type partition struct {
 	// ledSince is when the current leadership began, in Unix nanoseconds; 0: this process does not
 	// lead.
 	ledSince atomic.Int64
-	// renewals is the last known value of the counter of renewals in Redis; 0: not read yet.
+	// renewals is the last known value of the counter of leader-lease renewals in Redis (see
+	// countRenewal); 0: not read yet.
 	renewals int64
 	// unannounced are violations of the law durability whose events are not published yet.
 	unannounced []api.Violation

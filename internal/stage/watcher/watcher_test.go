@@ -32,7 +32,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// run starts a watcher named id. Unless cfg says otherwise, it advances only dirty groups.
+// run starts a watcher with the process id id. If cfg sets no Interval, the watcher advances only
+// dirty groups.
 func run(w *stagetest.World, cfg watcher.Config, id string) (stop func()) {
 	w.T.Helper()
 	conn := w.Connect()
@@ -59,7 +60,8 @@ func events(w *stagetest.World) []api.Event {
 	return all
 }
 
-// ids returns the ids of a group's events, without the group's id at their beginning.
+// ids returns the ids of a group's published events, without the group's id at their beginning:
+// "1.created".
 func ids(w *stagetest.World, group string) []string {
 	w.T.Helper()
 	var all []string
@@ -235,7 +237,7 @@ func TestDeadLeaderIsFenced(t *testing.T) {
 	w.Jobs("g", "T", 1)
 	run(w, watcher.Config{}, "w")
 	awaitIDs(w, "g", "1.created", "1.dispatched")
-	// The margin is for the difference between the clocks of Redis and the test.
+	// The margin of 50 ms is for the difference between the clocks of Redis and the test.
 	require.WithinRange(t, w.Group("g").Timestamps["dispatched"],
 		ends.Add(-50*time.Millisecond), ends.Add(stagetest.Patience))
 	_, err = ledger.Advance(t.Context(), w.Conn.Cmd, w.P, "g", fence)
@@ -243,7 +245,8 @@ func TestDeadLeaderIsFenced(t *testing.T) {
 	require.ErrorIs(t, ledger.Expire(t.Context(), w.Conn.Cmd, w.P, "g", fence, false), ledger.ErrFenced)
 }
 
-// Aggregates over failed and ended jobs hold the jobs that are failed at the end of each round.
+// Aggregates over failed or ended jobs are computed at the end of each round, from the jobs that
+// are failed then: failures of an earlier round that were retried do not count.
 func TestFailuresAreReducedInEachRound(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(4), Aggregate: []messages.Aggregate{
@@ -361,7 +364,8 @@ func TestPublishesUntilItWorks(t *testing.T) {
 	awaitIDs(w, "g", "1.created", "1.dispatched")
 }
 
-// Only one of several watchers shows how many jobs the whole system has, so that a sum is right.
+// Only one of several watchers shows the gauges of queues, which count the jobs of the whole
+// system, so that their sum over all processes is right.
 func TestOneWatcherShowsTheQueues(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -419,12 +423,13 @@ func TestJobsWithoutProcessorFail(t *testing.T) {
 		return strings.Contains(metrics(w), `bulk_action_watcher_dead_letter_total{code="NO_PROCESSOR"} 250`)
 	})
 	require.Contains(t, metrics(w), "bulk_action_worker_dead_letter_total 250\n")
-	// The margin is for the difference between the clocks of Redis and the test.
+	// The margin of 50 ms is for the difference between the clocks of Redis and the test.
 	require.GreaterOrEqual(t, w.DeadLetters()[249].At.Sub(began), timeout-50*time.Millisecond)
 	require.Equal(t, api.Counts{Accepted: 5, Ready: 5}, w.Counts("served"))
 	awaitIDs(w, "unserved", "1.created", "1.dispatched", "1.running", "1.aggregating", "1.failed")
 
-	// The timeout begins when a type has jobs, not when its last worker disappeared.
+	// NoProcessorTimeout counts from when the type has jobs, not from when its last worker
+	// disappeared.
 	w.Await("a long time without jobs", func() bool { return time.Since(began) > 4*timeout })
 	w.Jobs("later", "UNSERVED", 1)
 	submitted := time.Now()

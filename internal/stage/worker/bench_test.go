@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/noop"
 )
 
-// BenchmarkJobContext compares the context of a job whose processor does not use it with a standard
-// one.
+// BenchmarkJobContext compares the cost of a jobContext that the processor does not use with that
+// of a standard context.
 func BenchmarkJobContext(b *testing.B) {
 	parent, cancel := context.WithCancel(b.Context())
 	defer cancel()
@@ -41,7 +41,7 @@ func BenchmarkJobContext(b *testing.B) {
 	})
 }
 
-// BenchmarkResultLine compares appendResultLine with encoding/json.
+// BenchmarkResultLine compares the speed of appendResultLine with that of encoding/json.
 func BenchmarkResultLine(b *testing.B) {
 	t := &task{Job: ledger.Job{Ordinal: 123456}, currentAttempt: 1, runTime: 1250 * time.Microsecond}
 	t.result = []byte(`{"id":"msg-000001","accepted":true,"cost":0.25}`)

@@ -32,8 +32,8 @@ const (
 const prefetchFor = 3 * time.Millisecond
 
 // unreported bounds the finished jobs whose outcomes Redis has not accepted yet: a process that
-// prefetches p jobs may hold about unreported·p of them (see freeCapacity). So many outcomes of
-// quick jobs may be on their way to Redis while the next jobs run. While jobs are long, p is 0: the
+// prefetches p jobs may hold about unreported·p of them (see freeCapacity), so that the outcomes of
+// quick jobs can be on their way to Redis while the next jobs run. While jobs are long, p is 0: the
 // process then holds no more jobs than it has slots.
 const unreported = 2
 
@@ -101,8 +101,8 @@ func (p *partitionFeed) readEntries(
 	for i, typ := range types {
 		streams[i] = p.partition.Ready(typ)
 	}
-	// The feeds of all partitions read at the same time, and a feed does not know what the others
-	// will find. So each feed asks for its part of the capacity.
+	// Each feed asks for its part of the capacity: the feeds of all partitions read at the same
+	// time, and a feed does not know what the others will find.
 	count := max(1, min(capacity/len(p.feeds), maxBatch)/len(streams))
 	return p.isolation.withReadLimit(func(most int) (suspects bool, err error) {
 		block := p.cfg.Block
@@ -342,9 +342,9 @@ func (p *partitionFeed) retryStep(ctx context.Context, what string, step func(co
 	}
 }
 
-// release gives back tasks that were read but will not run, or not finish, in this process. It sets
-// their outcome and queues its report; it does not wait for Redis. It does nothing with tasks that
-// have an outcome already.
+// release gives back tasks that were read but will not run, or not finish, in this process, so that
+// other processes can run the jobs. It sets their outcome to released and queues its report; it
+// does not wait for Redis. It skips tasks that have an outcome already.
 func (p *partitionFeed) release(tasks ...*task) {
 	for _, t := range tasks {
 		if t.outcomeSet.CompareAndSwap(false, true) {

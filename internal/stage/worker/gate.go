@@ -18,11 +18,12 @@ import (
 
 // leastAhead is how many jobs of a gated type a process reads even if no pass or no slot is free.
 // They wait in the guard's queue, so the process gets its share of the passes. While jobs with a
-// pass fill all slots, a process that also serves other types reads none ahead: otherwise no slot
-// would ever be free for these.
+// pass fill all slots, a process that also serves ungated types reads none ahead: otherwise jobs of
+// the ungated types would never find a free slot.
 const leastAhead = 2
 
-// gate is what the feeds of all partitions share for one gated type.
+// gate is the state of one gated type that the feeds of all partitions share: its processor, and
+// how many of its jobs wait for a pass or a slot.
 type gate struct {
 	w       *Worker
 	proc    processor.Gated
@@ -55,8 +56,9 @@ type gatedFeed struct {
 	starting bool    // a goroutine starts admitted tasks
 }
 
-// step reads one batch of entries and starts the wait of their jobs for a pass. If the process
-// should read no more jobs now, step waits. It always returns 0 as the time to wait.
+// step reads one batch of entries and lets each of their jobs wait for a pass, in a goroutine of
+// its own. If the process should read no more jobs now, step only waits until that may have
+// changed. It always returns 0 as the time to wait.
 func (g *gatedFeed) step(ctx context.Context) (time.Duration, error) {
 	changed := g.held.nextChange()
 	n, pause := g.gate.capacity()
@@ -73,14 +75,14 @@ func (g *gatedFeed) step(ctx context.Context) (time.Duration, error) {
 	return 0, g.readEntries(ctx, []string{g.typ}, n, g.admitEntries)
 }
 
-// longPause is the longest time until capacity is asked again.
+// longPause is the longest pause of a gated feed before it computes its capacity again.
 const longPause = time.Second
 
-// capacity returns how many more jobs of the type this process may read. If n ≤ 0, the process may
-// read none before one of its tasks has ended or the pause is over.
+// capacity returns how many more jobs of the gated type this process may read. If n ≤ 0, the
+// process may read none before one of its tasks has ended or the pause is over.
 //
-// A process reads as many jobs as may get a pass and a slot soon, and at least until leastAhead
-// jobs wait, unless it is known that no job gets a pass now.
+// A process reads as many jobs as will soon get a pass and a slot, and in any case until leastAhead
+// jobs wait. It reads none while the processor says that no job gets a pass now.
 func (g *gate) capacity() (n int, pause time.Duration) {
 	w := g.w
 	size, _ := w.slots.sizeAndActive()
@@ -160,8 +162,9 @@ func (g *gatedFeed) awaitPass(ctx, admitCtx context.Context, t *task) {
 	}
 }
 
-// takePass gives a task what Admit has returned. If drain has taken the task, because the process
-// stops, takePass returns the pass unused and returns false.
+// takePass stores in the task the pass and the error that Admit has returned, and returns true. If
+// drain has taken the task meanwhile, because the process stops, takePass returns the pass unused
+// to the processor and returns false.
 func (t *task) takePass(pass processor.Pass, err error) bool {
 	owner := t.waitsForPass.CompareAndSwap(true, false)
 	if owner {
@@ -172,21 +175,23 @@ func (t *task) takePass(pass processor.Pass, err error) bool {
 	return owner
 }
 
-// endWait records that the task does not wait for a pass any more.
+// endWait counts the task as one that waits for a pass no more.
 func (t *task) endWait() {
 	t.gate.waiting.Add(-1)
 	t.feed.held.endWait()
 }
 
-// leaveQueue records that the task waits neither for a pass nor for a slot any more.
+// leaveQueue changes the counter gate.ahead: the task waits neither for a pass nor for a slot any
+// more. A second call for a task does nothing.
 func (t *task) leaveQueue() {
 	if t.countedAsAhead.CompareAndSwap(true, false) {
 		t.gate.ahead.Add(-1)
 	}
 }
 
-// admit calls the processor's Admit for at most the timeout of the job's type. A job whose payload
-// is lost needs no pass. Of a sampled job, a span shows the wait.
+// admit calls the processor's Admit, for at most the timeout of the job's type, and turns a panic
+// into an error. A job whose payload is lost needs no pass. For a sampled job, it records the wait
+// as a span.
 func (g *gate) admit(ctx context.Context, t *task) (pass processor.Pass, err error) {
 	if t.loadedPayload == "" {
 		return nil, nil
@@ -228,8 +233,8 @@ func (t *task) finishUnstarted() {
 // maxJitter bounds what a random wait adds.
 const maxJitter = time.Minute
 
-// jitter returns a random time, at most as long as the jobs that wait in this process need to get a
-// pass each.
+// jitter returns a random time, at most as long as the jobs of this process that wait for a pass
+// need to get one each, and a minute at most.
 func (g *gate) jitter() time.Duration {
 	span := maxJitter
 	if per := g.availability().PerSecond; per > 0 {
@@ -239,8 +244,8 @@ func (g *gate) jitter() time.Duration {
 	return time.Duration(rand.Int64N(int64(span) + 1))
 }
 
-// start starts an admitted task. While a goroutine does so, it also starts the tasks that others
-// add, in batches.
+// start starts a task that has got its pass. Only one goroutine of a feed starts tasks: a call that
+// comes meanwhile adds its task to that goroutine's next batch and returns.
 func (g *gatedFeed) start(ctx context.Context, t *task) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -260,8 +265,8 @@ func (g *gatedFeed) start(ctx context.Context, t *task) {
 	g.starting = false
 }
 
-// startAdmitted starts tasks and gives them to the slots. It releases those that were stopped or
-// that it can't start, and all of them while isolation is busy.
+// startAdmitted starts tasks that have got their passes, and gives them to the slots. It releases
+// those that were stopped or that it can't start, and all of them while isolation is busy.
 func (g *gatedFeed) startAdmitted(ctx context.Context, tasks []*task) {
 	defer g.held.notify() // the feeds may read more
 	admitted := make([]*task, 0, len(tasks))
@@ -274,8 +279,9 @@ func (g *gatedFeed) startAdmitted(ctx context.Context, tasks []*task) {
 		}
 		admitted = append(admitted, t.forStart())
 	}
-	// This asks isolation after endWait; isolation counts the active tasks after it has become
-	// busy. So no task is started while a suspect runs.
+	// startAdmitted asks isolation.busy after endWait, which makes the tasks count as active.
+	// Isolation becomes busy first and counts the active tasks then. So no task starts beside a
+	// suspect.
 	if len(admitted) == 0 || g.isolation.busy() {
 		g.release(admitted...)
 		return

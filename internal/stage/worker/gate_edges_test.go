@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// The lease renewal and the watchdog read tasks while they are started: for the race detector.
+// With -race: the lease renewal and the watchdog read tasks of a gated type while these are
+// started.
 func TestJobsWithAPassAreStartedWhileLeasesAreRenewed(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -35,7 +36,8 @@ func (hookedError) Error() string { return "broken" }
 
 func (e hookedError) As(any) bool { e.look(); return false }
 
-// A job whose wait for a pass ends just when a suspect comes is not started beside the suspect.
+// A job that gets its pass just when a suspect arrives is released, and not started beside the
+// suspect.
 func TestNoAdmittedJobStartsBesideASuspect(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -128,7 +130,8 @@ func TestAProcessWithoutSlotsGivesPassesBack(t *testing.T) {
 	w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 1, NonReady: 2})
 }
 
-// A group's own timeout, which a tenant chooses, says nothing about the account.
+// A group's own timeout is chosen by a tenant and says nothing about the account. A job that it
+// ends fails, but its pass is returned with context.Canceled and not with a timeout.
 func TestAShortTimeoutOfAGroup(t *testing.T) {
 	t.Parallel()
 	for name, process := range map[string]func(context.Context, processor.Job) error{
@@ -175,7 +178,8 @@ func TestHardlyAnyPasses(t *testing.T) {
 	}
 }
 
-// A stopping worker does not wait for an Admit of a suspect that ignores the end of its context.
+// A stopping worker does not wait for a call of Admit for a suspect, if Admit ignores the end of
+// its context.
 func TestStopDoesNotWaitForAdmitOfASuspect(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -196,7 +200,8 @@ func TestStopDoesNotWaitForAdmitOfASuspect(t *testing.T) {
 	require.Equal(t, processor.Defer, processor.Classify(err).Kind)
 }
 
-// panickingPass is a processor whose passes can't be given back.
+// panickingPass is a gated processor, and at the same time the pass that it gives. The pass's
+// method Return panics.
 type panickingPass struct{ *gatedProcessor }
 
 func (p panickingPass) Admit(context.Context, processor.Job) (processor.Pass, error) { return p, nil }

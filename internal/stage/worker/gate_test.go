@@ -20,9 +20,9 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// gatedProcessor is a gated processor. Each call of Admit is announced on asked, and calls admit;
-// each call of Process is announced on started, and calls process. It remembers what the passes
-// were returned with.
+// gatedProcessor is a fake of a gated processor. Each call of Admit sends its job on asked and
+// calls admit; each call of Process sends its job on started and calls process. It records with
+// which error each pass was returned.
 type gatedProcessor struct {
 	typ            string
 	admit, process func(ctx context.Context, j processor.Job) error
@@ -70,7 +70,8 @@ func (g *gatedProcessor) Process(ctx context.Context, j processor.Job) (any, err
 	return nil, g.process(ctx, j)
 }
 
-// passes returns how many passes are out, and the error with which that of a job was returned.
+// passes returns how many passes are out, whether the pass of the job id has come back, and the
+// error with which it was returned.
 func (g *gatedProcessor) passes(id string) (out int, back bool, returned error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -180,7 +181,7 @@ func TestErrorsOfAdmit(t *testing.T) {
 	}
 }
 
-// A pass comes back with the error of Process, however the job ends.
+// A pass is returned with the error of Process, however the job ends.
 func TestPassesComeBack(t *testing.T) {
 	t.Parallel()
 	failure := processor.Permanent("NO", errors.New("never"))
@@ -226,7 +227,8 @@ func TestPassesComeBack(t *testing.T) {
 	}
 }
 
-// A job whose group ends while it waits for a pass is given back, and its call of Admit ends.
+// A job whose group is cancelled while it waits for a pass is given back, and the context of its
+// call of Admit ends.
 func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -248,8 +250,8 @@ func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 	require.Empty(t, g.started)
 }
 
-// A job that start refuses gives its pass back unused: here its group was cancelled after the
-// worker had looked.
+// If Redis refuses to start a job that has a pass, the pass is returned unused. Here the group was
+// cancelled after the worker had checked its status.
 func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -267,7 +269,7 @@ func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
 	require.Empty(t, g.started)
 }
 
-// A process reads no more jobs ahead than may get a pass, but always two.
+// A process reads no more jobs ahead than will get a pass and a slot, but at least two.
 func TestHowManyJobsWaitForAPass(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -306,7 +308,8 @@ func TestHowManyJobsWaitForAPass(t *testing.T) {
 	}
 }
 
-// Jobs with a pass wait for a slot; while they do, the process reads none beyond the first two.
+// Jobs with a pass wait for a slot. While all slots are busy, the process reads only two jobs
+// ahead.
 func TestJobsWithAPassWaitForASlot(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -434,8 +437,8 @@ func TestASuspectOfAGatedType(t *testing.T) {
 	require.True(t, back)
 }
 
-// Many workers with few passes: each job takes effect once, no retry is used, and passes never
-// exceed the number of accounts.
+// Three workers share few passes: each job is done once, without a retry, and no more jobs run at
+// the same time than there are accounts.
 func TestFewPassesForManyJobs(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

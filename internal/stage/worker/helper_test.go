@@ -39,8 +39,8 @@ func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Process
 	return wk
 }
 
-// blockingProcessor announces each job on started, and blocks it until the test sends its error on
-// end.
+// blockingProcessor sends each job on started, and then blocks the job until the test sends the
+// job's error on end.
 type blockingProcessor struct {
 	typ     string
 	started chan processor.Job
@@ -53,7 +53,7 @@ func newBlockingProcessor(typ string) *blockingProcessor {
 
 func (g *blockingProcessor) Type() string { return g.typ }
 
-// Process returns the error that the test sends on end, or the cause when ctx ends first.
+// Process returns the error that the test sends on end; or the context's cause if ctx ends first.
 func (g *blockingProcessor) Process(ctx context.Context, job processor.Job) (any, error) {
 	g.started <- job
 	select {

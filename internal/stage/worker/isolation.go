@@ -12,9 +12,9 @@ import (
 func (t *task) suspect() bool { return t.Losses > 0 }
 
 // isolation runs one suspect at a time, while the process holds no other started job: meanwhile no
-// slot begins a job, and other jobs that are read are released. It keeps no second suspect: other
-// processes can run that one at the same time, and it need not wait for a lease when the first one
-// kills this process.
+// slot begins a job, and other jobs that are read are released. It refuses a second suspect: other
+// processes can run that one at the same time, and if the first one kills this process, the second
+// one need not wait for the end of a lease.
 type isolation struct {
 	w        *Worker
 	waiting  chan *task  // holds the suspect until run takes it
@@ -26,12 +26,12 @@ type isolation struct {
 
 func newIsolation(w *Worker) *isolation { return &isolation{w: w, waiting: make(chan *task, 1)} }
 
-// withReadLimit calls read with the number of entries that it may read at most (0: no limit); read
-// returns whether suspects were among them. Suspects come in groups, because a dead worker leaves
-// many. So a read with a suspect sets the limit to 1, and each limited read without one doubles it,
-// until it reaches maxBatch and ends. While there is a limit, the partitions read one after the
-// other: others wait. So the process reads few suspects that it must release; each release costs
-// the suspect an attempt. An error of read changes no limit and is returned.
+// withReadLimit calls read with the most entries that it may read (0: no limit); read returns
+// whether suspects were among them. Suspects come in groups, because a dead worker leaves many. So
+// a read with a suspect sets the limit to 1, and each limited read without a suspect doubles it;
+// from maxBatch on there is no limit. While there is a limit, the partitions read one after the
+// other. So the process reads few suspects that it must release, each of which loses an attempt by
+// that. An error of read changes no limit and is returned.
 func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)) error {
 	most := s.readLimit.Load()
 	if most > 0 {
@@ -51,8 +51,8 @@ func (s *isolation) withReadLimit(read func(most int) (suspects bool, err error)
 	return err
 }
 
-// add gives isolation a suspect to run and returns true. It returns false while isolation has
-// another one: the caller must release the suspect.
+// add gives isolation a suspect to run and returns true. While isolation has a suspect already, add
+// returns false, and the caller must release the new one.
 func (s *isolation) add(t *task) bool {
 	if !s.occupied.CompareAndSwap(false, true) {
 		return false
@@ -64,7 +64,8 @@ func (s *isolation) add(t *task) bool {
 // busy reports whether a suspect waits or runs. The process then starts no other jobs.
 func (s *isolation) busy() bool { return s.occupied.Load() }
 
-// releaseWaiting releases the suspect that run has not taken, if there is one.
+// releaseWaiting releases the suspect that was added and that run has not taken yet, if there is
+// one.
 func (s *isolation) releaseWaiting() {
 	select {
 	case t := <-s.waiting:
@@ -73,8 +74,9 @@ func (s *isolation) releaseWaiting() {
 	}
 }
 
-// run runs suspects as they come, until ctx ends; it leaves a suspect that it has not taken then to
-// drain. Their processors run under workCtx, which outlives ctx.
+// run runs the suspects that add gives, one after the other, until ctx ends. Their processors run
+// under workCtx, which outlives ctx. If a suspect is still waiting when ctx ends, drain releases
+// it.
 func (s *isolation) run(ctx, workCtx context.Context) {
 	for {
 		var t *task

@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// lastErrorText describes the last error of a job as an attempt sees it.
+// lastErrorText returns the last error of a job, as its processor sees it, as text.
 func lastErrorText(j processor.Job) string {
 	e := j.LastError
 	if e == nil {
@@ -23,7 +23,8 @@ func lastErrorText(j processor.Job) string {
 	return fmt.Sprintf("%s: %s (attempt %d)", e.Code, e.Text, e.Attempt)
 }
 
-// Each attempt knows how the one before has ended, and the API shows the last three of four errors.
+// The processor sees how the attempt before has failed. Of the four errors of a job, the API shows
+// the last three.
 func TestAnAttemptKnowsTheLastError(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 2)
@@ -79,7 +80,8 @@ func TestAnAttemptKnowsTheLastError(t *testing.T) {
 	})
 }
 
-// Of a gated type, the start tells the last error, after Admit.
+// For a job of a gated type, the script start delivers the last error. So Process sees it, and
+// Admit, which is called before the start, does not.
 func TestAnAttemptOfAGatedTypeKnowsTheLastError(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -15,8 +15,9 @@ import (
 // contexts of these jobs must end within a second.
 const cancelInterval = 400 * time.Millisecond
 
-// renewLeases renews the leases of all tracked tasks. It ends the context of a job whose lease was
-// lost. It returns at the first error; the leases that it has not reached wait for the next call.
+// renewLeases renews the leases of all tracked tasks (see heldTasks). It ends the context of a job
+// whose lease was lost. It returns at the first error; the next call renews the leases that this
+// one did not reach.
 func (w *Worker) renewLeases(ctx context.Context) error {
 	type readyStream struct {
 		partition keyspace.Partition
@@ -57,7 +58,7 @@ func (w *Worker) renewLeases(ctx context.Context) error {
 }
 
 // stopCancelled ends the contexts of tracked jobs whose group was cancelled or no longer exists. It
-// returns at the first error; the next call looks at all jobs again.
+// returns at the first error; the next call checks all jobs again.
 func (w *Worker) stopCancelled(ctx context.Context) error {
 	byGroup := map[keyspace.Partition]map[string][]*task{}
 	for _, t := range w.held.tasks() {

@@ -61,7 +61,7 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 		return "of the worker that owns the job", nil
 	})))
 	stagetest.Receive(t, first.started, "the job's start")
-	// The dispatcher reclaims the job, as from a worker that renews no lease.
+	// The test reclaims the job, as a dispatcher does when a worker does not renew the lease.
 	w.Await("the job to be reclaimed", func() bool {
 		r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 10, 5)
 		return err == nil && r.Taken == 1

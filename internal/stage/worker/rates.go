@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// A start rate is the mean over rateSpan, because starts come in bursts. But a rate that grows
-// shows earlier in the mean over risingSpan. So that mean, multiplied by risingWeight, is used
-// where it is greater; the factor keeps a burst from looking like growth. A rate is computed over
-// minSpan at least. Starts are counted in buckets of bucketSpan.
+// These constants define the start rate (see startRate). It is the mean over rateSpan, because
+// starts come in bursts. A growing rate shows earlier in the mean over risingSpan: that mean,
+// multiplied by risingWeight, is used where it is greater. The factor keeps a burst from looking
+// like growth. A mean is computed over minSpan at least. Starts are counted in buckets of
+// bucketSpan.
 const (
 	rateSpan     = 5 * time.Second
 	risingSpan   = 2 * time.Second
@@ -40,7 +41,7 @@ type typeRates struct {
 	meanRun    float64       // moving average of run times, ms; 0: no job has ended yet
 }
 
-// startBucket counts the starts from one time until the next bucket begins.
+// startBucket counts the jobs that started between the time from and the start of the next bucket.
 type startBucket struct {
 	from time.Time
 	n    int
@@ -48,7 +49,8 @@ type startBucket struct {
 
 func newRates() *rates { return &rates{types: map[string]*typeRates{}} }
 
-// of returns the measurements of a type. The caller holds the lock.
+// of returns the measurements of a type, and adds empty ones for a new type. The caller holds the
+// lock.
 func (r *rates) of(typ string) *typeRates {
 	t := r.types[typ]
 	if t == nil {
@@ -76,7 +78,7 @@ func (r *rates) started(now time.Time, typ string, n int) {
 	t.starts[len(t.starts)-1].n += n
 }
 
-// ran counts n jobs of type typ that ran for the time took together.
+// ran records that n jobs of type typ have run, with the sum took of their run times.
 func (r *rates) ran(typ string, n int, took time.Duration) {
 	if n == 0 {
 		return

@@ -192,9 +192,9 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 	return o
 }
 
-// nextTrace returns the trace context under which the job's next step records its span: the one of
-// this attempt's span, or else the one that the job came with. It is "" when the job is not
-// sampled.
+// nextTrace returns the trace context that is stored with the job, so that the span of its next
+// step continues the trace: that of this attempt's span, or else the one that the job came with. It
+// is "" when the job is not sampled.
 func (t *task) nextTrace() string {
 	if t.processTrace != "" {
 		return t.processTrace

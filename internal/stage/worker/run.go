@@ -68,9 +68,10 @@ func (w *Worker) runTask(ctx context.Context, t *task) bool {
 	return true
 }
 
-// hasShortTimeout says that the task's group has a shorter timeout than the operator of the worker
-// has set. A tenant chooses that timeout, so its end says nothing about the account of the task's
-// pass: with such timeouts, a tenant could open the breakers of accounts that others use, too.
+// hasShortTimeout reports whether the task's group has a shorter timeout than the operator of the
+// worker has set for the type. A tenant chooses a group's timeout, so its end says nothing about
+// the account of the task's pass. Otherwise a tenant could open, by short timeouts, the breakers of
+// accounts that others use, too.
 func (w *Worker) hasShortTimeout(t *task) bool {
 	return t.terms.JobTimeout < w.cfg.timeoutOf(t.Type)
 }
@@ -103,7 +104,7 @@ func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass
 	return attempt.EncodeResult(result)
 }
 
-// job returns what a processor gets. Before the start the tenant is not known.
+// job returns the job as Admit and Process get it. Tenant is empty before the job is started.
 func (t *task) job() processor.Job {
 	return processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
@@ -112,7 +113,8 @@ func (t *task) job() processor.Job {
 	}
 }
 
-// panicked logs that the task's processor has panicked with r, and returns the error that follows.
+// panicked logs that the task's processor has panicked with the value r, and returns the error that
+// becomes the outcome of the attempt.
 func (w *Worker) panicked(t *task, r any) error {
 	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
 		"attempt", t.currentAttempt, "type", t.Type,
@@ -130,8 +132,8 @@ func panicText(r any) string {
 	return fmt.Sprintf("a value of type %T, which is not logged because it might hold a payload", r)
 }
 
-// panickedAt returns the place that has panicked: the first frame that is not the runtime's. A
-// deferred function must call it.
+// panickedAt returns the function, file and line that panicked: the first frame of the stack that
+// is not the runtime's. It must be called in a deferred function.
 func panickedAt() string {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])

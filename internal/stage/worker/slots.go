@@ -195,17 +195,18 @@ func (s *slotPool) replaceSlot(t *task) {
 	s.adjust()
 }
 
-// setIsolated says which suspect runs now, outside the slots; nil: none.
+// setIsolated records which suspect runs now, outside the slots; nil: none.
 func (s *slotPool) setIsolated(t *task) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.isolated = t
 }
 
-// takeOverdue removes and returns the tasks that have waited for maxSlotWait or longer, and that
-// will wait as long again if a job needs runTime. While slots are free, it returns none: then the
-// waiting tasks run soon. Tasks of gated types stay: few of them wait, and each has got a pass.
-// Without slots they go, too, so that their passes come back.
+// takeOverdue removes and returns the tasks that have waited for a slot for maxSlotWait or longer,
+// and that would wait as long again if each job ran for runTime. While slots are free, it returns
+// none: then the waiting tasks run soon. It leaves out tasks of gated types, because few of them
+// wait, and each has got a pass; but if the pool has no slots, it returns them too, so that their
+// passes come back.
 func (s *slotPool) takeOverdue(runTime time.Duration, now time.Time) (overdue []*task) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

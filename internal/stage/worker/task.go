@@ -14,11 +14,12 @@ import (
 // task is one attempt of a job in this process, from its read to its reported outcome. The embedded
 // Job is what the ready entry says; the other fields are this process's own.
 //
-// A task has one owner at a time, which alone may touch the fields without a note: the feed that
-// reads it, the slot (or isolation) that runs it, and the goroutine that reports it. The feed and
-// isolation give it away with add; the goroutine that changes outcomeSet to true becomes its owner,
-// sets the outcome and gives it to the reporter. The lease renewal, the watchdog and drain see all
-// tracked tasks; they read the fields that are set before track, and those with a note.
+// A task has one owner at a time: the feed that reads it, then the slot (or isolation) that runs
+// it, then the goroutine that reports it. Only the owner may use the fields, except those whose
+// comment allows more. The feed and isolation give the task away with add; the goroutine that
+// changes outcomeSet to true becomes its owner, sets the outcome and gives it to the reporter. The
+// lease renewal, the watchdog and drain see all tracked tasks; they read the fields that are set
+// before track, and those whose comment allows it.
 type task struct {
 	ledger.Job
 	entryID         string            // id of the job's entry in the ready stream
@@ -107,7 +108,8 @@ type heldTasks struct {
 	count      atomic.Int64 // number of held tasks
 	unfinished atomic.Int64 // held tasks without an outcome: they run or will run
 	waiting    atomic.Int64 // held tasks that wait for a pass; they are not counted as unfinished
-	// feeds are notified once when unfinished falls to resumeAt or below; -1: not
+	// resumeAt is the number of unfinished tasks at which, or below which, the feeds are notified,
+	// once; -1: no notification is wanted
 	resumeAt atomic.Int64
 
 	mu      sync.Mutex // guards the fields below
@@ -130,7 +132,7 @@ func (h *heldTasks) reserve(n int) {
 // active returns the number of held tasks that do not wait for a pass.
 func (h *heldTasks) active() int { return int(h.count.Load() - h.waiting.Load()) }
 
-// beginWait says that n unfinished tasks wait for a pass now. endWait ends the wait of one.
+// beginWait records that n unfinished tasks wait for a pass now; endWait ends the wait of one.
 func (h *heldTasks) beginWait(n int) {
 	h.waiting.Add(int64(n))
 	h.markFinished(n)
@@ -170,11 +172,11 @@ func (h *heldTasks) drop(t *task) {
 	h.tracked, t.place = h.tracked[:last], 0
 }
 
-// markFinished says that n tasks have an outcome now. When at most resumeAt tasks are unfinished,
-// it notifies the feeds, once for each setResumeAt.
+// markFinished records that n more tasks have an outcome. When at most resumeAt tasks are
+// unfinished, it notifies the feeds, once for each call of setResumeAt.
 func (h *heldTasks) markFinished(n int) {
-	// This writes unfinished before it reads resumeAt; setResumeAt writes resumeAt before it reads
-	// unfinished. So at least one of the two sees what the other has written.
+	// markFinished writes unfinished before it reads resumeAt; setResumeAt writes resumeAt before
+	// it reads unfinished. So at least one of the two sees what the other has written.
 	unfinished, resumeAt := h.unfinished.Add(-int64(n)), h.resumeAt.Load()
 	if unfinished <= resumeAt && h.resumeAt.CompareAndSwap(resumeAt, -1) {
 		h.notify()

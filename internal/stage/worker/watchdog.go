@@ -11,8 +11,8 @@ import (
 // reportTimeout is how long a stopping process tries to report its last outcomes.
 const reportTimeout = 5 * time.Second
 
-// abandonDelay is how long after the end of its context, at a shutdown, a processor that ignores it
-// is abandoned.
+// abandonDelay is for a stopping process: how long after the end of its context a processor that
+// ignores it is abandoned.
 const abandonDelay = time.Second
 
 // maxSlotWait is how long a started job waits for a slot before the worker may release it for other

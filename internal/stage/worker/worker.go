@@ -40,7 +40,7 @@ type Config struct {
 	MaxBackoff   time.Duration            // longest wait after an error or a throttle without Retry-After
 	Congestion   ledger.Congestion        // its RPS is the rate limit of one partition
 	TypeTimeouts map[string]time.Duration // timeouts by job type, of jobs whose group sets none
-	// called for each job that starts, with the time (µs of Redis); nil outside experiments
+	// OnStart is called for each job that starts, with Redis's time in µs; nil outside experiments
 	OnStart func(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int)
 }
 
@@ -220,9 +220,9 @@ func (w *Worker) Status() api.WorkerStatus {
 	}
 }
 
-// publishStatus publishes this process's status and capacity, after a resize that an operator has
-// asked for. A worker that is stopping reports no types, so that fetchers stop making jobs ready
-// for its slots.
+// publishStatus publishes this process's heartbeat: its status and its capacity. Before that it
+// carries out a resize that an operator has asked for. A worker that is stopping reports no types,
+// so that fetchers stop making jobs ready for its slots.
 func (w *Worker) publishStatus(ctx context.Context) error {
 	if err := w.poolSizes.Next(ctx, w.Conn, w.Space, w.ID, w.Resize); err != nil {
 		return err

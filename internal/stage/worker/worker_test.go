@@ -223,7 +223,8 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 	}
 }
 
-// A deferred job waits as long as its processor says, as often as it says so.
+// A deferred job waits as long as its processor says. It may be deferred again and again: that uses
+// no retry and no throttle.
 func TestDeferredUsesNoRetry(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -359,8 +360,8 @@ func TestOneSlotServesAllPartitions(t *testing.T) {
 	}
 }
 
-// TestIdlePartitionsDoNotDelayABusyOne: a blocking read of a partition without jobs keeps no slot
-// from the jobs of another partition.
+// TestIdlePartitionsDoNotDelayABusyOne: while the feeds of partitions without jobs block in Redis,
+// the slots run the jobs of another partition.
 func TestIdlePartitionsDoNotDelayABusyOne(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
