@@ -94,7 +94,8 @@ func TestRev(t *testing.T) {
 	})
 }
 
-// A member may have a limit, a breaker and a concurrency of its own.
+// TestOverrides: a member may have a limit, a breaker and a concurrency of its own, instead of
+// those of the pool's spec.
 func TestOverrides(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
@@ -198,8 +199,8 @@ func TestNoPublish(t *testing.T) {
 	}
 }
 
-// Every key of a lock has a time to live at any time, longer than the lease. Keys of breakers live
-// for longer than the breaker is open.
+// TestTimesToLive: every key of a lock always has a time to live that is longer than the lease. The
+// keys of a breaker live for longer than the breaker stays open.
 func TestTimesToLive(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		rdb, c := newTestClient(t, url, prefix)
@@ -376,7 +377,7 @@ func TestTakeBack(t *testing.T) {
 	})
 }
 
-// A breaker opens after failures in a row, lets one probe through, and closes.
+// TestBreaker: a breaker opens after failures in a row, lets one probe through, and closes.
 func TestBreaker(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)

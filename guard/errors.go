@@ -54,7 +54,8 @@ func mayHaveArrived(ctx context.Context, err error) bool {
 	return (errors.Is(err, ErrUnavailable) || ctx.Err() != nil) && !errors.Is(err, errNotSent)
 }
 
-// Reason says why a guard can't lend. Of several reasons it is the one that lasts longest.
+// Reason is why a guard can't lend now. If there are several reasons, it is the one that lasts
+// longest.
 type Reason string
 
 // The reasons of a denial, as replies, JSON and metrics show them.

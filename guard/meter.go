@@ -11,7 +11,8 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// mostLabels bounds the values of the label guard. Further guards are "other".
+// mostLabels is how many values the metric label guard may have. Further guards have the label
+// "other".
 const mostLabels = 64
 
 // pingTimeout bounds the PING that each collection of metrics sends to measure redis_ping_ms.

@@ -38,8 +38,8 @@ func (c *Client) Pool(ctx context.Context, name string, s Spec) (*Pool, error) {
 	return &Pool{g}, nil
 }
 
-// Semaphore returns a guard with n leases at once. A mistake in the name or in n is an error of
-// each call. The lease of a holder that dies ends after 30 s. When Redis is away, calls are
+// Semaphore returns a guard that lends n leases at once. A mistake in the name or in n is an error
+// of each call. The lease of a holder that dies ends after 30 s. When Redis is away, calls return
 // ErrUnavailable.
 func (c *Client) Semaphore(name string, n int) *Pool {
 	return &Pool{c.declared(kindSemaphore, name, Spec{Concurrency: n})}

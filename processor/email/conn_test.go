@@ -119,8 +119,9 @@ func TestServerThatHungUpOnAnIdleConnection(t *testing.T) {
 	}
 }
 
-// If the connection is lost after the final dot, the client can't know whether the server took the
-// mail. Then the processor must not send the mail again by itself; the job is retried.
+// TestLostAnswerIsARetryAndSendsNothingTwice: if the connection is lost after the final dot, the
+// client can't know whether the server took the mail. So the processor must not send it again by
+// itself; the job is retried.
 func TestLostAnswerIsARetryAndSendsNothingTwice(t *testing.T) {
 	var bodies atomic.Int64
 	addr := serve(t, func(c *textproto.Conn, number int) {
