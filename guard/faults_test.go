@@ -133,8 +133,8 @@ func TestRedisAway(t *testing.T) {
 		defer cancel()
 		return f(ctx)
 	}
-	// Calls before this one have found out that Redis is away. Wait for that, because their short
-	// contexts end before Redis's timeout.
+	// Wait until a call has found out that Redis is away. From then on, the limiter open allows
+	// calls at once.
 	require.Eventually(t, func() bool {
 		_, err := open.Take(ctx, "k", 1)
 		return err == nil

@@ -36,8 +36,8 @@ func (g *shared) newLease(call string, a answer, sent time.Time) *Lease {
 }
 
 // end returns when a lease ends for its holder, if it was granted or renewed by a call sent at
-// sent. That is 20 ms and 5% of its length before Redis can end it, so that two holders never
-// overlap.
+// sent. That is 20 ms and 5% of its length before Redis can end it, so that the holder stops before
+// another one begins.
 func (l *Lease) end(sent time.Time) time.Time {
 	return sent.Add(l.length - (l.length/20 + 20*time.Millisecond))
 }

@@ -20,8 +20,8 @@ const (
 	// maxAnswerBytes is how much of a response body is read. If the body is longer, its connection
 	// is not used again, unless it is one of HTTP/2.
 	maxAnswerBytes = 64 << 10
-	// throttledWait is how long a job waits, and its account is not used, after a 429 without
-	// Retry-After.
+	// throttledWait is how long a job waits after a 429 without Retry-After. Its account usually is
+	// not used for as long.
 	throttledWait = time.Minute
 )
 
@@ -106,7 +106,8 @@ func (r reply) classify() answer {
 func statusCode(status int) string { return "PUSH_" + strconv.Itoa(status) }
 
 // unanswered returns the answer for a call that got no reply: the job is retried, and the account's
-// outcome is a failure, unless the job was cancelled. The text of err must not name the recipient.
+// outcome is a failure, unless the job was cancelled or the worker stops. The text of err must not
+// name the recipient.
 func unanswered(ctx context.Context, platform string, err error) answer {
 	failure := credential.Outcome{Kind: credential.Failure}
 	switch {
