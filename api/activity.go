@@ -17,7 +17,8 @@ type Activity struct {
 	Action    string    `json:"action"`               // such as group.cancel
 	Object    string    `json:"object"`               // what was changed: its id, or user@event
 	Tenant    string    `json:"tenant,omitempty"`     // the key's; absent: the key belongs to no tenant
-	// Before and After are what the action changes, as far as it is known: settings, for example.
+	// Before and After are values of the changed object, such as its settings, before and after the
+	// action, as far as they are known.
 	Before json.RawMessage `json:"before,omitempty"`
 	After  json.RawMessage `json:"after,omitempty"`
 	// Outcome is empty in the entry that is stored before the action. If the action fails, a second

@@ -31,8 +31,9 @@ type Why struct {
 	Until    *time.Time `json:"until,omitempty"`     // the job does not start before this time
 	PausedBy []string   `json:"paused_by,omitempty"` // those of "group", "tenant" and "type" that are paused
 	Position *int64     `json:"position,omitempty"`  // known number of jobs that are to start before it
-	// EstimateSeconds estimates the time until the job starts: until a known start, or else for the
-	// jobs before it, at the rate at which its tenant's jobs end now. It is absent when unknown.
+	// EstimateSeconds estimates the time until the job starts. It is the time until a known start,
+	// or else the time for the jobs before it, at the rate at which the tenant's jobs end now. It
+	// is absent when unknown.
 	EstimateSeconds *float64  `json:"estimate_seconds,omitempty"`
 	Limit           *WhyLimit `json:"limit,omitempty"` // the rate limit without a permit; only with WhyRate
 }
@@ -113,7 +114,8 @@ type Tenant struct {
 	NonReady      int64        `json:"non_ready"`       // jobs of these that are non-ready or suspended
 	JobsPerSecond float64      `json:"jobs_per_second"` // how many of its jobs end per second now
 	Window        TenantWindow `json:"window"`
-	// ActiveTenants counts the active tenants of the same partition, which divide its limit.
+	// ActiveTenants counts the active tenants in the tenant's partition, among which the
+	// partition's part of the global limit is divided.
 	ActiveTenants int64            `json:"active_tenants"`
 	Congestion    TenantCongestion `json:"congestion"`
 }
@@ -134,8 +136,9 @@ type TenantWindow struct {
 // TenantCongestion counts why a tenant's jobs were delayed in recent time.
 type TenantCongestion struct {
 	Throttles int64 `json:"throttles"` // times a job became non-ready because the tenant had no permit
-	// Returns counts the attempts that made a job non-ready: a downstream API asked to wait, or a
-	// transient error came. MeanWaitMS and LongestWaitMS are about their waits.
+	// Returns counts the attempts after which a job became non-ready, because a downstream API
+	// asked to wait or a transient error came. MeanWaitMS and LongestWaitMS are about the waits
+	// after them.
 	Returns       int64      `json:"returns"`
 	MeanWaitMS    float64    `json:"mean_wait_ms"`
 	LongestWaitMS int64      `json:"longest_wait_ms"`

@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// A store returns these errors to say why it can't do what was asked. It wraps them in a message
-// with the reason. The HTTP API shows this message to its client, except for ErrUnavailable and
-// ErrReplicas: their messages may contain host names, so the API shows a message of its own.
+// These errors say why a store, the backend of the HTTP API, can't do what was asked. The store
+// wraps them in a message with the reason. The HTTP API shows this message to its client, except
+// for ErrUnavailable and ErrReplicas: their messages may contain host names, so the API shows a
+// message of its own.
 var (
 	ErrNotFound = errors.New("not found") // status 404
 	// ErrConflict (status 409): the id exists with other content, or the group's state forbids the
@@ -20,7 +21,7 @@ var (
 	ErrSealed  = errors.New("group is sealed: it accepts no more jobs") // status 409
 	// ErrTenant (status 403): the call names another tenant than the caller's key has.
 	ErrTenant = errors.New("tenant is not yours")
-	// ErrNotAllowed (status 403): the caller's key is not for such calls.
+	// ErrNotAllowed (status 403): the role of the caller's key may not make such calls.
 	ErrNotAllowed = errors.New("not allowed")
 	// ErrInvalid (status 422): the store refuses an argument that only it can check, such as a
 	// cursor.

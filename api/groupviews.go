@@ -2,7 +2,8 @@ package api
 
 import "time"
 
-// JobMap says how the jobs of a group are, by their ordinals (GET /v1/groups/{id}/map).
+// JobMap counts the jobs of a group by state, in ranges of their ordinals (GET
+// /v1/groups/{id}/map).
 type JobMap struct {
 	Jobs    int64       `json:"jobs"` // the group's jobs
 	Buckets []MapBucket `json:"buckets"`
@@ -21,24 +22,24 @@ type MapBucket struct {
 	Cancelled int64 `json:"c"`
 }
 
-// FailureSummary is the failed jobs of a group by code, and by what their errors have in common
-// (GET /v1/groups/{id}/failures/summary).
+// FailureSummary counts the failed jobs of a group by error code, and by what their errors have in
+// common (GET /v1/groups/{id}/failures/summary).
 type FailureSummary struct {
 	Total int64         `json:"total"` // failed jobs
 	Seen  int64         `json:"seen"`  // how many of them were read, 5,000 at most
 	Codes []FailureCode `json:"codes"` // the most frequent first
 }
 
-// FailureCode is the failed jobs with an error code. A key that may not see errors gets no
-// fingerprints.
+// FailureCode counts the failed jobs with one error code. For an API key that may not see errors,
+// Fingerprints is empty.
 type FailureCode struct {
 	Code         string               `json:"code"`
 	Count        int64                `json:"count"`
 	Fingerprints []FailureFingerprint `json:"fingerprints"` // the 20 most frequent, the most frequent first
 }
 
-// FailureFingerprint is the failed jobs whose errors differ only in digits, UUIDs and names of
-// hosts.
+// FailureFingerprint counts the failed jobs whose errors differ only in variable parts, such as
+// digits, UUIDs and names of hosts.
 type FailureFingerprint struct {
 	Text string `json:"text"` // the error with these parts replaced
 	// Count is the number of such jobs; an estimate if not all failed jobs were read.

@@ -2,7 +2,7 @@ package api
 
 import "time"
 
-// Guard is what Redis knows of a guard: a set of limits that processes share.
+// Guard is what Redis stores of a guard: its spec, members, queue and counters.
 type Guard struct {
 	Name     string           `json:"name"` // KIND/NAME
 	Rev      int64            `json:"rev"`
@@ -54,8 +54,8 @@ type GuardList struct {
 	Cursor string         `json:"cursor,omitempty"` // for the next page; "" on the last one
 }
 
-// GuardSummary is a guard in a GuardList. Members that are neither free nor cooling are busy or
-// off.
+// GuardSummary is a guard in a GuardList. The numbers are counts. Members that are neither free nor
+// cooling are busy or off.
 type GuardSummary struct {
 	Name     string           `json:"name"` // KIND/NAME
 	Rev      int64            `json:"rev"`

@@ -44,7 +44,7 @@ type History struct {
 	Points      []HistoryPoint `json:"points"` // the oldest first
 }
 
-// The limits of the time that a history may be asked for, in minutes.
+// The shortest and the longest time, in minutes, for which GET /v1/history can be asked.
 const (
 	MinHistoryMinutes = 15
 	MaxHistoryMinutes = 1440

@@ -61,19 +61,21 @@ type EventSettings struct {
 	Burst int64    `json:"burst,omitempty"`
 	// MaxWaiting is the longest queue.
 	MaxWaiting *int64 `json:"max_waiting,omitempty"`
-	// TokenTTL is the life of a token. The slot is held for Leeway longer.
+	// TokenTTL is the lifetime of an entry token. The slot is held for Leeway longer.
 	TokenTTL *Duration `json:"token_ttl,omitempty"`
 	Leeway   *Duration `json:"leeway,omitempty"`
-	// MaxSession is the latest expiry that renewals reach, counted from the first token; 0: none.
+	// MaxSession bounds a session: no renewal makes a token expire later than this time after the
+	// user's first token began; 0: no bound.
 	MaxSession *Duration `json:"max_session,omitempty"`
 	// Ready is the time to fetch the token after the promotion.
 	Ready *Duration `json:"ready,omitempty"`
-	// Grace is how long an away user keeps the place; 0: the place ends with the stream.
+	// Grace is how long an away user keeps the place; 0: the place ends with the user's stream.
 	Grace *Duration `json:"grace,omitempty"`
-	// OnClose says what happens when the stream of a user with a token ends: keep or release.
+	// OnClose says what happens to the slot when the stream of a user with a token ends: keep or
+	// release.
 	OnClose string `json:"on_close,omitempty"`
-	// NoShow is wait or release. With wait, a promoted user without a connection keeps the slot for
-	// the time Ready. With release, the slot is free at once.
+	// NoShow says what happens to a promoted user without a connection: wait or release. With wait,
+	// the user keeps the slot for the time Ready. With release, the slot is free at once.
 	NoShow string `json:"no_show,omitempty"`
 	// Mode is one of the Mode constants; "": open.
 	Mode string `json:"mode,omitempty"`
@@ -116,7 +118,7 @@ type RoomEventList struct {
 }
 
 // Recalibration is the body of POST /v1/events/{event}/recalibrate. Stock is the number of seats
-// that are left. With FromSeats, the seat service is asked for the capacity.
+// that are left. With FromSeats, the capacity is the number that the seat service answers.
 type Recalibration struct {
 	Capacity  *int64 `json:"capacity,omitempty"`
 	Stock     *int64 `json:"stock,omitempty"`

@@ -8,8 +8,8 @@ type EntryTokenCall struct {
 	Sold bool `json:"sold,omitempty"`
 }
 
-// EntryTokenDone is the answer to POST /v1/entry-tokens/complete. Done is false if the token was
-// gone already, also if an earlier attempt of the same call has completed it.
+// EntryTokenDone is the answer to POST /v1/entry-tokens/complete. Done is false if the user's entry
+// had ended before, also if an earlier attempt of the same call has completed it.
 type EntryTokenDone struct {
 	Done bool `json:"done"`
 }

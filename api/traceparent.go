@@ -10,7 +10,8 @@ type TraceParent struct {
 	Flags   byte     // those of traceFlags
 }
 
-// The text of a traceparent is version-traceid-spanid-flags in lower-case hex.
+// Offsets in the text of a traceparent, version-traceid-spanid-flags in lower-case hex, and its
+// length.
 const (
 	traceIDAt   = 3
 	spanIDAt    = 36
@@ -35,7 +36,8 @@ func ParseTraceParent(s string) (t TraceParent, ok bool) {
 	t.Flags = flags[0] & traceFlags
 	switch longer := len(s) > parentBytes; {
 	case t.TraceID == [16]byte{}, t.SpanID == [8]byte{}, version[0] == 0xff,
-		// Later versions may have more fields behind another dash, and more flags.
+		// Only version 00 is checked for its exact form: later versions may have more fields behind
+		// another dash, and more flags.
 		version[0] == 0 && (longer || flags[0] != t.Flags), longer && s[parentBytes] != '-':
 		return TraceParent{}, false
 	}

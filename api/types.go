@@ -1,6 +1,7 @@
-// Package api holds the JSON documents that the HTTP API answers with, the rule for ids, and the
-// parser of traceparents. The server, the client and the command line share them. Request bodies
-// are in the server's package messages; a producer builds them with package client.
+// Package api holds the JSON documents that the HTTP API answers with, and some that it reads, the
+// rule for ids, and the parser of traceparents. The server, the client and the command line share
+// them. Submissions and appends are in the server's package messages; a producer builds them with
+// package client.
 package api
 
 import (
@@ -109,8 +110,8 @@ type Job struct {
 	ID      string `json:"id"`
 	Group   string `json:"group"`
 	Ordinal int64  `json:"ordinal"`
-	// Key is the producer's own name of the job. It is known of a job that was asked for by its
-	// key, of one that has failed, and of one with Why, unless that is being retried.
+	// Key is the producer's own name of the job. It is present only if the job was requested by its
+	// key, has failed, or has Why and is not being retried.
 	Key       string    `json:"key,omitempty"`
 	State     string    `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
 	Attempts  int       `json:"attempts"`
@@ -119,8 +120,8 @@ type Job struct {
 	// LastError and those before it. A done job has none, and a job of a list has only LastError.
 	Errors []JobError      `json:"errors,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"`
-	// TraceID is the job's trace, 32 hex digits. It is known of a job that has failed, if the trace
-	// is recorded.
+	// TraceID is the job's trace, 32 hex digits. It is present only if the job has failed and the
+	// trace is recorded.
 	TraceID string `json:"trace_id,omitempty"`
 	// Waiting says why a job that may still run is not running: one of the constants Why….
 	Waiting string     `json:"waiting,omitempty"`
@@ -243,9 +244,9 @@ type PoolSize struct {
 	Workers int    `json:"workers"`
 }
 
-// StageStatus describes one live process of another role, with its counts since it started. The
-// counts of a broker are of now: its streams, and position_age_ms, how old the oldest positions are
-// that it has shown last.
+// StageStatus describes one live process of another role than worker. Counts has what the process
+// has counted since it started. For a broker it has the number of streams now, and position_age_ms:
+// how old the oldest positions are that it has shown last.
 type StageStatus struct {
 	ID      string           `json:"id"`
 	Version string           `json:"version,omitempty"` // as in WorkerStatus
@@ -302,17 +303,18 @@ type Event struct {
 	Type  string    `json:"type"` // group.created, group.dispatched, …
 	At    time.Time `json:"at"`
 	Group *Group    `json:"group,omitempty"`
-	// ReadAt is when the SSE endpoint has read Group. In an event of a past status, only the status
-	// is of the time At; the counts are of ReadAt. Events on the Redis stream "events" have no
-	// ReadAt: their groups are of the time At, except for error codes and aggregates, which may be
-	// newer.
+	// ReadAt is when the SSE endpoint read Group. In an event of a past status, only the status is
+	// as it was at the time At; the counts are as of ReadAt. Events on the Redis stream "events"
+	// have no ReadAt: their groups are as of At, except for error codes and aggregates, which may
+	// be newer.
 	ReadAt *time.Time `json:"read_at,omitempty"`
 	// Omitted names the fields of the group that an event of GET /v1/groups/{id}/events leaves out
 	// because they are large. GET /v1/groups/{id} has them.
 	Omitted []string `json:"omitted,omitempty"`
 }
 
-// AuditEvent is the event audit.violation. Only the stream events carries it.
+// AuditEvent is the event audit.violation. Only the Redis stream "events" has it, not the SSE
+// endpoint.
 type AuditEvent struct {
 	Event
 	Violation Violation `json:"violation"`

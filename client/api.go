@@ -52,8 +52,8 @@ func WithHTTPClient(c *http.Client) Option {
 }
 
 // WithTLSConfig sets the TLS configuration for an https:// address: RootCAs for an authority of
-// your own, Certificates for a server that demands one (default: the authorities of the system). It
-// replaces the client of WithHTTPClient, and the other way round.
+// your own, Certificates for a server that demands one (default: the authorities of the system). If
+// WithHTTPClient is given as well, the last one of the two counts.
 func WithTLSConfig(c *tls.Config) Option {
 	return func(a *API) {
 		t := newTransport()
@@ -62,7 +62,7 @@ func WithTLSConfig(c *tls.Config) Option {
 	}
 }
 
-// newTransport returns the transport of an API that is given no client.
+// newTransport returns the HTTP transport that an API uses without the option WithHTTPClient.
 func newTransport() *http.Transport {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = callTimeout
@@ -111,11 +111,10 @@ type callOptions struct {
 	table url.Values // the query parameters of an append of CSV
 }
 
-// WithIdempotencyKey makes a submission or an append repeatable, also by another process: the
-// server repeats its first answer and adds no job twice. The content must be the same: a submission
-// with other content fails with status 409; of an append, requests with other content are added.
-// key is 1 to 255 bytes of visible ASCII. Without this option each call has a random key of its
-// own.
+// WithIdempotencyKey makes a submission or an append safe to repeat, also from another process: the
+// server repeats its first answer and adds no job twice. The content must be the same. A submission
+// with other content fails with status 409; an append adds the jobs of each request whose content
+// differs. key is 1 to 255 bytes of visible ASCII. Without this option each call has a random key.
 func WithIdempotencyKey(key string) CallOption {
 	return func(o *callOptions) { o.key = key }
 }
@@ -126,8 +125,8 @@ func WithDelimiter(d byte) CallOption {
 	return func(o *callOptions) { o.setTable("delimiter", string(rune(d))) }
 }
 
-// WithKeyColumn names the column whose values AppendCSV gives the jobs as their keys. The column
-// stays in the payload. A row without a value has no key.
+// WithKeyColumn names the column of the CSV whose values become the keys of the jobs that AppendCSV
+// adds. The column stays in the payload. A row without a value has no key.
 func WithKeyColumn(name string) CallOption {
 	return func(o *callOptions) { o.setTable("key_column", name) }
 }
@@ -195,9 +194,9 @@ func (a *API) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return doJSON[api.Accepted](ctx, a.transport, command("cancel", group))
 }
 
-// Retry opens the next round of an ended group, with its failed jobs only. It is attempted again
-// only after status 429. When it is unknown whether an attempt had its effect, Retry returns the
-// error and does not try again: a second attempt could open two rounds.
+// Retry opens the next round of an ended group, with its failed jobs only. The client repeats the
+// call only after status 429. When it is unknown whether an attempt had its effect, Retry returns
+// the error: a second attempt could open two rounds.
 func (a *API) Retry(ctx context.Context, group string) (api.Accepted, error) {
 	return a.RetryChosen(ctx, group, api.RetryChoice{})
 }

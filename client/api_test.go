@@ -21,7 +21,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// recordedWaits records the waits of a client, which then takes no time.
+// recordedWaits replaces the client's waits between retries: it records them and does not wait.
 type recordedWaits struct {
 	mu   sync.Mutex
 	list []time.Duration
@@ -40,7 +40,8 @@ func (w *recordedWaits) all() []time.Duration {
 	return append([]time.Duration{}, w.list...)
 }
 
-// serve starts a server and returns a client of it whose waits are recorded and take no time.
+// serve starts a test server with the handler h. It returns a client of it whose waits between
+// retries are recorded and take no time.
 func serve(t *testing.T, h http.Handler, opts ...client.Option) (*client.API, *recordedWaits) {
 	t.Helper()
 	srv := httptest.NewServer(h)

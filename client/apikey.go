@@ -13,9 +13,9 @@ func WithAPIKey(key string) Option {
 	return func(a *API) { a.key = key }
 }
 
-// keySender is an http.RoundTripper that adds the API key. The client behind it never sees the key,
-// so that it can't take it along to the target of a redirect, as net/http does for another port of
-// the same host and from https to http.
+// keySender is an http.RoundTripper that adds the API key. The http.Client that uses it never sees
+// the key, so it can't send the key to the target of a redirect, as net/http does for another port
+// of the same host and from https to http.
 type keySender struct {
 	next   http.RoundTripper // nil: http.DefaultTransport
 	origin string

@@ -16,7 +16,8 @@ import (
 
 const secret = "bkp_7QabcdefghijklmnopqrstuvwxyzAB2WjneH"
 
-// received records the header Authorization of each request, by path.
+// received is the part of a test server that records the header Authorization of each request, by
+// path.
 type received struct {
 	mu     sync.Mutex
 	values map[string]string
@@ -127,7 +128,8 @@ func TestAPIKeyIsNotSentElsewhere(t *testing.T) {
 	}
 }
 
-// A key with a line end, or another character that a header can't have, is in no error.
+// TestAPIKeyIsInNoError: no error shows the API key, even if the key can't be sent because it has a
+// line end or another character that a header can't have.
 func TestAPIKeyIsInNoError(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(http.NotFoundHandler())

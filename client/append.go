@@ -23,17 +23,17 @@ const (
 	maxPartBytes = 4 << 20
 )
 
-// maxListedLines is the highest number of rejected lines that an answer lists. The answer counts
-// all of them.
+// maxListedLines is the highest number of rejected lines that the result of an append lists. It
+// counts all of them.
 const maxListedLines = 1000
 
-// maxRecordBytes is more than the server accepts in one record. A longer record is cut off at this
-// size, and the server then rejects it.
+// maxRecordBytes is the size, above the server's limit of one record, at which a longer record is
+// cut off. The server then rejects the record.
 const maxRecordBytes = 1 << 20
 
 // AppendNDJSON adds the jobs that r holds, as one JSON object per line: {"payload": …, "type"?,
-// "run_at"?}. There may be any number of lines; memory use does not grow with it. The answer lists
-// the rejected lines by their number in r; all other lines are accepted.
+// "run_at"?, "traceparent"?, "key"?}. There may be any number of lines; memory use does not grow
+// with it. The answer lists the rejected lines by their number in r; all other lines are accepted.
 //
 // The jobs are sent in requests of up to 5,000 lines or 4 MiB. Each request is retried as described
 // at API, and its jobs are added once. With an error, AppendNDJSON also returns what was accepted
@@ -46,7 +46,7 @@ func (a *API) AppendNDJSON(ctx context.Context, group string, r io.Reader, opts 
 }
 
 // AppendCSV is like AppendNDJSON for CSV (RFC 4180). The header row names the fields of the
-// payloads. WithDelimiter and WithColumnTypes say how the rows are read.
+// payloads. WithDelimiter, WithKeyColumn and WithColumnTypes say how the rows are read.
 func (a *API) AppendCSV(ctx context.Context, group string, r io.Reader, opts ...CallOption) (api.Appended, error) {
 	return a.appendRecords(ctx, group, r, records.CSV, opts)
 }
@@ -89,7 +89,7 @@ func interruptible(ctx context.Context, r io.Reader) (in io.Reader, stop func())
 	}
 }
 
-// upload sends the records of one append to the server, in parts.
+// upload sends the records of one append call to the server, in parts of one request each.
 type upload struct {
 	api         *transport
 	call        apiCall // of each part, without its header and body
@@ -155,7 +155,7 @@ func (t *transport) appendRecords(
 }
 
 // add adds a record to the current part. If the record does not fit, add first sends the part and
-// begins another. It sends the part at once behind a truncated record.
+// begins another. After a truncated record it sends the part at once.
 func (u *upload) add(ctx context.Context, rec records.Record) error {
 	if u.partLines > 0 && (u.partLines >= maxPartLines || u.part.Len()+len(rec.Data)+1 > maxPartBytes) {
 		if err := u.send(ctx); err != nil {
@@ -182,8 +182,8 @@ func (u *upload) finish(ctx context.Context) error {
 	return u.send(ctx)
 }
 
-// send sends the current part and begins the next one, also after an error. The answer then counts
-// what the server had stored before the error.
+// send sends the current part and begins the next one, also after an error. u.answer then counts
+// what the server had stored of the part before the error.
 func (u *upload) send(ctx context.Context) error {
 	body := append(bytes.Clone(u.header), u.part.Bytes()...)
 	header := http.Header{}
@@ -203,8 +203,8 @@ func (u *upload) send(ctx context.Context) error {
 	return err
 }
 
-// addAnswer adds the answer to one part. It converts line numbers of the part to those of the
-// input, and lists at most maxListedLines rejected lines.
+// addAnswer adds the answer to one part to the answer of the whole append. It converts line numbers
+// of the part to those of the input, and lists at most maxListedLines rejected lines.
 func (u *upload) addAnswer(got api.Appended) {
 	u.answer.Accepted += got.Accepted
 	u.answer.RejectedTotal += got.RejectedTotal

@@ -20,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// appendServer answers appends as the real server does: it accepts each idempotency key once.
-// It rejects lines that contain "bad".
+// appendServer is a fake server that treats appends as the real server does: it stores the jobs of
+// each idempotency key once. It rejects lines that contain "bad".
 type appendServer struct {
 	mu          sync.Mutex
 	failures    []func(http.ResponseWriter) // answers to the first requests; nil: accept
@@ -240,7 +240,8 @@ func TestAppendCSVWithAnEndlessRow(t *testing.T) {
 }
 
 func TestAppendRetriesAPartUnderItsKey(t *testing.T) {
-	// The answer to the second part is lost. The server is busy when the third part comes.
+	// The server stores the second part, but its answer is lost. The server is busy when the third
+	// part comes.
 	s := &appendServer{failures: []func(http.ResponseWriter){nil, dropConnection, nil, status(429, "3"), status(503, "")}}
 	a, w := serve(t, s)
 	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(12_000)))

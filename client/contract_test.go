@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// memoryBackend is a backend of the real HTTP API. It shows that client and server understand each
-// other; the fake servers of this package's other tests can't show that.
+// memoryBackend is a fake backend behind the handlers of the real HTTP API. So its tests show that
+// client and server understand each other, which tests with a fake server can't show.
 type memoryBackend struct {
 	httpapi.Backend // nil: methods that are not defined here are not called
 

@@ -113,8 +113,8 @@ func TestTenantsArePaged(t *testing.T) {
 	}
 }
 
-// controlBackend is a backend of the real HTTP API. It stores the settings of one tenant and the
-// names of the paused tenants and types.
+// controlBackend is a fake backend behind the handlers of the real HTTP API. It stores the settings
+// of one tenant and the names of the paused tenants and types.
 type controlBackend struct {
 	httpapi.Backend // nil: methods that are not defined here are not called
 

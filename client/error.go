@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Kinds of answers on which a caller may decide, for errors.Is.
+// The kinds of error answers of the API, for errors.Is.
 var (
 	ErrInvalid         = errors.New("invalid request")   // 400 or 422; Error.Problem names the fields
 	ErrNotFound        = errors.New("not found")         // 404
@@ -72,8 +72,8 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// detailRepeatsFields reports whether the detail contains the problem of the first bad field, so
-// that it can be left out.
+// detailRepeatsFields reports whether the problem's detail contains the text of the first bad
+// field, so that the detail can be left out.
 func (e *Error) detailRepeatsFields() bool {
 	return len(e.Problem.Fields) > 0 && strings.Contains(e.Problem.Detail, e.Problem.Fields[0].Problem)
 }

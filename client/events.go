@@ -17,10 +17,10 @@ import (
 // has ended, or after it has yielded an error, also when ctx ends.
 //
 // With after, the id of an event, the iteration continues behind that event (Last-Event-ID). With
-// an empty after, it begins with the states that the round has been through. Events resumes a
-// connection that breaks or is silent for a minute. After a minute without success, or if the first
-// connection fails, it yields the error. An event may come more than once, with the same id. A
-// large aggregate is missing, see api.Event.Omitted.
+// an empty after, it begins with the states that the round has been through. If the connection
+// breaks or is silent for a minute, Events connects again and continues. After a minute without
+// success, or if the first connection fails, it yields the error. An event may come more than once,
+// with the same id. A large aggregate is missing, see api.Event.Omitted.
 func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
 		c := callOn("follow", http.MethodGet, "group", group, "/events")
@@ -50,8 +50,9 @@ func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Eve
 	}
 }
 
-// Wait waits until the group has ended, and returns it. With an error it returns the last state
-// that it saw, if any; the error says so if the group can't end because nobody has sealed it.
+// Wait waits until the group has ended, and returns it. With an error it returns the last state of
+// the group that it saw, if any. The error says so if the group can't end because nobody has sealed
+// it.
 func (a *API) Wait(ctx context.Context, group string) (api.Group, error) {
 	var last api.Group
 	for e, err := range a.Events(ctx, group, "") {
@@ -73,7 +74,8 @@ func (a *API) Wait(ctx context.Context, group string) (api.Group, error) {
 func ended(e api.Event) bool { return e.Group != nil && e.Group.Status.Ended() }
 
 var (
-	// The round has ended, or the caller has stopped the iteration.
+	// errEndOfEvents says that no more events are to be yielded: the round has ended, or the caller
+	// has stopped the iteration.
 	errEndOfEvents = errors.New("nothing more to follow")
 	errSilent      = errors.New("the server sent nothing for too long")
 	errFormat      = errors.New("not in the format of events")
@@ -90,8 +92,8 @@ type follower struct {
 	received    bool          // the latest connection brought at least one byte
 }
 
-// resumable reports whether the caller should connect again after a connection that ended with err.
-// err is nil when the server closed the connection in order or was silent for too long.
+// resumable reports whether Events should connect again after a connection that ended with err. err
+// is nil when the server closed the connection in order or was silent for too long.
 func (f *follower) resumable(err error) bool {
 	if err == nil {
 		return true
@@ -144,8 +146,8 @@ func (f *follower) read(ctx context.Context, yield func(api.Event) bool) error {
 	}
 }
 
-// deliver decodes an event and yields it. It leaves out an event with the id of the last one, which
-// the server may repeat after a resumption.
+// deliver decodes an event and yields it. It leaves out an event with the id of the last one,
+// because the server may repeat that event on a new connection.
 func (f *follower) deliver(m sseMessage, yield func(api.Event) bool) error {
 	var e api.Event
 	if err := json.Unmarshal(m.data, &e); err != nil {
@@ -169,8 +171,8 @@ func (f *follower) deliver(m sseMessage, yield func(api.Event) bool) error {
 	return nil
 }
 
-// activityReader calls onRead after each Read that brought at least one byte, also one of a
-// comment.
+// activityReader calls onRead after each Read that brought at least one byte. Comments of the event
+// stream count, too, because they show that the server is alive.
 type activityReader struct {
 	io.Reader
 	onRead func()

@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// eventServer serves the events of one group. Each connection is served by the next function.
+// eventServer is a fake server of the events of one group. Each connection is served by the next
+// function.
 type eventServer struct {
 	mu          sync.Mutex
 	connections []func(w io.Writer, r *http.Request)
@@ -68,7 +69,7 @@ func TestEventsUntilTheEnd(t *testing.T) {
 		func(w io.Writer, _ *http.Request) {
 			_, _ = io.WriteString(w, ": hello\n\nretry: 3\n\n")
 			event(w, "1", "group.running", api.StatusRunning)
-			// An event without an id, with data in two lines and with CRLF line ends. Its type
+			// This event has no id, its data is in two lines, and its lines end with CRLF. Its type
 			// comes from the field event.
 			_, _ = io.WriteString(w, "event:group.progress\r\ndata: {\"group\":\r\ndata:{\"status\":\"RUNNING\"}}\r\n\r\n")
 			event(w, "2", "group.completed", api.StatusCompleted)
@@ -228,7 +229,8 @@ func TestWait(t *testing.T) {
 	require.ErrorContains(t, err, "404")
 }
 
-// Wait that ends early returns what it saw, and says why the group can't end.
+// TestWaitThatEndsEarly: when ctx ends, Wait returns the last state that it saw. If the group is
+// not sealed, the error says that it can't end.
 func TestWaitThatEndsEarly(t *testing.T) {
 	t.Parallel()
 	for name, sealed := range map[string]bool{"sealed": true, "not sealed": false} {

@@ -81,7 +81,7 @@ func ExampleAPI() {
 	}
 }
 
-// Stream a file of any length into a group. The idempotency key makes the program safe to repeat.
+// Append a CSV file of any length to a group. The idempotency key makes the program safe to repeat.
 func ExampleAPI_AppendCSV() {
 	ctx := context.Background()
 	file, err := os.Open("recipients.csv")

@@ -27,9 +27,9 @@ type GroupFilter struct {
 	Since      time.Time // the group was created then or later
 }
 
-// Groups iterates over groups, newest first, and fetches one page after the other. With a Status
-// and without a Tenant, the newest is the group that was opened or has ended last, except for
-// CANCELLED; otherwise it is the one that was created last. An error ends the iteration.
+// Groups iterates over groups, newest first, and fetches one page after the other. The newest group
+// is the one that was created last. With a Status other than CANCELLED and without a Tenant, it is
+// the one that was opened or has ended last. An error ends the iteration.
 func (a *API) Groups(ctx context.Context, f GroupFilter) iter.Seq2[api.Group, error] {
 	query := url.Values{}
 	for name, value := range map[string]string{
@@ -109,14 +109,15 @@ func nextCursor(link string) string {
 	return u.Query().Get("cursor")
 }
 
-// FailureSummary returns the group's failed jobs by code, and by what their errors have in common.
+// FailureSummary counts the group's failed jobs by error code, and by what their errors have in
+// common.
 func (a *API) FailureSummary(ctx context.Context, group string) (api.FailureSummary, error) {
 	return doJSON[api.FailureSummary](ctx, a.transport,
 		callOn("summarize failures of", http.MethodGet, "group", group, "/failures/summary"))
 }
 
-// JobMap counts the group's jobs by state in ranges of ordinals: buckets of them, 1 to 1,000. The
-// answer may be two seconds old.
+// JobMap divides the group's jobs by ordinal into ranges, and counts the jobs of each range by
+// state. buckets is the number of ranges, 1 to 1,000. The answer may be two seconds old.
 func (a *API) JobMap(ctx context.Context, group string, buckets int) (api.JobMap, error) {
 	c := callOn("map jobs of", http.MethodGet, "group", group, "/map")
 	c.query = url.Values{"buckets": {strconv.Itoa(buckets)}}

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// The calls have their query parameters, and the cursor comes from the header Link.
+// TestGroupViews: the calls send their query parameters, and read the next page's cursor from the
+// header Link.
 func TestGroupViews(t *testing.T) {
 	var asked []string
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -14,8 +14,8 @@ import (
 // guardAPI holds the calls on guards. A guard is named KIND/NAME; a NAME alone is that of a pool.
 type guardAPI struct{ *transport }
 
-// Guards iterates over the guards of a kind, or with "" over those of all kinds but key, in no
-// order. A guard that is used meanwhile may come twice. An error ends the iteration.
+// Guards iterates over the guards of a kind, or with "" over the guards of all kinds except key, in
+// no order. A guard that is used meanwhile may come twice. An error ends the iteration.
 func (a *guardAPI) Guards(ctx context.Context, kind string) iter.Seq2[api.GuardSummary, error] {
 	query := url.Values{"limit": {"1000"}}
 	if kind != "" {
@@ -30,9 +30,9 @@ func (a *guardAPI) Guard(ctx context.Context, name string) (api.Guard, error) {
 	return doJSON[api.Guard](ctx, a.transport, guardCall("get", http.MethodGet, name, ""))
 }
 
-// ControlGuard does something with a member of a guard. action is disable (no new lease), enable,
-// open or close (its circuit breaker), or take-back (its leases). A guard that is not a pool has
-// one member, "1". The call may be repeated.
+// ControlGuard carries out an action on one member of a guard. action is disable (no new lease),
+// enable, open or close (its circuit breaker), or take-back (its leases). A guard that is not a
+// pool has one member, "1". The call may be repeated.
 func (a *guardAPI) ControlGuard(ctx context.Context, name, member, action string) (api.GuardAction, error) {
 	c := guardCall(action+" member "+member+" of", http.MethodPost, name, "/members/"+member+"/"+action)
 	switch {

@@ -27,8 +27,8 @@ type apiCall struct {
 	header http.Header
 	body   []byte
 	stream bool // the answer is read while it arrives, without a timeout for the whole answer
-	// onlyIfRefused says that two calls may have more effect than one: the call may be attempted
-	// again only when the first attempt certainly had no effect.
+	// onlyIfRefused says that carrying out the call twice would do harm. So it may be attempted
+	// again only if the first attempt certainly had no effect.
 	onlyIfRefused bool
 	invalid       error // says why the call can't be made; nil if it can
 }
@@ -68,7 +68,7 @@ func (c *apiCall) mayRepeat(err error) bool {
 	return false
 }
 
-// transport makes calls. It holds the connections and the rules for retries.
+// transport makes the calls of the API. It holds the HTTP clients and the rules for retries.
 type transport struct {
 	base           string
 	key            string // API key, "" for none
@@ -97,10 +97,10 @@ func doJSON[T any](ctx context.Context, t *transport, c apiCall) (T, error) {
 	return v, nil
 }
 
-// do makes a call and retries it as its rule allows; it makes at most transport.attempts attempts.
-// It returns the last error without waiting when the wait would exceed transport.maxWait or ctx's
-// deadline, or when neverReached. A status other than 2xx is an *Error. The caller must close the
-// answer's body.
+// do makes a call and retries it as its rule allows, in at most transport.attempts attempts. It
+// returns the last error without waiting if the wait would exceed transport.maxWait or ctx's
+// deadline, or if no server at the address has ever answered. A status other than 2xx is an *Error.
+// The caller must close the answer's body.
 func (t *transport) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	if c.invalid != nil {
 		return nil, c.invalid

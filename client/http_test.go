@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// flakyServer answers the first requests as its steps say, and later ones with success.
+// flakyServer is a fake server: it answers the first requests as its steps say, and later ones with
+// success.
 type flakyServer struct {
 	mu    sync.Mutex
 	steps []func(http.ResponseWriter)

@@ -13,7 +13,7 @@ import (
 // jobsAPI is the calls on single jobs of a group.
 type jobsAPI struct{ *transport }
 
-// RetryChosen is Retry with only those failed jobs that the choice names. The others stay failed.
+// RetryChosen is Retry for only those failed jobs that the choice names. The others stay failed.
 func (a *jobsAPI) RetryChosen(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error) {
 	c := command("retry", group)
 	c.onlyIfRefused = true

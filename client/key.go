@@ -16,9 +16,9 @@ func (a *operatorAPI) Keys(ctx context.Context) iter.Seq2[api.Key, error] {
 		func(l api.KeyList) ([]api.Key, string) { return l.Keys, l.Cursor })
 }
 
-// CreateKey creates an API key. The answer is the only one that has the secret. It is attempted
-// again only after status 429: when it is unknown whether an attempt had its effect, CreateKey
-// returns the error, and Keys shows a key whose secret nobody knows.
+// CreateKey creates an API key. Only its answer ever shows the secret. The client repeats the call
+// only after status 429. When it is unknown whether an attempt had its effect, CreateKey returns
+// the error; Keys may then show a new key whose secret nobody knows.
 func (a *operatorAPI) CreateKey(ctx context.Context, r api.KeyRequest) (api.NewKey, error) {
 	c := apiCall{action: "create key", method: http.MethodPost, path: "/v1/keys", onlyIfRefused: true}.withBody(r)
 	return doJSON[api.NewKey](ctx, a.transport, c)

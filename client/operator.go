@@ -38,7 +38,8 @@ func (a *operatorAPI) ResumeType(ctx context.Context, typ string) (api.Paused, e
 
 // TenantFilter says which tenants [API.Tenants] leaves out.
 type TenantFilter struct {
-	// Groups lists the tenants of groups without a tenant, too: such a group is its own tenant.
+	// Groups also lists the implicit tenants: a group that was submitted without a tenant is its
+	// own tenant.
 	Groups bool
 }
 
@@ -54,8 +55,8 @@ func (a *operatorAPI) Tenants(ctx context.Context, f TenantFilter) iter.Seq2[api
 }
 
 // BusiestTenants returns the active tenants with the most unfinished jobs, at most 100, as they
-// were at AsOf, which is at most about 30 s ago; nil: no watcher has looked yet. A key of one
-// tenant gets this tenant, as it is now, if it exists.
+// were at AsOf, at most about 30 s ago. AsOf is nil if no watcher has looked yet. With an API key
+// of one tenant, the list has only this tenant, as it is now, if it exists.
 func (a *operatorAPI) BusiestTenants(ctx context.Context) (api.TenantList, error) {
 	return doJSON[api.TenantList](ctx, a.transport, apiCall{
 		action: "list busiest tenants", method: http.MethodGet, path: "/v1/tenants",
@@ -82,8 +83,8 @@ func (a *operatorAPI) Tenant(ctx context.Context, tenant string) (api.Tenant, er
 	return doJSON[api.Tenant](ctx, a.transport, callOn("get", http.MethodGet, "tenant", tenant, ""))
 }
 
-// SetTenant replaces all settings of a tenant: a field of set that is nil gets its default. Pausing
-// is not a setting, and stays. The next admission uses the new settings.
+// SetTenant replaces all settings of a tenant: a nil field of set means the default. A pause is no
+// setting, so a paused tenant stays paused. The next admission uses the new settings.
 func (a *operatorAPI) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	return doJSON[api.Tenant](ctx, a.transport, putOn("set", "tenant", tenant, set))
 }
@@ -96,14 +97,15 @@ func (a *operatorAPI) PatchTenant(ctx context.Context, tenant string, patch api.
 	return doJSON[api.Tenant](ctx, a.transport, c)
 }
 
-// ResizeWorker asks a worker process for n slots, from 0 to api.MaxWorkers; without slots it starts
-// no job. Stats names the processes, and shows the new number within a second. A process that
-// starts again begins with its configured number.
+// ResizeWorker asks a worker process to have n slots from now on, 0 to api.MaxWorkers; without
+// slots it starts no job. Stats names the processes, and shows the new number within a second. A
+// process that starts again begins with its configured number.
 func (a *operatorAPI) ResizeWorker(ctx context.Context, worker string, n int) (api.PoolSize, error) {
 	return doJSON[api.PoolSize](ctx, a.transport, putOn("resize", "worker", worker, map[string]int{"workers": n}))
 }
 
-// putOn returns a call that replaces what the API knows of id by body.
+// putOn returns a PUT call with a JSON body on one object, such as a tenant. The body replaces the
+// object.
 func putOn(verb, kind, id string, body any) apiCall {
 	return callOn(verb, http.MethodPut, kind, id, "").withBody(body)
 }

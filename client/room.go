@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// roomAPI holds the calls on the waiting room. The server answers them on loopback only.
+// roomAPI holds the calls on the waiting room. A server without API keys answers them on loopback
+// only.
 type roomAPI struct{ *transport }
 
 // RoomEvents iterates over the events of the waiting room, in no order. An event that changes
@@ -82,22 +83,22 @@ func (a *roomAPI) RemoveUser(ctx context.Context, event, user string) (api.UserR
 }
 
 // VerifyEntryToken says whether the bearer of an entry token may be inside now. It knows what an
-// offline check does not: who has left, completed or was removed. A token that the server has not
-// signed is an *Error with status 422.
+// offline check does not: whether the user has left, completed or was removed. A token that the
+// brokers have not signed is an *Error with status 422.
 func (a *roomAPI) VerifyEntryToken(ctx context.Context, token string) (api.EntryTokenState, error) {
 	return doJSON[api.EntryTokenState](ctx, a.transport, onToken("verify", api.EntryTokenCall{Token: token}))
 }
 
 // RenewEntryToken returns a token of the same session with a later expiry. It fails with status 409
-// if the token is gone, or the session has reached the event's max_session.
+// if the user is gone, or the session has reached the event's max_session.
 func (a *roomAPI) RenewEntryToken(ctx context.Context, token string) (api.EntryToken, error) {
 	return doJSON[api.EntryToken](ctx, a.transport, onToken("renew", api.EntryTokenCall{Token: token}))
 }
 
-// CompleteEntryToken ends the session of a token and gives its slot back; with sold, a seat of the
-// stock is sold. Done is false in the answer if the session had ended before. The call is attempted
-// again only if the server has certainly not carried it out, because a second attempt would answer
-// false. So after an error the session may have ended.
+// CompleteEntryToken ends the entry of a token's user and gives the slot back. With sold, it also
+// takes a seat from the stock. Done is false in the answer if the entry had ended before. The
+// client repeats the call only if the server has certainly not carried it out, because a second
+// attempt would answer false. So after an error the entry may have ended.
 func (a *roomAPI) CompleteEntryToken(ctx context.Context, token string, sold bool) (api.EntryTokenDone, error) {
 	c := onToken("complete", api.EntryTokenCall{Token: token, Sold: sold})
 	c.onlyIfRefused = true

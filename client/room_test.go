@@ -18,7 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
 )
 
-// roomBackend is a waiting room of the real HTTP API, with the real check of settings.
+// roomBackend is a fake waiting room behind the real handlers of package httpapi. It checks
+// settings by the real rules, answers with fixed data, and records the calls that it gets.
 type roomBackend struct {
 	httpapi.Rooms // nil: methods that are not defined here are not called
 

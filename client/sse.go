@@ -31,7 +31,8 @@ func newMessageReader(r io.Reader) *messageReader {
 	return &messageReader{s: s}
 }
 
-// next returns the next message that has data, or io.EOF. It drops a message that is cut off.
+// next returns the next message that has data, or io.EOF. It drops a message that the end of the
+// stream cuts off.
 func (m *messageReader) next() (sseMessage, error) {
 	var msg sseMessage
 	var data [][]byte

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// pages iterates over the items of a list that the server returns in pages. what names the list;
-// its path has - for spaces.
+// pages iterates over the items of a list that the server returns in pages. what names the list in
+// errors, and in the path with - for spaces. split returns the items and the cursor of a page.
 func pages[P, T any](
 	ctx context.Context, t *transport, what string, query url.Values, split func(P) (items []T, cursor string),
 ) iter.Seq2[T, error] {
@@ -50,8 +50,8 @@ func pagesOf[P, T any](
 	}
 }
 
-// streamLines iterates over the NDJSON lines of a group's results or failures. list may have a
-// query.
+// streamLines iterates over the NDJSON lines of a group's results or failures. list is the end of
+// the path, and may have a query.
 func streamLines[T any](ctx context.Context, t *transport, group, list string) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T

@@ -14,8 +14,8 @@ import (
 
 const maxAnswerBytes = 1 << 20
 
-// Client tells the waiting room what a service did with an entry, by the API (role ingest). It may
-// be used by several goroutines.
+// Client makes the calls of the API (role ingest) about entry tokens: a protected service verifies
+// and renews tokens with it, and completes entries. It may be used by several goroutines.
 //
 // All calls can return ErrUnavailable: it is not known whether the call had an effect. Each call
 // may be repeated.
@@ -24,8 +24,8 @@ type Client struct {
 	http *http.Client
 }
 
-// NewClient returns a client of the API at apiURL, such as "http://127.0.0.1:8080". It makes its
-// calls by client; nil: a client with a time limit of 3 s.
+// NewClient returns a client of the API at apiURL, such as "http://127.0.0.1:8080". It sends its
+// requests with client; nil: an HTTP client with a time limit of 3 s.
 func NewClient(apiURL string, client *http.Client) (*Client, error) {
 	if err := checkURL("the API's URL", apiURL); err != nil {
 		return nil, fmt.Errorf("entry: %w", err)
@@ -47,8 +47,9 @@ type Renewal struct {
 	ExpiresAt time.Time `json:"expires_at"`
 }
 
-// Renew gives the user more time, and returns the new token. Give it to the browser by Cookie.
-// Renew returns ErrOver if the event's max_session is reached or the user is gone.
+// Renew extends the user's entry, and returns a new token with a later expiry. Give it to the
+// browser by Cookie. Renew returns ErrOver if the event's max_session is reached or the user is
+// gone.
 func (c *Client) Renew(ctx context.Context, token string) (Renewal, error) {
 	var r Renewal
 	if err := c.call(ctx, "renew", map[string]any{"token": token}, &r); err != nil {

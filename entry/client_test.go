@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/entry"
 )
 
-// fakeAPI answers all requests as it was told, and records them.
+// fakeAPI is a fake of the API. It answers all requests with the status and body that the test has
+// set, and records them.
 type fakeAPI struct {
 	*httptest.Server
 	mu     sync.Mutex
@@ -132,7 +133,8 @@ func TestClientErrors(t *testing.T) {
 	require.EqualError(t, err, "entry: the API's URL is missing")
 }
 
-// A client of the caller's keeps its settings, and does not learn ours.
+// TestOwnHTTPClient: the Client uses a copy of the caller's http.Client. The copy has the same
+// transport but follows no redirect; the caller's own http.Client is not changed.
 func TestOwnHTTPClient(t *testing.T) {
 	t.Parallel()
 	api := newAPI(t)

@@ -48,16 +48,16 @@ var (
 	ErrInvalid = errors.New("the entry token is not valid")
 	// ErrExpired is ErrInvalid of a token whose time is over.
 	ErrExpired = fmt.Errorf("%w: it has expired", ErrInvalid)
-	// ErrUnavailable means that a token could not be checked, because the waiting room can't be
-	// reached. Try again in a moment.
+	// ErrUnavailable means that the waiting room could not be asked, so it is not known whether a
+	// token is valid or a call had its effect. Try again in a moment.
 	ErrUnavailable = errors.New("the waiting room is not available")
 	// ErrOver means that a token can't be renewed: the session is as long as it may be, or the
 	// user is gone.
 	ErrOver = errors.New("the entry can't be extended")
 )
 
-// errMismatch is ErrInvalid of a token that a broker signed, and that this Verifier is not
-// configured for.
+// errMismatch marks the ErrInvalid of a token that a broker has signed, but for another issuer,
+// event or audience than those of this Verifier's Config.
 var errMismatch = errors.New("the configuration of the service and of the brokers may differ")
 
 const (
@@ -80,7 +80,8 @@ type Config struct {
 	// JWKSURL is the address of the public keys; "": PublicURL/.well-known/jwks.json. Keys that
 	// come by plain HTTP are as safe as the network.
 	JWKSURL string
-	// Keys are the public keys, for a service that fetches none. They exclude JWKSURL.
+	// Keys are the public keys, for a service that does not fetch them. With Keys, JWKSURL must be
+	// empty.
 	Keys []ed25519.PublicKey
 	// Leeway is how long after its expiry a token is accepted, for a clock that is ahead: 0 to 5 s.
 	Leeway time.Duration
@@ -92,8 +93,8 @@ type Config struct {
 	// Refused answers a request without a valid token that is not sent to the waiting page, such as
 	// a form that was sent too late; nil: 403 with a problem document.
 	Refused http.Handler
-	// HTTPClient makes the calls; nil: a client with a time limit of 3 s. Redirects are not
-	// followed.
+	// HTTPClient fetches the public keys and makes the online checks; nil: a client with a time
+	// limit of 3 s. Redirects are not followed.
 	HTTPClient *http.Client
 	// Log gets a line when the public keys can't be fetched, and for each refused request; nil:
 	// slog.Default. Most refusals have the level debug.
@@ -242,7 +243,8 @@ func (v *Verifier) Verify(ctx context.Context, token string) (Claims, error) {
 	return c, nil
 }
 
-// reason converts an error of the parser. The result shows no part of the token.
+// reason converts an error of the JWT parser into an error of this package. The result shows no
+// part of the token.
 func reason(err error) error {
 	if errors.Is(err, ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%w: the public keys could not be fetched", ErrUnavailable)

@@ -55,7 +55,8 @@ func newSigner(t testing.TB) signer {
 
 func (s signer) public() ed25519.PublicKey { return s.private.Public().(ed25519.PublicKey) }
 
-// sign returns a token that is valid for life from now on, with changes.
+// sign returns an entry token of this signer that is valid for life from now on. changes alter its
+// claims before it is signed.
 func (s signer) sign(t testing.TB, life time.Duration, changes ...func(c *entrytoken.Claims)) string {
 	t.Helper()
 	now := time.Now()
@@ -70,8 +71,8 @@ func (s signer) sign(t testing.TB, life time.Duration, changes ...func(c *entryt
 	return token
 }
 
-// brokers are the addresses of a waiting room, without a network. The keys of signers are
-// published; without signers the brokers are away.
+// brokers is a fake of the waiting room: an HTTP transport without a network. It serves the public
+// keys of signers; without signers, requests fail as if the brokers were away.
 type brokers struct {
 	mu      sync.Mutex
 	signers []signer
@@ -192,7 +193,7 @@ func TestVerifyRefuses(t *testing.T) {
 		Verify(t.Context(), forge(jwt.SigningMethodEdDSA, s.private, nil))
 	require.NoError(t, err, "the forger's tokens are right except for what each case changes")
 
-	// A host that publishes the foreign key, and counts who asks for it.
+	// A host of an attacker that publishes the foreign key. asked counts its requests.
 	var asked atomic.Int64
 	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		asked.Add(1)
@@ -245,7 +246,7 @@ func TestVerifyRefuses(t *testing.T) {
 	t.Cleanup(func() { require.Zero(t, asked.Load(), "a token's header must not say where its key is") })
 }
 
-// renamed is a signing method with a name that no program knows.
+// renamed is a signing method whose name in the token's header, EdDSA2, no program knows.
 type renamed struct{ jwt.SigningMethod }
 
 func (renamed) Alg() string { return "EdDSA2" }
@@ -343,7 +344,8 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// A token with an unknown key is refused without the cost of a signature.
+// BenchmarkRefuse measures the refusal of a token with an unknown key, which needs no check of a
+// signature.
 func BenchmarkRefuse(b *testing.B) {
 	s := newSigner(b)
 	_, other, err := ed25519.GenerateKey(rand.Reader)

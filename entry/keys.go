@@ -18,13 +18,13 @@ import (
 const (
 	// fetchTime limits one fetch of the public keys.
 	fetchTime = 3 * time.Second
-	// fetchInterval is the shortest time between two fetches, whatever tokens ask for: a flood of
-	// tokens with unknown keys does not become a flood of fetches.
+	// fetchInterval is the shortest time between two fetches of the public keys, however many
+	// tokens name unknown keys. So a flood of such tokens does not become a flood of fetches.
 	fetchInterval = time.Minute
-	// firstInterval replaces fetchInterval as long as there are no keys.
+	// firstInterval replaces fetchInterval as long as there are no keys at all.
 	firstInterval = time.Second
-	// keyLife is the age at which keys are fetched again, so that a key that was removed is not
-	// accepted for ever. Old keys stay in use while they can't be fetched.
+	// keyLife is the age at which the public keys are fetched again, so that a removed key does not
+	// stay accepted for ever. Old keys stay in use while they can't be fetched.
 	keyLife      = 5 * time.Minute
 	maxJWKSBytes = 1 << 20
 )
@@ -38,7 +38,8 @@ type keySource struct {
 	log     *slog.Logger
 	current atomic.Pointer[keySet]
 
-	// turn contains a value while a goroutine fetches. This goroutine alone uses the fields below.
+	// turn is a lock: a goroutine holds it, by a value in the channel, while it fetches. Only the
+	// holder uses the fields below.
 	turn        chan struct{}
 	nextFetchAt time.Time // no fetch begins earlier
 	failed      error     // of the latest fetch
@@ -72,8 +73,8 @@ func keyID(public ed25519.PublicKey) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// start fetches the keys for the first time. A token with another key may cause the next fetch at
-// once.
+// start fetches the keys for the first time. After a success, a token with an unknown key may cause
+// the next fetch at once.
 func (s *keySource) start(ctx context.Context) {
 	if s.url == "" {
 		return
@@ -86,8 +87,9 @@ func (s *keySource) start(ctx context.Context) {
 	}
 }
 
-// find returns the key with this id, from the list alone. If it is not there, find fetches the
-// list, or waits for a fetch that is under way.
+// find returns the public key with this id. If it is missing, find fetches the keys, or waits for a
+// fetch that is under way. Old keys are fetched again, too, but only one caller waits for that. If
+// the keys were given in Config, find fetches nothing.
 func (s *keySource) find(ctx context.Context, id string) (ed25519.PublicKey, error) {
 	set := s.current.Load()
 	key := set.byID[id]
@@ -128,8 +130,8 @@ func known(key ed25519.PublicKey) (ed25519.PublicKey, error) {
 	return key, nil
 }
 
-// refresh fetches the keys, unless it is too early. The caller has the turn. A fetch serves all
-// requests, so it does not end with the request that needs it first.
+// refresh fetches the keys, unless it is too early. The caller must hold turn. A fetch serves all
+// requests, so it continues when the request that caused it is cancelled.
 func (s *keySource) refresh(ctx context.Context) {
 	if time.Now().Before(s.nextFetchAt) {
 		return
@@ -196,8 +198,8 @@ func parseJWKS(text []byte) (map[string]ed25519.PublicKey, error) {
 	return keys, nil
 }
 
-// httpClient returns a client that follows no redirect: it would take a token, or the choice of the
-// keys, to another host.
+// httpClient returns a client that follows no redirect, because a redirect would send a token to
+// another host, or fetch the public keys from it.
 func httpClient(given *http.Client) *http.Client {
 	c := &http.Client{Timeout: fetchTime}
 	if given != nil {

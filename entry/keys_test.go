@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/entry"
 )
 
-// world is a verifier and its brokers, in a bubble of synctest.
+// world is a Verifier and the fake brokers from which it fetches keys, in a bubble of synctest.
 type world struct {
 	*testing.T
 	b   *brokers
@@ -53,7 +53,8 @@ func (w *world) check(want error, token string) {
 	}
 }
 
-// A key that brokers begin to use is fetched when the first token names it.
+// TestKeyRotation: when brokers begin to use a new key, it is fetched for the first token that
+// names it.
 func TestKeyRotation(t *testing.T) {
 	inBubble(t, func(w *world) {
 		old, next := w.b.signers[0], newSigner(w)
@@ -83,7 +84,8 @@ func TestKeyRotation(t *testing.T) {
 	}, newSigner)
 }
 
-// Keys stay in use while they can't be fetched, for as long as that takes.
+// TestJWKSOutage: while the public keys can't be fetched, the Verifier uses the old keys, for as
+// long as that takes.
 func TestJWKSOutage(t *testing.T) {
 	inBubble(t, func(w *world) {
 		s := w.b.signers[0]
@@ -98,7 +100,8 @@ func TestJWKSOutage(t *testing.T) {
 		require.InDelta(w, 56, w.fetches(), 1, "one fetch a minute, from 5 minutes on")
 		require.Contains(w, w.log.String(), "the public keys of entry tokens could not be fetched")
 		require.Contains(w, w.log.String(), "connection refused")
-		// Nobody knows whether a broker has signed a token with an unknown key.
+		// While no keys can be fetched, a token with an unknown key is not called invalid: a broker
+		// may have signed it.
 		w.check(entry.ErrUnavailable, newSigner(w).sign(w, time.Hour))
 		w.b.set(s)
 		time.Sleep(time.Minute)
@@ -125,7 +128,8 @@ func TestBrokersAreAwayAtStart(t *testing.T) {
 	})
 }
 
-// Tokens with unknown keys cause one fetch a minute, however many there are.
+// TestFloodOfUnknownKeys: tokens with unknown keys cause one fetch of the public keys a minute,
+// however many tokens there are.
 func TestFloodOfUnknownKeys(t *testing.T) {
 	inBubble(t, func(w *world) {
 		good, foreign := w.b.signers[0].sign(w, time.Hour), newSigner(w).sign(w, time.Hour)
@@ -145,8 +149,8 @@ func TestFloodOfUnknownKeys(t *testing.T) {
 	}, newSigner)
 }
 
-// A fetch that takes long delays only the tokens that need it, and goes on when the request that
-// began it has ended.
+// TestSlowFetch: a slow fetch of the public keys delays only the tokens that need it. It continues
+// when the request that caused it has ended.
 func TestSlowFetch(t *testing.T) {
 	inBubble(t, func(w *world) {
 		old, next := w.b.signers[0], newSigner(w)
@@ -172,7 +176,8 @@ func TestSlowFetch(t *testing.T) {
 	}, newSigner)
 }
 
-// One request at a time renews old keys, the others go on with them.
+// TestOldKeysAreRenewedOnce: when the public keys are old, one request fetches them again; the
+// others use the old keys meanwhile.
 func TestOldKeysAreRenewedOnce(t *testing.T) {
 	inBubble(t, func(w *world) {
 		token := w.b.signers[0].sign(w, time.Hour)

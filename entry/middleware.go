@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// maxTokens is the number of tokens of one request that are checked. A browser sends several
-// cookies of one name if they were set for several paths or domains.
+// maxTokens is the largest number of tokens of one request that are checked. A browser sends
+// several cookies of one name if they were set for several paths or domains.
 const maxTokens = 4
 
 type contextKey struct{}
@@ -84,9 +84,9 @@ func (v *Verifier) admit(r *http.Request) (admitted, error) {
 	return admitted{}, result
 }
 
-// logRefusal logs why a request was refused. It warns, at most once a minute, of faults that an
+// logRefusal logs why a request was refused. It logs as a warning, at most once a minute, what an
 // operator can correct: tokens can't be checked, or the configuration does not match the brokers'.
-// With a mismatch users go round in a circle.
+// With such a mismatch, service and waiting page send users back and forth.
 func (v *Verifier) logRefusal(ctx context.Context, err error) {
 	level := slog.LevelDebug
 	if errors.Is(err, errMismatch) || !errors.Is(err, ErrInvalid) {
@@ -126,7 +126,7 @@ func unavailable(w http.ResponseWriter, r *http.Request) {
 	writeProblem(w, problem{Status: http.StatusServiceUnavailable, Detail: notAvailable})
 }
 
-// wantsPage says whether a browser asks for a page: a GET that accepts HTML.
+// wantsPage says whether the request is one of a browser for a page: a GET that accepts HTML.
 func wantsPage(r *http.Request) bool {
 	if r.Method != http.MethodGet {
 		return false

@@ -135,7 +135,8 @@ func TestContextWithoutToken(t *testing.T) {
 	require.Empty(t, entry.Token(t.Context()))
 }
 
-// Without keys nobody is sent to the waiting page: it would send admitted users back, for ever.
+// TestMiddlewareWithoutKeys: without public keys the answer is 503. Nobody is sent to the waiting
+// page, which would send admitted users back, for ever.
 func TestMiddlewareWithoutKeys(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
@@ -151,7 +152,8 @@ func TestMiddlewareWithoutKeys(t *testing.T) {
 	require.Equal(t, http.StatusFound, ask(v, "GET", map[string]string{"Accept": browser}).Code, "without a token nothing is checked")
 }
 
-// What an operator can set right is logged, but not for each request.
+// TestMismatchIsLoggedOnceAMinute: refused tokens whose reason an operator can correct are logged
+// as a warning at most once a minute.
 func TestMismatchIsLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

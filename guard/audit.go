@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The laws of guards. Scripts keep them; a violation is an effect of another program that wrote the
-// keys, or of data that Redis has lost.
+// The laws that the data of each guard in Redis obeys. The scripts never break them. A violation
+// means that another program wrote the keys, or that Redis lost data.
 const (
 	LawState = "guard-state" // each member is in exactly one state
 	LawHeld  = "guard-held"  // a member's counters are its leases, and its probes of the present generation
@@ -21,16 +21,17 @@ type Finding struct {
 }
 
 const (
-	// mostAuditRuns bounds how often a guard is repaired: a repair may reveal another violation.
+	// mostAuditRuns is how many passes one call of Repair makes at most. Repairing one violation
+	// may reveal another one.
 	mostAuditRuns = 8
 	// mostCounted is the number of leases or waiters above which the audit does not recount them:
 	// the script would keep Redis busy for too long.
 	mostCounted = 10_000
 )
 
-// Audit returns what breaks a law in a guard. It changes nothing, and calls may go on. Each finding
-// is certain: it was made at one instant. In a guard with more than 10,000 leases the counters of
-// members are not checked.
+// Audit checks the data of one guard in Redis and returns each violation of a law. It changes
+// nothing, and other calls may use the guard meanwhile. Each finding is certain: one script saw it
+// at one instant. In a guard with more than 10,000 leases, the counters of members are not checked.
 func (o operations) Audit(ctx context.Context, name string) ([]Finding, error) {
 	g, err := o.named(name)
 	if err != nil {
@@ -39,8 +40,8 @@ func (o operations) Audit(ctx context.Context, name string) ([]Finding, error) {
 	return auditOnce(ctx, g, "check")
 }
 
-// Repair sets right what Audit finds, and returns what that was. Calls may go on. A repeated call
-// finds nothing.
+// Repair corrects the violations that Audit finds in a guard, and returns them. Other calls may use
+// the guard meanwhile. A repeated call finds nothing.
 func (o operations) Repair(ctx context.Context, name string) ([]Finding, error) {
 	g, err := o.named(name)
 	if err != nil {
@@ -57,7 +58,8 @@ func (o operations) Repair(ctx context.Context, name string) ([]Finding, error) 
 	return all, nil
 }
 
-// auditOnce reads each list of a guard once. Leases come first: the counters of members depend on
+// auditOnce makes one pass over the lists of a guard in Redis, page by page, and returns the
+// findings. mode is check or repair. Leases come first, because members' counters are compared with
 // them.
 func auditOnce(ctx context.Context, g *shared, mode string) (all []Finding, err error) {
 	for _, list := range []string{"leases", "members", "free", "cooling", "queue"} {
@@ -88,8 +90,8 @@ func auditOnce(ctx context.Context, g *shared, mode string) (all []Finding, err 
 	return all, nil
 }
 
-// violations say what each finding of the script means. A text gets the id, and then the counter
-// and what it should be.
+// violations maps each finding of the audit script (law and kind) to its text for people. The text
+// gets the id of the member or call, and for some kinds also the counter and its right value.
 var violations = map[string]string{
 	"state two":     "member %s is free and cooling at once",
 	"state off":     "member %s is off, but free or cooling",

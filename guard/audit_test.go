@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// auditedPool is a pool whose keys a test damages: a and b are lent, c is lent as a probe of a
-// half-open breaker, d is free, e is cooling, f is off.
+// auditedPool is a pool whose keys in Redis a test damages. Its members: a and b are lent, c is
+// lent as a probe of a half-open breaker, d is free, e is cooling, f is off.
 type auditedPool struct {
 	c    *Client
 	rdb  redis.UniversalClient
@@ -58,7 +58,8 @@ func (p *auditedPool) lose(t *testing.T, id string) {
 	require.NoError(t, p.rdb.ZRem(t.Context(), p.base+"cooling", id).Err())
 }
 
-// A test for each law: what breaks it is found, and a repair sets it right.
+// TestAuditFindsAndRepairs breaks each law in the keys of a pool: Audit reports it, and Repair
+// corrects it.
 func TestAuditFindsAndRepairs(t *testing.T) {
 	t.Parallel()
 	type edit func(ctx context.Context, p *auditedPool) error
@@ -163,7 +164,8 @@ func dump(t *testing.T, p *auditedPool) map[string]any {
 	return all
 }
 
-// A repair hands a member that was lost to the call that waits for it.
+// TestRepairServesTheQueue checks that Repair gives a lost member, which was neither free nor
+// cooling, to the call that waits for a member.
 func TestRepairServesTheQueue(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

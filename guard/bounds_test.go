@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// One call does a bounded amount of maintenance. next = 0 asks for another call, until all is done.
+// TestBounds checks that one script call does a bounded amount of maintenance, such as ending
+// expired leases. Its reply next = 0 asks for another call, until all is done.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -35,7 +36,8 @@ func TestBounds(t *testing.T) {
 		readStored(check{t}, st.base, keys).lawful(check{t}, func(string) refRules { return rules })
 	}
 
-	// All leases have expired, and the deadlines of all waiters have passed.
+	// All leases have expired, and the deadlines of all waiters have passed: each call of the
+	// script wait ends at most 16 leases and removes at most 64 waiters.
 	st.now += 4_000_000
 	calls := 0
 	for next := int64(0); next == 0; calls++ {
@@ -60,7 +62,8 @@ func TestBounds(t *testing.T) {
 	}
 	require.Equal(t, int64(members), size("free"))
 
-	// Many waiters, and many members at once: one call makes at most 16 grants.
+	// Many calls wait and many members become free at once: one script call makes at most 16
+	// grants.
 	for i := range members {
 		require.Equal(t, "GRANTED", st.must("acquire", fmt.Sprint("v-", i), "v", "", "", 0, 0, 1000, "")[0])
 	}

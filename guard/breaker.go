@@ -5,9 +5,9 @@ import (
 	"errors"
 )
 
-// Breaker is a circuit breaker that processes share. It stays open for its time also when no
-// process uses it, and when Redis's clock steps back; a step forward ends that time earlier.
-// FLUSHALL closes it.
+// Breaker is a circuit breaker that processes share through Redis. Once open, it stays open for its
+// time, even if no process uses it or Redis's clock steps back. A step forward of the clock
+// shortens that time. FLUSHALL closes the breaker.
 type Breaker struct{ g *shared }
 
 // BreakerOption is an option of Breaker.
@@ -46,8 +46,9 @@ func (b *Breaker) Allow(ctx context.Context) (done func(Outcome), err error) {
 	}, nil
 }
 
-// Do calls f if the breaker allows it: Success after nil, Neutral after an error of ctx, Failure
-// after another error or a panic. It returns the error of f.
+// Do calls f if the breaker allows it, and reports the outcome: Success if f returned nil, Neutral
+// for an error of ctx, Failure for another error or a panic. It returns the error of f, or else of
+// Allow.
 func (b *Breaker) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	done, err := b.Allow(ctx)
 	if err != nil {

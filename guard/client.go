@@ -19,8 +19,8 @@
 // guards go on at normal speed; when it steps forward, leases and breakers end earlier by as much.
 //
 // When Redis is away, calls follow the Outage of their guard. A failover loses what the replica did
-// not have yet: limits may be passed by that much, and a member may be lent twice until its old
-// holder renews. Fences go on.
+// not have yet: limits may be exceeded by that much, and a member may be lent twice until its
+// old holder renews. Fences keep growing.
 package guard
 
 import (
@@ -83,12 +83,13 @@ type Option func(*config)
 // Prefix sets the prefix of all keys and channels; "guard:" by default. It must not hold a brace.
 func Prefix(prefix string) Option { return func(c *config) { c.prefix = prefix } }
 
-// Process sets a name of this process, which the log lines of the Client show. It identifies
-// nothing.
+// Process sets a label of this process, which the Client adds to its log lines. It has no other
+// effect.
 func Process(label string) Option { return func(c *config) { c.process = label } }
 
-// AllowEviction lets guards work in a Redis that evicts keys when its memory is full. An evicted
-// guard forgets its limits, leases and queue.
+// AllowEviction makes the Client accept a Redis that evicts keys when its memory is full; otherwise
+// its calls fail with ErrSetup. A guard whose keys are evicted forgets its limits, leases and
+// queue.
 func AllowEviction() Option { return func(c *config) { c.allowEviction = true } }
 
 // Meter sets the OpenTelemetry meter that records the metrics. Without this option the Client
@@ -128,9 +129,9 @@ func New(rdb redis.UniversalClient, opts ...Option) *Client {
 	return c
 }
 
-// Close leaves all queues, and waits until all leases are released or ctx ends. It then closes Lost
-// of the remaining leases and renews them no more: they end by their lease. Later calls answer
-// ErrClosed. The Redis client stays open.
+// Close removes this Client's calls from all queues, and waits until its leases are released or ctx
+// ends. It then closes Lost of the remaining leases and stops renewing them, so that they expire in
+// Redis. Later calls return ErrClosed. The Redis client stays open.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	first := !c.closed
@@ -172,7 +173,8 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 }
 
-// start runs a task in a goroutine that Close waits for; it returns false after Close.
+// start runs a task in a goroutine for which Close waits. After Close it runs nothing and returns
+// false.
 func (c *Client) start(task func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,9 +201,9 @@ type setupResult struct {
 	passed       bool // it is not repeated
 }
 
-// check checks once that Redis can hold guards. A check that has failed is repeated a second after
-// its end, by one call, while the others get the last result. queue says whether the call needs to
-// publish.
+// check returns an error if Redis can't hold guards. Redis is asked once. After a failed check, one
+// call asks again at the earliest a second later, while other calls get the last result. queue says
+// that the call may wait in a queue, for which Redis must allow PUBLISH.
 func (c *Client) check(ctx context.Context, queue bool) error {
 	r := c.setup.Load()
 	if r == nil || !r.passed && time.Since(r.ended) > time.Second {
@@ -219,8 +221,8 @@ func (c *Client) check(ctx context.Context, queue bool) error {
 	return nil
 }
 
-// checkAgain replaces the result last. While another call does so, it returns last, if there is
-// one.
+// checkAgain asks Redis again, replaces the result last and returns the new one. If another call
+// already asks, it returns last, or waits for the new result if last is nil.
 func (c *Client) checkAgain(ctx context.Context, last *setupResult) (*setupResult, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -262,7 +264,8 @@ func (c *Client) checkAgain(ctx context.Context, last *setupResult) (*setupResul
 	return nil, c.unchecked(ctx)
 }
 
-// unchecked is the error of a call that has waited for a check in vain.
+// unchecked returns the error of a call that got no result of check in time: the error of ctx, or
+// else ErrUnavailable.
 func (c *Client) unchecked(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -305,7 +308,8 @@ func checkSetup(ctx context.Context, c *Client) *setupResult {
 	return r
 }
 
-// evictionPolicy returns what Redis does when its memory is full; "" when it does not say so.
+// evictionPolicy returns Redis's setting maxmemory-policy; "" if Redis does not tell it. On a
+// Cluster it prefers the policy of a master that evicts keys.
 func evictionPolicy(ctx context.Context, rdb redis.UniversalClient) (string, error) {
 	var found string
 	err := eachMaster(ctx, rdb, func(ctx context.Context, c redis.Cmdable) error {

@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// sizes returns the numbers of members of a pool: all, free, and hashes.
+// sizes counts in Redis, for a pool, all its members, its free ones, and the hashes of members.
 func sizes(t *testing.T, rdb *redis.Client, base string) [3]int64 {
 	t.Helper()
 	hashes := map[string]bool{} // SCAN may return a key twice
@@ -31,8 +31,8 @@ func sizes(t *testing.T, rdb *redis.Client, base string) [3]int64 {
 	}
 }
 
-// A large pool is declared in pieces. A second declaration retires members in pieces; a member that
-// is lent stays until its release.
+// TestLargePool declares a pool of 10,000 members, which takes several script calls. A second
+// declaration removes members in several calls, too; a lent member stays until its release.
 func TestLargePool(t *testing.T) {
 	t.Parallel()
 	rdb, c := newTestClient(t, redistest.Server(t).URL(), "t:")
@@ -64,7 +64,8 @@ func TestLargePool(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnknownMember)
 }
 
-// Without Rev the newest declaration wins; with it only one with a higher number does.
+// TestRev: without Spec.Rev the newest declaration of a pool wins; with it, only a declaration with
+// a higher Rev replaces the stored one.
 func TestRev(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
@@ -93,7 +94,8 @@ func TestRev(t *testing.T) {
 	})
 }
 
-// A member may have a limit, a breaker and a concurrency of its own.
+// TestOverrides: a member may have a limit, a breaker and a concurrency of its own, instead of
+// those of the pool's spec.
 func TestOverrides(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
@@ -138,7 +140,8 @@ func TestOverrides(t *testing.T) {
 	})
 }
 
-// A change of the limit keeps what was spent; another kind of limit begins with what is left.
+// TestLimitChanges: a new rate of the same limiter kind keeps the permits that were spent. A
+// limiter of another kind begins with the permits that are left.
 func TestLimitChanges(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
@@ -166,7 +169,8 @@ func TestLimitChanges(t *testing.T) {
 	})
 }
 
-// A Redis user that may not publish is told so before any script runs.
+// TestNoPublish: if the Redis user may not publish, calls fail with ErrNoPublish before any script
+// runs.
 func TestNoPublish(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -195,8 +199,8 @@ func TestNoPublish(t *testing.T) {
 	}
 }
 
-// Every key of a lock has a time to live at any time, longer than the lease. Keys of breakers live
-// for longer than the breaker is open.
+// TestTimesToLive: every key of a lock always has a time to live that is longer than the lease. The
+// keys of a breaker live for longer than the breaker stays open.
 func TestTimesToLive(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		rdb, c := newTestClient(t, url, prefix)
@@ -255,8 +259,8 @@ func TestTimesToLive(t *testing.T) {
 	})
 }
 
-// A call that comes too late is repeated once with the right clock. A pool that Redis has lost is
-// declared again, and fences go on.
+// TestLateAndUnknown: a call that reaches Redis too late is sent once more with the right clock. A
+// pool that Redis has lost is declared again, and fences keep growing.
 func TestLateAndUnknown(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		rdb, c := newTestClient(t, url, "t:")
@@ -279,7 +283,8 @@ func TestLateAndUnknown(t *testing.T) {
 	})
 }
 
-// Calls wait in the queue: first in, first out. A call that gives up leaves it.
+// TestQueue: calls get the member in the order in which they came. A call that gives up leaves the
+// queue.
 func TestQueue(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		rdb, c := newTestClient(t, url, prefix)
@@ -338,7 +343,8 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// An operator takes a member back: its holder learns it, and f's ctx ends with ErrLost.
+// TestTakeBack: an operator ends the lease of a member. Its holder learns that, and the ctx of the
+// function that Pool.Do runs ends with ErrLost.
 func TestTakeBack(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
@@ -371,7 +377,7 @@ func TestTakeBack(t *testing.T) {
 	})
 }
 
-// A breaker opens after failures in a row, lets one probe through, and closes.
+// TestBreaker: a breaker opens after failures in a row, lets one probe through, and closes.
 func TestBreaker(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
@@ -397,7 +403,8 @@ func TestBreaker(t *testing.T) {
 	})
 }
 
-// While Redis is away, calls follow the policy of their guard.
+// TestOutage: while Redis is away, calls are refused, allowed or limited locally, as the outage
+// policy of their guard says.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -457,8 +464,9 @@ func TestMistakes(t *testing.T) {
 	require.ErrorIs(t, err, ErrClosed)
 }
 
-// A declaration without a breaker leaves an open member alone until its time has come. Then the
-// breaker is closed for good.
+// TestPolicyRemovedWhileOpen: a new declaration takes the breaker away from a member whose breaker
+// is open. The member is not lent before the open time is over; then its breaker is closed for
+// good.
 func TestPolicyRemovedWhileOpen(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)

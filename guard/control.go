@@ -10,7 +10,8 @@ import (
 // Action is what an operator does with a member.
 type Action string
 
-// The actions of Control, beside Open: it opens the breaker for as long as its policy says.
+// The actions of Control. There is one more, Open: it opens the member's breaker for as long as the
+// breaker's policy says.
 const (
 	Disable      Action = "disable"   // no new lease; leases that are out run on
 	Enable       Action = "enable"    // ends Disable
@@ -21,12 +22,13 @@ const (
 // Actions are all actions.
 var Actions = []Action{Disable, Enable, Open, CloseBreaker, TakeBack}
 
-// operations are the methods of a Client that operators use: they take the name of any guard.
+// operations holds the methods of Client by which operators read and change any guard by its name.
 type operations struct{ c *Client }
 
-// Control does something with a member of a guard. guard is KIND/NAME, for example pool/smtp; a
-// NAME alone is that of a pool. Guards that are not pools have one member, "1". A repeated call
-// does no harm. When Redis is away it is ErrUnavailable, whatever the guard's outage policy.
+// Control carries out an operator's action on one member of a guard. guard is KIND/NAME, for
+// example pool/smtp; a NAME alone is that of a pool. Guards that are not pools have one member,
+// "1". A repeated call does no harm. When Redis is away, Control returns ErrUnavailable, whatever
+// the guard's outage policy.
 //
 // Further errors: ErrUnknownGuard, ErrUnknownMember, ErrNoBreaker when the member has no breaker to
 // open or close, and ErrInvalid.
@@ -66,7 +68,7 @@ func (o operations) Control(ctx context.Context, guard, member string, do Action
 	}
 }
 
-// Kinds are the kinds of guards, as they are in the names of guards.
+// Kinds lists the kinds of guards: the first parts of the names KIND/NAME.
 var Kinds = []string{kindPool, kindBreaker, kindLock, kindSemaphore, kindKey}
 
 // ParseName splits the name of a guard into its kind and the rest: KIND/NAME, key/NAME/KEY, or a

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A call that its caller has given up leaves nothing behind: its cancellation does not overtake it.
+// TestGivenUpCallsLeaveNothing: a call whose context ends early leaves no lease in Redis, because
+// its cancellation does not reach Redis before the call itself.
 func TestGivenUpCallsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -34,7 +35,8 @@ func TestGivenUpCallsLeaveNothing(t *testing.T) {
 	}, patience/2, 10*time.Millisecond)
 }
 
-// While Redis is known to be away, calls are not sent, so there is nothing to cancel.
+// TestCallsThatWereNotSentAreNotCancelled: while this process knows that Redis is away, it sends no
+// calls, so it has no cancellations to repeat.
 func TestCallsThatWereNotSentAreNotCancelled(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -99,7 +101,8 @@ func TestMistakesOfSpecsAreNamed(t *testing.T) {
 	}
 }
 
-// A lease that is shorter than the earlier ones of its guard is renewed in time.
+// TestShorterLeaseIsRenewed: if a guard had leases of a minute before, a lease of 3 s is still
+// renewed in time.
 func TestShorterLeaseIsRenewed(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -114,8 +117,8 @@ func TestShorterLeaseIsRenewed(t *testing.T) {
 	require.NoError(t, l.Release(t.Context(), Neutral))
 }
 
-// No key of a guard expires before its last lease has ended, or before a throttled member is free:
-// also when a newer spec has a shorter TTL.
+// TestKeysOutliveLeasesAndThrottling: no key of a guard expires before its last lease has ended, or
+// before a throttled member is free, even if a process with a shorter TTL used the guard last.
 func TestKeysOutliveLeasesAndThrottling(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

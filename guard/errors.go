@@ -29,9 +29,9 @@ var (
 	// ErrUnknownGuard: Redis knows no guard of this name: it was never used, or its keys have
 	// expired.
 	ErrUnknownGuard = errors.New("no such guard")
-	// ErrNoBreaker: Control was to open or close the breaker of a member that has none.
+	// ErrNoBreaker: Control was asked to open or close the breaker of a member that has none.
 	ErrNoBreaker = errors.New("the member has no circuit breaker")
-	// ErrTooManyTokens: a Take of more permits than the limiter can ever hold.
+	// ErrTooManyTokens: Take was asked for more permits than the limiter can ever allow at once.
 	ErrTooManyTokens = errors.New("more tokens than the limit can ever allow")
 	// ErrNoPublish: the Redis user may not publish to the channel that wakes waiters.
 	ErrNoPublish = errors.New("the Redis user needs the commands publish and subscribe and the channels " +
@@ -44,16 +44,18 @@ var (
 	ErrSetup = errors.New("redis is not suitable for guards")
 )
 
-// errNotSent is the error of a call that was not sent, because Redis is away.
+// errNotSent is the error of a call that was not sent to Redis, because earlier calls of the guard
+// got no answer.
 var errNotSent = fmt.Errorf("%w: the last call got no answer", ErrUnavailable)
 
-// mayHaveArrived says whether a call that ended with err may have reached Redis, so that it must be
-// cancelled.
+// mayHaveArrived says whether a call for a lease that ended with err may have reached Redis. It may
+// then have a lease or stand in the queue, so it must be cancelled.
 func mayHaveArrived(ctx context.Context, err error) bool {
 	return (errors.Is(err, ErrUnavailable) || ctx.Err() != nil) && !errors.Is(err, errNotSent)
 }
 
-// Reason says why a guard can't lend. Of several reasons it is the one that lasts longest.
+// Reason is why a guard can't lend now. If there are several reasons, it is the one that lasts
+// longest.
 type Reason string
 
 // The reasons of a denial, as replies, JSON and metrics show them.
@@ -65,8 +67,8 @@ const (
 	Disabled    Reason = "disabled"     // all members are off
 )
 
-// DeniedError says why a call was denied, and when a member can be lent unless a lease is released
-// before: it is due, or a lease ends.
+// DeniedError says why a guard did not lend, and when the next member is due or its lease ends. If
+// a lease is released, a member can be lent before that time.
 type DeniedError struct {
 	Guard  string        // name of the guard
 	Until  time.Time     // by the clock of this process; zero if it is not known
@@ -85,13 +87,14 @@ func (e *DeniedError) Error() string {
 // Unwrap returns ErrDenied.
 func (e *DeniedError) Unwrap() error { return ErrDenied }
 
-// invalid returns an error that names the field and its limit.
+// invalid returns an ErrInvalid with a text that names the field and its limit.
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// outage says whether a call failed because Redis is away, and whether it is away for every call of
-// this guard: a refused write or a moving slot concerns one call.
+// outage classifies the error of a call to Redis. unavailable: Redis could not serve this call.
+// away: it serves no call of this guard now. A write refused for lack of memory and an answer about
+// a moving slot concern one call only, so they are not away.
 func outage(err error) (unavailable, away bool) {
 	if call.IsOOM(err) {
 		return true, false

@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/guard"
 )
 
-// connect returns a client of guards. A service connects to its Redis instead: a single server,
-// Sentinel or a Cluster.
+// connect returns a client of guards on a Redis in memory. A real service connects to its own
+// Redis: a single server, Sentinel or a Cluster.
 func connect() (c *guard.Client, end func()) {
 	server, err := miniredis.Run()
 	if err != nil {
@@ -94,7 +94,8 @@ func ExampleBreaker_Do() {
 	// called: <nil>
 }
 
-// document is a row of a store. An SQL store does the same in one statement:
+// document is a row of a store that refuses writes with an old fence. An SQL store does the same in
+// one statement:
 //
 //	UPDATE documents SET text = $2, fence = $1 WHERE id = $3 AND fence <= $1
 //

@@ -19,10 +19,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// patience is how long a test waits for something that must happen.
+// patience is the longest time for which a test waits for something that must happen.
 const patience = 30 * time.Second
 
-// dial returns a client with the defaults of go-redis, as a user of the package has it.
+// dial returns a Redis client with go-redis's default timeouts and retries, as most users of the
+// package have it.
 func dial(t *testing.T, addr string) *redis.Client {
 	t.Helper()
 	rdb := redis.NewClient(&redis.Options{Addr: addr, Protocol: 2, DisableIdentity: true})
@@ -132,7 +133,8 @@ func TestRedisAway(t *testing.T) {
 		defer cancel()
 		return f(ctx)
 	}
-	// The first call of a guard finds out that Redis is away; its context ends before its timeout.
+	// Wait until a call has found out that Redis is away. From then on, the limiter open allows
+	// calls at once.
 	require.Eventually(t, func() bool {
 		_, err := open.Take(ctx, "k", 1)
 		return err == nil
@@ -184,8 +186,8 @@ func TestRedisAway(t *testing.T) {
 	}, patience, 10*time.Millisecond, "the limit holds again")
 }
 
-// TestLostReplies: with 5% of all replies lost, no limit is passed, no member is lent twice at
-// once, and all leases come back.
+// TestLostReplies: with 5% of Redis's replies lost, no rate limit is exceeded, no member is lent
+// twice at once, and all leases end.
 func TestLostReplies(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -193,7 +195,8 @@ func TestLostReplies(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
 	ctx := t.Context()
-	// The window is longer than any lease is held. A grant may wait for its claim for two seconds.
+	// The window is longer than any lease is held; up to two seconds of that may pass before a
+	// grant is claimed.
 	const members, permits, window, span = 4, 200, 3 * time.Second, 5 * time.Second
 	spec := guard.Spec{Rate: guard.PerWindow(permits, window), Lease: 500 * time.Millisecond, MaxWait: 2 * time.Second}
 	for i := range members {
@@ -245,7 +248,8 @@ func TestLostReplies(t *testing.T) {
 		total += len(all)
 		slices.SortFunc(all, func(a, b use) int { return a.from.Compare(b.from) })
 		for i := permits; i < len(all); i++ {
-			// The call was seen by the downstream API between from and to.
+			// from and to are when a lease began and ended. The downstream API sees the call
+			// between them.
 			require.GreaterOrEqual(t, all[i].to.Sub(all[i-permits].from), window, "more than %d calls of %s", permits, member)
 		}
 	}
@@ -270,8 +274,8 @@ func TestLostReplies(t *testing.T) {
 	}, patience, 20*time.Millisecond)
 }
 
-// TestFlush: after FLUSHALL pools are declared again, waiting calls stand in the queue again, and
-// fences go on.
+// TestFlush: after FLUSHALL, the Client declares its pools again and puts its waiting calls into
+// the queue again; fences keep growing.
 func TestFlush(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := t.Context()
@@ -309,8 +313,8 @@ func TestFlush(t *testing.T) {
 	})
 }
 
-// TestHolderDies: the lock of a process that died is free when its lease ends, and the waiting call
-// gets it then.
+// TestHolderDies: when a process that holds a lock dies, the lock is free when its lease ends, and
+// a waiting call gets it then.
 func TestHolderDies(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
@@ -430,8 +434,8 @@ func TestDo(t *testing.T) {
 	})
 }
 
-// TestCluster: guards of different slots work on a Cluster, also while a slot moves, and waiting
-// calls are woken although another node announces their grant.
+// TestCluster: guards in several hash slots work on a Redis Cluster, even while a slot moves.
+// Waiting calls are woken although another node publishes their grant.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 3)

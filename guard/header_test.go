@@ -36,7 +36,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// sent records the keys and arguments of scripts, by the script's hash.
+// sent is a hook of the Redis client that records the keys and arguments of each script call, by
+// the script's hash.
 type sent struct {
 	mu sync.Mutex
 	of map[string][][]any
@@ -67,7 +68,8 @@ func (s *sent) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// The Go contracts send the keys and arguments that the headers list.
+// TestContractsKeepToTheHeaders: the Go code sends each script the keys and arguments that the
+// header of its Lua file lists.
 func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -141,8 +143,7 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.Empty(t, seen.of)
 }
 
-// The keys that scripts build are those of the design. The key outbox is never written: allow_oom
-// names it.
+// TestKeysOfScripts: the scripts name exactly the keys of a guard that the design lists.
 func TestKeysOfScripts(t *testing.T) {
 	t.Parallel()
 	named := regexp.MustCompile(`B \.\. '([^']+)'`)

@@ -21,7 +21,7 @@ type Health struct {
 	Guards  []NamedHealth `json:"guards"` // those that this process has used
 }
 
-// RedisHealth is what Redis says of itself. On a Cluster it is that of one master.
+// RedisHealth is what Redis answers to PING and INFO. On a Cluster it describes one master.
 type RedisHealth struct {
 	Reachable   bool    `json:"reachable"`
 	Error       string  `json:"error,omitempty"`
@@ -95,7 +95,8 @@ func (r *RedisHealth) read(info string) {
 	}
 }
 
-// eachMaster calls f for each server that holds keys, one after the other.
+// eachMaster calls f for each Redis server that holds keys, one after the other, up to the first
+// error. On a Cluster these are the masters.
 func eachMaster(ctx context.Context, rdb redis.UniversalClient, f func(context.Context, redis.Cmdable) error) error {
 	all, err := masters(ctx, rdb)
 	for _, master := range all {
@@ -106,7 +107,8 @@ func eachMaster(ctx context.Context, rdb redis.UniversalClient, f func(context.C
 	return err
 }
 
-// masters returns the servers that hold keys, ordered by address.
+// masters returns the Redis servers that hold keys: the masters of a Cluster, ordered by address,
+// or else the only server.
 func masters(ctx context.Context, rdb redis.UniversalClient) ([]redis.Cmdable, error) {
 	cluster, ok := rdb.(*redis.ClusterClient)
 	if !ok {

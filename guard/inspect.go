@@ -23,8 +23,8 @@ func (p *Pool) Inspect(ctx context.Context) (api.Guard, error) {
 	return p.g.inspect(ctx)
 }
 
-// Inspect reads a guard by its name: KIND/NAME, or the NAME of a pool. The error is ErrUnknownGuard
-// when Redis knows no such guard.
+// Inspect returns what Redis stores of one guard. name is KIND/NAME, or the NAME of a pool. The
+// error is ErrUnknownGuard when Redis knows no such guard.
 func (o operations) Inspect(ctx context.Context, name string) (api.Guard, error) {
 	g, err := o.named(name)
 	if err != nil {
@@ -53,7 +53,8 @@ func (g *shared) inspect(ctx context.Context) (api.Guard, error) {
 	}
 }
 
-// readPage adds a page of inspect's reply to v, and returns the number of its members.
+// readPage adds one page of the reply of the script inspect to v, and returns how many members the
+// page has. first says that it is the first page, which also has the queue.
 func readPage(v *api.Guard, reply any, first bool) (int, error) {
 	s := scan(reply)
 	fields, sizes, members, _, waiters := s.list(), s.list(), s.list(), s.list(), s.list()

@@ -24,7 +24,8 @@ type Lease struct {
 	ended bool        // released or lost
 }
 
-// newLease returns the lease of a grant. sent is when the call was sent that started or renewed it.
+// newLease returns the Lease of a granted call. sent is when the call was sent whose answer is the
+// grant; the lease lasts from then on.
 func (g *shared) newLease(call string, a answer, sent time.Time) *Lease {
 	l := &Lease{
 		g: g, call: call, member: a.member, fence: a.fence, probe: a.probe, length: a.lease, lost: make(chan struct{}),
@@ -34,7 +35,9 @@ func (g *shared) newLease(call string, a answer, sent time.Time) *Lease {
 	return l
 }
 
-// end returns the end of a lease as its holder counts it: a margin before Redis does.
+// end returns when a lease ends for its holder, if it was granted or renewed by a call sent at
+// sent. That is 20 ms and 5% of its length before Redis can end it, so that the holder stops before
+// another one begins.
 func (l *Lease) end(sent time.Time) time.Time {
 	return sent.Add(l.length - (l.length/20 + 20*time.Millisecond))
 }
@@ -64,9 +67,9 @@ func (l *Lease) Until() time.Time {
 // holders.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
-// Release ends the lease and reports how the call went. A lease that has ended already is no error:
-// then the outcome is not counted. After an error the lease ends by itself; Release may be called
-// again.
+// Release ends the lease and reports how the call went. It is no error if the lease has ended
+// before; then the outcome does not count. After an error, Redis ends the lease at its time, unless
+// the caller calls Release again.
 func (l *Lease) Release(ctx context.Context, o Outcome) error {
 	l.markEnded()
 	defer l.g.c.renewer.remove(l) // at the end, so that Close waits until Redis has answered
@@ -86,15 +89,17 @@ func (l *Lease) Release(ctx context.Context, o Outcome) error {
 	return nil
 }
 
-// releaseAnyway releases although ctx may have ended, within callTimeout.
+// releaseAnyway is Release for a caller whose ctx may have ended. It waits for Redis for 3 s at
+// most.
 func (l *Lease) releaseAnyway(ctx context.Context, o Outcome) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	return l.Release(ctx, o)
 }
 
-// ReleaseUnknown gives back a member that this process can't use, for example because it lacks the
-// member's secret: a Release with Unused, which the metric guard_unknown_member_total counts.
+// ReleaseUnknown releases the lease of a member that this process can't use, for example because it
+// lacks the member's secret. The outcome is Unused; the metric guard_unknown_member_total counts
+// it.
 func (l *Lease) ReleaseUnknown(ctx context.Context) error {
 	l.g.c.meter.unknownMember(l.g)
 	return l.Release(ctx, Unused)
@@ -102,7 +107,8 @@ func (l *Lease) ReleaseUnknown(ctx context.Context) error {
 
 func (l *Lease) fenceText() string { return strconv.FormatInt(l.fence, 10) }
 
-// markEnded makes the lease end. It returns false if the lease had ended before.
+// markEnded marks the lease as ended in this process and stops its timer. It returns false if the
+// lease was marked before.
 func (l *Lease) markEnded() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,7 +133,7 @@ func (l *Lease) lose() {
 	}
 }
 
-// extend notes that a renewal has succeeded that was sent at a time.
+// extend moves the end of the lease after a successful renewal. sent is when the renewal was sent.
 func (l *Lease) extend(sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,8 +144,8 @@ func (l *Lease) extend(sent time.Time) {
 	l.timer.Reset(time.Until(l.until))
 }
 
-// renewer renews the leases of this process. One goroutine decides what is due: each guard's leases
-// are renewed together, three times during their length.
+// renewer renews the leases of this process. One goroutine decides which guards are due. All leases
+// of a guard are renewed together, each time a third of their length has passed.
 type renewer struct {
 	c    *Client
 	wake chan struct{}
@@ -215,7 +221,7 @@ func (r *renewer) remove(l *Lease) {
 	}
 }
 
-// close returns a channel that is closed when no lease is left. No lease can be added any more.
+// close makes add refuse further leases. It returns a channel that is closed when no lease is left.
 func (r *renewer) close() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -265,7 +271,8 @@ func (r *renewer) loop() {
 	}
 }
 
-// renewDue starts the renewals that are due, and returns the time until the next ones are.
+// renewDue starts the renewals of all guards that are due, and returns the time until the next
+// guard is due.
 func (r *renewer) renewDue(now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -293,7 +300,8 @@ func (r *renewer) renewDue(now time.Time) time.Duration {
 	return r.soonest.Sub(now)
 }
 
-// renew renews leases of one guard. Leases of the same length go into one call.
+// renew renews leases of one guard, those of the same length together, and sets when the guard is
+// due again: after a third of the shortest length, or after a twelfth if a renewal failed.
 func (r *renewer) renew(g *shared, of *renewals, leases []*Lease) {
 	byLength := map[time.Duration][]*Lease{}
 	for _, l := range leases {

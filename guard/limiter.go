@@ -37,7 +37,8 @@ type LimiterOption interface{ toLimiter(*Limiter) }
 // OutageOption is an option of Limiter and of Breaker.
 type OutageOption struct{ outage Outage }
 
-// OnOutage says what calls do when Redis is away. By default they are allowed.
+// OnOutage sets what calls of a Limiter or Breaker do when Redis is away. By default they are
+// allowed.
 func OnOutage(o Outage) OutageOption { return OutageOption{o} }
 
 func (o OutageOption) toLimiter(l *Limiter) { l.outage = o.outage }
@@ -174,5 +175,6 @@ func (l *Limiter) takeLocally(key string, n int) (Decision, error) {
 	return Decision{Allowed: true, Left: int(local.TokensAt(now)), At: now}, nil
 }
 
-// mostLocalKeys bounds the memory of the limits that a process keeps while Redis is away.
+// mostLocalKeys is for how many keys a limiter with the policy Local keeps limits in memory while
+// Redis is away. One more key makes it forget all of them, and they begin full again.
 const mostLocalKeys = 10_000

@@ -22,7 +22,8 @@ type Query struct {
 	Limit  int    // the most guards on the page; 0 = 50, at most 1,000
 }
 
-// The cost of one page: SCAN goes over at most scanSteps times scanCount keys.
+// The bounds of one page. It takes at most scanSteps calls of SCAN over scanCount keys each.
+// Without Query.Limit it has at most fewListed guards; mostListed is the largest limit.
 const (
 	scanSteps  = 100
 	scanCount  = 1000
@@ -30,9 +31,10 @@ const (
 	fewListed  = 50
 )
 
-// List returns a page of the guards that Redis knows, in no order. A page may have less than Limit
-// guards, or none, and a cursor all the same: Redis is searched in parts of 100,000 keys. A guard
-// that is made, or that expires, while pages are read may be missing.
+// List returns a page of the guards that Redis knows, in no order. A page may have fewer guards
+// than Limit, or none, although more pages follow (its Cursor is not ""): one page searches at most
+// 100,000 keys of Redis. A guard that is made, or that expires, while pages are read may be
+// missing.
 func (o operations) List(ctx context.Context, q Query) (api.GuardList, error) {
 	if q.Kind != "" && !slices.Contains(Kinds, q.Kind) {
 		return api.GuardList{}, invalid("kind %.40q: must be pool, breaker, lock, semaphore or key", q.Kind)
@@ -79,8 +81,8 @@ func (o operations) Guards(ctx context.Context, keys bool) ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// position is where a page begins: at a cursor of SCAN on one of the servers, behind a name that
-// this cursor returned before.
+// position is where a page of List begins: the server, the cursor of SCAN on it, and the last name
+// that earlier pages have returned of this SCAN call's names; "" if none.
 type position struct {
 	server int
 	cursor uint64
@@ -105,8 +107,8 @@ func parsePosition(text string) (p position, ok bool) {
 	return position{int(server), cursor, parts[2]}, err == nil
 }
 
-// names returns the names of a page, and the cursor of the next one. The error is ErrInvalid for a
-// cursor that no page has returned.
+// names returns the names of one page of guards, and the cursor of the next page; "" after the last
+// one. The error is ErrInvalid for a cursor that no page has returned.
 func (o operations) names(ctx context.Context, q Query) (names []string, next string, err error) {
 	at, ok := parsePosition(q.Cursor)
 	if !ok {
@@ -142,7 +144,8 @@ func (o operations) names(ctx context.Context, q Query) (names []string, next st
 	return names, "", nil
 }
 
-// scanOnce returns the sorted names that one SCAN finds behind at.after, and the next cursor.
+// scanOnce calls SCAN once, at a position. It returns the names of guards that sort behind
+// at.after, and the cursor of the next SCAN call.
 func (o operations) scanOnce(
 	ctx context.Context, server redis.Cmdable, kind string, at position,
 ) (names []string, next uint64, err error) {

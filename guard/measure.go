@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// mostKnown bounds the names that a search for guards remembers.
+	// mostKnown is how many names of guards Measure remembers at most from its search of Redis.
 	mostKnown = 10_000
-	// mostCountedMembers is the number of members above which busy and off ones are not told apart:
-	// that needs a look at each member.
+	// mostCountedMembers is the number of members of a guard above which Measure counts members
+	// that are off as busy. To tell them apart, it would have to read each member.
 	mostCountedMembers = 1000
 )
 
-// measured is what Redis knows of guards, for the metrics guard_members and
+// measured holds what Measure has read from Redis for the metrics guard_members and
 // guard_leases_ended_total.
 type measured struct {
 	mu     sync.Mutex

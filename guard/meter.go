@@ -11,10 +11,11 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// mostLabels bounds the values of the label guard. Further guards are "other".
+// mostLabels is how many values the metric label guard may have. Further guards have the label
+// "other".
 const mostLabels = 64
 
-// pingTimeout bounds the command by which a collection of metrics measures redis_ping_ms.
+// pingTimeout bounds the PING that each collection of metrics sends to measure redis_ping_ms.
 const pingTimeout = 500 * time.Millisecond
 
 // meter are the metrics of a Client. The label guard is the guard's name; members are never labels.
@@ -111,7 +112,8 @@ func (m *meter) close() {
 
 type sums struct{ held, queued, outage int64 }
 
-// sums returns the present values by label. All guards of a PerKey have one label.
+// sums returns for each label, as it is now: the leases that this process holds, its calls in
+// queues, and whether Redis is away. All guards of a PerKey have one label.
 func (m *meter) sums() map[string]*sums {
 	all := map[string]*sums{}
 	of := func(g *shared) *sums {
@@ -214,7 +216,7 @@ func (m *meter) released(g *shared, r settled) {
 	}
 }
 
-// unknownMember counts a member that was given back because this process lacks it.
+// unknownMember counts a lease that was given back because this process can't use its member.
 func (m *meter) unknownMember(g *shared) {
 	if m.c.cfg.meter != nil {
 		m.unknown.Add(context.Background(), 1, metric.WithAttributes(attribute.String("guard", g.label)))

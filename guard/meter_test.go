@@ -20,8 +20,8 @@ import (
 
 func release(context.Context, *Lease) error { return nil }
 
-// meteredClient returns a client with metrics, and a function that collects them as
-// "name{label=value,...}" → value; of a histogram the value is its count.
+// meteredClient returns a client with metrics, and a function that reads the metrics as a map of
+// "name{label=value,...}" to values; a histogram's value is its count.
 func meteredClient(t *testing.T, url, prefix string) (*Client, func() map[string]float64) {
 	opts, err := redis.ParseURL(url)
 	require.NoError(t, err)
@@ -159,7 +159,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// Measure has at most 64 guards; the rest of the names share a label.
+// TestMeasureIsBounded: Measure reads at most 64 guards, and all further names share the label
+// other.
 func TestMeasureIsBounded(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

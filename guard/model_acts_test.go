@@ -118,7 +118,8 @@ func (m *model) releaseAll(outcome string) {
 	}
 }
 
-// actReleaseAgain releases leases that have ended, and one under a fence of another lease.
+// actReleaseAgain is a step of TestModel: it releases leases that have ended already, and a lease
+// with a wrong fence.
 func (m *model) actReleaseAgain() {
 	var endings []refEnding
 	if len(m.past) > 0 {
@@ -192,7 +193,7 @@ func (m *model) actDeclare() {
 	piece(rev, false, members[:1])
 	if rev == 0 || rev == m.ref.rev {
 		piece(m.ref.rev, true, members[1:])
-		// The last piece retires those that it does not name and the first piece did.
+		// This last piece of the declaration also removes members that only the first piece names.
 	}
 }
 

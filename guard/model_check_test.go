@@ -28,7 +28,8 @@ func (c check) no(err error) {
 	}
 }
 
-// equal compares fast: require.Equal costs more than a call to Redis.
+// equal fails the test if want and got differ. It calls require.Equal only then, because that costs
+// more than a call to Redis.
 func (c check) equal(want, got any, what string, args ...any) {
 	if want != got {
 		require.Equal(c.t, want, got, fmt.Sprintf(what, args...))
@@ -57,7 +58,8 @@ func newSource(text string) source {
 	return source{hex.EncodeToString(sum[:]), text}
 }
 
-// dumpKeys returns the type, the time to live and the content of every key.
+// dumpKeys is a Lua script that returns the Redis type, the time to live and the content of every
+// key.
 var dumpKeys = newSource(`
 local out = {}
 for _, key in ipairs(redis.call('KEYS', '*')) do
@@ -73,7 +75,7 @@ end
 return out
 `)
 
-// scripted runs the scripts of the package on a server whose time the test sets.
+// scripted runs the package's Lua scripts on a Redis or miniredis whose time the test sets.
 type scripted struct {
 	c       *redis.Client
 	scripts map[string]source
@@ -100,7 +102,8 @@ func filesOf(name string) []string {
 	return append(files, "guard/"+name)
 }
 
-// newScripted loads the scripts. On a real server (setTime == nil) they read the time from a key.
+// newScripted loads the scripts. With setTime nil, for a real Redis, the scripts are changed to
+// read the time from a key.
 func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *scripted {
 	t.Helper()
 	opts.DisableIdentity, opts.Protocol = true, 2
@@ -146,7 +149,8 @@ func (k key) hash() map[string]string {
 	return h
 }
 
-// run calls a script at a time, and returns its reply and all keys after it.
+// run calls a script at the given Redis time, and returns its reply and all keys as they are
+// afterwards.
 func (s *scripted) run(t check, micros int64, script string, keys []string, args []any) (any, map[string]key) {
 	ctx := context.Background()
 	pipe := s.c.Pipeline()
@@ -184,7 +188,8 @@ type stored struct {
 	permits         map[string]refPermits
 }
 
-// readStored reads the keys of a guard. It checks that there are no others under its base.
+// readStored turns the dumped keys of a guard into a struct, and fails if there are keys under the
+// guard's prefix that it does not know.
 func readStored(t check, base string, keys map[string]key) *stored {
 	s := &stored{members: map[string]map[string]string{}, permits: map[string]refPermits{}}
 	scores := func(name string) map[string]int64 {
@@ -266,7 +271,8 @@ func (s *stored) show(now int64) string {
 	return strings.Join(lines, "\n")
 }
 
-// lawful checks what must hold in every state, whatever the reference says.
+// lawful checks the laws of guards on the keys that a script has left. They must hold in every
+// state, whatever the reference model says.
 func (s *stored) lawful(t check, rulesOf func(member string) refRules) {
 	held, probes := map[string]int64{}, map[string]int64{}
 	t.equal(len(s.until), len(s.leases), "leases = lease")

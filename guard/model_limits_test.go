@@ -12,8 +12,8 @@ type refLimit struct {
 	permits, window, burst int64
 }
 
-// refEntry is an entry of a sliding log: the permits that were spent in one 64th of the window,
-// under the time of the latest.
+// refEntry is an entry of the log of a sliding limiter in the reference model: n permits that were
+// spent in one 64th of the window, and when the latest of them was.
 type refEntry struct{ at, n int64 }
 
 // refPermits is the state of one limiter.
@@ -25,8 +25,8 @@ type refPermits struct {
 
 func (p *refPermits) each() int64 { return p.limit.window / p.limit.permits }
 
-// inWindow returns the entries that are in the window. The others are forgotten when the log is
-// written the next time, so a limit with a longer window may count them again.
+// inWindow returns the log's entries inside the window. It does not remove the others: that happens
+// when the log is written next, so a limit with a longer window may count them again.
 func (p *refPermits) inWindow(now int64) []*refEntry {
 	log := p.log
 	for len(log) > 0 && log[0].at <= now-p.limit.window {
@@ -47,7 +47,8 @@ func (p *refPermits) left(now int64) int64 {
 	return (now + p.limit.burst*p.each() - max(p.due, now) + early) / p.each()
 }
 
-// when returns the first time at which n permits are left, if none is spent until then.
+// when returns the first time at which n permits are left in the reference model, if none is spent
+// before.
 func (p *refPermits) when(now, n int64) int64 {
 	if p.limit.kind == "sliding" {
 		left, at := p.left(now), now
@@ -62,8 +63,8 @@ func (p *refPermits) when(now, n int64) int64 {
 	return max(p.due, now) + n*p.each() - p.limit.burst*p.each()
 }
 
-// spend returns the entry under which n permits were spent. read is the time at which the script
-// has read the log: it forgets what had left the window then.
+// spend spends n permits in the reference model and returns the log entry that counts them; nil for
+// a token bucket. As the script does, it removes entries that had left the window at the time read.
 func (p *refPermits) spend(read, now, n int64) *refEntry {
 	if p.limit.kind == "token" {
 		p.due = max(p.due, now) + n*p.each()
@@ -81,7 +82,8 @@ func (p *refPermits) spend(read, now, n int64) *refEntry {
 	return e
 }
 
-// takeOut takes a permit out of its entry, unless the entry has left the window.
+// takeOut gives one permit back in the reference model: it takes it out of its log entry, unless
+// the entry has left the window.
 func (p *refPermits) takeOut(now int64, e *refEntry) {
 	for i, other := range p.inWindow(now) {
 		if other == e {
@@ -94,8 +96,8 @@ func (p *refPermits) takeOut(now int64, e *refEntry) {
 	}
 }
 
-// change sets another limit. It returns whether permits that were spent before can still be moved
-// or given back.
+// change replaces the limit in the reference model. It returns whether permits that were spent
+// before can still be moved or given back.
 func (p *refPermits) change(now int64, to refLimit) (same bool) {
 	from := p.limit
 	switch {
@@ -134,8 +136,8 @@ func (p *refPermits) at(now int64) string {
 	return "none"
 }
 
-// storedPermits reads the state of a limiter from its hash, and checks that the sum of the log is
-// right.
+// storedPermits reads the state of a limiter from its hash in Redis, and checks that the stored sum
+// equals that of its log.
 func storedPermits(t check, kind string, window int64, h map[string]string) refPermits {
 	p := refPermits{limit: refLimit{kind: kind, window: window}}
 	if kind == "token" && h["t"] != "" {
@@ -163,7 +165,8 @@ type refTake struct {
 	clk, offset int64
 }
 
-// take returns the reply of take, and the time to live of the key; 0 = not set.
+// take is the script take in the reference model: it returns the script's reply, and the time to
+// live of the key; 0 = the script does not set it.
 func (l *refTake) take(raw, n int64) (reply string, ttl int64) {
 	now, offset := raw+l.offset, l.offset
 	stepped := now < l.clk

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// reference is a guard in plain Go, written from the design and not from the scripts. Times are in
-// µs of guard time, unless their names say ms.
+// reference is the reference model of a guard for TestModel: plain Go code, written from the design
+// and not from the scripts. Times are µs of guard time, unless their names say ms.
 type reference struct {
 	known              bool
 	rev                int64
@@ -136,8 +136,8 @@ func (g *reference) configure(m *refMember) {
 	g.dropPolicy(m)
 }
 
-// dropPolicy closes the breaker of a member without a breaker's policy. An open one stays open
-// until its time has come.
+// dropPolicy closes, in the reference model, the breaker of a member that has no breaker policy any
+// more. An open breaker stays open until its time is over.
 func (g *reference) dropPolicy(m *refMember) {
 	if m.rules.failures == 0 && (m.breaker == "H" || m.breaker == "O" && m.open <= g.now) {
 		g.turn(m, "C")
@@ -181,7 +181,8 @@ func (g *reference) state(m *refMember) (where string, due int64) {
 
 func (g *reference) settle(m *refMember) { m.where, m.due = g.state(m) }
 
-// fit returns the least recently used member that can be lent.
+// fit returns the least recently used member of the reference model that can be lent; nil if none
+// can.
 func (g *reference) fit() *refMember {
 	for {
 		var best *refMember
@@ -360,8 +361,9 @@ func (g *reference) firstCooling() *refMember {
 	return first
 }
 
-// chance returns the first member that can be lent again, and when at the earliest: a cooling one
-// when it is due, or one whose lease expires. It returns nil when all members are off.
+// chance returns, in the reference model, the member that can be lent next, and when: a cooling
+// member when it is due, or a lent one when its lease expires. It returns nil when all members are
+// off.
 func (g *reference) chance() (*refMember, int64) {
 	cooling := g.firstCooling()
 	for _, l := range g.byExpiry() {

@@ -57,7 +57,8 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// quick leaves out helpers that only cost time: rapid itself shows where a check has failed.
+// quick is a rapid.T whose method Helper does nothing, because it only costs time: rapid itself
+// shows where a check has failed.
 type quick struct{ *rapid.T }
 
 func (quick) Helper() {}
@@ -72,7 +73,7 @@ func checkModel(t *testing.T, s *scripted, round int) {
 	})
 }
 
-// model is a guard and a limiter under test, with their references.
+// model holds a guard and a limiter under test in Redis, with their reference models.
 type model struct {
 	check
 	rt     *rapid.T
@@ -94,7 +95,8 @@ type model struct {
 	limiter *refTake
 }
 
-// spending is a lease as the downstream API sees it: a call at some time between grant and release.
+// spending is a lease as the downstream API may see it: one call at an unknown time between from
+// and to.
 type spending struct {
 	lease *refLease
 	from  int64
@@ -123,8 +125,8 @@ var acts = map[string]func(*model){
 	"take":          (*model).actTake,
 }
 
-// The specs and overrides. The members' limits, breakers and numbers of leases are small, so that
-// short sequences meet them.
+// The packed specs and members' overrides from which TestModel draws. The members' limits, breakers
+// and numbers of leases are small, so that short sequences reach them.
 var (
 	rates        = []string{"none|0|0|0", "sliding|2|1000|0", "sliding|3|2000|0", "sliding|1|2000|0", "token|2|1000|2", "token|4|2000|1"}
 	breakers     = []string{"0|0|0", "2|500|2", "1|1500|1", "2|3000|2"}
@@ -175,8 +177,8 @@ func (m *model) drawSpec(ttl time.Duration) string {
 	}, "|")
 }
 
-// run runs a script of the guard, and compares its reply and the state with the reference, which
-// makes the same call.
+// run runs a script and the same call of the reference model, and compares the reply and the stored
+// state.
 func (m *model) run(script string, args []any, byReference func(micros int64) []any) {
 	m.micros += rapid.SampledFrom([]int64{0, 0, 1000, 7000}).Draw(m.rt, "µs before the call")
 	clk, offset, since := m.ref.clk, m.ref.offset, m.ref.since
@@ -204,7 +206,8 @@ func (m *model) run(script string, args []any, byReference func(micros int64) []
 	m.lawfulGrants(s)
 }
 
-// lawfulGrants checks fences, the order of grants, and limits.
+// lawfulGrants checks the new leases: their fences, the order in which waiting calls got them, and
+// the limits of their members.
 func (m *model) lawfulGrants(s *stored) {
 	for call := range s.seqs {
 		m.seqs[call] = s.seqs[call]
@@ -240,9 +243,9 @@ func (m *model) lawfulGrants(s *stored) {
 	}
 }
 
-// withinLimit notes a lease, and checks the limit of its member. A permit of a sliding limit counts
-// from the grant to a window after the release, or for a window after the grant if the lease is
-// held for longer.
+// withinLimit records a new lease, and fails if it exceeds the rate limit of its member. With a
+// sliding limit, a lease's permit counts until a window after the release, and for a lease still
+// held, until a window after the grant.
 func (m *model) withinLimit(limit refLimit, l *refLease) {
 	all := append(m.spent[l.member], &spending{lease: l, from: l.granted})
 	m.spent[l.member] = all

@@ -9,11 +9,13 @@ type Outcome int64
 const (
 	// Neutral says nothing about the member.
 	Neutral Outcome = iota
-	// Success counts for the breaker: it ends a row of failures, and closes a half-open breaker.
+	// Success counts for the breaker: it ends a row of failures, and enough successful probes close
+	// a half-open breaker.
 	Success
 	// Failure counts for the breaker.
 	Failure
-	// Unused means that the member was not called. Its permit is given back where that is exact.
+	// Unused means that the holder did not call the member. The lease's permit is given back if it
+	// can still be taken out of the limiter's data exactly.
 	Unused
 
 	throttled
@@ -28,7 +30,7 @@ func Throttled(d time.Duration) Outcome {
 	return throttled | Outcome(d.Milliseconds())<<outcomeBits
 }
 
-// letter returns the outcome as scripts know it, and the pause.
+// letter returns the letter by which scripts know the outcome, and the pause of a Throttled one.
 func (o Outcome) letter() (string, time.Duration) {
 	switch o & (1<<outcomeBits - 1) {
 	case Success:

@@ -38,8 +38,8 @@ func (c *Client) Pool(ctx context.Context, name string, s Spec) (*Pool, error) {
 	return &Pool{g}, nil
 }
 
-// Semaphore returns a guard with n leases at once. A mistake in the name or in n is an error of
-// each call. The lease of a holder that dies ends after 30 s. When Redis is away, calls are
+// Semaphore returns a guard that lends n leases at once. A mistake in the name or in n is an error
+// of each call. The lease of a holder that dies ends after 30 s. When Redis is away, calls return
 // ErrUnavailable.
 func (c *Client) Semaphore(name string, n int) *Pool {
 	return &Pool{c.declared(kindSemaphore, name, Spec{Concurrency: n})}
@@ -60,7 +60,8 @@ type acquireConfig struct {
 // at all.
 func MaxWait(d time.Duration) AcquireOption { return func(a *acquireConfig) { a.wait = d } }
 
-// On asks for one member of a pool. To wait for one thing, use a PerKey.
+// On makes TryAcquire lend only this member of a pool. A call for one member can't wait in the
+// queue: to wait for one thing, use a PerKey.
 func On(member string) TryOption { return func(a *acquireConfig) { a.member = member } }
 
 // Acquire lends a member. If none can be lent now, the call stands in the queue until its turn, for
@@ -98,8 +99,9 @@ func (p *Pool) TryAcquire(ctx context.Context, o ...TryOption) (*Lease, error) {
 	return p.g.acquire(ctx, cfg)
 }
 
-// Do acquires a lease, calls f and releases the lease: Success after nil, Neutral after an error of
-// ctx, Failure after another error. The ctx of f ends with cause ErrLost when the lease is lost.
+// Do acquires a lease, calls f and releases the lease. The outcome is Success if f returned nil,
+// Neutral for an error of ctx, and Failure for another error or a panic. The ctx of f ends with
+// cause ErrLost when the lease is lost.
 func (p *Pool) Do(ctx context.Context, f func(ctx context.Context, l *Lease) error) error {
 	l, err := p.Acquire(ctx)
 	if err != nil {
@@ -151,7 +153,7 @@ type Availability struct {
 	PerSecond float64   // leases a second that the rates of all members allow; +Inf without rates
 }
 
-// Availability returns what the last replies said. It does no I/O.
+// Availability returns what the latest replies of Redis said about the pool. It does no I/O.
 func (p *Pool) Availability() Availability {
 	p.g.mu.Lock()
 	defer p.g.mu.Unlock()
@@ -162,7 +164,8 @@ func (p *Pool) Availability() Availability {
 	return Availability{Free: int(p.g.free), Next: p.g.nextAt, PerSecond: per}
 }
 
-// acquire makes one call: granted, denied, or through the queue.
+// acquire makes one call for a lease, which waits in the queue if cfg.wait is above 0. When Redis
+// is away and the outage policy is Open, it returns a lease that Redis does not know.
 func (g *shared) acquire(ctx context.Context, cfg acquireConfig) (*Lease, error) {
 	spec, packed, err := g.settings()
 	if err != nil {
@@ -198,7 +201,7 @@ func (g *shared) acquire(ctx context.Context, cfg acquireConfig) (*Lease, error)
 	return l, err
 }
 
-// startSpan starts a span below a recording parent; nil otherwise.
+// startSpan starts a span if ctx has a span that records. Otherwise the span is nil.
 func (g *shared) startSpan(ctx context.Context) (context.Context, trace.Span) {
 	if g.c.cfg.tracers == nil || !trace.SpanFromContext(ctx).IsRecording() {
 		return ctx, nil
@@ -232,8 +235,9 @@ func (g *shared) try(ctx context.Context, args acquireArgs) (*Lease, error) {
 	return nil, g.refusal(a)
 }
 
-// ask sends a call. It repeats it once when the call came too late, or when Redis does not know the
-// pool, which it then declares.
+// ask sends a call for a lease to Redis. It returns the answer, and when the call was sent. It
+// sends the call a second time if the first came too late (LATE), or if Redis does not know the
+// pool: then it declares the pool first.
 func (g *shared) ask(ctx context.Context, args acquireArgs) (answer, time.Time, error) {
 	for tries := 0; ; tries++ {
 		args.validUntil = g.clock.validUntil()
@@ -289,7 +293,8 @@ func (g *shared) refusal(a answer) error {
 	return fmt.Errorf("guard %s: unexpected reply %q", g.name, a.verdict)
 }
 
-// line makes a call that may stand in the queue until the deadline.
+// line makes a call for a lease that may wait in the queue until the deadline. bound is the most
+// calls that the queue may have. If the call gets no lease, line cancels it in Redis.
 func (g *shared) line(ctx context.Context, id, packed string, bound int, deadline time.Time) (*Lease, error) {
 	w := g.c.waits
 	if !w.begin() {
@@ -305,8 +310,8 @@ func (g *shared) line(ctx context.Context, id, packed string, bound int, deadlin
 	return l, err
 }
 
-// stand puts a call into the queue and waits for its grant. When Redis has lost the queue, the call
-// is put into it again under the same id.
+// stand puts a call into the queue and waits for its grant. If Redis loses the queue meanwhile,
+// stand puts the call into it again under the same id.
 func (g *shared) stand(ctx context.Context, one *waiter, packed string, bound int, deadline time.Time) (*Lease, error) {
 	w := g.c.waits
 	timeout := time.NewTimer(time.Until(deadline))
@@ -353,8 +358,9 @@ func (g *shared) stand(ctx context.Context, one *waiter, packed string, bound in
 				if err == nil {
 					a = answers[0]
 				}
-				// After a timeout the call asks at once, because a grant must be claimed within two
-				// seconds. After another error the next heartbeat asks.
+				// If this question to Redis timed out, the call asks again at once, because a grant
+				// must be claimed within two seconds. After another error it leaves the question to
+				// the next heartbeat.
 				ask = errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && time.Now().Before(deadline)
 			}
 		}

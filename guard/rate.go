@@ -52,19 +52,20 @@ const (
 	// Closed makes calls fail with ErrUnavailable: nothing runs without a lease. A Lock is always
 	// Closed.
 	Closed Outage = "closed"
-	// Open allows calls as if there were no guard: a lease that was lent so has fence 0. It has no
-	// type because it is an Action too: Open opens a breaker.
+	// Open allows calls as if there were no guard: their leases have fence 0. The constant has no
+	// type because it is an Action of Control, too, which opens a breaker.
 	Open = "open"
 
 	local = "local|"
 )
 
-// Local allows calls at a rate that this process keeps by itself. For a Limiter only.
+// Local allows calls, while Redis is away, at a rate that each process keeps for itself. For a
+// Limiter only.
 func Local(r Rate) Outage {
 	return Outage(fmt.Sprintf("%s%d|%d|%d|%d", local, r.Permits, r.Window, r.Burst, r.Kind))
 }
 
-// localRate returns the rate of a Local; ok is false for another Outage.
+// localRate returns the rate of an Outage that Local has made; ok is false for Closed and Open.
 func (o Outage) localRate() (r Rate, ok bool) {
 	text, ok := strings.CutPrefix(string(o), local)
 	if ok {
@@ -90,7 +91,8 @@ type Spec struct {
 	Rev         int64         // number of this declaration; 0 = the newest wins
 }
 
-// Member is one thing that is lent, for example an account. Its fields replace those of the Spec.
+// Member is one thing that is lent, for example an account. Fields that are set replace those of
+// the Spec.
 type Member struct {
 	ID          string // never a secret: it is stored in Redis, logged and shown
 	Rate        *Rate
@@ -255,7 +257,8 @@ func (r Rate) kindName() string {
 	return "token"
 }
 
-// The packed forms of a spec and of an override are described in lua/parts/guard.lua.
+// packRate returns a rate as the text that scripts read. lua/parts/guard.lua describes the texts of
+// a spec and of a member's overrides.
 func packRate(r Rate) string {
 	return fmt.Sprintf("%s|%d|%d|%d", r.kindName(), r.Permits, r.Window.Milliseconds(), r.burst())
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// The scripts. The header of each file says what its arguments and replies are.
+// The Lua scripts of guards. The header of each Lua file describes its arguments and its reply.
 var (
 	takeScript    = call.NewScript("take", lua.Source("parts/base", "parts/limiters", "guard/take"))
 	acquireScript = call.NewScript("acquire",
@@ -40,7 +40,8 @@ const (
 	rowsPerPage         = 200
 )
 
-// answer is the head of a reply of acquire, or a call's part of a reply of wait.
+// answer is what Redis says about one call for a lease: the first part of a reply of the script
+// acquire, or the call's part of a reply of the script wait.
 type answer struct {
 	verdict    string // GRANTED, QUEUED, DENIED, FULL, UNKNOWN, LATE, GONE
 	fence      int64
@@ -53,16 +54,17 @@ type answer struct {
 	reason     Reason
 }
 
-// hint is what the replies say about the time to come. free is -1 where a reply does not say it.
-// next is the time until a member can be lent: 0 = call again now, negative = unknown.
+// hint is what a script's reply says about the whole guard. free is the number of members that can
+// be lent now; -1 if the reply does not say it. next is the time until a member can be lent: 0 =
+// ask again now, negative = unknown.
 type hint struct {
 	free int64
 	next time.Duration
 	at   int64 // guard time, µs; 0 = unknown
 }
 
-// scanner reads a reply, a value at a time. The first value that is missing or of another type is
-// an error, which err returns in the end.
+// scanner reads the reply of a script value by value. A missing value, or a text in the place of a
+// number, sets failed, which the caller checks after the last value.
 type scanner struct {
 	values []any
 	failed error
@@ -123,7 +125,8 @@ func (s *scanner) list() *scanner { return scan(s.next()) }
 
 func (s *scanner) more() bool { return len(s.values) > 0 }
 
-// readAnswer reads the part of a reply that concerns a call. lease reads nothing behind it.
+// readAnswer reads the part of a reply that concerns one call. It leaves the values behind that
+// part to the caller.
 func readAnswer(s *scanner) answer {
 	a := answer{verdict: s.text()}
 	switch a.verdict {

@@ -22,7 +22,7 @@ type stage struct {
 	now  int64
 }
 
-// play calls a script at the stage's time, with the keys of its guard or its limiter.
+// play calls a script 1 ms later than the last one, with the keys of the stage's guard or limiter.
 func (st *stage) play(script string, args ...any) (any, error) {
 	st.now += 1000
 	require.NoError(st, st.s.c.Set(st.Context(), clockKey, st.now, 0).Err())
@@ -88,7 +88,8 @@ type scene struct {
 	again   string // a part of the reply to the same call
 }
 
-// pool declares a pool, lends three of its members and puts three calls into the queue.
+// pool is the preparation of a scene: it declares a pool of three members, lends them, and puts
+// three calls into the queue.
 func (st *stage) pool() {
 	st.base = "t:guard:{pool/p}:"
 	st.must("declare", 0, poolSpec, 1, 3, "a", "", "b", "||||1|500|1|", "c", "token|2|1000|2||||")
@@ -100,7 +101,8 @@ func (st *stage) pool() {
 	}
 }
 
-// late lets the leases expire, so that the call has much maintenance to do.
+// late is pool, and then lets the leases expire, so that the next script call has much maintenance
+// to do.
 func (st *stage) late() {
 	st.pool()
 	st.must("release", 1, "x-2", st.fence("x-2"), "f", 0) // opens b
@@ -183,8 +185,8 @@ var scenes = []scene{
 	{"take, token", "take", true, func(*stage) []any { return []any{1, "token", 2, 1000, 2} }, "[1 1 0", "[1 0 0"},
 }
 
-// TestScenes plays each scene on a server of its own: its reply, the same call again, a wrong type
-// under each key, and full memory.
+// TestScenes plays each scene on an empty Redis several times: it checks the reply, the same call
+// again, the call with a wrong Redis type under each key, and the call with full memory.
 func TestScenes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -214,8 +216,8 @@ func TestScenes(t *testing.T) {
 	}
 }
 
-// playTwice plays a scene again: the second call gets the same fences, and lends nothing more than
-// the first one.
+// playTwice repeats the script call of a scene: the second call must get the same leases with the
+// same fences, and no more.
 func playTwice(st *stage, sc scene, first any, args []any, after map[string]string) {
 	again, err := st.play(sc.script, args...)
 	require.NoError(st, err)
@@ -230,8 +232,8 @@ func playTwice(st *stage, sc scene, first any, args []any, after map[string]stri
 	}
 }
 
-// playSpoiled plays a scene with a key of a wrong type. An error does not undo earlier writes, so
-// the script must notice it before its first write: only the guard's clock may have gone on.
+// playSpoiled plays a scene in which one key has a wrong Redis type. An error does not undo earlier
+// writes, so the script must fail before its first write; only the guard's clock may have changed.
 func playSpoiled(fresh func() (*stage, []any), sc scene, key, content string) {
 	st, args := fresh()
 	ctx := st.Context()
@@ -246,7 +248,8 @@ func playSpoiled(fresh func() (*stage, []any), sc scene, key, content string) {
 	require.Equal(st, spoiled, st.dump(), "%s is of the wrong type", key)
 }
 
-// playWithoutMemory plays a scene while Redis's memory is full.
+// playWithoutMemory plays a scene while Redis's memory is full: the script is refused, or it does
+// the same as with free memory, as the scene says.
 func playWithoutMemory(st *stage, sc scene, args []any, after map[string]string) {
 	before := st.dump()
 	st.now += 1000
@@ -263,8 +266,8 @@ func playWithoutMemory(st *stage, sc scene, args []any, after map[string]string)
 	require.Equal(st, after, st.dump())
 }
 
-// A denial has the reason that lasts longest: the member has neither a permit for a second, nor a
-// closed breaker.
+// TestReasonOfADenial: if a member has no permit and its breaker is open, the denial names the
+// reason that lasts longer.
 func TestReasonOfADenial(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

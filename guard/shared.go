@@ -50,8 +50,9 @@ type shared struct {
 	warned time.Time
 }
 
-// mostGuards bounds how many guards a Client remembers: locks and guards per key may have any
-// number of names. A guard that is forgotten works on in the hands of its users.
+// mostGuards is how many guards a Client remembers at most, the most recently used. There may be
+// any number of names of locks and of guards per key. A forgotten guard still works for its present
+// users.
 const mostGuards = 10_000
 
 // guards are the guards that a Client has used last.
@@ -61,8 +62,8 @@ type guards struct {
 	recent list.List                // of *shared, the most recently used first
 }
 
-// use returns the guard of a kind and a name. All users of the process share it. A new one is
-// prepared before others can see it.
+// use returns the guard of a kind and a name, as an object that all users in this process share. It
+// calls prepare with a new object before others can see it.
 func (c *Client) use(kind, name string, prepare func(g *shared)) *shared {
 	full := kind + "/" + name
 	c.guards.mu.Lock()
@@ -94,7 +95,8 @@ func (c *Client) used() []*shared {
 	return all
 }
 
-// declared returns the guard of a kind and a name, and sets its spec: the newest one wins.
+// declared returns the guard of a kind and a name, and sets its spec in this process; the spec set
+// last wins. An invalid spec is an error of each later call.
 func (c *Client) declared(kind, name string, spec Spec) *shared {
 	g := c.use(kind, name, func(*shared) {})
 	if err := g.setSpec(spec); err != nil {
@@ -112,7 +114,8 @@ func newShared(c *Client, kind, name string) *shared {
 	}
 }
 
-// setSpec sets the spec. If the name or the spec is wrong, it returns an error and changes nothing.
+// setSpec sets the spec that this process sends with its calls. If the name or the spec is wrong,
+// it returns an error and changes nothing.
 func (g *shared) setSpec(spec Spec) error {
 	var errs []error
 	if g.kind == kindSemaphore && spec.Concurrency < 1 {
@@ -165,7 +168,7 @@ func (g *shared) note(h hint) {
 	}
 }
 
-// warn logs the failure of a task that is repeated, at most once in ten seconds.
+// warn logs that a task failed which will be repeated, at most once in ten seconds for each guard.
 func (g *shared) warn(task string, args ...any) {
 	g.mu.Lock()
 	now := time.Now()
@@ -200,8 +203,8 @@ func (k *guardClock) validUntil() int64 {
 	return r.micros + (time.Since(r.at) + callTimeout).Microseconds()
 }
 
-// circuit stops the calls of one guard while Redis is away: for 100 ms after the first failure,
-// then for up to one second. One call at a time tries it again.
+// circuit keeps this process from sending calls of one guard while Redis is away: for 100 ms after
+// the first failure, then longer, up to one second. After each pause, one call tries Redis again.
 type circuit struct {
 	mu     sync.Mutex
 	until  time.Time
@@ -235,7 +238,8 @@ func (k *circuit) answered() {
 	k.pause, k.trying = 0, false
 }
 
-// failed notes that a call got no answer. gaveUp: its caller did not wait long enough to know why.
+// failed records that a call got no answer from Redis. gaveUp: the caller's context ended so soon
+// that this says nothing about Redis, so no pause begins.
 func (k *circuit) failed(gaveUp bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -263,11 +267,12 @@ func (g *shared) send(ctx context.Context, s *call.Script, args []any) (any, err
 	return reply, g.judge(ctx, err, began)
 }
 
-// longAnswer is how long a call waits at least before its end counts as the failure of Redis: a
-// Redis that hangs is away for callers with short deadlines, too.
+// longAnswer is how long a call must have waited, before its caller gave up, to count as a failure
+// of Redis. Without it, callers with short deadlines would never notice that Redis hangs.
 const longAnswer = 250 * time.Millisecond
 
-// judge reports the result of a call that began at a time to the circuit, and names its error.
+// judge tells the circuit whether a call got an answer, and returns the call's error as an error of
+// this package. began is when the call was sent.
 func (g *shared) judge(ctx context.Context, err error, began time.Time) error {
 	gaveUp := ctx.Err() != nil && errors.Is(err, ctx.Err())
 	unavailable, away := outage(err)
@@ -289,9 +294,9 @@ func (g *shared) judge(ctx context.Context, err error, began time.Time) error {
 	return fmt.Errorf("guard %s: %w", g.name, err)
 }
 
-// pipelined runs a script by go-redis's automatic pipelining: calls that arrive while a batch is
-// under way share the next one. That is what makes a lease cost a few µs. It is experimental in
-// go-redis, so nothing else of this package knows of it.
+// pipelined runs a script through go-redis's automatic pipelining: calls that arrive while a batch
+// is under way are sent together in the next batch. So a lease costs only a few µs. The feature is
+// experimental in go-redis, so no other part of this package uses it.
 func (c *Client) pipelined(ctx context.Context, s *call.Script, keys []string, args []any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -324,7 +329,8 @@ func (s submitter) EvalSha(ctx context.Context, sha string, keys []string, args 
 	return cmd
 }
 
-// unpipelined runs a script on a connection of its own, and gives up waiting when ctx ends.
+// unpipelined runs a script outside of the pipeline. It returns when ctx ends, although go-redis
+// may take longer.
 func (c *Client) unpipelined(ctx context.Context, s *call.Script, keys []string, args []any) (any, error) {
 	type result struct {
 		reply any

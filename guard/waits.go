@@ -66,8 +66,8 @@ func newWaits(c *Client) *waits {
 
 func channel(c *Client) string { return keyspace.GuardWake(c.cfg.prefix, c.id) }
 
-// add registers a call before it is sent, because its grant may be announced before the reply has
-// been read.
+// add registers a call before it is sent to Redis, because its grant may be announced before the
+// reply has been read.
 func (w *waits) add(g *shared, id string) *waiter {
 	one := &waiter{g: g, id: id, hint: make(chan struct{}, 1), found: make(chan answer, 1)}
 	w.mu.Lock()
@@ -88,9 +88,10 @@ func (w *waits) remove(one *waiter) {
 	}
 }
 
-// queued notes that a call stands in the queue, at a position. It starts the subscription and waits
-// for its confirmation, at most for claimTime. It returns true if the call must ask once whether
-// it was granted before the subscription worked.
+// queued registers that Redis has put a call into the queue, at a position, so that heartbeats ask
+// for it. It starts the subscription to announcements and waits until it works, at most for
+// claimTime. It returns true if the call must ask Redis once whether it was granted before the
+// subscription worked.
 func (w *waits) queued(ctx context.Context, one *waiter, position int64, next time.Duration) (ask bool) {
 	w.mu.Lock()
 	of := w.guards[one.g]
@@ -124,8 +125,9 @@ func (w *waits) queued(ctx context.Context, one *waiter, position int64, next ti
 	return true
 }
 
-// nextAsk returns when to ask again whether a member is free; zero if that is not known. first: the
-// client has the first waiter.
+// nextAsk returns when to ask Redis again whether a member is free; zero if that is not known. next
+// is the time until a member can be lent. Without the first waiter in the queue, this client asks
+// 250 ms later than the client that has it (first).
 func nextAsk(first bool, next time.Duration) time.Time {
 	if next < 0 {
 		return time.Time{}
@@ -146,7 +148,8 @@ func poke(wake chan<- struct{}) {
 	}
 }
 
-// loop must never block: a subscriber that does not read makes PUBLISH wait on some servers.
+// loop reads announced grants and starts heartbeats until the Client is closed. It must never
+// block: a subscriber that does not read makes PUBLISH wait on some servers.
 func (w *waits) loop() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -177,8 +180,9 @@ func (w *waits) loop() {
 	}
 }
 
-// subscribed notes that the subscription works, perhaps again: announcements may have been missed,
-// so all calls ask.
+// subscribed is called when the subscription works, for the first time or again after a break.
+// After a break, announcements may have been missed, so it makes the heartbeats of all guards due
+// at once.
 func (w *waits) subscribed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -194,7 +198,8 @@ func (w *waits) subscribed() {
 	}
 }
 
-// announced hands a grant to its call. The grant of a call whose cancellation failed is given back.
+// announced wakes the call of this id, whose grant was announced, so that it claims the grant. If
+// the call's cancellation has failed before, announced repeats it, which gives the grant back.
 func (w *waits) announced(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -207,7 +212,8 @@ func (w *waits) announced(id string) {
 	}
 }
 
-// repeat repeats a cancellation that has failed. The loop itself is a task, so Close waits.
+// repeat repeats a failed cancellation in the background. Its caller is the loop, a task of the
+// Client, so Close waits for the new task as well.
 func (w *waits) repeat(id string, c cancellation) {
 	delete(w.cancelled, id)
 	again := func() { w.cancelUntil(c.g, id, c.until) }
@@ -216,7 +222,8 @@ func (w *waits) repeat(id string, c cancellation) {
 	}
 }
 
-// beatDue starts the heartbeats that are due, and returns the time until the next one is.
+// beatDue starts the heartbeats and repeats the failed cancellations that are due. It returns the
+// time until the next of them is due.
 func (w *waits) beatDue(now time.Time) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -290,8 +297,9 @@ func (w *waits) beat(g *shared, of *waiting, ids []string) {
 	poke(w.wake)
 }
 
-// deliver hands what a heartbeat has found to its call. A call that is not registered any more has
-// learnt of its grant by itself and holds the lease, or has left and cancels itself.
+// deliver hands the answer of a heartbeat to the call that waits for it. A call that is not
+// registered any more needs no answer: it has claimed its grant by itself, or it was given up and
+// is cancelled.
 func (w *waits) deliver(id string, a answer, sent time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -321,14 +329,15 @@ func (w *waits) ask(ctx context.Context, g *shared, ids []string) ([]answer, hin
 	return answers, h, err
 }
 
-// cancel takes a call out of its queue, or gives its grant back. A cancellation that fails is
-// repeated for cancelTries.
+// cancel takes a call out of the guard's queue in Redis, or gives its grant back. If that fails, it
+// is repeated for 10 s.
 func (w *waits) cancel(g *shared, id string) { w.cancelUntil(g, id, time.Now().Add(cancelTries)) }
 
 func (w *waits) cancelUntil(g *shared, id string, until time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), claimTime)
 	defer cancel()
-	// by the pipeline, so that it does not overtake the acquire that its caller has given up
+	// The cancellation uses the same pipeline as acquire, so that it can't reach Redis before the
+	// acquire of the call that its caller has given up.
 	reply, err := w.c.pipelined(ctx, releaseScript, g.keys, releaseArgs(ending{call: id, outcome: Unused}))
 	if err == nil {
 		var h hint
@@ -359,7 +368,8 @@ func (w *waits) begin() bool {
 	return !w.c.closed
 }
 
-// left returns a channel that is closed when no call stands in a queue any more, after Close.
+// left returns a channel that is closed when no call of this process stands in a queue. Call it
+// after the Client was marked as closed, when no further call can begin.
 func (w *waits) left() <-chan struct{} {
 	left := make(chan struct{})
 	go func() {
@@ -369,14 +379,15 @@ func (w *waits) left() <-chan struct{} {
 	return left
 }
 
-// cancelLater cancels a call in the background: its caller has given up.
+// cancelLater cancels a call, whose caller has given up, in the background; after Close, before it
+// returns.
 func (w *waits) cancelLater(g *shared, id string) {
 	if !w.c.start(func() { w.cancel(g, id) }) {
 		w.cancel(g, id)
 	}
 }
 
-// sentAt returns when the heartbeat was sent that has found a grant.
+// sentAt returns when the heartbeat was sent that has brought the answer of this waiting call.
 func (w *waits) sentAt(one *waiter) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()

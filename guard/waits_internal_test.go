@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestAHeartbeatEndsNoLeaseThatItsCallHolds: a call can learn of its grant while a heartbeat that
-// asks for it is under way.
+// TestAHeartbeatEndsNoLeaseThatItsCallHolds: a heartbeat brings the grant of a call that has
+// already claimed it by itself. The call keeps its lease.
 func TestAHeartbeatEndsNoLeaseThatItsCallHolds(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// patience is the limit for events that must happen; a healthy run needs a fraction of it.
+// patience is the longest time for which a test waits for something that must happen. A healthy run
+// needs a fraction of it.
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {

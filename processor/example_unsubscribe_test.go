@@ -18,7 +18,7 @@ type Sent struct {
 	Skipped bool `json:"skipped"`
 }
 
-// unsubscribed stands for the table of those who want no more mails.
+// unsubscribed stands in for a database table of the people who want no more mails.
 type unsubscribed map[string]bool
 
 func (u unsubscribed) Unsubscribed(_ context.Context, email string) (bool, error) {

@@ -44,8 +44,8 @@ type Availability struct {
 	PerSecond float64   // permissions a second of all processes together; +Inf: not bounded
 }
 
-// Run runs one attempt of a job as a worker does, with Admit if p is Gated. It is for tests of
-// processors.
+// Run is for tests of processors: it runs one attempt of a job much as a worker does. If p is
+// Gated, it calls Admit first, and returns the Pass after Process.
 func Run(ctx context.Context, p Processor, job Job) (result any, err error) {
 	gated, ok := p.(Gated)
 	if !ok {

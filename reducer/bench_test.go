@@ -58,8 +58,8 @@ func BenchmarkAdd(b *testing.B) {
 	}
 }
 
-// BenchmarkStore measures what one batch costs: decode a group's partial state, merge it and encode
-// it again.
+// BenchmarkStore measures the cost of storing one batch of results: decode a group's partial state,
+// merge the batch into it, and encode it again.
 func BenchmarkStore(b *testing.B) {
 	for _, op := range []string{"sum", "distribution", "count_by", "collect"} {
 		b.Run(op, func(b *testing.B) {

@@ -17,10 +17,10 @@ const (
 	MaxValueDepth  = 1000      // arrays and objects inside each other
 )
 
-// collectFold keeps the longest sequence of values, by ordinal, that is within the bounds. cut is
-// the first ordinal that was left out; no value from cut on is kept. Merging is exact: a partial
-// state leaves out a value only if it doesn't fit behind the values before it, and the merged state
-// has at least as many values before it.
+// collectFold is the partial state of the op collect. It keeps the longest sequence of values, by
+// ordinal, that is within the bounds. cut is the first ordinal that was left out; no value from cut
+// on is kept. Merging is exact: a partial state leaves out a value only if it doesn't fit behind
+// the values before it, and the merged state has at least as many values before it.
 type collectFold struct {
 	values []collected // by ordinal; values with equal ordinals (a caller's mistake) by their text
 	bytes  int
@@ -59,7 +59,7 @@ func (f *collectFold) insert(c collected) {
 	}
 }
 
-// cutAt removes all values from the given ordinal on; none of them is kept later either.
+// cutAt removes all values from the given ordinal on. Later values from there on are left out, too.
 func (f *collectFold) cutAt(ordinal int64) {
 	if f.cut == nil || ordinal < *f.cut {
 		f.cut = new(ordinal)
@@ -91,7 +91,7 @@ func (f *collectFold) value() json.RawMessage {
 	return append(out, ']')
 }
 
-// MarshalJSON returns {"cut": n, "ordinals": […], "values": […]}.
+// MarshalJSON returns the state of the op collect: {"cut": n, "ordinals": […], "values": […]}.
 func (f *collectFold) MarshalJSON() ([]byte, error) {
 	out := append(make([]byte, 0, f.bytes+16*len(f.values)+64), '{')
 	if f.cut != nil {
@@ -140,7 +140,7 @@ func canonical(raw []byte) ([]byte, bool) {
 	return compact, err == nil && len(compact) <= MaxValuesBytes
 }
 
-// depth returns how deeply arrays and objects are nested. encoding/json reads at most 10,000
+// depth returns how deeply arrays and objects are nested in raw. encoding/json reads at most 10,000
 // levels, and the stored document adds several levels around the value.
 func depth(raw []byte) (deepest int) {
 	var now int

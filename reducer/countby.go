@@ -16,10 +16,10 @@ const (
 	OtherKey    = "__other__" // the key that counts the values of all other keys
 )
 
-// countByFold keeps the first MaxKeys of all keys that it has seen, in the order of keyOrder.
-// Merging is exact: a key that is among the first of all is among the first of each partial state,
-// so no partial state ever drops its count. Until prune runs, also in value and MarshalJSON, it
-// holds up to twice as many keys.
+// countByFold is the partial state of the op count_by. It keeps the counts of the first MaxKeys of
+// all keys that it has seen, in the order of keyOrder. Merging is exact: a key that is among the
+// first of all is among the first of each partial state, so no partial state ever drops its count.
+// It holds up to twice as many keys until prune runs, which value and MarshalJSON call.
 type countByFold struct {
 	Counts map[string]*int64 `json:"counts"`
 	Other  int64             `json:"other"`
@@ -113,7 +113,8 @@ func (f *countByFold) check() error {
 	return nil
 }
 
-// keyOf returns the key for a string, number or boolean. The key may be stored in scratch.
+// keyOf returns the key under which count_by counts a string, number or boolean; false for any
+// other value. The key may be stored in scratch.
 func keyOf(v *value, scratch []byte) ([]byte, bool) {
 	switch v.raw[0] {
 	case '"':

@@ -7,8 +7,9 @@ import (
 	"strconv"
 )
 
-// distributionFold keeps count, minimum, maximum, sum and sum of squares exactly. For percentiles
-// it counts positive and negative numbers in buckets, and zeros.
+// distributionFold is the partial state of the op distribution. It has the exact count, minimum,
+// maximum, sum and sum of squares. For percentiles it counts positive and negative numbers in
+// buckets, and zeros.
 type distributionFold struct {
 	Count    int64   `json:"count"`
 	Min      *number `json:"min"`
@@ -111,8 +112,8 @@ func (f *distributionFold) deviation() float64 {
 	return deviation
 }
 
-// percentiles returns the estimate of each percentile p: the value of rank ⌈p·n/100⌉, counted from
-// 1, from the buckets. ps must be ascending.
+// percentiles returns, for each p in ps, an estimate from the buckets of the p-th percentile: the
+// value of rank ⌈p·n/100⌉, counted from 1. ps must be ascending.
 func (f *distributionFold) percentiles(ps ...int64) []float64 {
 	least, most := f.Min.float(), f.Max.float()
 	found := make([]float64, 0, len(ps))

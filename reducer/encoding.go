@@ -8,8 +8,8 @@ import (
 	"math"
 )
 
-// unmarshalStrict refuses unknown fields and trailing data: a state of another format must not be
-// read as if it were complete.
+// unmarshalStrict decodes JSON, but refuses unknown fields and trailing data: a state of another
+// format must not be read as if it were complete.
 func unmarshalStrict(b []byte, to any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -33,7 +33,8 @@ func separator(i int, first string) string {
 
 func null() json.RawMessage { return json.RawMessage("null") }
 
-// floatJSON returns null for NaN and infinities, which only a corrupt state can produce.
+// floatJSON returns f as JSON, but null for NaN and infinities, which only a corrupt state can
+// produce.
 func floatJSON(f float64) json.RawMessage {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return null()

@@ -7,14 +7,16 @@ import (
 	"strconv"
 )
 
-// fold is what a built-in op does with the values of its field. Its JSON is the op's partial state.
+// fold is the partial state of a built-in op over the values of its field. It is stored as JSON.
 type fold interface {
-	// add adds one value, which is neither missing nor null; v is nil if the op has no field. It
-	// returns false if the value is of the wrong type. It copies what it keeps.
+	// add adds the value of the field in one result, which is neither missing nor null; v is nil if
+	// the op has no field. It returns false if the value is of the wrong type. It copies what it
+	// keeps.
 	add(ordinal int64, v *value) bool
 	// merge adds another partial state of the same type.
 	merge(other fold)
-	// check is called after decoding. It returns an error if the op can't have written this state.
+	// check is called after the state was decoded from JSON. It returns an error if the op can't
+	// have written this state.
 	check() error
 	value() json.RawMessage
 }
@@ -49,7 +51,8 @@ func (b builtin) factory(spec Spec) (Accumulator, error) {
 	return &fieldAccumulator{spec: spec, path: path, empty: b.empty, fold: b.empty()}, nil
 }
 
-// fieldAccumulator is a built-in op over one field. It counts the results that it skips.
+// fieldAccumulator is the accumulator of a built-in op over one field. It counts the results that
+// it skips.
 type fieldAccumulator struct {
 	spec    Spec
 	path    []string // nil: the op adds every result

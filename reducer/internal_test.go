@@ -90,8 +90,8 @@ func TestNumberAppend(t *testing.T) {
 	}
 }
 
-// The test compares percentiles with those of a sorted list, for distributions that are difficult
-// for buckets.
+// TestQuantilesAreWithinOnePercent compares the estimated percentiles with those of a sorted list,
+// for distributions that are difficult for buckets.
 func TestQuantilesAreWithinOnePercent(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	shapes := map[string]func() float64{
@@ -147,7 +147,8 @@ func TestSketchIsBounded(t *testing.T) {
 	require.Less(t, len(encoded), 8<<10)
 }
 
-// plainLookup finds a field with encoding/json. The scanner must find the same on valid JSON.
+// plainLookup finds a field with encoding/json. Tests compare it with the package's scanner, which
+// must find the same on valid JSON.
 func plainLookup(data any, path []string) (any, bool) {
 	for _, name := range path {
 		switch v := data.(type) {

@@ -10,8 +10,8 @@ import (
 // Option adjusts MapReduce.
 type Option[T any] func(*mapReduce[T])
 
-// Finish converts the reduced value to the value that the group shows, each time the value is read.
-// finish must not change its argument.
+// Finish is an option of MapReduce. finish converts the reduced value to the value that the group
+// shows, each time the value is read. finish must not change its argument.
 func Finish[T any](finish func(T) (any, error)) Option[T] {
 	return func(m *mapReduce[T]) { m.finish = finish }
 }

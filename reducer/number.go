@@ -119,7 +119,7 @@ func readExponent(text []byte) (exp int, ok bool) {
 	return sign * exp, len(text) > 0
 }
 
-// withDigits sets wide if the number has too many digits for m.
+// withDigits returns n with the digits in text. It sets wide if there are too many digits for m.
 func (n number) withDigits(text []byte, digits int) number {
 	if digits <= smallDigits {
 		return n
@@ -182,7 +182,8 @@ func align(n, o number) (a, b int64, ok bool) {
 
 // float returns the nearest float64.
 func (n number) float() float64 {
-	// Both operands are exact, so there is only one rounding (Clinger 1990).
+	// The mantissa and the power of ten are both exact as float64, so only the multiplication or
+	// division rounds (Clinger 1990).
 	if n.wide == nil && n.m > -1<<53 && n.m < 1<<53 {
 		switch {
 		case n.exp == 0:

@@ -166,7 +166,8 @@ type value struct {
 
 func (v *value) missing() bool { return v.raw == nil || string(v.raw) == "null" }
 
-// number parses the value only once, since several aggregates may use it.
+// number returns the value as a number. It parses the text only once, since several aggregates may
+// use the value.
 func (v *value) number() (*number, bool) {
 	if !v.parsed {
 		v.num, v.isNum = parseNumber(v.raw)
@@ -175,5 +176,6 @@ func (v *value) number() (*number, bool) {
 	return &v.num, v.isNum
 }
 
-// text returns the content of a JSON string. It copies only a string with escapes or invalid UTF-8.
+// text returns the content of a JSON string. It copies only a string that has escapes or invalid
+// UTF-8.
 func (v *value) text() ([]byte, bool) { return jsonscan.Unquote(v.raw) }

@@ -70,8 +70,8 @@ func drawResults(t *rapid.T) []reducer.Result {
 	return results
 }
 
-// manyResults exceed the bounds of count_by, collect and distribution. Drawing as many one by one
-// would take too long.
+// manyResults returns so many results that count_by, collect and distribution reach their bounds.
+// It draws a seed for them, because to draw each result would take too long.
 func manyResults(t *rapid.T) []reducer.Result {
 	random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 	results := make([]reducer.Result, rapid.SampledFrom([]int{1200, 2500}).Draw(t, "size"))
@@ -90,7 +90,8 @@ func manyResults(t *rapid.T) []reducer.Result {
 }
 
 // checkSplit divides the results among partial states in any order, encodes and decodes some of
-// them, merges them in any order, and requires the values of one pass.
+// them, and merges them in any order. The values must be those of one state to which all results
+// were added.
 func checkSplit(t *rapid.T, plan *reducer.Plan, results []reducer.Result) {
 	whole := plan.New()
 	for _, r := range results {
@@ -153,8 +154,8 @@ func TestAnySplitGivesTheSameBeyondBounds(t *testing.T) {
 	rapidtest.Check(t, 0, func(t *rapid.T) { checkSplit(t, plan, manyResults(t)) })
 }
 
-// The test draws large values that don't fit, followed by small ones that would, and sometimes the
-// same ordinal twice.
+// TestAnySplitCollectsTheSame draws large values that don't fit the bounds of collect, followed by
+// small ones that would, and sometimes the same ordinal twice.
 func TestAnySplitCollectsTheSame(t *testing.T) {
 	plan := compile(t, reducer.Spec{As: "x", Op: "collect", Field: "data"})
 	rapidtest.Check(t, 0, func(t *rapid.T) {

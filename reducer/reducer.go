@@ -63,8 +63,8 @@ type Result struct {
 	Attempts   int             // number of attempts
 	DurationMS float64         // duration of the last attempt, in milliseconds
 	Data       json.RawMessage // what the processor returned; may be empty
-	// Failed says that the job failed: Data is then {"code": …, "error": …, "attempts": …}, and
-	// DurationMS is NaN, which counts as missing.
+	// Failed says that the job failed. Data is then {"code": …, "error": …, "attempts": …}, and
+	// DurationMS is NaN, so that the field duration_ms counts as missing.
 	Failed bool
 }
 

@@ -18,8 +18,8 @@ func compile(t require.TestingT, specs ...reducer.Spec) *reducer.Plan {
 	return plan
 }
 
-// reduce adds data with ordinals from 0. It returns the value of the aggregate and how many results
-// were skipped.
+// reduce adds results with these data, and ordinals from 0, to one aggregate. It returns the
+// aggregate's value and how many results it skipped.
 func reduce(t *testing.T, op, field string, data ...string) (value string, skipped int64) {
 	t.Helper()
 	s := compile(t, reducer.Spec{As: "x", Op: op, Field: field}).New()

@@ -35,7 +35,8 @@ func (s *scanner) found(slot int, raw []byte) {
 	}
 }
 
-// value reads the value at a place of the tree; nil stands for a value that no path leads to.
+// value reads the value at the node n of the tree of paths; n is nil for a value that no path leads
+// to.
 func (s *scanner) value(n *node, start int) int {
 	if n == nil {
 		return jsonscan.SkipValue(s.text, start)

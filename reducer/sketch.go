@@ -18,7 +18,8 @@ const (
 	// counted in the lowest bucket (the paper's collapsing). The span depends only on the greatest
 	// value, so the order of values and merges makes no difference.
 	maxBuckets = 2048
-	// smallestValue: smaller numbers count as zero, since float64 has no full precision there.
+	// smallestValue is the magnitude below which numbers count as zero: float64 has no full
+	// precision there.
 	smallestValue = 0x1p-1022
 	maxBucket     = 36_000 // bounds the bucket index of every finite float64
 )
@@ -53,8 +54,8 @@ func (b *buckets) add(i int, count int64) {
 	b.counts[i-b.lowest] += count
 }
 
-// reach makes top the greatest index, and adds the buckets that leave the span to the new lowest
-// one.
+// reach makes top the greatest bucket index. It adds the buckets that are then below the span of
+// maxBuckets to the new lowest one.
 func (b *buckets) reach(top int) {
 	floor := top - maxBuckets + 1
 	if excess := floor - b.lowest; excess > 0 && len(b.counts) > 0 {

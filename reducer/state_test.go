@@ -88,7 +88,7 @@ func TestMergeRefuses(t *testing.T) {
 	require.NoError(t, s.Merge(compile(t, cost).New()), "another plan of the same specs will do")
 }
 
-// faulty is a reducer that makes every mistake that the interface allows.
+// faulty is a reducer for tests. It makes every mistake that the interface allows.
 type faulty struct{ encoded, value string }
 
 var errFaulty = errors.New("no")

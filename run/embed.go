@@ -31,14 +31,14 @@ type Config struct {
 	BuiltIn bool
 	// Middleware is called around each attempt of each processor; the first one is called first.
 	Middleware []processor.Middleware
-	// Reducers are the reducers for aggregates; nil: those without Go code. Only All uses them.
+	// Reducers are the reducers for aggregates; nil: the built-in ones. Only All uses them.
 	Reducers *reducer.Registry
 
-	// OnStart is called once when Redis has answered and fits, before anything else is done. Its
-	// error ends Run.
+	// OnStart is called once, when Redis has answered and is suitable, before anything else is
+	// done. Its error ends Run.
 	OnStart func(ctx context.Context) error
-	// OnStop is called once after OnStart has succeeded and all work has ended. Its context is not
-	// cancelled, and lasts ten seconds. Run returns its error.
+	// OnStop is called once at the end, when all work has ended, if OnStart has succeeded. Its
+	// context has ten seconds and is not cancelled with that of Run. Run returns its error.
 	OnStop func(ctx context.Context) error
 	// Listening is called with the address of the HTTP API. Only All calls it.
 	Listening func(addr string)
@@ -48,7 +48,7 @@ type Config struct {
 	MeterProvider  metric.MeterProvider // nil: metrics only at ADMIN_ADDR
 }
 
-// Embedded is a part of bulkaction that runs inside your program. Make it with NewWorker or NewAll.
+// Embedded is a worker, or all roles, inside your program. Make it with NewWorker or NewAll.
 type Embedded struct {
 	name   string
 	config Config
@@ -77,7 +77,7 @@ func (c Config) own(procs []processor.Processor) roles.Own {
 
 // Run works until ctx ends, and returns nil when the running jobs have ended, at most after
 // SHUTDOWN_GRACE_PERIOD; jobs that take longer run again elsewhere. While Redis is away, Run logs
-// that and waits. It returns an error if settings are wrong, if Redis does not fit, if a hook
+// that and waits. It returns an error if settings are wrong, if Redis is not suitable, if a hook
 // fails, or if an address is taken. It reads no environment variables and no arguments, handles no
 // signals and never exits the process. Call it once.
 func (e *Embedded) Run(ctx context.Context) error {

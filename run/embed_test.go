@@ -45,8 +45,9 @@ func start(t *testing.T, e *run.Embedded) (stop func() error) {
 	return stop
 }
 
-// A program has all roles, and a second one only a worker. Both run jobs of a typed processor,
-// through middleware, and the hooks are called in order. Nothing is read from the environment.
+// TestEmbedded: one program has all roles, a second one only a worker. Both run jobs of a typed
+// processor through middleware, and call the hooks in order. They read nothing from the
+// environment.
 func TestEmbedded(t *testing.T) {
 	t.Setenv("BULKACTION_WORKER_COUNT", "nonsense")
 	t.Setenv("BULKACTION_REDIS_URL", "nonsense")
@@ -109,7 +110,8 @@ func TestEmbedded(t *testing.T) {
 	require.Equal(t, []string{"start", "stop"}, order)
 }
 
-// The key of a job comes back in its result, or in its failure and its dead letter.
+// TestKeysOfJobs: a job's key from its producer is in the job's result, or in its failure and its
+// dead letter.
 func TestKeysOfJobs(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -195,7 +197,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// While Redis is away, Run waits for it, and ends without an error when it is told to.
+// TestRedisIsAway: while Redis is away, Run waits for it. When ctx ends, Run returns no error.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder

@@ -14,23 +14,26 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Worker runs a worker process with these processors and exits.
+// Worker is the main function of a worker process with these processors. It exits the process.
 func Worker(procs ...processor.Processor) {
 	app.Main("worker", roles.Alone(roles.Worker(procs...)))
 }
 
-// Aggregator runs an aggregator process with these reducers and exits. Before groups may ask for a
-// reducer, the processes of Ingest, Watcher and Aggregator must all have it.
+// Aggregator is the main function of an aggregator process with these reducers; it exits the
+// process. Before groups may ask for a reducer, the processes of Ingest, Watcher and Aggregator
+// must all have it.
 func Aggregator(reducers *reducer.Registry) {
 	app.Main("aggregator", roles.Alone(roles.Aggregator(reducers)))
 }
 
-// Ingest runs an ingest process that accepts groups that ask for these reducers, and exits.
+// Ingest is the main function of an ingest process that accepts groups that ask for these reducers.
+// It exits the process.
 func Ingest(reducers *reducer.Registry) {
 	app.Main("ingest", roles.Alone(roles.Ingest(reducers, nil)))
 }
 
-// Watcher runs a watcher process that can show the aggregates of these reducers, and exits.
+// Watcher is the main function of a watcher process that can show the aggregates of these reducers.
+// It exits the process.
 func Watcher(reducers *reducer.Registry) {
 	app.Main("watcher", roles.Alone(roles.Watcher(reducers)))
 }

@@ -30,7 +30,7 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// serve runs all roles with these settings on a Redis. It returns the address of the API, and a
+// serve runs all roles with these settings and this Redis. It returns the address of the API, and a
 // function that stops the roles.
 func serve(t *testing.T, redisURL string, settings map[string]string) (addr string, stop func() error) {
 	t.Helper()
@@ -44,7 +44,8 @@ func serve(t *testing.T, redisURL string, settings map[string]string) (addr stri
 	return <-listening, stop
 }
 
-// trusting returns a client's configuration that trusts an authority and has its certificate.
+// trusting returns a client's TLS configuration, which trusts the certificates of ca and shows the
+// certificate own.
 func trusting(t *testing.T, ca *certtest.Authority, own certtest.Pair) *tls.Config {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(own.CertFile, own.KeyFile)
@@ -52,8 +53,8 @@ func trusting(t *testing.T, ca *certtest.Authority, own certtest.Pair) *tls.Conf
 	return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{pair}}
 }
 
-// All connections use TLS with certificates on both sides: to Redis, to the API, of a producer and
-// of a follower of events.
+// TestEverythingOverTLS: all connections use TLS with certificates on both sides: those to Redis
+// and to the API, those of a producer and of a subscriber of events.
 func TestEverythingOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := certtest.New(t)
@@ -94,7 +95,8 @@ func TestEverythingOverTLS(t *testing.T) {
 	require.True(t, ok)
 	m.Ack()
 
-	// Who does not speak TLS, or not well enough, gets an answer that says so.
+	// A client without TLS, without a certificate, or with a version of TLS that is too old gets an
+	// error that says so.
 	_, err = client.NewAPI("http://"+addr).Group(ctx, "by-api")
 	require.ErrorContains(t, err, "Client sent an HTTP request to an HTTPS server.")
 	_, err = client.NewAPI("https://"+addr, client.WithTLSConfig(&tls.Config{RootCAs: ca.Pool()}), client.WithRetry(1, 0)).Group(ctx, "by-api")
@@ -112,8 +114,8 @@ func TestEverythingOverTLS(t *testing.T) {
 	require.ErrorContains(t, err, "protocol version")
 }
 
-// While clients open connections and use open ones, the certificate is replaced, also by a broken
-// one. No request fails, and new connections get the new certificate.
+// TestCertificateIsReplacedUnderLoad replaces the API's certificate, also by a broken one, while
+// clients open and use connections. No request fails, and new connections get the new certificate.
 func TestCertificateIsReplacedUnderLoad(t *testing.T) {
 	t.Parallel()
 	ca := certtest.New(t)
@@ -173,7 +175,7 @@ func TestCertificateIsReplacedUnderLoad(t *testing.T) {
 	t.Logf("%d requests", requests.Load())
 }
 
-// A connection above the limit is served when another one is closed.
+// TestAPIHasABoundOfConnections: a connection above the limit is served when another one is closed.
 func TestAPIHasABoundOfConnections(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -208,8 +210,8 @@ func TestAPIHasABoundOfConnections(t *testing.T) {
 	require.NoError(t, <-answered)
 }
 
-// A process that was told to stop says at once that it is draining, and accepts connections for the
-// drain delay, so that no request is lost while load balancers notice.
+// TestDrainDelay: a process that was told to stop says at once that it is draining. For the drain
+// delay it still accepts connections, so that no request is lost until load balancers notice.
 func TestDrainDelay(t *testing.T) {
 	t.Parallel()
 	const delay = 2 * time.Second

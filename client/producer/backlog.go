@@ -10,9 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrBacklogFull says that too many published messages wait for the server; nothing was published.
-// It is a *BacklogError when the ingest stream is too long. When Redis is out of memory it wraps
-// Redis's answer.
+// ErrBacklogFull says that too many published messages wait for the server. When the ingest stream
+// is too long, the error is a *BacklogError, and nothing was published. When Redis is out of
+// memory, it wraps Redis's answer, and earlier messages of the same call may have been published.
 var ErrBacklogFull = errors.New("ingest backlog full")
 
 // BacklogError says how long the ingest stream is and when the caller should try again.
@@ -56,8 +56,9 @@ type backlog struct {
 }
 
 // accept counts n messages as published, or returns a *BacklogError when the stream has no space
-// for them. A message that is then not published stays counted until the next read. More messages
-// than the limit are accepted only into an empty stream: waiting longer would not help them.
+// for them. If a message is not published after all, it stays counted until the next read of the
+// length. More messages than the limit are accepted only into an empty stream: waiting would not
+// help them.
 func (b *backlog) accept(ctx context.Context, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -79,8 +80,8 @@ func (b *backlog) accept(ctx context.Context, n int64) error {
 }
 
 // retryAfter returns how long a caller with n refused messages should wait. It moves freeAt, so
-// each refused caller gets a later time than the caller before it, up to backlogMaxWait: not all
-// come back at once. While the stream does not drain, all get backlogMinWait.
+// each refused caller gets a later time than the caller before it, up to backlogMaxWait: so callers
+// do not all come back at once. While the stream does not drain, it returns backlogMinWait.
 func (b *backlog) retryAfter(n int64) time.Duration {
 	if b.drainRate < 1 {
 		return backlogMinWait

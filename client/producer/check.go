@@ -8,8 +8,8 @@ import (
 )
 
 // validateAll returns an error if the server would refuse one of the messages for its content. The
-// server itself can't answer a message on a stream. If one message of a group is invalid, the
-// producer publishes none of them.
+// producer has to check this, because the server can't answer a message on a stream. If one message
+// of a group is invalid, the producer publishes none of them.
 func validateAll(outgoing []outgoingMessage) error {
 	jobs := 0
 	for _, p := range outgoing {
@@ -39,8 +39,8 @@ func (p outgoingMessage) validate() (err error) {
 	return err
 }
 
-// opsOf returns the reducers that the group names, so that validation accepts all of them. Only the
-// server knows which custom reducers it has besides the built-in ones.
+// opsOf returns the ops that the submission's aggregates name, so that validation accepts all of
+// them. Only the server knows which custom reducers it has besides the built-in ones.
 func opsOf(g client.Submission) map[string]bool {
 	ops := map[string]bool{}
 	for _, a := range g.Aggregate {

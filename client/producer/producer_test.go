@@ -271,8 +271,8 @@ func TestProducerLimitsTheBacklog(t *testing.T) {
 	require.NoError(t, err, "more messages than the limit are accepted into an empty stream")
 }
 
-// When the drain rate of the stream is known, each refused message gets a later time for its next
-// attempt.
+// TestProducerSpreadsWaitsOfRefusedMessages: when the drain rate of the stream is known, each
+// refused message gets a later time for its next attempt than the one before.
 func TestProducerSpreadsWaitsOfRefusedMessages(t *testing.T) {
 	r := miniredis.RunT(t)
 	p := newProducer(t, r.Addr(), producer.WithMaxBacklog(8))

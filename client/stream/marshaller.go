@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Fields of a message's entry, and names of the message's metadata.
+// Fields of a message's stream entry. The message has them as metadata of the same names.
 const (
 	FieldType        = "type"        // what kind of message it is
 	FieldTraceParent = "traceparent" // trace of the sender; may be missing

@@ -22,7 +22,8 @@ import (
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
-	// After Close, watermill's subscriber notices within a second that its connections are closed.
+	// A goroutine of watermill's subscriber runs for up to a second after Close, until it notices
+	// that its connections are closed.
 	goleak.VerifyTestMain(m, redistest.IgnoreServers(),
 		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream.(*Subscriber).read"))
 }
@@ -92,7 +93,8 @@ func (w *world) receiveEvent(out <-chan *message.Message, id string) {
 	require.True(w, msg.Ack())
 }
 
-// Bad entries are handed on, so that the subscriber can see them, and do not end the subscription.
+// TestBadEntriesDoNotEndTheSubscription: entries of the stream that are no events are delivered, so
+// that the program can see them, and do not end the subscription.
 func TestBadEntriesDoNotEndTheSubscription(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -114,8 +116,8 @@ func TestBadEntriesDoNotEndTheSubscription(t *testing.T) {
 	}
 }
 
-// Without a group, each subscriber gets every event from its creation on. In a group, each event is
-// delivered once, also those before.
+// TestSubscribers: without a consumer group, each subscriber gets every event since it was created.
+// In a group, each event goes to one subscriber, also events from before the group.
 func TestSubscribers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -136,7 +138,8 @@ func TestSubscribers(t *testing.T) {
 	require.Eventually(t, func() bool { return w.conn.Cmd.XPending(t.Context(), events, "shared").Val().Count == 0 }, patience, time.Millisecond)
 }
 
-// A nacked message is delivered again. A subscription survives the loss of all data.
+// TestSubscriptionGoesOn: a nacked message is delivered again. A subscription survives that Redis
+// loses all data.
 func TestSubscriptionGoesOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// Source lends the accounts of one service. All of them can replace each other. A source may be a
-// [processor.Limited].
+// Source lends the accounts of one service, any of which can be used for any call. A source may
+// also be a [processor.Limited].
 type Source interface {
 	// Borrow returns the account for one call. It may wait for a free account until ctx ends. The
 	// error is a [*DeniedError] if no account may be used for some time.
@@ -47,12 +47,12 @@ type Account struct {
 	Concurrency Concurrency // 0: the source's default
 }
 
-// Choice returns the source that decides which of a service's accounts is used next. A processor
-// calls it for each of its pools of accounts, at start and after each change of the accounts. The
-// pool's name has the characters A-Z a-z 0-9 . _ -
+// Choice makes the source that lends the accounts of one pool, and so decides which account is used
+// next. A processor calls it for each of its pools, at start and after each change of the accounts.
+// The pool's name has the characters A-Z a-z 0-9 . _ -
 type Choice func(pool string, accounts []Account) (Source, error)
 
-// TakeTurns makes a source that lends the accounts in turn, see [InTurn].
+// TakeTurns is a [Choice]: its source lends the accounts in turn, see [InTurn].
 func TakeTurns(_ string, accounts []Account) (Source, error) {
 	ids := make([]string, len(accounts))
 	for i, a := range accounts {
@@ -99,12 +99,14 @@ func (e *DeniedError) Error() string {
 	return text + ": " + e.Reason
 }
 
-// maxUnknown is how many unknown accounts a job may be lent before it is deferred.
+// maxUnknown is how many accounts that this process does not know Admit borrows before it defers
+// the job.
 const maxUnknown = 3
 
 // Admit borrows an account from s and returns it as the pass of a job; [From] returns it to the
-// processor. knows says whether this process has the account's secret, and may read its file again
-// before: other processes may have added accounts. A denial becomes a [processor.Deferred] error.
+// processor. knows says whether this process has the account's secret. It may first read the
+// accounts file again, because other processes may have added accounts. A denial becomes a
+// [processor.Deferred] error.
 func Admit(ctx context.Context, s Source, knows func(id string) bool) (processor.Pass, error) {
 	for range maxUnknown {
 		loan, err := s.Borrow(ctx)
@@ -119,8 +121,8 @@ func Admit(ctx context.Context, s Source, knows func(id string) bool) (processor
 	return nil, processor.Deferred(0, "this worker does not know the accounts that are free")
 }
 
-// mostDeferred is the longest time until a job asks again for an account: an account may come back
-// before the denial says, for example because an operator closes its breaker.
+// mostDeferred is the longest time for which a job without an account is deferred. The account may
+// come back earlier than the denial says, for example because an operator closes its breaker.
 const mostDeferred = time.Minute
 
 // deferral turns a [*DeniedError] into an error that defers the job. It returns other errors as
@@ -156,8 +158,8 @@ func From(ctx context.Context) (Loan, error) {
 	return loan, nil
 }
 
-// Verdict returns err with what the call showed about its account, where [OutcomeOf] would say
-// something else. err must not be nil.
+// Verdict returns err together with the outcome o of the account. Use it where [OutcomeOf] would
+// derive another outcome from err. err must not be nil.
 func Verdict(err error, o Outcome) error { return &verdict{err, o} }
 
 type verdict struct {
@@ -167,7 +169,7 @@ type verdict struct {
 
 func (v *verdict) Unwrap() error { return v.error }
 
-// OutcomeOf returns what the error of a call says about the account that it used.
+// OutcomeOf returns what the error of a call shows about the account that the call used.
 //
 //	nil                         Success
 //	[Verdict]                   its outcome
@@ -198,7 +200,8 @@ func OutcomeOf(err error) Outcome {
 	return Outcome{}
 }
 
-// AvailabilityOf adds up what sources say. A source that says nothing is not bounded.
+// AvailabilityOf adds up the availability of several sources. A source that is no
+// [processor.Limited] counts as not bounded.
 func AvailabilityOf(sources ...Source) processor.Availability {
 	sum := processor.Availability{}
 	for i, s := range sources {

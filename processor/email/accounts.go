@@ -15,8 +15,8 @@ import (
 // poolName is the name of the pool of accounts.
 const poolName = "smtp"
 
-// Accounts runs SEND_EMAIL jobs as [Processor] does, with the accounts in a file. Each can replace
-// the others. An account has its own sender and connections.
+// Accounts is a processor of SEND_EMAIL jobs like [Processor], but sends with several accounts from
+// a YAML file. Any of them can send any mail. Each account has its own sender and connections.
 type Accounts struct {
 	config   Config
 	idSender string // see Processor
@@ -31,8 +31,8 @@ type accounts struct {
 	members map[string]member // by id
 }
 
-// member is one account. An account that a change of the file leaves as it was keeps its processor,
-// with its connections.
+// member is one account of the file. If a change of the file does not concern an account, it keeps
+// its processor and so its connections.
 type member struct {
 	account   credential.Account
 	config    Config // with the password
@@ -42,8 +42,8 @@ type member struct {
 // Option changes an [Accounts].
 type Option func(*Accounts)
 
-// WithChoice sets what decides about accounts. The name of their pool is smtp. Without it, a
-// process uses them in turn.
+// WithChoice sets how the account for each mail is chosen. The pool of accounts is named smtp.
+// Without this option, each process uses the accounts in turn.
 func WithChoice(c credential.Choice) Option { return func(a *Accounts) { a.choose = c } }
 
 // NewAccounts returns a processor with the accounts in config.AccountsFile. It connects when the
@@ -71,15 +71,15 @@ func NewAccounts(config Config, options ...Option) (*Accounts, error) {
 // Type is SEND_EMAIL.
 func (a *Accounts) Type() string { return Type }
 
-// Close closes the idle connections and waits until they are closed. It does not wait for the
-// others: each is closed when its mail is sent. A job that starts later is deferred.
+// Close closes the idle connections and waits until they are closed. It does not wait for
+// connections in use: each is closed when its mail is sent. A job that starts later is deferred.
 func (a *Accounts) Close() error {
 	a.file.Close(func() { closeRemoved(a.current.Load().members, nil) })
 	return nil
 }
 
-// Admit gets an account for the job's mail. A job whose payload makes no mail needs none: Process
-// fails it.
+// Admit borrows an account for the job's mail and returns it as the pass. For a payload from which
+// no mail can be made it returns no pass: Process then fails the job.
 func (a *Accounts) Admit(ctx context.Context, job processor.Job) (processor.Pass, error) {
 	if _, err := parsePayload(job.Payload); err != nil {
 		return nil, nil
@@ -103,8 +103,9 @@ func (a *Accounts) member(id string) (m member, known bool) {
 }
 
 // Process sends the job's mail with the account that Admit got, and returns a [Result]. It decides
-// about the job as [Processor.Process] does, with two exceptions: the job is throttled after a 421
-// that says "too many", and deferred if the account was changed or removed or turned out to fail.
+// about the job as [Processor.Process] does, with these exceptions. The job is deferred after a 421
+// that says "too many", and if the account was changed, removed or turned out to fail. It is
+// retried after a 5xx reply to MAIL, except 552 (too large).
 func (a *Accounts) Process(ctx context.Context, job processor.Job) (any, error) {
 	r, err := parsePayload(job.Payload)
 	if err != nil {

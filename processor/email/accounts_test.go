@@ -42,7 +42,8 @@ func (f folder) write(t *testing.T, name, content string) {
 	require.NoError(t, os.WriteFile(f.path(name), []byte(content), 0o600))
 }
 
-// accounts writes the accounts file. Each account is what is between { and } in YAML.
+// accounts writes the accounts file of a test. Each argument is one account: the text between { and
+// } in YAML.
 func (f folder) accounts(t *testing.T, accounts ...string) {
 	f.write(t, "accounts.yaml", "accounts:\n  - {"+strings.Join(accounts, "}\n  - {")+"}\n")
 }
@@ -54,7 +55,8 @@ func at(t *testing.T, id, addr, more string) string {
 	return fmt.Sprintf("id: %s, host: %s, port: %s%s", id, host, port, more)
 }
 
-// config returns a configuration whose own mail server must not be used.
+// config returns a configuration with the accounts file. Its own mail server can't be reached,
+// because only the servers of the accounts may be used.
 func (f folder) config(t *testing.T) email.Config {
 	c := config(t, "192.0.2.1:25")
 	c.From, c.AccountsFile = "Base <base@example.net>", f.path("accounts.yaml")
@@ -68,7 +70,8 @@ func startAccounts(t *testing.T, c email.Config, options ...email.Option) *email
 	return a
 }
 
-// lender lends accounts in turn, or always the one with the id only, and records the outcomes.
+// lender is a fake source of accounts. It lends them in turn, or always the one with the id only,
+// and records the outcomes.
 type lender struct {
 	mu       sync.Mutex
 	only     string
@@ -221,8 +224,8 @@ func TestAccountsHaveTheirOwnCredentialsAndSenders(t *testing.T) {
 	}
 }
 
-// converse sends the first reply, and each other reply after a command, or after a mail if the
-// reply before asks for one.
+// converse plays a mail server: it sends the first reply as the greeting, and each further reply
+// after it has read a command, or after a reply 354 the mail.
 func converse(c *textproto.Conn, replies []string) {
 	for i, reply := range replies {
 		switch {
@@ -375,7 +378,8 @@ func TestAChangedFile(t *testing.T) {
 	f := newFolder(t, inA, at(t, "b", sinkB.Addr(), ", username: u, password_file: b.txt, auth: none"))
 	f.write(t, "b.txt", "one")
 	a := startAccounts(t, f.config(t))
-	// sends sends two mails and compares how many connections each server has seen so far.
+	// sends sends two mails, and then checks how many connections each of the two servers has seen
+	// so far.
 	sends := func(connectionsA, connectionsB int64) {
 		t.Helper()
 		for i := range int64(2) {

@@ -17,10 +17,12 @@ import (
 // throttledWait is how long an account is not used after a 421 that says "too many".
 const throttledWait = time.Minute
 
-// errAccountGone defers a job whose account was changed or is not part of the file any more.
+// errAccountGone is the error of a job whose account was changed or removed after Admit. It defers
+// the job.
 var errAccountGone = processor.Deferred(0, "send mail: the account was changed or removed")
 
-// answer turns the error of a step into the processor's error.
+// answer turns the error of a step of sending into the error that decides about the job: permanent
+// for a 5xx reply about the mail, otherwise retry. Its code is, for example, SMTP_550.
 func answer(ctx context.Context, at step, err error) error {
 	action, on5xx := "send mail", processor.Permanent
 	if at == connecting {
@@ -43,7 +45,8 @@ func answer(ctx context.Context, at step, err error) error {
 	return processor.Retry(CodeUnreachable, fmt.Errorf("%s: %w", action, err))
 }
 
-// verdict turns the error of a step into an error that also says what it shows about the account.
+// verdict is answer for a job that was sent with an account: its error also says what the failure
+// shows about the account, and so may decide differently about the job.
 //
 //	421 with "too many"            Throttled; the job is deferred, for another account
 //	other 421                      Failure

@@ -36,9 +36,9 @@ const (
 // prefix SMTP_.
 type Config struct {
 	// AccountsFile is a YAML file that lists accounts, each at a mail server. It is read again when
-	// it changes. The other variables then are what an account has that sets no value of its own,
-	// except HOST, USERNAME and PASSWORD, which have no effect. Empty means that these variables
-	// are the only account, which has no limits.
+	// it changes. The other variables then apply to each account that does not set the value
+	// itself, but HOST, USERNAME and PASSWORD have no effect. Empty: these variables describe the
+	// only account, which has no limits.
 	AccountsFile string `env:"ACCOUNTS_FILE"`
 	credential.Limits
 	// Host is the name or IP address of the mail server. The server's certificate must be valid for
@@ -145,7 +145,8 @@ func (c Config) tlsConfig() (*tls.Config, error) {
 	return config, nil
 }
 
-// isLocalhost repeats go-mail's rule: only to these hosts does go-mail send a password unencrypted.
+// isLocalhost says whether go-mail would send a password unencrypted to this host. It repeats
+// go-mail's own rule.
 func isLocalhost(host string) bool {
 	return host == "localhost" || host == "127.0.0.1" || host == "::1"
 }

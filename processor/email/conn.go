@@ -206,8 +206,8 @@ func (c *conn) send(ctx context.Context, from string, m *message) (at step, err 
 	return sending, nil
 }
 
-// judge sets whether the connection is broken, and returns it. It is not broken if err is a 4xx or
-// 5xx reply other than 421, after which the server closes the connection.
+// judge sets and returns whether the connection is broken after err. It can still be used after a
+// 4xx or 5xx reply, except 421: then the server closes the connection.
 func (c *conn) judge(err error) (broken bool) {
 	var reply *textproto.Error
 	refused := errors.As(err, &reply) && reply.Code >= 400 && reply.Code < 600
@@ -215,8 +215,8 @@ func (c *conn) judge(err error) (broken bool) {
 	return c.broken
 }
 
-// abort prepares the connection for the next mail after a command of this one has failed with err.
-// It returns err.
+// abort prepares the connection for the next mail after a command of this mail has failed with err:
+// it sends RSET if the connection is not broken. It returns err.
 func (c *conn) abort(err error) error {
 	if !c.judge(err) && c.session.Reset() != nil {
 		c.broken = true

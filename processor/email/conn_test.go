@@ -31,8 +31,8 @@ func TestConnectionRefused(t *testing.T) {
 	}
 }
 
-// serve runs a scripted server. It calls script for each connection; the first connection has
-// number 1.
+// serve runs a scripted mail server and returns its address. It calls script for each connection;
+// the first connection has number 1.
 func serve(t *testing.T, script func(c *textproto.Conn, number int)) (addr string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -57,7 +57,8 @@ func serve(t *testing.T, script func(c *textproto.Conn, number int)) (addr strin
 	return listener.Addr().String()
 }
 
-// answer reads one command, sends reply and returns the command.
+// answer is a step of the scripted server: it reads one SMTP command of the client, sends reply and
+// returns the command.
 func answer(c *textproto.Conn, reply string) string {
 	command, err := c.ReadLine()
 	if err != nil {
@@ -118,8 +119,9 @@ func TestServerThatHungUpOnAnIdleConnection(t *testing.T) {
 	}
 }
 
-// If the connection is lost after the final dot, the client can't know whether the server took the
-// mail. Then the processor must not send the mail again by itself; the job is retried.
+// TestLostAnswerIsARetryAndSendsNothingTwice: if the connection is lost after the final dot, the
+// client can't know whether the server took the mail. So the processor must not send it again by
+// itself; the job is retried.
 func TestLostAnswerIsARetryAndSendsNothingTwice(t *testing.T) {
 	var bodies atomic.Int64
 	addr := serve(t, func(c *textproto.Conn, number int) {

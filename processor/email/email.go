@@ -63,9 +63,9 @@ func New(config Config) (*Processor, error) {
 // Type is SEND_EMAIL.
 func (p *Processor) Type() string { return Type }
 
-// Close closes the idle connections and waits until they are closed. It does not wait for the
-// others: each is closed when its mail is sent. A job that starts later gets an error that means
-// "retry".
+// Close closes the idle connections and waits until they are closed. It does not wait for
+// connections in use: each is closed when its mail is sent. A job that starts later gets an error
+// that means "retry".
 func (p *Processor) Close() error {
 	p.pool.close()
 	return nil
@@ -87,8 +87,8 @@ func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error)
 	return m.result, nil
 }
 
-// send sends a mail over one of the processor's connections. If there is an error, at is the step
-// that failed.
+// send sends a mail over one of the processor's connections. If the server had closed an idle
+// connection, it takes another one. If there is an error, at is the step that failed.
 func (p *Processor) send(ctx context.Context, m *message) (at step, err error) {
 	for {
 		c, reused, err := p.pool.get(ctx)

@@ -33,8 +33,8 @@ type request struct {
 	subject, body string
 }
 
-// parsePayload reads a payload. If it makes no mail, the error says why and contains no part of the
-// payload.
+// parsePayload reads a payload. If no mail can be made from it, the error says why, and contains no
+// part of the payload.
 func parsePayload(content []byte) (request, error) {
 	var payload struct {
 		To      string `json:"to"`
@@ -92,10 +92,10 @@ func (p *Processor) senderName() string {
 	return p.from.Address
 }
 
-// messageID returns the job's id at the sender's domain. An id may not begin with a dot or have two
-// dots in a row, and a job that was not created by this system may have any byte in its group: such
-// dots and bytes become ~ and two hex digits. Ids of jobs contain no ~, so different jobs never
-// share a Message-ID.
+// messageID returns a Message-ID: the job's id, @, and the sender's domain. The part before @ may
+// not begin with a dot or have two dots in a row, and the group of a job that another program has
+// stored may have any byte. Such dots and bytes become ~ and two hex digits. Ids of jobs contain no
+// ~, so different jobs never share a Message-ID.
 func messageID(job processor.Job, sender string) string {
 	id := job.ID()
 	var b strings.Builder
@@ -113,8 +113,8 @@ func messageID(job processor.Job, sender string) string {
 	return b.String()
 }
 
-// path formats an address as the MAIL and RCPT commands need it: quoted where necessary, in angle
-// brackets.
+// path formats an address as the SMTP commands MAIL and RCPT need it: quoted where necessary, in
+// angle brackets.
 func path(address string) string {
 	return (&stdmail.Address{Address: address}).String()
 }

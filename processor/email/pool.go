@@ -14,8 +14,9 @@ var (
 	errBusy   = errors.New("wait for a connection") // all are in use
 )
 
-// pool keeps connections for reuse and bounds their number. It takes the most recently used
-// connection first, so that connections that are not needed reach their idle timeout.
+// pool keeps idle SMTP connections for reuse and bounds the number of connections. It reuses the
+// most recently used connection first, so that connections that are not needed reach their idle
+// timeout.
 type pool struct {
 	dial    func(context.Context) (*conn, error)
 	idleFor time.Duration
@@ -27,10 +28,9 @@ type pool struct {
 	closing sync.WaitGroup // connections on which QUIT is being sent
 }
 
-// get returns an idle connection, or opens a new one if there is none; it waits while
-// MaxConnections are in use, until ctx ends. It fails if the pool is closed. reused is true for an
-// idle one: the server may have closed it in the meantime. The caller must return each connection
-// with put.
+// get returns an idle connection, or opens a new one if none is idle. While MaxConnections are in
+// use, it waits until ctx ends. It fails if the pool is closed. reused says that the connection was
+// idle: the server may have closed it since. The caller must return each connection with put.
 func (p *pool) get(ctx context.Context) (c *conn, reused bool, err error) {
 	select {
 	case p.slots <- struct{}{}:
@@ -67,8 +67,8 @@ func (p *pool) takeIdle() (*conn, error) {
 	return c, nil
 }
 
-// put takes a connection back and keeps it for the next mail. It closes one that is broken or has
-// sent MaxMessagesPerConnection mails, and any after the pool is closed.
+// put gives a connection back to the pool for the next mail. It closes the connection instead if it
+// is broken or has sent MaxMessagesPerConnection mails, or if the pool is closed.
 func (p *pool) put(c *conn) {
 	defer func() { <-p.slots }()
 	switch {

@@ -27,10 +27,10 @@ type entry struct {
 	Auth               string `yaml:"auth"`
 }
 
-// Reload reads the accounts file and the passwords, and uses the accounts if they have no mistake.
-// It does nothing if the files are as they were in the last call, so that a mistake is returned
-// once. It waits until the idle connections of accounts that were changed or removed are closed;
-// the others are closed when their mail is sent.
+// Reload reads the accounts file and the passwords again, and uses the accounts if they have no
+// mistake. If the files have not changed since the last call, it does nothing, so a mistake is
+// returned once. It waits until the idle connections of changed or removed accounts are closed;
+// their other connections are closed when their mail is sent.
 func (a *Accounts) Reload() (changed bool, err error) { return a.file.Reload() }
 
 // load reads the accounts file.
@@ -56,7 +56,8 @@ func (a *Accounts) load(r *accountsfile.Reader) (use func() error) {
 	}
 }
 
-// configOf returns the configuration of an entry, and checks it.
+// configOf returns the configuration of one account in the file: the values of its entry, and those
+// of a.config for the others. It reports mistakes to c.
 func (a *Accounts) configOf(c *accountsfile.Checker, e entry) Config {
 	config := a.config
 	config.AccountsFile = ""
@@ -82,7 +83,8 @@ func (a *Accounts) configOf(c *accountsfile.Checker, e entry) Config {
 	return config
 }
 
-// use returns the accounts of a list, with the processors of those before that have not changed.
+// use returns the accounts of a list, with a source that lends them. An account whose configuration
+// is the same as in before keeps its processor.
 func (a *Accounts) use(list []member, before map[string]member) (*accounts, error) {
 	after := &accounts{members: map[string]member{}}
 	choices := make([]credential.Account, len(list))
@@ -107,7 +109,8 @@ func (a *Accounts) use(list []member, before map[string]member) (*accounts, erro
 	return after, nil
 }
 
-// closeRemoved closes the connections of those accounts whose processor is not part of after.
+// closeRemoved closes the connections of the accounts in before whose processor is not used in
+// after.
 func closeRemoved(before, after map[string]member) {
 	var closing sync.WaitGroup
 	for id, m := range before {

@@ -133,7 +133,8 @@ func TestAuthentication(t *testing.T) {
 	}
 }
 
-// A password may be sent unencrypted only to localhost; 127.0.0.2 does not count as localhost.
+// TestPasswordIsNotSentInTheClear: a password may be sent unencrypted only to localhost. 127.0.0.2
+// does not count as localhost.
 func TestPasswordIsNotSentInTheClear(t *testing.T) {
 	sink, err := smtpsink.Start("127.0.0.2:0", smtpsink.Options{
 		Username: "shop", Password: "s3cret", Mechanisms: []string{"PLAIN", "LOGIN"},

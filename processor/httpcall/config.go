@@ -40,7 +40,7 @@ type Config struct {
 	HostBreaker credential.Breaker `env:"HOST_BREAKER" envDefault:"none" check:"breaker"`
 }
 
-// GuardsHosts says whether a setting limits the calls of each host.
+// GuardsHosts says whether HostRate or HostBreaker limits the calls of each host.
 func (c Config) GuardsHosts() bool { return c.HostRate.Permits > 0 || c.HostBreaker.Failures > 0 }
 
 // Validate checks every field, but not the content of CredentialsFile, because only workers can

@@ -16,10 +16,10 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// credentials has the pools of the credentials file by their hosts: names, or names with ports.
+// credentials maps each host of the credentials file, a name or NAME:PORT, to its pool.
 type credentials map[string]*pool
 
-// pool has the credentials for the same list of hosts. Each can replace the others.
+// pool has the credentials for one list of hosts. Any of them can be used for a call.
 type pool struct {
 	name    string
 	source  credential.Source
@@ -34,7 +34,7 @@ type member struct {
 	hidden  [][]byte
 }
 
-// of returns the pool for the calls of a URL; nil if its host has no credential.
+// of returns the pool whose credentials are for a call to this URL; nil if the host has none.
 func (c credentials) of(u *url.URL) *pool {
 	t := targetOf(u)
 	if p := c[net.JoinHostPort(t.name, cmp.Or(t.port, defaultPorts[u.Scheme]))]; p != nil {
@@ -67,7 +67,7 @@ type entry struct {
 	ValueFile          string   `yaml:"value_file"` // has the secret
 }
 
-// loader makes pools from the credentials file and the secrets that it names.
+// loader makes pools from the credentials file and the files with secrets that it names.
 type loader struct {
 	*accountsfile.Reader
 	pools  []*pool
@@ -82,7 +82,8 @@ type hostEntry struct {
 	pool *pool
 }
 
-// load returns the pools in the order of the file, and the pool of each host. Sources are missing.
+// load reads the credentials file. It returns the pools in the order of the file, and the pool of
+// each host. The pools have no source yet.
 func load(r *accountsfile.Reader) ([]*pool, credentials) {
 	l := &loader{Reader: r, byList: map[string]*pool{}, byName: map[string]*pool{}, byHost: map[string][]hostEntry{}}
 	var f file
@@ -104,7 +105,7 @@ func load(r *accountsfile.Reader) ([]*pool, credentials) {
 	return l.pools, byHost
 }
 
-// maxValueBytes bounds a secret. Servers refuse headers that are much longer.
+// maxValueBytes is the largest size of a secret. Servers refuse headers that are much longer.
 const maxValueBytes = 8 << 10
 
 // add checks an entry and adds it to the pool of its hosts.
@@ -130,14 +131,15 @@ func (l *loader) add(i int, e entry) {
 	}
 }
 
-// ownHeaders are headers that the processor or package http sets.
+// ownHeaders are headers that the processor or net/http sets. A credential can't use them.
 var ownHeaders = []string{
 	"Accept-Encoding", "Content-Type", "Host", "Idempotency-Key", "Traceparent", "Tracestate", "User-Agent",
 }
 
 func notPrintable(r rune) bool { return r < ' ' || r > '~' }
 
-// pool returns the pool for a list of hosts; nil after a mistake in the list.
+// pool returns the pool for a list of hosts, and makes it if it is new. It returns nil after a
+// mistake in the list.
 func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
 	c.Check(len(hosts) > 0, "hosts is missing")
 	targets := make([]target, 0, len(hosts))
@@ -190,12 +192,12 @@ func poolName(t target) string {
 	return name[:min(len(name), maxPoolName)]
 }
 
-// leastHidden is the length of the shortest token that is hidden without its scheme. Shorter ones
-// are found in many texts by chance.
+// leastHidden is the length of the shortest token that is hidden even without the scheme before it,
+// such as Bearer. Shorter tokens occur in many texts by chance.
 const leastHidden = 4
 
-// hiddenTexts returns what a response must not show: the secret, and its part after a scheme such
-// as Bearer.
+// hiddenTexts returns the texts of a secret that results and errors must not show: the secret
+// itself, and its part after a scheme such as Bearer.
 func hiddenTexts(value string) [][]byte {
 	texts := [][]byte{[]byte(value)}
 	if _, token, _ := strings.Cut(value, " "); len(token) >= leastHidden {
@@ -204,9 +206,9 @@ func hiddenTexts(value string) [][]byte {
 	return texts
 }
 
-// hide overwrites with asterisks where text has the secret as it is, or with escapes of JSON or
-// URLs. The text keeps its length, so that the part of a body that is kept does not depend on what
-// is hidden in it.
+// hide overwrites the secret with asterisks wherever it occurs in text, also with escapes of JSON
+// or URLs. The text keeps its length, so that the part of a body that is kept does not depend on
+// what is hidden in it.
 func (m *member) hide(text []byte) []byte {
 	if m == nil {
 		return text
@@ -221,7 +223,7 @@ func (m *member) hide(text []byte) []byte {
 	return text
 }
 
-// longestForm returns the length of the longest form of the secret.
+// longestForm returns the length, in bytes, of the secret with all characters escaped.
 func (m *member) longestForm() int {
 	if m == nil {
 		return 0
@@ -229,7 +231,8 @@ func (m *member) longestForm() int {
 	return longestEscape * len(m.value)
 }
 
-// prefixLength returns how many bytes of text are the secret with which it begins; 0: none.
+// prefixLength returns how many bytes at the start of text are the secret, which may be escaped; 0
+// if text does not begin with it.
 func prefixLength(text, secret []byte) int {
 	if bytes.HasPrefix(text, secret) {
 		return len(secret)
@@ -245,10 +248,11 @@ func prefixLength(text, secret []byte) int {
 	return n
 }
 
-// longestEscape is the length of the longest escape of a character.
+// longestEscape is the length, in bytes, of the longest escape of one character.
 const longestEscape = len(`\u0020`)
 
-// unescape returns the first character of text and its length, which is 0 for no text.
+// unescape returns the first character of text, and how many bytes of text stand for it; 0 if text
+// is empty.
 func unescape(text []byte) (c byte, size int) {
 	hex := ""
 	switch {

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// A payload makes exactly one request on the wire, or none. An error contains nothing of a header's
-// value.
+// FuzzNewRequest: each payload makes exactly one request on the wire, or none. An error contains
+// nothing of a header's value.
 func FuzzNewRequest(f *testing.F) {
 	for _, seed := range []string{
 		`{"url":"http://h/x"}`, `{"url":"https://u:p@h:1/?a=b#c","method":"get","headers":{"X-A":"b"},"body":{"a":1}}`, `{"url":"http://h","body":"text"}`,
@@ -40,8 +40,8 @@ func FuzzNewRequest(f *testing.F) {
 	})
 }
 
-// A secret is found in every text, whatever is around it and whichever of its characters are
-// escaped.
+// FuzzHide: a secret is hidden in every text, whatever stands around it and whichever of its
+// characters are escaped.
 func FuzzHide(f *testing.F) {
 	f.Add("a", `Bearer s3cret/t0ken+="`, "b", uint64(0))
 	f.Add(`{"a":"\u00`, `s3cret\%`, `41"}`, uint64(0x5555))
@@ -77,7 +77,8 @@ func FuzzHide(f *testing.F) {
 	})
 }
 
-// All URLs of a target have one name, which is a URL of the same target.
+// FuzzTarget: if the credentials file accepts the text of a URL's target as a host, it means the
+// same target there.
 func FuzzTarget(f *testing.F) {
 	for _, seed := range []string{"http://h", "https://H.:0443/a", "http://[::ffff:1.2.3.4]:80", "http://ａ。b", "https://h:99999", "http://[fe80::1%25lo]"} {
 		f.Add(seed)

@@ -33,12 +33,13 @@ type Guarded struct {
 // Option changes a processor.
 type Option func(*Guarded)
 
-// WithChoice sets what decides about credentials. The names of their pools are http. and the first
-// of their hosts, in alphabetical order. Without it, a process uses them in turn.
+// WithChoice sets how the credential for each call is chosen. A pool's name is http. and the first
+// of its hosts, in alphabetical order. Without this option, each process uses credentials in turn.
 func WithChoice(c credential.Choice) Option { return func(g *Guarded) { g.choose = c } }
 
-// WithHosts sets the guards of hosts. A host is a name in lower case, with a port if the URL has
-// one that is not the scheme's own. Without it, hosts are not guarded.
+// WithHosts makes each call need a permission from the guard of its host, which hosts returns. A
+// host is a name in lower case, with a port if the URL has one that is not the scheme's own.
+// Without this option, hosts are not guarded.
 func WithHosts(hosts func(host string) credential.Source) Option {
 	return func(g *Guarded) { g.hosts = hosts }
 }
@@ -72,11 +73,12 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 	return g, nil
 }
 
-// Reload reads the credentials file and the secrets, and uses them if they have no mistake. It
-// does nothing if the files are as they were in the last call, so that a mistake is returned once.
+// Reload reads the credentials file and the secrets again, and uses them if they have no mistake.
+// If the files have not changed since the last call, it does nothing, so a mistake is returned
+// once.
 func (g *Guarded) Reload() (changed bool, err error) { return g.file.Reload() }
 
-// use makes the sources of the pools, and uses the credentials.
+// use makes the source of each pool, and then lets new calls use the credentials.
 func (g *Guarded) use(pools []*pool, byHost credentials) error {
 	for _, p := range pools {
 		if err := p.choose(g.choose); err != nil {
@@ -108,15 +110,15 @@ func (g *Guarded) Close() error {
 	return g.calls.Close()
 }
 
-// Availability says that nothing is bounded: a job may call a host that has neither a credential
-// nor a guard. The type has no bound as a whole, and a bound would hold back the calls of other
-// hosts.
+// Availability says that the number of permissions is not bounded. A job may call a host that has
+// neither a credential nor a guard, and a bound of the whole type would hold back those calls.
 func (g *Guarded) Availability() processor.Availability {
 	return processor.Availability{Free: -1, PerSecond: math.Inf(1)}
 }
 
-// Admit gets a credential for the host that the job calls, and then the host's permission. A job
-// that makes no call needs none: Process fails it.
+// Admit borrows a credential for the host that the job calls, gets the permission of the host's
+// guard, and returns both as the pass. From a wrong payload it returns no pass: Process then fails
+// the job.
 func (g *Guarded) Admit(ctx context.Context, job processor.Job) (processor.Pass, error) {
 	request, credentials, err := g.read(job)
 	if err != nil || credentials == nil && g.hosts == nil {
@@ -142,13 +144,13 @@ func (g *Guarded) Admit(ctx context.Context, job processor.Job) (processor.Pass,
 	return &p, nil
 }
 
-// errNotEncrypted is in the error of a call that would send a secret without encryption.
+// errNotEncrypted is why a call is refused that would send a secret without encryption.
 var errNotEncrypted = errors.New("url is not https: the secret of the host's credential is sent without encryption " +
 	"only to addresses that are not public and that BULKACTION_HTTP_PROCESSOR_ALLOW_PRIVATE or " +
 	"BULKACTION_HTTP_PROCESSOR_ALLOWED_CIDRS allow")
 
-// read returns the job's request and the pool of its host; nil if the host has no credential. The
-// error is permanent.
+// read returns the request of a job, and the pool of credentials for its host; nil if the host has
+// none. The error is permanent.
 func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
 	request, err := newRequest(job)
 	if err != nil {
@@ -221,7 +223,8 @@ func (g *Guarded) Process(ctx context.Context, job processor.Job) (any, error) {
 	return nil, outcomesOf(status, err)
 }
 
-// outcomes is the error of a call, with what the call showed about its credential and its host.
+// outcomes is the error of a call, together with what the call showed about its credential and its
+// host.
 type outcomes struct {
 	error
 	account, host credential.Outcome
@@ -234,7 +237,8 @@ var (
 	unused  = credential.Outcome{Kind: credential.Unused}
 )
 
-// outcomesOf returns err with its outcomes. status is 0 if there was no whole response.
+// outcomesOf returns err with the outcomes that follow from it. status is that of the response; 0
+// if there was no whole response.
 func outcomesOf(status int, err error) error {
 	o := credential.OutcomeOf(err)
 	switch {
@@ -250,7 +254,8 @@ func outcomesOf(status int, err error) error {
 	return &outcomes{err, neutral, credential.Outcome{Kind: credential.Success}}
 }
 
-// pass holds the permissions for one call; nil: it needs none.
+// pass is the pass of a job: the permission to use its credential and that of its host. A field is
+// nil if the call does not need it.
 type pass struct{ account, host processor.Pass }
 
 func (p *pass) Into(ctx context.Context) context.Context {

@@ -97,7 +97,8 @@ func (l *loan) Return(o credential.Outcome) {
 	l.of.outcomes = append(l.of.outcomes, o)
 }
 
-// took returns the outcomes since the last call; all loans were returned.
+// took returns the outcomes that this fake source has got since the last call of took. It checks
+// that all loans were returned.
 func (l *lender) took(t testing.TB) []credential.Outcome {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +108,7 @@ func (l *lender) took(t testing.TB) []credential.Outcome {
 	return o
 }
 
-// lenders are the sources of pools and of hosts, by their names.
+// lenders are the fake sources of pools and of hosts, by name.
 type lenders map[string]*lender
 
 func (l lenders) choose(pool string, accounts []credential.Account) (credential.Source, error) {
@@ -416,7 +417,8 @@ func TestPayloadsThatMakeNoCallNeedNoPermission(t *testing.T) {
 	require.Equal(t, httpcall.CodeAddressRefused, processor.Classify(err).Code, "other hosts may be called as before")
 }
 
-// Where private addresses are allowed, the address decides whether a secret may go without TLS.
+// TestSecretWithoutTLS: if jobs may call private addresses, the host's address decides whether a
+// secret may be sent without TLS.
 func TestSecretWithoutTLS(t *testing.T) {
 	for name, change := range map[string]func(*httpcall.Config){
 		"private":  func(c *httpcall.Config) { c.AllowPrivate, c.AllowedCIDRs = true, nil },
@@ -469,7 +471,8 @@ func TestSecretIsHiddenInResults(t *testing.T) {
 	}
 }
 
-// answerRaw starts a server that answers the first bytes of each connection with text.
+// answerRaw starts a TCP server that answers the first bytes of each connection with text. It
+// returns its host and port.
 func answerRaw(t *testing.T, text string) (host string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -84,8 +84,9 @@ func invalidPayload(err error) error {
 	return processor.Permanent(processor.CodeInvalidPayload, fmt.Errorf("read HTTP payload: %w", err))
 }
 
-// call makes a call, and hides in the result and the error what may be the credential that it uses;
-// nil: it uses none. status is that of the response; 0: no whole response came.
+// call makes one HTTP call. used is the credential that the request carries (nil: none): call hides
+// its secret in the result and the error. status is that of the response; 0: no whole response
+// came.
 func (p *Processor) call(
 	ctx context.Context, client *http.Client, request *http.Request, used *member,
 ) (result any, status int, err error) {
@@ -102,7 +103,8 @@ func (p *Processor) call(
 		_, _ = io.CopyN(io.Discard, response.Body, maxDrainBytes)
 		return nil, response.StatusCode, refusal(request, response)
 	}
-	// A secret that begins in the kept part is read to its end, so that it is found.
+	// A secret may begin in the kept part of the body and end behind it. Read so far that it is
+	// found.
 	most := p.config.MaxResponseBytes
 	body, err := io.ReadAll(io.LimitReader(response.Body, int64(most+used.longestForm())+1))
 	if err != nil {
@@ -117,8 +119,9 @@ func (p *Processor) call(
 	return newResult(response.StatusCode, body, truncated), response.StatusCode, nil
 }
 
-// failure returns the error of a call without a whole response. It names only the host, because the
-// rest of a URL may contain a secret. The text of err may contain a part of the response.
+// failure returns the error of a call without a whole response. The error names only the host,
+// because the rest of a URL may contain a secret. It hides the secret of used, because err may
+// repeat a part of the response.
 func failure(ctx context.Context, request *http.Request, err error, used *member) error {
 	var withURL *url.Error
 	if errors.As(err, &withURL) {

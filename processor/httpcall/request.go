@@ -26,8 +26,8 @@ var connectionHeaders = []string{
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-// newRequest makes the job's request. If the payload makes no request, the error says why and
-// contains no part of the payload.
+// newRequest makes the job's HTTP request. If no request can be made from the payload, the error
+// says why and contains no part of the payload.
 func newRequest(job processor.Job) (*http.Request, error) {
 	var payload struct {
 		URL     string            `json:"url"`
@@ -104,8 +104,8 @@ func checkHeader(name, value, host string) error {
 
 func isHeaderName(name string) bool { return name != "" && !strings.ContainsFunc(name, isNoTokenChar) }
 
-// isNoTokenChar and isNoFieldChar find characters that are not allowed in a header's name and value
-// (RFC 9110, 5.6.2 and 5.5).
+// isNoTokenChar says whether r may not be in a header's name, and isNoFieldChar whether it may not
+// be in a header's value (RFC 9110, 5.6.2 and 5.5).
 func isNoTokenChar(r rune) bool {
 	letter := 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9'
 	return !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)

@@ -10,9 +10,9 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// newResult returns {"status":…,"body":…}. A JSON body stays JSON, an empty body becomes null, and
-// any other body becomes a string. A body that was cut, or has to be cut to fit, is a string too,
-// with "truncated":true.
+// newResult returns the job's result {"status":…,"body":…}. A JSON body stays JSON, an empty body
+// becomes null, and any other body becomes a string. A body that was cut, or has to be cut to fit,
+// is a string too, with "truncated":true.
 func newResult(status int, body []byte, truncated bool) json.RawMessage {
 	head := `{"status":` + strconv.Itoa(status) + `,"body":`
 	const mark = `,"truncated":true}`

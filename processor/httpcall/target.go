@@ -11,8 +11,9 @@ import (
 	"golang.org/x/net/idna"
 )
 
-// target is where a call goes. All spellings of one name and port are the same target, so that a
-// payload can't avoid a host's guard by another spelling. Two names of one host are two targets.
+// target is a host to which calls go, with or without a port. All spellings of one name and port
+// are the same target, so that a payload can't avoid a host's guard by another spelling. Two names
+// of one host are two targets.
 type target struct {
 	name string // lower case, without a dot at its end
 	port string // "": that of the scheme; in the file of credentials: any port
@@ -52,14 +53,14 @@ func (t target) isLoopback() bool {
 	return t.name == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// overlaps says whether a call can go to both targets of the file.
+// overlaps says whether there are calls to which both targets of the credentials file apply.
 func (t target) overlaps(other target) bool {
 	return t.name == other.name && (t.port == other.port || t.port == "" || other.port == "")
 }
 
 var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?$`)
 
-// parseTarget reads a host of the file, with or without a port.
+// parseTarget reads a host of the credentials file, with or without a port.
 func parseTarget(s string) (t target, ok bool) {
 	u, err := url.Parse("//" + s)
 	if err != nil || u.Host != s || strings.HasSuffix(s, ":") {

@@ -26,7 +26,8 @@ const (
 	CodePermanent = "NOOP_PERMANENT"
 )
 
-// maxSleep prevents the overflow of a time.Duration. The job's timeout ends the sleep much earlier.
+// maxSleep is the longest sleep that a payload may ask for. It prevents the overflow of a
+// time.Duration. The job's timeout ends the sleep much earlier.
 const maxSleep = 24 * time.Hour
 
 // Processor runs NOOP jobs. The payload is
@@ -76,9 +77,9 @@ func (p Processor) Process(ctx context.Context, job processor.Job) (any, error) 
 	return want.Result, nil
 }
 
-// asksNothing recognizes payloads that ask for nothing without decoding them, because benchmarks
-// send millions: empty payloads, and those with only "pad", a text that makes them larger.
-// BenchmarkEmptyPayload shows what it saves.
+// asksNothing returns true for a payload that makes the job done at once: an empty one, or one with
+// only "pad", a text that makes it larger. It decodes no JSON, because benchmarks send millions of
+// such jobs (see BenchmarkEmptyPayload).
 func asksNothing(payload []byte) bool {
 	switch string(payload) {
 	case "", "{}", "null":

@@ -25,8 +25,8 @@ type pool struct {
 	members map[string]member
 }
 
-// member is one account. An account that a change of the file leaves as it was keeps its sender,
-// with its token and its connection.
+// member is one account. If a change of the file does not concern an account, it keeps its sender,
+// and so its token and its connection.
 type member struct {
 	account credential.Account
 	digest  accountsfile.Digest // of all from which sender is made
@@ -76,7 +76,7 @@ type parts struct {
 	now      func() time.Time
 }
 
-// loader makes members from an accounts file and the secrets that it names.
+// loader makes members from the accounts file and the files with secrets that it names.
 type loader struct {
 	*accountsfile.Reader
 	parts   parts
@@ -112,7 +112,8 @@ func checkURL(c *accountsfile.Checker, base, instead string) *url.URL {
 	return u
 }
 
-// add adds the account unless its entry has a mistake. from is all from which create makes the
+// add adds an account unless its entry has a mistake. create makes the account's sender; from are
+// all values that it uses. If they are the same as when the file was read before, add uses the old
 // sender.
 func (l *loader) add(
 	platform string, c *accountsfile.Checker, account credential.Account, create func() sender, from ...string,

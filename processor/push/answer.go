@@ -17,14 +17,16 @@ import (
 )
 
 const (
-	// maxAnswerBytes is how much of an answer is read. The rest of a longer answer is not read, and
-	// its connection is not used again unless it has HTTP/2.
+	// maxAnswerBytes is how much of a response body is read. If the body is longer, its connection
+	// is not used again, unless it is one of HTTP/2.
 	maxAnswerBytes = 64 << 10
-	// throttledWait is how long a job waits after a 429 without Retry-After.
+	// throttledWait is how long a job waits after a 429 without Retry-After. Its account usually is
+	// not used for as long.
 	throttledWait = time.Minute
 )
 
-// answer is what a push service said, as a decision about the job and about the account.
+// answer is what follows from the reply of a push service, or from its absence, for the job (err)
+// and for the account (outcome).
 type answer struct {
 	status  int // 0: no answer
 	outcome credential.Outcome
@@ -51,7 +53,8 @@ func (r reply) accepted() answer {
 	return answer{status: r.status, outcome: credential.Outcome{Kind: credential.Success}}
 }
 
-// permanent is an answer about the recipient or the message. It says nothing about the account.
+// permanent returns the answer for a reply about the recipient or the message: the job fails for
+// good, and nothing is known about the account.
 func (r reply) permanent(code string) answer {
 	return answer{status: r.status, err: processor.Permanent(code, r.error())}
 }
@@ -75,8 +78,8 @@ func (r reply) throttled() answer {
 	}
 }
 
-// classify decides about an answer by its status alone. The platforms call it after their own
-// rules.
+// classify returns the answer for a reply by its status alone. Each platform calls it for replies
+// to which none of its own rules applies.
 //
 //	2xx       accepted
 //	401, 403  retry: the service refuses the account's credential
@@ -102,8 +105,9 @@ func (r reply) classify() answer {
 
 func statusCode(status int) string { return "PUSH_" + strconv.Itoa(status) }
 
-// unanswered decides about a call without an answer. The text of err must have nothing of the
-// recipient in it.
+// unanswered returns the answer for a call that got no reply: the job is retried, and the account's
+// outcome is a failure, unless the job was cancelled or the worker stops. The text of err must not
+// name the recipient.
 func unanswered(ctx context.Context, platform string, err error) answer {
 	failure := credential.Outcome{Kind: credential.Failure}
 	switch {
@@ -115,7 +119,8 @@ func unanswered(ctx context.Context, platform string, err error) answer {
 	return answer{err: processor.Retry(CodeUnreachable, fmt.Errorf("push by %s: %w", platform, err)), outcome: failure}
 }
 
-// kindOnly returns an error that says what failed, without the host, which is part of an endpoint.
+// kindOnly returns an error that only says what kind of thing failed. err itself may have the host
+// in it, which is part of the endpoint and must not be logged.
 func kindOnly(err error) error {
 	var (
 		name        *net.DNSError
@@ -132,7 +137,8 @@ func kindOnly(err error) error {
 
 // read returns at most maxAnswerBytes of a response's body.
 func read(body io.Reader) []byte {
-	// A body that ends early has no reason in it, and the status is known all the same.
+	// A read error is ignored: the status is known without the body, and only the reason is
+	// missing.
 	content, _ := io.ReadAll(io.LimitReader(body, maxAnswerBytes))
 	return content
 }

@@ -29,15 +29,15 @@ const (
 	// apnsTokenAge is the age at which a provider token is replaced. APNs refuses tokens that are
 	// older than 60 minutes.
 	apnsTokenAge = 50 * time.Minute
-	// apnsTokenPause is the shortest time between two tokens after refusals. APNs refuses accounts
-	// that change their token more than once in 20 minutes.
+	// apnsTokenPause is the shortest time between two new tokens that replace refused ones. APNs
+	// refuses accounts that change their token more than once in 20 minutes.
 	apnsTokenPause = 20 * time.Minute
 	// apnsIdleTimeout is the time after which an unused connection is closed. APNs asks providers
 	// to keep connections open.
 	apnsIdleTimeout = time.Hour
 )
 
-// apnsCodes are the reasons of APNs that make an answer permanent, with the job's error code.
+// apnsCodes maps the reasons of APNs after which a job fails for good to the job's error code.
 var apnsCodes = map[string]string{
 	"BadDeviceToken":         CodeInvalidArgument,
 	"DeviceTokenNotForTopic": CodeSenderMismatch,
@@ -46,14 +46,15 @@ var apnsCodes = map[string]string{
 	"PayloadTooLarge":        CodeTooLarge,
 }
 
-// apnsAccountReasons are the reasons that mean that the account is configured wrongly.
+// apnsAccountReasons are the reasons of APNs that mean that the account is configured wrongly.
 var apnsAccountReasons = []string{
 	"BadTopic", "MissingTopic", "TopicDisallowed", "BadCertificate", "BadCertificateEnvironment",
 	"BadEnvironmentKeyInToken", "ExpiredProviderToken", "Forbidden", "InvalidProviderToken", "MissingProviderToken",
 	"UnrelatedKeyIdInToken",
 }
 
-// apnsOtherReasons are named in errors and decide nothing: the status decides.
+// apnsOtherReasons are further known reasons of APNs. They appear in errors, but the HTTP status
+// decides about the job.
 var apnsOtherReasons = []string{
 	"BadCollapseId", "BadExpirationDate", "BadMessageId", "BadPath", "BadPriority", "IdleTimeout",
 	"InternalServerError", "InvalidPushType", "MethodNotAllowed", "MissingDeviceToken", "PayloadEmpty",
@@ -123,7 +124,8 @@ func (a *apnsAccount) send(ctx context.Context, job processor.Job, m *message) a
 	return sent
 }
 
-// post sends once. expired is true if APNs says that the token has expired.
+// post sends the push once, with this token. expired is true if APNs says that the token has
+// expired.
 func (a *apnsAccount) post(ctx context.Context, job processor.Job, m *message, token string,
 	body []byte) (sent answer, expired bool) {
 	header := http.Header{
@@ -178,11 +180,11 @@ func (a *apnsAccount) post(ctx context.Context, job processor.Job, m *message, t
 	return r.classify(), false
 }
 
-// notInTokens finds characters that device tokens of APNs, which are hexadecimal, never have.
+// notInTokens says whether r never occurs in device tokens of APNs, which are hexadecimal.
 func notInTokens(r rune) bool { return !strings.ContainsRune("0123456789abcdefABCDEF", r) }
 
-// apnsReason returns the reason in an answer, or "" if it is not known, because an answer may
-// repeat parts of the request.
+// apnsReason returns the reason in the body of a reply of APNs; "" if it is none of the known ones,
+// because a body may repeat parts of the request, which must not be logged.
 func apnsReason(body []byte) string {
 	var decoded struct {
 		Reason string `json:"reason"`
@@ -197,13 +199,14 @@ func apnsReason(body []byte) string {
 	return ""
 }
 
-// apnsID returns the id of the notification. It is the same in each attempt, so that a repeated
-// push can be recognized.
+// apnsID returns the value of the header apns-id. It is the same in each attempt of a job, so that
+// APNs can recognize a repeated push.
 func apnsID(job processor.Job) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, []byte(job.ID())).String()
 }
 
-// apnsPayload puts the fields of data beside aps, as apps expect them.
+// apnsPayload returns the request body for APNs. The fields of the message's data stand beside the
+// field aps, where apps expect them.
 func apnsPayload(m *message) any {
 	aps := apnsDictionary{Alert: &apnsAlert{Title: m.title, Body: m.body}}
 	if m.silent() {
@@ -231,8 +234,8 @@ type apnsAlert struct {
 	Body  string `json:"body,omitempty"`
 }
 
-// apnsPriority returns 10 for at once and 5 for when it suits the device. APNs allows only 5 for a
-// message that shows nothing.
+// apnsPriority returns the value of the header apns-priority: 10 to deliver at once, 5 when it
+// suits the device. APNs allows only 5 for a message that shows nothing.
 func apnsPriority(m *message) string {
 	if m.priority == "high" && !m.silent() {
 		return "10"
@@ -240,7 +243,8 @@ func apnsPriority(m *message) string {
 	return "5"
 }
 
-// expiration returns the time at which APNs gives a message up. 0 means that it tries once.
+// expiration returns the value of the header apns-expiration: the Unix time after which APNs does
+// not try to deliver the message any more. With 0 it tries once.
 func expiration(ttl int, now time.Time) string {
 	if ttl == 0 {
 		return "0"

@@ -21,14 +21,15 @@ const (
 	toApple    = `{"to":{"apns":"` + appleToken + `"},"title":"Sale","body":"All half price"}`
 )
 
-// startAPNs returns a processor with one account of APNs at a fake.
+// startAPNs starts a fake of APNs, and a processor with one account at it.
 func startAPNs(t testing.TB, options ...Option) (*service, *Processor, *outcomes) {
 	s := serve(t, status(http.StatusOK, ""))
 	o := &outcomes{}
 	return s, start(t, config(t, newFolder(t), apnsYAML(s.URL)), append(options, WithChoice(o.choice))...), o
 }
 
-// providerToken checks the token of a request and returns the time at which it was issued.
+// providerToken checks the provider token (a JWT) of a request that the fake has got, and returns
+// the time at which it was issued.
 func providerToken(t testing.TB, r request) time.Time {
 	text, ok := strings.CutPrefix(r.Header.Get("Authorization"), "bearer ")
 	require.True(t, ok)
@@ -91,7 +92,8 @@ func TestDeviceTokensAreEscapedInPaths(t *testing.T) {
 	require.Equal(t, "/apple/3/device/..%2Fa%2Fb%3Fc%252F%23d", s.last(t).RequestURI)
 }
 
-// A tenant's wrong token says nothing about the account, even if it makes the path wrong.
+// TestATokenThatMakesAWrongPath: a wrong device token in a payload fails the job and does not count
+// against the account, even if the token makes the URL's path wrong, which APNs answers with 404.
 func TestATokenThatMakesAWrongPath(t *testing.T) {
 	s, p, o := startAPNs(t)
 	wrong := row{status: 404, body: `{"reason":"BadPath"}`, kind: processor.Fail, code: CodeInvalidArgument, mayContain: "404 BadPath"}
@@ -147,7 +149,7 @@ func TestAnswersOfAPNs(t *testing.T) {
 	}
 }
 
-// authorizations returns the header Authorization of all requests.
+// authorizations returns the header Authorization of each request that the fake has got.
 func (s *service) authorizations() []string {
 	var all []string
 	for _, r := range s.got() {

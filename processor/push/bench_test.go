@@ -19,10 +19,12 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// serviceVariable makes the test binary a push service for a benchmark, see runService.
+// serviceVariable is the environment variable that makes the test binary run as a push service for
+// a benchmark (see runService).
 const serviceVariable = "PUSH_BENCHMARK_SERVICE"
 
-// runService accepts all pushes, until its standard input ends. It prints its URL.
+// runService is a push service for benchmarks: it prints its URL, and accepts all pushes until its
+// standard input ends.
 func runService() {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -37,8 +39,8 @@ func runService() {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// startService starts a push service in a process of its own, so that its CPU time is not that of
-// the benchmark. stop ends it and returns its CPU time.
+// startService runs runService in a process of its own, so that its CPU time is not counted as that
+// of the benchmark. stop ends the process and returns its CPU time.
 func startService(b *testing.B) (url string, stop func() time.Duration) {
 	command := exec.Command(os.Args[0])
 	command.Env = append(os.Environ(), serviceVariable+"=1")

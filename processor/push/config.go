@@ -54,7 +54,8 @@ func (c Config) policy() egress.Policy {
 	return egress.Policy{AllowPrivate: c.AllowPrivate, AllowedCIDRs: c.AllowedCIDRs}
 }
 
-// rootCAs returns nil if the authorities of the operating system are to be trusted.
+// rootCAs returns the certificate authorities in TLSCAFile; nil without a file, so that those of
+// the operating system are trusted.
 func (c Config) rootCAs() (*x509.CertPool, error) {
 	if c.TLSCAFile == "" {
 		return nil, nil

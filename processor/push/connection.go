@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// sendAttempts is how often a request is sent while it gets no answer because its connection ends
-// or the server refuses another stream.
+// sendAttempts is how often a request is sent at most. It is sent again if it got no answer because
+// its connection ended or the server refused another stream.
 const sendAttempts = 2
 
 // connection sends all requests to one server over one connection of HTTP/2. Requests above the
@@ -20,9 +20,9 @@ type connection struct {
 	transport *http.Transport
 	address   string // host:port
 	current   atomic.Pointer[http.ClientConn]
-	// opening is a lock: it is full while a request opens a connection. That request is sent alone:
-	// the server's limit of streams is known only with its answer, and APNs allows one stream until
-	// it has got a valid token.
+	// opening is a lock: a request that opens a connection holds it until it has got its answer.
+	// That request is sent alone, because only the answer tells the server's limit of streams, and
+	// APNs allows one stream until it has got a valid token.
 	opening chan struct{}
 }
 
@@ -46,7 +46,7 @@ func (c *connection) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// send sends r once. It returns again if r should be sent once more.
+// send sends r once. again says that the caller should send r once more.
 func (c *connection) send(r *http.Request) (response *http.Response, again bool, err error) {
 	conn := c.usable()
 	if conn == nil {
@@ -72,7 +72,8 @@ func (c *connection) send(r *http.Request) (response *http.Response, again bool,
 	return nil, again, err
 }
 
-// open opens a connection and sends r on it. Other requests use the connection after the answer.
+// open opens a connection and sends r on it. Other requests may use the connection only after the
+// answer to r. again says that the caller should send r once more.
 func (c *connection) open(r *http.Request) (response *http.Response, again bool, err error) {
 	conn, err := c.transport.NewClientConn(r.Context(), "https", c.address)
 	if err != nil {
@@ -121,8 +122,8 @@ func (c *connection) close() {
 // (RFC 9113, 8.7).
 const refusedStream = 7
 
-// streamError is the end of one stream of a connection. [errors.As] fills it from the error of
-// net/http, whose type has the same fields and is not exported.
+// streamError is the error that has ended one stream of an HTTP/2 connection. [errors.As] fills it
+// from the error of net/http, whose type has the same fields and is not exported.
 type streamError struct {
 	StreamID uint32
 	Code     uint32
@@ -131,9 +132,9 @@ type streamError struct {
 
 func (streamError) Error() string { return "the stream was reset" }
 
-// isReset says whether err is the end of one stream and not of its connection, and whether the
-// request should be sent again: always after the end of a connection, and after that of a stream if
-// the server has refused it.
+// isReset classifies the error of a request. reset: it ended only the request's stream, not the
+// connection. again: the request should be sent again, because the connection ended, or because the
+// server refused the stream before it processed the request.
 func isReset(err error) (reset, again bool) {
 	var stream streamError
 	reset = errors.As(err, &stream)

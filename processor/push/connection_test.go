@@ -22,8 +22,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// startStreams returns a processor with an account at a fake of APNs that allows so many streams on
-// a connection. handler answers.
+// startStreams starts a fake of APNs that allows limit streams on a connection, and a processor
+// with one account at it. handler answers the requests.
 func startStreams(t *testing.T, limit int, handler http.HandlerFunc) (*service, *Processor) {
 	s := serveStreams(t, limit, &service{concurrent: handler})
 	return s, start(t, config(t, newFolder(t), apnsYAML(s.URL)))
@@ -72,8 +72,8 @@ func TestRequestsAboveTheLimitOfStreamsShareOneConnection(t *testing.T) {
 	require.Equal(t, 1, connections)
 }
 
-// APNs allows one stream until it has got a valid token, and may close a connection with GOAWAY at
-// any time.
+// TestAConnectionThatTheServerClosesIsReplaced: APNs may close a connection with GOAWAY at any
+// time; further pushes use a new one. On it, APNs allows one stream until it has got a valid token.
 func TestAConnectionThatTheServerClosesIsReplaced(t *testing.T) {
 	for name, limit := range map[string]int{"one stream": 1, "ten streams": 10} {
 		t.Run(name, func(t *testing.T) {
@@ -102,7 +102,8 @@ func TestABrokenConnectionIsReplaced(t *testing.T) {
 	}
 }
 
-// waitingForStream says whether a request waits for a stream of a connection.
+// waitingForStream says whether a request of this process waits for a stream of an HTTP/2
+// connection. It looks for that in the stack traces.
 func waitingForStream() bool {
 	stacks := make([]byte, 1<<20)
 	return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("awaitOpenSlotForStream"))
@@ -183,7 +184,8 @@ func accept(stream uint32) []byte    { return frame(headersFrame, 0x5, stream, 0
 func refuse(stream uint32) []byte    { return frame(0x3, 0, stream, 0, 0, 0, refusedStream) }
 func goAway(processed uint32) []byte { return frame(0x7, 0, 0, 0, 0, 0, byte(processed), 0, 0, 0, 0) }
 
-// serveFrames starts a server that answers each request with frames.
+// serveFrames starts a fake HTTP/2 server that answers each request with the raw frames that answer
+// returns.
 func serveFrames(t *testing.T, answer func(connection int, stream uint32) []byte) (url string) {
 	certificates := httptest.NewUnstartedServer(nil)
 	certificates.StartTLS()

@@ -19,7 +19,7 @@ import (
 
 const googleTokenURL = "https://oauth2.googleapis.com/token"
 
-// projectID matches ids of projects; those of domains have a colon.
+// projectID matches the ids of Google's projects. The ids of projects of a domain have a colon.
 var projectID = regexp.MustCompile(`^[A-Za-z0-9.:-]{1,128}$`)
 
 // fcm checks an account of FCM.

@@ -58,12 +58,13 @@ type request struct {
 // answerFunc answers a request. call counts from 1.
 type answerFunc func(call int, w http.ResponseWriter, r request)
 
-// serve starts a fake. answer is called for one request at a time.
+// serve starts a fake of a push service. It calls answer for one request at a time.
 func serve(t testing.TB, answer answerFunc) *service {
 	return serveStreams(t, 0, &service{answer: answer})
 }
 
-// serveStreams starts a fake that allows so many streams on a connection; 0: as many as net/http.
+// serveStreams starts a fake of a push service that allows limit streams on a connection; 0: as
+// many as net/http by default.
 func serveStreams(t testing.TB, limit int, s *service) *service {
 	s.Server = httptest.NewUnstartedServer(s)
 	s.Config.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: limit}
@@ -196,7 +197,8 @@ func apnsYAML(url string) string {
 
 const webPushYAML = "webpush:\n  - {id: web-1, key_file: vapid, subject: \"mailto:push@example.org\"}\n"
 
-// outcomes is a source that lends accounts in turn and keeps the outcomes.
+// outcomes is a fake source of accounts. It lends them in turn, and records the outcomes of the
+// loans.
 type outcomes struct {
 	mu   sync.Mutex
 	next credential.Source
@@ -251,7 +253,8 @@ type clock struct{ at time.Time }
 
 func (c *clock) option(p *Processor) { p.parts.now = func() time.Time { return c.at } }
 
-// config returns a configuration that trusts the fakes and lets endpoints be on loopback.
+// config returns a configuration with these accounts. It trusts the certificates of the fakes, and
+// allows endpoints of Web Push on loopback.
 func config(t testing.TB, f folder, accounts string) Config {
 	authority := httptest.NewUnstartedServer(http.NotFoundHandler())
 	authority.StartTLS()
@@ -278,7 +281,8 @@ func job(ordinal int64, payload string) processor.Job {
 	return processor.Job{Tenant: "acme", Group: "sale", Ordinal: ordinal, Type: Type, Attempt: 1, Payload: json.RawMessage(payload)}
 }
 
-// row is a row of the table of answers: what a service answers, and what it means.
+// row is a test case: the reply of the fake service, and what must follow for the job and the
+// account.
 type row struct {
 	status     int
 	header     string // Retry-After
@@ -291,7 +295,8 @@ type row struct {
 	mayContain string // that the error has in its text
 }
 
-// check sends one push, for which the service gives the row's answer.
+// check sends one push, to which the fake service replies as the row says, and checks what follows
+// for the job and the account.
 func (tt row) check(t *testing.T, s *service, p *Processor, o *outcomes, payload string, secrets ...string) {
 	t.Helper()
 	s.set(func(_ int, w http.ResponseWriter, _ request) {

@@ -21,9 +21,9 @@ import (
 const (
 	fcmURL   = "https://fcm.googleapis.com"
 	fcmScope = "https://www.googleapis.com/auth/firebase.messaging"
-	// fcmTokenMargin is how long before its end an access token is replaced.
+	// fcmTokenMargin is how long before its expiry an access token is replaced.
 	fcmTokenMargin = time.Minute
-	// fcmTokenPause is the shortest time between two tokens after refusals.
+	// fcmTokenPause is the shortest time between two new access tokens that replace refused ones.
 	fcmTokenPause = time.Minute
 )
 
@@ -33,7 +33,7 @@ var fcmErrors = []string{
 	"THIRD_PARTY_AUTH_ERROR", "PERMISSION_DENIED", "UNAUTHENTICATED", "NOT_FOUND",
 }
 
-// fcmAccount sends by the API FCM v1 in the name of one service account.
+// fcmAccount sends messages through the API FCM v1 with one service account of Google.
 type fcmAccount struct {
 	url       *url.URL // of the method messages:send
 	transport http.RoundTripper
@@ -117,7 +117,8 @@ func (a *fcmAccount) post(ctx context.Context, token string, body []byte) answer
 	case r.status == http.StatusForbidden && r.reason == "SENDER_ID_MISMATCH":
 		return r.permanent(CodeSenderMismatch)
 	case r.reason == "THIRD_PARTY_AUTH_ERROR":
-		// The project can't reach this kind of device, but it can reach others.
+		// The Firebase project can't reach this kind of device, but it can reach others. So the
+		// account has not failed.
 		a := r.failed(CodeCredentialRefused)
 		a.outcome = credential.Outcome{Kind: credential.Neutral}
 		return a
@@ -125,8 +126,9 @@ func (a *fcmAccount) post(ctx context.Context, token string, body []byte) answer
 	return r.classify()
 }
 
-// fcmReason returns the error code of an answer: that of FCM if there is one, else the general one.
-// It returns "" for a code that is not known, because an answer may repeat parts of the request.
+// fcmReason returns the error code in the body of a reply: FCM's own code if there is one, else the
+// general one. It returns "" for an unknown code, because a body may repeat parts of the request,
+// which must not be logged.
 func fcmReason(body []byte) string {
 	var decoded struct {
 		Error struct {
@@ -150,7 +152,8 @@ func fcmReason(body []byte) string {
 	return ""
 }
 
-// tokenFailure decides about a job for which no access token could be got.
+// tokenFailure returns the answer for a push that could not be sent because no access token could
+// be got. err is the error of the token endpoint.
 func (a *fcmAccount) tokenFailure(ctx context.Context, err error) answer {
 	var refused *oauth2.RetrieveError
 	if !errors.As(err, &refused) || refused.Response == nil {
@@ -196,8 +199,8 @@ type fcmHeaders struct {
 	Headers map[string]string `json:"headers"`
 }
 
-// fcmMessageOf returns the message as FCM v1 has it. Behind a token of FCM may be a device of
-// Android, of Apple or a browser, each of which has settings of its own.
+// fcmMessageOf returns the message in the form of FCM v1. Behind a token of FCM may be an Android
+// device, an Apple device or a browser, each of which has settings of its own in the message.
 func fcmMessageOf(m *message, now time.Time) fcmMessage {
 	out := fcmMessage{Token: m.fcmToken, Topic: m.fcmTopic}
 	if !m.silent() {

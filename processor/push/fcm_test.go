@@ -27,8 +27,8 @@ func newToken(call int, w http.ResponseWriter, _ request) {
 	_, _ = fmt.Fprintf(w, `{"access_token":"access-%d","expires_in":3600,"token_type":"Bearer"}`, call)
 }
 
-// startFCM returns a processor with one account of FCM at a fake, and the fake of its token
-// endpoint.
+// startFCM starts fakes of FCM and of Google's token endpoint, and a processor with one account
+// there.
 func startFCM(t testing.TB, options ...Option) (s, google *service, p *Processor, o *outcomes) {
 	s, google = serve(t, status(http.StatusOK, `{"name":"projects/shop/messages/1"}`)), serve(t, newToken)
 	f := newFolder(t)

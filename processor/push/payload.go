@@ -44,7 +44,8 @@ func (m *message) silent() bool { return m.title == "" && m.body == "" }
 // field decodes the value of one field.
 type field func(json.RawMessage) error
 
-// fields returns how the field of a name is decoded; nil: there is no such field.
+// fields returns for the name of a field the function that decodes its value; nil for an unknown
+// name.
 type fields func(name string) field
 
 // parsePayload reads the short form {deviceToken, title, message} or the full form, which has the
@@ -111,8 +112,8 @@ type object struct {
 	values []json.RawMessage
 }
 
-// parseObject splits raw, which must be valid JSON. A [json.Decoder] would take three times as
-// long.
+// parseObject splits a JSON object into its fields. raw must be valid JSON. A [json.Decoder] would
+// take three times as long.
 func parseObject(raw json.RawMessage, name string) (object, error) {
 	o := object{name: name}
 	rest := trim(raw)
@@ -136,7 +137,7 @@ const spaces = " \t\r\n"
 
 func trim(raw json.RawMessage) json.RawMessage { return bytes.TrimLeft(raw, spaces) }
 
-// valueEnd returns the length of the value with which raw begins.
+// valueEnd returns the length, in bytes, of the JSON value at the start of raw.
 func valueEnd(raw json.RawMessage) int {
 	switch raw[0] {
 	case '"':
@@ -158,7 +159,7 @@ func valueEnd(raw json.RawMessage) int {
 	return bytes.IndexAny(raw, ",}"+spaces) // a number or a literal
 }
 
-// textEnd returns the length of the string with which raw begins.
+// textEnd returns the length, in bytes, of the JSON string at the start of raw.
 func textEnd(raw json.RawMessage) int {
 	for i := 1; ; i++ {
 		switch raw[i] {
@@ -181,7 +182,8 @@ func unquote(raw json.RawMessage) (s string) {
 
 func (o object) has(name string) bool { return slices.Contains(o.names, name) }
 
-// decode decodes all fields. It fails if a field is not known, is given twice or is missing.
+// decode decodes the values of all fields of the object. It fails if a field is unknown or given
+// twice, or if a required one is missing.
 func (o object) decode(known fields, required ...string) error {
 	for i, name := range o.names {
 		decode := known(name)
@@ -213,7 +215,8 @@ func text(to *string) field {
 	}
 }
 
-// target decodes a device token. Tokens are opaque, but they are never empty and have no spaces.
+// target returns the decoder of a device token. Tokens are opaque, but they are never empty and
+// have no spaces.
 func target(to *string) field {
 	return func(raw json.RawMessage) error {
 		if err := text(to)(raw); err != nil {
@@ -312,7 +315,8 @@ func (s *subscription) field(name string) field {
 	return nil
 }
 
-// decodeBase64 accepts both alphabets, with and without padding, as subscriptions come in all four.
+// decodeBase64 decodes base64 in the standard and the URL alphabet, with and without padding:
+// subscriptions occur in all four forms.
 func decodeBase64(s string) ([]byte, error) {
 	s = strings.NewReplacer("+", "-", "/", "_").Replace(strings.TrimRight(s, "="))
 	return base64.RawURLEncoding.DecodeString(s)

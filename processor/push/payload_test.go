@@ -114,7 +114,8 @@ func TestPayloadsThatAreNoMessage(t *testing.T) {
 	require.Empty(t, o.all, "no account was borrowed")
 }
 
-// Admit and Process need the message; the payload is read once.
+// TestAnAdmittedJobKeepsItsMessage: the payload is read once, by Admit. Process gets the message
+// through its context.
 func TestAnAdmittedJobKeepsItsMessage(t *testing.T) {
 	s, p, _ := startAPNs(t)
 	admittedJob := job(1, toApple)
@@ -136,7 +137,8 @@ func TestPlatformsWithoutAnAccount(t *testing.T) {
 	}
 }
 
-// A source decides which account sends, and whether one may be used at all.
+// TestSources: the source of accounts decides which account sends a push. If it lends none, the job
+// is deferred.
 func TestSources(t *testing.T) {
 	s, p, o := startWebPush(t, nil)
 	o.err = &credential.DeniedError{After: 7 * time.Second, Reason: "circuit open"}
@@ -158,7 +160,8 @@ func TestSources(t *testing.T) {
 	require.Empty(t, s.got())
 }
 
-// Every payload makes one message to one target, or none. Errors repeat no text of a payload.
+// FuzzParsePayload: each payload makes one message to one target, or none. Errors repeat no text of
+// a payload.
 func FuzzParsePayload(f *testing.F) {
 	for _, seed := range []string{toFCM, toApple, toWeb("https://push.example.org/x"), `{"to":{"fcm_topic":"a"},"ttl_seconds":1}`, `{}`, ``, `{"to":{"fcm":"a","apns":"b"}}`} {
 		f.Add([]byte(seed))

@@ -50,7 +50,7 @@ const (
 	handshakeTimeout    = 10 * time.Second
 	idleTimeout         = 90 * time.Second
 	maxIdleConnsPerHost = 64
-	// pingAfter is the silence after which a connection is tested by a ping.
+	// pingAfter is how long a connection may be silent before an HTTP/2 ping tests it.
 	pingAfter = 30 * time.Second
 )
 
@@ -63,8 +63,9 @@ type Result struct {
 // Option changes a processor.
 type Option func(*Processor)
 
-// WithChoice sets what decides about accounts. The names of their pools are push.fcm, push.apns and
-// push.webpush. Without it, a process uses them in turn.
+// WithChoice sets how the account for each message is chosen. The pools of accounts are named
+// push.fcm, push.apns and push.webpush. Without this option, each process uses the accounts in
+// turn.
 func WithChoice(c credential.Choice) Option { return func(p *Processor) { p.choose = c } }
 
 // Processor runs PUSH_NOTIFICATION jobs. The payload is one of these:
@@ -118,7 +119,8 @@ func New(config Config, options ...Option) (*Processor, error) {
 	return p, nil
 }
 
-// newServicesTransport returns a transport for addresses that the accounts file names.
+// newServicesTransport returns the HTTP transport for FCM and the token endpoints, whose addresses
+// the accounts file names.
 func newServicesTransport(roots *x509.CertPool) *http.Transport {
 	return &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
@@ -132,8 +134,8 @@ func newServicesTransport(roots *x509.CertPool) *http.Transport {
 	}
 }
 
-// newPost returns a request of an account. It costs less than [http.NewRequest], because the URL of
-// an account is parsed once. The transport that sends it follows no redirect.
+// newPost returns a POST request to a URL of an account. It costs less than [http.NewRequest],
+// because the account's URL is parsed only once. The transport that sends it follows no redirect.
 func newPost(ctx context.Context, target *url.URL, header http.Header, body []byte) *http.Request {
 	getBody := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
 	content, _ := getBody()
@@ -144,7 +146,8 @@ func newPost(ctx context.Context, target *url.URL, header http.Header, body []by
 	return r.WithContext(ctx)
 }
 
-// noRedirect lets a redirect be an answer: a credential goes only to the host that it is for.
+// noRedirect makes an HTTP client return a redirect as the answer. It is not followed, because a
+// credential goes only to the host that it is for.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // Type is PUSH_NOTIFICATION.
@@ -162,8 +165,8 @@ func (p *Processor) Close() error {
 	return nil
 }
 
-// Admit gets an account for the job's message. A job that can't be sent, because of its payload or
-// because its platform has no account, needs none: Process fails it.
+// Admit borrows an account for the job's message and returns it as the pass. If the payload is
+// wrong, or the platform has no account, it returns no pass: Process then fails the job.
 func (p *Processor) Admit(ctx context.Context, job processor.Job) (processor.Pass, error) {
 	m, err := parsePayload(job.Payload)
 	if err != nil {
@@ -185,7 +188,7 @@ func (p *Processor) Admit(ctx context.Context, job processor.Job) (processor.Pas
 	return admitted{pass, m}, nil
 }
 
-// admitted is the pass of a job with the message that Admit has read from its payload.
+// admitted is the pass of a job: its account, and the message that Admit has read from the payload.
 type admitted struct {
 	processor.Pass
 	message *message

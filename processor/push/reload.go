@@ -7,8 +7,9 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// Reload reads the accounts file and the secrets, and uses the accounts if they have no mistake. It
-// does nothing if the files are as they were in the last call, so that a mistake is returned once.
+// Reload reads the accounts file and the secrets again, and uses the accounts if they have no
+// mistake. If the files have not changed since the last call, it does nothing, so a mistake is
+// returned once.
 func (p *Processor) Reload() (changed bool, err error) { return p.file.Reload() }
 
 // load reads the accounts file.
@@ -44,8 +45,8 @@ func (p *Processor) newPool(platform string, members []member) (*pool, error) {
 	return all, nil
 }
 
-// closeAllBut closes the idle connections of accounts that are not part of after. A job may still
-// use such an account; its connection then ends by its idle timeout.
+// closeAllBut closes the idle connections of those accounts in a whose sender is not used in after.
+// A job may still use such an account; its connection then ends by its idle timeout.
 func (a accounts) closeAllBut(after accounts) {
 	used := map[sender]bool{}
 	for _, pool := range after {

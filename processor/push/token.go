@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// tokens keeps the token with which an account authenticates, and makes a new one in time. One
-// caller makes it; callers that need it meanwhile wait for the same one.
+// tokens holds the token with which an account authenticates, and replaces it when it is too old.
+// One caller makes the new token; callers that need it meanwhile wait for it.
 type tokens struct {
 	// create returns a new token and the time from which on it must not be used.
 	create func(ctx context.Context) (token string, until time.Time, err error)
@@ -25,7 +25,7 @@ type tokens struct {
 	creation *creation // nil while no caller makes a token
 }
 
-// creation is the making of a token that several callers wait for.
+// creation is the making of one token, for which several callers may wait.
 type creation struct {
 	done  chan struct{}
 	token string
@@ -62,7 +62,7 @@ func (t *tokens) get(ctx context.Context, refused string) (string, error) {
 		if !errors.Is(c.err, context.Canceled) && !errors.Is(c.err, context.DeadlineExceeded) {
 			return c.token, c.err
 		}
-		// The job of the caller that made the token has ended. This caller goes on.
+		// The caller that made the token gave up, because its job has ended. Try again.
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// webPushAccount sends with one VAPID key. Endpoints are user input: client refuses addresses that
-// are not public.
+// webPushAccount sends messages with one VAPID key. Endpoints come from payloads, which are not
+// trusted: client refuses addresses that are not public.
 type webPushAccount struct {
 	private, public string // of the VAPID key, in base64url
 	subject         string // an https URL, or an e-mail address without mailto:, which the library adds
@@ -26,7 +26,7 @@ type webPushAccount struct {
 
 func (a *webPushAccount) close() {} // the connections belong to all accounts
 
-// webPushMessage is what the service worker of the website gets.
+// webPushMessage is the JSON that the website's service worker gets in the browser.
 type webPushMessage struct {
 	Title string                     `json:"title,omitempty"`
 	Body  string                     `json:"body,omitempty"`
@@ -77,10 +77,10 @@ func (a *webPushAccount) send(ctx context.Context, _ processor.Job, m *message) 
 	return ofEndpoint(r.classify())
 }
 
-// ofEndpoint says nothing about the account where an endpoint has not accepted the message. Each
-// subscription names its own, which a tenant may have made up, so a few bad ones must not stop the
-// account for all tenants. That includes a refused key (a subscription may be for another one) and
-// a long Retry-After.
+// ofEndpoint makes the account's outcome Neutral if a Web Push endpoint has not accepted the
+// message. Each subscription names its own endpoint, which a tenant may have made up, so a few bad
+// ones must not stop the account for all tenants. That includes a refused key (a subscription may
+// be for another one) and a long Retry-After.
 func ofEndpoint(a answer) answer {
 	if a.err != nil {
 		a.outcome = credential.Outcome{Kind: credential.Neutral}
@@ -90,8 +90,8 @@ func ofEndpoint(a answer) answer {
 
 var webPushTopicName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)
 
-// webPushTopic returns the key as a Topic header, which has at most 32 characters (RFC 8030, 5.4).
-// A key that does not fit is replaced by its hash.
+// webPushTopic returns a collapse key as the header Topic, which has at most 32 characters (RFC
+// 8030, 5.4). It replaces a key that does not fit by its hash.
 func webPushTopic(key string) string {
 	if webPushTopicName.MatchString(key) {
 		return key

@@ -88,7 +88,7 @@ func decrypt(body, auth []byte, key *ecdh.PrivateKey) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// The example of RFC 8291, section 5, shows that decrypt is right.
+// TestDecrypt checks the test's own decrypt by the example of RFC 8291, section 5.
 func TestDecrypt(t *testing.T) {
 	decode := func(s string) []byte {
 		b, err := decodeBase64(s)
@@ -103,7 +103,7 @@ func TestDecrypt(t *testing.T) {
 	require.Equal(t, "When I grow up, I want to be a watermelon", string(text))
 }
 
-// startWebPush returns a processor with one account of Web Push, and a fake of a push service.
+// startWebPush starts a fake of a push service, and a processor with one account of Web Push.
 func startWebPush(t testing.TB, change func(*Config)) (*service, *Processor, *outcomes) {
 	s := serve(t, status(http.StatusCreated, ""))
 	o := &outcomes{}

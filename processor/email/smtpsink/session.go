@@ -15,7 +15,8 @@ import (
 	"github.com/emersion/go-smtp"
 )
 
-// session is the session of one client's connection. go-smtp calls it from one goroutine at a time.
+// session is the server's side of one client's connection. go-smtp calls its methods from one
+// goroutine at a time.
 type session struct {
 	sink     *Sink
 	authed   bool
@@ -99,8 +100,8 @@ func (s *session) login(ok bool) error {
 	return nil
 }
 
-// loginServer asks for the user name and then for the password, as
-// draft-murchison-sasl-login describes.
+// loginServer is the server's side of the authentication mechanism LOGIN: it asks for the user name
+// and then for the password, as draft-murchison-sasl-login describes.
 type loginServer struct {
 	session  *session
 	step     int
@@ -120,8 +121,8 @@ func (l *loginServer) Next(response []byte) (challenge []byte, done bool, err er
 	return nil, true, l.session.login(l.username == opts.Username && string(response) == opts.Password)
 }
 
-// cramMD5Server implements CRAM-MD5 (RFC 2195): the client answers with a keyed digest of the
-// challenge.
+// cramMD5Server is the server's side of CRAM-MD5 (RFC 2195): it sends a challenge, and checks the
+// keyed digest of it that the client answers.
 type cramMD5Server struct {
 	session   *session
 	challenge []byte
