@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// Audit has violations of two laws, and a partition without a leader.
+// Audit returns a state with violations of two laws, and with a partition that has no leader.
 func (f *fakeBackend) Audit(context.Context) (api.AuditState, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

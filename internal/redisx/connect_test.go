@@ -96,7 +96,8 @@ func TestLostReplyIsNotRetried(t *testing.T) {
 		require.NoError(t, c.Close())
 	}
 
-	// Control: with go-redis's defaults the entry is added twice, without an error.
+	// Control: a client with go-redis's default retries adds the entry twice when the reply is
+	// lost, and returns no error.
 	proxy := startLossyProxy(t, s.Addr(), "xadd")
 	retrying := redis.NewClient(&redis.Options{Addr: proxy.Addr().String(), Protocol: 2, DisableIdentity: true})
 	defer retrying.Close()

@@ -70,7 +70,8 @@ func (w world) check(u acl.User, want acl.User) error {
 	return acl.Check(w.Context(), conn, want)
 }
 
-// Each user with the printed rights passes the check, and so does one who may do anything.
+// Each Redis user that has exactly the printed rights passes the check, and so does a user that may
+// do everything.
 func TestRightsSuffice(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -80,7 +80,8 @@ func TestBytesInWorkAreBounded(t *testing.T) {
 	})
 }
 
-// An entry that waits to be delivered again is dropped when another consumer has claimed it.
+// An entry that waits to be delivered again is dropped if another consumer has claimed it
+// meanwhile.
 func TestInFlightForgetsLost(t *testing.T) {
 	t.Parallel()
 	f := newInFlight(100, 1<<20)

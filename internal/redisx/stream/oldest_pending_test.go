@@ -31,8 +31,8 @@ func TestOldestPending(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, first.ID, id)
 
-		// Acknowledged entries do not count as pending, although their acknowledgement is sent
-		// later. The handler must return first.
+		// An entry stops counting as pending as soon as the handler has acknowledged it and
+		// returned, although the consumer sends acknowledgements later.
 		first.Ack()
 		require.Eventually(t, func() bool {
 			id, ok, err := consumer.OldestPending(ctx)

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// reads holds Read and ReadSmall: every test runs with both, and both must return the same.
+// reads has the methods Read and ReadSmall: tests run with each of them and expect the same result.
 var reads = map[string]func(*Reader, context.Context, []string, int, time.Duration) ([]Batch, error){
 	"any": (*Reader).Read, "small": (*Reader).ReadSmall,
 }
