@@ -72,8 +72,8 @@ var commands = []Command{
 	newBench, newRole, newGuardLoad, newRoomLoad,
 }
 
-// Main runs the command line args and returns its exit code. more adds commands to those of this
-// package.
+// Main runs the command line args and returns its exit code. more are commands in addition to those
+// of this package.
 func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
 	r := &Root{IO: stdio}
 	cmd := r.command(slices.Concat(commands, groupActions(), roleCommands(), more))

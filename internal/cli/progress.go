@@ -102,7 +102,7 @@ func (p *progress) showGroup(name string, g api.Group) {
 	p.show(name, groupState(g), note, g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
 }
 
-// stop leaves the last state of the bars on the terminal. Afterwards other code may write to Err. A
+// stop leaves the bars on the terminal as they are. Afterwards other code may write to Err. A
 // second call does nothing.
 func (p *progress) stop() {
 	if p == nil {

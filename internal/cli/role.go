@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/roles"
 )
 
-// newRole returns a hidden command that runs one role. Benchmarks start real processes with it and
-// need no other binaries.
+// newRole returns the hidden command that runs one role. Benchmarks start the processes that they
+// measure with it, so that they need no other binary.
 func newRole(*Root) *cobra.Command {
 	var dir, profile string
 	cmd := &cobra.Command{

@@ -193,7 +193,7 @@ func (s *tenantFlags) patch(cmd *cobra.Command) api.TenantPatch {
 }
 
 // noteWholePermits prints the tenant's real limit if --rps is not a whole number of permits in a
-// window, because the limiter rounds down.
+// window: a window has whole permits, rounded down, and at least 1.
 func (r *Root) noteWholePermits(rps float64, windowMS int64) {
 	permits := perWindow(rps, windowMS)
 	if exact := rps * float64(windowMS) / 1000; windowMS == 0 || math.Abs(exact-float64(permits)) < 1e-6 {

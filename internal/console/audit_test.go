@@ -78,7 +78,7 @@ func TestAudit(t *testing.T) {
 	require.Nil(t, unaudited.LookedAt)
 }
 
-// An open page looks for lost jobs only now and then, because that may read many dead letters.
+// An open page searches the dead letters for lost jobs at most once per lostInterval.
 func TestAuditLooksForLostJobsRarely(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

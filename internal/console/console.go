@@ -176,7 +176,7 @@ type action struct {
 	page func(r *http.Request) (view, error)
 }
 
-// allPages is the table of pages. The navigation has them in this order.
+// allPages returns the table of pages. The navigation shows them in this order.
 func (c *Console) allPages() []page {
 	groups, submit := groupPages{c.Backend}, submitPage{c.store, c.Decoder}
 	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}

@@ -21,7 +21,7 @@ type Keys interface {
 	// package apikey.
 	Authenticate(ctx context.Context, token string, client netip.Addr) (auth.Principal, error)
 	// Still reports whether a principal that Authenticate has returned is still valid: its key is
-	// not revoked and has not expired.
+	// not revoked, has not expired, and has the same rights.
 	Still(p auth.Principal) bool
 }
 

@@ -150,7 +150,8 @@ func newRequestIDPrefix(group, key string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// bodyAppender divides the lines of a body into batches and stores them in order.
+// bodyAppender divides the lines of a body into batches, and appends the batches to the group in
+// order.
 type bodyAppender struct {
 	backend         Backend
 	write           func(ctx context.Context, do func(context.Context) error) error
@@ -276,7 +277,7 @@ func brokenRecord(err error, line int64) *problemError {
 	return brokenBody(err)
 }
 
-// ndjsonSource reads NDJSON, one job per line: {"payload": …}.
+// ndjsonSource is a jobSource for NDJSON, with one job in each line: {"payload": …}.
 type ndjsonSource struct {
 	lines   *records.Reader
 	decoder messages.Decoder

@@ -124,8 +124,8 @@ func (b *bodyReader) setDeadline(after time.Duration) {
 	}
 }
 
-// closeAfterAnswer makes the server close the connection after the answer if the body is not read
-// to its end. So the answer does not wait for the rest of the body.
+// closeAfterAnswer makes the server close the connection after the answer if the body was not read
+// to its end. Otherwise the answer would wait for the rest of the body.
 func (b *bodyReader) closeAfterAnswer(h http.Header) {
 	if !errors.Is(b.err, io.EOF) {
 		h.Set("Connection", "close")
@@ -231,7 +231,8 @@ func idempotencyKey(r *http.Request) (string, error) {
 	return key, nil
 }
 
-// traceParent returns the header traceparent; "" when it is absent or malformed, as W3C asks.
+// traceParent returns the header traceparent; "" when it is absent or malformed. The W3C standard
+// says that malformed values are ignored.
 func traceParent(r *http.Request) string {
 	var w3c propagation.TraceContext
 	out := propagation.MapCarrier{}

@@ -177,7 +177,7 @@ func isLoopbackHost(host string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// responseWriter remembers the status and size of the answer, and sets a deadline for each write.
+// responseWriter records the status and size of the answer, and sets a deadline for each write.
 type responseWriter struct {
 	http.ResponseWriter
 	ctl    *http.ResponseController

@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// problemError is an error that contains its problem document.
+// problemError is an error with the problem document that answers it.
 type problemError struct {
 	api.Problem
 	retryAfter time.Duration // 0: the answer has no Retry-After

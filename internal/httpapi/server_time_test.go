@@ -55,7 +55,8 @@ func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	})
 }
 
-// An error is answered at once, without waiting for a body that the handler does not read.
+// An error that does not depend on the body is answered at once, even if the client never sends the
+// body.
 func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := NewServer("127.0.0.1:0", options(newFakeBackend()))

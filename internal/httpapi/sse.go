@@ -35,7 +35,8 @@ var lifecycle = []struct {
 	{api.StatusCompleted, 5}, {api.StatusFailed, 5}, {api.StatusCancelled, 5},
 }
 
-// rank returns the order of a state in a round, from 1; 0 for an unknown state.
+// rank returns the place of a state in the order of a round, counted from 1; 0 for an unknown
+// state.
 func rank(s api.Status) int {
 	for _, st := range lifecycle {
 		if st.status == s {
@@ -70,7 +71,8 @@ func parsePosition(id string) position {
 	return position{round: n[0], rank: n[1]}
 }
 
-// watchGroup streams the states and the progress of a group until it has ended.
+// watchGroup answers with an event stream of the states and the progress of a group, until the
+// group has ended.
 func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {

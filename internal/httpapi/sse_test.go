@@ -285,7 +285,8 @@ func TestDeletedGroupEndsItsWatch(t *testing.T) {
 	})
 }
 
-// serve serves h on connections in memory. Their deadlines use the clock of the synctest bubble.
+// serve serves h on connections in memory, and returns a client. Deadlines of the connections use
+// the clock of the synctest bubble.
 func serve(t *testing.T, h http.Handler) *http.Client {
 	t.Helper()
 	return serveOn(t, &http.Server{Handler: h})

@@ -30,8 +30,8 @@ type Access struct {
 }
 
 // Check returns an error for each setting that contradicts the URL or another setting, or whose
-// file can't be used. Each error begins with the name of the setting, as its environment variable
-// without BULKACTION_REDIS_. It reads no file if the settings contradict each other.
+// file can't be used. Each error begins with the setting's environment variable, without the prefix
+// BULKACTION_REDIS_. It reads no file if settings contradict each other.
 func (a Access) Check(o Options) error {
 	var errs []error
 	mistake := func(wrong bool, name, problem string) {
@@ -256,9 +256,10 @@ func speaksPlain(ctx context.Context, addr string) bool {
 	return err == nil && (reply[0] == '+' || reply[0] == '-')
 }
 
-// refusal returns the error with which Redis refuses the certificate of this process; nil if Redis
-// accepts it. With TLS 1.3 the server says so only after the client's handshake. A command that is
-// sent meanwhile may destroy the message.
+// refusal opens a TLS connection to addr, sends no command, and returns the error with which Redis
+// refuses the certificate of this process; nil if Redis accepts it. With TLS 1.3 Redis reports the
+// refusal only after the client's handshake, and a command sent before that could destroy the
+// report.
 func (a Access) refusal(ctx context.Context, addr string) error {
 	conn, err := a.dialTLS(ctx, "tcp", addr)
 	if err != nil {

@@ -174,7 +174,8 @@ func TestRefusedCertificateIsAnOutage(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Ping(t.Context()) == nil }, patience, glance)
 }
 
-// A new password is read with the next connection, without a restart of the process.
+// A new password in the password file is used for the next connection, without a restart of the
+// process.
 func TestPasswordFileIsReadAgain(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

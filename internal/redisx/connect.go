@@ -145,13 +145,15 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 	return u
 }
 
-// IsCluster reports whether keys are spread over several servers.
+// IsCluster reports whether the connection is to a Redis Cluster, where keys are spread over
+// several servers.
 func (c *Conn) IsCluster() bool {
 	_, ok := c.Cmd.(*redis.ClusterClient)
 	return ok
 }
 
-// Shards calls fn for each master (on a Cluster concurrently) and returns the first error.
+// Shards calls fn for each master, on a Cluster concurrently, and returns the first error. Without
+// a Cluster there is one master.
 func (c *Conn) Shards(ctx context.Context, fn func(ctx context.Context, shard redis.UniversalClient) error) error {
 	cluster, ok := c.Cmd.(*redis.ClusterClient)
 	if !ok {

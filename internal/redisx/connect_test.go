@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// lossyProxy forwards to a server. It drops the reply to the first command of a given name and
-// closes that connection.
+// lossyProxy is a TCP proxy in front of a server. It drops the reply to the first command with a
+// given name, and closes the connection of that command.
 type lossyProxy struct {
 	net.Listener
 	lose   string
@@ -198,7 +198,8 @@ func TestConnectSentinel(t *testing.T) {
 	require.Equal(t, "v", direct.Cmd.Get(ctx, "k").Val())
 }
 
-// All blocking reads can wait at the same time, however few connections there are for commands.
+// All blocking reads can wait at the same time, even if their number exceeds the connections for
+// commands.
 func TestBlockingReadsHaveRoom(t *testing.T) {
 	t.Parallel()
 	_, url := redistest.Mini(t)

@@ -85,7 +85,8 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 func (c *Client) ask(ctx context.Context, event string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	// Ids of events have no character that a path or a query would have to escape.
+	// The id needs no escape: ids of events have only characters that may stand in a path or a
+	// query.
 	target := strings.ReplaceAll(c.template, placeholder, event)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, http.NoBody)
 	if err != nil {

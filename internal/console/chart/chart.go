@@ -136,7 +136,7 @@ func newLine(s Series, x func(time.Time) float64, y func(float64) float64, write
 	return l
 }
 
-// marks returns one mark for each time of the series, at most 40 of them.
+// marks returns the Marks of a line chart: one for each time of the series, at most 40.
 func marks(series []Series, x func(time.Time) float64, left, right float64, write func(float64) string) []Mark {
 	const most = 40
 	n := 0

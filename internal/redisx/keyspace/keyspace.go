@@ -237,8 +237,8 @@ func (k FairKeys) FairTenant(typ, lane, tenant string) string {
 
 // FairPriority is a sorted set: groups with waiting jobs of a type and lane by priority, the
 // highest next, with FAIR_QUEUE_POLICY=priority (policy, admit, retire, the scripts that enqueue or
-// withdraw groups, and those that rank them again: outcome, reclaim, setting). Groups of
-// rate-limited and paused tenants are not in it, from when admit meets them.
+// withdraw groups, and those that rank them again: outcome, reclaim, setting). admit removes groups
+// of rate-limited and paused tenants when it finds them there.
 func (k FairKeys) FairPriority(typ, lane string) string {
 	return string(k) + "priority:" + typ + ":" + lane
 }
@@ -303,7 +303,7 @@ type JobKeys string
 
 // NonReady is a sorted set: tenants with non-ready jobs, by the time (ms) when promote looks at
 // them next: when their first such job is due, or later if promote could not promote it. A paused
-// tenant's time never comes (the scripts of NonReadyOf, pause, lose).
+// tenant gets a time that is never reached (the scripts of NonReadyOf, pause, lose).
 func (k JobKeys) NonReady() string { return string(k) + "non-ready" }
 
 // NonReadyOf is a sorted set: a tenant's non-ready jobs by due time (ms) (append, admit, outcome,

@@ -271,8 +271,7 @@ func TestRetryDelaysNoOther(t *testing.T) {
 	})
 }
 
-// While the handler works on a large entry, the entries that were read with it are handled and
-// acknowledged.
+// While a handler works on a large entry, other handlers get the entries that were read with it.
 func TestLargeEntryDelaysNoOther(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -322,8 +321,8 @@ func TestPanicCostsOneEntry(t *testing.T) {
 	})
 }
 
-// A rejected entry is quarantined with the reason and all its fields, and cut where it is too long.
-// While that fails, the entry stays.
+// A rejected entry is quarantined with the reason and all its fields. Fields that are too long are
+// cut. While the quarantine can't be written, the entry stays in the stream.
 func TestRejectedEntryIsQuarantined(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -375,7 +374,7 @@ func TestInFlightIsBounded(t *testing.T) {
 	})
 }
 
-// Handlers may finish after the consumer was stopped; after CloseTimeout their contexts end.
+// Handlers may finish after the consumer was stopped. Their contexts end after CloseTimeout.
 func TestHandlerOutlivesItsConsumer(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)

@@ -13,10 +13,10 @@ type delivery struct {
 	lost    bool // another consumer has claimed it
 }
 
-// Bounds of the entries that handlers have at the same time. A handler needs several times the
-// bytes of an entry, and a few KiB more for each, so handlers may have only a part of all bytes in
-// flight. Entries that wait to be delivered again count only towards MaxBytes, not towards the part
-// of the handlers: a handler may be able to handle them only after a later entry.
+// workPart and workCost bound the entries that handlers have at the same time. A handler needs
+// several times the bytes of an entry, and a few KiB more for each, so handlers may have only a
+// part of all bytes in flight. Entries that wait to be delivered again count only towards MaxBytes
+// and not towards this part, because their handler may have to wait for a later entry.
 const (
 	workPart = 4       // handlers may have 1/workPart of MaxBytes
 	workCost = 8 << 10 // bytes that a handler needs for an entry beside its own

@@ -46,7 +46,7 @@ func TestOldestPending(t *testing.T) {
 	})
 }
 
-// OldestPending itself sends the acknowledgements that are held back.
+// OldestPending itself sends the acknowledgements that the consumer has collected and not sent yet.
 func TestOldestPendingFlushes(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -66,7 +66,8 @@ func TestOldestPendingFlushes(t *testing.T) {
 	})
 }
 
-// An older entry that no consumer owns counts too: it is delivered again later.
+// OldestPending also returns an older entry that no consumer owns, because it is delivered again
+// later.
 func TestOldestPendingSeesUnownedEntries(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

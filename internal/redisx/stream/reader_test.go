@@ -93,7 +93,8 @@ func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, i
 	})
 }
 
-// Redis answers a blocking read with another error code when its stream is deleted meanwhile.
+// If a stream is deleted during a blocking read, Redis answers with another error code than
+// NOGROUP.
 func TestVanishedStreamIsNoGroup(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -173,7 +174,7 @@ func TestReaderClaims(t *testing.T) {
 	})
 }
 
-// Redis reports pending entries that were deleted from the stream once, when they are claimed
+// When a consumer claims, Redis reports once which pending entries were deleted from the stream
 // (miniredis does not report them). Each of them is an incident: its job may be lost.
 func TestReaderClaimCountsDeleted(t *testing.T) {
 	t.Parallel()

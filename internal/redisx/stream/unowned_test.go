@@ -106,7 +106,8 @@ func TestClaimUnownedAfterSetID(t *testing.T) {
 	require.Equal(t, map[string]string{ids[0]: "me", ids[1]: "me", ids[2]: "unowned"}, owners(t, c))
 }
 
-// The search goes through the stream in pages, of pending entries and of unowned ones.
+// The search for unowned entries reads the stream page by page: pages of pending entries, and pages
+// of unowned ones.
 func TestClaimUnownedInPages(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -138,7 +139,7 @@ func TestClaimUnownedInPages(t *testing.T) {
 	})
 }
 
-// A consumer handles entries that no consumer owns within a lease and a half.
+// A consumer handles entries that no consumer owns at the latest after one and a half leases.
 func TestConsumerHandlesUnownedEntries(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
