@@ -167,7 +167,7 @@ func sortedNames(all openapi3.Schemas) []string {
 	return names
 }
 
-// sampleOf returns an example body for curl: the example of the schema, or else JSON with the
+// sampleOf returns an example body of a call: the example of the schema, or else JSON with the
 // required fields.
 func sampleOf(ref *openapi3.SchemaRef) string {
 	if text, ok := ref.Value.Example.(string); ok {
