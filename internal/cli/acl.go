@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// adminUser is a user of Redis for people. It may do anything, because otherwise nobody could
-// change the users once the default user is off.
+// adminUser is a Redis user for people, with all rights: once the default user is off, somebody
+// must be able to change users.
 const adminUser = "admin"
 
 // aclCommand has the flags of one call of `bulkaction acl`.
@@ -112,7 +112,8 @@ func (a *aclCommand) run() error {
 	return err
 }
 
-// names returns the names of all users, and fills a.producers.
+// names returns the names of all Redis users, including one for each additional ingest stream. It
+// also sets a.producers: from user to stream.
 func (a *aclCommand) names() ([]string, error) {
 	names := acl.Names()
 	a.producers = map[string]string{}
@@ -131,7 +132,8 @@ func (a *aclCommand) names() ([]string, error) {
 	return append(names, adminUser), nil
 }
 
-// users returns the users of these names. With passwords, it leaves out those that have none.
+// users returns the Redis users with these names. With --passwords, it leaves out users without a
+// password file.
 func (a *aclCommand) users(names []string) ([]printedUser, error) {
 	var all []printedUser
 	var without []string
@@ -173,7 +175,7 @@ func (a *aclCommand) user(name string) (acl.User, error) {
 	return acl.Of(name, a.prefix)
 }
 
-// hash returns the hash of a user's password, or a placeholder.
+// hash returns the hash of a user's password for Redis, or a placeholder without --passwords.
 func (a *aclCommand) hash(name string) (string, error) {
 	if a.passwords == "" {
 		return acl.Placeholder(name), nil
@@ -189,8 +191,8 @@ func (a *aclCommand) hash(name string) (string, error) {
 	return acl.Hash(password), nil
 }
 
-// write adds a user in the format that was asked for. A file of users has no rule reset, because
-// users in it have no rights before.
+// write adds the line of a user in the format of --format. Only ACL SETUSER needs the rule reset:
+// in an ACL file, each user begins without rights.
 func (a *aclCommand) write(text *strings.Builder, u printedUser) {
 	rules := strings.TrimPrefix(u.Rules, "reset ")
 	if a.format == "setuser" {

@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// passwordFiles writes a file for each user, whose password is "secret-" and the user's name.
+// passwordFiles writes a password file for each user. The password is "secret-" and the user's
+// name.
 func passwordFiles(t *testing.T, users ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -24,8 +25,8 @@ func passwordFiles(t *testing.T, users ...string) string {
 	return dir
 }
 
-// The file in deployments is what the command prints, so that its readers see each change of a
-// role's rights.
+// The ACL file in deployments is what `bulkaction acl` prints, so that a change of a role's rights
+// is visible there.
 func TestACLFileInDeployments(t *testing.T) {
 	t.Parallel()
 	want, err := os.ReadFile("../../deployments/redis/users.acl")
@@ -36,8 +37,8 @@ func TestACLFileInDeployments(t *testing.T) {
 	require.Contains(t, r.out, "user default off\n")
 }
 
-// Redis takes the printed file and the printed commands, and each user can connect; the default
-// user can't.
+// Redis accepts the printed file and the printed commands. Each user can then connect, except for
+// the default user.
 func TestACLOnRedis(t *testing.T) {
 	t.Parallel()
 	all := append(acl.Names(), adminUser)
@@ -87,8 +88,8 @@ func TestACLOnRedis(t *testing.T) {
 	require.Equal(t, rulesOf(byCommands), rulesOf(byFile))
 }
 
-// rulesOf returns the rules in the lines of ACL LIST, in order: Redis's own order varies, and it
-// names a default for users of commands only.
+// rulesOf returns the words of each line of ACL LIST, with the rules sorted, because Redis's order
+// varies. It removes sanitize-payload, which Redis adds to users from commands only.
 func rulesOf(lines []string) (all [][]string) {
 	for _, line := range lines {
 		words := strings.Fields(strings.Replace(line, " sanitize-payload", "", 1))
@@ -98,7 +99,8 @@ func rulesOf(lines []string) (all [][]string) {
 	return all
 }
 
-// The user of a further ingest stream can add to it, and do nothing else with any key.
+// The Redis user of an additional ingest stream may add to this stream, and has no right to any
+// other key.
 func TestACLOfIngestStreams(t *testing.T) {
 	t.Parallel()
 	dir := passwordFiles(t, "producer-acme", "producer-shop")
@@ -131,7 +133,7 @@ func TestACLOfIngestStreams(t *testing.T) {
 	require.Regexp(t, `^ACL SETUSER producer-shop reset on #SHA256-OF-THE-PASSWORD-OF-producer-shop .*~bulk-action:ingest:shop resetchannels\n$`, r.out)
 }
 
-// Redis refuses a placeholder, so nobody runs with a known password.
+// Redis refuses a user with a placeholder for the password's hash, so nobody runs it by mistake.
 func TestACLPlaceholders(t *testing.T) {
 	t.Parallel()
 	r := console{}.exec(t.Context(), "acl", "--role", "worker", "--prefix", "x:")

@@ -70,7 +70,7 @@ func parseSince(text string, now time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// activities returns all entries that a query selects, page by page.
+// activities returns all entries of the activity log that a query selects. It reads page by page.
 func activities(ctx context.Context, a *client.API, q client.ActivityQuery) func(func(api.Activity, error) bool) {
 	return func(yield func(api.Activity, error) bool) {
 		for q := q; ; {
@@ -91,8 +91,8 @@ func activities(ctx context.Context, a *client.API, q client.ActivityQuery) func
 	}
 }
 
-// record stores in the activity log that this command line changes something in Redis, and then
-// changes it. Without the entry there is no change.
+// record writes to the activity log that this command changes something in Redis, and then calls
+// change. If it can't write the entry, it does not call change.
 func record(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, e api.Activity, change func(context.Context) error,
 ) error {

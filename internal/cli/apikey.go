@@ -9,7 +9,8 @@ import (
 
 const keyVariable = "BULKACTION_API_KEY"
 
-// apiKey returns the API key for calls of the API, or "". Its errors do not repeat the key.
+// apiKey returns the API key for calls of the API; "" if none is set. Its errors do not contain the
+// key.
 func (r *Root) apiKey() (string, error) {
 	key, from := os.Getenv(keyVariable), keyVariable
 	if r.keyFile != "" {

@@ -20,7 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// auditCommand has the flags of one call of `bulkaction audit`.
+// auditCommand has the flag values of `bulkaction audit`.
 type auditCommand struct {
 	root     *Root
 	redis    redisFlags
@@ -176,7 +176,7 @@ func (a *auditCommand) readReceipts(cmd *cobra.Command) (audit.Receipts, error) 
 	return receipts, nil
 }
 
-// keyspace returns the key space of the roles that use this Redis. It reads their number of
+// keyspace returns the key space of the roles that use this Redis. It reads the number of
 // partitions from Redis.
 func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspace.Space, error) {
 	one, err := a.redis.space(1)
@@ -201,8 +201,8 @@ func (a *auditCommand) keyspace(ctx context.Context, conn *redisx.Conn) (keyspac
 	return a.redis.space(partitions)
 }
 
-// audit runs a full audit, after a repair if --repair was given. Without --repair it changes
-// nothing and repairs is nil.
+// audit runs a full audit, with --repair after repairs. Without --repair it changes nothing, and
+// repairs is nil.
 func (a *auditCommand) audit(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space,
 ) (report audit.Report, repairs []repair.Result, err error) {

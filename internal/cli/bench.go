@@ -29,11 +29,12 @@ func newBench(r *Root) *cobra.Command {
 	return cmd
 }
 
-// variables has the values of --set: settings of the measured processes that differ from the
-// defaults.
+// variables has the values of the flag --set: NAME=VALUE for environment variables of the measured
+// processes.
 type variables []string
 
-// reservedVariables are set by the benchmarks, so --set refuses them.
+// reservedVariables are environment variables that the benchmarks themselves set, so --set refuses
+// them.
 var reservedVariables = []string{
 	"REDIS_URL", "KEY_PREFIX", "PARTITIONS", "API_ADDR", "WORKER_TYPES",
 	"BACKPRESSURE_GLOBAL_RPS", "BACKPRESSURE_LIMITER",
@@ -69,13 +70,13 @@ func (s *variables) env() ([]string, error) {
 	return env, nil
 }
 
-// benchmark is a command that checks its flags, runs a benchmark and prints its result.
+// benchmark describes a command that checks its flags, runs a benchmark and prints its result.
 type benchmark struct {
 	use, short string
 	options    *bench.Options // of the benchmark; the command sets what all benchmarks have in common
 	check      func(cmd *cobra.Command, args []string) error
-	// run returns what was measured, which is printed also if a later part failed. It returns nil
-	// where nothing was measured
+	// run runs the benchmark. Its result is printed even if it also returns an error, because a
+	// part was measured. nil: nothing was measured.
 	run func(ctx context.Context) (any, error)
 }
 
@@ -100,7 +101,8 @@ func (b benchmark) command(r *Root, set *variables) *cobra.Command {
 	}
 }
 
-// whole returns the result of a benchmark that is printed only if all of it succeeded.
+// whole makes the result of a benchmark nil if the benchmark failed, so that a part of it is not
+// printed.
 func whole[T any](result T, err error) (any, error) {
 	if err != nil {
 		return nil, err
@@ -108,8 +110,8 @@ func whole[T any](result T, err error) (any, error) {
 	return result, nil
 }
 
-// prepareBench fills in the options that all benchmarks have in common: the command that starts a
-// role, the values of --set, and a progress bar. The caller must call done at the end.
+// prepareBench fills in the options that all benchmarks share: the command that starts a role, the
+// variables of --set, and a progress bar. The caller must call done at the end.
 func (r *Root) prepareBench(o *bench.Options, set *variables) (done func(), err error) {
 	if o.Env, err = set.env(); err != nil {
 		return nil, err
@@ -144,7 +146,7 @@ func aofFlag(cmd *cobra.Command, o *bench.Options) {
 		"the private redis-server writes an append-only file, synced every second")
 }
 
-// checkParts refuses values of --only that are not parts of the benchmark.
+// checkParts refuses values of --only that are no parts of the benchmark.
 func checkParts(only, parts []string) error {
 	for _, part := range only {
 		if !slices.Contains(parts, part) {

@@ -40,7 +40,8 @@ func newBenchGuards(r *Root, set *variables) *cobra.Command {
 	return cmd
 }
 
-// newGuardLoad returns a hidden command that makes calls of guards as `bench guards` asks it to.
+// newGuardLoad returns the hidden command of the load processes of `bench guards`. They call
+// guards.
 func newGuardLoad(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:    bench.GuardLoadCommand,

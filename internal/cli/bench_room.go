@@ -53,7 +53,7 @@ const (
 	mostChurningPart = 1
 )
 
-// checkRoom refuses values that are too large, or that do not go together.
+// checkRoom refuses flag values of `bench room` that are too large or contradict each other.
 func checkRoom(o bench.RoomOptions) error {
 	kills := len(o.Only) == 0 || slices.Contains(o.Only, "kill")
 	switch {
@@ -77,8 +77,8 @@ func checkRoom(o bench.RoomOptions) error {
 	return nil
 }
 
-// newRoomLoad returns a hidden command that is users of the waiting room, as `bench room` asks it
-// to.
+// newRoomLoad returns the hidden command of the load processes of `bench room`. They act as users
+// of the waiting room.
 func newRoomLoad(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:    roomload.Command,

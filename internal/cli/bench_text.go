@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 )
 
-// showBench prints what a benchmark measured: the JSON, or a line for each figure under its name in
-// the JSON; see showFigures.
+// showBench prints the result of a benchmark: as JSON with --json, otherwise a line for each figure
+// (see showFigures).
 func (r *Root) showBench(result any) error {
 	if r.JSON {
 		return r.Print(result)
@@ -25,7 +25,7 @@ func (r *Root) showBench(result any) error {
 	return t.flush()
 }
 
-// showComparison prints a line for each figure of each variant.
+// showComparison adds a row for each figure of each variant to the table.
 func showComparison(t table, c bench.Comparison) {
 	t.row("variant", "figure", c.Base, c.Head, "ratio", "ratios of rounds")
 	for _, v := range c.Variants {
@@ -37,13 +37,13 @@ func showComparison(t table, c bench.Comparison) {
 	}
 }
 
-// The longest lists that showFigures prints: of numbers, and of structs or texts. A longer list of
-// texts is cut off.
+// mostShown is the longest list of numbers that showFigures prints, mostRows the longest list of
+// structs or texts. Longer lists are left out, except for texts, which are cut off.
 const mostShown, mostRows = 10, 20
 
-// showFigures prints v under a name; of a struct or a map its parts under their names, after the
-// name and a dot; of a list of structs a table; of a list of texts a line for each. It leaves out
-// overrides, fields with the tag text:"-" and long lists.
+// showFigures adds v to the table, as a row with its JSON name. A struct or a map becomes a row for
+// each part, with names like name.part; a list of structs a table; a list of texts a row for each.
+// It leaves out overrides, fields with the tag text:"-" and long lists.
 func showFigures(t table, name string, v reflect.Value) {
 	within := func(part string) string { return strings.TrimPrefix(name+"."+part, ".") }
 	switch v.Kind() {
@@ -77,7 +77,7 @@ func showFigures(t table, name string, v reflect.Value) {
 	}
 }
 
-// showRows prints a table of a list of structs, with a column for each field that is a single
+// showRows adds a list of structs to the table, with a column for each field that is a single
 // value.
 func showRows(t table, list reflect.Value) {
 	for i := range list.Len() {
@@ -94,8 +94,8 @@ func showRows(t table, list reflect.Value) {
 	}
 }
 
-// shownFields yields the fields of a struct that are shown, under their names in the JSON, with the
-// fields of embedded structs. It leaves out what the JSON leaves out.
+// shownFields iterates over the fields of a struct that are shown, by JSON name, including those of
+// embedded structs. It leaves out empty fields with omitempty, overrides, and the tag text:"-".
 func shownFields(v reflect.Value) iter.Seq2[string, reflect.Value] {
 	return func(yield func(string, reflect.Value) bool) {
 		for _, field := range reflect.VisibleFields(v.Type()) {

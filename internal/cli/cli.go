@@ -30,7 +30,8 @@ const (
 	exitInterrupted = 130
 )
 
-// IO has the streams of a command. It writes data to Out, and everything else to Err.
+// IO has the streams of a command. Commands write their data to Out, and messages and errors to
+// Err.
 type IO struct {
 	In            io.Reader
 	Out, Err      io.Writer
@@ -47,7 +48,7 @@ func Std() IO {
 	}
 }
 
-// Root has what all commands share: their streams and the global flags.
+// Root has what all commands share: the streams and the global flags.
 type Root struct {
 	IO
 	JSON    bool // --json
@@ -57,7 +58,8 @@ type Root struct {
 	started bool   // the command runs, so its flags and arguments are valid
 }
 
-// Command creates a command. RunE of the command returns errors and does not print them.
+// Command is a function that creates a command. RunE of the command returns its error and does not
+// print it.
 type Command func(*Root) *cobra.Command
 
 // commands are the commands of this package.
@@ -70,8 +72,8 @@ var commands = []Command{
 	newBench, newRole, newGuardLoad, newRoomLoad,
 }
 
-// Main runs the command line args and returns its exit code. more adds commands to those of this
-// package.
+// Main runs the command line args and returns its exit code. more are commands in addition to those
+// of this package.
 func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
 	r := &Root{IO: stdio}
 	cmd := r.command(slices.Concat(commands, groupActions(), roleCommands(), more))
@@ -95,7 +97,7 @@ func (r *Root) command(all []Command) *cobra.Command {
 			"Data goes to standard output, progress to standard error and only on a terminal.\n" +
 			"Exit codes: 0 fine, 1 error, 2 wrong usage, 3 the group that the command waited for\n" +
 			"ended with failed jobs, 130 interrupted.",
-		// runs when the flags and arguments of a command are found valid
+		// Cobra calls this function once the flags and arguments of a command are valid.
 		PersistentPreRun: func(*cobra.Command, []string) { r.started = true },
 	}
 	root.SetIn(r.In)
@@ -153,7 +155,7 @@ func (o IO) Print(v any) error {
 	return e.Encode(v)
 }
 
-// show prints v: with --json as JSON, otherwise as the rows that rows adds to a table.
+// show prints v: with --json as JSON, otherwise as a table, to which rows adds the rows.
 func (r *Root) show(v any, rows func(table)) error {
 	if r.JSON {
 		return r.Print(v)
@@ -163,7 +165,7 @@ func (r *Root) show(v any, rows func(table)) error {
 	return t.flush()
 }
 
-// ask returns the RunE of a command that makes one call of the API and shows the answer.
+// ask returns the RunE of a command that makes one call of the API and prints the answer by show.
 func ask[T any](
 	r *Root, call func(ctx context.Context, a *client.API, args []string) (T, error), rows func(table, T),
 ) func(*cobra.Command, []string) error {
@@ -210,8 +212,8 @@ func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Com
 // Notef writes a line to Err.
 func (o IO) Notef(format string, args ...any) { _, _ = fmt.Fprintf(o.Err, format+"\n", args...) }
 
-// exitCode prints err with a hint on Err, and returns the exit code for it. If the reader of Out
-// has closed it, that is no error.
+// exitCode prints err with a hint to Err, and returns the exit code for it. A broken pipe at Out is
+// no error, because the reader has seen enough.
 func (r *Root) exitCode(ctx context.Context, err error) int {
 	var failed *failedJobsError
 	var usage *usageError

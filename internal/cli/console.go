@@ -65,16 +65,18 @@ func newConsole(r *Root) *cobra.Command {
 	return cmd
 }
 
-// consolePath is the path of the web console at the address of the API.
+// consolePath is the path of the web console on the API's address.
 const consolePath = "/ui/"
 
-// servesConsole reports whether an API of this process's environment has the console.
+// servesConsole reports whether an API that runs with this process's environment serves the
+// console.
 func servesConsole() bool {
 	serve := os.Getenv("BULKACTION_API_SERVE")
 	return serve == "" || slices.Contains(strings.Split(serve, ","), "ui")
 }
 
-// scheme returns the beginning of the URL of an API that this process serves.
+// scheme returns https:// if an API that runs with this process's environment serves TLS, otherwise
+// http://.
 func scheme() string {
 	if os.Getenv("BULKACTION_API_TLS_CERT_FILE") != "" {
 		return "https://"

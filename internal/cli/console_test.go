@@ -20,9 +20,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestConsole runs the command on a real Redis: it logs in with a key, controls a guard, an event
-// and a type, finds that in the activity log, and is refused after the key was revoked. The ingest
-// stream is left alone.
+// TestConsole runs `bulkaction console` on a real Redis: it logs in with a key, controls a guard,
+// an event and a type, and finds the changes in the activity log. After the key is revoked, it is
+// refused. The console process leaves the ingest stream alone.
 func TestConsole(t *testing.T) {
 	server := redistest.Server(t)
 	at := []string{"--redis-url", server.URL()}

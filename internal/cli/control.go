@@ -76,8 +76,9 @@ func newType(r *Root) *cobra.Command {
 // pauseCall pauses or resumes a tenant or type.
 type pauseCall func(*client.API, context.Context, string) (api.Paused, error)
 
-// newPause returns the command that pauses a tenant or type. The command warns first if known
-// returns false, because the name may have a typing error; but jobs of this name may come later.
+// newPause returns the command that pauses a tenant or type. If known returns false, the command
+// first warns that the name may be misspelt. It pauses nevertheless, because jobs of this name may
+// come later.
 func newPause(
 	r *Root, kind string, pause pauseCall, known func(context.Context, *client.API, string) bool, warning string,
 ) *cobra.Command {

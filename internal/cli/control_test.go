@@ -346,8 +346,8 @@ func TestStatsShowsPausedTypes(t *testing.T) {
 	require.NotContains(t, out.String(), "B (paused)")
 }
 
-// TestSubmitCSVWithoutJobs: an empty CSV file has no header row, so no group is created for it.
-// When the server refuses the header row, the new group is cancelled.
+// TestSubmitCSVWithoutJobs: for an empty CSV file, which has no header row, no group is created. If
+// only the server refuses the header row, the group that the command has created is cancelled.
 func TestSubmitCSVWithoutJobs(t *testing.T) {
 	for _, content := range []string{"", "\n \r\n\t"} {
 		f := newFakeAPI(t)

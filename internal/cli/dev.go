@@ -22,8 +22,8 @@ import (
 
 var errDev = errors.New("the roles could not run: the lines above say why")
 
-// unreachableMailServer returns the address of the configured mail server if it does not accept
-// connections and SEND_EMAIL jobs would need it; otherwise "".
+// unreachableMailServer returns the address of the configured mail server if it accepts no
+// connections and the built-in SEND_EMAIL processor would use it; otherwise "".
 func unreachableMailServer(ctx context.Context) string {
 	if os.Getenv("BULKACTION_SMTP_ACCOUNTS_FILE") != "" {
 		return "" // each account has a server of its own
@@ -36,14 +36,14 @@ func unreachableMailServer(ctx context.Context) string {
 	return unreachable(ctx, address)
 }
 
-// opened reports whether a variable says that other hosts may reach the API. The role checks then
-// whether it is protected.
+// opened reports whether an environment variable opens the API to other hosts. If so, dev leaves
+// the check of the API's protection to the ingest role.
 func opened() bool {
 	return slices.ContainsFunc([]string{"ALLOW_UNAUTHENTICATED", "ALLOW_PLAINTEXT", "TLS_CERT_FILE"},
 		func(name string) bool { return os.Getenv("BULKACTION_API_"+name) != "" })
 }
 
-// checkDev refuses flags with wrong values, and an address of the API that is taken.
+// checkDev refuses wrong flag values, and an API address that another process listens on.
 func checkDev(ctx context.Context, o dev.Options) error {
 	if o.RedisURL != "" {
 		if _, err := redisx.ParseURL(o.RedisURL); err != nil {
@@ -53,7 +53,7 @@ func checkDev(ctx context.Context, o dev.Options) error {
 	return checkAddr(ctx, o.Addr)
 }
 
-// checkAddr refuses an address of the API that is malformed or taken.
+// checkAddr refuses an API address that is malformed, or on which another process listens.
 func checkAddr(ctx context.Context, addr string) error {
 	if addr != "" {
 		host, port, err := net.SplitHostPort(addr)
@@ -81,8 +81,8 @@ func checkAddr(ctx context.Context, addr string) error {
 	return nil // any other error is logged by the role that listens
 }
 
-// unreachableRedis returns the first address of Redis if it does not accept connections; otherwise
-// "". An empty URL is the embedded Redis.
+// unreachableRedis returns the first address of the URL if it accepts no connections; otherwise "".
+// It returns "" for an empty URL, which means the embedded Redis.
 func unreachableRedis(ctx context.Context, url string) string {
 	if url == "" {
 		return ""
@@ -94,7 +94,7 @@ func unreachableRedis(ctx context.Context, url string) string {
 	return unreachable(ctx, o.Addrs[0])
 }
 
-// unreachable returns an address that does not accept connections, and "" for one that does.
+// unreachable returns address if it accepts no connections, otherwise "".
 func unreachable(ctx context.Context, address string) string {
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
@@ -183,7 +183,7 @@ func newDev(r *Root) *cobra.Command {
 	return cmd
 }
 
-// withoutPassword returns the URL of a Redis without a user and a password.
+// withoutPassword returns a Redis URL without user and password.
 func withoutPassword(redis string) string {
 	scheme, rest, _ := strings.Cut(redis, "://")
 	return scheme + "://" + rest[strings.LastIndex(rest, "@")+1:]

@@ -14,14 +14,15 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// usageError is a mistake in the command line that a command found, so the exit code is 2.
+// usageError is the error for a mistake in the command line that the command itself found. Its exit
+// code is 2.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
 
-// flagError replaces the flag library's error about an invalid value by one that says what values
+// flagError replaces the flag library's error about an invalid value by one that says which values
 // are valid. It returns other errors unchanged.
 func flagError(err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
@@ -42,7 +43,7 @@ func flagError(err error) error {
 	return usagef("--%s %q: must be %s", bad.GetFlag().Name, bad.GetValue(), must)
 }
 
-// hintedError is an error with a hint of its own for the user.
+// hintedError is an error with its own hint, which says what the user can do.
 type hintedError struct {
 	error
 	hint string
@@ -63,7 +64,7 @@ type refusedError struct {
 func (e *refusedError) Error() string { return e.text }
 func (e *refusedError) Unwrap() error { return e.err }
 
-// failedJobsError says that a group has ended with failed jobs. Its exit code is 3.
+// failedJobsError is the error for a group that ended with failed jobs. Its exit code is 3.
 type failedJobsError struct {
 	group      string // "" if the jobs are of several groups
 	failed, of int64
@@ -94,14 +95,15 @@ func (o IO) printError(err error) {
 	o.printAdvice(err)
 }
 
-// printAdvice prints a hint what to do about an error, if there is one.
+// printAdvice prints the hint for an error, which says what the user can do, if there is one.
 func (o IO) printAdvice(err error) {
 	if hint := advice(err); hint != "" {
 		o.Notef("%s", hint)
 	}
 }
 
-// isOtherServer reports whether the server does not know the path of a call, as brokers do not.
+// isOtherServer reports whether err is the 404 of a server that does not know the call at all, such
+// as a broker.
 func isOtherServer(err error) bool {
 	e, ok := errors.AsType[*client.Error](err)
 	return ok && e.Status == http.StatusNotFound && strings.HasPrefix(e.Problem.Detail, "no such path")

@@ -62,7 +62,7 @@ func newFailures(r *Root) *cobra.Command {
 	return cmd
 }
 
-// failuresWith iterates over the failed jobs that a query selects, page by page.
+// failuresWith iterates over the failed jobs that a query selects. It reads page by page.
 func failuresWith(
 	ctx context.Context, a *client.API, group string, q client.FailureQuery,
 ) iter.Seq2[api.Failure, error] {
@@ -85,7 +85,8 @@ func failuresWith(
 	}
 }
 
-// summaryRows adds the codes, their fingerprints, and an example of each.
+// summaryRows adds to the table the error codes, the fingerprints of each, and an example of each
+// fingerprint.
 func summaryRows(t table, sum api.FailureSummary) {
 	t.row("Failed jobs", thousands(sum.Total))
 	t.row("Read", thousands(sum.Seen))
@@ -147,7 +148,8 @@ func mapRows(t table, m api.JobMap) {
 	}
 }
 
-// mapLetter returns the character that stands for a range of jobs.
+// mapLetter returns the character for a range of jobs: the letter of the most frequent state, or f
+// if another state is more frequent than failed but some jobs failed.
 func mapLetter(b *api.MapBucket) byte {
 	letter, most := byte('?'), int64(0)
 	for i, n := range []int64{b.Failed, b.InFlight, b.Ready, b.NonReady, b.Waiting, b.Done, b.Cancelled} {

@@ -25,8 +25,8 @@ import (
 
 var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// fakeAPI is an HTTP server with the calls of the API, without Redis. A group ends as soon as it is
-// sealed, unless keepOpen is set; jobs whose payload contains "fail" fail.
+// fakeAPI is an HTTP server with the calls of the API, in memory. A group ends as soon as it is
+// sealed, unless keepOpen is set. A job whose payload contains "fail" fails.
 type fakeAPI struct {
 	*httptest.Server
 	mu              sync.Mutex
@@ -103,8 +103,8 @@ func problem(w http.ResponseWriter, status int, detail string, fields ...api.Fie
 	_ = json.NewEncoder(w).Encode(api.Problem{Title: http.StatusText(status), Status: status, Detail: detail, Fields: fields})
 }
 
-// find returns the group and a function that unlocks it. If there is no such group, it answers 404
-// and returns nil.
+// find returns the group in the path and a function that unlocks it. If there is no such group,
+// find answers 404 and returns nil.
 func (f *fakeAPI) find(w http.ResponseWriter, r *http.Request) (*fakeGroup, func()) {
 	f.mu.Lock()
 	g := f.groups[r.PathValue("id")]
@@ -382,7 +382,7 @@ func (f *fakeAPI) stats(w http.ResponseWriter, _ *http.Request) {
 	})
 }
 
-// called says whether a request with this method and path was made.
+// called reports whether a request "METHOD PATH" was made.
 func (f *fakeAPI) called(call string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -454,7 +454,7 @@ func (f *fakeAPI) activity(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, list)
 }
 
-// listJobs answers with two jobs, or with the one with the key customer-7.
+// listJobs answers with two jobs, or with the one whose key is customer-7.
 func (f *fakeAPI) listJobs(w http.ResponseWriter, r *http.Request) {
 	q, id := r.URL.Query(), r.PathValue("id")
 	state := q.Get("state")

@@ -86,7 +86,7 @@ func newWatch(r *Root) *cobra.Command {
 	}
 }
 
-// follow shows the progress of a group until the group has ended, and returns its final state. It
+// follow prints the progress of a group until the group has ended, and returns its final state. It
 // calls emit with each event.
 func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(api.Event) error) (api.Group, error) {
 	bar := r.newProgress()
@@ -114,13 +114,13 @@ func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(a
 	return a.Group(ctx, id)
 }
 
-// neverEnds reports whether a group ends only after somebody seals it.
+// neverEnds reports whether a group can't end because it is not sealed and has no announced total.
 func neverEnds(g api.Group) bool { return !g.Sealed && g.Total == nil && !g.Status.Ended() }
 
 const typeProgress = "group.progress"
 
-// isPast reports whether the group has left the status of an event. Then its counts are not those
-// of that time.
+// isPast reports whether the group has already left the status that its event shows. Then the
+// event's counts are not of that time.
 func isPast(g api.Group) bool {
 	at := slices.Index(lifecycle, strings.ToLower(string(g.Status)))
 	return slices.ContainsFunc(lifecycle[at+1:], func(later string) bool {
@@ -129,8 +129,8 @@ func isPast(g api.Group) bool {
 	})
 }
 
-// printEvent prints an event as JSON, or a line for a change of state, unless a bar on the same
-// terminal shows it.
+// printEvent prints an event of a group: with --json as JSON, otherwise a line for each change of
+// state. It prints no line if a progress bar shows the state on the same terminal.
 func (r *Root) printEvent(e api.Event) error {
 	if r.JSON {
 		return r.Print(e)

@@ -135,7 +135,8 @@ func checkGuard(name string) error {
 	return nil
 }
 
-// guardAndMember reads the arguments of an action. Only a pool has members to choose from.
+// guardAndMember checks the arguments of an action on a guard. Only pools need a member: other
+// guards have only member 1.
 func guardAndMember(action string, args []string) (name, member string, err error) {
 	if len(args) < 1 || len(args) > 2 {
 		return "", "", usagef("%s needs a guard, and a member if the guard is a pool, got %d arguments",

@@ -82,8 +82,8 @@ func figure(v float64) string {
 	return strconv.FormatFloat(v, 'f', 1, 64)
 }
 
-// plot draws values as bars, at most width of them. If there are more values, a bar is the highest
-// of several. A value of 0 is a space, and any other one is seen.
+// plot returns a line of bars for values, of at most width characters. If there are more values,
+// each bar shows the highest of several. 0 is a space; any other value has a visible bar.
 func plot(values []float64, width int) string {
 	bars := []rune("▁▂▃▄▅▆▇█")
 	width = min(width, len(values))

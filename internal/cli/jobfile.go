@@ -22,7 +22,7 @@ import (
 
 const fromStdin = "-"
 
-// fileFlags say which file has the jobs of a submission or an append, and how it is read.
+// fileFlags has the flags for a file of jobs, and for how to read it. submit and append share them.
 type fileFlags struct {
 	file, format, delimiter, types, keyColumn, key string
 	dryRun, strict                                 bool
@@ -92,8 +92,8 @@ type jobFile struct {
 	opts  []client.CallOption // how the server reads it
 }
 
-// open opens the file and checks the header of CSV, so that no group is created for a file that
-// can't be read.
+// open opens the file of jobs. It also checks the header of CSV, so that the caller creates no
+// group for a file that can't be read.
 func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 	j := &jobFile{name: v.file, table: records.TableOptions{MaxPayload: messages.MaxPayloadBytes}}
 	var err error
@@ -140,7 +140,8 @@ func (j *jobFile) emptyNote() string {
 	return fmt.Sprintf("The file %s has no lines, so it adds no jobs.", j.name)
 }
 
-// checkHeader reads the header of CSV, and then lets the file begin with it again.
+// checkHeader reads the header row of CSV and checks it. Afterwards j.Reader begins at the header
+// row again.
 func (j *jobFile) checkHeader() error {
 	var head bytes.Buffer
 	_, line, err := records.NewTable(newRecords(io.TeeReader(j.Reader, &head), records.CSV), j.table)
@@ -164,7 +165,7 @@ func (j *jobFile) checkHeader() error {
 	return nil
 }
 
-// shellQuoted returns a delimiter as it is written in a shell.
+// shellQuoted returns a CSV delimiter as it must be written in a shell.
 func shellQuoted(delimiter byte) string {
 	if delimiter == '\t' {
 		return `'\t'`
@@ -179,7 +180,7 @@ func newRecords(in io.Reader, format records.Format) *records.Reader {
 	return r
 }
 
-// jobCheck is what a check of jobs finds. It is the output of --dry-run.
+// jobCheck is the result of checking all jobs of a file without sending them. --dry-run prints it.
 type jobCheck struct {
 	Jobs          int64             `json:"jobs"`
 	FirstPayloads []json.RawMessage `json:"first_payloads"`     // the first 3
@@ -236,7 +237,7 @@ func (j *jobFile) check() (jobCheck, error) {
 	}
 }
 
-// nextLine returns a function that reads the next job of NDJSON.
+// nextLine returns a function that returns the next job of an NDJSON file, with its line number.
 func nextLine(lines *records.Reader) func() ([]byte, int64, error) {
 	return func() ([]byte, int64, error) {
 		for {
@@ -257,7 +258,7 @@ func nextLine(lines *records.Reader) func() ([]byte, int64, error) {
 	}
 }
 
-// open opens a file, or standard input, which Close does not close.
+// open opens a file, or standard input, which closing the result does not close.
 func open(path string, stdin io.Reader) (io.ReadCloser, error) {
 	if path == fromStdin {
 		return io.NopCloser(stdin), nil
@@ -272,7 +273,7 @@ func open(path string, stdin io.Reader) (io.ReadCloser, error) {
 	return f, nil
 }
 
-// size returns the size of a regular file in bytes; 0 if it is unknown.
+// size returns the size of a regular file in bytes; 0 if the size is unknown.
 func size(in io.Reader) int64 {
 	f, ok := in.(interface{ Stat() (fs.FileInfo, error) })
 	if !ok {

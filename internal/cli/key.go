@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// keyCommand has the flags that all commands of `bulkaction key` share.
+// keyCommand has the flags that the subcommands of `bulkaction key` share.
 type keyCommand struct {
 	root   *Root
 	redis  redisFlags
@@ -37,7 +37,7 @@ func newKey(r *Root) *cobra.Command {
 	return cmd
 }
 
-// keyStore is the keys in Redis. Changes of them are recorded in the activity log.
+// keyStore is the store of API keys in Redis. It writes changes to the activity log.
 type keyStore struct {
 	*apikey.Store
 	conn  *redisx.Conn
@@ -52,7 +52,7 @@ func (s keyStore) change(
 	return record(ctx, s.conn, s.space, e, do)
 }
 
-// withStore returns the RunE of a command that uses the keys in Redis.
+// withStore returns the RunE of a command that reads or changes API keys in Redis.
 func (k *keyCommand) withStore(
 	run func(ctx context.Context, s keyStore, args []string) error,
 ) func(*cobra.Command, []string) error {
@@ -75,7 +75,8 @@ func (k *keyCommand) withStore(
 	}
 }
 
-// operatorName returns the field created_by of keys that this command line creates.
+// operatorName returns "cli:" and the name of the operating system's user. Keys that this command
+// creates, and entries of the activity log, show it.
 func operatorName() string {
 	if u, err := user.Current(); err == nil {
 		return "cli:" + u.Username
@@ -139,8 +140,8 @@ func (k *keyCommand) newCreate() *cobra.Command {
 	return cmd
 }
 
-// showNew prints a new key: with --json as an object, otherwise the key alone, so that it can be
-// written to a file.
+// showNew prints a new API key: with --json as an object, otherwise only the key on Out, so that it
+// can be redirected to a file.
 func (k *keyCommand) showNew(created apikey.NewKey, note string) error {
 	if k.root.JSON {
 		return k.root.Print(created)
@@ -227,7 +228,7 @@ func expiryText(r apikey.Record) string {
 	return formatTime(r.ExpiresAt)
 }
 
-// oneKeyID checks the arguments of a command that needs the id of a key.
+// oneKeyID checks the arguments of a command that takes one id of an API key.
 func oneKeyID(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return usagef("key %s needs the id of one key; `bulkaction key ls` lists the keys", cmd.Name())

@@ -99,8 +99,8 @@ func TestKeyLifecycle(t *testing.T) {
 	}
 	require.Equal(t, 3, strings.Count(got.out, "\n"))
 
-	// The activity log has each change, also the one that failed, but not the rotation that was
-	// refused before it began. The entry of a rotation names the new key.
+	// The activity log has each change of a key, including one that failed. It has no rotation that
+	// was refused before it began. The entry of a rotation names the new key.
 	space, err := keyspace.New("bulk-action:", 1)
 	require.NoError(t, err)
 	log, err := activity.New(c, space, 0, slog.New(slog.DiscardHandler)).Read(t.Context(), activity.Query{Limit: 100})
@@ -122,7 +122,8 @@ func TestKeyLifecycle(t *testing.T) {
 		"key.revoke " + id + " failed", "key.revoke " + reader.ID,
 	}, entries)
 
-	// A record of another version is named, and does not hide the others.
+	// A key's record in an unknown version is reported as an error, and the other keys are still
+	// listed.
 	require.NoError(t, c.HSet(t.Context(), "bulk-action:auth:keys", string(auth.SHA256("x")), `{"v":2}`).Err())
 	got = console{}.exec(t.Context(), "key", "ls", "--json")
 	require.Equal(t, exitOK, got.code)
@@ -154,7 +155,7 @@ func TestKeyWithPepper(t *testing.T) {
 	require.NotContains(t, got.err, "short")
 }
 
-// A key for a file needs no Redis, and its line is one that the file takes.
+// To create a key for a file of keys needs no Redis. The printed line can be added to such a file.
 func TestKeyForFile(t *testing.T) {
 	t.Setenv("BULKACTION_REDIS_URL", "redis://"+freeAddress(t))
 	got := console{}.exec(t.Context(), "key", "create", "--role", "metrics", "--name", "prometheus", "--for-file")

@@ -16,9 +16,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/dev"
 )
 
-// The tests in this file are mistakes of newcomers. Each answer says what is wrong and what to do.
+// The tests in this file make mistakes that newcomers make. The command must say what is wrong and
+// what to do.
 
-// mistake runs a command line that is wrong, and requires each text in what it says.
+// mistake runs a wrong command line, and requires each of the texts in the error output.
 func mistake(t *testing.T, code int, args []string, says ...string) {
 	t.Helper()
 	got := newFakeAPI(t).exec(t.Context(), console{}, args...)
@@ -110,7 +111,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// A second `bulkaction dev`, or any other process, has the port of the API.
+// Another process, for example a second `bulkaction dev`, listens on the API's port.
 func TestMistakePortTaken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -134,8 +135,8 @@ func TestMistakeURLOfRedis(t *testing.T) {
 	require.NotContains(t, got.err, "BULKACTION_REDIS_URL")
 }
 
-// dev says at once that Redis does not answer, and how to go on, and then waits for it. The context
-// has ended, so that it does not wait here.
+// If Redis does not answer, dev at once says so and what to do, and then waits for Redis. In this
+// test the context has ended, so that dev returns.
 func TestMistakeRedisUnreachable(t *testing.T) {
 	address := freeAddress(t)
 	require.Equal(t, address, unreachableRedis(t.Context(), "redis://"+address+"/0"))
@@ -145,7 +146,7 @@ func TestMistakeRedisUnreachable(t *testing.T) {
 	require.Contains(t, got.err, "Redis does not answer at "+address+" yet: waiting for it. Start it, or give its address with --redis-url")
 }
 
-// fakeRedis returns the URL of a server that answers INFO with this text.
+// fakeRedis returns the URL of a server that answers INFO with the given text.
 func fakeRedis(t *testing.T, info string) string {
 	t.Helper()
 	s, err := server.NewServer("127.0.0.1:0")
@@ -157,7 +158,7 @@ func fakeRedis(t *testing.T, info string) string {
 	return "redis://" + s.Addr().String() + "/0"
 }
 
-// startFails runs all roles on a Redis that they refuse, and returns what they log.
+// startFails starts all roles on a Redis that they refuse, and returns their log.
 func startFails(t *testing.T, redisURL string) string {
 	t.Helper()
 	var log strings.Builder
@@ -206,8 +207,8 @@ func TestMistakeDevWithAVariableForRedis(t *testing.T) {
 	require.Contains(t, got.err, "dev does not use BULKACTION_REDIS_URL")
 }
 
-// The server warns of a type that no worker serves, of one in lower case, and of a group that is
-// not sealed. The command prints what it says.
+// The server warns of a type that no worker serves, of a type in lower case, and of a group that is
+// not sealed. The command prints these warnings.
 func TestMistakeWarnings(t *testing.T) {
 	f := newFakeAPI(t)
 	f.warnings = []string{"No live worker serves the type noop: its jobs wait until one does. Did you mean NOOP?"}
@@ -248,7 +249,8 @@ func TestMistakeMessageOfTheStream(t *testing.T) {
 	require.Contains(t, got.out, `"data":"{}"`)
 }
 
-// Another file under the id of a group that is there: the command says what has become of it.
+// Another file is submitted under the id of a group that exists. The command says whether its jobs
+// were added or refused.
 func TestMistakeSameIDAgain(t *testing.T) {
 	f := newFakeAPI(t)
 	f.keepOpen = true
@@ -292,8 +294,8 @@ func TestMistakeDurationAsStartTime(t *testing.T) {
 	}
 }
 
-// A group that is not sealed has no end to wait for. States that are past are printed without
-// counts, which are those of now.
+// watch warns that a group that is not sealed does not end. It prints past states without counts,
+// because the server has only the present counts.
 func TestMistakeWatchOfAGroupThatIsNotSealed(t *testing.T) {
 	f := newFakeAPI(t)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)

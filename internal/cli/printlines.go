@@ -9,15 +9,15 @@ import (
 	"sync"
 )
 
-// columns describes the table of a list that is printed item by item. Its columns have fixed
-// widths, because the later items are not known when the first one is printed.
+// columns describes a table that is printed row by row. Its columns have fixed widths, because
+// later rows are not known when the first one is printed.
 type columns[T any] struct {
 	format string // of a row
 	head   []any
 	cells  func(T) []any
 }
 
-// printLines prints items as they come: as the rows of a table, or with --json a line of JSON each.
+// printLines prints items while they are read: as rows of a table, or with --json as lines of JSON.
 func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error {
 	out := bufio.NewWriterSize(r.Out, 64<<10)
 	e := json.NewEncoder(out)
@@ -25,7 +25,7 @@ func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error 
 	write := func(item T) error { return e.Encode(item) }
 	head := func() {}
 	if !r.JSON {
-		// the head comes with the first item, so that nothing is printed before an error
+		// Print the header row with the first item, so that nothing is printed before an error.
 		head = sync.OnceFunc(func() { _, _ = fmt.Fprintf(out, c.format+"\n", c.head...) }) // Flush returns its error
 		write = func(item T) error {
 			head()

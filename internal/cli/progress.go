@@ -29,8 +29,8 @@ type bar struct {
 	label, note atomic.Pointer[string]
 }
 
-// newProgress returns a progress without bars. Nothing else may write to Err between the first call
-// of show and stop.
+// newProgress returns a progress without bars. From the first call of show until stop returns, no
+// other code may write to Err.
 func (r *Root) newProgress() *progress {
 	if !r.IsTerminal {
 		return nil
@@ -52,8 +52,8 @@ func barOutput(out io.Writer, size func(fd int) (width, height int, err error)) 
 	return out
 }
 
-// show sets the bar of this name: the text between the name and the bar, the text behind the bar,
-// and how full the bar is. It does nothing after stop.
+// show creates or updates the bar with this name: the text before the bar, the text behind it, and
+// how full the bar is. It does nothing after stop.
 func (p *progress) show(name, state, note string, current, total int64) {
 	if p == nil {
 		return
@@ -93,7 +93,7 @@ func (p *progress) add(b *bar, total int64) *mpb.Bar {
 	)
 }
 
-// showGroup shows the state and the progress of a group on the bar of this name.
+// showGroup shows the state and the progress of a group on the bar with this name.
 func (p *progress) showGroup(name string, g api.Group) {
 	note := progressText(g)
 	if g.Counts.Failed > 0 {
@@ -102,7 +102,7 @@ func (p *progress) showGroup(name string, g api.Group) {
 	p.show(name, groupState(g), note, g.Counts.Ended(), max(g.Counts.Accepted, deref(g.Total)))
 }
 
-// stop leaves the last state of the bars on the terminal. Afterwards other code may write to Err. A
+// stop leaves the bars on the terminal as they are. Afterwards other code may write to Err. A
 // second call does nothing.
 func (p *progress) stop() {
 	if p == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// redisFlags are the flags of commands that use the Redis of the roles directly.
+// redisFlags are the flags of commands that connect to the roles' Redis instead of calling the API.
 type redisFlags struct{ url, prefix string }
 
 func (f *redisFlags) add(flags *pflag.FlagSet) {
@@ -34,7 +34,8 @@ func (f *redisFlags) check() error {
 	return err
 }
 
-// config returns the settings of the connection, from the flags and from the variables of roles.
+// config returns the settings of the connection, from the flags and from the environment variables
+// that roles use, too.
 func (f *redisFlags) config() (redisx.Config, error) {
 	if f.url != "" {
 		if _, err := redisx.ParseURL(f.url); err != nil {
@@ -50,7 +51,7 @@ func (f *redisFlags) config() (redisx.Config, error) {
 	return connection, nil
 }
 
-// connect returns a connection to a Redis that answers. The caller must close it.
+// connect connects to Redis and checks that it answers. The caller must close the connection.
 func (f *redisFlags) connect(ctx context.Context) (*redisx.Conn, error) {
 	cfg, err := f.config()
 	if err != nil {

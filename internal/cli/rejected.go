@@ -48,7 +48,7 @@ func newRejected(r *Root) *cobra.Command {
 	return cmd
 }
 
-// rejectedMessages returns all rejected messages, page by page.
+// rejectedMessages iterates over all rejected messages. It reads page by page.
 func rejectedMessages(ctx context.Context, a *client.API, data bool) func(func(api.RejectedMessage, error) bool) {
 	return func(yield func(api.RejectedMessage, error) bool) {
 		for q := (client.RejectedQuery{Data: data}); ; {

@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/roles"
 )
 
-// newRole returns a hidden command that runs one role. Benchmarks start real processes with it and
-// need no other binaries.
+// newRole returns the hidden command that runs one role. Benchmarks start the processes that they
+// measure with it, so that they need no other binary.
 func newRole(*Root) *cobra.Command {
 	var dir, profile string
 	cmd := &cobra.Command{
@@ -37,7 +37,8 @@ func newRole(*Root) *cobra.Command {
 	return cmd
 }
 
-// withJournal makes a role write a journal of its permits and starts into the folder dir; "": none.
+// withJournal wraps a role so that it writes each permit and each start of a job to a journal in
+// the folder dir, which benchmarks read. "": it returns the role unchanged.
 func withJournal(dir string, run roles.Role) roles.Role {
 	if dir == "" {
 		return run
@@ -54,7 +55,8 @@ func withJournal(dir string, run roles.Role) roles.Role {
 	}
 }
 
-// withProfile makes a role write a CPU profile into a file; "": none.
+// withProfile wraps a role so that it writes a CPU profile to a file; "": it returns the role
+// unchanged.
 func withProfile(name string, run roles.Role) roles.Role {
 	if name == "" {
 		return run

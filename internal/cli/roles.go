@@ -18,8 +18,8 @@ import (
 const processHelp = " as a process, until SIGTERM. Environment variables configure it; -help lists them,\n" +
 	"-healthcheck asks whether a running process is ready."
 
-// roleCommands returns a command for each role, and one for all of them. worker is a command with
-// subcommands, too.
+// roleCommands returns the command that runs all roles, and one for each role except worker, whose
+// command also has subcommands and is created elsewhere.
 func roleCommands() []Command {
 	all := []Command{newAll}
 	for _, name := range append(slices.Clone(roles.Names), "broker") {
@@ -40,7 +40,7 @@ func asRole(cmd *cobra.Command) *cobra.Command {
 	return asProcess(cmd, roleOf(name))
 }
 
-// roleOf returns a role with the built-in processors and reducers.
+// roleOf returns the role with this name, with the built-in processors and reducers.
 func roleOf(name string) roles.BasedRole {
 	if name == "broker" {
 		return roles.Broker(nil)
@@ -65,7 +65,7 @@ func newAll(*Root) *cobra.Command {
 	})
 }
 
-// asProcess lets a command run a role in this process, with the flags of package app.
+// asProcess makes cmd run a role in this process. Package app, not cobra, parses the flags.
 func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
 	cmd.DisableFlagParsing = true
 	cmd.Args = cobra.ArbitraryArgs
@@ -85,7 +85,7 @@ func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
 
 func isHelp(arg string) bool { return slices.Contains([]string{"-h", "-help", "--help"}, arg) }
 
-// describe writes what the help of package app does not know: what the command does, and its
+// describe prints the part of the help that package app can't print: what the command does, and its
 // subcommands.
 func describe(cmd *cobra.Command, w io.Writer) {
 	_, _ = fmt.Fprintf(w, "%s\n\n", cmd.Long) // as the help that follows, it can't be handled if it fails

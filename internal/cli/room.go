@@ -174,7 +174,8 @@ func (r *Root) noteOver(v api.RoomEvent) {
 	}
 }
 
-// hintKnownRoom is hintRoom for commands that have no use for a new event.
+// hintKnownRoom is like hintRoom, for commands that need an existing event: it does not suggest to
+// create one.
 func hintKnownRoom(event string, err error) error {
 	if isNotFound(err) && !isOtherServer(err) {
 		return withHint(err, "`bulkaction room ls` lists the events.")
@@ -261,7 +262,8 @@ func slotsText(v api.RoomEvent) string {
 	return s
 }
 
-// capacityText returns the capacity. It is unknown while the seat service has not answered.
+// capacityText returns the capacity of an event as text; "unknown" while the seat service has not
+// answered.
 func capacityText(v api.RoomEvent) string {
 	if v.Capacity == nil {
 		return "unknown"

@@ -21,7 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
 )
 
-// fakeRooms is a waiting room in memory behind the real HTTP API, with the real check of settings.
+// fakeRooms is a waiting room in memory behind the real HTTP API. It checks settings by the real
+// rules.
 type fakeRooms struct {
 	*httptest.Server
 	httpapi.Rooms // nil: methods that are not defined here are not called
@@ -255,7 +256,7 @@ func TestRoomCommands(t *testing.T) {
 	}
 }
 
-// errGone is what an event returns that is deleted while it is watched.
+// errGone is the error of a read of an event that was deleted while the command watches it.
 var errGone = fmt.Errorf("event sale: %w", api.ErrNotFound)
 
 func TestRoomWatch(t *testing.T) {

@@ -24,7 +24,8 @@ type keyFile struct {
 	Created bool   `json:"created"`
 }
 
-// showKeyFile says what became of a file of token keys: data with --json, otherwise a message.
+// showKeyFile prints what was done with a file of token keys: f with --json, otherwise the file's
+// name and text.
 func (r *Root) showKeyFile(f keyFile, text string) error {
 	if r.JSON {
 		return r.Print(f)
@@ -33,8 +34,9 @@ func (r *Root) showKeyFile(f keyFile, text string) error {
 	return nil
 }
 
-// newRoomNewKey returns a command for installations without openssl, such as containers. It may be
-// repeated, so that it can be run before each start.
+// newRoomNewKey returns a command that writes a file with a new token key, for hosts without
+// openssl, such as containers. It does not change an existing file, so it can run before each
+// start.
 func newRoomNewKey(r *Root) *cobra.Command {
 	return &cobra.Command{
 		Use:   "new-key FILE",

@@ -107,8 +107,8 @@ func (s *roomFlags) register(f *pflag.FlagSet) {
 		"defaults, except capacity and mode")
 }
 
-// check refuses flags that contradict each other. The server checks the values, because it knows
-// their bounds.
+// check refuses flags that contradict each other. It leaves the check of values to the server,
+// which knows their bounds.
 func (s *roomFlags) check(f *pflag.FlagSet) error {
 	given := 0
 	f.Visit(func(flag *pflag.Flag) {

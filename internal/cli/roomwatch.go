@@ -50,8 +50,9 @@ type roomWatch struct {
 	silent bool      // the API does not answer, and the user knows
 }
 
-// follow looks at the event at intervals until ctx ends or the event is deleted. When the API has
-// answered once, follow goes on while it does not answer.
+// follow reads the event at intervals and shows it, until ctx ends or the event is deleted. If the
+// API does not answer the first time, it returns the error; later it continues until the API
+// answers again.
 func (w *roomWatch) follow(ctx context.Context, a *client.API, event string, interval time.Duration) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -98,7 +99,8 @@ func (w *roomWatch) update(v api.RoomEvent, at time.Time) (err error) {
 	return err
 }
 
-// watched are the counters that a watch shows, in the order of a user's way through the event.
+// watched are the counters that `room watch` shows, in the order in which a user passes through the
+// event.
 var watched = []string{"entered", "promoted", "admitted", "completed", "left", "no_shows", "expired", "refused"}
 
 // redraw replaces the figures on the terminal.
@@ -125,7 +127,7 @@ func (w *roomWatch) redraw(v api.RoomEvent, at time.Time) error {
 	return err
 }
 
-// perSecond returns how fast a counter has grown since the last look.
+// perSecond returns the growth of a counter per second since the last read of the event.
 func (w *roomWatch) perSecond(v api.RoomEvent, counter string, at time.Time) string {
 	grown, took := v.Counters[counter]-w.last.Counters[counter], at.Sub(w.at).Seconds()
 	if w.at.IsZero() || took <= 0 || grown < 0 {

@@ -12,10 +12,10 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// maxShownRejects is the largest number of rejected lines that are printed.
+// maxShownRejects is how many rejected lines are printed at most.
 const maxShownRejects = 20
 
-// send appends the jobs of a file to a group, shows a progress bar, and prints rejected lines.
+// send appends the jobs of a file to a group. It shows a progress bar, and prints rejected lines.
 func (v *fileFlags) send(
 	ctx context.Context, r *Root, a *client.API, group string, file *jobFile,
 ) (api.Appended, error) {
@@ -26,9 +26,9 @@ func (v *fileFlags) send(
 	}
 	key := v.key
 	if key == "" {
-		// With this key, no job is stored twice if the command runs again with the same file for
-		// the same group while the server remembers the requests (RETENTION_MESSAGE_IDS). Of a
-		// changed file, each changed part is stored again.
+		// This key makes it safe to run the command again with the same file and group: no job is
+		// stored twice while the server remembers the requests (RETENTION_MESSAGE_IDS). If the file
+		// was changed, each changed part is stored again.
 		key = "bulkaction submit " + group
 	}
 	appended, err := do(ctx, group, m, append(file.opts, client.WithIdempotencyKey(key))...)
@@ -37,7 +37,8 @@ func (v *fileFlags) send(
 	return appended, err
 }
 
-// printRejected prints the first rejected lines, unless they are part of the JSON.
+// printRejected prints the first rejected lines. With --json it prints nothing, because the JSON
+// has them.
 func (r *Root) printRejected(lines []api.LineError, total int64) {
 	if r.JSON {
 		return
@@ -50,8 +51,8 @@ func (r *Root) printRejected(lines []api.LineError, total int64) {
 	}
 }
 
-// requireGood returns an error if a line of the file is wrong. It is called with --strict, before
-// anything is sent.
+// requireGood checks the whole file, for --strict, before anything is sent. It returns an error if
+// a line is wrong.
 func (v *fileFlags) requireGood(r *Root) error {
 	file, err := v.open(r.In)
 	if err != nil {
@@ -72,7 +73,7 @@ func (v *fileFlags) requireGood(r *Root) error {
 		"Correct the lines, or leave out --strict to send the other %s jobs.", thousands(found.Jobs))
 }
 
-// checkOnly does what --dry-run asks for: it checks the jobs and sends nothing.
+// checkOnly carries out --dry-run: it checks the jobs of the file and sends nothing.
 func (v *fileFlags) checkOnly(r *Root, payloads []client.NewJob) error {
 	found := jobCheck{}
 	for _, p := range payloads {
@@ -128,7 +129,7 @@ func (m *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// again says how to run the command again after an interruption.
+// again returns a hint how to run the command again after an interruption.
 func (v *fileFlags) again(moreFlags string) string {
 	text := "Run the same command again"
 	if moreFlags != "" {

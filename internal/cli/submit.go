@@ -47,8 +47,8 @@ type submitted struct {
 	Counts *api.Counts       `json:"counts,omitempty"` // when the jobs were accepted; nil: not known
 	Links  map[string]string `json:"links,omitempty"`
 	Tenant string            `json:"tenant,omitempty"`
-	// Warnings say why the group may not end, or that it existed or got no jobs. Without --json
-	// they are printed to stderr.
+	// Warnings say that the group may never end, that it existed before, or that it got no jobs.
+	// Without --json they are printed to stderr.
 	Warnings []string `json:"warnings,omitempty"`
 	// The next three fields are set with --file.
 	Accepted      *int64          `json:"accepted,omitempty"`
@@ -124,8 +124,8 @@ func (s *submission) submit(cmd *cobra.Command, a *client.API) (submitted, error
 	return s.submitFile(ctx, a, g)
 }
 
-// withRunAtHint adds a hint to the refusal of a group whose --run-at is a duration: the same
-// command has another time when it is run again.
+// withRunAtHint adds a hint to a conflict error if --run-at is a duration: then each run of the
+// same command asks for another time, so the server takes it for a different group of the same id.
 func (s *submission) withRunAtHint(err error) error {
 	if _, bad := time.ParseDuration(s.runAt); bad != nil || !errors.Is(err, client.ErrConflict) {
 		return err
@@ -142,8 +142,8 @@ func newSubmitted(accepted api.Accepted, err error) (submitted, error) {
 	}, err
 }
 
-// await waits until the group has ended, shows its progress, and sets the final state in out.
-// Without --json it prints the group.
+// await shows the progress of the group until the group has ended, and stores its final state in
+// out. Without --json it prints the final state.
 func (s *submission) await(ctx context.Context, a *client.API, out *submitted) error {
 	g, err := s.root.follow(ctx, a, out.ID, func(api.Event) error { return nil })
 	if err != nil {

@@ -95,9 +95,9 @@ func (s *submission) cancelRefused(ctx context.Context, a *client.API, group str
 		"Correct %s and submit it as a new group.", s.file)
 }
 
-// noteExisting says what the command has added to a group that had jobs before it; "" for a new
-// group. before is the group as it was then. After --no-seal it reads the group; otherwise out has
-// the counts.
+// noteExisting returns a text that says what the command has added to a group that had jobs before;
+// "" if it had none. before is the group before the command. out has the counts after it, except
+// with --no-seal: then noteExisting reads the group.
 func (s *submission) noteExisting(ctx context.Context, a *client.API, before api.Group, out submitted) string {
 	had, has := before.Counts.Accepted, out.Counts.Accepted
 	if had == 0 {
@@ -120,7 +120,8 @@ func (s *submission) noteExisting(ctx context.Context, a *client.API, before api
 	return text + "."
 }
 
-// takesNoMore says that a group takes no more jobs, so that to repeat the command is no help.
+// takesNoMore returns the error for a group that accepts no more jobs. Its hint is to use another
+// id, because to repeat the command is no help.
 func takesNoMore(err error, group string, appended api.Appended) error {
 	text := fmt.Sprintf("group %s takes no more jobs", group)
 	if e, ok := errors.AsType[*client.Error](err); ok && e.Problem.Code == api.Sealed {
@@ -134,7 +135,7 @@ func takesNoMore(err error, group string, appended api.Appended) error {
 	return withHint(&refusedError{text, err}, "Submit the file as a group of its own, under another --id.")
 }
 
-// withResumeHint adds a hint how to continue after an interrupted submission.
+// withResumeHint adds a hint to an error that interrupted a submission: how to continue.
 func (s *submission) withResumeHint(err error, group string, appended api.Appended) error {
 	id := ""
 	if s.id == "" && s.key == "" {

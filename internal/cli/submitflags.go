@@ -59,7 +59,7 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&v.wait, "wait", false, "wait until the group has ended")
 }
 
-// allowedWithBody has the flags that may be combined with --body.
+// allowedWithBody are the flags that may be combined with --body.
 var allowedWithBody = map[string]bool{
 	"body": true, "wait": true, "json": true, "api": true, "idempotency-key": true,
 }
@@ -109,7 +109,7 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 	return nil
 }
 
-// group builds the group from the flags. The payloads become its jobs.
+// group builds the request for a group from the flags. The values of --payload become its jobs.
 func (v *flagValues) group(f *pflag.FlagSet) (client.Submission, error) {
 	g := client.Submission{
 		ID: v.id, Tenant: v.tenant, Name: v.name, Type: v.typ, Priority: v.priority, JobTimeout: v.jobTimeout,
@@ -183,8 +183,8 @@ func parseAggregate(text string) (a client.Aggregate, err error) {
 	return a, nil
 }
 
-// readBody reads the file of --body. With --wait it returns an error if the body would never be
-// sealed.
+// readBody reads the file of --body. With --wait it returns an error if the body neither seals the
+// group nor announces a total, because then the group would not end.
 func (v *flagValues) readBody(stdin io.Reader) ([]byte, error) {
 	in, err := open(v.body, stdin)
 	if err != nil {

@@ -13,12 +13,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/app"
 )
 
-// unknownCommand matches the flag library's error about a name that is no command.
+// unknownCommand matches the flag library's error about an unknown command.
 var unknownCommand = regexp.MustCompile(`^unknown command "([^"]*)"`)
 
-// explain replaces an error of the flag library about an unknown command or flag by one that
-// suggests the nearest one, and an error of the API about fields by one that names the command's
-// flags. It returns other errors unchanged.
+// explain improves two kinds of errors: for an unknown command or flag it suggests the nearest one,
+// and for wrong fields in a call of the API it names the command's flags instead of the fields. It
+// returns other errors unchanged.
 func explain(cmd *cobra.Command, err error) error {
 	if err == nil || cmd == nil {
 		return err
@@ -40,7 +40,7 @@ func explain(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// unknown returns the error about an argument that is no subcommand of cmd.
+// unknown returns the error for an argument that is not a subcommand of cmd.
 func unknown(cmd *cobra.Command, name string) error {
 	var names []string
 	for _, c := range cmd.Commands() {
@@ -60,8 +60,8 @@ func unknown(cmd *cobra.Command, name string) error {
 	return usagef("unknown command %q for %q; `bulkaction --help` lists the commands", name, cmd.CommandPath())
 }
 
-// namedByFlags returns the API's error about fields under the names of the flags of cmd that have
-// set them. It returns err if no field is such a flag.
+// namedByFlags returns an API error about fields with the names of the flags that set these fields.
+// It returns err if no field belongs to a flag of cmd.
 func namedByFlags(cmd *cobra.Command, refused *client.Error, err error) error {
 	found := false
 	problems := make([]string, len(refused.Problem.Fields))

@@ -67,7 +67,8 @@ func newTenantLs(r *Root) *cobra.Command {
 	return cmd
 }
 
-// busiestTenants returns the busiest tenants, and says of when they are.
+// busiestTenants iterates over the busiest tenants. It first prints the time at which the watchers
+// found them.
 func busiestTenants(ctx context.Context, r *Root, a *client.API) iter.Seq2[api.Tenant, error] {
 	return func(yield func(api.Tenant, error) bool) {
 		list, err := a.BusiestTenants(ctx)
@@ -170,7 +171,8 @@ func (s *tenantFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// patch returns the settings with a flag. With --clear, the others get their defaults.
+// patch returns the settings whose flags were given. With --clear, the other settings get their
+// defaults.
 func (s *tenantFlags) patch(cmd *cobra.Command) api.TenantPatch {
 	var p api.TenantPatch
 	if s.clear {
@@ -190,8 +192,8 @@ func (s *tenantFlags) patch(cmd *cobra.Command) api.TenantPatch {
 	return p
 }
 
-// noteWholePermits says what the limit of a tenant really is if it is not a whole number of permits
-// a window.
+// noteWholePermits prints the tenant's real limit if --rps is not a whole number of permits in a
+// window: a window has whole permits, rounded down, and at least 1.
 func (r *Root) noteWholePermits(rps float64, windowMS int64) {
 	permits := perWindow(rps, windowMS)
 	if exact := rps * float64(windowMS) / 1000; windowMS == 0 || math.Abs(exact-float64(permits)) < 1e-6 {
@@ -213,12 +215,13 @@ func (r *Root) showTenant(ctx context.Context, a *client.API, tenant api.Tenant)
 	})
 }
 
-// perWindow returns the permits of a window for a limit in permits a second.
+// perWindow returns the whole permits of a window, at least 1, for a limit in permits a second.
 func perWindow(rps float64, windowMS int64) int64 {
 	return max(1, int64(rps*float64(windowMS)/1000+1e-6))
 }
 
-// tenantRows adds all data of a tenant. globalLimit has the permits of all partitions in a window.
+// tenantRows adds all data of a tenant to the table. globalLimit is the global limit in permits a
+// window, of all partitions.
 func tenantRows(t table, n api.Tenant, globalLimit int64) {
 	t.row("Tenant", n.ID)
 	t.row("State", tenantState(n))

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// printable replaces characters that could control the terminal by spaces. Texts from outside, for
-// example the error message of a downstream API, may contain such characters.
+// printable replaces characters that could control the terminal by spaces. Texts from outside, such
+// as the error message of a downstream API, may contain them.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -25,7 +25,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// truncate shortens a longer text to this number of characters, the last of which is "…".
+// truncate shortens a text to the given number of characters. If it cuts, the last one is "…".
 func truncate(s string, runes int) string {
 	r := []rune(s)
 	if len(r) <= runes {
@@ -60,7 +60,7 @@ func (t table) row(cells ...any) {
 	}
 }
 
-// section begins a new block of rows. Its columns are aligned separately.
+// section begins a new block of rows, whose columns are aligned separately.
 func (t table) section(cells ...any) {
 	_, _ = fmt.Fprintln(t.w)
 	t.row(cells...)
@@ -118,7 +118,8 @@ func groupRows(t table, g api.Group) {
 	}
 }
 
-// lifecycle orders states that a group reached in the same millisecond.
+// lifecycle is the order of a group's states, for states that the group reached in the same
+// millisecond.
 var lifecycle = []string{"created", "dispatched", "running", "aggregating", "completed", "failed", "cancelled"}
 
 func groupState(g api.Group) string {
@@ -135,7 +136,8 @@ func groupState(g api.Group) string {
 	return s
 }
 
-// progressText returns how many jobs have ended, of how many, and the estimated time for the rest.
+// progressText returns how many of the group's jobs have ended, of how many, and the estimated time
+// until all have.
 func progressText(g api.Group) string {
 	of := max(g.Counts.Accepted, deref(g.Total))
 	s := fmt.Sprintf("%s of %s ended", thousands(g.Counts.Ended()), thousands(of))

@@ -23,7 +23,8 @@ func (f *tlsFlags) add(flags *pflag.FlagSet) {
 		"key of --cert-file; BULKACTION_KEY_FILE sets the default")
 }
 
-// config returns the TLS configuration for an address with this scheme.
+// config returns the TLS configuration from the flags; an error unless the scheme of the API's
+// address is https.
 func (f *tlsFlags) config(scheme string) (*tls.Config, error) {
 	if scheme != "https" {
 		return nil, usagef("--ca-file, --cert-file and --key-file need an --api that begins with https://")
@@ -52,7 +53,7 @@ func (f *tlsFlags) config(scheme string) (*tls.Config, error) {
 	return config, nil
 }
 
-// tlsAdvice returns a hint what to do about a connection that TLS refused; "" for another error.
+// tlsAdvice returns a hint what to do about a failed TLS handshake; "" for other errors.
 func tlsAdvice(err error) string {
 	_, unknownAuthority := errors.AsType[x509.UnknownAuthorityError](err)
 	_, wrongName := errors.AsType[x509.HostnameError](err)

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// The flags and variables for an API that speaks https, and what each mistake with them is answered
-// with.
+// The TLS flags and variables work with an API that speaks https, and the command explains each
+// mistake with them.
 func TestHTTPS(t *testing.T) {
 	ca, other := certtest.New(t), certtest.New(t)
 	server, own, wrong := ca.Issue(), ca.Issue(), ca.Issue(certtest.Name("bulk.example"))

@@ -57,8 +57,8 @@ func newWhy(r *Root) *cobra.Command {
 	}
 }
 
-// hintUnknownJob adds to the error "job not found" which jobs the group has. An unknown group keeps
-// the general hint.
+// hintUnknownJob adds to the error "job not found" which ordinals the group has. If the group does
+// not exist either, it returns err unchanged.
 func hintUnknownJob(ctx context.Context, a *client.API, group string, err error) error {
 	g, lost := a.Group(ctx, group)
 	switch n := g.Counts.Accepted; {
@@ -71,8 +71,8 @@ func hintUnknownJob(ctx context.Context, a *client.API, group string, err error)
 	}
 }
 
-// whyRows adds the reason why a job waits. j is nil if only the reason of a group's next job is
-// known.
+// whyRows adds to the table why a job waits. j is nil if the server named only the group's next
+// job.
 func whyRows(t table, w api.Why, j *api.Job) {
 	if w.Job != "" {
 		t.row("Job", w.Job)

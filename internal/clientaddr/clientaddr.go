@@ -1,6 +1,6 @@
-// Package clientaddr finds the address of the client of an HTTP request behind proxies, and limits
-// rates by address. It hides the rules of X-Forwarded-For and of IPv6, and keeps a bounded number
-// of rate limiters.
+// Package clientaddr finds the address of the client that sent an HTTP request, also behind
+// proxies, and limits rates by address. It hides the rules of X-Forwarded-For and of IPv6, and
+// keeps a bounded number of rate limiters.
 package clientaddr
 
 import (
@@ -10,17 +10,17 @@ import (
 	"strings"
 )
 
-// Proxies are the networks of trusted proxies: what they write into X-Forwarded-For is believed.
+// Proxies are the networks of trusted proxies. X-Forwarded-For counts only in requests from them.
 type Proxies []netip.Prefix
 
 // Sent reports whether a request comes from a trusted proxy.
 func (p Proxies) Sent(r *http.Request) bool { return p.contains(peer(r)) }
 
-// ClientOf returns the address by which a request is limited: its address of IPv4, or the /64
-// network of its address of IPv6, because one host can use all addresses of such a network. A
-// trusted proxy names its client in X-Forwarded-For: each proxy appends the address of its peer, so
-// the last address that is not of a trusted proxy is the client. ClientOf returns the zero Addr if
-// no client is named, since all clients of the proxy would share its address.
+// ClientOf returns the address by which a request is rate-limited: an IPv4 address, or the /64
+// network of an IPv6 address, because one host can use all addresses of such a network. In a
+// request from a trusted proxy it is the last address in X-Forwarded-For that is not a trusted
+// proxy's, because each proxy appends the address of its peer. If there is none, ClientOf returns
+// the zero Addr: the proxy's own address would be shared by all its clients.
 func (p Proxies) ClientOf(r *http.Request) netip.Addr {
 	ip := peer(r)
 	if !p.contains(ip) {
@@ -56,7 +56,7 @@ func peer(r *http.Request) netip.Addr {
 	return p.Addr().Unmap().WithZone("")
 }
 
-// parseForwarded parses an address, which some proxies write with a port.
+// parseForwarded parses an address from X-Forwarded-For, to which some proxies add a port.
 func parseForwarded(s string) (netip.Addr, bool) {
 	if host, _, err := net.SplitHostPort(s); err == nil {
 		s = host

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limiters has a token bucket for each of the addresses that were used last. A new address replaces
-// the one that was used longest ago, so that memory is bounded. It is safe for concurrent use.
+// Limiters has a token bucket for each of the most recently used addresses. A new address replaces
+// the least recently used one, so that memory is bounded. It is safe for concurrent use.
 type Limiters struct {
 	limit rate.Limit
 	burst int
@@ -26,16 +26,16 @@ type bucket struct {
 	limit *rate.Limiter
 }
 
-// NewLimiters returns limiters that give each address limit permits a second, and burst permits at
-// once. At most this many addresses have a bucket of their own.
+// NewLimiters returns limiters that give each address limit permits a second, with bursts of burst
+// permits. At most `most` addresses have a bucket at the same time.
 func NewLimiters(limit rate.Limit, burst, most int) *Limiters {
 	return &Limiters{
 		limit: limit, burst: burst, most: most, buckets: map[netip.Addr]*list.Element{}, recent: list.New(),
 	}
 }
 
-// Take takes one permit of an address. If the address has none, Take takes nothing and returns how
-// long the wait for the next one is. The zero Addr is not limited.
+// Take takes one permit of an address and returns 0. If the address has no permit, Take takes
+// nothing and returns how long the caller would have to wait for one. The zero Addr is not limited.
 func (l *Limiters) Take(ip netip.Addr, now time.Time) (wait time.Duration) {
 	if !ip.IsValid() {
 		return 0
@@ -43,8 +43,8 @@ func (l *Limiters) Take(ip netip.Addr, now time.Time) (wait time.Duration) {
 	return TakeFrom(l.of(ip), now)
 }
 
-// TakeFrom takes one permit of a limiter. If there is none, it takes nothing and returns how long
-// the wait for the next one is.
+// TakeFrom takes one permit of a limiter and returns 0. If there is no permit, it takes nothing and
+// returns how long the caller would have to wait for one.
 func TakeFrom(l *rate.Limiter, now time.Time) (wait time.Duration) {
 	reservation := l.ReserveN(now, 1)
 	if wait = reservation.DelayFrom(now); wait > 0 {

@@ -16,12 +16,14 @@ import (
 const (
 	auditPartitions = 100 // partitions that the page lists
 	lostLetters     = 10  // newest jobs that have failed as LOST
-	// lostInterval is how often an open page looks for lost jobs: that may read many dead letters.
+	// lostInterval is how often an open audit page searches the dead letters for lost jobs, which
+	// may mean to read many of them.
 	lostInterval = 10 * time.Second
 	codeLost     = "LOST"
 )
 
-// auditPage shows what the watchers have found when they last audited their partitions.
+// auditPage serves the page of the audit: what the watchers found when they last audited their
+// partitions.
 type auditPage struct{ backend httpapi.Backend }
 
 // auditData is the data of the page of the audit.
@@ -51,8 +53,8 @@ func (p auditPage) open(_ context.Context, arg string) (func(context.Context) (a
 	return p.reader(), nil
 }
 
-// reader returns a function that reads the state of the audit on each call, and the lost jobs at
-// most once per lostInterval.
+// reader returns a function that reads the data of the page: the state of the audit on each call,
+// and the dead letters of lost jobs at most once per lostInterval.
 func (p auditPage) reader() func(context.Context) (any, error) {
 	var lost []api.DeadLetter
 	var readAt time.Time
@@ -77,7 +79,8 @@ func (p auditPage) reader() func(context.Context) (any, error) {
 	}
 }
 
-// openLaws returns the laws with open violations by name, and the number of all open violations.
+// openLaws returns the laws that have open violations, sorted by name, with their numbers; open is
+// the sum.
 func openLaws(a api.AuditState) (laws []chart.Value, open int64) {
 	for _, law := range slices.Sorted(maps.Keys(a.ByLaw)) {
 		if n := a.ByLaw[law]; n > 0 {
@@ -88,7 +91,7 @@ func openLaws(a api.AuditState) (laws []chart.Value, open int64) {
 	return laws, open
 }
 
-// summarize fills in what the page shows of the state as a whole.
+// summarize computes from the audit state what the page shows of all partitions together.
 func (d *auditData) summarize() {
 	d.Laws, d.Open = openLaws(d.AuditState)
 	slices.SortStableFunc(d.Laws, func(a, b chart.Value) int { return cmp.Compare(b.Number, a.Number) })
@@ -127,7 +130,7 @@ func healthOf(p api.AuditedPartition) int {
 	return 2
 }
 
-// oldest returns the oldest of the partitions' times, nil if one of them has none.
+// oldest returns the oldest time that `of` gives for a partition; nil if a partition has none.
 func oldest(all []api.AuditedPartition, of func(api.AuditedPartition) *time.Time) (found *time.Time) {
 	for _, p := range all {
 		at := of(p)

@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// Audit has violations of two laws, and a partition without a leader.
+// Audit returns a state with violations of two laws, and with a partition that has no leader.
 func (f *fakeBackend) Audit(context.Context) (api.AuditState, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,7 +78,7 @@ func TestAudit(t *testing.T) {
 	require.Nil(t, unaudited.LookedAt)
 }
 
-// An open page looks for lost jobs only now and then, because that may read many dead letters.
+// An open page searches the dead letters for lost jobs at most once per lostInterval.
 func TestAuditLooksForLostJobsRarely(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// every returns a function that reads at most once per interval, and has the last data in between.
-// Only one goroutine may use it.
+// every returns a function that calls read at most once per interval, and otherwise returns the
+// data of the last call. Only one goroutine may use it.
 func every(interval time.Duration, read func(context.Context) (any, error)) func(context.Context) (any, error) {
 	var last any
 	var readAt time.Time
@@ -24,11 +24,11 @@ func every(interval time.Duration, read func(context.Context) (any, error)) func
 	}
 }
 
-// maxAnswers is how many answers are kept of one kind of question.
+// maxAnswers is the highest number of entries in one cache. A cache that has more is cleared.
 const maxAnswers = 100
 
-// cache keeps answers to expensive questions for one interval. All pages and readers share them.
-// Concurrent calls that find no fresh answer each read it. A full cache is cleared.
+// cache stores the answers to expensive reads, each for one interval. All pages and readers share
+// it. Concurrent calls for an answer that is not fresh all read it.
 type cache[T any] struct {
 	interval time.Duration
 	mu       sync.Mutex
@@ -44,7 +44,8 @@ func newCache[T any](interval time.Duration) *cache[T] {
 	return &cache[T]{interval: interval, all: map[string]answer[T]{}}
 }
 
-// get returns the answer to a question, which read gives if none is kept. Errors are not kept.
+// get returns the cached answer to question if it is fresh. Otherwise it calls read and caches the
+// answer. It does not cache errors.
 func (c *cache[T]) get(question string, read func() (T, error)) (T, error) {
 	c.mu.Lock()
 	last, ok := c.all[question]

@@ -26,9 +26,9 @@ import (
 
 const (
 	root = "/ui"
-	// readTimeout is the longest time that a page waits for its session and its data together.
+	// readTimeout limits the time of a page: to check the session and to read the data, together.
 	readTimeout = 5 * time.Second
-	// actionTimeout is the longest time for an action. It goes on when the browser leaves.
+	// actionTimeout limits the time of an action. An action continues when the browser disconnects.
 	actionTimeout = 30 * time.Second
 	maxForm       = 256 << 10 // bytes of a form without a file
 )
@@ -47,11 +47,12 @@ type Options struct {
 	Log      *slog.Logger // nil: nothing is logged
 	Secure   bool         // browsers reach the console over https alone
 	TLS      bool         // this process ends TLS
-	// TraceURL is the URL of traces, in which {trace_id}, {group} and {ordinal} are replaced.
-	// "": pages have no links to traces.
+	// TraceURL is the URL of a job's trace, with the placeholders {trace_id}, {group} and
+	// {ordinal}. "": pages have no links to traces.
 	TraceURL string
 	NoAPI    bool // the console's address does not serve the API
-	// Closing ends when the server stops. nil: event streams end only with their clients.
+	// Closing is a context that ends when the server stops, which ends event streams. nil: they end
+	// only when their clients disconnect.
 	Closing context.Context //nolint:containedctx // the server's, not a call's
 }
 
@@ -118,7 +119,8 @@ func New(o Options) *Console {
 	return c
 }
 
-// policy is the content security policy of all answers: nothing but what this server sends.
+// policy is the Content-Security-Policy header of all answers: a page may load and call only what
+// this server itself serves.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
 	"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
@@ -141,7 +143,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // open is the scope of pages for everyone who has logged in.
 const open auth.Scope = "open"
 
-// page is a page of the console. Its data is read again for each request.
+// page is an entry of the table of pages. Its data is read again for each request.
 type page struct {
 	path  string                              // below /ui, a pattern of http.ServeMux
 	nav   string                              // its name in the navigation; "": it is not there
@@ -155,7 +157,8 @@ type view struct {
 	title string
 	data  any
 	topic string // what the page follows live, see topics; "": nothing
-	// refused is why a form of the page was not accepted. nil: no form was sent.
+	// refused says why a form that was sent to this page was refused, and what was typed into it.
+	// nil: no form was refused.
 	refused *refusal
 }
 
@@ -165,15 +168,15 @@ type action struct {
 	scope auth.Scope // what its users must be allowed to do
 	file  bool       // the form may have a file, which do reads as it arrives
 	do    func(ctx context.Context, r *http.Request) (to string, err error)
-	// show stands in place of do if the answer is a page that is there only once, such as one with
-	// a secret.
+	// show is called in place of do if the answer is a page that can't be loaded again, such as the
+	// secret of a new key.
 	show func(ctx context.Context, r *http.Request) (view, error)
-	// page reads the page that has the form. It is shown with what was typed if the form is not
-	// accepted. nil: people type nothing into the form.
+	// page reads the page on which the form is. If the form is refused, this page is the answer,
+	// with the text that was typed. nil: the form has no fields to type into.
 	page func(r *http.Request) (view, error)
 }
 
-// allPages is the table of pages. The navigation has them in this order.
+// allPages returns the table of pages. The navigation shows them in this order.
 func (c *Console) allPages() []page {
 	groups, submit := groupPages{c.Backend}, submitPage{c.store, c.Decoder}
 	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
@@ -231,13 +234,13 @@ func (c *Console) allActions() []action {
 	return all
 }
 
-// hasPage reports whether there is a page with this path pattern, so that pages link only to pages
-// that exist.
+// hasPage reports whether the console has a page with this path pattern. Templates call it, so that
+// they link only to pages that exist.
 func (c *Console) hasPage(path string) bool {
 	return slices.ContainsFunc(c.pages, func(p page) bool { return p.path == path })
 }
 
-// inTime gives a request readTimeout as the deadline of all that it reads.
+// inTime wraps a handler: the context of each request ends after readTimeout.
 func inTime(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
@@ -246,8 +249,8 @@ func inTime(serve http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// authorized serves a page or an action for those who may use it. The context of serve has the
-// principal.
+// authorized wraps the handler of a page or an action. It calls serve only for callers with the
+// right scope, with the principal in the context. Others are sent to the login or get an error.
 func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.HandlerFunc {
 	if scope == "" {
 		panic("a page or an action has no scope")
@@ -278,8 +281,8 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 
 var errForbidden = fmt.Errorf("this page or action: %w", api.ErrNotAllowed)
 
-// servePage answers with a page. While Redis is away or does not answer in time, it shows what the
-// page has shown last.
+// servePage returns the handler of a page. While Redis is away or does not answer in time, it shows
+// the last data of this page that a reader with the same rights has seen.
 func (c *Console) servePage(p page) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v, err := p.view(r)
@@ -304,13 +307,15 @@ func (c *Console) servePage(p page) http.HandlerFunc {
 	}
 }
 
-// redirectError makes a page send the browser to another path of the console.
+// redirectError is an error by which the view of a page makes the browser go to another path of the
+// console.
 type redirectError string
 
 func (e redirectError) Error() string { return "redirect to " + string(e) }
 
-// serveAction carries out an action, and sends the browser to the page that shows its effect, or
-// shows a page that is there only once. An action that has begun goes on when the browser leaves.
+// serveAction returns the handler of an action. It carries out the action and redirects the browser
+// to the page that shows the effect, or answers with the page of show. An action that has begun
+// continues when the browser disconnects.
 func (c *Console) serveAction(a action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		p, _ := auth.From(r.Context())
@@ -377,7 +382,7 @@ func parseForm(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// inputError says which input of a form or of a query is wrong.
+// inputError is the error for a form field or query parameter with a wrong value.
 type inputError struct{ field, problem string }
 
 func (e *inputError) Error() string { return e.field + " " + e.problem }
@@ -386,7 +391,7 @@ func invalid(field, problem string, args ...any) error {
 	return &inputError{field, fmt.Sprintf(problem, args...)}
 }
 
-// pathID returns an id in the path. Another text can't be an id, so there is no such object.
+// pathID returns the id in the path. If the text can't be an id, the error is api.ErrNotFound.
 func pathID(r *http.Request, name string) (string, error) {
 	id := r.PathValue(name)
 	if !api.ValidID(id) {

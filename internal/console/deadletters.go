@@ -20,7 +20,7 @@ const (
 	maxPayloadText = 4000 // bytes of a payload, or of a message, that a list shows
 )
 
-// letterPages show jobs and messages that nobody works on any more.
+// letterPages serves two pages: dead letters, and rejected messages.
 type letterPages struct{ backend httpapi.Backend }
 
 // deadLettersData is the data of the page of dead letters.
@@ -61,8 +61,9 @@ func (p letterPages) openDeadLetters(_ context.Context, arg string) (func(contex
 // minute is the form of a time in the form of the page.
 const minute = "2006-01-02T15:04"
 
-// readDeadLetters returns a function that reads the page of dead letters which a query asks for,
-// and the valid parameters of the query, which name the page's live topic.
+// readDeadLetters parses the query of the list of dead letters. It returns a function that reads
+// this page of the list, and the valid parameters of the query, which are part of the name of the
+// page's live topic.
 func (p letterPages) readDeadLetters(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
@@ -111,7 +112,8 @@ func (p letterPages) readDeadLetters(q url.Values) (
 	}, filter, nil
 }
 
-// add appends letters and counts their codes. The links of the codes keep the filters.
+// add appends dead letters to the page, and counts them by code. The link of each code has the
+// page's other filters.
 func (d *deadLettersData) add(letters []api.DeadLetter, filters url.Values) {
 	counts := map[string]int64{}
 	for _, letter := range letters {
@@ -134,7 +136,7 @@ func (d *deadLettersData) add(letters []api.DeadLetter, filters url.Values) {
 	}
 }
 
-// payloadText returns a payload as people read it, "" if there is none.
+// payloadText returns a payload as indented JSON, cut to maxPayloadText; "" if there is none.
 func payloadText(payload json.RawMessage) string {
 	if len(payload) == 0 {
 		return ""
@@ -158,7 +160,8 @@ type rejectedData struct {
 	First    bool
 }
 
-// rejected shows messages that ingest has refused, with their data only if the reader asks for it.
+// rejected serves the page of messages that ingest has rejected. It shows their data only if the
+// query asks for it.
 func (p letterPages) rejected(r *http.Request) (view, error) {
 	return listOf(p.readRejected).view(r, view{name: "rejected", title: "Rejected messages", topic: "rejected"})
 }
@@ -167,8 +170,9 @@ func (p letterPages) openRejected(_ context.Context, arg string) (func(context.C
 	return listOf(p.readRejected).open(arg, listInterval)
 }
 
-// readRejected returns a function that reads the page of messages which a query asks for, and the
-// valid parameters of the query, which name the page's live topic.
+// readRejected parses the query of the list of rejected messages. It returns a function that reads
+// this page of the list, and the valid parameters of the query, which are part of the name of the
+// page's live topic.
 func (p letterPages) readRejected(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {

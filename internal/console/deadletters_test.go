@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// DeadLetters has a letter of each of two tenants, and shows payloads as the store does.
+// DeadLetters returns one dead letter of each of two tenants. As the real store does, it shows
+// payloads only to principals who may see them.
 func (f *fakeBackend) DeadLetters(ctx context.Context, q httpapi.DeadLetterQuery) (l api.DeadLetterList, err error) {
 	filters := ""
 	for name, value := range map[string]string{"code": q.Code, "tenant": q.Tenant, "group": q.Group, "type": q.Type} {
@@ -101,7 +102,7 @@ func TestDeadLetters(t *testing.T) {
 	require.Contains(t, w.get("/ui/dead-letters").Body.String(), "Redis does not answer")
 }
 
-// The page keeps its filters: in the form, in its links, and in the live topic.
+// A page of dead letters has its filters in the form, in its links, and in the live topic.
 func TestDeadLetterFilters(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -147,8 +148,8 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.Contains(t, w.page("/ui/dead-letters?group=g").text, "No dead letter fits the filters.")
 }
 
-// Open pages of dead letters, rejected messages and jobs follow them. Rows keep their ids while
-// others come before them.
+// Open pages of dead letters, rejected messages and jobs are updated live. A row's HTML id does not
+// change when newer rows come before it.
 func TestLettersLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

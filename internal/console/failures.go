@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// failuresPage shows what the failed jobs of a group have in common.
+// failuresPage serves the page that counts the failed jobs of a group by code and by fingerprint.
 type failuresPage struct{ *Console }
 
 // failuresData is the data of the page.
@@ -23,10 +23,11 @@ type failuresData struct {
 	Codes   []api.FailureCode
 }
 
-// Estimated reports whether the numbers of fingerprints are estimates.
+// Estimated reports whether the counts of fingerprints are estimates, because the summary looked
+// only at a part of the failed jobs.
 func (d failuresData) Estimated() bool { return d.Summary.Seen < d.Summary.Total }
 
-// Others is the number of failed jobs with codes that the summary leaves out.
+// Others is the number of failed jobs whose codes the summary does not list.
 func (d failuresData) Others() int64 {
 	n := d.Summary.Total
 	for _, c := range d.Summary.Codes {
@@ -59,7 +60,7 @@ func (p failuresPage) view(r *http.Request) (view, error) {
 	return view{name: "failures", title: "Failures of " + id, data: d}, nil
 }
 
-// codeOf returns the error code in a query or a form; "" for any.
+// codeOf returns the error code in a query or a form; "": jobs with any code.
 func codeOf(q url.Values) (string, error) {
 	code := q.Get("code")
 	if len(code) > httpapi.MaxCodeLength {
@@ -70,9 +71,9 @@ func codeOf(q url.Values) (string, error) {
 
 const downloadPage = 1000 // failed jobs that are read at once
 
-// download answers with the failed jobs as NDJSON, page by page, so that a large group takes little
-// memory, and that a session that ends in between gets no more. Before the first page, an error is
-// answered with a page of HTML. Later an error breaks the connection, so that a part of the failed
+// download answers with the failed jobs as NDJSON. It reads page by page, so that a large group
+// takes little memory, and checks the session for each page. An error before the first page is
+// answered with a page of HTML. A later error breaks the connection, so that a part of the failed
 // jobs is not mistaken for all.
 func (p failuresPage) download(w http.ResponseWriter, r *http.Request) {
 	id, err := pathID(r, "id")

@@ -92,7 +92,7 @@ func TestFailures(t *testing.T) {
 	require.Contains(t, w.get("/ui/groups/failed-1/failures").Body.String(), "Redis does not answer")
 }
 
-// Both the page and the download keep to the rights of their readers.
+// The page and the download are served only to principals with the right scope and tenant.
 func TestFailuresAccess(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/ui/groups/failed-1/failures", "/ui/groups/failed-1/failures.ndjson"} {
@@ -128,7 +128,7 @@ func TestFailuresDownload(t *testing.T) {
 	require.Empty(t, answer.Header().Get("Content-Disposition"))
 }
 
-// A download that can't go on breaks, instead of looking complete.
+// After an error, a download breaks the connection, so that it does not look complete.
 func TestFailuresDownloadBreaks(t *testing.T) {
 	t.Parallel()
 	for name, breaks := range map[string]func(w *testConsole){

@@ -31,7 +31,7 @@ const hostile = "\"><script>alert(1)</script>{{.}}javascript:alert(1)\u202e'`"
 
 var created = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// fakeBackend has a few groups. Calls that a test does not expect panic.
+// fakeBackend is a backend in memory with a few groups. Methods that it does not implement panic.
 type fakeBackend struct {
 	httpapi.Backend // nil
 
@@ -44,7 +44,7 @@ type fakeBackend struct {
 	queries []httpapi.ListQuery
 	refuse  error // of Append
 	sound   bool  // the audit finds no violation
-	// afterPage is called after the first page of failed jobs was read. nil: nothing is.
+	// afterPage, unless nil, is called after the first page of failed jobs was read.
 	afterPage func()
 	mapReads  int
 	stages    []api.StageStatus // beside those that newFake has
@@ -301,7 +301,7 @@ func (s *fakeSessions) End(_ context.Context, token string) error {
 	return s.err
 }
 
-// The principals of fakeKeys. The token of each is its key id.
+// Principals of the API keys in fakeKeys. The token of each key is its key id.
 var (
 	admin    = auth.Principal{KeyID: "admin", Role: auth.Admin, Payloads: true}
 	operator = auth.Principal{KeyID: "operator", Role: auth.Operator, Payloads: true}
@@ -312,7 +312,7 @@ var (
 	service  = auth.Principal{KeyID: "service", Role: auth.Service}
 )
 
-// testConsole is a console in a test. Without who, there is no login.
+// testConsole is a console over fake stores. A console from newTestConsole asks for no login.
 type testConsole struct {
 	*testing.T
 	backend  *fakeBackend
@@ -331,7 +331,7 @@ func newTestConsole(t *testing.T) *testConsole {
 	return w
 }
 
-// as returns a console with a login, and somebody who has logged in.
+// as returns a console that asks for a login, with a session of the principal who.
 func as(t *testing.T, who auth.Principal) *testConsole {
 	w := &testConsole{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, sessions: &fakeSessions{all: map[string]auth.Principal{}}, keyStore: newKeyStore()}
 	w.keys = &fakeKeys{keys: map[string]auth.Principal{}}
@@ -418,7 +418,7 @@ func attribute(n *html.Node, name string) string {
 	return ""
 }
 
-// actions returns the paths of the page's forms that change something.
+// actions returns the paths to which the page's POST forms are sent.
 func (d document) actions() (paths []string) {
 	for _, form := range d.all("form") {
 		if attribute(form, "method") == "post" {

@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// The page keeps its filters: in the form, in the link of the next page, and in the live topic.
+// A list of groups has its filters in the form, in the link of the next page, and in the live
+// topic.
 func TestGroupFilters(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

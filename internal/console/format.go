@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// functions are the functions of templates. traceURL is the URL of traces, with placeholders.
+// functions returns the functions that templates may call. traceURL is Options.TraceURL.
 func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 	return template.FuncMap{
 		"asset":        assetPath,
@@ -38,8 +38,8 @@ func functions(hasPage func(string) bool, traceURL string) template.FuncMap {
 	}
 }
 
-// traceLink replaces the placeholders in the URL of traces. It returns "" without an URL, and if a
-// value is needed that is empty.
+// traceLink returns traceURL with the placeholders replaced. It returns "" if traceURL is empty, or
+// if the value of one of its placeholders is.
 func traceLink(to, group, ordinal, id string) string {
 	values := map[string]string{"{group}": group, "{ordinal}": ordinal, "{trace_id}": id}
 	for name, value := range values {
@@ -53,7 +53,7 @@ func traceLink(to, group, ordinal, id string) string {
 	return to
 }
 
-// count writes a whole number, or the number that a pointer points to, with commas.
+// count formats a whole number, or the one that a pointer points to, with commas between thousands.
 func count(n any) string {
 	text := fmt.Sprint(reflect.Indirect(reflect.ValueOf(n)))
 	sign := ""
@@ -66,7 +66,7 @@ func count(n any) string {
 	return sign + text
 }
 
-// decimal writes a number with as many digits as people need: 0.25, 7.5, 1,234.
+// decimal formats a number, with fewer decimals the larger it is: 0.25, 7.5, 1,234.
 func decimal(x float64) string {
 	switch size := math.Abs(x); {
 	case math.IsNaN(x) || math.IsInf(x, 0):
@@ -89,7 +89,7 @@ func trimZeros(text string) string {
 	return text
 }
 
-// percent writes the part of a whole. It is 100% and 0% only if that is exact.
+// percent formats part as a percentage of whole. A rounded value is never 0% or 100%.
 func percent(part, whole int64) string {
 	switch {
 	case whole <= 0:
@@ -106,7 +106,7 @@ func percent(part, whole int64) string {
 	return fmt.Sprintf("%.1f%%", max(p, 0.1))
 }
 
-// duration writes seconds as a duration with at most two units.
+// duration formats a number of seconds, with at most two units, such as 3 min 5 s.
 func duration(seconds float64) string {
 	switch {
 	case seconds < 0 || math.IsNaN(seconds) || seconds > 1e9:
@@ -137,7 +137,7 @@ func twoUnits(a int64, unit string, b int64, smaller string) string {
 	return fmt.Sprintf("%d %s %d %s", a, unit, b, smaller)
 }
 
-// plainTime writes a time for people. Scripts replace it by the time since then.
+// plainTime formats a time in UTC. The script of the page replaces it by the time since then.
 func plainTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
 func plural(n any, one, many string) string {
@@ -147,7 +147,7 @@ func plural(n any, one, many string) string {
 	return count(n) + " " + many
 }
 
-// expected returns how many jobs a group has, or will have if that was announced.
+// expected returns the number of jobs that the group has, or its announced total if that is larger.
 func expected(g api.Group) int64 {
 	if g.Total != nil {
 		return max(*g.Total, g.Counts.Accepted)
@@ -162,8 +162,8 @@ func sum(numbers ...int64) (total int64) {
 	return total
 }
 
-// pick makes a map of its arguments, names and values by turns, so that a template can pass several
-// values to another one.
+// pick returns a map of its arguments, which are names and values in turn. A template needs it to
+// pass several values to another template.
 func pick(pairs ...any) (map[string]any, error) {
 	if len(pairs)%2 != 0 {
 		return nil, fmt.Errorf("pick: %d arguments: give names and values by turns", len(pairs))
@@ -175,8 +175,8 @@ func pick(pairs ...any) (map[string]any, error) {
 	return m, nil
 }
 
-// notices are what pages say after an action. The query names one of them, so that no link can make
-// the console say something else. %s is a number.
+// notices are the texts that a page shows after an action. The query parameter done has only the
+// key of a text, so that no link can make the console show another text. %s is a number of groups.
 var notices = map[string]string{
 	"pause":          "The group is paused: none of its jobs starts any more.",
 	"resume":         "The group goes on.",
@@ -208,8 +208,8 @@ var notices = map[string]string{
 		"the rest.",
 }
 
-// noticeOf returns the notice that a query asks for; "" for none. failed counts the groups that an
-// action on several could not change.
+// noticeOf returns the notice that the query names; "" for none. It adds how many of the ticked
+// groups did not take the command (parameter failed).
 func noticeOf(q url.Values) string {
 	text := notices[q.Get("done")]
 	if !strings.Contains(text, "%s") {
@@ -241,7 +241,7 @@ func idOf(q url.Values, name string) (string, error) {
 	return id, nil
 }
 
-// choiceOf returns an optional choice between true and false in the query of a list.
+// choiceOf returns the parameter of this name, which is true or false; nil if it is absent.
 func choiceOf(q url.Values, name string) (*bool, error) {
 	switch q.Get(name) {
 	case "":
@@ -254,7 +254,7 @@ func choiceOf(q url.Values, name string) (*bool, error) {
 	return nil, invalid(name, "must be true or false")
 }
 
-// dayOf returns an optional day in the query of a list, the zero time if there is none.
+// dayOf returns the parameter of this name, which is a date; the zero time if it is absent.
 func dayOf(q url.Values, name string) (day time.Time, err error) {
 	text := q.Get(name)
 	if text == "" {
@@ -266,7 +266,8 @@ func dayOf(q url.Values, name string) (day time.Time, err error) {
 	return day, nil
 }
 
-// nextPage returns the path of the next page of a list, "" if there is none.
+// nextPage returns the link to the next page of a list: path with the query q and the cursor. It
+// returns "" if cursor is "", because then this page is the last one.
 func nextPage(path string, q url.Values, cursor string) string {
 	if cursor == "" {
 		return ""

@@ -25,7 +25,8 @@ const (
 	failedShown  = 10
 	failedPages  = 5  // pages of jobs among which failed ones are looked for
 	valuesShown  = 12 // counts of an aggregate, and error codes
-	// whyInterval is how often an open page asks why a group is waiting, and for failed jobs.
+	// whyInterval is how often an open page of a group reads why it is waiting, and its failed
+	// jobs.
 	whyInterval = 2 * time.Second
 )
 
@@ -76,7 +77,8 @@ func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Cont
 	return p.reader(id), nil
 }
 
-// reader returns a function that reads a group. What costs more is read less often.
+// reader returns a function that reads the data of a group's page: the group on each call,
+// expensive parts such as the reason why it waits less often.
 func (p groupPages) reader(id string) func(context.Context) (any, error) {
 	var why *api.Why
 	var failed []api.Job
@@ -113,7 +115,8 @@ func (p groupPages) reader(id string) func(context.Context) (any, error) {
 	}
 }
 
-// failedJobs returns some failed jobs of a group. In a large group it does not look at all jobs.
+// failedJobs returns up to failedShown failed jobs of a group. It reads only a few pages of jobs,
+// so in a large group it may miss some.
 func (p groupPages) failedJobs(ctx context.Context, id string) (failed []api.Job, err error) {
 	q := httpapi.JobQuery{State: "failed", Limit: failedShown}
 	for range failedPages {
@@ -152,7 +155,8 @@ func newGroupData(g api.Group, complete bool) groupData {
 	return d
 }
 
-// values returns the numbers of jobs by state, in the order and the colors of the console.
+// values returns the counts of a group's jobs as chart values, in the order and with the CSS
+// classes that all charts of the console use.
 func values(n api.Counts) []chart.Value {
 	return []chart.Value{
 		{Name: "done", Class: "done", Number: n.Done}, {Name: "failed", Class: "failed", Number: n.Failed},
@@ -163,7 +167,7 @@ func values(n api.Counts) []chart.Value {
 	}
 }
 
-// steps returns the states that a group has reached, in the order of their times.
+// steps returns the states that a group has reached, sorted by time.
 func steps(times map[string]time.Time) (all []step) {
 	for status, at := range times {
 		all = append(all, step{Status: status, At: at})
@@ -182,7 +186,7 @@ func steps(times map[string]time.Time) (all []step) {
 	return all
 }
 
-// largest returns the largest values, and how many there are beside them.
+// largest returns the valuesShown largest values, and the number of the others.
 func largest(values []chart.Value) (some []chart.Value, more int) {
 	slices.SortFunc(values, func(a, b chart.Value) int {
 		return cmp.Or(cmp.Compare(b.Number, a.Number), cmp.Compare(a.Name, b.Name))
@@ -191,8 +195,8 @@ func largest(values []chart.Value) (some []chart.Value, more int) {
 	return values[:n], len(values) - n
 }
 
-// aggregate is a value that was computed from the results of a group's jobs. One of its forms is
-// set.
+// aggregate is the template data of one value in a group's aggregate. Only one form is set: Number,
+// Text, Counts or Histogram.
 type aggregate struct {
 	Name      string
 	Number    string           // a number
@@ -210,7 +214,8 @@ type named struct{ Name, Text string }
 
 const maxAggregateText = 2000 // bytes of an aggregate that is shown as JSON
 
-// newAggregate finds out which form an aggregate has. A reducer of the user may make any JSON.
+// newAggregate chooses the form in which the page shows an aggregate, by its JSON. A custom reducer
+// may return any JSON.
 func newAggregate(name string, text json.RawMessage) aggregate {
 	a := aggregate{Name: name}
 	var n float64
@@ -243,7 +248,8 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 	return a
 }
 
-// distribution shows numbers that are the result of the operation distribution.
+// distribution sets the form of a distribution if numbers has the fields of one, and reports
+// whether it has.
 func (a *aggregate) distribution(numbers map[string]float64) bool {
 	var names []string
 	var values []float64
@@ -299,8 +305,8 @@ func (p groupPages) openJob(ctx context.Context, arg string) (func(context.Conte
 	return read, nil
 }
 
-// ordinalOf returns the ordinal of a job in a path. Another text can't be one, so there is no such
-// job.
+// ordinalOf returns the ordinal of a job from a path. If the text is no ordinal, the error is
+// api.ErrNotFound.
 func ordinalOf(group, text string) (int64, error) {
 	ordinal, err := strconv.ParseUint(text, 10, 63)
 	if err != nil {
@@ -318,7 +324,7 @@ func (p groupPages) readJob(ctx context.Context, group string, ordinal int64) (j
 	return d, err
 }
 
-// indented returns JSON with line breaks. Its values stay as they are.
+// indented returns JSON with line breaks and indentation. It does not change values.
 func indented(text json.RawMessage) string {
 	var b bytes.Buffer
 	if json.Indent(&b, text, "", "  ") != nil {
@@ -327,7 +333,7 @@ func indented(text json.RawMessage) string {
 	return b.String()
 }
 
-// goToJob sends the browser to the job whose ordinal or key is in the query.
+// goToJob redirects the browser to the page of the job whose ordinal or key is in the query.
 func (p groupPages) goToJob(r *http.Request) (view, error) {
 	id, err := pathID(r, "id")
 	if err != nil {

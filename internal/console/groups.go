@@ -19,7 +19,7 @@ const (
 	maxTicked  = 50 // groups of one action
 )
 
-// statuses are the states of groups that the list can be filtered by.
+// statuses are the states of groups by which the list can be filtered.
 var statuses = []api.Status{
 	api.StatusCreated, api.StatusDispatched, api.StatusRunning, api.StatusAggregating, api.StatusCompleted,
 	api.StatusFailed, api.StatusCancelled,
@@ -50,8 +50,9 @@ func (p groupPages) list(r *http.Request) (view, error) {
 	return listOf(p.readList).view(r, view{name: "groups", title: "Groups", topic: "groups"})
 }
 
-// openList returns what reads a list of groups. Only the first page of all groups is read each
-// time: a read of another list may look at thousands of groups.
+// openList returns the function that reads the live data of a list of groups. It reads the
+// unfiltered first page each time, and any other page once per listInterval, because that may look
+// at thousands of groups.
 func (p groupPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
 	interval := listInterval
 	if arg == "" {
@@ -60,8 +61,9 @@ func (p groupPages) openList(_ context.Context, arg string) (func(context.Contex
 	return listOf(p.readList).open(arg, interval)
 }
 
-// readList returns a function that reads the page of groups which a query asks for, and the valid
-// parameters of the query, which name the page's live topic.
+// readList parses the query of the list of groups. It returns a function that reads this page of
+// the list, and the valid parameters of the query, which are part of the name of the page's live
+// topic.
 func (p groupPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
@@ -125,8 +127,8 @@ func (p groupPages) commands() map[string]command {
 	}
 }
 
-// controlSome carries out a command on the ticked groups. A group whose state does not allow the
-// command does not stop the others.
+// controlSome carries out a command on the groups that were ticked in the list. If a group's state
+// does not allow the command, the other groups still get it.
 func (p groupPages) controlSome(ctx context.Context, r *http.Request) (string, error) {
 	name, ids := r.PostForm.Get("command"), r.PostForm["id"]
 	do := p.commands()[name]
@@ -169,7 +171,7 @@ func (p groupPages) controlSome(ctx context.Context, r *http.Request) (string, e
 	return to.String(), nil
 }
 
-// control returns an action that carries out a command on one group.
+// control returns an action that carries out a command on the group in the path.
 func (p groupPages) control(name string) func(context.Context, *http.Request) (string, error) {
 	return func(ctx context.Context, r *http.Request) (string, error) {
 		id, err := pathID(r, "id")

@@ -19,14 +19,14 @@ import (
 const (
 	guardsPage   = 50
 	membersShown = 100
-	// guardsInterval is how often an open list of guards is read: that goes over keys of Redis. A
-	// guard with more than manyMembers is not read more often either.
+	// guardsInterval is how often an open list of guards is read, because a read searches the keys
+	// of Redis. The page of a guard with more than manyMembers members is read as seldom.
 	guardsInterval = 5 * time.Second
 	manyMembers    = 1000
 	notClosed      = "not_closed" // the filter for members whose breaker is not closed
 )
 
-// memberStates are what the members of a guard can be filtered by.
+// memberStates are the values by which the members of a guard can be filtered.
 var memberStates = []string{"free", "cooling", "busy", "off", notClosed}
 
 // guardPages show guards, and control their members.
@@ -49,8 +49,9 @@ func (p guardPages) openList(_ context.Context, arg string) (func(context.Contex
 	return listOf(p.readList).open(arg, guardsInterval)
 }
 
-// readList returns a function that reads the page of guards which a query asks for, and the valid
-// parameters of the query, which name the page's live topic.
+// readList parses the query of the list of guards. It returns a function that reads this page of
+// the list, and the valid parameters of the query, which are part of the name of the page's live
+// topic.
 func (p guardPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
@@ -94,10 +95,11 @@ func (g guardData) Size(state string) int { return g.sizes[state] }
 // Leases is the number of leases of all members.
 func (g guardData) Leases() int64 { return g.leases }
 
-// Filtered reports whether members may be left out because of the filters.
+// Filtered reports whether the page has a filter for members.
 func (g guardData) Filtered() bool { return g.State+g.Prefix != "" }
 
-// Limit is the limit of a member in words. Members may have limits of their own.
+// Limit describes the rate limit that members have by default, such as "10 in any 1 s". A member
+// may have its own limit.
 func (g guardData) Limit() string {
 	window := duration(float64(g.Spec.WindowMS) / 1000)
 	switch g.Spec.Limiter {
@@ -119,8 +121,8 @@ func (g guardData) Policy() string {
 		plural(g.Spec.Successes, "success", "successes"))
 }
 
-// HasBreaker reports whether a member has a breaker. One of the member's own is known only after a
-// failure.
+// HasBreaker reports whether a member is known to have a breaker: from the guard's spec, or because
+// the member has had failures. A member's own breaker without failures is not known.
 func (g guardData) HasBreaker(m api.GuardMember) bool {
 	return g.Spec.Failures > 0 || m.Failures > 0 || m.Breaker != "closed"
 }
@@ -139,8 +141,8 @@ func (p guardPages) guard(r *http.Request) (view, error) {
 	return view{name: "guard", title: "Guard " + name, data: data, topic: topic}, err
 }
 
-// guardName returns the name of a guard as KIND/NAME. Another text can't be a name, so there is no
-// such guard.
+// guardName checks the name of a guard from the path, and returns it as KIND/NAME. If the text
+// can't be a name, the error is api.ErrNotFound.
 func guardName(text string) (string, error) {
 	kind, rest, ok := guard.ParseName(text)
 	if !ok {
@@ -169,8 +171,8 @@ func (p guardPages) openGuard(ctx context.Context, arg string) (func(context.Con
 	return seldomIfLarge(read), nil
 }
 
-// seldomIfLarge returns a function that reads a guard once in guardsInterval while it has more than
-// manyMembers.
+// seldomIfLarge wraps read, which reads a guard: it calls read only once per guardsInterval while
+// the guard has more than manyMembers members.
 func seldomIfLarge(read func(context.Context) (any, error)) func(context.Context) (any, error) {
 	seldom, large := every(guardsInterval, read), false
 	return func(ctx context.Context) (any, error) {
@@ -186,8 +188,8 @@ func seldomIfLarge(read func(context.Context) (any, error)) func(context.Context
 	}
 }
 
-// reader returns a function that reads a guard, and the part of the query that chooses the members
-// which the page shows.
+// reader returns a function that reads the guard with this name, and the valid parameters of the
+// query that filter its members.
 func (p guardPages) reader(name string, q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
@@ -225,7 +227,7 @@ func (p guardPages) reader(name string, q url.Values) (
 	}, chosen(map[string]string{"state": state, "prefix": prefix}), nil
 }
 
-// control does with a member what the button says that was pressed.
+// control carries out the action of the pressed button on the guard's member in the path.
 func (p guardPages) control(ctx context.Context, r *http.Request) (string, error) {
 	name, err := guardName(r.PathValue("name"))
 	if err != nil {

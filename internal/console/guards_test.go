@@ -139,7 +139,7 @@ func TestGuard(t *testing.T) {
 	require.Contains(t, w.get("/ui/guards/pool%2Fsmtp").Body.String(), "Redis does not answer")
 }
 
-// formsTo returns the actions of the forms that change something below a path.
+// formsTo returns the paths below path to which the page's POST forms are sent.
 func formsTo(d document, path string) (found []string) {
 	for _, action := range d.actions() {
 		if strings.HasPrefix(action, path) {
@@ -149,7 +149,8 @@ func formsTo(d document, path string) (found []string) {
 	return found
 }
 
-// buttons returns the questions before actions, by the ids of their buttons.
+// buttons returns, by the id of each button, the question that the page asks before the action; ""
+// for none.
 func buttons(d document) map[string]string {
 	all := map[string]string{}
 	for _, b := range d.all("button") {
@@ -160,7 +161,8 @@ func buttons(d document) map[string]string {
 	return all
 }
 
-// The actions that fit a member's state; those that end something ask first, and name it.
+// A member has the buttons that fit its state. An action that ends something asks first, and names
+// what it ends.
 func TestGuardButtons(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -176,7 +178,7 @@ func TestGuardButtons(t *testing.T) {
 	require.NotContains(t, buttons(w.page("/ui/guards/lock%2Freport")), "open-1", "a lock has no breaker")
 }
 
-// Each action is carried out once, and recorded; only admins may do it.
+// Each action is carried out once and recorded in the activity log. Only admins may do it.
 func TestGuardActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -210,7 +212,8 @@ func TestGuardActions(t *testing.T) {
 	}
 }
 
-// Pages follow guards, with their filters. One that is costly to read is read seldom.
+// The open pages of guards are updated live, with their filters. The page of a large guard is read
+// less often.
 func TestGuardTopics(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

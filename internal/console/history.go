@@ -11,11 +11,11 @@ import (
 
 const (
 	historyWidth, historyHeight = 600, 190
-	// historyPoints is the most points of a line, so that a chart takes few bytes.
+	// historyPoints bounds the points of a chart's line, so that the chart takes few bytes.
 	historyPoints = 60
-	// historyFresh is the age up to which the newest point says what happens now.
+	// historyFresh: a newest point that is at most this old counts as the present rate.
 	historyFresh = time.Minute
-	// failedHours is for how long the jobs are counted that have failed.
+	// failedHours is the time for which the overview counts the jobs that have failed.
 	failedHours = time.Hour
 )
 
@@ -37,7 +37,8 @@ type line struct {
 	value       func(api.HistoryPoint) float64
 }
 
-// historyRates and historyJobs are the lines of the two charts, in the colors of the console.
+// historyRates and historyJobs list the lines of the two charts: name, CSS class, and the value of
+// a point.
 var (
 	historyRates = []line{
 		{"accepted", "edge", func(p api.HistoryPoint) float64 { return p.Accepted }},
@@ -53,7 +54,8 @@ var (
 	}
 )
 
-// newHistoryView shows the last minutes of a history that has at least an hour.
+// newHistoryView returns the view of the last `minutes` of a history. h must have at least the last
+// hour, because failed jobs are counted over that time.
 func newHistoryView(h api.History, minutes int, now time.Time) historyView {
 	var v historyView
 	if len(h.Points) == 0 {
@@ -97,14 +99,16 @@ func newHistoryView(h api.History, minutes int, now time.Time) historyView {
 	return v
 }
 
-// column is the points of a history that a line shows as one. No points: a gap.
+// column is one point of a chart's line: the average of several points of the history. A column
+// without points is a gap in the line.
 type column struct {
 	at     time.Time
 	points []api.HistoryPoint
 }
 
-// columnsOf groups the points after from into columns of equal length, about historyPoints at most.
-// A gap that is longer than one column and longer than three steps gets a single empty column.
+// columnsOf groups the points after from into columns of equal duration, about historyPoints of
+// them. A gap in the history that is longer than one column and longer than three steps gets a
+// single column without points.
 func columnsOf(points []api.HistoryPoint, from time.Time, step time.Duration) (all []column) {
 	first := slices.IndexFunc(points, func(p api.HistoryPoint) bool { return p.T.After(from) })
 	if first < 0 || step <= 0 {

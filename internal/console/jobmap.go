@@ -10,12 +10,12 @@ import (
 
 const (
 	mapBuckets = 500
-	// mapInterval is how often an open page reads the map of a group: the store reads the states of
-	// all jobs for it, and keeps them for as long.
+	// mapInterval is how often an open page of a group reads the map of its jobs. The store reads
+	// the states of all jobs for a map, and caches the map for the same time.
 	mapInterval = 2 * time.Second
 )
 
-// jobMap is the map of a group's jobs: their states by ordinal.
+// jobMap is a chart of a group's jobs: each column shows the states of a range of ordinals.
 type jobMap struct {
 	Jobs  int64
 	Last  int64 // the last ordinal
@@ -23,7 +23,8 @@ type jobMap struct {
 	Chart chart.Map
 }
 
-// mapReader returns a function that reads the map of a group, nil while it has no jobs.
+// mapReader returns a function that reads the map of a group at most once per mapInterval; nil
+// while the group has no jobs.
 func (p groupPages) mapReader(id string) func(context.Context) (*jobMap, error) {
 	var last *jobMap
 	var readAt time.Time

@@ -22,7 +22,8 @@ const (
 	maxFormID  = 64   // bytes of the name of a form
 )
 
-// keysPage shows API keys without their secrets, creates keys and revokes them.
+// keysPage serves the page of API keys: it lists keys without their secrets, creates keys and
+// revokes them.
 type keysPage struct{ *Console }
 
 // keysData is the data of the page of API keys.
@@ -36,8 +37,8 @@ type keysData struct {
 	First    bool   // this is the first page
 }
 
-// FormID names a copy of the form, so that the form creates one key. Each rendering has its own,
-// also one of the data that an outage of Redis shows.
+// FormID returns a new random id for each rendering of the form. A form that is sent twice creates
+// one key, and two copies of the form create two, even if an outage shows the same data in both.
 func (keysData) FormID() string { return rand.Text() }
 
 type keyRow struct {
@@ -87,8 +88,8 @@ func (c keysPage) list(r *http.Request) (view, error) {
 var errKeysOff = fmt.Errorf("the console asks for no keys (BULKACTION_AUTH=off), so it does not manage them: %w",
 	api.ErrConflict)
 
-// create creates the key that a form asks for, and shows its secret. The answer is the only one
-// that has it.
+// create creates the API key that the form describes, and returns the page with its secret. No
+// later page shows the secret.
 func (c keysPage) create(ctx context.Context, r *http.Request) (view, error) {
 	if c.KeyStore == nil {
 		return view{}, errKeysOff

@@ -130,8 +130,8 @@ func formIDOf(d document) string {
 	return ""
 }
 
-// The secret of a new key is in one answer, once. The form creates one key, however often it is
-// sent.
+// Only the answer to the form has the secret of a new key. The form creates one key, however often
+// it is sent.
 func TestCreateKey(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -220,7 +220,7 @@ func TestRevokeKey(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, w.post("/ui/keys/a%20b/revoke", nil).Code)
 }
 
-// Without keys, the page names the command, and changes nothing.
+// If the API asks for no keys, the page names the command that creates one, and has no forms.
 func TestKeysOff(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

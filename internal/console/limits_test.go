@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// Requests and bodies of a session count as those of its API key do.
+// The requests of a session, and the bodies that it sends, count towards the limits of its API key.
 func TestLimitsOfKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := as(t, acme)

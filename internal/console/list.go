@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-// listOf returns a function that reads the list which a query asks for, and the valid parameters of
-// the query, which name the page's live topic.
+// listOf is a function that parses the query of a list. It returns a function that reads this page
+// of the list, and the valid parameters of the query, which are part of the name of the page's live
+// topic.
 type listOf func(q url.Values) (read func(context.Context) (any, error), filter url.Values, err error)
 
-// view reads the list that a request asks for. v has the rest of the page, with the kind of its
-// topic.
+// view fills in v, whose topic is only the name of a topic: it reads the data for the query of r,
+// and adds the valid parameters to the topic.
 func (l listOf) view(r *http.Request, v view) (view, error) {
 	read, filter, err := l(r.URL.Query())
 	if err != nil {
@@ -23,7 +24,8 @@ func (l listOf) view(r *http.Request, v view) (view, error) {
 	return v, err
 }
 
-// open returns what reads the list of a topic, at most once per interval.
+// open returns the function that reads the live data of a list, at most once per interval. arg is
+// the part of the topic behind the colon: the parameters of the list.
 func (l listOf) open(arg string, interval time.Duration) (func(context.Context) (any, error), error) {
 	q, err := url.ParseQuery(arg)
 	if err != nil {

@@ -27,16 +27,17 @@ const (
 	tryAgain        = 5 * time.Second // what a browser waits if it gets no stream
 )
 
-// topic is a kind of things that pages follow. Its name is the part before the colon of the
-// parameter topics, and what is behind it is the argument of open.
+// topic is an entry of the table of topics: a kind of data that open pages follow. The query
+// parameter topics of an event stream is NAME:ARGUMENT, with the argument of open.
 type topic struct {
 	scope auth.Scope
 	page  string // the template whose live regions are sent
 	group bool   // read twice a second, and limited in number
 	many  bool   // limited in number, together with groups
-	// open checks the argument for the principal of ctx, and returns what reads the data.
+	// open checks the argument for the principal of ctx, and returns the function that reads the
+	// data.
 	open func(ctx context.Context, arg string) (read func(context.Context) (any, error), err error)
-	// check refuses requests for a further reason. nil: there is none.
+	// check, unless nil, refuses a request for a reason beyond its scope.
 	check func(r *http.Request) error
 }
 
@@ -69,8 +70,8 @@ func (c *Console) topics() map[string]topic {
 	return all
 }
 
-// live serves event streams with the live regions of pages. All readers of a topic who see the same
-// data share one poller and the same bytes.
+// live serves the event streams that send the live regions of open pages. All readers of a topic
+// who see the same data share one poller and the same encoded bytes.
 type live struct {
 	console *Console
 	topics  map[string]topic
@@ -92,7 +93,8 @@ func newLive(c *Console) *live {
 	}
 }
 
-// regions is the result of one poll, encoded as frames and shared by all streams of the topic.
+// regions has the live regions that one poll rendered, as events that all streams of the topic
+// share.
 type regions struct {
 	number  int    // sequence number of this change
 	frame   []byte // all live regions
@@ -100,7 +102,8 @@ type regions struct {
 	last    bool   // the subject of the page is gone: the stream ends
 }
 
-// serve streams the live regions of a page. The topic is one, because a page has one.
+// serve answers with the event stream of one page. A request has exactly one topic, because a page
+// has only one.
 func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
 		w.Header().Set("Allow", http.MethodGet)
@@ -191,8 +194,8 @@ func plainError(w http.ResponseWriter, status int, text string, err error) {
 	http.Error(w, text, status)
 }
 
-// follow sends what viewer gets until ctx ends: all regions to a viewer that is new or has missed a
-// change, otherwise those that have changed.
+// follow sends events to the client of viewer until ctx ends. A client that is new or has missed a
+// change gets all live regions, any other client only those that have changed.
 func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*regions]) error {
 	for sent := 0; ; {
 		found, changed, err := viewer.Next()
@@ -215,9 +218,10 @@ func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*re
 	}
 }
 
-// enter counts a stream of an API key and of a limited topic until leave is called. Readers who see
-// different data of a topic count as readers of different topics, because each reads it. An empty
-// name is not counted.
+// enter counts an open event stream for an API key and for a topic with a limit, until leave is
+// called. It returns an error if there are too many. limited is the name of topic and data: readers
+// who see different data of a topic count as readers of different topics, because their data is
+// read separately. An empty name is not counted.
 func (l *live) enter(key, limited string) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -246,7 +250,7 @@ func (l *live) enter(key, limited string) (leave func(), err error) {
 }
 
 // whileValid returns a context that ends when the request's session or its API key is not valid any
-// more. A write to a client that does not read ends then, too. The caller must call end.
+// more. Then it also interrupts a write to a client that does not read. The caller must call end.
 func (l *live) whileValid(
 	ctx context.Context, w http.ResponseWriter, r *http.Request,
 ) (_ context.Context, end func()) {
@@ -284,8 +288,8 @@ func (l *live) whileValid(
 	}
 }
 
-// poll returns a function that reads a topic for a principal who reaches the API at address, and
-// renders the live regions. They have changed if their text has.
+// poll returns a function that reads a topic with the rights of who and renders the live regions;
+// address is the one of the API in command lines. A region has changed if its HTML has.
 func (l *live) poll(
 	t topic, who auth.Principal, address string, read func(context.Context) (any, error),
 ) livefeed.Poll[*regions] {
@@ -331,7 +335,7 @@ func (l *live) poll(
 	}
 }
 
-// renderRegions returns the HTML of the live regions of a page by their ids.
+// renderRegions returns the HTML of a page's live regions, by their element ids.
 func (c *Console) renderRegions(
 	page string, who auth.Principal, address string, data any,
 ) (map[string]string, error) {
@@ -347,7 +351,7 @@ func (c *Console) renderRegions(
 	return html, nil
 }
 
-// eventOf returns an event of the stream with live regions by their ids.
+// eventOf encodes a server-sent event: its name, and as JSON the HTML of live regions by their ids.
 func eventOf(name string, html map[string]string) []byte {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "event: %s\ndata: ", name)

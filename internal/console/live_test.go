@@ -54,7 +54,7 @@ func (w *testConsole) follow(server, topic, cookie string) *stream {
 	return s
 }
 
-// next returns the next event; ok is false at the end of the stream.
+// next returns the next event of the stream; ok is false at the end of the stream.
 func (s *stream) next() (event string, data map[string]string, ok bool) {
 	s.Helper()
 	for s.lines.Scan() {
@@ -81,8 +81,8 @@ func (s *stream) until(want func(event string, data map[string]string) bool) {
 	}
 }
 
-// A stream begins with all live regions of the page, which have the same text as in the page, and
-// goes on with each change.
+// A stream begins with all live regions of the page, with the same text as in the page. Then it
+// sends each change.
 func TestStream(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -170,7 +170,8 @@ func TestStreamsAreOfTheirReaders(t *testing.T) {
 	require.NotContains(t, fmt.Sprint(data), "failed-1")
 }
 
-// Many readers of a topic cost the reads of one, and when the last one leaves, nothing is read.
+// A topic is read as often for many readers as for one. After the last reader has left, nothing is
+// read.
 func TestReadersShareReads(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -190,7 +191,8 @@ func TestReadersShareReads(t *testing.T) {
 		_, _, ok := s.next()
 		require.True(t, ok)
 	}
-	// One read for each reader checks that the group exists for it; the others are the poller's.
+	// The handler reads the group once for each reader, to check that it exists for this reader.
+	// The other reads are the shared poller's.
 	require.LessOrEqual(t, reads()-len(all), 3+int(time.Since(began)/(500*time.Millisecond)))
 	for _, s := range all {
 		s.close()
@@ -202,7 +204,7 @@ func TestReadersShareReads(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// The streams of an API key, and the groups that a process follows, have limits.
+// There are limits for the open streams of an API key, and for the groups that one process follows.
 func TestStreamLimits(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -254,7 +256,7 @@ func TestStreamLimits(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, answered.Code)
 }
 
-// A stream ends when its key is revoked, when its session ends, and when the server stops.
+// A stream ends when its API key is revoked, when its session ends, and when the server stops.
 func TestStreamsEnd(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(w *testConsole, token string){
@@ -286,8 +288,8 @@ func TestStreamsEnd(t *testing.T) {
 	}
 }
 
-// Only the first page of all groups is read each second: reads of other lists cost more. Readers
-// who see different data of a list count as readers of different lists.
+// Only the unfiltered first page of groups is read each second, because reads of other lists cost
+// more. Readers who see different data of a list count as readers of different topics.
 func TestListsOfGroupsAreReadSeldom(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

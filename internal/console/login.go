@@ -16,21 +16,23 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth/session"
 )
 
-// Sessions are the sessions of people who have logged in. Package session implements it.
+// Sessions stores the sessions of people who have logged in. Package session implements it.
 type Sessions interface {
 	Create(ctx context.Context, p auth.Principal) (token string, err error)
-	// Find returns the principal of a session. Its errors are those of package session.
+	// Find returns the principal of a session. request: the call counts as a use, which keeps the
+	// session alive. The errors are those of package session.
 	Find(ctx context.Context, token string, request bool) (auth.Principal, error)
 	End(ctx context.Context, token string) error
-	// FirstUse reports whether a form with this name is sent for the first time.
+	// FirstUse reports whether a form with this id is sent for the first time. The id counts as
+	// used afterwards.
 	FirstUse(ctx context.Context, form string) (first bool, err error)
 }
 
 // errNoSession says that a request has no valid session.
 var errNoSession = errors.New("log in to see this")
 
-// cookieName returns the name of the session's cookie. With the prefix __Host- browsers accept the
-// cookie only over https, for this host alone.
+// cookieName returns the name of the session's cookie. Over https it has the prefix __Host-, with
+// which browsers accept the cookie only over https and only for this host.
 func (c *Console) cookieName() string {
 	if c.Secure {
 		return "__Host-bulkaction"
@@ -38,11 +40,13 @@ func (c *Console) cookieName() string {
 	return "bulkaction"
 }
 
-// pollHeader marks a request that the script of an open page makes by itself.
+// pollHeader is the header of requests that an open page's script makes by itself, without an
+// action of the user.
 const pollHeader = "X-Bulkaction-Poll"
 
-// principal returns the context of a request with its principal. Unless the request comes by itself
-// from an open page, it counts as a use of the session.
+// principal returns the context of a request with the principal of its session. With request, it
+// counts as a use of the session, which keeps the session alive, unless the script of an open page
+// sent it by itself.
 func (c *Console) principal(r *http.Request, request bool) (context.Context, error) {
 	if c.Keys == nil {
 		return auth.Trust(r.Context()), nil
@@ -65,8 +69,8 @@ func (c *Console) principal(r *http.Request, request bool) (context.Context, err
 	return auth.With(r.Context(), p), nil
 }
 
-// countRequest counts a request among those of its API key, together with those that the API gets.
-// It returns a problem of package httpapi if the key has made too many.
+// countRequest counts a console request towards the rate limit of the session's API key, which
+// requests to the API share. It returns a problem of package httpapi if the key has made too many.
 func countRequest(w http.ResponseWriter, p auth.Principal) error {
 	if answer, ok := w.(interface{ CountRequest(p auth.Principal) error }); ok {
 		return answer.CountRequest(p)
@@ -74,7 +78,8 @@ func countRequest(w http.ResponseWriter, p auth.Principal) error {
 	return nil // no server of package httpapi serves the request
 }
 
-// askForLogin sends a browser without a session to the login, and from there back to its page.
+// askForLogin redirects a browser without a session to the login page, which later leads back to
+// the page that it asked for.
 func askForLogin(w http.ResponseWriter, r *http.Request) {
 	to := root + "/login"
 	if r.Method == http.MethodGet && r.URL.Path != root+"/" {
@@ -83,7 +88,7 @@ func askForLogin(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, to, http.StatusSeeOther)
 }
 
-// loginPage begins and ends sessions, and keeps what belongs to the browser.
+// loginPage serves the login and the logout, and stores the theme in a cookie.
 type loginPage struct{ *Console }
 
 // loginForm is the data of the page of the login.
@@ -101,7 +106,8 @@ func (c loginPage) showForm(w http.ResponseWriter, r *http.Request, status int, 
 	c.render(w, r, status, view{name: "login", title: "Log in", data: form}, time.Time{})
 }
 
-// begin begins a session of the API key in the form. A session that the browser has already ends.
+// begin starts a session for the API key that was typed into the form. If the browser already has a
+// session, that one ends.
 func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 	if c.Keys == nil {
 		http.Redirect(w, r, root+"/", http.StatusSeeOther)
@@ -155,7 +161,8 @@ func (c loginPage) begin(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, form.Next, http.StatusSeeOther)
 }
 
-// end ends the session of the browser. If Redis is away, the browser forgets it all the same.
+// end serves the logout. If Redis is away, the session can't be ended there, but the browser's
+// cookie is deleted all the same.
 func (c loginPage) end(w http.ResponseWriter, r *http.Request) {
 	if cookie, err := r.Cookie(c.cookieName()); err == nil && c.Sessions != nil {
 		if err := c.Sessions.End(r.Context(), cookie.Value); err != nil {
@@ -166,8 +173,8 @@ func (c loginPage) end(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, root+"/login", http.StatusSeeOther)
 }
 
-// setCookie sets a cookie that scripts can't read and other sites can't cause to be sent. Without a
-// lifetime it deletes the cookie.
+// setCookie sets a cookie that scripts can't read and that browsers don't send with requests of
+// other sites. Lifetime 0 deletes the cookie.
 func (c loginPage) setCookie(w http.ResponseWriter, name, value string, lifetime time.Duration) {
 	age := int(lifetime.Seconds())
 	if age == 0 {
@@ -179,8 +186,8 @@ func (c loginPage) setCookie(w http.ResponseWriter, name, value string, lifetime
 	})
 }
 
-// safeNext returns where a browser goes after the login: a path of the console, whatever the link
-// to the login says.
+// safeNext returns the path to which a browser goes after the login. It is always a path of the
+// console, so that a link to the login can't send people to another site.
 func safeNext(next string) string {
 	home := root + "/"
 	u, err := url.Parse(next)
@@ -212,7 +219,7 @@ func themeOf(r *http.Request) string {
 	return themes[0]
 }
 
-// setTheme stores the theme in the browser. It needs no session.
+// setTheme stores the chosen theme in a cookie. It needs no session.
 func (c loginPage) setTheme(w http.ResponseWriter, r *http.Request) {
 	if err := parseForm(w, r); err != nil {
 		c.fail(w, r, err)

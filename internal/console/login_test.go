@@ -79,7 +79,7 @@ func TestLoginFails(t *testing.T) {
 	require.Empty(t, answer.Header().Get("Set-Cookie"))
 }
 
-// Over https the cookie has the prefix that binds it to this host.
+// Over https the name of the session's cookie has the prefix that binds it to this host.
 func TestSecureCookie(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -116,7 +116,7 @@ func TestSessionsAway(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, w.post("/ui/logout", nil).Code, "the browser forgets the session all the same")
 }
 
-// What an open page asks by itself, as a poll or over an event stream, does not keep its session
+// Requests that an open page makes by itself, polls and event streams, do not keep its session
 // alive.
 func TestOpenPagesDoNotUseSessions(t *testing.T) {
 	t.Parallel()
@@ -134,8 +134,8 @@ func TestOpenPagesDoNotUseSessions(t *testing.T) {
 	require.Contains(t, string(assets["app.js"].text), `"`+pollHeader+`"`)
 }
 
-// The session and the data of a page have one deadline together. A page whose data does not come in
-// time shows what it has shown last.
+// One deadline covers both the check of the session and the data of a page. If the data does not
+// come in time, the page shows its last data.
 func TestOneDeadlineForAPage(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)

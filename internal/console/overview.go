@@ -19,13 +19,13 @@ const (
 	overviewGroups  = 8
 	overviewTenants = 10
 	overviewMinutes = 60 // of the history, unless the query says it
-	// seldomInterval is how often the overview reads what changes seldom, or costs more: the
-	// history has a point each 10 s, the watchers look at tenants and audit no more often, and the
-	// newest failures may be among many groups.
+	// seldomInterval is how often the overview reads what changes slowly or is expensive: the
+	// history has one point in 10 s, the watchers update busiest tenants and audit no more often,
+	// and to find the newest failed groups may need a look at many groups.
 	seldomInterval = 10 * time.Second
 )
 
-// historyRanges are the lengths of the history that the overview shows.
+// historyRanges are the lengths of the history among which the reader of the overview can choose.
 var historyRanges = []historyRange{{15, "15 min"}, {60, "1 h"}, {360, "6 h"}, {1440, "24 h"}}
 
 type historyRange struct {
@@ -33,7 +33,7 @@ type historyRange struct {
 	Name    string
 }
 
-// overviewPage shows the system as a whole. All its readers share what it reads seldom.
+// overviewPage serves the overview of the system. Its caches are shared by all readers.
 type overviewPage struct {
 	backend  httpapi.Backend
 	history  *cache[historyView]
@@ -49,7 +49,7 @@ func newOverviewPage(b httpapi.Backend) *overviewPage {
 	}
 }
 
-// overviewData is the data of the overview. What the reader may not see is nil.
+// overviewData is the template data of the overview. Fields that the reader may not see are nil.
 type overviewData struct {
 	Stats    *api.Stats
 	Load     api.TypeStats // the sum over all types
@@ -87,7 +87,7 @@ func (p *overviewPage) open(_ context.Context, arg string) (func(context.Context
 	return func(ctx context.Context) (any, error) { return p.read(ctx, minutes) }, err
 }
 
-// minutesOf returns the length of the history that a query asks for.
+// minutesOf parses the parameter minutes: one of historyRanges.
 func minutesOf(text string) (int, error) {
 	if text == "" {
 		return overviewMinutes, nil
@@ -177,7 +177,7 @@ func (d *overviewData) summarize(s api.Stats) {
 	}
 }
 
-// summarizeAudit fills in what the overview shows of the audit.
+// summarizeAudit fills in the fields of the overview that show the audit.
 func (d *overviewData) summarizeAudit(a api.AuditState) {
 	d.Audit = &a
 	d.Laws, d.Open = openLaws(a)
@@ -192,7 +192,8 @@ func (d overviewData) Limit() string {
 	return fmt.Sprintf("%s in %s", count(max(1, l.RPS*l.WindowMS/1000)), duration(float64(l.WindowMS)/1000))
 }
 
-// AcceptedPerSecond and EndedPerSecond are rates of the newest point of the history.
+// AcceptedPerSecond and EndedPerSecond return the present rates of jobs, from the newest point of
+// the history; "–" if it is too old.
 func (d overviewData) AcceptedPerSecond() string {
 	return d.now(func(p api.HistoryPoint) float64 { return p.Accepted })
 }
@@ -211,11 +212,12 @@ func (d overviewData) now(value func(api.HistoryPoint) float64) string {
 // tenantLoad is a tenant with what it gets of its share.
 type tenantLoad struct {
 	api.Tenant
-	// Got is how many of its jobs end in the time of one window, on average of the last seconds.
+	// Got is the number of the tenant's jobs that end per window of the rate limit, averaged over
+	// the last seconds.
 	Got float64
 }
 
-// GotOfLimit says how much the tenant has got of its limit, in words.
+// GotOfLimit returns Got and the tenant's limit as text, such as "7.5 of 10".
 func (t tenantLoad) GotOfLimit() string {
 	return decimal(t.Got) + " of " + count(t.Window.Limit)
 }
@@ -229,7 +231,7 @@ func loadsOf(tenants []api.Tenant) []tenantLoad {
 	return all
 }
 
-// pauseType returns an action that pauses a type, or lets it go on.
+// pauseType returns an action that pauses a type or resumes it.
 func pauseType(
 	do func(context.Context, string) error, done string,
 ) func(context.Context, *http.Request) (string, error) {

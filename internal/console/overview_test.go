@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// History has a point each 10 s of the last five minutes, and failures only in the newest two.
+// History returns a point for each 10 s of the last five minutes. Only the newest two points have
+// failed jobs.
 func (f *fakeBackend) History(_ context.Context, minutes int) (h api.History, err error) {
 	err = f.call("history %d", minutes)
 	f.mu.Lock()
@@ -36,8 +37,8 @@ func (f *fakeBackend) History(_ context.Context, minutes int) (h api.History, er
 	return h, err
 }
 
-// BusiestTenants has more than enough tenants. The second one borrows permits, the third has no
-// limit.
+// BusiestTenants returns more tenants than the overview shows. The second one borrows permits, the
+// third has no limit.
 func (f *fakeBackend) BusiestTenants(ctx context.Context, limit int) (l api.TenantList, err error) {
 	err = f.call("busiest %d", limit)
 	f.mu.Lock()
@@ -60,7 +61,7 @@ func (f *fakeBackend) BusiestTenants(ctx context.Context, limit int) (l api.Tena
 	return l, err
 }
 
-// callsOf returns the calls of the backend that begin with a word.
+// callsOf returns the recorded calls of the backend whose first word is the given one.
 func (f *fakeBackend) callsOf(word string) (found []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -149,7 +150,8 @@ func TestOverviewOfTheAudit(t *testing.T) {
 	require.Contains(t, show(api.AuditState{}).text, "Audit – not all partitions were looked at")
 }
 
-// Who sees which figures of the system. A key of a tenant sees none.
+// Each role sees the figures to which it has the right. The key of a tenant sees no figures of the
+// whole system.
 func TestOverviewRights(t *testing.T) {
 	t.Parallel()
 	own := auth.Principal{KeyID: "own", Role: auth.Reader, Tenant: "acme"}
@@ -181,8 +183,8 @@ func TestOverviewRights(t *testing.T) {
 	}
 }
 
-// What changes seldom is read seldom, by all pages, topics and readers together, and is sent only
-// when it changes.
+// Slowly changing data is read once in seldomInterval for all pages, topics and readers together.
+// Open pages get it only when it has changed.
 func TestOverviewReadsLittle(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -241,7 +243,8 @@ func TestHistoryView(t *testing.T) {
 		require.Less(t, len(html["history"]), 24_000, minutes)
 	}
 
-	// An hour of 1 failure/s, and a gap of 10 minutes, whose failures the point behind it has.
+	// A history of about an hour with 1 failure/s and a gap of 10 minutes. The point after the gap
+	// counts the failures in the gap.
 	h := api.History{StepSeconds: 10}
 	for i := range 370 {
 		if i < 100 || i >= 160 {

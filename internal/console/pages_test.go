@@ -59,8 +59,8 @@ func logins(t *testing.T) []document {
 	return []document{parse(t, w.get("/ui/login").Body.String()), parse(t, w.post("/ui/login", url.Values{"key": {"x"}}).Body.String())}
 }
 
-// Users' texts are shown literally, and pages have nothing that the policy of the page would
-// refuse.
+// Texts from users are shown literally. Pages contain nothing that their Content-Security-Policy
+// would block.
 func TestPagesAreSafe(t *testing.T) {
 	t.Parallel()
 	for _, path := range paths {
@@ -92,7 +92,7 @@ func TestPagesAreSafe(t *testing.T) {
 	}
 }
 
-// Pages have what people need who do not see them, or have no mouse.
+// Pages have what people need who use a screen reader or no mouse.
 func TestPagesAreAccessible(t *testing.T) {
 	t.Parallel()
 	all := map[string]document{}
@@ -210,7 +210,7 @@ func TestHeaders(t *testing.T) {
 	require.Equal(t, "max-age=31536000", w.get("/ui/").Header().Get("Strict-Transport-Security"))
 }
 
-// What a role sees in the navigation, and which forms it gets.
+// What each role sees in the navigation, and which forms it gets.
 func TestRoles(t *testing.T) {
 	t.Parallel()
 	nav := func(d document) (names []string) {
@@ -346,15 +346,15 @@ func TestGroup(t *testing.T) {
 	require.Contains(t, asks, "Run 100 failed jobs of failed-1 again.")
 }
 
-// A reader without payloads sees no results and errors: the store leaves them out, and the page
-// says so.
+// A reader without the right to payloads sees no results and error texts: the store leaves them
+// out, and the page says so.
 func TestWithoutPayloads(t *testing.T) {
 	t.Parallel()
 	require.Contains(t, as(t, reader).page("/ui/groups/failed-1/jobs/7").text, "Your key does not show results and error texts.")
 	require.NotContains(t, as(t, operator).page("/ui/groups/failed-1/jobs/7").text, "Your key does not")
 }
 
-// Actions are recorded, with the principal, before they are carried out.
+// Actions are recorded in the activity log, with the principal, before they are carried out.
 func TestActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -412,7 +412,7 @@ func TestBulkActions(t *testing.T) {
 	require.True(t, strings.HasPrefix(answer.Header().Get("Location"), "/ui/groups?"))
 }
 
-// While Redis is away, a page shows what it has shown last, and says so.
+// While Redis is away, a page shows its last data, and says how old it is.
 func TestRedisAway(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -435,7 +435,7 @@ func TestRedisAway(t *testing.T) {
 	require.NotContains(t, answer.Body.String(), "secret")
 }
 
-// What others have seen is not shown to readers with less rights.
+// While Redis is away, a page never shows data that only a reader with more rights has seen.
 func TestLastViewsArePrivate(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -465,7 +465,7 @@ func upload(w *testConsole, fields map[string]string, name, text string) *httpte
 	return w.do(r)
 }
 
-// A file becomes a group that is paused until all of it is stored.
+// A submitted file becomes a group, which stays paused until the whole file is stored.
 func TestSubmit(t *testing.T) {
 	t.Parallel()
 	fields := map[string]string{"type": "NOOP", "id": "g1", "tenant": "acme"}
@@ -490,8 +490,8 @@ func TestSubmit(t *testing.T) {
 	}
 }
 
-// Forms that an outage shows to several readers are different ones, so that no file is taken for
-// the repetition of another.
+// If an outage makes a page show old data to several readers, each copy of the form still gets its
+// own id, so that no file counts as a repetition of another one.
 func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -504,7 +504,7 @@ func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
 	require.NotEqual(t, first, second)
 }
 
-// A file with a mistake becomes no group, and the page names the line.
+// A file with a wrong line creates no group, or its group is cancelled. The page names the line.
 func TestSubmitRefuses(t *testing.T) {
 	t.Parallel()
 	good := map[string]string{"type": "NOOP", "id": "g1"}
@@ -565,7 +565,8 @@ func TestNumbers(t *testing.T) {
 
 func nan() float64 { z := 0.0; return z / z }
 
-// A refused action leads back to its page, which is not always the overview.
+// The error page of a refused action links back to the page of the action, or to the overview if
+// there is none.
 func TestWayBackFromARefusedForm(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -583,7 +584,7 @@ func TestWayBackFromARefusedForm(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/ui/events?topics=overview", nil)).Code)
 }
 
-// The overview and the page of a tenant explain the words that they use, without a script.
+// The overview and the page of a tenant explain their terms, without a script.
 func TestWordsAreExplained(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -28,7 +28,7 @@ type referenceData struct {
 	NoAPI   bool   // this address does not serve the API
 }
 
-// host is what a Host header has if it is safe in a command line.
+// host matches a Host header that is safe to show in a command line.
 var host = regexp.MustCompile(`^[A-Za-z0-9.\[\]:_-]+$`)
 
 func (c referencePage) view(r *http.Request) (view, error) {
@@ -40,8 +40,8 @@ func (c referencePage) view(r *http.Request) (view, error) {
 	return view{name: "reference", title: "API", data: d}, nil
 }
 
-// address returns the URL by which a browser reaches the console, and the API if it is
-// served there.
+// address returns the URL by which the browser reaches the console. The API has the same address if
+// this process serves it.
 func (c *Console) address(r *http.Request) string {
 	scheme := "http://"
 	if c.Secure || c.TLS {
@@ -53,8 +53,8 @@ func (c *Console) address(r *http.Request) string {
 	return scheme + r.Host
 }
 
-// apiOption returns the value of the option --api in command lines; "" if the option can be left
-// out, because the API has the address that the command line has by default.
+// apiOption returns the value that command lines need for --api; "" if they need none, because the
+// API's address is the default of the command line.
 func (c *Console) apiOption(r *http.Request) string {
 	if c.NoAPI {
 		return "URL"
@@ -82,7 +82,7 @@ func (d referenceData) Curl(c apiCall) string {
 	return line + " '" + d.Address + c.sample + "'"
 }
 
-// reference is the API's OpenAPI document as the page shows it.
+// reference is the API's OpenAPI document as data of the template.
 type reference struct {
 	Tags    []apiTag
 	Schemas []apiSchema
@@ -132,7 +132,8 @@ type apiAnswer struct {
 	Type   apiType
 }
 
-// apiSchema is a named schema: an object with fields, or another type.
+// apiSchema is a named schema of the document: an object, which has Fields, or another type, which
+// has Type.
 type apiSchema struct {
 	Name   string
 	Text   prose
@@ -140,8 +141,8 @@ type apiSchema struct {
 	Fields []apiField
 }
 
-// theReference is read once, when somebody looks at it for the first time. That takes some
-// milliseconds, which processes that nobody looks at don't spend.
+// theReference parses the OpenAPI document at the first call, because that takes some milliseconds
+// and most processes never show it.
 var theReference = sync.OnceValues(func() (*reference, error) {
 	doc, err := openapi3.NewLoader().LoadFromData(httpapi.OpenAPI())
 	if err != nil {

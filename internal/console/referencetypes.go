@@ -11,7 +11,8 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 )
 
-// prose is a text of the OpenAPI document. What it has in backticks is code.
+// prose is a text of the OpenAPI document, divided into plain parts and code (in backticks in the
+// document).
 type prose []prosePart
 
 type prosePart struct {
@@ -28,7 +29,7 @@ func proseOf(text string) (all prose) {
 	return all
 }
 
-// apiType says what a value is. Parts that are names of schemas are links.
+// apiType is the text of a type, in parts. A part that is the name of a schema becomes a link.
 type apiType []typePart
 
 type typePart struct {
@@ -41,8 +42,7 @@ func plainType(text string) apiType { return apiType{{Text: text}} }
 // refOf returns the name of the schema that s refers to, or "" if s is an inline schema.
 func refOf(s *openapi3.SchemaRef) string { return s.Ref[strings.LastIndexByte(s.Ref, '/')+1:] }
 
-// typeOf returns the type of a value. The schema of a component, which has a name, describes it
-// in place.
+// typeOf returns the type of a value, as a reference if the schema has a name.
 func typeOf(ref *openapi3.SchemaRef) apiType {
 	switch {
 	case ref == nil || ref.Value == nil:
@@ -129,8 +129,8 @@ func limitsOf(s *openapi3.Schema) string {
 
 func number(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 
-// fieldsOf returns the fields of an object, the required ones first. The fields of an inline object
-// follow it, with dotted names such as links.openapi.
+// fieldsOf returns the fields of an object, the required ones first. A field that is an inline
+// object is followed by the fields of that object, with dotted names such as links.openapi.
 func fieldsOf(within string, s *openapi3.Schema) (all []apiField) {
 	names := slices.Clone(s.Required)
 	for _, name := range sortedNames(s.Properties) {
@@ -167,7 +167,8 @@ func sortedNames(all openapi3.Schemas) []string {
 	return names
 }
 
-// sampleOf returns a body that fits a schema: its example, or JSON with the required fields.
+// sampleOf returns an example body of a call: the example of the schema, or else JSON with the
+// required fields.
 func sampleOf(ref *openapi3.SchemaRef) string {
 	if text, ok := ref.Value.Example.(string); ok {
 		line, _, _ := strings.Cut(text, "\n")

@@ -10,15 +10,15 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// refusal is why a form was not accepted, and what its user had typed.
+// refusal says why a form was refused, and what was typed into it.
 type refusal struct {
 	failure
 	values url.Values
 	cause  error // of a form that a page itself has refused, which has what was typed; nil: there is values
 }
 
-// formError is an error with the fields of a form that http.Request does not have, because the form
-// has a file.
+// formError is an error with the values of the form's fields. Forms with a file need it, because
+// http.Request has not parsed their fields.
 type formError struct {
 	fields map[string]string
 	err    error
@@ -27,9 +27,9 @@ type formError struct {
 func (e *formError) Error() string { return e.err.Error() }
 func (e *formError) Unwrap() error { return e.err }
 
-// refuse answers a form that was not accepted. The answer is the page of the form, with the problem
-// and with what was typed, so that nobody has to type it again. If there is no such page, or it
-// can't be read, the answer is the page of the error. A chosen file is lost: browsers keep none.
+// refuse answers a form that was not accepted. It shows the page of the form again, with the
+// problem and with what was typed. If the form has no page, or the page can't be read, it answers
+// with an error page. A chosen file must be chosen again, because browsers do not keep it.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err error) {
 	if a.page == nil || errors.Is(err, api.ErrNotFound) {
 		c.fail(w, r, err)
@@ -59,15 +59,16 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err e
 	c.renderRefused(w, r, v, values, err)
 }
 
-// renderRefused answers with a page whose form was not accepted. The page does not follow live
-// data: that would load it again without what was typed.
+// renderRefused answers with the page of the form that was refused. It makes the page static: an
+// update would replace what was typed.
 func (c *Console) renderRefused(w http.ResponseWriter, r *http.Request, v view, values url.Values, err error) {
 	f, status := c.failureOf(w, r, err)
 	v.topic, v.refused = "", &refusal{failure: f, values: values}
 	c.render(w, r, status, v, time.Time{})
 }
 
-// Refused says why the form of the page was not accepted; nil: no form was sent.
+// Refused returns why the form that was sent to this page was refused; nil: no form was refused.
+// The layout shows it as an error.
 func (f frame) Refused() *failure {
 	if f.refused == nil {
 		return nil
@@ -75,7 +76,8 @@ func (f frame) Refused() *failure {
 	return &f.refused.failure
 }
 
-// Value returns what was typed into a field of a form that was not accepted, otherwise value.
+// Value returns the initial value of a form's field: what was typed if the form was refused,
+// otherwise value.
 func (f frame) Value(name, value string) string {
 	if f.refused == nil || !f.refused.values.Has(name) {
 		return value

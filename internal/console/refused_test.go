@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// typed returns what the forms of a page have in their fields, by name.
+// typed returns the values of the page's form fields, by name.
 func (d document) typed() map[string]string {
 	values := map[string]string{}
 	for _, e := range d.all("") {
@@ -38,8 +38,9 @@ func (d document) typed() map[string]string {
 	return values
 }
 
-// refused reads the answer to a form that is not accepted: the page of the form, with the problem
-// and with what was typed. The page does not follow live data, and is not kept for an outage.
+// refused checks and parses the answer to a refused form: the page of the form, with the problem
+// and with what was typed, without a live topic. It also checks that an outage would not show this
+// page.
 func refused(t *testing.T, answer *httptest.ResponseRecorder, status int, problem string, want url.Values) document {
 	t.Helper()
 	require.Equal(t, status, answer.Code, answer.Body.String())
@@ -83,7 +84,7 @@ func TestRefusedFormsKeepWhatWasTyped(t *testing.T) {
 	preview := url.Values{"rps": {"x"}, "weight": {"3"}, "base_priority": {"7"}}
 	refused(t, w.get("/ui/tenants/acme?preview=true&"+preview.Encode()), http.StatusUnprocessableEntity, "rps", preview)
 
-	// A form that was sent before gets another id, and the rest of what was typed.
+	// A form that was sent before comes back with a new id, and with what was typed.
 	good := url.Values{"form_id": {"a"}, "role": {"metrics"}, "name": {"mine"}}
 	require.Equal(t, http.StatusOK, w.post("/ui/keys", good).Code)
 	d := refused(t, w.post("/ui/keys", good), http.StatusConflict, "was sent before", url.Values{"name": {"mine"}, "role": {"metrics"}})
@@ -93,8 +94,8 @@ func TestRefusedFormsKeepWhatWasTyped(t *testing.T) {
 	require.NotContains(t, answer.Body.String(), `id="refused"`, "there is no page of such an event")
 }
 
-// The form of a submission keeps the fields and the text that was pasted. It is sent again as the
-// same form, so that it does not create two groups.
+// A refused submission keeps the fields and the pasted text. The form keeps its id, so that sending
+// it again can't create two groups.
 func TestRefusedSubmissionsKeepWhatWasTyped(t *testing.T) {
 	t.Parallel()
 	fields := map[string]string{

@@ -38,13 +38,15 @@ const (
 	layoutName = "layout.gohtml" // its template
 )
 
-// templates are the parsed templates: for each page the layout, what all pages share, and its own.
+// templates has the parsed templates of each page: the layout, the parts that pages share, and the
+// page's own template.
 type templates struct {
 	pages map[string]*template.Template
 	live  map[string][]string // by page: the ids of its live regions
 }
 
-// parseTemplates parses all templates. A mistake in one is a panic, which each test finds.
+// parseTemplates parses all templates. It panics on a mistake in a template, so each test that
+// makes a console finds it.
 func parseTemplates(functions template.FuncMap) *templates {
 	shared := template.Must(template.New(layoutName).Funcs(functions).
 		ParseFS(templateFiles, "templates/"+layoutName, "templates/parts.gohtml"))
@@ -70,8 +72,8 @@ func parseTemplates(functions template.FuncMap) *templates {
 	return t
 }
 
-// frame is the data of a template. Live regions are rendered with a frame, too, which has only Data
-// and what is not exported.
+// frame is the data of the layout template. Live regions are rendered with a frame too, in which
+// only Data and the unexported fields are set.
 type frame struct {
 	Title   string
 	Path    string // of the page, with its query
@@ -95,10 +97,10 @@ type navItem struct {
 	Current    bool
 }
 
-// May reports whether the reader of the page may make calls of a scope.
+// May reports whether the reader of the page may make the calls of a scope.
 func (f frame) May(scope string) bool { return f.principal.May(auth.Scope(scope)) }
 
-// Payloads reports whether the reader sees payloads and error texts.
+// Payloads reports whether the reader may see payloads and error texts.
 func (f frame) Payloads() bool { return f.principal.Payloads }
 
 // Who names the reader, "" if nobody has logged in.
@@ -116,8 +118,8 @@ func (f frame) Who() string {
 // KeyID is the id of the reader's API key.
 func (f frame) KeyID() string { return f.principal.KeyID }
 
-// Command joins the parts of a command line of the API's client, and adds the address of the API
-// unless that is the default.
+// Command returns a command line of bulkaction from its parts, with --api if the API's address is
+// not the default.
 func (f frame) Command(parts ...any) string {
 	line := fmt.Sprint(parts...)
 	if f.api != "" {
@@ -129,7 +131,8 @@ func (f frame) Command(parts ...any) string {
 // Themes are the themes that can be chosen.
 func (f frame) Themes() []string { return themes }
 
-// render answers with a page. asOf is the time of its data if that is not of now.
+// render answers with a page. asOf is when its data was read, if that was before this request;
+// otherwise zero.
 func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v view, asOf time.Time) {
 	p, _ := auth.From(r.Context())
 	f := frame{
@@ -161,7 +164,7 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v v
 	_, _ = out.WriteTo(w) // an error means that the client has left
 }
 
-// failure is the data of the page that says why there is no other page.
+// failure is the template data of an error page.
 type failure struct {
 	Heading, Detail, RequestID string
 	Fields                     []api.FieldError
@@ -175,8 +178,8 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
 	c.render(w, r, status, view{name: "failure", title: f.Heading, data: f}, time.Time{})
 }
 
-// failureOf says why a request failed, and sets the header Retry-After. It logs an unexpected
-// error.
+// failureOf returns the data of the error page and the status for an error, and sets the header
+// Retry-After. It logs an unexpected error.
 func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (f failure, status int) {
 	problem, retryAfter, known := httpapi.ProblemOf(err)
 	f = failure{
@@ -215,7 +218,7 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 	return f, status
 }
 
-// pageOf returns the path to go back to after a failed request: for a POST, the nearest parent path
+// pageOf returns the path to which an error page links back: for a POST, the nearest parent path
 // that is a page; for other methods, the overview.
 func (c *Console) pageOf(r *http.Request) string {
 	if r.Method != http.MethodPost {
@@ -268,7 +271,8 @@ func readAssets() map[string]asset {
 	return all
 }
 
-// assetPath returns the path of an asset. It changes with the asset, so browsers may keep it.
+// assetPath returns the path of an asset with a hash of its content, so browsers may cache it for
+// ever.
 func assetPath(name string) string { return root + "/assets/" + assets[name].hash + "/" + name }
 
 func serveAsset(w http.ResponseWriter, r *http.Request) {
@@ -287,7 +291,7 @@ const (
 	lastTTL = 15 * time.Minute // for so long
 )
 
-// lastViews keeps what pages have shown last, for an outage of Redis.
+// lastViews stores the last data of each page, which is shown while Redis is away.
 type lastViews struct {
 	mu  sync.Mutex
 	all map[string]lastView
@@ -300,7 +304,7 @@ type lastView struct {
 
 func newLastViews() *lastViews { return &lastViews{all: map[string]lastView{}} }
 
-// keyOf tells apart pages, and readers who see different data.
+// keyOf returns the key of a request in lastViews: the page, and the rights of the reader.
 func keyOf(r *http.Request) string {
 	p, _ := auth.From(r.Context())
 	return fmt.Sprintf("%s\x00%s", classOf(p), r.URL.RequestURI())

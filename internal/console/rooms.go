@@ -18,11 +18,12 @@ import (
 
 const (
 	roomsPage = 50
-	// brokersInterval is how often pages read the brokers, with the stats of the whole system.
+	// brokersInterval is how often open pages read the list of brokers, which is a part of the
+	// stats of the whole system.
 	brokersInterval = 5 * time.Second
 )
 
-// roomPages show the events of the waiting room, and control them.
+// roomPages serves the pages that show the events of the waiting room, and their forms.
 type roomPages struct {
 	rooms   httpapi.Rooms
 	backend httpapi.Backend // it knows the brokers
@@ -31,7 +32,8 @@ type roomPages struct {
 	local   bool // there are no API keys: only loopback may see events
 }
 
-// check refuses requests that may not make calls on the waiting room.
+// check returns an error if the caller may not use the waiting room: without API keys, only callers
+// on this machine may.
 func (p roomPages) check(r *http.Request) error {
 	if p.local {
 		return httpapi.CheckLoopback(r)
@@ -161,7 +163,7 @@ func (p roomPages) reader(event string) func(context.Context) (any, error) {
 	}
 }
 
-// settingsOf returns the settings of an event by the names of their fields.
+// settingsOf returns the settings of an event, each with its name in the API.
 func settingsOf(e api.RoomEvent) (all []named) {
 	add := func(name, text string) {
 		if text != "" {
@@ -196,7 +198,8 @@ func settingsOf(e api.RoomEvent) (all []named) {
 	return all
 }
 
-// actions returns the handlers of an event's forms by the last segment of the form's path.
+// actions returns the handlers of an event's forms, by the last segment of the path to which each
+// form is sent.
 func (p roomPages) actions() map[string]func(context.Context, *http.Request) (string, error) {
 	return map[string]func(context.Context, *http.Request) (string, error){
 		"pause":       p.setMode(api.ModePaused),
@@ -208,7 +211,8 @@ func (p roomPages) actions() map[string]func(context.Context, *http.Request) (st
 	}
 }
 
-// on returns an action on the event in the path. do returns what the page then says.
+// eventAction wraps do as an action on the event in the path. do returns the key of the notice that
+// the page then shows.
 func (p roomPages) eventAction(
 	do func(ctx context.Context, event string, form url.Values) (done string, err error),
 ) func(context.Context, *http.Request) (string, error) {
@@ -225,7 +229,7 @@ func (p roomPages) eventAction(
 	}
 }
 
-// setMode returns an action that changes the mode of an event.
+// setMode returns an action that sets the mode of an event.
 func (p roomPages) setMode(mode string) func(context.Context, *http.Request) (string, error) {
 	return p.eventAction(func(ctx context.Context, event string, _ url.Values) (string, error) {
 		_, err := p.rooms.SetMode(ctx, event, mode)
@@ -233,7 +237,8 @@ func (p roomPages) setMode(mode string) func(context.Context, *http.Request) (st
 	})
 }
 
-// recalibrate sets the numbers in the form. An empty field leaves its number as it is.
+// recalibrate sets capacity or stock of an event to the numbers in the form. An empty field changes
+// nothing.
 func (p roomPages) recalibrate(ctx context.Context, event string, form url.Values) (string, error) {
 	to := api.Recalibration{FromSeats: form.Get("from_seats") != ""}
 	for name, n := range map[string]**int64{"capacity": &to.Capacity, "stock": &to.Stock} {
@@ -271,7 +276,7 @@ func (p roomPages) removeUser(ctx context.Context, event string, form url.Values
 	return "user-removed", err
 }
 
-// delete closes an event, which is deleted when its last user has gone.
+// delete closes an event. The store deletes the event when its last user has gone.
 func (p roomPages) delete(ctx context.Context, r *http.Request) (string, error) {
 	_, err := p.eventAction(func(ctx context.Context, event string, _ url.Values) (string, error) {
 		_, err := p.rooms.DeleteEvent(ctx, event)
@@ -280,10 +285,10 @@ func (p roomPages) delete(ctx context.Context, r *http.Request) (string, error) 
 	return root + "/rooms?done=room-deleted", err
 }
 
-// roomPace is how many users a minute were promoted and admitted.
+// roomPace has the numbers of users who were promoted and admitted in a minute.
 type roomPace struct{ Promoted, Admitted float64 }
 
-// paces tell the pace of events from their counters at the times when pages were read.
+// paces computes the pace of events from the counters that pages have read at different times.
 type paces struct {
 	mu  sync.Mutex
 	all map[string][]reading // by event, oldest first
@@ -302,8 +307,8 @@ const (
 	maxPaces   = 1000            // events whose pace is known
 )
 
-// add notes the counters of an event, and returns the pace of the last minute. nil: the event was
-// not read long enough.
+// add records the counters of an event, and returns the pace in the last minute. It returns nil if
+// the pace is not known yet, because the event has been read for too short a time.
 func (p *paces) add(e api.RoomEvent, now time.Time) *roomPace {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// fakeRooms has two events. Calls that a test does not expect panic.
+// fakeRooms is a waiting room in memory with two events. Methods that it does not implement panic.
 type fakeRooms struct {
 	httpapi.Rooms // nil
 
@@ -182,7 +182,7 @@ func TestRoom(t *testing.T) {
 	require.NotContains(t, forms, "/ui/rooms/closed/close")
 }
 
-// Each action is carried out once, and recorded; only admins may do it.
+// Each action is carried out once and recorded in the activity log. Only admins may do it.
 func TestRoomActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -229,7 +229,8 @@ func TestRoomActions(t *testing.T) {
 	}
 }
 
-// Without API keys, other hosts neither see nor change events, as with the API.
+// Without API keys, only callers on this machine may see or change events. The API has the same
+// rule.
 func TestRoomsAreForLoopback(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -292,8 +293,8 @@ func TestRoomTopics(t *testing.T) {
 	s.until(func(event string, _ map[string]string) bool { return event == "gone" })
 }
 
-// The pace is that of the last minute, and unknown at first, after a loss of data, and for too many
-// events.
+// The pace is that of the last minute. It is unknown at first, after a loss of data, and for events
+// beyond maxPaces.
 func TestPaces(t *testing.T) {
 	t.Parallel()
 	p := &paces{all: map[string][]reading{}}

@@ -25,7 +25,8 @@ const (
 	maxPasted = 1 << 20 // bytes of jobs that are pasted
 )
 
-// submitPage submits groups. Its backend has no activity log, because that has no submissions.
+// submitPage serves the form that submits groups. It uses the backend without the activity log,
+// because submissions are not recorded there.
 type submitPage struct {
 	store   httpapi.Backend
 	decoder messages.Decoder
@@ -40,8 +41,9 @@ type submitData struct {
 	SomePayload string
 }
 
-// FormID names a copy of the form, so that the form creates one group. Each rendering has its own,
-// also one of the data that an outage of Redis shows: two files must not count as one submission.
+// FormID returns a new random id for each rendering of the form. A form that is sent twice creates
+// one group. Copies of the form have different ids, even if an outage shows the same data in both,
+// because two files must not count as one submission.
 func (submitData) FormID() string { return rand.Text() }
 
 func (p submitPage) form(r *http.Request) (view, error) {
@@ -67,7 +69,7 @@ func (p submitPage) form(r *http.Request) (view, error) {
 	return view{name: "submit", title: "Submit", data: d}, nil
 }
 
-// submit submits a group. An error has the fields of the form.
+// submit serves the form. Its error is a formError, which has the values of the fields.
 func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error) {
 	fields := map[string]string{}
 	to, err := p.submitForm(ctx, r, fields)
@@ -77,9 +79,9 @@ func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error)
 	return to, nil
 }
 
-// submitForm creates a group of the form's fields, and appends the jobs of its file, or of its
-// text, as they arrive. It adds the fields to fields. They come before the file, because the form
-// has them in this order.
+// submitForm creates a group from the form's fields, and appends the jobs of the file or the pasted
+// text while they arrive. It stores the values of the fields in fields. The fields must come before
+// the file, as they do in the form.
 func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[string]string) (string, error) {
 	parts, err := r.MultipartReader()
 	if err != nil {
@@ -125,8 +127,8 @@ func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[
 	return p.submitJobs(ctx, fields, httpapi.Load{CSV: csv, Text: strings.NewReader(fields["jobs"] + "\n")})
 }
 
-// isCSV reports whether a file is CSV, by its name, its media type, and if both say nothing, by
-// being no NDJSON.
+// isCSV reports whether to read a file as CSV: always, unless its name or media type says NDJSON or
+// JSON.
 func isCSV(part *multipart.Part) bool {
 	name := strings.ToLower(part.FileName())
 	for _, ending := range []string{".ndjson", ".jsonl", ".json"} {
@@ -138,8 +140,8 @@ func isCSV(part *multipart.Part) bool {
 }
 
 // submitJobs creates a group, appends its jobs and seals it. It creates no group if the first
-// maxPasted bytes of the text have a line that is no job, or no job at all. The group is paused
-// meanwhile, so that no job runs unless all lines are good. Otherwise the group is cancelled.
+// maxPasted bytes have no job, or a line that is no job. The group stays paused until all lines are
+// stored, so that no job runs if a later line is wrong; then the group is cancelled.
 func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
 	g := &messages.SubmitGroup{
 		ID: fields["id"], Tenant: fields["tenant"], Name: fields["name"], Type: fields["type"],
@@ -208,9 +210,9 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 	return root + "/groups/" + g.ID + "?done=submitted", nil
 }
 
-// create creates a group and returns its id. If the same form has created a group before, create
-// returns the id of that one, unless that group was cancelled because of a bad line, or the fields
-// of the form have been changed since.
+// create creates a group and returns its id. If this copy of the form has already created a group,
+// it returns that group's id. It creates a new group nevertheless if that group was cancelled
+// because of a bad line, or if fields of the form have changed since.
 func (p submitPage) create(
 	ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions,
 ) (id string, err error) {
@@ -248,7 +250,7 @@ func (p submitPage) seal(ctx context.Context, id string) (api.Accepted, error) {
 	return p.store.Seal(ctx, id, nil)
 }
 
-// undo cancels a group whose text could not be appended as a whole, and returns an error that says
+// undo cancels a group whose text could not be appended completely, and returns an error that says
 // so.
 func (p submitPage) undo(ctx context.Context, id string, answer api.Appended, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)

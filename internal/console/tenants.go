@@ -18,11 +18,12 @@ const (
 	tenantsPage  = 50
 	tenantsBusy  = 100 // tenants of the list by load
 	tenantGroups = 10
-	// listInterval is how often an open page reads a list whose every row costs something.
+	// listInterval is how often an open page reads a list in which each row needs reads of its own.
 	listInterval = 5 * time.Second
 )
 
-// sortByLoad is the value of the parameter sort of the list of tenants, as in the API.
+// sortByLoad is the value of the list's parameter sort that orders tenants by load. The API has the
+// same value.
 const sortByLoad = "backlog"
 
 // tenantPages show tenants, and change their settings.
@@ -37,8 +38,8 @@ type tenantsData struct {
 	First   bool       // this is the first page
 }
 
-// list shows the tenants by id or by load, or sends the browser to the tenant whose id is in the
-// query.
+// list serves the list of tenants, ordered by id or by load. If the query has an id, it redirects
+// the browser to the page of this tenant.
 func (p tenantPages) list(r *http.Request) (view, error) {
 	id, err := idOf(r.URL.Query(), "id")
 	if err != nil {
@@ -54,8 +55,9 @@ func (p tenantPages) openList(_ context.Context, arg string) (func(context.Conte
 	return listOf(p.readList).open(arg, listInterval)
 }
 
-// readList returns a function that reads the tenants which a query asks for, and the valid
-// parameters of the query, which name the page's live topic.
+// readList parses the query of the list of tenants. It returns a function that reads this page of
+// the list, and the valid parameters of the query, which are part of the name of the page's live
+// topic.
 func (p tenantPages) readList(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {
@@ -88,7 +90,7 @@ type tenantData struct {
 	Preview string            // what the settings in the query would change, in words; "": none are
 }
 
-// settings are the fields of the form with a tenant's settings.
+// settings are the names of the fields in the form with a tenant's settings.
 var settings = []string{"rps", "weight", "base_priority"}
 
 func (p tenantPages) tenant(r *http.Request) (view, error) {
@@ -154,7 +156,7 @@ func (p tenantPages) groups(ctx context.Context, id string) ([]api.Group, error)
 	return l.Groups, err
 }
 
-// formOf returns the values of the form with a tenant's settings.
+// formOf returns the initial values of the form's fields, by name, from a tenant's settings.
 func formOf(t api.Tenant) map[string]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 	fields := map[string]string{"rps": "", "weight": number(t.Weight), "base_priority": ""}
@@ -204,7 +206,7 @@ func previewOf(before, after api.Tenant) string {
 	return text
 }
 
-// patchOf returns the change of settings that a form asks for, and the fields that it has. An empty
+// patchOf returns the change of settings in a form, and the values of the form's fields. An empty
 // field sets the default.
 func patchOf(form url.Values) (patch api.TenantPatch, fields map[string]string, err error) {
 	fields = map[string]string{}
@@ -231,7 +233,7 @@ func (p tenantPages) change(ctx context.Context, r *http.Request) (string, error
 	return root + "/tenants/" + id + "?done=tenant-changed", err
 }
 
-// pauseTenant returns an action that pauses a tenant, or lets it go on.
+// pauseTenant returns an action that pauses a tenant or resumes it.
 func pauseTenant(
 	do func(context.Context, string) error, done string,
 ) func(context.Context, *http.Request) (string, error) {

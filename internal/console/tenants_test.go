@@ -135,7 +135,7 @@ func TestTenantsByLoad(t *testing.T) {
 	require.Contains(t, w.page("/ui/tenants?sort=backlog").text, "No tenant has unfinished jobs")
 }
 
-// A preview fills the form, says what would change, and changes nothing.
+// A preview shows the typed settings in the form and what they would change. It changes nothing.
 func TestTenantPreview(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -198,7 +198,7 @@ func hasAttribute(n *html.Node, name string) bool {
 	return false
 }
 
-// An open page of tenants follows them, and reads lists less often than figures.
+// Open pages of tenants are updated live. Lists are read less often than single tenants.
 func TestTenantsLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// traced is a backend whose jobs have traces, if they were sampled.
+// traced is a fake backend whose jobs have the trace id `id`; "" means that they were not sampled.
 type traced struct {
 	*fakeBackend
 	id string
@@ -21,7 +21,7 @@ func (b traced) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	return j, err
 }
 
-// Pages of groups and jobs link to traces where all that the URL needs is known.
+// Pages of groups and jobs link to a trace if every value that TraceURL needs is known.
 func TestTraceLinks(t *testing.T) {
 	t.Parallel()
 	const id = "0af7651916cd43dd8448eb211c80319c"

@@ -30,7 +30,7 @@ type workerRow struct {
 	Jobs []jobLink
 }
 
-// jobLink is a job by its id, and the path of its page, "" if the id has none.
+// jobLink is the id of a job, and the path of the job's page; "" if the id is not GROUP.ORDINAL.
 type jobLink struct{ ID, Path string }
 
 func (p workersPage) view(r *http.Request) (view, error) {
@@ -77,7 +77,7 @@ func (p workersPage) read(ctx context.Context) (any, error) {
 	return d, nil
 }
 
-// jobPath returns the path of the page of a job, by the id GROUP.ORDINAL.
+// jobPath returns the path of a job's page for the id GROUP.ORDINAL; "" for any other text.
 func jobPath(id string) string {
 	i := strings.LastIndexByte(id, '.')
 	if i < 0 || !api.ValidID(id[:i]) || strings.Trim(id[i+1:], "0123456789") != "" || i+1 == len(id) {

@@ -33,7 +33,8 @@ func (b statsBackend) Stats(context.Context) (api.Stats, error) {
 	return b.stats, b.err
 }
 
-// manyProcesses has processes of all kinds, with texts that users may have sent.
+// manyProcesses are stats with processes of all roles, with hostile texts where users may have sent
+// them.
 var manyProcesses = api.Stats{
 	Roles: []api.RoleStatus{{Role: "ingest", Processes: 1}, {Role: "worker", Processes: 2}, {Role: "watcher"}},
 	Types: []api.TypeStats{
@@ -85,7 +86,7 @@ func TestWorkers(t *testing.T) {
 	require.Contains(t, w.get("/ui/workers").Body.String(), "Redis does not answer")
 }
 
-// The pages of processes and of the audit follow the data, for those who may see them.
+// Open pages of processes and of the audit are updated live, for principals who may see them.
 func TestSystemTopics(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

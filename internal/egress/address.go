@@ -8,23 +8,23 @@ import (
 	"syscall"
 )
 
-// ErrAddressRefused is in the error of a call to an address that the policy does not allow. No byte
-// was sent to the address.
+// ErrAddressRefused is wrapped by the error of a call to an address that is neither public nor
+// allowed by the policy. No byte was sent to it.
 var ErrAddressRefused = errors.New("not a public address")
 
-// ErrPublicAddress is in the error of a call to a public address that the policy does not allow. No
-// byte was sent to the address.
+// ErrPublicAddress is wrapped by the error of a call to a public address when the policy does not
+// allow public addresses. No byte was sent to it.
 var ErrPublicAddress = errors.New("a public address")
 
-// Policy says which addresses may be called besides public ones. The zero value allows public
-// addresses alone.
+// Policy says which addresses a client may call. The zero value allows all public addresses and no
+// others.
 type Policy struct {
 	AllowPrivate bool           // every address may be called
 	AllowedCIDRs []netip.Prefix // networks that may be called although they are not public
 	RefusePublic bool           // a public address may be called only if it is in AllowedCIDRs
 }
 
-// Validate returns an error for each network that is not valid.
+// Validate returns an error for each entry of AllowedCIDRs that is not a network.
 func (p Policy) Validate() []error {
 	var errs []error
 	for _, prefix := range p.AllowedCIDRs {
@@ -56,9 +56,9 @@ var notPublic = prefixes(
 	"240.0.0.0/4",      // reserved, broadcast
 )
 
-// Of IPv6, only 2000::/3 is assigned to the public Internet. Loopback, link-local, unique local,
-// multicast, IPv4-compatible and NAT64 addresses are outside of it. The networks in notPublic6 are
-// inside of it, but not public, or they contain an IPv4 address.
+// global6 is the part of IPv6 that is assigned to the public Internet. Loopback, link-local, unique
+// local, multicast, IPv4-compatible and NAT64 addresses are outside of it. notPublic6 are networks
+// inside of it that are not public, or that contain an IPv4 address.
 var (
 	global6    = netip.MustParsePrefix("2000::/3")
 	notPublic6 = prefixes(

@@ -1,7 +1,7 @@
-// Package egress makes the HTTP client for calls whose target a user's input names, such as the URL
-// of an HTTP job or the endpoint of a Web Push subscription. The package hides which addresses are
-// public: its client refuses to connect to any other address, so that a job can't reach services
-// inside of the worker's own network.
+// Package egress makes the HTTP client for calls to a URL that comes from a user's input, such as
+// the URL of an HTTP job or the endpoint of a Web Push subscription. The package hides which
+// addresses are public: by default, its client refuses to connect to any other address, so that a
+// job can't reach services inside of the worker's own network.
 package egress
 
 import (

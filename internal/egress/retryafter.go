@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// maxRetryAfter bounds the wait that a downstream API can ask for. It also prevents an overflow.
+// maxRetryAfter bounds the wait that a downstream API can demand. It also prevents an overflow of
+// time.Duration.
 const maxRetryAfter = 24 * time.Hour
 
 // RetryAfter parses a Retry-After header: seconds, or a date (RFC 9110, 10.2.3). after is at most

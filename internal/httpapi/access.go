@@ -17,14 +17,16 @@ import (
 
 // Keys checks API keys. Package apikey implements it.
 type Keys interface {
-	// Authenticate returns the principal of a key. Its errors are those of package apikey.
+	// Authenticate returns the principal of the API key with this token. Its errors are those of
+	// package apikey.
 	Authenticate(ctx context.Context, token string, client netip.Addr) (auth.Principal, error)
-	// Still reports whether a principal that Authenticate has returned is still valid.
+	// Still reports whether a principal that Authenticate has returned is still valid: its key is
+	// not revoked, has not expired, and has the same rights.
 	Still(p auth.Principal) bool
 }
 
-// handler serves a request. With an error it has either written nothing or stopped in the middle of
-// the answer.
+// handler serves a request. If it returns an error, it has either written nothing, or has stopped
+// in the middle of the answer.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
 type handlersByMethod map[string]handler
@@ -41,8 +43,8 @@ type route struct {
 // open is the scope of calls that need no key.
 const open auth.Scope = "open"
 
-// object says which data of tenants a call is about. The store decides whether it exists for the
-// caller.
+// object says, for each route, whose data the calls are about. The store decides whether this
+// object exists for the caller.
 type object string
 
 const (
@@ -53,8 +55,8 @@ const (
 	ownInList    object = "list"               // the list has what the caller may see
 )
 
-// authorized serves a route for those who may make its calls. The context of serve has the
-// principal. Without keys, every caller may do everything.
+// authorized wraps the handler of a route: it calls serve only for callers with the route's scope,
+// with the principal in the context. If the API has no keys, every caller may do everything.
 func (s *server) authorized(rt route, serve handler) handler {
 	switch rt.scope {
 	case "":
@@ -111,8 +113,8 @@ func ofTenant(p auth.Principal) string {
 	return " with a tenant"
 }
 
-// authenticate returns the principal of a request. A request without a key is no failed
-// authentication: it can't be a guess.
+// authenticate returns the principal of a request's API key. A request without a key does not count
+// towards the limit of failed authentications, because it is no attempt to guess a key.
 func authenticate(s *server, r *http.Request) (auth.Principal, error) {
 	token, ok := auth.Bearer(r.Header)
 	if !ok {
@@ -132,8 +134,8 @@ func authenticate(s *server, r *http.Request) (auth.Principal, error) {
 	return p, err
 }
 
-// withActor returns a context whose activities name the caller of a request that may change
-// something.
+// withActor returns a context with the caller, whom the activity log names in entries of changes.
+// Read requests get their context unchanged.
 func (s *server) withActor(
 	ctx context.Context, w http.ResponseWriter, r *http.Request, p auth.Principal,
 ) context.Context {
@@ -150,16 +152,17 @@ func (s *server) withActor(
 	return activity.WithActor(ctx, actor)
 }
 
-// stillInterval is how often the key of a stream is checked. The copy of the keys may be seven
-// seconds old by then, so a stream ends within ten seconds of the revocation.
+// stillInterval is how often the key of an open stream is checked. Processes copy the keys from
+// Redis, and a copy may be seven seconds old, so a stream ends within ten seconds of the
+// revocation.
 const stillInterval = 2 * time.Second
 
-// errKeyEnded is the cause of the end of a stream whose key is not valid any more.
+// errKeyEnded is the cause with which whileValid ends a context: the API key is not valid any more.
 var errKeyEnded = newProblem(api.Unauthenticated, "the API key is not valid any more")
 
-// whileValid returns a context that ends with errKeyEnded when the principal's key is not valid any
-// more. Then it calls interrupt, which ends a write to a client that does not read. The caller must
-// call end.
+// whileValid returns a context that ends with the cause errKeyEnded when the principal's API key is
+// not valid any more. Then it also calls interrupt, which ends a write to a client that does not
+// read. The caller must call end.
 func whileValid(
 	ctx context.Context, keys Keys, p auth.Principal, interrupt func(),
 ) (_ context.Context, end func()) {
@@ -187,7 +190,8 @@ func whileValid(
 	}
 }
 
-// keyEnded returns errKeyEnded if it has ended ctx, and nil otherwise.
+// keyEnded returns errKeyEnded if ctx ended because the API key is not valid any more, and nil
+// otherwise.
 func keyEnded(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), errKeyEnded) {
 		return errKeyEnded

@@ -55,7 +55,8 @@ func TestRouteWithoutScopeOrObjectPanics(t *testing.T) {
 	}
 }
 
-// Scopes has the calls that need a key, also those that only some servers have.
+// Scopes returns the scopes of all calls that need a key, also of calls that a server offers only
+// with certain options.
 func TestScopes(t *testing.T) {
 	want := map[string]auth.Scope{}
 	for _, rt := range Routes() {
@@ -95,7 +96,7 @@ func TestAnswersToKeys(t *testing.T) {
 	require.Equal(t, "6", rec.Header().Get("Retry-After"))
 }
 
-// With API keys, the calls on the waiting room are served beyond loopback.
+// If the API has keys, callers on other hosts may make the calls on the waiting room.
 func TestRoomCallsWithKeys(t *testing.T) {
 	k := &fakeKeys{principal: auth.Principal{KeyID: "key_s", Role: auth.Service}}
 	o := roomOptions(newFakeRooms())

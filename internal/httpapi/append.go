@@ -22,7 +22,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/records"
 )
 
-// These are the limits of a batch. A batch ends when its lines, valid and invalid ones, reach a
+// Limits of a batch of appended lines. A batch ends when its lines, valid and invalid ones, reach a
 // limit, and for no other reason. Therefore the same body is always divided into the same batches,
 // and a repeated batch gets the same request id. Danger: if these limits are changed, a body that
 // is sent again is divided into other batches, and its jobs are added twice.
@@ -35,22 +35,24 @@ const (
 	readBuffer = 64 << 10
 	maxLine    = messages.MaxPayloadBytes + records.RowOverhead
 	maxRecord  = maxLine + 2 // 2 is the length of a line break
-	// maxSkipped is the length up to which a line that is too long is rejected alone. A longer one
-	// ends the request: it may have no end. The Go client cuts longer lines to half of this.
+	// maxSkipped bounds a line that is too long, in bytes. A line up to this length is rejected,
+	// and the next ones are read. A longer one, which may be endless, fails the request. The Go
+	// client cuts longer lines to half of this, so that the server can reject them.
 	maxSkipped     = 2 << 20
 	maxListedLines = 1000 // rejected lines beyond these are counted but not listed
 )
 
-// AppendOptions is the data of a batch of appended jobs that is not in the jobs.
+// AppendOptions is the data of a batch of appended jobs beside the jobs.
 type AppendOptions struct {
 	RequestID   string // unique per group; a repeated id comes with the same jobs
 	TraceParent string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// jobSource reads the jobs of a body. next returns a job and the line at which it begins. A
-// *lineError rejects one line, io.EOF is the end of the body, and any other error means that the
-// body can't be read further. With io.EOF, line is the one behind the last. size is what the line
-// adds to the size of its batch; it depends on the line alone.
+// jobSource reads jobs from a body. next returns a job and the number of the line at which it
+// begins. The error *lineError rejects only this line. io.EOF is the end of the body, with the
+// number of the line behind it. After any other error the body can't be read further. size is the
+// number of bytes by which the line counts towards the limit of its batch; it depends only on the
+// line.
 type jobSource interface {
 	next() (job messages.Job, line int64, size int, err error)
 }
@@ -137,9 +139,9 @@ func newJobSource(in *bufio.Reader, csv bool, table records.TableOptions, d mess
 	return &ndjsonSource{lines: newRecords(in, records.NDJSON), decoder: d}, nil
 }
 
-// newRequestIDPrefix returns the prefix of the request ids of a body's batches; the batch's number
-// follows it. The prefix is a hash of group and key, so that the same key of two groups gives two
-// prefixes. Without a key the prefix is random.
+// newRequestIDPrefix returns the prefix of the request ids of a body's batches. An id is the prefix
+// and the batch's number. The prefix is a hash of the group and the Idempotency-Key, so that the
+// same key in two groups gives two prefixes. Without a key the prefix is random.
 func newRequestIDPrefix(group, key string) string {
 	if key == "" {
 		return uuid.NewString()
@@ -148,7 +150,8 @@ func newRequestIDPrefix(group, key string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// bodyAppender divides the lines of a body into batches and stores them in order.
+// bodyAppender divides the lines of a body into batches, and appends the batches to the group in
+// order.
 type bodyAppender struct {
 	backend         Backend
 	write           func(ctx context.Context, do func(context.Context) error) error
@@ -178,7 +181,8 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 		case errors.Is(err, io.EOF):
 			return a.storeLastBatch(ctx, line)
 		case err != nil && !isBad:
-			// The incomplete batch is dropped: its request id belongs to the complete one.
+			// Drop the incomplete batch. The request id of its number belongs to the complete
+			// batch, which the client sends with the next attempt.
 			return brokenRecord(err, line)
 		}
 		if a.batchLines == maxBatchLines || a.batchLines > 0 && a.batchBytes+size > maxBatchBytes {
@@ -196,9 +200,9 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 	}
 }
 
-// storeBatch stores the current batch, also if the client has disconnected, but not if its key has
-// been revoked, and begins the next one. next is the line behind it. After an error
-// the batch stays.
+// storeBatch stores the current batch and begins the next one, whose first line is next. It stores
+// the batch even if the client has disconnected, but not if its API key was revoked. After an error
+// the batch is not cleared.
 func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
 		opt := AppendOptions{
@@ -232,7 +236,8 @@ func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	return nil
 }
 
-// rejectTaken adds jobs of the current batch to its rejected lines, because their keys are taken.
+// rejectTaken adds lines of the current batch to its rejected lines: the jobs with these indexes,
+// because other jobs of the group already have their keys.
 func (a *bodyAppender) rejectTaken(jobs []int) {
 	for _, n := range jobs {
 		a.batchRejected = append(a.batchRejected, api.LineError{
@@ -261,7 +266,8 @@ func newRecords(in *bufio.Reader, format records.Format) *records.Reader {
 	return r
 }
 
-// brokenRecord returns the problem for a body that can't be read behind the given line.
+// brokenRecord returns the problem for a body that can't be read further: err occurred at the
+// record that begins at the given line.
 func brokenRecord(err error, line int64) *problemError {
 	if errors.Is(err, records.ErrTooLong) {
 		return newProblem(api.TooLarge, fmt.Sprintf(
@@ -271,7 +277,7 @@ func brokenRecord(err error, line int64) *problemError {
 	return brokenBody(err)
 }
 
-// ndjsonSource reads NDJSON, one job per line: {"payload": …}.
+// ndjsonSource is a jobSource for NDJSON, with one job in each line: {"payload": …}.
 type ndjsonSource struct {
 	lines   *records.Reader
 	decoder messages.Decoder

@@ -93,7 +93,7 @@ func TestAppendBatches(t *testing.T) {
 	require.Equal(t, []int{2, 2, 1}, sizes)
 }
 
-// batchRecorder is a backend that records the number of jobs of each batch.
+// batchRecorder is a fake backend that records the number of jobs of each batch.
 type batchRecorder struct {
 	*fakeBackend
 	sizes *[]int
@@ -134,8 +134,8 @@ func TestBodySentAgainAddsNothingTwice(t *testing.T) {
 	require.Len(t, f.payloads("other"), 1400, "the same key of another group adds the body there")
 }
 
-// A body that ended too early is sent again completely. Each job must be stored once,
-// wherever it ended.
+// A body that broke off is sent again from the beginning. Each job must be stored once, wherever
+// the body broke off.
 func TestBrokenBodyIsCompletedByItsRepetition(t *testing.T) {
 	body := numbered(1700)
 	for _, cut := range []int{0, 1, 500, 9000, 18_000, len(body) - 1} {
@@ -198,8 +198,8 @@ func TestErrorInTheMiddleOfAnAppendReportsWhatIsStored(t *testing.T) {
 	}
 }
 
-// A line without an end is not read for ever: at its limit the request ends, and the answer says
-// what was stored before.
+// An endless line is read only up to a limit. Then the request ends, and the answer says which jobs
+// were stored before.
 func TestEndlessLineEndsWithAnError(t *testing.T) {
 	line := &lineGenerator{left: 1 << 40, line: bytes.Repeat([]byte("x"), 1<<20)}
 	for typ, head := range map[string]string{ndjson: numbered(maxBatchLines + 1), "text/csv": "a\n" + strings.Repeat("1\n", maxBatchLines+1) + "\""} {
@@ -218,7 +218,8 @@ func TestEndlessLineEndsWithAnError(t *testing.T) {
 	requireProblem(t, rec, 413, "")
 }
 
-// A client that still sends its body must get the problem, not a broken connection.
+// A client that is still sending its body must get the problem as an answer, not a broken
+// connection.
 func TestProblemReachesAClientThatStillSends(t *testing.T) {
 	f := newFakeBackend().withGroup("g")
 	f.onAppend = func(call int) error {
@@ -248,7 +249,7 @@ func TestProblemReachesAClientThatStillSends(t *testing.T) {
 	require.Contains(t, string(body), `"accepted":1500`)
 }
 
-// When the client's connection breaks, whole batches are stored and the handler returns.
+// When the client's connection breaks, the complete batches are stored and the handler returns.
 func TestConnectionThatBreaksLeavesWholeBatches(t *testing.T) {
 	f := newFakeBackend().withGroup("g")
 	ended := make(chan struct{})
@@ -268,7 +269,8 @@ func TestConnectionThatBreaksLeavesWholeBatches(t *testing.T) {
 	require.Len(t, f.payloads("g"), 500)
 }
 
-// lineGenerator is a reader of a body with many equal lines. It does not keep the body in memory.
+// lineGenerator is an io.Reader of a body with many equal lines. It does not hold the body in
+// memory.
 type lineGenerator struct {
 	left int
 	line []byte
@@ -290,8 +292,8 @@ func (g *lineGenerator) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// memoryProbe is a backend that counts jobs without storing them, and records the
-// largest heap size.
+// memoryProbe is a fake backend that counts jobs without storing them, and records the largest size
+// of the heap.
 type memoryProbe struct {
 	*fakeBackend
 	jobs, batches int

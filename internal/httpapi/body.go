@@ -21,8 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// mediaType returns the body's media type. By the headers, it refuses types that are not in want,
-// other charsets than UTF-8, and compression.
+// mediaType returns the media type of the body. It refuses, by the headers, media types that are
+// not in want, charsets other than UTF-8, and compression.
 func mediaType(r *http.Request, want ...string) (string, error) {
 	typ, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	charset := strings.ToLower(params["charset"])
@@ -38,14 +38,14 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 	return typ, nil
 }
 
-// bodyReader reads a request's body and refuses one that arrives too slowly. It remembers how the
-// body ended.
+// bodyReader reads the body of a request, and refuses a body that arrives too slowly. It remembers
+// the error or the end of the body.
 //
-// A body has a credit: the time for which the server still waits for it. It starts with slowStart;
-// waiting uses it up, and each KiB adds a second, up to slowStart. A body that is read into memory
-// must also be complete after bodyTimeout. A streamed body may take any time, and may be slower as
-// long as its lines end: at the end of a line its credit is idleTimeout. Time that the server needs
-// for itself does not count.
+// A body has a credit, the time for which the server still waits for it. The credit starts at
+// slowStart. Waiting uses it up, and each KiB that arrives adds a second, up to slowStart. A body
+// that is read into memory must also be complete after bodyTimeout. A streamed body may take any
+// time, and may be slower as long as its lines end: at the end of each line its credit is
+// idleTimeout. Time that the server itself needs does not count.
 type bodyReader struct {
 	io.ReadCloser
 	server   *server
@@ -53,8 +53,8 @@ type bodyReader struct {
 	streamed bool // the server's shutdown interrupts it
 	credit   time.Duration
 	waited   time.Duration // for the client, in all
-	// err is the error that ended the body. After it, no deadline may be set: net/http then reads
-	// in the background, and a deadline would cancel the request's context.
+	// err is the error or io.EOF that ended the body. After it, no read deadline may be set:
+	// net/http then reads in the background, and a deadline would cancel the request's context.
 	err error
 }
 
@@ -67,7 +67,7 @@ func (s *server) newBodyReader(w http.ResponseWriter, r *http.Request) *bodyRead
 	return b
 }
 
-// bodyOf returns the request's body, which ServeHTTP has wrapped.
+// bodyOf returns the body of a request as the bodyReader with which ServeHTTP has replaced it.
 func bodyOf(r *http.Request) *bodyReader { return r.Body.(*bodyReader) }
 
 func (b *bodyReader) Read(p []byte) (int, error) {
@@ -116,16 +116,16 @@ func (b *bodyReader) tooSlow() *problemError {
 	return newProblem(api.SlowBody, detail+fmt.Sprintf("and be complete after %s", bodyTimeout))
 }
 
-// setDeadline sets the deadline for later reads. It ignores the error of a test server without
-// deadlines.
+// setDeadline sets the deadline for later reads. It ignores errors, because the connections of test
+// servers have no deadlines.
 func (b *bodyReader) setDeadline(after time.Duration) {
 	if b.err == nil {
 		_ = b.ctl.SetReadDeadline(time.Now().Add(after))
 	}
 }
 
-// closeAfterAnswer makes the server close the connection after the answer if the body is not read
-// to its end. So the answer does not wait for the rest of the body.
+// closeAfterAnswer makes the server close the connection after the answer if the body was not read
+// to its end. Otherwise the answer would wait for the rest of the body.
 func (b *bodyReader) closeAfterAnswer(h http.Header) {
 	if !errors.Is(b.err, io.EOF) {
 		h.Set("Connection", "close")
@@ -133,9 +133,9 @@ func (b *bodyReader) closeAfterAnswer(h http.Header) {
 	}
 }
 
-// readBody reads a body of at most limit bytes into memory. It reserves the memory of a large body
-// while the body arrives, so that a client that only announces data holds nothing. release frees
-// the memory; the caller must call it, after an error too.
+// readBody reads a body of at most limit bytes into memory. For a large body it reserves memory
+// step by step while the body arrives, so that a client can't reserve memory by only announcing a
+// size. The caller must call release, which frees the reservation, even after an error.
 func (s *calls) readBody(r *http.Request, limit int64) (body []byte, release func(), err error) {
 	lease := &memoryLease{pool: s.bodyMemory}
 	size := limit + 1 // a byte more than the body may have, so that the end or a larger body is seen
@@ -204,7 +204,7 @@ func (s *calls) decodeOptionalBody(r *http.Request, v any) error {
 	return messages.RepeatedKey(body)
 }
 
-// truncate shortens a part of invalid input that an error message repeats.
+// truncate shortens a part of invalid input, which an error message repeats, to 300 bytes.
 func truncate(s string) string {
 	const limit = 300
 	if len(s) <= limit {
@@ -231,7 +231,8 @@ func idempotencyKey(r *http.Request) (string, error) {
 	return key, nil
 }
 
-// traceParent returns the header traceparent; "" when it is absent or malformed, as W3C asks.
+// traceParent returns the header traceparent; "" when it is absent or malformed. The W3C standard
+// says that malformed values are ignored.
 func traceParent(r *http.Request) string {
 	var w3c propagation.TraceContext
 	out := propagation.MapCarrier{}

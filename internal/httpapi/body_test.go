@@ -13,15 +13,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// answer is the status of an answer, and how long the client waited for it.
+// answer is the status and the body of an answer, and how long the client waited for it.
 type answer struct {
 	status int
 	after  time.Duration
 	body   string
 }
 
-// send posts a body in pieces with a pause behind each, and then only keeps the connection open if
-// the body is not complete. size is the announced size, -1 that of a chunked body.
+// send posts a body in pieces, with a pause after each. If the body is not complete, it then keeps
+// the connection open without sending. size is the announced size; -1: chunked encoding.
 func send(t *testing.T, client *http.Client, target, typ string, size int64, pause time.Duration, complete bool, pieces ...string) <-chan answer {
 	t.Helper()
 	in, out := io.Pipe()
@@ -56,8 +56,8 @@ func send(t *testing.T, client *http.Client, target, typ string, size int64, pau
 	return answered
 }
 
-// Clients that announce large bodies, or send chunks, and then stop hold no memory that others
-// need. They are refused after slowStart.
+// Clients that announce large bodies, or send some chunks, and then send no more reserve no memory
+// that other clients need. They are refused after slowStart.
 func TestSendersThatStopBlockNoOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := serve(t, New(options(newFakeBackend())))
@@ -83,7 +83,8 @@ func withoutBody(a answer) answer { a.body = ""; return a }
 func TestSlowBodiesAreRefused(t *testing.T) {
 	spaces := func(n int) string { return strings.Repeat(" ", n) }
 	group := `{"type":"NOOP"}`
-	// No piece comes at the moment of a refusal: then the client may see its failed write first.
+	// In no case does a piece arrive at the moment of the refusal: the client might then see its
+	// failed write before the answer.
 	for name, c := range map[string]struct {
 		target, typ string
 		pause       time.Duration
@@ -128,8 +129,8 @@ func TestSlowStoreUsesNoCredit(t *testing.T) {
 	})
 }
 
-// Bodies that hold memory and need more do not wait for each other: one waits, the others are
-// refused, and the memory that they free lets it go on.
+// If all bodies that hold memory need more, they don't block each other: one waits, the others are
+// refused, and the memory that they free lets it continue.
 func TestBodiesDoNotWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newBodyMemory()

@@ -11,10 +11,11 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// bodyMemory is the memory for the large bodies of all requests.
+// bodyMemory limits the memory for large bodies of all requests together.
 //
-// A body takes memory while it arrives. If all bodies that hold memory waited for more, none would
-// ever end. Therefore at most one of them waits; the others are refused, which frees memory.
+// A body reserves memory step by step while it arrives. If all bodies that hold memory waited for
+// more, none of them would ever finish. Therefore at most one of them waits; the others are
+// refused, which frees memory.
 type bodyMemory struct {
 	free    *semaphore.Weighted
 	growing *semaphore.Weighted // held by the body that holds memory and waits for more
@@ -34,8 +35,9 @@ type memoryLease struct {
 	since time.Time // when it got its first memory
 }
 
-// grow makes the lease one of size bytes; up to smallBody it needs none. If there is not enough
-// memory, it waits for bodyMemoryWait at most and then returns a problem with status 429.
+// grow makes the reservation of a body size bytes large; up to smallBody it needs none. If memory
+// is short, it waits for at most bodyMemoryWait. A body that already holds memory does not wait if
+// another such body does. Without memory, grow returns a problem with status 429.
 func (l *memoryLease) grow(ctx context.Context, size int64) error {
 	if size <= smallBody {
 		return nil
@@ -75,8 +77,8 @@ func (l *memoryLease) release() {
 	l.pool.holdTime += (time.Since(l.since) - l.pool.holdTime) / 4
 }
 
-// full returns the error of a body for which there is no memory. A body that is sent again after
-// the time for which bodies usually hold memory finds memory.
+// full returns the error for a body that gets no memory. Its Retry-After is the time for which
+// bodies have usually held memory.
 func (m *bodyMemory) full(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()

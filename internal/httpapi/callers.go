@@ -30,8 +30,8 @@ var (
 	streamKind = kind{maxKeyStreams, "your API key has %d streams of events, results and failures already: end one"}
 )
 
-// callers bounds what one caller may do at this server, so that no caller takes the connections or
-// the CPU of all. A caller is an API key or, for an API without keys, a client's address.
+// callers limits the requests of each caller to this server, so that no caller can occupy its
+// connections or CPU. A caller is an API key or, for an API without keys, a client's address.
 type callers struct {
 	perSecond int // requests that a key may make in a second, and at once; 0: any number
 
@@ -49,11 +49,12 @@ func newCallers(perSecond int) *callers {
 	return &callers{perSecond: perSecond, open: map[opened]int{}, rates: map[string]*rate.Limiter{}}
 }
 
-// maxRates is the number of rate limiters from which on those of idle keys are removed: there may
-// be 10,000 keys, and rotated ones are replaced.
+// maxRates: when this many rate limiters exist, those of idle keys are removed. There may be 10,000
+// keys, and rotated keys are replaced by new ones.
 const maxRates = 20_000
 
-// request counts a request of a key. It returns a problem if the key has made too many.
+// request counts a request of an API key. It returns a problem if the key has made too many
+// requests.
 func (c *callers) request(p auth.Principal, now time.Time) error {
 	if c.perSecond == 0 {
 		return nil
@@ -73,8 +74,8 @@ func (c *callers) request(p auth.Principal, now time.Time) error {
 	return nil
 }
 
-// removeIdle removes the limiters that have all their permits, if there are many limiters: a new
-// limiter would decide the same.
+// removeIdle removes the limiters that have all their permits, if there are maxRates limiters. A
+// removed limiter changes nothing: a new one would have all its permits, too.
 func (c *callers) removeIdle(now time.Time) {
 	if len(c.rates) < maxRates {
 		return
@@ -86,8 +87,8 @@ func (c *callers) removeIdle(now time.Time) {
 	}
 }
 
-// begin counts a request of a caller until the caller of begin calls end. It returns a problem if
-// too many of its kind are open. Callers without a name are not counted.
+// begin counts an open request of kind k for the caller until end is called. It returns a problem
+// if the caller already has k.most open ones. A caller with the name "" is not counted.
 func (c *callers) begin(caller string, k kind) (end func(), err error) {
 	if caller == "" {
 		return func() {}, nil
@@ -108,8 +109,9 @@ func (c *callers) begin(caller string, k kind) (end func(), err error) {
 	}, nil
 }
 
-// callerOf returns the name by which callers knows the caller of a request. The principal is zero
-// for an API without keys. The name is empty if a proxy does not say whose request it is.
+// callerOf returns the name under which the limits count the caller of a request: the id of its API
+// key or, if p is zero because the API has no keys, its address. It returns "" if a trusted proxy
+// does not name the client.
 func (s *server) callerOf(r *http.Request, p auth.Principal) string {
 	if p.KeyID != "" {
 		return p.KeyID

@@ -26,8 +26,8 @@ func (anyKey) Authenticate(_ context.Context, token string, _ netip.Addr) (auth.
 
 func (anyKey) Still(auth.Principal) bool { return true }
 
-// A key may send maxAppends bodies at once; another key is not affected, and the end of a body
-// makes room for another one.
+// An API key may send maxAppends bodies at once, independently of other keys. After the end of a
+// body it may send another one.
 func TestAppendsOfOneCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend().withGroup("g")
@@ -80,8 +80,8 @@ func TestAppendsOfOneCaller(t *testing.T) {
 	})
 }
 
-// A key may have maxKeyStreams streams; another key is not affected, and the end of a stream makes
-// room for another one.
+// An API key may have maxKeyStreams open streams, independently of other keys. After the end of a
+// stream it may open another one.
 func TestStreamsOfOneKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend()

@@ -23,8 +23,8 @@ const (
 	maxBasePriority = 1_000_000_000_000_000
 )
 
-// pauseTenantOrType serves pause and resume of a tenant or a type. root is the path of its
-// collection; param is the path parameter with its id.
+// pauseTenantOrType returns the handler that pauses or resumes a tenant or a type. root is the path
+// of the collection; param is the path parameter with the id.
 func (s *calls) pauseTenantOrType(
 	root, param string, paused bool, do func(context.Context, string) error,
 ) handler {
@@ -85,7 +85,8 @@ const (
 	mergePatchType = "application/merge-patch+json"
 )
 
-// setTenant returns the function that PUT calls. A field that is absent or null gets its default.
+// setTenant returns the function that carries out PUT /v1/tenants/{id}. A field that is absent or
+// null gets its default.
 func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Tenant, error) {
 	return func(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
 		set := api.TenantSettings{RPS: p.RPS.Value, Weight: p.Weight.Value, BasePriority: p.BasePriority.Value}
@@ -93,7 +94,8 @@ func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Te
 	}
 }
 
-// changeTenant decodes a body, which has one of the media types, and calls do.
+// changeTenant returns a function that decodes a tenant's settings in one of these media types, and
+// calls do with them.
 func changeTenant(
 	s *calls, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
 ) func(*http.Request) (api.Tenant, error) {

@@ -11,10 +11,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/records"
 )
 
-// tableQuery are the query parameters of an append that concern CSV.
+// tableQuery lists the query parameters that an append of CSV may have.
 var tableQuery = []string{"delimiter", "types", "key_column"}
 
-// tableOptions reads the query parameters of an append of CSV.
+// tableOptions parses the query parameters of an append of CSV.
 func tableOptions(q url.Values) (o records.TableOptions, err error) {
 	o.MaxPayload = messages.MaxPayloadBytes
 	if o.Delimiter, err = records.ParseDelimiter(q.Get("delimiter")); err != nil {
@@ -30,7 +30,7 @@ func tableOptions(q url.Values) (o records.TableOptions, err error) {
 // csvSource turns each row of a table into a job.
 type csvSource struct{ table *records.Table }
 
-// newCSVSource reads the header row and returns a source of the rows behind it.
+// newCSVSource reads the header row of a table, and returns a source of the jobs in the later rows.
 func newCSVSource(in *bufio.Reader, o records.TableOptions) (*csvSource, error) {
 	table, line, err := records.NewTable(newRecords(in, records.CSV), o)
 	var bad *records.HeaderError
@@ -43,7 +43,7 @@ func newCSVSource(in *bufio.Reader, o records.TableOptions) (*csvSource, error) 
 	return &csvSource{table}, nil
 }
 
-// headerProblem returns the answer to a table whose header is refused.
+// headerProblem returns the problem for a CSV body whose header row is refused.
 func headerProblem(bad *records.HeaderError) *problemError {
 	field, detail := "header", bad.Error()
 	switch {

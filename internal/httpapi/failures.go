@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// FailureQuery selects failed jobs of a group. With a Limit it selects a page of them.
+// FailureQuery selects failed jobs of a group: with Limit 0 all of them, otherwise a page.
 type FailureQuery struct {
 	Code     string // "": any
 	Payloads bool   // with the payloads of the jobs
@@ -18,8 +18,8 @@ type FailureQuery struct {
 	Limit    int    // 0: all; up to 1,000
 }
 
-// streamFailures answers with all failed jobs as they are read, or with a page, whose next one is
-// in the header Link.
+// streamFailures answers with lines of NDJSON, one for each failed job that the query selects. With
+// a limit they are one page, and the header Link leads to the next page.
 func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {

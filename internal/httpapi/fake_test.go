@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// fakeBackend is a backend in memory. A test may set its first fields before it sends requests.
+// fakeBackend is a backend in memory. A test may set the fields before mu to change its answers,
+// before it sends requests.
 type fakeBackend struct {
 	retried  api.RetryChoice      // of the latest retry
 	err      error                // returned by every call

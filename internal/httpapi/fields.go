@@ -15,10 +15,10 @@ import (
 // maxListed is the largest number of bad fields that an answer lists.
 const maxListed = 100
 
-// fields are the fields of a JSON object, and the problems of those that were read. So one answer
-// names all bad fields. A field that is null counts as absent. Field names are case-sensitive. For
-// a value of the wrong type, a method returns a value that passes later checks as far as possible,
-// so that no other field gets a problem because of it; it is dropped with the body.
+// fields has the fields of a JSON object, and collects their problems, so that one answer names all
+// bad fields. A field that is null counts as absent. Field names are case-sensitive. For a value of
+// the wrong type, a method notes the problem and returns a valid value, so that later checks add no
+// second problem; nobody uses this value, because the body is refused.
 type fields struct {
 	values   map[string]json.RawMessage // those that were not read yet
 	known    []string
@@ -54,14 +54,14 @@ func (f *fields) problem(name, text string) {
 	}
 }
 
-// check adds problems of fields that were read, except for fields that have one already.
+// check adds problems that the caller has found, except for fields that already have a problem.
 func (f *fields) check(bad []api.FieldError) {
 	for _, b := range bad {
 		f.problem(b.Field, b.Problem)
 	}
 }
 
-// take returns the value of a field, nil if it is absent or null.
+// take returns the JSON of a field, and marks the field as known; nil if it is absent or null.
 func (f *fields) take(name string) json.RawMessage {
 	f.known = append(f.known, name)
 	v := f.values[name]
@@ -72,8 +72,8 @@ func (f *fields) take(name string) json.RawMessage {
 	return v
 }
 
-// count reads a whole number. A number that int64 does not hold becomes the nearest one that it
-// holds, so that the check of its range refuses it.
+// count reads a field that must be a whole number. A number outside of int64 becomes the nearest
+// int64, so that the later check of the range refuses it.
 func (f *fields) count(name string) *int64 {
 	n := f.number(name)
 	if n == nil {
@@ -161,7 +161,8 @@ func (f *fields) eventSettings() api.EventSettings {
 	return set
 }
 
-// err returns the answer for all problems, with fields that nobody has read among them, or nil.
+// err returns an error with all problems; nil if there are none. Fields that were never read are
+// unknown, which is a problem, too.
 func (f *fields) err() error {
 	slices.Sort(f.known)
 	for name := range f.values {

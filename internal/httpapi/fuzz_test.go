@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzParsePosition checks that any text yields a valid position, which survives
-// writing and parsing.
+// FuzzParsePosition checks that parsePosition accepts any text, and that String and parsePosition
+// are inverse.
 func FuzzParsePosition(f *testing.F) {
 	for _, seed := range []string{"", "1.2", "1.2.3", "1.2.0", "-1.2", "99999999999.1", "1.2.3.4", "a.b", "+1.2", "01.2"} {
 		f.Add(seed)
@@ -20,7 +20,7 @@ func FuzzParsePosition(f *testing.F) {
 	})
 }
 
-// FuzzDecodeSettings checks that accepted settings are within their limits, and stay the same when
+// FuzzDecodeSettings checks that decoded settings are within their limits, and do not change when
 // they are encoded and decoded again.
 func FuzzDecodeSettings(f *testing.F) {
 	for _, seed := range []string{

@@ -9,14 +9,15 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// ListQuery selects a page of groups. An empty field matches every group; an empty Cursor means the
-// first page.
+// ListQuery selects a page of the list of groups. An empty filter matches every group; an empty
+// Cursor means the first page.
 type ListQuery struct {
 	Tenant string
 	Status api.Status
 	Type   string // the group's, or that of one of its jobs
 	Paused *bool  // whether the group itself is paused
-	// FailedJobs is whether at least one job of the group has failed, in any status.
+	// FailedJobs: true selects groups with at least one failed job, false those without, whatever
+	// their status is.
 	FailedJobs *bool
 	Prefix     string    // the beginning of the id
 	Since      time.Time // the group was created then or later
@@ -40,7 +41,7 @@ func (s *calls) listGroups(r *http.Request) (l api.GroupList, err error) {
 	return l, err
 }
 
-// groupQuery returns the query parameters of the list of groups.
+// groupQuery parses the query parameters of the list of groups.
 func groupQuery(r *http.Request) (q ListQuery, err error) {
 	v := r.URL.Query()
 	q = ListQuery{
@@ -73,7 +74,7 @@ func groupQuery(r *http.Request) (q ListQuery, err error) {
 	return q, err
 }
 
-// sinceParam returns the query parameter since, the zero time if it is absent.
+// sinceParam returns the query parameter since, a time; the zero time if it is absent.
 func sinceParam(q url.Values) (since time.Time, err error) {
 	text := q.Get("since")
 	if text == "" {

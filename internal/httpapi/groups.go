@@ -83,8 +83,8 @@ func pathValue(r *http.Request, name string) (string, error) {
 	return id, nil
 }
 
-// commandOn serves a command on what the path parameter param names, with an optional JSON body of
-// type B. do runs to its end even if the client disconnects.
+// commandOn returns the handler of a command on the object whose id is in the path parameter param.
+// The JSON body of type B is optional. do runs to its end even if the client disconnects.
 func commandOn[B any](
 	s *calls, param string, do func(ctx context.Context, id string, body B) (answer any, err error),
 ) handler {
@@ -110,7 +110,7 @@ func commandOn[B any](
 	}
 }
 
-// groupCommand serves a command on a group that takes no arguments.
+// groupCommand returns the handler of a command on a group without arguments.
 func (s *calls) groupCommand(do func(context.Context, string) (api.Accepted, error)) handler {
 	return commandOn(s, "id", func(ctx context.Context, id string, _ struct{}) (any, error) {
 		a, err := do(ctx, id)
@@ -126,7 +126,8 @@ const (
 // MaxCodeLength is the most bytes of an error code.
 const MaxCodeLength = 128
 
-// retryGroup serves the retry of an ended group. Without a body, all failed jobs run again.
+// retryGroup returns the function that opens the next round of an ended group. Without a body, all
+// failed jobs run again.
 func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, error) {
 	return func(ctx context.Context, id string, choice api.RetryChoice) (any, error) {
 		switch {
@@ -180,7 +181,7 @@ func show[T any](get func(r *http.Request) (T, error)) handler {
 	}
 }
 
-// showByID answers with what get returns for the id in the path.
+// showByID returns the handler of a GET: it answers with what get returns for the id in the path.
 func showByID[T any](get func(ctx context.Context, id string) (T, error)) handler {
 	return show(func(r *http.Request) (v T, err error) {
 		id, err := pathID(r)
@@ -191,7 +192,8 @@ func showByID[T any](get func(ctx context.Context, id string) (T, error)) handle
 	})
 }
 
-// showPage answers with a page of a list. The query has its cursor and its limit.
+// showPage returns the handler of a list: it answers with the page that the query's cursor and
+// limit select.
 func showPage[T any](list func(ctx context.Context, cursor string, limit int) (T, error)) handler {
 	return show(func(r *http.Request) (page T, err error) {
 		cursor, limit, err := pageParams(r)
@@ -207,7 +209,7 @@ func (s *calls) getGroup(ctx context.Context, id string) (api.Group, error) {
 	return withEmptyMaps(g), err
 }
 
-// pageParams returns the query parameters of a list: cursor and limit.
+// pageParams parses the query parameters of a list: cursor and limit.
 func pageParams(r *http.Request) (cursor string, limit int, err error) {
 	q := r.URL.Query()
 	cursor, limit = q.Get("cursor"), defaultLimit
@@ -272,7 +274,7 @@ func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	return st, err
 }
 
-// defaultHistory is how much of the history is shown unless the request says it, in minutes.
+// defaultHistory is how many minutes of the history are shown if the request does not say it.
 const defaultHistory = 60
 
 func getHistory(b Backend) func(*http.Request) (api.History, error) {
@@ -299,7 +301,8 @@ func getAudit(b Backend) func(*http.Request) (api.AuditState, error) {
 	}
 }
 
-// getIndex answers with links to the API's collections, and sends browsers to the console.
+// getIndex answers with links to the API's collections. Browsers are redirected to the console if
+// this server has it.
 func (s *calls) getIndex(w http.ResponseWriter, r *http.Request) error {
 	if s.ui && strings.Contains(r.Header.Get("Accept"), "text/html") {
 		http.Redirect(w, r, uiRoot, http.StatusSeeOther)

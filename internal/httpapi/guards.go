@@ -15,7 +15,7 @@ const (
 	kindProblem = "must be pool, breaker, lock, semaphore or key"
 )
 
-// guardName returns the name of the guard in the path as KIND/NAME.
+// guardName parses the name of the guard in the path, and returns it as KIND/NAME.
 func guardName(r *http.Request) (string, error) {
 	kind, rest, ok := guard.ParseName(r.PathValue("name"))
 	if !ok {
@@ -59,8 +59,8 @@ func getGuard(b Backend) func(*http.Request) (api.Guard, error) {
 	}
 }
 
-// controlGuard serves an action on a member of a guard. It runs to its end even if the client
-// disconnects.
+// controlGuard serves an operator's action on a member of a guard. The action runs to its end even
+// if the client disconnects.
 func controlGuard(s *calls, do guard.Action) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		name, err := guardName(r)

@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// listJobs returns a page of a group's jobs, or the job with a key.
+// listJobs returns the function that serves the list of a group's jobs: a page, or the job with a
+// given key.
 func listJobs(b Backend) func(*http.Request) (api.JobList, error) {
 	return func(r *http.Request) (l api.JobList, err error) {
 		id, err := pathID(r)

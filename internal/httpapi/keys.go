@@ -16,23 +16,24 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth/apikey"
 )
 
-// KeyStore is the API keys that admins manage. *apikey.Store implements it.
+// KeyStore is the store of the API keys that admins manage. *apikey.Store implements it.
 type KeyStore interface {
-	// List returns all keys, the oldest first, and an error for each record that can't be used.
+	// List returns all keys, the oldest first. unusable has an error for each record that can't be
+	// read as a key.
 	List(ctx context.Context) (keys []apikey.Record, unusable []error, err error)
 	// Create stores a new key.
 	Create(ctx context.Context, r apikey.Request) (apikey.NewKey, error)
-	// Revoke deletes a key. It returns apikey.ErrNoKey for an unknown one.
+	// Revoke deletes a key. If there is no key with this id, it returns apikey.ErrNoKey.
 	Revoke(ctx context.Context, id string) error
 }
 
-// recordedKeys is a KeyStore that stores each change in the activity log before it carries it out.
+// recordedKeys is a KeyStore that writes each change to the activity log before it carries it out.
 type recordedKeys struct {
 	KeyStore
 	log Activity
 }
 
-// RecordedKeys returns a KeyStore that stores each change of s in the activity log before it
+// RecordedKeys returns a KeyStore that writes each change of s to the activity log before it
 // carries it out.
 func RecordedKeys(s KeyStore, log Activity) KeyStore { return recordedKeys{s, log} }
 
@@ -85,8 +86,8 @@ func (s keyCalls) list(r *http.Request) (api.KeyList, error) {
 	return KeyPage(all, cursor, limit)
 }
 
-// KeyPage returns a page of the keys that KeyStore.List has returned. The cursor is TIME,ID of the
-// last key on the previous page.
+// KeyPage returns a page of `all`, the keys that KeyStore.List has returned. The cursor is TIME,ID
+// of the last key on the previous page.
 func KeyPage(all []apikey.Record, cursor string, limit int) (api.KeyList, error) {
 	list := api.KeyList{Keys: []api.Key{}}
 	after, id, ok := strings.Cut(cursor, ",")
@@ -121,7 +122,7 @@ func keyView(k apikey.Record) api.Key {
 	return v
 }
 
-// create serves the creation of a key. Its answer has the secret.
+// create serves POST /v1/keys. Only this answer has the secret of the new key.
 func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
 	if s.keyStore == nil {
 		return errNoKeys
@@ -153,8 +154,8 @@ func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// maxKeySeconds is above each lifetime that is allowed, so that a lifetime in nanoseconds does not
-// overflow.
+// maxKeySeconds is larger than every allowed lifetime of a key. It keeps a lifetime in nanoseconds
+// from overflowing before the exact check.
 const maxKeySeconds = 1 << 31
 
 // decodeKeyRequest decodes and checks the body of POST /v1/keys.
@@ -171,7 +172,7 @@ func decodeKeyRequest(body []byte) (apikey.Request, error) {
 	return KeyRequestOf(asked)
 }
 
-// KeyRequestOf checks the fields of a new key, as POST /v1/keys does.
+// KeyRequestOf checks the fields of a new key by the rules of POST /v1/keys.
 func KeyRequestOf(asked api.KeyRequest) (apikey.Request, error) {
 	if s := asked.ExpiresInSeconds; s < 0 || s > maxKeySeconds {
 		return apikey.Request{}, invalidField("expires_in_seconds", "must be from 60 to 315360000, or 0 for never")

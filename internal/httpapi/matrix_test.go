@@ -27,7 +27,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// installation is an ingest that asks for keys, on a real Redis.
+// installation is an ingest process that asks for API keys, on a real Redis.
 type installation struct {
 	*stagetest.World
 	url   string
@@ -72,8 +72,8 @@ type answer struct {
 	body   string
 }
 
-// send sends a request with a token, or none if it is "". Each request comes from another address,
-// unless from names one.
+// send sends a request with a token; "": without one. from is the client's address; "": a new
+// address for each request.
 func (in *installation) send(token, method, path, body, from string) answer {
 	in.T.Helper()
 	if from == "" {
@@ -117,13 +117,14 @@ func (in *installation) group(tenant string) string {
 	return id
 }
 
-// Whom the matrix asks about: own belongs to the tenant of the keys with a tenant, foreign to
-// another tenant, unknown does not exist.
+// The kinds of objects in the matrix: own belongs to the tenant of the keys that have a tenant,
+// foreign belongs to another tenant, and unknown does not exist.
 const own, foreign, unknown = "own", "foreign", "unknown"
 
 var tenants = map[string]string{own: "acme", foreign: "globex", unknown: "nobody"}
 
-// mayUse is who may make the calls of a scope: one line of docs/security.md each.
+// mayUse lists, for each scope, the callers who may make its calls, as the table in
+// docs/security.md does.
 var mayUse = map[auth.Scope]string{
 	"open":           "none bad admin operator reader reader@acme producer@acme producer@* metrics service",
 	auth.Read:        "admin operator reader reader@acme producer@acme producer@*",
@@ -136,8 +137,8 @@ var mayUse = map[auth.Scope]string{
 	auth.EntryTokens: "admin service",
 }
 
-// wants is the status of an answer to a caller who may make the call. A route that is missing
-// answers with 200.
+// wants has the status of each call for a caller who may make it; 200 for routes that are not
+// listed.
 var wants = map[string]int{
 	"POST /v1/groups":                  202,
 	"POST /v1/groups/{id}/seal":        202,
@@ -156,7 +157,8 @@ var wants = map[string]int{
 	"POST /v1/guards/{name}/members/*": 404, // there is none
 }
 
-// bodies are the bodies of the calls that need one. ID and TENANT stand for the object's.
+// bodies has the request bodies of the calls that need one. ID and TENANT are replaced by those of
+// the object.
 var bodies = map[string]string{
 	"POST /v1/groups":                     `{"id":"ID","tenant":"TENANT","type":"T"}`,
 	"POST /v1/groups/{id}/jobs":           `{"payload":1}`,
@@ -199,8 +201,9 @@ func want(rt httpapi.Route, caller, which string) int {
 	return 200
 }
 
-// Every route, for every kind of caller and object, answers with the status that one small table
-// says. What belongs to another tenant can't be told from what does not exist.
+// Every route answers every kind of caller, for every kind of object, with the status that follows
+// from mayUse and wants. The answers for objects of another tenant and for unknown objects are the
+// same.
 func TestEveryCallerAtEveryRoute(t *testing.T) {
 	t.Parallel()
 	in := newInstallation(t)
@@ -242,8 +245,8 @@ func TestEveryCallerAtEveryRoute(t *testing.T) {
 	require.Greater(t, tried, 1000)
 }
 
-// call makes the call of a route for an object. The ids of foreign and unknown objects have the
-// same length, and are replaced in the answer.
+// call sends a request to a route about an own, foreign or unknown object. It replaces ids in the
+// answer, so that the answers about foreign and unknown objects can be compared.
 func (in *installation) call(rt httpapi.Route, token, which string) answer {
 	in.T.Helper()
 	tenant, id := tenants[which], "x-000000"
@@ -289,8 +292,8 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// Wrong keys cost Redis a bounded number of commands, however many they are. They never keep out a
-// valid key, also from the same address.
+// Any number of requests with wrong keys costs Redis only a bounded number of commands. They never
+// keep out a valid key, not even from the same address.
 func TestFloodOfWrongKeys(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -50,8 +50,8 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			slog.Int("status", w.status), slog.Int64("bytes", w.bytes), slog.Duration("took", time.Since(start)),
 			slog.String("key", w.keyID))
 		if v != nil {
-			// This breaks the connection, so that the client does not mistake a part of the answer
-			// for the whole.
+			// Break the connection, so that the client does not mistake a part of the answer for
+			// the whole.
 			panic(http.ErrAbortHandler)
 		}
 	}()
@@ -76,8 +76,8 @@ func (s *server) checkOrigin(r *http.Request) error {
 	return nil
 }
 
-// byMethod returns a handler that selects one of m by the request's method. A path for which m is
-// empty is answered with 404.
+// byMethod returns a handler that selects one of m by the request's method. If m is empty, it
+// answers 404.
 func (s *server) byMethod(m handlersByMethod) http.Handler {
 	allow := strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -97,7 +97,7 @@ func (s *server) byMethod(m handlersByMethod) http.Handler {
 	})
 }
 
-// maxNamedParams is how many unknown query parameters an answer names.
+// maxNamedParams is the largest number of unknown query parameters that an answer names.
 const maxNamedParams = 10
 
 // onlyQuery refuses requests with a query parameter that is not in known, so that a misspelt one
@@ -127,8 +127,8 @@ func onlyQuery(known []string, serve handler) handler {
 	}
 }
 
-// fail ends a request that could not be served. It answers with a problem. If a part of the answer
-// is already sent, or the client has left, it panics to break the connection.
+// fail answers a request with the problem of err. If a part of the answer is already sent, or the
+// client has disconnected, it panics with http.ErrAbortHandler to break the connection.
 func (s *server) fail(w *responseWriter, r *http.Request, err error) {
 	if w.status != 0 || errors.Is(err, context.Canceled) {
 		s.log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelDebug, "answer aborted",
@@ -177,7 +177,7 @@ func isLoopbackHost(host string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// responseWriter remembers the status and size of the answer, and sets a deadline for each write.
+// responseWriter records the status and size of the answer, and sets a deadline for each write.
 type responseWriter struct {
 	http.ResponseWriter
 	ctl    *http.ResponseController

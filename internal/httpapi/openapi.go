@@ -17,7 +17,7 @@ func OpenAPI() []byte { return bytes.Clone(openapiDocument) }
 // Scopes returns the scope of each call of the API that needs a key, by its method and path, as in
 // "GET /v1/groups/{id}".
 func Scopes() map[string]auth.Scope {
-	// These values are never called. They only make newServer register all routes.
+	// These nil stores are never called. With them, newServer registers the routes of all options.
 	o := Options{Backend: struct{ Backend }{}, Rooms: struct{ Rooms }{}, Activity: struct{ Activity }{}}
 	scopes := map[string]auth.Scope{}
 	for _, rt := range newServer(o).routes() {

@@ -185,7 +185,8 @@ func jsonFields(typ reflect.Type) (all, always []string) {
 	return all, always
 }
 
-// Every call that lists things has the same form, which the description of the document names.
+// All calls whose operation id begins with list have cursor and limit, and no other calls do. The
+// description of the OpenAPI document names this form.
 func TestListsHaveOneForm(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)
@@ -230,7 +231,8 @@ func TestListsHaveOneForm(t *testing.T) {
 	require.GreaterOrEqual(t, lists, 7)
 }
 
-// answerSchema returns the schema of the JSON with which a call answers; nil if there is none.
+// answerSchema returns the schema of the JSON that a call answers with; nil if it answers without
+// JSON.
 func answerSchema(op *openapi3.Operation) *openapi3.Schema {
 	answer := op.Responses.Value("200")
 	if answer == nil || answer.Value.Content["application/json"] == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// problemError is an error that contains its problem document.
+// problemError is an error with the problem document that answers it.
 type problemError struct {
 	api.Problem
 	retryAfter time.Duration // 0: the answer has no Retry-After
@@ -36,12 +36,12 @@ func invalidField(field, problem string) *problemError {
 	return newProblem(api.Invalid, field+" "+problem, api.FieldError{Field: field, Problem: problem})
 }
 
-// malformedJSON is the problem of a body that is not one JSON value.
+// malformedJSON returns the problem of a body that is not one JSON value.
 func malformedJSON(problem string) *problemError {
 	return newProblem(api.MalformedJSON, "body "+problem, api.FieldError{Field: "body", Problem: problem})
 }
 
-// badJSON is the problem of a body that encoding/json could not decode.
+// badJSON returns the problem of a body that encoding/json could not decode.
 func badJSON(err error) *problemError {
 	problem := truncate(err.Error())
 	var syntax *json.SyntaxError
@@ -63,8 +63,8 @@ var (
 	errShutdown = retryLater(api.ShuttingDown, time.Second, "this server is shutting down: try again")
 )
 
-// problemOf converts an error to the problem of its answer. known is false for an unexpected error,
-// whose text is not shown to the client.
+// problemOf converts an error to the problem that the client gets. known is false for an unexpected
+// error; then the problem does not show the error's text.
 func problemOf(err error) (p *problemError, known bool) {
 	var (
 		invalid  *messages.ValidationError
@@ -132,8 +132,9 @@ func (s *server) writeProblem(w http.ResponseWriter, r *http.Request, err error)
 	writeJSON(w, p.Status, "application/problem+json", p.Problem)
 }
 
-// problem returns the problem of err, sets the headers of its answer, and logs an unexpected error.
-// If the body is not read to its end, the server then closes the connection.
+// problem returns the problem that answers err, sets the headers of the answer, and logs an
+// unexpected error. If the request's body was not read to its end, the server closes the connection
+// after the answer.
 func (s *server) problem(w http.ResponseWriter, r *http.Request, err error) *problemError {
 	p, known := problemOf(err)
 	if !known {

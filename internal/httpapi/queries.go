@@ -4,25 +4,25 @@ import (
 	"time"
 )
 
-// SubmitOptions is the data of a submission that is not in its body.
+// SubmitOptions is the data of a submission beside its body.
 type SubmitOptions struct {
 	GeneratedID bool // the client gave no id; the API has generated one
-	// IdempotencyKey is "" when there is none, else 1 to 255 bytes of visible ASCII. Hash it before
-	// it enters a Redis key.
+	// IdempotencyKey is the request's header; "" when it is absent, else 1 to 255 bytes of visible
+	// ASCII. Hash it before it becomes part of a Redis key.
 	IdempotencyKey string
 	TraceParent    string // W3C traceparent of the request; "" when it is absent or malformed
 }
 
-// JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
-// empty State matches every job; an empty Cursor means the first page.
+// JobQuery selects a page of a group's jobs. With Key it selects only the job with this key, if
+// there is one. An empty State matches every job; an empty Cursor means the first page.
 type JobQuery struct {
 	State, Key, Cursor string
 	Limit              int // 1 to 1,000
 }
 
 // DeadLetterQuery selects a page of dead letters. An empty Tenant, Group, Type or Code matches
-// every dead letter; Since is the oldest time, the zero time sets none; an empty Cursor means the
-// first page.
+// every dead letter. Older ones than Since are left out, unless Since is zero. An empty Cursor
+// means the first page.
 type DeadLetterQuery struct {
 	Tenant, Group, Type, Code string
 	Since                     time.Time

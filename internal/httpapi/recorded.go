@@ -13,21 +13,22 @@ import (
 
 // Activity is the activity log. Package activity implements it.
 type Activity interface {
-	// Do stores an entry, and then carries out a change. Without the entry there is no change.
+	// Do stores the entry e, and then calls do, which makes the change. If the entry can't be
+	// stored, do is not called.
 	Do(ctx context.Context, e api.Activity, do func(context.Context) error) error
 	// Read returns a page of the log.
 	Read(ctx context.Context, q activity.Query) (api.ActivityList, error)
 }
 
-// recorded is a Backend that stores each change in the activity log before it carries it out,
-// except submissions and appends, which are the daily traffic. A group is read first, so that the
-// log has no attempts on groups that don't exist for the caller.
+// recorded is a Backend that writes each change to the activity log before it carries it out,
+// except submissions and appends, which are the daily traffic. Before a command on a group it reads
+// the group, so that commands on groups that don't exist for the caller are not recorded.
 type recorded struct {
 	Backend
 	log Activity
 }
 
-// Recorded returns a Backend that stores each change of b in the activity log before it carries it
+// Recorded returns a Backend that writes each change of b to the activity log before it carries it
 // out, except submissions and appends.
 func Recorded(b Backend, log Activity) Backend { return recorded{b, log} }
 
@@ -40,8 +41,8 @@ func entry(action, object string, before, after any) api.Activity {
 	return api.Activity{Action: action, Object: object, Before: activity.JSON(before), After: activity.JSON(after)}
 }
 
-// recordedGroup carries out a command on a group. state returns what the log shows of the group
-// before the command.
+// recordedGroup records and carries out a command on a group. state returns the part of the group
+// that the log shows as the state before; after is the state after the command.
 func recordedGroup(
 	ctx context.Context, b recorded, action, id string, state func(api.Group) any, after any,
 	do func(context.Context) (api.Accepted, error),
@@ -87,7 +88,7 @@ func (b recorded) Resume(ctx context.Context, id string) (api.Accepted, error) {
 		func(ctx context.Context) (api.Accepted, error) { return b.Backend.Resume(ctx, id) })
 }
 
-// pause records and carries out a pause of a tenant or a type, or its end.
+// pause records and carries out a pause or a resumption of a tenant or a type.
 func (b recorded) pause(
 	ctx context.Context, action, id string, paused bool, do func(context.Context, string) error,
 ) error {
@@ -158,18 +159,19 @@ func (b recorded) ControlGuard(ctx context.Context, name, member string, do guar
 		func(ctx context.Context) error { return b.Backend.ControlGuard(ctx, name, member, do) })
 }
 
-// recordedRooms is a waiting room that stores each change of operators in the activity log before
-// it carries it out.
+// recordedRooms is a Rooms that writes each change by operators to the activity log before it
+// carries it out.
 type recordedRooms struct {
 	Rooms
 	log Activity
 }
 
-// RecordedRooms returns a waiting room that stores each change of operators in the activity log
-// before it carries it out.
+// RecordedRooms returns a Rooms that writes each change by operators to the activity log before it
+// carries it out.
 func RecordedRooms(r Rooms, log Activity) Rooms { return recordedRooms{r, log} }
 
-// recordedEvent carries out a change of an event, and shows in the log what shown returns of it.
+// recordedEvent records and carries out a change of an event. shown returns the part of the event
+// that the log shows as the state before; nil: none.
 func recordedEvent[T any](
 	ctx context.Context, r recordedRooms, action, event string, shown func(api.RoomEvent) any, after any,
 	do func(context.Context) (T, error),

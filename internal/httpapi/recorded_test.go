@@ -35,8 +35,8 @@ func (f *fakeActivity) Read(_ context.Context, q activity.Query) (api.ActivityLi
 	return api.ActivityList{Activity: f.entries, Scanned: len(f.entries)}, f.err
 }
 
-// changes are the calls that the activity log must have, with the body of the request and what the
-// log shows: the action, the object, and the states before and after.
+// changes lists every call that the activity log must record. Each value has the request's body,
+// and the expected entry: action, object, state before and state after.
 var changes = map[string][]string{
 	"POST /v1/groups/g/seal":                        {`{"total":3}`, `group.seal g {"sealed":false} {"sealed":true,"total":3}`},
 	"POST /v1/groups/g/cancel":                      {``, `group.cancel g {"status":"CREATED"} `},
@@ -62,8 +62,8 @@ var changes = map[string][]string{
 	"DELETE /v1/keys/key_a":                         {``, `key.revoke key_a  `},
 }
 
-// Each change but the daily traffic is stored before it is carried out. Without an entry there is
-// no change.
+// Each change, except submissions and appends, is recorded before it is carried out. If it can't be
+// recorded, it is not carried out.
 func TestChangesAreRecordedFirst(t *testing.T) {
 	for target, c := range changes {
 		method, path, _ := strings.Cut(target, " ")
@@ -102,7 +102,7 @@ func TestChangesAreRecordedFirst(t *testing.T) {
 	}
 }
 
-// The log has every change of the API, but not the daily traffic.
+// The activity log records every change of the API except submissions and appends.
 func TestEveryChangeIsRecorded(t *testing.T) {
 	recorded := []string{
 		"POST /v1/groups", "POST /v1/groups/{id}/jobs", "POST /v1/entry-tokens/verify", "POST /v1/entry-tokens/renew",
@@ -123,8 +123,8 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 	require.ElementsMatch(t, all, recorded)
 }
 
-// A command on a group that does not exist for the caller leaves no entry, so that nobody can fill
-// the log with attempts.
+// A command on a group that does not exist for the caller is not recorded, so that nobody can fill
+// the log with failed attempts.
 func TestUnknownGroupsAreNotRecorded(t *testing.T) {
 	log := &fakeActivity{}
 	o := options(newFakeBackend())

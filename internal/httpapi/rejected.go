@@ -6,8 +6,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// listRejected answers with a page of rejected messages. They have their data only with data=true,
-// because the data of a message may have personal data, and a whole page of it is large.
+// listRejected answers with a page of the messages that ingest has rejected. It shows their data
+// only with data=true, because the data may be personal, and a page of it is large.
 func listRejected(b Backend) func(*http.Request) (api.RejectedList, error) {
 	return func(r *http.Request) (l api.RejectedList, err error) {
 		cursor, limit, err := pageParams(r)
@@ -24,7 +24,7 @@ func listRejected(b Backend) func(*http.Request) (api.RejectedList, error) {
 	}
 }
 
-// boolParam returns a query parameter that is true or false, false if it is absent.
+// boolParam returns a query parameter that is true or false; false if it is absent.
 func boolParam(r *http.Request, name string) (bool, error) {
 	v := r.URL.Query().Get(name)
 	if v != "" && v != "true" && v != "false" {

@@ -15,10 +15,11 @@ import (
 // Rooms is the store behind the calls on the waiting room. Its errors wrap those of package api, or
 // are a *messages.ValidationError.
 type Rooms interface {
-	// CheckSettings and CheckRecalibration return all bad fields of a body, or nothing.
+	// CheckSettings and CheckRecalibration return all bad fields of a body; none if it is valid.
 	CheckSettings(set api.EventSettings) []api.FieldError
 	CheckRecalibration(to api.Recalibration) []api.FieldError
-	// SetEvent creates an event, or replaces its settings if the event has this rev; 0: any rev.
+	// SetEvent creates an event or replaces its settings. With a rev other than 0, it only
+	// replaces, and only if the event has this rev.
 	SetEvent(ctx context.Context, event string, set api.EventSettings, rev int64) (api.RoomEvent, error)
 	// Event returns one event.
 	Event(ctx context.Context, event string) (api.RoomEvent, error)
@@ -28,15 +29,17 @@ type Rooms interface {
 	SetMode(ctx context.Context, event, mode string) (api.RoomEvent, error)
 	// Recalibrate sets the capacity and the seats that are left.
 	Recalibrate(ctx context.Context, event string, to api.Recalibration) (api.RoomEvent, error)
-	// DeleteEvent closes an event, and deletes it when no user is inside any more.
+	// DeleteEvent closes an event. The event is deleted when no user is inside any more.
 	DeleteEvent(ctx context.Context, event string) (api.EventRemoval, error)
-	// RemoveUser removes a user of an event in any state. It returns whether there was one.
+	// RemoveUser removes a user, in whatever state, from an event. It returns false if there was
+	// none.
 	RemoveUser(ctx context.Context, event, user string) (bool, error)
-	// VerifyToken says whether the bearer of an entry token may be inside now.
+	// VerifyToken returns whether the bearer of an entry token may be inside the event now.
 	VerifyToken(ctx context.Context, token string) (api.EntryTokenState, error)
 	// RenewToken returns a token with a later expiry.
 	RenewToken(ctx context.Context, token string) (api.EntryToken, error)
-	// CompleteToken ends the session of a token. It returns false if it had ended before.
+	// CompleteToken ends the entry of a token's user and gives the slot back. With sold, it also
+	// takes a seat from the stock. It returns false if the entry had ended before.
 	CompleteToken(ctx context.Context, token string, sold bool) (bool, error)
 }
 
@@ -46,8 +49,8 @@ type roomCalls struct {
 	rooms Rooms
 }
 
-// routes returns the routes of the waiting room. Without API keys, all are for loopback only: they
-// decide who enters an event.
+// routes returns the routes of the waiting room. If the API has no keys, only callers on this
+// machine may use them, because they decide who enters an event.
 func (s roomCalls) routes() []route {
 	const get, post, put, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
 	const event, tokens = "/v1/events/{event}", "/v1/entry-tokens/"
@@ -86,10 +89,10 @@ func onlyLoopback(serve handler) handler {
 	}
 }
 
-// CheckLoopback returns an error for a request from another host. Without API keys, all calls on
-// the waiting room need this check, also where API_ALLOW_UNAUTHENTICATED opens the rest of the API,
-// and so does a handler of Options.UI. A request must also have a loopback Host header, so that no
-// web page can reach the call by DNS rebinding.
+// CheckLoopback returns an error for a request that another host sent, or whose Host header is not
+// a loopback name, so that no web page can make the call by DNS rebinding. Without API keys, all
+// calls on the waiting room need this check, even if API_ALLOW_UNAUTHENTICATED opens the rest of
+// the API. A handler of Options.UI that shows the waiting room needs it, too.
 func CheckLoopback(r *http.Request) error {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	switch {
@@ -104,8 +107,8 @@ func CheckLoopback(r *http.Request) error {
 	return nil
 }
 
-// onEvent serves a call on the event that the path names. do reads the request, and returns the
-// function that carries it out and returns the answer.
+// onEvent returns the handler of a call on the event in the path. do checks the request, and
+// returns the function that carries out the call.
 func (s roomCalls) onEvent(
 	do func(r *http.Request, event string) (func(context.Context) (any, error), error),
 ) handler {
@@ -122,8 +125,8 @@ func (s roomCalls) onEvent(
 	}
 }
 
-// answer carries out a call and writes its answer; that of an event has its rev as the ETag. Only a
-// read ends when the client disconnects.
+// answer carries out a call and writes its result as JSON. If the result is an event, its rev is
+// the ETag. A disconnecting client interrupts only a read, never a change.
 func (s roomCalls) answer(w http.ResponseWriter, r *http.Request, run func(context.Context) (any, error)) error {
 	var answer any
 	carryOut := func(ctx context.Context) (err error) {
@@ -223,10 +226,11 @@ func (s roomCalls) removeUser(r *http.Request, event string) (func(context.Conte
 	}, nil
 }
 
-// maxToken is the largest number of bytes of an entry token that is looked at.
+// maxToken is the largest size of an entry token, in bytes, that the server decodes.
 const maxToken = 4096
 
-// onToken serves a call on an entry token, whose body has a token, and may have the further fields.
+// onToken returns the handler of a call on an entry token. The body has the field token, and may
+// have the boolean field sold if further names it.
 func (s roomCalls) onToken(do func(context.Context, api.EntryTokenCall) (any, error), further ...string) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		f, err := s.readFields(r)
@@ -264,7 +268,8 @@ func (s roomCalls) completeToken(ctx context.Context, c api.EntryTokenCall) (any
 	return api.EntryTokenDone{Done: done}, err
 }
 
-// ifMatch returns the rev of the header If-Match, with or without quotes; 0 if it is absent.
+// ifMatch returns the rev in the header If-Match, with or without quotes; 0 if the header is
+// absent.
 func ifMatch(r *http.Request) (int64, error) {
 	values := r.Header.Values("If-Match")
 	if len(values) == 0 {

@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
 )
 
-// fakeRooms is a waiting room in memory with the real check of settings.
+// fakeRooms is a waiting room in memory that checks settings by the real rules.
 type fakeRooms struct {
 	settings.Rules
 	err   error // returned by every call

@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/sse"
 )
 
-// These limits bound how long a request may use its connection, and how much memory.
+// Limits for the time for which a request may use its connection, and for its memory.
 const (
 	headerTimeout    = 10 * time.Second // longest time to read a request's headers
 	slowStart        = 5 * time.Second  // a body may keep the server waiting for so long, whatever it brings
@@ -41,15 +41,16 @@ const (
 // Backend is the store behind the API. Its errors wrap those of package api. It must not keep
 // references to the values that it returns.
 type Backend interface {
-	// Submit stores a group with its jobs; the group always has an id. Readers see all of it or
-	// nothing. With an idempotency key that was used before, Submit returns the first answer.
+	// Submit stores a group with its jobs in one step, so that readers see all of it or nothing.
+	// The group always has an id. If its idempotency key was used before, Submit stores nothing and
+	// returns the first answer.
 	Submit(ctx context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error)
-	// Append adds up to 500 jobs with up to 512 KiB of lines. A request id that the group has seen
-	// before adds nothing and succeeds, even if the group is sealed by now. With an
-	// *api.KeysTakenError, all other jobs were added.
+	// Append adds up to 500 jobs with up to 512 KiB of lines. With a request id that the group has
+	// seen before it adds nothing and succeeds, even if the group is sealed by now. If it returns
+	// an *api.KeysTakenError, it has added all jobs that the error does not list.
 	Append(ctx context.Context, group string, jobs []messages.Job, opt AppendOptions) error
-	// Seal says that the group gets no more jobs. With total, it may still get jobs until it has
-	// total jobs.
+	// Seal seals a group: it gets no more jobs. With total, the group may still get jobs until it
+	// has this many in all.
 	Seal(ctx context.Context, group string, total *int64) (api.Accepted, error)
 	// Cancel ends a group at once. Its unfinished jobs, also those in flight, become cancelled.
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
@@ -65,19 +66,19 @@ type Backend interface {
 	ResumeTenant(ctx context.Context, tenant string) error
 	PauseType(ctx context.Context, typ string) error
 	ResumeType(ctx context.Context, typ string) error
-	// Tenants returns a page of tenants, ordered by id. Only with all it has tenants that exist
-	// because a group without a tenant is its own tenant.
+	// Tenants returns a page of tenants, ordered by id. It includes implicit tenants only if all is
+	// true.
 	Tenants(ctx context.Context, cursor string, limit int, all bool) (api.TenantList, error)
 	// BusiestTenants returns the active tenants with the most unfinished jobs, at most limit.
 	BusiestTenants(ctx context.Context, limit int) (api.TenantList, error)
 	// Tenant returns a tenant that has groups or settings or is paused.
 	Tenant(ctx context.Context, id string) (api.Tenant, error)
-	// SetTenant replaces a tenant's settings. Pausing is not a setting, and stays.
+	// SetTenant replaces a tenant's settings. A pause is no setting, and does not change.
 	SetTenant(ctx context.Context, id string, set api.TenantSettings) (api.Tenant, error)
-	// PatchTenant changes those of a tenant's settings that the patch has. Patches of different
-	// settings at the same time all have their effect.
+	// PatchTenant changes the settings that the patch has, and no others. Concurrent patches of
+	// different settings all take effect.
 	PatchTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
-	// PreviewTenant returns the tenant as it would be now after PatchTenant, and changes nothing.
+	// PreviewTenant returns the tenant as PatchTenant would return it, and changes nothing.
 	PreviewTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
 	// Why returns the reason why the group's next job is waiting.
 	Why(ctx context.Context, group string) (api.Why, error)
@@ -92,10 +93,11 @@ type Backend interface {
 	// in the order of reduction. It stops at an error of yield and returns it. For an unknown group
 	// it returns an error without calling yield.
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
-	// Failures calls yield with each failed job that the query selects: all, in no order, or with a
-	// limit a page of them; next is the cursor of the next page. Errors are as those of Results.
+	// Failures calls yield with each failed job that q selects. Without a limit these are all, in
+	// no order. With a limit they are a page, and next is the cursor of the next page. Its errors
+	// are like those of Results.
 	Failures(ctx context.Context, id string, q FailureQuery, yield func(api.Failure) error) (next string, err error)
-	// FailureSummary returns the failed jobs of a group by code and fingerprint.
+	// FailureSummary counts the failed jobs of a group by code and fingerprint.
 	FailureSummary(ctx context.Context, id string) (api.FailureSummary, error)
 	// JobMap returns the states of a group's jobs by ordinal, in 1 to 1,000 buckets.
 	JobMap(ctx context.Context, id string, buckets int) (api.JobMap, error)
@@ -105,21 +107,22 @@ type Backend interface {
 	Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error)
 	// DeadLetters returns a page of dead letters, newest first.
 	DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error)
-	// Rejected returns a page of rejected messages, newest first; with their data only if asked.
+	// Rejected returns a page of rejected messages, newest first, and their data only if data is
+	// true.
 	Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error)
 	// ResizeWorker asks a live worker process to have n slots.
 	ResizeWorker(ctx context.Context, id string, n int) error
-	// Guards returns a page of guards. Names of guards have the form KIND/NAME here and below.
+	// Guards returns a page of guards. All guard names in Backend have the form KIND/NAME.
 	Guards(ctx context.Context, q guard.Query) (api.GuardList, error)
 	// Guard returns a guard with all its members.
 	Guard(ctx context.Context, name string) (api.Guard, error)
-	// ControlGuard does what an operator asks for with a member of a guard.
+	// ControlGuard carries out an operator's action on a member of a guard.
 	ControlGuard(ctx context.Context, name, member string, do guard.Action) error
 	// Stats returns queue sizes, rates and live processes.
 	Stats(ctx context.Context) (api.Stats, error)
 	// History returns the figures of the last minutes.
 	History(ctx context.Context, minutes int) (api.History, error)
-	// Audit returns what the watchers have found when they last audited their partitions.
+	// Audit returns what the watchers found when they last audited their partitions.
 	Audit(ctx context.Context) (api.AuditState, error)
 }
 
@@ -128,19 +131,19 @@ type Options struct {
 	Backend Backend
 	Rooms   Rooms // nil: the API has no calls on the waiting room
 	Keys    Keys  // nil: callers need no key, and may do everything
-	// KeyStore is the keys that admins manage. nil: the calls on keys answer 409.
+	// KeyStore is the store of the keys that admins manage. nil: the calls on keys answer 409.
 	KeyStore KeyStore
 	KeyRPS   int // most requests that a key may make in a second; 0: any number
 	Proxies  clientaddr.Proxies
-	// Activity stores each change of an operator before it is carried out. nil: changes are not
-	// recorded, and the API has no call that reads the log.
+	// Activity is the activity log, in which each change by an operator is recorded before it is
+	// carried out. nil: changes are not recorded, and the API has no call that reads the log.
 	Activity Activity
 	Log      *slog.Logger // nil: nothing is logged
 	Decoder  messages.Decoder
 	Version  string      // shown by GET /
 	TLS      *tls.Config // a server made by NewServer speaks https; nil: http
-	// UI serves the paths below /ui/, behind the same checks as the API, without its keys. nil:
-	// there are no such paths.
+	// UI is the handler of the paths below /ui/. Requests pass the same checks as those of the API,
+	// except for the one of API keys. nil: these paths do not exist.
 	UI     http.Handler
 	OnlyUI bool // the server has no API, only UI
 }
@@ -218,9 +221,9 @@ type server struct {
 	aborted context.Context //nolint:containedctx // ends when the grace period is over; it is not a call's
 }
 
-// write calls do, which writes to the backend. The write continues when the client disconnects, so
-// that it is not left half done. It ends after storeTimeout, or when the server's grace period is
-// over.
+// write calls do, which writes to the backend. do continues when the client disconnects, so that no
+// write is left half done. Its context ends after storeTimeout, or when the grace period of a
+// stopping server is over.
 func (s *server) write(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 	defer cancel()

@@ -77,7 +77,7 @@ func requireProblem(t *testing.T, rec *httptest.ResponseRecorder, status int, fi
 	return p
 }
 
-// statusOfBad returns the status of a request with a bad body: 400 if the body is not JSON.
+// statusOfBad returns the status that a bad body must get: 400 if it is not JSON, otherwise 422.
 func statusOfBad(body string) int {
 	if strings.TrimSpace(body) != "" && !json.Valid([]byte(body)) {
 		return http.StatusBadRequest
@@ -264,7 +264,7 @@ func TestIndexLinksWork(t *testing.T) {
 	}
 }
 
-// panickingBackend panics in Groups, and in the middle of Results.
+// panickingBackend is a backend that panics in Groups, and in Results after the first line.
 type panickingBackend struct{ *fakeBackend }
 
 func (p panickingBackend) Groups(context.Context, ListQuery) (api.GroupList, error) {
@@ -315,7 +315,7 @@ func TestAccessLogIsAtDebugLevel(t *testing.T) {
 	}
 }
 
-// lockedBuffer is a buffer that the server's goroutines may write while the test reads it.
+// lockedBuffer is a buffer to which the server's goroutines may write while the test reads it.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -55,7 +55,8 @@ func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	})
 }
 
-// An error is answered at once, without waiting for a body that the handler does not read.
+// An error that does not depend on the body is answered at once, even if the client never sends the
+// body.
 func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := NewServer("127.0.0.1:0", options(newFakeBackend()))
@@ -77,7 +78,8 @@ func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 	})
 }
 
-// The body's read deadline must not end a request whose body is read and whose store is slow.
+// The read deadline of a body must not end a request whose body is complete but whose store is
+// slow.
 func TestSlowStoreIsNotCutOffByTheBodysDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
@@ -167,8 +169,8 @@ func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	})
 }
 
-// A server that stops ends event streams and streamed appends at once, although their clients would
-// go on.
+// A stopping server ends event streams and streamed appends at once, although their clients do not
+// end them.
 func TestStopEndsStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := showingGroup(groupInStates(1, created)).withGroup("g")
@@ -209,8 +211,8 @@ func TestStopEndsStreams(t *testing.T) {
 	})
 }
 
-// A server that stops lets requests finish within the grace period, and answers the others at its
-// end.
+// A stopping server lets other requests finish within the grace period, and answers those that are
+// left at its end.
 func TestStopWaitsForRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		grace  time.Duration

@@ -19,13 +19,14 @@ import (
 
 const (
 	maxStreams = 2000 // event streams of a process
-	// maxEventAggregate is the largest aggregate that events have, in bytes as Redis holds it. All
-	// clients that do not read may together cause no more than a few such events to be kept.
+	// maxEventAggregate is the largest aggregate that an event shows, in bytes as stored in Redis.
+	// It bounds the memory of events that wait for clients that do not read.
 	maxEventAggregate = 64 << 10
 	tooManyRetry      = 5 * time.Second
 )
 
-// lifecycle lists the states of a round with their order. The last three exclude each other.
+// lifecycle lists the states of a group in a round with their order. A round ends in only one of
+// the last three.
 var lifecycle = []struct {
 	status api.Status
 	rank   int
@@ -34,7 +35,8 @@ var lifecycle = []struct {
 	{api.StatusCompleted, 5}, {api.StatusFailed, 5}, {api.StatusCancelled, 5},
 }
 
-// rank returns the order of a state in a round, from 1; 0 for an unknown state.
+// rank returns the place of a state in the order of a round, counted from 1; 0 for an unknown
+// state.
 func rank(s api.Status) int {
 	for _, st := range lifecycle {
 		if st.status == s {
@@ -44,14 +46,15 @@ func rank(s api.Status) int {
 	return 0
 }
 
-// position is the place of a client in a group's history: the last state that it got. It is the
-// event id of this state, written "round.rank". The id of a progress event is that of the state
-// before it and the event's time, "round.rank.ms".
+// position is a client's place in a group's event stream: the last state that the client got.
+// Written as "round.rank", it is the event id of this state. The id of a progress event has the
+// time in addition, "round.rank.ms".
 type position struct{ round, rank int }
 
 func (p position) String() string { return fmt.Sprintf("%d.%d", p.round, p.rank) }
 
-// parsePosition parses a Last-Event-ID. An id that this server did not write means the beginning.
+// parsePosition parses a Last-Event-ID. Any id that this server did not write means the beginning
+// of the stream.
 func parsePosition(id string) position {
 	parts := strings.Split(id, ".")
 	if len(parts) != 2 && len(parts) != 3 {
@@ -68,7 +71,8 @@ func parsePosition(id string) position {
 	return position{round: n[0], rank: n[1]}
 }
 
-// watchGroup streams the states and the progress of a group until it has ended.
+// watchGroup answers with an event stream of the states and the progress of a group, until the
+// group has ended.
 func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
@@ -82,7 +86,8 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 				"or read the group with GET /v1/groups/%s", maxStreams, id))
 	}
 	defer stream.Close()
-	// Callers of the same tenant share a topic, so that a poll shows no group of another tenant.
+	// The topic includes the caller's tenant, because callers of a topic share its polls, and a
+	// poll has the rights of one tenant.
 	who, _ := auth.From(r.Context())
 	viewer := s.groups.Watch(who.Tenant+"\x00"+id, func() livefeed.Poll[*groupEvents] { return s.groupPoll(who, id) })
 	defer viewer.Close()
@@ -93,7 +98,7 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// follow sends the events behind a position, until the group has ended.
+// follow sends the events that come after the position `at`, until the group has ended.
 func follow(
 	ctx context.Context, w http.ResponseWriter, stream *sse.Stream, viewer *livefeed.Viewer[*groupEvents], at position,
 ) error {
@@ -119,8 +124,8 @@ func follow(
 	}
 }
 
-// groupPoll returns a function that reads a group for a principal. The group has changed when
-// anything else but its ETA has.
+// groupPoll returns the function by which the shared poller reads a group with the rights of who. A
+// group counts as changed if anything but its ETA has changed.
 func (s *calls) groupPoll(who auth.Principal, id string) livefeed.Poll[*groupEvents] {
 	var last []byte
 	return func(ctx context.Context) (livefeed.State[*groupEvents], error) {
@@ -140,15 +145,15 @@ func (s *calls) groupPoll(who auth.Principal, id string) livefeed.Poll[*groupEve
 	}
 }
 
-// comparableView returns the JSON of a group without its ETA. Two equal views mean that nothing
-// changed.
+// comparableView returns the JSON of a group without its ETA. If two views are equal, there is
+// nothing to send.
 func comparableView(g api.Group) []byte {
 	g.ETASeconds = nil
 	return encode(g)
 }
 
-// groupEvents are the events that show a group as it was read once. Each is rendered when the first
-// client needs it, and then shared.
+// groupEvents has the events for one reading of a group. Each event is rendered when the first
+// client needs it, and shared by all clients.
 type groupEvents struct {
 	at       position // the group's state
 	ended    bool
@@ -161,9 +166,10 @@ type stateEvent struct {
 	frame func() []byte
 }
 
-// newGroupEvents takes the states from the group's timestamps, so that a client gets each state
-// even if several follow between two reads, or while it was slow. The counts of a past state are
-// not stored: each event has those of now, and says so.
+// newGroupEvents makes an event for each state of the round from the group's timestamps, so that a
+// client gets each state even if the group passed several between two reads, or the client was
+// slow. The counts of a past state are not stored: its event has the present counts, and says so in
+// read_at.
 func newGroupEvents(g api.Group, complete bool) *groupEvents {
 	now := time.Now().UTC()
 	frame := func(id, event, typ string, at time.Time, g api.Group) func() []byte {
@@ -196,7 +202,8 @@ func newGroupEvents(g api.Group, complete bool) *groupEvents {
 	return events
 }
 
-// after returns the frames for a client at a position: the states behind it, or else progress.
+// after returns the frames to send to a client at a position: the states that it has not got, or,
+// if it has got all, a progress event.
 func (e *groupEvents) after(at position) (frames [][]byte) {
 	if at.round != e.at.round {
 		at.rank = 0

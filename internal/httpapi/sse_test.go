@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// groupInStates returns a group that has been through the given states, the last of which it is in.
+// groupInStates returns a group that has passed through the given states and is in the last one.
 func groupInStates(round int, states ...api.Status) api.Group {
 	at := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
 	g := api.Group{
@@ -42,15 +42,15 @@ const (
 	aggregating, completed       = api.StatusAggregating, api.StatusCompleted
 )
 
-// showingGroup returns a backend. Each read of the group returns the next of views; later reads
-// return the last.
+// showingGroup returns a fake backend. Each read of the group returns the next of views, and the
+// last one again and again.
 func showingGroup(views ...api.Group) *fakeBackend {
 	f := newFakeBackend()
 	f.onGroup = func(_ context.Context, read int) (api.Group, error) { return views[min(read, len(views)-1)], nil }
 	return f
 }
 
-// event is one server-sent event, or a comment, of which only the text is set.
+// event is a server-sent event, or a comment line, of which only comment and at are set.
 type event struct {
 	id, name, comment string
 	data              api.Event
@@ -100,7 +100,8 @@ func describe(events []event) (out []string) {
 	return out
 }
 
-// watchEvents reads all events of a group. Time is that of the synctest bubble.
+// watchEvents reads all events of a group. It must run in a synctest bubble, whose clock the events
+// show.
 func watchEvents(t *testing.T, f *fakeBackend, lastID string) (events []event, code int) {
 	t.Helper()
 	req := httptest.NewRequest("GET", "/v1/groups/g/events", nil)
@@ -169,7 +170,7 @@ func TestEventsOfAnEndedGroup(t *testing.T) {
 	}
 }
 
-// States that are sent again have the counts of now, and say so.
+// States that a client gets again after a reconnect have the present counts, and say so.
 func TestEventsSayWhenTheGroupWasRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		group := withDone(groupInStates(1, created, dispatched, running, aggregating, completed), 7)
@@ -284,7 +285,8 @@ func TestDeletedGroupEndsItsWatch(t *testing.T) {
 	})
 }
 
-// serve serves h on connections in memory. Their deadlines use the clock of the synctest bubble.
+// serve serves h on connections in memory, and returns a client. Deadlines of the connections use
+// the clock of the synctest bubble.
 func serve(t *testing.T, h http.Handler) *http.Client {
 	t.Helper()
 	return serveOn(t, &http.Server{Handler: h})

@@ -22,9 +22,9 @@ func (s *calls) streamResults(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// streamLines answers with the lines that produce writes, as NDJSON. Before the first buffer is
-// full, an error can still be answered with a problem. Later an error breaks the connection, so
-// that the client does not mistake a part of the lines for all.
+// streamLines answers with the lines that produce writes, as NDJSON. Until the first buffer is
+// full, an error is answered with a problem. A later error breaks the connection, so that the
+// client does not mistake a part of the lines for all.
 func streamLines(
 	ctx context.Context, w http.ResponseWriter, produce func(write func(line []byte) error) error,
 ) error {

@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// timed sends a request that must be answered with a status, and returns how long it takes.
+// timed sends a request, checks the status of the answer, and returns how long the answer took.
 func timed(b *testing.B, token, method, url, body string, status int) time.Duration {
 	b.Helper()
 	req, err := http.NewRequestWithContext(b.Context(), method, url, strings.NewReader(body))
@@ -37,8 +37,8 @@ func timed(b *testing.B, token, method, url, body string, status int) time.Durat
 	return took
 }
 
-// reportRatio calls both functions in turn, and reports the ratio of the first one's median time to
-// that of the second one. The machine's other work has the same effect on both.
+// reportRatio calls two functions in turn, and reports the median time of the first divided by that
+// of the second. Because they alternate, other work of the machine slows both alike.
 func reportRatio(b *testing.B, unit string, both [2]func() time.Duration) {
 	var took [2][]time.Duration
 	for n := 0; b.Loop(); n++ {
@@ -55,8 +55,9 @@ func reportRatio(b *testing.B, unit string, both [2]func() time.Duration) {
 	b.ReportMetric(medians[0]/medians[1], unit)
 }
 
-// BenchmarkForeignOrUnknown compares the time of answers about what belongs to another tenant with
-// that of answers about what does not exist. Run it with -benchtime 1000x.
+// BenchmarkForeignOrUnknown compares how long answers take for an object of another tenant and for
+// one that does not exist. A difference would tell callers which ids exist. Run it with -benchtime
+// 1000x.
 func BenchmarkForeignOrUnknown(b *testing.B) {
 	in := newInstallation(b)
 	defer http.DefaultClient.CloseIdleConnections()
@@ -79,8 +80,8 @@ func BenchmarkForeignOrUnknown(b *testing.B) {
 	}
 }
 
-// BenchmarkAuthentication compares the time of calls to an ingest that asks for keys with that of
-// calls to one that does not. Run it with -benchtime 1000x.
+// BenchmarkAuthentication compares how long calls take with and without API keys. Run it with
+// -benchtime 1000x.
 func BenchmarkAuthentication(b *testing.B) {
 	in := newInstallation(b)
 	defer http.DefaultClient.CloseIdleConnections()

@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/records"
 )
 
-// This file has what a handler of Options.UI shares with the API.
+// This file has the functions by which a handler of Options.UI uses limits and rules of the API.
 
 // The paths of the index, and of Options.UI.
 const (
@@ -25,19 +25,21 @@ const (
 	uiRoot    = "/ui/"
 )
 
-// StreamBody allows the body of a request to take any time, as long as it arrives steadily. It is
-// for handlers of Options.UI; a request that no server of this package serves stays as it is.
+// StreamBody lets the body of a request take any time, as long as it arrives steadily. It is for
+// handlers of Options.UI. It does nothing if no server of this package serves the request.
 func StreamBody(r *http.Request) {
 	if b, ok := r.Body.(*bodyReader); ok {
 		b.streamed = true
 	}
 }
 
-// OwnDeadlines leaves the deadlines of writes to the handler of Options.UI that calls it.
+// OwnDeadlines stops setting deadlines for writes: the handler of Options.UI that calls it sets
+// them.
 func (w *responseWriter) OwnDeadlines() { w.ownDeadlines = true }
 
-// CountRequest counts a request of an API key that the handler of Options.UI has checked, and names
-// the key in the log. It returns a problem if the key has made too many.
+// CountRequest counts a request towards the rate limit of an API key that the handler of Options.UI
+// has checked, and notes the key for the log. It returns a problem if the key has made too many
+// requests.
 func (w *responseWriter) CountRequest(p auth.Principal) error {
 	if w.keyID = p.KeyID; p.KeyID == "" {
 		return nil
@@ -45,14 +47,15 @@ func (w *responseWriter) CountRequest(p auth.Principal) error {
 	return w.server.callers.request(p, time.Now())
 }
 
-// BeginAppend counts a body of jobs that a caller sends to the handler of Options.UI, until that
-// calls end. It returns a problem if the caller sends too many at the same time.
+// BeginAppend counts a body of jobs that is sent to the handler of Options.UI as one of the
+// caller's open appends, until end is called. It returns a problem if the caller has too many.
 func (w *responseWriter) BeginAppend(r *http.Request, p auth.Principal) (end func(), err error) {
 	return w.server.callers.begin(w.server.callerOf(r, p), appendKind)
 }
 
-// ProblemOf returns the problem with which the API answers an error, and after what time the client
-// may try again, 0 if it need not. known is false for an unexpected error, which should be logged.
+// ProblemOf returns the problem with which the API answers err, and when the client may try again;
+// 0: the problem has no Retry-After. known is false for an unexpected error, which the caller
+// should log.
 func ProblemOf(err error) (p api.Problem, retryAfter time.Duration, known bool) {
 	e, known := problemOf(err)
 	return e.Problem, e.retryAfter, known
@@ -66,9 +69,10 @@ type Load struct {
 	Text  io.Reader
 }
 
-// CheckLoad reads a text up to about most bytes, or to its end, and checks its lines as AppendAll
-// does, so that no group is created for a text without jobs. The answer is that of an append of the
-// lines. l.Text then begins again. The error is that of a text which can't be read as CSV at all.
+// CheckLoad reads about the first `most` bytes of a text and checks its lines as AppendAll does, so
+// that the caller creates no group for a text without jobs. It returns the counts and rejected
+// lines that AppendAll would return for these lines. Afterwards l.Text begins at its start again.
+// The error means that the text can't be read at all, for example because of its CSV header.
 func CheckLoad(d messages.Decoder, l *Load, most int) (a api.Appended, err error) {
 	l.Table.MaxPayload = messages.MaxPayloadBytes
 	var head bytes.Buffer
@@ -98,7 +102,7 @@ func CheckLoad(d messages.Decoder, l *Load, most int) (a api.Appended, err error
 }
 
 // AppendAll appends the jobs of a text of any length to a group, as POST /v1/groups/{id}/jobs does,
-// for handlers of Options.UI. After an error the answer counts the jobs that are stored.
+// for handlers of Options.UI. After an error, the returned counts are those of the stored jobs.
 func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.Appended, error) {
 	l.Table.MaxPayload = messages.MaxPayloadBytes
 	src, err := newJobSource(bufio.NewReaderSize(l.Text, readBuffer), l.CSV, l.Table, d)
@@ -117,8 +121,8 @@ func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.
 	return a.answer, err
 }
 
-// TenantPatchOf checks settings of a tenant by the names of their fields, as PATCH /v1/tenants/{id}
-// does. An empty text means the default.
+// TenantPatchOf checks a tenant's settings, given as texts by field name, by the rules of PATCH
+// /v1/tenants/{id}. An empty text means the default.
 func TenantPatchOf(texts map[string]string) (api.TenantPatch, error) {
 	fields := map[string]json.RawMessage{}
 	for name, text := range texts {

@@ -36,7 +36,7 @@ func ask(h http.Handler, method, path, accept string) *httptest.ResponseRecorder
 	return w
 }
 
-// The console stands behind the same checks as the API, without its keys.
+// Requests to the console pass the same checks as those to the API, except for the one of API keys.
 func TestUI(t *testing.T) {
 	t.Parallel()
 	h := New(Options{Backend: newFakeBackend(), UI: fakeUI})

@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// bigGroup is a backend with a group that changes with each read. Its aggregate is larger than an
-// event may have.
+// bigGroup is a backend with a group that changes with each read. Its aggregate is larger than
+// maxEventAggregate.
 type bigGroup struct {
 	*fakeBackend
 	aggregate json.RawMessage
@@ -41,7 +41,8 @@ func (b *bigGroup) GroupSummary(ctx context.Context, id string, maxAggregate int
 	return withDone(groupInStates(1, created, dispatched, running), b.reads.Add(1)), false, nil
 }
 
-// Clients that never read cost little memory and no reads of their own, and do not delay the stop.
+// Clients that never read cost little memory, cause no reads of their own, and do not delay the
+// stop of the server.
 func TestClientsThatNeverRead(t *testing.T) {
 	for _, size := range []int{maxEventAggregate - 100, 8_300_000} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -63,7 +64,7 @@ func TestClientsThatNeverRead(t *testing.T) {
 				_, err = io.WriteString(conn, "GET /v1/groups/g/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
 				require.NoError(t, err)
 			}
-			// With this many changes, each client has got more than its buffers hold.
+			// After this many changes, more events were sent to each client than its buffers hold.
 			require.Eventually(t, func() bool { return f.reads.Load() >= 4 }, 30*time.Second, 10*time.Millisecond)
 			require.Less(t, f.reads.Load(), int64(100), "one poller reads for all clients")
 			runtime.GC()
@@ -75,8 +76,8 @@ func TestClientsThatNeverRead(t *testing.T) {
 	}
 }
 
-// smallBuffers gives connections small send buffers, so that a client that does not read soon
-// blocks the server.
+// smallBuffers is a listener that gives connections small send buffers, so that a client that does
+// not read soon blocks the server's writes.
 type smallBuffers struct{ net.Listener }
 
 func (l smallBuffers) Accept() (net.Conn, error) {

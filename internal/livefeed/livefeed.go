@@ -1,7 +1,7 @@
-// Package livefeed shows things that change, its topics, to any number of viewers. Each topic has
-// one poller for all its viewers in this process. It starts with the first viewer and ends with the
-// last. What a poll has found is shared by all viewers, so that it is rendered only once. A slow
-// viewer misses what was replaced in the meantime, and delays nobody.
+// Package livefeed shows changing data, divided into topics, to any number of viewers. Each topic
+// has one poller for all its viewers in this process, which runs while the topic has viewers. All
+// viewers share the result of a poll, so that it is rendered only once. A slow viewer skips values
+// that were replaced in the meantime, and delays nobody.
 package livefeed
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Unless NewPaced sets other times, the poller reads a topic that changes each minInterval, and one
-// that does not change less and less often, up to maxInterval.
+// Default times between two polls of a topic: minInterval after a change. Without changes the time
+// doubles with each poll, up to maxInterval.
 const (
 	minInterval = 200 * time.Millisecond
 	maxInterval = time.Second
@@ -44,8 +44,8 @@ type Feed[T any] struct {
 // New returns a feed without topics.
 func New[T any]() *Feed[T] { return NewPaced[T](minInterval, maxInterval) }
 
-// NewPaced returns a feed without topics. Its pollers read topics that change each shortest, and
-// others less and less often, down to each longest.
+// NewPaced returns a Feed without topics. A poller reads again after shortest if the topic has
+// changed. Otherwise it doubles the wait with each poll, up to longest.
 func NewPaced[T any](shortest, longest time.Duration) *Feed[T] {
 	return &Feed[T]{shortest: shortest, longest: longest, topics: map[string]*topic[T]{}}
 }
@@ -69,8 +69,8 @@ type Viewer[T any] struct {
 	seen  int // version of the value that it got last
 }
 
-// Watch adds a viewer to a topic. If the topic has no poller, it starts one with the function that
-// newPoll returns. The caller must call Close.
+// Watch adds a viewer to the topic with this name. If the topic has no poller, Watch starts one
+// that calls the Poll that newPoll returns. The caller must call Close.
 func (f *Feed[T]) Watch(name string, newPoll func() Poll[T]) *Viewer[T] {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -85,7 +85,8 @@ func (f *Feed[T]) Watch(name string, newPoll func() Poll[T]) *Viewer[T] {
 	return &Viewer[T]{feed: f, topic: t}
 }
 
-// Close removes the viewer. The last viewer waits until the poller has ended.
+// Close removes the viewer. If it was the topic's last one, Close stops the poller and waits until
+// the poller has ended.
 func (v *Viewer[T]) Close() {
 	v.feed.mu.Lock()
 	v.topic.viewers--
@@ -100,8 +101,9 @@ func (v *Viewer[T]) Close() {
 	}
 }
 
-// Next returns the newest value, if the viewer has not got it yet. Otherwise it returns a channel
-// that is closed when Next should be called again. Its error is the one that ended the poller.
+// Next returns the newest value if this viewer has not got it yet; changed is nil then. Otherwise
+// it returns a channel that is closed when Next should be called again. err is the error that ended
+// the poller.
 func (v *Viewer[T]) Next() (value T, changed <-chan struct{}, err error) {
 	v.feed.mu.Lock()
 	defer v.feed.mu.Unlock()
@@ -121,8 +123,9 @@ func (f *Feed[T]) forget(t *topic[T]) {
 	}
 }
 
-// run polls a topic until its last state, an error, or the end of ctx. While the store is
-// unavailable, viewers keep the value that they have; without one, that is an error.
+// run is the poller of a topic. It ends after the topic's last state, after an error, or when ctx
+// ends. While the store is unavailable, viewers keep their value and the poller continues; if there
+// is no value yet, that is an error.
 func (f *Feed[T]) run(ctx context.Context, t *topic[T], poll Poll[T]) {
 	defer close(t.stopped)
 	for wait := f.shortest; ; {
@@ -148,7 +151,7 @@ func safely[T any](ctx context.Context, poll Poll[T]) (state State[T], err error
 	return poll(ctx)
 }
 
-// publish gives a state to the viewers, and reports whether it is the last one.
+// publish gives the result of a poll to the viewers. It reports whether the poller must end.
 func (f *Feed[T]) publish(t *topic[T], state State[T], err error) (last bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

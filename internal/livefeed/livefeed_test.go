@@ -28,7 +28,8 @@ func next(v *Viewer[int]) (int, error) {
 	}
 }
 
-// counter returns a poll that finds the numbers from 1 on, and how often it was called.
+// counter returns a function that makes polls, which return 1, 2 and so on up to last, and the
+// numbers of calls: of all polls, and of newPoll.
 func counter(last int) (newPoll func() Poll[int], polls, pollers *atomic.Int64) {
 	polls, pollers = new(atomic.Int64), new(atomic.Int64)
 	return func() Poll[int] {
@@ -74,8 +75,8 @@ func TestViewersShareAPoller(t *testing.T) {
 	})
 }
 
-// A slow viewer gets the newest value, and always the last one, also when others watch the topic
-// anew.
+// A slow viewer gets the newest value. It gets the last value of a topic even if other viewers have
+// meanwhile started a new poller for the topic.
 func TestSlowViewerGetsTheLastValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := New[int]()

@@ -13,9 +13,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// Access is what a connection needs beside the URL: the user, and how Redis and this process prove
-// to each other who they are. The files are read for each new connection, so that a password or a
-// certificate can be replaced while the process runs.
+// Access has the settings of a connection beside the URL: the Redis user, and how Redis and this
+// process prove to each other who they are. The files are read for each new connection, so that a
+// password or a certificate can be replaced while the process runs.
 type Access struct {
 	Username     string // instead of a user in the URL
 	Password     string // instead of a password in the URL
@@ -24,14 +24,14 @@ type Access struct {
 	CAFile            string // PEM file with the authorities to trust; "": those of the system
 	CertFile, KeyFile string // PEM files with the certificate of this process, if Redis wants one
 	ServerName        string // name in the certificate of Redis; "": the host of each address
-	// TLS is the configuration to begin with, for programs that bring one. Its minimum version is
-	// raised to TLS 1.2.
+	// TLS is the caller's own TLS configuration; nil: the default one. The other fields change a
+	// copy of it. The minimum version is raised to TLS 1.2.
 	TLS *tls.Config
 }
 
 // Check returns an error for each setting that contradicts the URL or another setting, or whose
-// file can't be used. Each error begins with the name of the setting, as its environment variable
-// without BULKACTION_REDIS_. It reads no file if the settings contradict each other.
+// file can't be used. Each error begins with the setting's environment variable, without the prefix
+// BULKACTION_REDIS_. It reads no file if settings contradict each other.
 func (a Access) Check(o Options) error {
 	var errs []error
 	mistake := func(wrong bool, name, problem string) {
@@ -87,7 +87,8 @@ func (a Access) password() (string, error) {
 	return password, nil
 }
 
-// credentials returns go-redis's provider of the user and the password; nil if the URL has them.
+// credentials returns the function by which go-redis asks for user and password at each new
+// connection; nil if neither Password nor PasswordFile is set.
 func (a Access) credentials() func(context.Context) (username, password string, err error) {
 	if a.Password == "" && a.PasswordFile == "" {
 		return nil
@@ -101,7 +102,7 @@ func (a Access) credentials() func(context.Context) (username, password string, 
 	}
 }
 
-// tlsConfig returns the configuration for a connection to addr.
+// tlsConfig returns the TLS configuration of a connection to addr.
 func (a Access) tlsConfig(addr string) (*tls.Config, error) {
 	config := a.TLS.Clone()
 	if config == nil {
@@ -157,8 +158,8 @@ func (a Access) dialTLS(ctx context.Context, network, addr string) (net.Conn, er
 	return conn, nil
 }
 
-// refusalError is a TLS connection that one of the two sides refused: it needs another setting or
-// another certificate.
+// refusalError is the error of a TLS connection that the server or this process refused. To repeat
+// the connection is no help: a setting or a certificate must be changed. advice says which.
 type refusalError struct {
 	error
 	advice string
@@ -203,9 +204,9 @@ func adviseTLS(err error) error {
 	return &refusalError{err, advice}
 }
 
-// explain finds out why the first command on a new Conn failed, if the URL or a certificate is the
-// reason: Redis then often only closes the connection, or waits for more bytes. It asks the first
-// address of o without sending a secret.
+// explain replaces the error of the first command on a new Conn by one that gives the reason, if
+// the URL or a certificate is the reason: Redis then often only closes the connection, or waits for
+// more bytes. To find out, it connects to the first address of o, and sends no secret.
 func (a Access) explain(ctx context.Context, o Options, err error) error {
 	if _, refused := errors.AsType[*refusalError](err); refused || !call.IsUnavailable(err) {
 		return err
@@ -255,9 +256,10 @@ func speaksPlain(ctx context.Context, addr string) bool {
 	return err == nil && (reply[0] == '+' || reply[0] == '-')
 }
 
-// refusal returns the error with which Redis refuses the certificate of this process; nil if Redis
-// accepts it. With TLS 1.3 the server says so only after the client's handshake. A command that is
-// sent meanwhile may destroy the message.
+// refusal opens a TLS connection to addr, sends no command, and returns the error with which Redis
+// refuses the certificate of this process; nil if Redis accepts it. With TLS 1.3 Redis reports the
+// refusal only after the client's handshake, and a command sent before that could destroy the
+// report.
 func (a Access) refusal(ctx context.Context, addr string) error {
 	conn, err := a.dialTLS(ctx, "tcp", addr)
 	if err != nil {

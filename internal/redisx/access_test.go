@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// secured returns a Config for a Redis with certificates of an authority.
+// secured returns a Config that connects to url with a client certificate of the authority ca.
 func secured(url string, ca *certtest.Authority) Config {
 	own := ca.Issue()
 	return Config{
@@ -146,8 +146,8 @@ func TestTLSRefusals(t *testing.T) {
 	})
 }
 
-// While a process runs, a certificate that it does not accept is an outage, and not the end: the
-// certificate can be replaced.
+// While a process runs, a Redis certificate that the process does not trust counts as an outage:
+// IsUnavailable is true and calls are repeated, because the certificate can be replaced.
 func TestRefusedCertificateIsAnOutage(t *testing.T) {
 	t.Parallel()
 	ca, other := certtest.New(t), certtest.New(t)
@@ -174,7 +174,8 @@ func TestRefusedCertificateIsAnOutage(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Ping(t.Context()) == nil }, patience, glance)
 }
 
-// A new password is read with the next connection, without a restart of the process.
+// A new password in the password file is used for the next connection, without a restart of the
+// process.
 func TestPasswordFileIsReadAgain(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

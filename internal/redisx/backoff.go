@@ -15,7 +15,7 @@ type Backoff struct {
 }
 
 // Next returns how long to wait now: a random time between half the ceiling and the ceiling. The
-// ceiling is twice Min at first and doubles with each call, up to Max.
+// ceiling is twice Min at the first call, doubles with each further call, and is at most Max.
 func (b *Backoff) Next() time.Duration {
 	b.ceiling = min(max(2*b.ceiling, 2*b.Min), b.Max)
 	return max(b.Min, Jitter(b.ceiling))

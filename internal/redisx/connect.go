@@ -20,17 +20,20 @@ import (
 // cancelled context does not interrupt such a read.
 const MaxBlock = time.Second
 
-// Config is the address of Redis and the settings of its connections. Zero durations and sizes mean
-// go-redis's defaults.
+// Config has the address of Redis and the settings of the connections to it. Zero durations and
+// sizes mean go-redis's defaults.
 type Config struct {
 	URL string // in the form of ParseURL
 	Access
 	PoolMinIdle int // idle connections that are kept open, for each server
-	// most idle connections that are kept; 0: all. At least PoolMinIdle are kept
+	// PoolMaxIdle is the number of idle connections that are kept open at most; 0: all. It has no
+	// effect below PoolMinIdle.
 	PoolMaxIdle int
-	// most connections to one server for commands; blocking reads have as many of their own
+	// PoolMaxActive is the highest number of connections to one server for commands. Blocking reads
+	// have a pool of their own, with at least as many connections.
 	PoolMaxActive int
-	// how many blocking reads may run at once; they have at least this many connections
+	// BlockingReads is how many blocking reads may run at once: their pool has at least this many
+	// connections.
 	BlockingReads  int
 	DialTimeout    time.Duration // time limit to connect
 	CommandTimeout time.Duration // time limit to send a command, and to receive its reply
@@ -89,15 +92,15 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// isMistake reports whether a first connection failed for a reason that time does not remove, such
-// as a wrong password, and not because Redis is away.
+// isMistake reports whether the first command of Connect failed for a reason that a person must
+// correct, such as a wrong password. It returns false if Redis is away and may come back.
 func isMistake(err error) bool {
 	_, refused := errors.AsType[*refusalError](err)
 	return refused || !call.IsUnavailable(err)
 }
 
-// universal returns go-redis's options. The read timeout is the command timeout plus readBeyond,
-// the time that a blocking read may wait in Redis.
+// universal returns the options of a go-redis client. The read timeout is the command timeout plus
+// readBeyond, the time that a blocking read may wait in Redis.
 func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.UniversalOptions {
 	u := &redis.UniversalOptions{
 		Addrs:            o.Addrs,
@@ -120,7 +123,8 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 		PoolSize:         cfg.PoolMaxActive,
 		PipelinePoolSize: -1, // pipelines use the same pool, so that its size bounds all connections
 
-		// RESP2, without handshakes that older servers and miniredis refuse.
+		// Speak RESP2 and send neither CLIENT SETINFO nor other handshakes: older servers and
+		// miniredis refuse them.
 		Protocol:                 2,
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -141,13 +145,15 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 	return u
 }
 
-// IsCluster reports whether keys are spread over several servers.
+// IsCluster reports whether the connection is to a Redis Cluster, where keys are spread over
+// several servers.
 func (c *Conn) IsCluster() bool {
 	_, ok := c.Cmd.(*redis.ClusterClient)
 	return ok
 }
 
-// Shards calls fn for each master (on a Cluster concurrently) and returns the first error.
+// Shards calls fn for each master, on a Cluster concurrently, and returns the first error. Without
+// a Cluster there is one master.
 func (c *Conn) Shards(ctx context.Context, fn func(ctx context.Context, shard redis.UniversalClient) error) error {
 	cluster, ok := c.Cmd.(*redis.ClusterClient)
 	if !ok {

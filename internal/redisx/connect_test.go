@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// lossyProxy forwards to a server. It drops the reply to the first command of a given name and
-// closes that connection.
+// lossyProxy is a TCP proxy in front of a server. It drops the reply to the first command with a
+// given name, and closes the connection of that command.
 type lossyProxy struct {
 	net.Listener
 	lose   string
@@ -96,7 +96,8 @@ func TestLostReplyIsNotRetried(t *testing.T) {
 		require.NoError(t, c.Close())
 	}
 
-	// Control: with go-redis's defaults the entry is added twice, without an error.
+	// Control: a client with go-redis's default retries adds the entry twice when the reply is
+	// lost, and returns no error.
 	proxy := startLossyProxy(t, s.Addr(), "xadd")
 	retrying := redis.NewClient(&redis.Options{Addr: proxy.Addr().String(), Protocol: 2, DisableIdentity: true})
 	defer retrying.Close()
@@ -197,7 +198,8 @@ func TestConnectSentinel(t *testing.T) {
 	require.Equal(t, "v", direct.Cmd.Get(ctx, "k").Val())
 }
 
-// All blocking reads can wait at the same time, however few connections there are for commands.
+// All blocking reads can wait at the same time, even if their number exceeds the connections for
+// commands.
 func TestBlockingReadsHaveRoom(t *testing.T) {
 	t.Parallel()
 	_, url := redistest.Mini(t)

@@ -9,10 +9,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// Loops repeats steps that need Redis, in any number of loops. It logs an outage once for all of
-// them: when the first of them fails, and when all of them work again. The move of a hash slot in
-// Redis Cluster is routine: it is logged as a warning. A failure for another reason is logged as an
-// error even if a slot is being moved.
+// Loops runs steps that need Redis again and again, in any number of loops. It logs an outage of
+// Redis once for all loops: when the first of them fails, and when all of them work again. A hash
+// slot that Redis Cluster is moving is logged as a warning, because that is routine. A failure for
+// another reason is logged as an error even if a slot is being moved.
 type Loops struct {
 	Log *slog.Logger
 
@@ -23,9 +23,9 @@ type Loops struct {
 	erred   bool            // the present outage was logged, as an error
 }
 
-// Run calls step until ctx ends. When step fails, Run repeats it after the next wait of retry;
-// after a success it calls wait, unless idle is 0. wait fails only when ctx ends. name is for the
-// log.
+// Run calls step until ctx ends. After a failure it sleeps for retry.Next(). After a success it
+// calls wait with the idle time that step returned, or calls step again at once if idle is 0. wait
+// may fail only because ctx has ended. name is the loop's name in the log.
 func (l *Loops) Run(
 	ctx context.Context, name string, retry Backoff,
 	step func(context.Context) (idle time.Duration, err error), wait func(context.Context, time.Duration) error,

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// inMemory are the Redis servers inside this process that have no network address, by the address
-// under which URLs name them.
+// inMemory maps an address to the Dialer of a Redis server inside this process. The address has the
+// form host:port, but nothing listens there.
 var inMemory sync.Map // string → Dialer
 
 // Dialer opens a connection to a Redis server.
@@ -21,7 +21,7 @@ func ServeInMemory(addr string, dial Dialer) (remove func()) {
 	return func() { inMemory.Delete(addr) }
 }
 
-// memoryDialer returns the dialer of the server inside this process that o names, or nil.
+// memoryDialer returns the dialer that ServeInMemory has registered for the address in o, or nil.
 func (o Options) memoryDialer() Dialer {
 	if len(o.Addrs) != 1 {
 		return nil

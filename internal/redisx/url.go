@@ -59,7 +59,8 @@ func ParseURL(raw string) (Options, error) {
 	return o, nil
 }
 
-// URLMistake says what is wrong with a URL, without quoting it; "" if nothing is.
+// URLMistake returns a text that says what is wrong with a URL, without quoting the URL; "" if
+// nothing is.
 func URLMistake(raw string) string {
 	if _, err := parseURL(raw); err != nil {
 		return err.Error()
@@ -89,7 +90,7 @@ func parseURL(raw string) (Options, error) {
 	if err := o.setQuery(query, sentinel); err != nil {
 		return o, err
 	}
-	// The password ends at the last @ before the path. A slash in it must be escaped, as in every
+	// After the first slash comes the path, so a slash in the password must be escaped, as in every
 	// URL.
 	hosts, path, _ := strings.Cut(rest, "/")
 	if strings.Contains(rest, "://") {

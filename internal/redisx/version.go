@@ -53,7 +53,7 @@ func parseVersion(version string) (major, minor int, ok bool) {
 
 // at names a server in an error.
 func at(shard redis.UniversalClient) string {
-	// behind Sentinel, Addr is no address: go-redis sets it to a name without a port
+	// Behind Sentinel, Addr is not the server's address: go-redis sets it to a name without a port.
 	if client, ok := shard.(*redis.Client); ok && strings.Contains(client.Options().Addr, ":") {
 		return "redis at " + client.Options().Addr
 	}

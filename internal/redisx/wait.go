@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// mark writes its key even if memory is full: Redis allows the DEL as a first write, and then every
-// later write of the script.
+// mark is a script that sets its key even if Redis's memory is full: Redis lets a script begin with
+// DEL then, and does not refuse the script's later writes.
 const mark = `redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], 1)`
 
 // AwaitReplicas writes key on its master and waits until at least `replicas` replicas have this

@@ -30,7 +30,7 @@ func TestAwaitReplicas(t *testing.T) {
 		return err == nil && have == 1
 	}, patience, glance)
 
-	// The replica has also the earlier writes of other connections.
+	// After AwaitReplicas, the replica also has the earlier writes of other connections.
 	require.NoError(t, c.Cmd.Set(ctx, "other", "v", 0).Err())
 	var there, gone *redis.StringCmd
 	have, err = c.AwaitReplicas(ctx, "k", 1, patience, func(p redis.Pipeliner) { there, gone = p.Get(ctx, "other"), p.Get(ctx, "gone") })

@@ -1,6 +1,6 @@
 // Package seats asks a seat service, over HTTP, how many seats an event has. It hides the form of
-// the call, and bounds what a service that is slow or sends too much can do to the caller. The
-// operator configures the address, so it may be a private one.
+// the call, and protects the caller from a service that is slow or sends too much. The service's
+// address may be a private one, because only the operator configures it.
 package seats
 
 import (
@@ -37,7 +37,7 @@ type Client struct {
 	http     *http.Client
 }
 
-// New returns a client for the service at template, an address that contains {event} in its path or
+// New returns a client for the service at template, a URL that contains {event} in its path or
 // query, such as http://127.0.0.1:9000/events/{event}/seats. A call takes at most timeout.
 func New(template string, timeout time.Duration) (*Client, error) {
 	if err := CheckTemplate(template); err != nil {
@@ -52,8 +52,8 @@ func New(template string, timeout time.Duration) (*Client, error) {
 	}}, nil
 }
 
-// CheckTemplate returns an error unless template is an address as New needs it. The error does not
-// show the address, which may contain a password.
+// CheckTemplate returns an error unless template is a URL as New needs it. The error does not show
+// the URL, which may contain a password.
 func CheckTemplate(template string) error {
 	u, err := url.Parse(strings.ReplaceAll(template, placeholder, "e"))
 	_, rest, _ := strings.Cut(template, "://")
@@ -69,8 +69,8 @@ func CheckTemplate(template string) error {
 	return nil
 }
 
-// Seats returns the number of seats of an event. Its errors wrap ErrUnknown or ErrNoAnswer, and do
-// not show the address of the service.
+// Seats asks for the number of seats of an event. Its errors wrap ErrUnknown or ErrNoAnswer, and do
+// not show the service's URL.
 func (c *Client) Seats(ctx context.Context, event string) (int64, error) {
 	n, err := c.ask(ctx, event)
 	if err != nil {
@@ -85,7 +85,8 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 func (c *Client) ask(ctx context.Context, event string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	// Ids of events have no character that a path or a query would have to escape.
+	// The id needs no escape: ids of events have only characters that may stand in a path or a
+	// query.
 	target := strings.ReplaceAll(c.template, placeholder, event)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, http.NoBody)
 	if err != nil {
@@ -114,7 +115,7 @@ func (c *Client) ask(ctx context.Context, event string) (int64, error) {
 	return parse(body)
 }
 
-// noAnswer returns the error of a call that failed on the network.
+// noAnswer returns an ErrNoAnswer for a call that failed in the network or by its timeout.
 func (c *Client) noAnswer(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("%w: nothing came within %s", ErrNoAnswer, c.timeout)
@@ -122,8 +123,8 @@ func (c *Client) noAnswer(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrNoAnswer, withoutURL(err))
 }
 
-// parse reads an answer {"seats": n}. Other fields are allowed. The number is read as it is
-// written, because a float would turn 10,000,000.4 or 1e300 into some integer.
+// parse reads the answer {"seats": n}; other fields are ignored. It parses the number from its
+// text, because a float would turn 10,000,000.4 or 1e300 into a wrong integer.
 func parse(body []byte) (int64, error) {
 	var answer struct {
 		Seats json.RawMessage `json:"seats"`

@@ -1,6 +1,6 @@
-// Package sse writes event streams (text/event-stream). It hides how a client that does not read is
-// disconnected, how a stream is kept open while nothing happens, and how a stopping server ends its
-// streams at once.
+// Package sse writes streams of server-sent events (text/event-stream). It hides how a client that
+// does not read is disconnected, how an idle stream is kept open, and how a stopping server ends
+// its streams at once.
 package sse
 
 import (
@@ -19,13 +19,13 @@ const (
 )
 
 var (
-	// ErrTooMany means that the server has as many streams as it may have.
+	// ErrTooMany is the error of Open if the process already has Streams.Max open streams.
 	ErrTooMany = errors.New("too many event streams")
 	// ErrClosing means that the server stops.
 	ErrClosing = errors.New("server is closing")
 )
 
-// Streams are the event streams of a process. The zero value allows none.
+// Streams limits the open event streams of a process. The zero value allows none.
 type Streams struct {
 	Max  int64 // most streams at a time
 	open atomic.Int64
@@ -41,8 +41,8 @@ type Stream struct {
 	release   func()
 }
 
-// Open reserves a stream for an answer. It sends nothing yet, so that the request can still be
-// answered otherwise. The stream ends when closing ends. w must not set write deadlines itself. The
+// Open reserves a stream for the answer w. It sends nothing yet, so the caller can still send
+// another answer. The stream ends when closing ends. w must not set write deadlines itself. The
 // caller must call Close.
 func (s *Streams) Open(closing context.Context, w http.ResponseWriter) (*Stream, error) {
 	if s.open.Add(1) > s.Max {
@@ -52,7 +52,7 @@ func (s *Streams) Open(closing context.Context, w http.ResponseWriter) (*Stream,
 	st := &Stream{
 		w: w, ctl: http.NewResponseController(w), closing: closing, keepAlive: time.NewTimer(keepAlive),
 	}
-	// A write that waits for its client ends at once when the server stops.
+	// When the server stops, a write that waits for a slow client ends at once.
 	stop := context.AfterFunc(closing, func() { _ = st.ctl.SetWriteDeadline(time.Unix(1, 0)) })
 	st.release = func() {
 		stop()
@@ -65,7 +65,8 @@ func (s *Streams) Open(closing context.Context, w http.ResponseWriter) (*Stream,
 // Close ends the stream.
 func (st *Stream) Close() { st.release() }
 
-// Send sends frames. Each must arrive in the client's system within writeTimeout.
+// Send sends frames. The write of each must finish within writeTimeout, otherwise the client is
+// disconnected.
 func (st *Stream) Send(frames ...[]byte) error {
 	if !st.begun {
 		st.begun = true
@@ -94,8 +95,8 @@ func (st *Stream) write(frame []byte) error {
 	return st.ctl.Flush()
 }
 
-// Wait waits until changed is closed. Meanwhile it keeps the stream open. It returns an error when
-// the client has left or the server stops.
+// Wait waits until the channel changed is closed. Meanwhile it sends comments, so that proxies keep
+// the connection open. It returns an error if the client disconnects or the server stops.
 func (st *Stream) Wait(ctx context.Context, changed <-chan struct{}) error {
 	for {
 		select {

@@ -36,7 +36,7 @@ type Line struct {
 	Last        string   // the last value; "": there is none
 }
 
-// Mark is an invisible column of a line chart. Its title says the values at a time.
+// Mark is an invisible column of a line chart, with a tooltip of the values at its time.
 type Mark struct {
 	X, Width float64
 	Title    string
@@ -57,8 +57,9 @@ const (
 	xTicks                                           = 6
 )
 
-// NewLines returns a chart of series over time, from 0 to the greatest value. write writes values.
-// All series have points at the same times. Without a point there is no chart: ok is false.
+// NewLines returns the geometry of a line chart. The y axis goes from 0 to the greatest value;
+// write formats its values. All series must have points at the same times. ok is false if there are
+// no points.
 func NewLines(width, height float64, series []Series, write func(float64) string) (c Lines, ok bool) {
 	c = Lines{
 		Width: width, Height: height, Left: marginLeft, Right: width - marginRight,
@@ -101,7 +102,7 @@ func NewLines(width, height float64, series []Series, write func(float64) string
 	return c, true
 }
 
-// axisLabel returns the label of a value on the axis, which has no space for a long number.
+// axisLabel returns the short label of a value on the y axis, which has no space for long numbers.
 func axisLabel(v float64, write func(float64) string) string {
 	for _, unit := range []struct {
 		size float64
@@ -135,7 +136,7 @@ func newLine(s Series, x func(time.Time) float64, y func(float64) float64, write
 	return l
 }
 
-// marks returns one mark for each time of the series, at most 40 of them.
+// marks returns the Marks of a line chart: one for each time of the series, at most 40.
 func marks(series []Series, x func(time.Time) float64, left, right float64, write func(float64) string) []Mark {
 	const most = 40
 	n := 0
@@ -168,7 +169,8 @@ func marks(series []Series, x func(time.Time) float64, left, right float64, writ
 
 func coordinate(v float64) string { return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64) }
 
-// niceStep returns 1, 2 or 5 times a power of ten, so that most is at most n steps.
+// niceStep returns the distance of ticks on an axis from 0 to most: the smallest of 1, 2 or 5 times
+// a power of ten with which the axis has at most n steps.
 func niceStep(most float64, n int) float64 {
 	if most <= 0 {
 		return 1
@@ -231,10 +233,11 @@ type Part struct {
 	Title    string
 }
 
-// minWidth is the least width of a part that is not 0, so that it can be seen.
+// minWidth is the smallest width of a part whose value is not 0, so that it stays visible.
 const minWidth = 3
 
-// Divide divides a bar of the given width among values. Values that are 0 or less have no part.
+// Divide divides a bar of the given width among values in proportion, each at least minWidth wide.
+// Values of 0 or less get no part.
 func Divide(width float64, values []Value) []Part {
 	var total, small float64
 	n := 0
@@ -287,7 +290,8 @@ type Histogram struct {
 	Bars                  []Bar
 }
 
-// NewHistogram returns a histogram of numbers in the order of their names. write writes numbers.
+// NewHistogram returns a histogram with a bar for each named number, in the order of the names.
+// write formats the numbers.
 func NewHistogram(width, height float64, names []string, numbers []float64, write func(float64) string) Histogram {
 	h := Histogram{Width: width, Height: height, Bottom: height - marginBottom}
 	most := 0.0

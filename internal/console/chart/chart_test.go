@@ -110,7 +110,7 @@ func labels(ticks []chart.Tick) (all []string) {
 	return all
 }
 
-// The parts fill the bar, and a part that is not 0 can be seen.
+// The parts fill the bar, and a part whose value is not 0 has a visible width.
 func TestDivide(t *testing.T) {
 	t.Parallel()
 	parts := chart.Divide(600, []chart.Value{

@@ -12,14 +12,14 @@ type Area struct {
 	Path        string // the attribute d of a path
 }
 
-// Map is a row of columns, each divided among values from the bottom up.
+// Map is the geometry of a chart of columns, each divided among values from the bottom up.
 type Map struct {
 	Width, Height float64
 	Areas         []Area // of the classes that the columns have, in the order of their first values
 }
 
-// NewMap returns a map of columns of the same width. It has one path a class, however many columns
-// there are: neighbors that are divided in the same way are one rectangle.
+// NewMap returns a Map of columns of the same width. All parts of a class share one SVG path, and
+// neighboring columns with the same division share rectangles, so that a map takes few bytes.
 func NewMap(width, height float64, columns [][]Value) Map {
 	m := Map{Width: width, Height: height}
 	type part struct{ x, y, width, height float64 }

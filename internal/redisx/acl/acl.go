@@ -40,33 +40,34 @@ func Roles() []string { return slices.Clone(roleNames) }
 // All is the user of a process that runs all roles.
 const All = "all"
 
-// Names lists the users of an installation: one for each role, one for all roles in one process,
-// and those of programs outside. producer is a program that publishes to the ingest stream,
-// event-reader one that follows the stream events, guard one that uses package guard, and cli is
-// the command line where it asks Redis and not the API.
+// Names lists the Redis users of an installation: one for each role, one for all roles in one
+// process, and those of other programs. producer is a program that publishes to the ingest stream,
+// event-reader a program that follows the stream events, guard a program that uses package guard,
+// and cli is the command line where it calls Redis and not the API.
 func Names() []string {
 	return append(slices.Clone(roleNames), All, "producer", "event-reader", "guard", "cli")
 }
 
-// connection holds the commands by which go-redis opens and keeps connections, also to a Redis
-// Cluster.
+// connection lists the commands by which go-redis opens and maintains connections, also to a Redis
+// Cluster. Every user may run them.
 var connection = []string{
 	"asking", "client|setname", "cluster|slots", "command", "ping", "readonly", "select",
 }
 
-// outside holds what programs outside of this module send through packages client/producer and
-// client/stream, and what people ask with redis-cli. Package derive finds more: commands of
-// watermill that these packages do not use.
+// outside lists the rights of programs outside of this module: what they send through packages
+// client/producer and client/stream, and what their operators send with redis-cli. It is written by
+// hand: package derive would also find commands of watermill that these packages never send.
 var outside = map[string]need{
 	"producer":     {commands: []string{"exec", "multi", "xadd", "xlen"}, keys: []string{"ingest"}},
 	"event-reader": {commands: []string{"xinfo|stream", "xrange", "xread", "xrevrange"}, keys: []string{"events"}},
 }
 
-// guardWake is keyspace.GuardWake. It is written out because package derive takes each call of a
-// function of package keyspace for a need of the role that reaches it.
+// guardWake is the pattern of keyspace.GuardWake's channels. It is a literal, because package
+// derive would take a call of GuardWake for a need of each role that reaches this package.
 const guardWake = "guard:wake:*"
 
-// Of returns a user with the rights on the keys with a prefix. An unknown name is an error.
+// Of returns the Redis user with this name, and its rights on keys that begin with prefix. An
+// unknown name is an error.
 func Of(name, prefix string) (User, error) {
 	u := User{Name: name}
 	switch {
@@ -97,7 +98,8 @@ func Of(name, prefix string) (User, error) {
 	return u, nil
 }
 
-// withoutCovered returns patterns without those that match only what another one matches.
+// withoutCovered returns the key patterns without those that a wider pattern of the list, which
+// ends with *, covers.
 func withoutCovered(patterns []string) []string {
 	return slices.DeleteFunc(slices.Clone(patterns), func(pattern string) bool {
 		return slices.ContainsFunc(patterns, func(other string) bool {
@@ -107,8 +109,8 @@ func withoutCovered(patterns []string) []string {
 	})
 }
 
-// ProducerOf returns the user of a program that publishes to a further ingest stream, the one with
-// this name (keyspace.IngestOf), and to no other.
+// ProducerOf returns the Redis user of a program that publishes only to the additional ingest
+// stream with this name (keyspace.IngestOf).
 func ProducerOf(stream, prefix string) (User, error) {
 	u, err := Of("producer", prefix)
 	u.Name = "producer-" + stream

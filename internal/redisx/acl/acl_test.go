@@ -70,7 +70,8 @@ func (w world) check(u acl.User, want acl.User) error {
 	return acl.Check(w.Context(), conn, want)
 }
 
-// Each user with the printed rights passes the check, and so does one who may do anything.
+// Each Redis user that has exactly the printed rights passes the check, and so does a user that may
+// do everything.
 func TestRightsSuffice(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -84,7 +85,7 @@ func TestRightsSuffice(t *testing.T) {
 	require.Empty(t, w.admin.Do(t.Context(), "acl", "log").Val())
 }
 
-// A user without one of the rights of its role is refused, and the error names this right.
+// A Redis user that lacks one right of its role is refused, and the error names this right.
 func TestMissingRights(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -129,7 +130,7 @@ func TestMissingRights(t *testing.T) {
 	}
 }
 
-// A server that can't say which rights a user has is accepted.
+// The check accepts a server that can't report rights.
 func TestWithoutRightsInTheServer(t *testing.T) {
 	t.Parallel()
 	_, url := redistest.Mini(t)

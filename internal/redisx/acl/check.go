@@ -46,9 +46,9 @@ func Advice(user string) string {
 	return fmt.Sprintf("`bulkaction acl --role %s` prints the user with the rights that it needs", user)
 }
 
-// Check returns a *Missing if the user with which conn is connected lacks rights of u on a master.
-// It is one call of a script on each. A server that can't say which rights a user has is accepted.
-// Other errors are those of Redis and of the network.
+// Check returns a *Missing if the Redis user of conn lacks a right of u on a master. It calls the
+// script check_rights once on each master. A server that can't report rights (before Redis 7.0,
+// miniredis) is accepted. Other errors are those of Redis and of the network.
 func Check(ctx context.Context, conn *redisx.Conn, u User) error {
 	return conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		return check(ctx, shard, u)
@@ -134,8 +134,9 @@ const (
 	ofChannel // a command on a channel
 )
 
-// probes returns a probe for each right of a role. That of keys is evalsha, which needs to read and
-// write its keys: the caller of the script check_rights may run it.
+// probes returns a probe, a command for the script check_rights to test, for each right of u. The
+// probe of a key pattern is an evalsha with a matching key, because it needs both the right to read
+// the key and the right to write it. Nothing runs the probes.
 func (u User) probes() []probe {
 	var all []probe
 	main := u.Keys[len(u.Keys)-1] // the keys of partitions: a brace comes after all letters
@@ -160,8 +161,8 @@ func (u User) probes() []probe {
 // sample returns a name that a pattern matches.
 func sample(pattern string) string { return strings.ReplaceAll(pattern, "*", "0") }
 
-// command returns a call of a command on a key, as far as Redis needs it to find the key. It is
-// never run.
+// command returns the text of a Redis command on a key, with the arguments that Redis needs to find
+// the key in it. check_rights tests the text; nothing runs it.
 func command(name, key string) string {
 	words := strings.ReplaceAll(name, "|", " ")
 	switch name {
@@ -177,8 +178,8 @@ func command(name, key string) string {
 	return words + " " + key
 }
 
-// onChannel holds the commands that have a channel, withoutKey those that have neither a channel
-// nor a key.
+// onChannel lists the commands whose argument is a channel, withoutKey those without a channel or a
+// key. All other commands have a key.
 var (
 	onChannel  = []string{"publish", "subscribe"}
 	withoutKey = []string{

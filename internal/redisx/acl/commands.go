@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// commandList holds the commands of Redis 7.0, as COMMAND LIST answers; subcommands as
-// "xgroup|create".
+// commandList has the name of each command of Redis 7.0, as COMMAND LIST returns them. A subcommand
+// has the form "xgroup|create".
 //
 //go:embed commands.txt
 var commandList string
 
-// known holds the commands of Redis by name. The value is true for a command that has subcommands.
+// known has each Redis command by name. The value is true if the command has subcommands.
 var known = func() map[string]bool {
 	all := map[string]bool{}
 	for _, name := range strings.Fields(commandList) {
@@ -30,10 +30,10 @@ var (
 	literal = regexp.MustCompile(`["']([A-Z]{2,})["']`)
 )
 
-// CommandsOf returns the commands that a Lua script calls, in order of their names: each literal in
-// capitals that is the name of a command, whether it is an argument of redis.call or of a function
-// that passes it on. So a command is called by its literal name, and scripts use no such literal
-// for anything else. The literal behind a command with subcommands is the subcommand.
+// CommandsOf returns the commands that a Lua script calls, sorted by name. It takes each string
+// literal in capitals that is the name of a command for a call, as an argument of redis.call or of
+// a function that calls it. So scripts must write commands as such literals, and use these literals
+// for nothing else. After a command with subcommands, the next literal is the subcommand.
 func CommandsOf(script string) []string {
 	var all []string
 	found := literal.FindAllStringSubmatch(comment.ReplaceAllString(script, ""), -1)
@@ -55,8 +55,9 @@ func CommandsOf(script string) []string {
 	return slices.Compact(all)
 }
 
-// CommandsOfMethod returns the commands that a method of a go-redis client sends: those whose names
-// begin the name of the method, and of these the longest one.
+// CommandsOfMethod returns the commands that a method of a go-redis client sends. Except for some
+// listed methods it is one: the longest command name with which the method's name begins, such as
+// XADD; nil if there is none.
 func CommandsOfMethod(method string) []string {
 	switch method {
 	case "SetNX": // with a TTL it sends SET

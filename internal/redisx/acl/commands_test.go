@@ -44,7 +44,8 @@ func TestCommandsOfMethods(t *testing.T) {
 	}
 }
 
-// Package acl knows all commands of Redis: otherwise a script could call one that it does not find.
+// commands.txt has every command that the Redis of the tests has. Otherwise CommandsOf would miss a
+// call of a script.
 func TestAllCommandsAreKnown(t *testing.T) {
 	t.Parallel()
 	names, err := redistest.Server(t).Client().Do(t.Context(), "command", "list").StringSlice()
@@ -55,14 +56,16 @@ func TestAllCommandsAreKnown(t *testing.T) {
 	}
 }
 
-// No script calls a command whose name is not a literal in capitals.
+// Each script writes each command that it calls as a string literal in capitals, so that CommandsOf
+// finds it.
 func TestScriptsNameTheirCommands(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../lua/*/*.lua")
 	require.NoError(t, err)
 	require.Greater(t, len(files), 60)
 	called := regexp.MustCompile(`(?:^|[^a-z_])p?call\(([^,)\s]+)`)
-	// functions that pass on a name that they were given, and the variables that hold literals
+	// passed has, by script file, the first arguments of call that are no literals: variables that
+	// hold literals of the script, and functions that return them.
 	passed := map[string][]string{
 		"base.lua": {"command"}, "repair_misplaced.lua": {"command"}, "why.lua": {"rank_of", "range_of"},
 		"requeue.lua": {"cjson.decode"}, "check_rights.lua": {"redis.acl_check_cmd"},

@@ -12,13 +12,13 @@ func Hash(password string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Placeholder stands for the hash of a user's password. Redis refuses it, so that a user with a
-// known password can't come into being by mistake.
+// Placeholder returns a text that printed rules have in place of the hash of a user's password.
+// Redis refuses it, so that nobody creates a user with a known password by mistake.
 func Placeholder(user string) string { return "SHA256-OF-THE-PASSWORD-OF-" + user }
 
-// Rules returns the rules of a user, as ACL SETUSER and a file of users have them. hash is that of
-// the password, or a placeholder. Names of keys with a brace stand for themselves: in patterns only
-// * ? [ ] and \ have a meaning, and no prefix contains these.
+// Rules returns the rules of a user in the form of ACL SETUSER and of an ACL file. hash is the
+// SHA-256 of the password, or a placeholder. The braces in key names need no escape: in patterns
+// only * ? [ ] and \ have a meaning, and no key prefix contains these.
 func (u User) Rules(hash string) string {
 	rules := []string{"on", "#" + hash, "-@all"}
 	for _, name := range u.Commands {

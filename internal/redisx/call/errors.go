@@ -1,4 +1,4 @@
-// Package call runs Lua scripts and classifies errors of Redis for the caller. It imports only
+// Package call runs Lua scripts and tells callers what an error of Redis means. It imports only
 // go-redis and the tracing API, so that a small package can use it without the rest of the project.
 package call
 
@@ -16,7 +16,8 @@ import (
 // later.
 var unavailable = map[string]bool{
 	"LOADING": true, "CLUSTERDOWN": true, "TRYAGAIN": true, "MASTERDOWN": true, "READONLY": true,
-	// MOVED and ASK reach the caller only if the client has given up following redirects
+	// MOVED and ASK are here because the client follows redirects itself: it returns them to the
+	// caller only after it has given up.
 	"NOREPLICAS": true, "MISCONF": true, "BUSY": true, "MOVED": true, "ASK": true,
 }
 
@@ -38,8 +39,8 @@ func IsUnavailable(err error) bool {
 		strings.Contains(err.Error(), "redis: cluster has no nodes")
 }
 
-// NeverSent reports whether the command of an unavailable call certainly did not reach Redis: there
-// was no connection to send it on. It presumes a client that sends no command twice.
+// NeverSent reports whether the command that caused err certainly did not reach Redis, because
+// there was no connection to send it on. It is right only for a client that sends no command twice.
 func NeverSent(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial" ||
@@ -49,8 +50,8 @@ func NeverSent(err error) bool {
 // IsOOM reports whether Redis refused a write because its memory is full.
 func IsOOM(err error) bool { return hasCode(err, "OOM") }
 
-// IsNoPermission reports whether Redis refused a command because of the rights of the user (ACL).
-// In a script, the writes before it stay.
+// IsNoPermission reports whether Redis refused a command because its Redis user has no right to it
+// (ACL). If a script called the command, the script's earlier writes remain.
 func IsNoPermission(err error) bool { return hasCode(err, "NOPERM") }
 
 // IsNoGroup reports whether a stream or its consumer group does not exist, or was deleted during a

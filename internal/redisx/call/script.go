@@ -21,8 +21,8 @@ type Script struct {
 	sha  string
 }
 
-// NewScript returns the script with the source src. Errors and spans show its name. Scripts are
-// variables of packages: NewScript keeps each of them for [Named].
+// NewScript returns the script with the source src. Errors and spans show its name. Call it only to
+// initialize package variables: it also registers the script for [Named], for ever.
 func NewScript(name, src string) *Script {
 	sum := sha1.Sum([]byte(src))
 	s := &Script{name: name, src: src, sha: hex.EncodeToString(sum[:])}
@@ -32,15 +32,15 @@ func NewScript(name, src string) *Script {
 	return s
 }
 
-// known holds all scripts of the program by name. Package acl reads from their sources which
+// known registers all scripts of the program by name. Package acl reads from their sources which
 // commands they call.
 var known = struct {
 	sync.Mutex
 	byName map[string][]*Script
 }{byName: map[string][]*Script{}}
 
-// Named returns the scripts of the program with a name. Scripts of two packages may have the same
-// name.
+// Named returns the scripts of the program with this name. Scripts of different packages may share
+// a name.
 func Named(name string) []*Script {
 	known.Lock()
 	defer known.Unlock()

@@ -24,5 +24,5 @@ func escapePattern(text string) string {
 // Limiter is a hash: the state of one key of a limiter of package guard.
 func Limiter(prefix, name, key string) string { return prefix + "limit:{" + name + "/" + key + "}" }
 
-// GuardWake is a channel: the ids of calls of a client that have been granted.
+// GuardWake is a channel on which a client of guards hears the ids of its calls that got a grant.
 func GuardWake(prefix, client string) string { return prefix + "guard:wake:" + client }

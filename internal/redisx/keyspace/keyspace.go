@@ -21,7 +21,8 @@ const (
 	GroupAggregator = "aggregator"
 )
 
-// Space is the keys of one installation: a prefix and a number of partitions.
+// Space has the functions that name the keys of one installation, which has a key prefix and a
+// number of partitions.
 type Space struct {
 	prefix     string
 	partitions int
@@ -29,7 +30,8 @@ type Space struct {
 	RecordKeys
 }
 
-// RecordKeys are the keys of what is recorded of the whole installation.
+// RecordKeys are the keys of the records that cover the whole installation: activity log and
+// history.
 type RecordKeys struct{ prefix string }
 
 // Activity is a stream: who changed what (package activity).
@@ -101,7 +103,7 @@ func (s Space) Idempotency(hash string) string { return s.prefix + "idempotency:
 // AuthKeys is a hash: auth.Hash of a token → the record of its key (package apikey).
 func (s Space) AuthKeys() string { return s.prefix + "auth:keys" }
 
-// AuthSession is a string: who has logged in to the console, by the auth.Hash of the session's
+// AuthSession is a string: the record of a login to the console, by the auth.Hash of the session's
 // token (package session). It expires.
 func AuthSession(prefix, hash string) string { return prefix + "auth:session:" + hash }
 
@@ -206,8 +208,9 @@ func (k GroupKeys) Errors(group string) string { return string(k) + "errors:" + 
 // Codes is a hash: error code → number of failed jobs (outcome, reclaim, lose, requeue, repairs).
 func (k GroupKeys) Codes(group string) string { return string(k) + "codes:" + group }
 
-// KeyIndex is a hash of a group with unique keys: key of a job → its ordinal (append). By the byte
-// 31 and a request's id it holds the jobs that the request has left out.
+// KeyIndex is a hash of a group with unique keys: key of a job → its ordinal (append). The field
+// "\x1f" + request id lists the jobs that append refused in this request because their keys were
+// taken.
 func (k GroupKeys) KeyIndex(group string) string { return string(k) + "keys:" + group }
 
 // FairKeys are the keys of the fair queue and of job types.
@@ -234,14 +237,15 @@ func (k FairKeys) FairTenant(typ, lane, tenant string) string {
 
 // FairPriority is a sorted set: groups with waiting jobs of a type and lane by priority, the
 // highest next, with FAIR_QUEUE_POLICY=priority (policy, admit, retire, the scripts that enqueue or
-// withdraw groups, and those that rank them again: outcome, reclaim, setting). Groups of
-// rate-limited and paused tenants are not in it, from when admit meets them.
+// withdraw groups, and those that rank them again: outcome, reclaim, setting). admit removes groups
+// of rate-limited and paused tenants when it finds them there.
 func (k FairKeys) FairPriority(typ, lane string) string {
 	return string(k) + "priority:" + typ + ":" + lane
 }
 
 // RateLimited is a sorted set: tenants that are rate-limited for a type, by the time (ms) at which
-// admit lets them return, normally that of their next permit (admit, setting, retire).
+// admit returns them to the fair queue, normally that of their next permit (admit, setting,
+// retire).
 func (k FairKeys) RateLimited(typ string) string { return string(k) + "rate-limited:" + typ }
 
 // Policy is a string: ALPHA, if the priority formula chooses the next jobs; otherwise it does not
@@ -299,7 +303,7 @@ type JobKeys string
 
 // NonReady is a sorted set: tenants with non-ready jobs, by the time (ms) when promote looks at
 // them next: when their first such job is due, or later if promote could not promote it. A paused
-// tenant's time never comes (the scripts of NonReadyOf, pause, lose).
+// tenant gets a time that is never reached (the scripts of NonReadyOf, pause, lose).
 func (k JobKeys) NonReady() string { return string(k) + "non-ready" }
 
 // NonReadyOf is a sorted set: a tenant's non-ready jobs by due time (ms) (append, admit, outcome,
@@ -310,8 +314,8 @@ func (k JobKeys) NonReadyOf(tenant string) string { return string(k) + "non-read
 func (k JobKeys) Suspended() string { return string(k) + "suspended" }
 
 // SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by the time (ms)
-// of their suspension; a job that a resumption leaves suspended gets a time behind the resumption
-// (promote, start, sweep, repairs).
+// of their suspension. a job that another pause keeps suspended gets a time behind the resumption,
+// so that promote does not read it twice (promote, start, sweep, repairs).
 func (k JobKeys) SuspendedOf(tenant string) string { return string(k) + "suspended:" + tenant }
 
 // Resuming is a set: tenants whose suspended jobs promote makes non-ready again (pause, promote,

@@ -25,11 +25,12 @@ func (k RoomKeys) RoomUsers(event string) string { return k.Room(event) + ":user
 // Rooms is a sorted set: events by the time (ms) when something is due there.
 func (k RoomKeys) Rooms() string { return string(k) + "rooms" }
 
-// RoomCleanup is a hash: when expire last ran, and until when absent users keep their places
-// because it did not run for a while.
+// RoomCleanup is a hash: when the script expire_users last ran, and the end of a hold of places,
+// which begins when it did not run for a while.
 func (k RoomKeys) RoomCleanup() string { return string(k) + "cleanup" }
 
-// RoomSweep is a string: the process that moves the users of dead brokers to away now.
+// RoomSweep is a string: the broker process that runs the room sweep now, which moves the waiting
+// users of dead brokers to away.
 func (k RoomKeys) RoomSweep() string { return string(k) + "sweep" }
 
 // Entry is a stream: the messages entry.promoted, which the router hands to the brokers.

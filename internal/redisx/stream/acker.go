@@ -12,8 +12,8 @@ const (
 	ackLinger = 3 * time.Millisecond // wait for more acknowledgements to share the round trip
 )
 
-// acker collects acknowledgements and sends them in batches. It keeps an id until Redis has
-// confirmed the acknowledgement.
+// acker collects the ids of handled entries and acknowledges them in batches. It keeps an id until
+// Redis has confirmed the acknowledgement.
 type acker struct {
 	reader    *Reader
 	stream    string
@@ -42,8 +42,8 @@ func (a *acker) add(ids []string) {
 	}
 }
 
-// awaitBatch waits until there is an id, and then until a batch is full, but for 3 ms at most; or
-// until ctx ends. It sends nothing.
+// awaitBatch waits until flush should be called: first until there is an id, and then up to 3 ms
+// for a full batch. It also returns when ctx ends.
 func (a *acker) awaitBatch(ctx context.Context) {
 	if len(a.first()) == 0 {
 		select {
@@ -88,7 +88,8 @@ func (a *acker) first() []string {
 	return slices.Clone(a.ids[:min(len(a.ids), ackBatch)])
 }
 
-// signal wakes the goroutine that waits on c, or the next one that will wait.
+// signal wakes the goroutine that receives from c, which has a buffer of one. If no goroutine waits
+// now, the next receive returns at once.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

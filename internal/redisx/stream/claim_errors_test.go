@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// failingReads makes one XREADGROUP in a while fail, as a lost reply does.
+// failingReads is a go-redis hook that fails one XREADGROUP in each interval `every`, with the
+// error of a broken connection and without sending it.
 type failingReads struct {
 	every time.Duration
 

@@ -53,8 +53,8 @@ type ConsumerConfig struct {
 	Handle func(ctx context.Context, entries []Entry) []Verdict
 
 	MaxInFlight int // most entries that were read and are not acknowledged yet
-	// most bytes of these entries, as far as sizes are known in advance; handlers have at most a
-	// quarter of these bytes at once
+	// MaxBytes bounds the bytes of these entries, as far as sizes are known before a read. Handlers
+	// have at most a quarter of these bytes at once.
 	MaxBytes     int
 	Block        time.Duration // longest wait of one read
 	Lease        time.Duration // an entry idle for this time is claimed; its owner renews it after a third of it
@@ -63,13 +63,13 @@ type ConsumerConfig struct {
 	Log          *slog.Logger
 }
 
-// Consumer reads a stream in batches and gives them to a handler. It acknowledges in batches too,
-// delivers entries again for which the handler asks that, claims the entries of dead consumers, and
-// continues after an outage of Redis. An entry that the handler delays does not delay others.
-// Delivery is at least once.
+// Consumer reads a stream in batches and gives them to a handler. It acknowledges entries in
+// batches, delivers an entry again if the handler asks for it, claims the entries of dead
+// consumers, and continues after an outage of Redis. An entry that the handler delays does not
+// delay others. Delivery is at least once.
 //
-// It has these goroutines: Run, which reads and claims; one that renews the entries in flight; one
-// that sends acknowledgements; and one for each batch until all its entries are done.
+// Its goroutines: Run, which reads and claims; one that renews the idle time of the entries in
+// flight; one that sends acknowledgements; and one for each batch, until the batch is done.
 type Consumer struct {
 	cfg     ConsumerConfig
 	conn    *redisx.Conn
@@ -86,7 +86,8 @@ type Consumer struct {
 	answered  time.Time // when Redis answered last
 }
 
-// FirstID is the id at which a search for abandoned entries begins (see Reader.Claim).
+// FirstID is the id of a stream at which a search for the entries of dead consumers begins (see
+// Reader.Claim).
 const FirstID = "0-0"
 
 // NewConsumer returns a Consumer. Only one call of its Run may run at a time.
@@ -109,10 +110,10 @@ func NewConsumer(conn *redisx.Conn, cfg ConsumerConfig) *Consumer {
 	return c
 }
 
-// Run reads until ctx ends. It then waits for the handlers, whose contexts end after CloseTimeout,
-// acknowledges what they have finished, and hands back the other entries, so that another consumer
-// can claim them at once. It returns an error if handlers did not end by themselves, or if Redis
-// did not accept the last acknowledgements.
+// Run reads until ctx ends. It then waits for the handlers, and ends their contexts after
+// CloseTimeout. It acknowledges what they have finished, and gives up the other entries, so that
+// another consumer can claim them at once. It returns an error if entries of interrupted handlers
+// are left, or if Redis did not accept the last acknowledgements.
 func (c *Consumer) Run(ctx context.Context) error {
 	work, interrupt := context.WithCancel(context.WithoutCancel(ctx))
 	defer interrupt()
@@ -144,8 +145,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return c.handBack(context.WithoutCancel(ctx), interrupted)
 }
 
-// handBack sends the last acknowledgements, and gives the other entries the idle time of abandoned
-// ones. interrupted says that handlers have not ended in time.
+// handBack sends the last acknowledgements. It sets the idle time of all other entries to a full
+// lease, so that other consumers may claim them at once. interrupted: CloseTimeout has ended
+// handlers, which is an error if they left entries.
 func (c *Consumer) handBack(ctx context.Context, interrupted bool) error {
 	ctx, cancel := context.WithTimeout(ctx, lastFlush)
 	defer cancel()
@@ -191,8 +193,8 @@ func (c *Consumer) OldestPending(ctx context.Context) (entryID string, ok bool, 
 	return pending[0].ID, true, nil
 }
 
-// read waits until there is space, claims or reads entries, and starts to handle them. It does not
-// wait for their verdicts.
+// read waits until there is space in flight, reads new entries or claims abandoned ones, and starts
+// to handle them. It does not wait for their verdicts.
 func (c *Consumer) read(ctx, work context.Context) error {
 	room := c.flight.awaitRoom(ctx, c.entrySize)
 	if ctx.Err() != nil {
@@ -200,9 +202,10 @@ func (c *Consumer) read(ctx, work context.Context) error {
 	}
 	entries, err := c.nextEntries(ctx, max(1, min(room, readBatch, readBytes/c.entrySize)))
 	if err != nil {
-		// The idle time of entries grows while Redis is away. Nothing may be claimed before its
-		// owner had time to renew it. Owners renew each third of a lease, so an outage of up to a
-		// quarter is too short to matter; a process with such errors now and then must still claim.
+		// After an outage of Redis, entries look abandoned, because their owners could not renew
+		// them: claim nothing for a whole lease. Owners renew after a third of a lease, so an
+		// outage of up to a quarter does no harm, and a consumer whose reads fail now and then must
+		// still claim.
 		if time.Since(c.answered) > c.cfg.Lease/4 {
 			c.claimFrom, c.claimAt = FirstID, time.Now().Add(c.cfg.Lease)
 		}
@@ -227,9 +230,9 @@ func (c *Consumer) read(ctx, work context.Context) error {
 	return nil
 }
 
-// nextEntries returns the next page of abandoned entries if a search is due, otherwise new entries,
-// for which it waits up to Block. At the beginning of a search it also deletes dead consumers, and
-// recovers entries that Redis does not deliver by itself.
+// nextEntries returns the next page of dead consumers' entries if a search for them is due,
+// otherwise new entries, for which it waits up to Block. At the beginning of a search it also
+// deletes consumers that are long dead, and recovers entries that Redis does not deliver by itself.
 func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) {
 	if time.Now().Before(c.claimAt) {
 		batches, err := c.reader.Read(ctx, []string{c.cfg.Stream}, count, c.cfg.Block)
@@ -263,10 +266,10 @@ func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) 
 	return entries, nil
 }
 
-// start handles a batch in a goroutine of its own until each of its entries is acknowledged,
-// rejected, or lost to another consumer. The end of ctx ends the wait for another delivery, the end
-// of work ends the handler. The entries that are left then stay pending, and handBack hands them
-// back.
+// start handles a batch in a goroutine of its own, again and again, until each of its entries is
+// acknowledged, rejected, or claimed by another consumer. The end of ctx stops the waits between
+// two deliveries, the end of work stops the handler; entries without a final verdict then stay
+// pending for handBack.
 func (c *Consumer) start(ctx, work context.Context, batch []Entry) {
 	c.batches.Go(func() {
 		retry := redisx.Backoff{Min: c.cfg.RetryAfter, Max: maxWait * c.cfg.RetryAfter}
@@ -284,8 +287,8 @@ func (c *Consumer) start(ctx, work context.Context, batch []Entry) {
 	})
 }
 
-// handle calls the handler and carries out its verdicts. It returns the entries that must be
-// delivered again.
+// handle calls the handler with a batch, and acknowledges or rejects entries by its verdicts. It
+// returns the entries that must be delivered again.
 func (c *Consumer) handle(ctx context.Context, batch []Entry) (again []Entry) {
 	if len(batch) == 0 {
 		return nil
@@ -332,8 +335,8 @@ func (c *Consumer) verdicts(ctx context.Context, batch []Entry) (all []Verdict) 
 	return c.cfg.Handle(ctx, batch)
 }
 
-// renew renews the entries in flight, so that no other consumer claims them. It marks those that
-// another consumer has claimed nevertheless.
+// renew resets the idle time of the entries in flight, so that no other consumer claims them. It
+// marks entries that another consumer has claimed nevertheless as lost.
 func (c *Consumer) renew(ctx context.Context) error {
 	ids, _ := c.flight.held()
 	lost, err := c.reader.Renew(ctx, c.cfg.Stream, ids, 0)

@@ -20,8 +20,8 @@ import (
 
 const group = "workers"
 
-// delivered is an entry that a handler has. The handler returns when all entries of its batch have
-// a verdict, or when its context ends.
+// delivered is an entry that the test's handler passed to the test. The handler returns when the
+// test has given a verdict on each entry of its batch, or when the handler's context ends.
 type delivered struct {
 	Entry
 	ctx     context.Context //nolint:containedctx // tests look at the context that a handler got
@@ -31,8 +31,8 @@ type delivered struct {
 func (d delivered) Ack()  { d.verdict <- Verdict{Action: Ack} }
 func (d delivered) Nack() { d.verdict <- Verdict{Action: RetryAfter} }
 
-// run runs a consumer of the given settings, or of the defaults for those that are not set, until
-// stop is called. stop returns the error of Run.
+// run starts a consumer with the given settings; fields that are not set get the tests' defaults.
+// stop ends it and returns the error of Run.
 func run(t testing.TB, c *redisx.Conn, stream string, cfg ConsumerConfig) (consumer *Consumer, stop func() error) {
 	t.Helper()
 	cfg.Stream, cfg.Group, cfg.Block = stream, group, 50*time.Millisecond
@@ -68,7 +68,8 @@ func run(t testing.TB, c *redisx.Conn, stream string, cfg ConsumerConfig) (consu
 	return consumer, stop
 }
 
-// subscribe runs a consumer that hands each entry to the test, which gives the verdict.
+// subscribe runs a consumer that sends each entry to the channel out. The test gives the verdict by
+// Ack or Nack.
 func subscribe(
 	t testing.TB, c *redisx.Conn, stream string, cfg ConsumerConfig,
 ) (out <-chan delivered, consumer *Consumer, stop func() error) {
@@ -95,8 +96,8 @@ func subscribe(
 	return entries, consumer, stop
 }
 
-// route runs a consumer that calls handle for the id field of each entry, all of a batch at the
-// same time, and delivers an entry again after an error.
+// route runs a consumer that calls handle with the id field of each entry, concurrently for all
+// entries of a batch. An entry whose handle returns an error is delivered again.
 func route(t testing.TB, c *redisx.Conn, stream string, cfg ConsumerConfig, handle func(id string) error) (stop func()) {
 	t.Helper()
 	cfg.Handle = func(_ context.Context, batch []Entry) []Verdict {
@@ -154,7 +155,8 @@ func publish(t testing.TB, c *redisx.Conn, stream string, from, to int) {
 	publishData(t, c, stream, from, to, "{}")
 }
 
-// publishLarge publishes entries of which each is handled alone.
+// publishLarge publishes entries of more than largeEntry bytes, each of which the consumer handles
+// in a batch of its own.
 func publishLarge(t testing.TB, c *redisx.Conn, stream string, from, to int) {
 	t.Helper()
 	publishData(t, c, stream, from, to, strings.Repeat("x", largeEntry))
@@ -237,7 +239,8 @@ func TestEntriesArriveAsWritten(t *testing.T) {
 	})
 }
 
-// An entry that the handler wants again later delays none of its batch.
+// An entry that the handler wants delivered again later does not delay the other entries of its
+// batch.
 func TestRetryDelaysNoOther(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -268,8 +271,7 @@ func TestRetryDelaysNoOther(t *testing.T) {
 	})
 }
 
-// While the handler works on a large entry, the entries that were read with it are handled and
-// acknowledged.
+// While a handler works on a large entry, other handlers get the entries that were read with it.
 func TestLargeEntryDelaysNoOther(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -319,8 +321,8 @@ func TestPanicCostsOneEntry(t *testing.T) {
 	})
 }
 
-// A rejected entry is quarantined with the reason and all its fields, and cut where it is too long.
-// While that fails, the entry stays.
+// A rejected entry is quarantined with the reason and all its fields. Fields that are too long are
+// cut. While the quarantine can't be written, the entry stays in the stream.
 func TestRejectedEntryIsQuarantined(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -372,7 +374,7 @@ func TestInFlightIsBounded(t *testing.T) {
 	})
 }
 
-// Handlers may finish after the consumer was stopped; after CloseTimeout their contexts end.
+// Handlers may finish after the consumer was stopped. Their contexts end after CloseTimeout.
 func TestHandlerOutlivesItsConsumer(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -399,8 +401,8 @@ func TestHandlerOutlivesItsConsumer(t *testing.T) {
 	})
 }
 
-// While an entry waits, later entries are delivered. When a consumer stops, another one gets its
-// waiting entries at once.
+// While an entry waits for its next delivery, later entries are delivered. When a consumer stops,
+// another consumer gets the entries that it delays at once.
 func TestStopHandsBack(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -432,7 +434,7 @@ func TestStopHandsBack(t *testing.T) {
 	})
 }
 
-// A slow handler keeps its entry while other consumers claim abandoned ones.
+// An entry stays with a slow handler, although other consumers claim the entries of dead consumers.
 func TestEntryOfASlowHandlerIsNotClaimed(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
@@ -461,8 +463,8 @@ func TestEntryOfASlowHandlerIsNotClaimed(t *testing.T) {
 	})
 }
 
-// The control of TestEntryOfASlowHandlerIsNotClaimed: when a process has lost its connection,
-// another consumer claims the entries of this process.
+// The control of TestEntryOfASlowHandlerIsNotClaimed: if the process of a slow handler has lost its
+// connection to Redis, another consumer claims its entries.
 func TestDeadConsumersEntriesAreTakenOver(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
@@ -487,7 +489,7 @@ func TestDeadConsumersEntriesAreTakenOver(t *testing.T) {
 	})
 }
 
-// When a reply of XREADGROUP is lost, its entries are pending and no process knows of them. The
+// When a reply of XREADGROUP is lost, the entries in it are pending, but no process has them. The
 // consumer claims and delivers them.
 func TestLostBatchIsFound(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
@@ -501,7 +503,8 @@ func TestLostBatchIsFound(t *testing.T) {
 		publish(t, c, name, 0, 1)
 		known := receive(t, out)
 
-		// The test reads as the same consumer until it gets an entry before the consumer does.
+		// The test imitates lost replies: it reads under the consumer's own name, until it has got
+		// some of the entries before the consumer did.
 		lost := 0
 		for id := 1; lost < 5; id++ {
 			publish(t, c, name, id, id+1)

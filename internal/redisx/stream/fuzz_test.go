@@ -28,8 +28,8 @@ func FuzzDecodeBatches(f *testing.F) {
 	})
 }
 
-// build returns a reply from a text: [ and ] enclose an array, n is nil, 1 a number, anything else
-// a text of one letter.
+// build returns a reply from its text form: [ and ] enclose an array, n is nil, 1 is a number, and
+// any other character is a string of this character.
 func build(shape []byte, depth int) (any, []byte) {
 	if len(shape) == 0 || depth > 8 {
 		return nil, nil

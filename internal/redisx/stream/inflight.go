@@ -5,23 +5,24 @@ import (
 	"sync"
 )
 
-// delivery is an entry that this consumer owns until it is acknowledged.
+// delivery is the state of an entry that was delivered to this consumer and is not acknowledged
+// yet.
 type delivery struct {
 	size    int
 	working bool // a handler has it; false: it waits to be delivered again
 	lost    bool // another consumer has claimed it
 }
 
-// Bounds of the entries that handlers have at the same time. A handler needs several times the
-// bytes of an entry, and a few KiB more for each, so handlers may have only a part of all bytes in
-// flight. Entries that wait to be delivered again count only towards MaxBytes, not towards the part
-// of the handlers: a handler may be able to handle them only after a later entry.
+// workPart and workCost bound the entries that handlers have at the same time. A handler needs
+// several times the bytes of an entry, and a few KiB more for each, so handlers may have only a
+// part of all bytes in flight. Entries that wait to be delivered again count only towards MaxBytes
+// and not towards this part, because their handler may have to wait for a later entry.
 const (
 	workPart = 4       // handlers may have 1/workPart of MaxBytes
 	workCost = 8 << 10 // bytes that a handler needs for an entry beside its own
 )
 
-// inFlight holds the deliveries of one consumer and bounds their number and bytes.
+// inFlight records the deliveries of one consumer, and bounds their number and bytes.
 type inFlight struct {
 	maxEntries, maxBytes int
 
@@ -41,8 +42,9 @@ func newInFlight(maxEntries, maxBytes int) *inFlight {
 	}
 }
 
-// begin adds entries that a handler gets now, and returns them. It leaves out those that are in
-// flight already: Redis has only delivered them to this consumer again.
+// begin adds entries that a handler gets now, and returns them. It leaves out entries that are in
+// flight already, which Redis delivers twice after a claim of the consumer's own entries or in a
+// recreated group.
 func (f *inFlight) begin(entries []Entry) (fresh []Entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -72,8 +74,8 @@ func (f *inFlight) pause(entries []Entry) {
 	signal(f.freed)
 }
 
-// resume records that a handler gets paused entries again, and returns them. It removes those that
-// another consumer has claimed.
+// resume records that a handler gets paused entries again, and returns these entries. It drops
+// paused entries that another consumer has claimed in the meantime.
 func (f *inFlight) resume(entries []Entry) (kept []Entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,8 +109,8 @@ func (f *inFlight) drop(id string, d *delivery) {
 	delete(f.byID, id)
 }
 
-// awaitRoom waits until there is space and returns how many more entries of the given size fit; at
-// least one fits while there is any space. It returns 0 if ctx ends first.
+// awaitRoom waits until there is space, and returns how many more entries of the given size may be
+// read; at least 1. It returns 0 if ctx ends first.
 func (f *inFlight) awaitRoom(ctx context.Context, size int) int {
 	for {
 		f.mu.Lock()
@@ -126,7 +128,8 @@ func (f *inFlight) awaitRoom(ctx context.Context, size int) int {
 	}
 }
 
-// setWorking records whether a handler has the delivery. The caller holds the lock.
+// setWorking records whether a handler has the delivery, and counts its bytes accordingly. The
+// caller must hold the lock.
 func (f *inFlight) setWorking(d *delivery, working bool) {
 	switch cost := d.size + workCost; {
 	case working && !d.working:
@@ -137,8 +140,8 @@ func (f *inFlight) setWorking(d *delivery, working bool) {
 	d.working = working
 }
 
-// setLost marks deliveries that another consumer has claimed. It returns how many were not marked
-// before.
+// setLost marks the deliveries that another consumer has claimed. It returns how many of them it
+// had not marked before.
 func (f *inFlight) setLost(ids []string) (fresh int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,7 +154,7 @@ func (f *inFlight) setLost(ids []string) (fresh int) {
 	return fresh
 }
 
-// held returns the ids of all deliveries, and how many of them handlers have.
+// held returns the ids of all deliveries, and the number of those that handlers have now.
 func (f *inFlight) held() (ids []string, working int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -27,7 +27,8 @@ func TestInFlightRoom(t *testing.T) {
 	f.remove([]string{"1"})
 	require.Equal(t, 1, room())
 
-	// Entries that wait to be delivered again count only towards maxBytes.
+	// Entries that wait to be delivered again count only towards maxBytes, not towards the part for
+	// handlers.
 	f.pause(first) // changes nothing, because first was removed
 	f.pause(second)
 	f.pause(second)
@@ -80,7 +81,8 @@ func TestBytesInWorkAreBounded(t *testing.T) {
 	})
 }
 
-// An entry that waits to be delivered again is dropped when another consumer has claimed it.
+// An entry that waits to be delivered again is dropped if another consumer has claimed it
+// meanwhile.
 func TestInFlightForgetsLost(t *testing.T) {
 	t.Parallel()
 	f := newInFlight(100, 1<<20)

@@ -31,8 +31,8 @@ func TestOldestPending(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, first.ID, id)
 
-		// Acknowledged entries do not count as pending, although their acknowledgement is sent
-		// later. The handler must return first.
+		// An entry stops counting as pending as soon as the handler has acknowledged it and
+		// returned, although the consumer sends acknowledgements later.
 		first.Ack()
 		require.Eventually(t, func() bool {
 			id, ok, err := consumer.OldestPending(ctx)
@@ -46,7 +46,7 @@ func TestOldestPending(t *testing.T) {
 	})
 }
 
-// OldestPending itself sends the acknowledgements that are held back.
+// OldestPending itself sends the acknowledgements that the consumer has collected and not sent yet.
 func TestOldestPendingFlushes(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -66,7 +66,8 @@ func TestOldestPendingFlushes(t *testing.T) {
 	})
 }
 
-// An older entry that no consumer owns counts too: it is delivered again later.
+// OldestPending also returns an older entry that no consumer owns, because it is delivered again
+// later.
 func TestOldestPendingSeesUnownedEntries(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

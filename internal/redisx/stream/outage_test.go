@@ -31,8 +31,8 @@ func TestConsumerSurvivesFlush(t *testing.T) {
 	})
 }
 
-// continues checks that the consumer delivers the next message while a handler still has held, and
-// that both entries can be acknowledged.
+// continues checks that the consumer delivers the next message while a handler still has the entry
+// held, and that both entries can be acknowledged.
 func continues(t *testing.T, c *redisx.Conn, stream string, out <-chan delivered, held delivered) {
 	t.Helper()
 	publish(t, c, stream, 1, 2)
@@ -43,8 +43,8 @@ func continues(t *testing.T, c *redisx.Conn, stream string, out <-chan delivered
 	awaitEmpty(t, c, stream)
 }
 
-// A recreated group delivers entries again that handlers of this process have; they are not handled
-// twice.
+// A consumer group that is created again delivers all entries again. Those that handlers of this
+// process still have are not handled twice.
 func TestConsumerSurvivesLostGroup(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)

@@ -9,11 +9,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// renewScript sets the idle time of entries that the consumer still owns. XCLAIM alone would steal
-// back entries that another consumer has claimed meanwhile.
+// renewScript sets the idle time of entries that this consumer still owns. XCLAIM alone would steal
+// back the entries that another consumer has claimed meanwhile.
 //
-//	KEYS: stream. ARGV: group, consumer, idle ms, ids (at most 200).
-//	Reply: the ids that another consumer holds.
+// KEYS: stream. ARGV: group, consumer, idle ms, ids (at most 200). Reply: the ids that another
+// consumer owns.
 var renewScript = call.NewScript("renew-pending", `
 local stream, group, consumer, idle = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local claim, lost = {'XCLAIM', stream, group, consumer, 0}, {}
@@ -32,11 +32,11 @@ end
 return lost
 `)
 
-// forgetScript deletes consumers that have no pending entries and were idle for long. To delete a
-// consumer with pending entries would make these entries unreachable, so the script checks and
-// deletes in one step.
+// forgetScript deletes consumers that have no pending entries and were idle for longer than a given
+// time. Redis drops the pending entries of a deleted consumer, and then nobody could claim them. So
+// the script checks and deletes in one step.
 //
-//	KEYS: stream. ARGV: group, idle ms. Reply: how many were deleted.
+// KEYS: stream. ARGV: group, idle ms. Reply: the number of deleted consumers.
 var forgetScript = call.NewScript("forget-dead-consumers", `
 local stream, group, idle = KEYS[1], ARGV[1], tonumber(ARGV[2])
 if redis.call('EXISTS', stream) == 0 then return 0 end
@@ -52,9 +52,9 @@ return #dead
 
 const renewBatch = 200
 
-// Renew sets the idle time of those of the entries ids that this consumer still owns. It returns
-// the ids that another consumer owns now. It ignores ids that are not pending any more, and a
-// missing group.
+// Renew sets the idle time of those of the entries ids that this consumer still owns: 0, or a full
+// lease to give them up. It returns the ids that another consumer owns now. It ignores ids that are
+// not pending any more, and a missing group.
 func (r *Reader) Renew(
 	ctx context.Context, stream string, ids []string, idle time.Duration,
 ) (lost []string, err error) {

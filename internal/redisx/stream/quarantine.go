@@ -8,16 +8,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Quarantine is a place for entries that can't be handled. An operator looks at them.
+// Quarantine names the Redis key where entries that can't be handled are stored apart, so that an
+// operator can look at them.
 type Quarantine struct {
 	Key string
-	// Source says where the entries come from. With "" the quarantine is a stream of entries with
-	// all their fields; otherwise it is a list of texts that begin with Source.
+	// Source says where the entries come from. With Source "", Key is a stream of complete entries;
+	// otherwise it is a list of texts that begin with Source.
 	Source string
 }
 
-// The limits of a quarantine: of a list, texts, and characters of an entry's fields; of a stream,
-// entries, and bytes of one field.
+// Bounds of a quarantine. A list has at most maxListed texts, each with maxListedText characters of
+// an entry. A stream has about maxStored entries, each field cut to maxStoredText bytes.
 const (
 	maxListed     = 1000
 	maxListedText = 1024
@@ -25,8 +26,8 @@ const (
 	maxStoredText = 256 << 10
 )
 
-// add adds the commands that store an entry in the quarantine to a pipeline. It cuts what is too
-// long.
+// add adds to a pipeline the commands that store an entry in the quarantine. It cuts what is longer
+// than the bounds.
 func (q Quarantine) add(ctx context.Context, pipe redis.Pipeliner, e Entry, reason error) {
 	if q.Source != "" {
 		q.AddText(ctx, pipe, e.ID, reason, fmt.Sprint(e.Fields))
@@ -43,16 +44,16 @@ func (q Quarantine) add(ctx context.Context, pipe redis.Pipeliner, e Entry, reas
 	pipe.XAdd(ctx, &redis.XAddArgs{Stream: q.Key, MaxLen: maxStored, Approx: true, Values: values})
 }
 
-// AddText adds the commands that store content in a quarantine that is a list. id is the content's
-// id.
+// AddText adds to a pipeline the commands that store content, with its id and the reason, in a
+// quarantine that is a list.
 func (q Quarantine) AddText(ctx context.Context, pipe redis.Pipeliner, id string, reason error, content string) {
 	pipe.LPush(ctx, q.Key, fmt.Sprintf("%s %s: %v: %.*q", q.Source, id, reason, maxListedText, content))
 	pipe.LTrim(ctx, q.Key, 0, maxListed-1)
 }
 
-// Quarantine moves an entry from a stream to q. It acknowledges the entry after it is stored, in a
-// call of its own, because a transaction would acknowledge it even if storing failed. If it returns
-// an error, the entry is still pending, and may be in q too.
+// Quarantine stores an entry of a stream in q, and then acknowledges and deletes it in the stream.
+// These are separate calls, because a transaction would acknowledge the entry even if storing
+// failed. After an error the entry is still pending, and may be in q as well.
 func (r *Reader) Quarantine(ctx context.Context, stream string, q Quarantine, e Entry, reason error) error {
 	if err := r.store(ctx, q, e, reason); err != nil {
 		return err

@@ -15,7 +15,8 @@ type rawReply struct{ b []byte }
 
 var rawReplies = sync.Pool{New: func() any { return new(rawReply) }}
 
-// maxRawReply is the largest buffer, in bytes, that is kept for the next reply.
+// maxRawReply is the largest buffer, in bytes, that is reused for later replies. Larger ones are
+// left to the garbage collector.
 const maxRawReply = 256 << 10
 
 func (w *rawReply) release() {
@@ -80,7 +81,7 @@ func decodeRaw(reply []byte) ([]Batch, error) {
 	return batches, nil
 }
 
-// entry decodes an entry and appends its names and values to fields.
+// entry decodes an entry of a stream, and appends the names and values of its fields to fields.
 func (r *resp) entry(fields []string) (Entry, []string) {
 	r.expect(2)
 	id := r.bulk()
@@ -106,15 +107,15 @@ func (r *resp) entry(fields []string) (Entry, []string) {
 	return Entry{ID: whole.String()[:len(id)], Fields: fields[first:len(fields):len(fields)]}, fields
 }
 
-// resp decodes values from the beginning of a reply. bad is set if the reply has another form than
-// expected.
+// resp decodes values one by one from the beginning of the rest of a RESP2 reply. It sets bad if
+// the reply has another form than expected.
 type resp struct {
 	rest  []byte
 	bad   bool
 	parts [][]byte // parts of the entry that is being decoded
 }
 
-// head decodes the number behind a type byte: an array's or string's length, -1 for nil.
+// head decodes the number after the type byte kind: the length of an array or string, -1 for nil.
 func (r *resp) head(kind byte) int {
 	end := bytes.IndexByte(r.rest, '\n')
 	if r.bad || end < 3 || r.rest[0] != kind || r.rest[end-1] != '\r' {
@@ -136,7 +137,7 @@ func (r *resp) head(kind byte) int {
 	return n
 }
 
-// expect decodes the head of an array that must have n values.
+// expect decodes the head of an array, and sets bad unless the array has n elements.
 func (r *resp) expect(n int) {
 	if r.head('*') != n {
 		r.bad = true

@@ -85,8 +85,8 @@ func (r *Reader) ReadSmall(ctx context.Context, streams []string, count int, blo
 	return r.readOrCreate(ctx, streams, count, block, r.raw)
 }
 
-// send sends a command and decodes its reply. Read and ReadSmall differ only in the send that they
-// use.
+// send is a function that sends a reading command and decodes its reply: decoded for Read, raw for
+// ReadSmall. In all else the two do the same.
 type send func(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) ([]Batch, error)
 
 func (r *Reader) readOrCreate(
@@ -142,9 +142,9 @@ func (*Reader) decoded(ctx context.Context, client redis.UniversalClient, firstK
 	return decodeBatches(reply)
 }
 
-// raw receives the bytes of the reply and decodes them. If the reply is an error, Redis has
-// delivered nothing; then raw sends the command again in go-redis's usual way, which handles errors
-// of connections and redirects of a Cluster.
+// raw is the send of ReadSmall: it collects the bytes of the reply and decodes them itself. If the
+// reply is an error, Redis has delivered nothing. Then raw repeats the command through decoded, so
+// that go-redis handles the error, for example a redirect of a Cluster.
 func (r *Reader) raw(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) ([]Batch, error) {
 	reply := rawReplies.Get().(*rawReply)
 	defer reply.release()
@@ -160,10 +160,10 @@ func (r *Reader) raw(ctx context.Context, client redis.UniversalClient, firstKey
 	return decodeRaw(reply.b)
 }
 
-// Claim claims up to count entries that were idle for at least minIdle, beginning at the id start.
-// It returns the entries, the id at which the next call continues ("0-0" at the end), and how many
-// pending entries no longer exist in the stream (always 0 before Redis 7). A missing group is an
-// error.
+// Claim gives up to count pending entries that were idle for at least minIdle to this consumer. It
+// searches from the id start on. It returns the entries, the id at which the next call continues
+// ("0-0" at the end), and how many pending entries no longer exist in the stream (always 0 before
+// Redis 7). A missing group is an error.
 func (r *Reader) Claim(
 	ctx context.Context, stream string, minIdle time.Duration, start string, count int,
 ) (entries []Entry, next string, deleted int, err error) {
@@ -189,8 +189,9 @@ func (r *Reader) Claim(
 	return entries, next, deleted, nil
 }
 
-// do sends a command and returns the undecoded reply. go-redis decodes entries into maps, which
-// lose the order of fields and repeated names. Decoding the reply here costs the same.
+// do sends a command and returns its undecoded reply. go-redis's typed commands decode entries into
+// maps, which lose the order of fields and repeated names. Decoding the reply in this package costs
+// the same.
 func do(ctx context.Context, client redis.UniversalClient, firstKey int, args []any) (any, error) {
 	cmd := redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(int8(firstKey))
@@ -240,7 +241,8 @@ func decodeEntries(reply any) ([]Entry, error) {
 		if !ok || !okValues {
 			return nil, errMalformed
 		}
-		// a slice for each entry, so that a kept entry keeps no other one in memory
+		// Each entry gets a slice of its own, so that a kept entry does not keep the others in
+		// memory.
 		fields := make([]string, len(values))
 		for i, v := range values {
 			if fields[i], ok = v.(string); !ok {

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// reads holds Read and ReadSmall: every test runs with both, and both must return the same.
+// reads has the methods Read and ReadSmall: tests run with each of them and expect the same result.
 var reads = map[string]func(*Reader, context.Context, []string, int, time.Duration) ([]Batch, error){
 	"any": (*Reader).Read, "small": (*Reader).ReadSmall,
 }
@@ -93,7 +93,8 @@ func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, i
 	})
 }
 
-// Redis answers a blocking read with another error code when its stream is deleted meanwhile.
+// If a stream is deleted during a blocking read, Redis answers with another error code than
+// NOGROUP.
 func TestVanishedStreamIsNoGroup(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -173,7 +174,7 @@ func TestReaderClaims(t *testing.T) {
 	})
 }
 
-// Redis reports pending entries that were deleted from the stream once, when they are claimed
+// When a consumer claims, Redis reports once which pending entries were deleted from the stream
 // (miniredis does not report them). Each of them is an incident: its job may be lost.
 func TestReaderClaimCountsDeleted(t *testing.T) {
 	t.Parallel()

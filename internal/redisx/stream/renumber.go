@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// futureAge is how far in the future an id has to be that no clock of a Redis has made.
+// futureAge: an id that is further in the future than this was chosen by a program, because no
+// Redis has a clock that is so wrong.
 const futureAge = 24 * time.Hour
 
 // maxRenumbered is the largest number of entries that one call renumbers.
@@ -54,8 +55,8 @@ for _, e in ipairs(entries) do redis.call('XADD', stream, '*', unpack(e[2])) end
 return #entries
 `)
 
-// renumber gives entries with ids in the future new ids, and logs it. Without it, an entry with the
-// largest possible id would block the stream for ever.
+// renumber gives new ids to the entries of a stream whose ids are in the future, and logs it.
+// Otherwise an entry with the largest possible id would block the stream for ever.
 func renumber(ctx context.Context, c redis.Cmdable, stream string, log *slog.Logger) error {
 	reply, err := renumberScript.Run(ctx, c, []string{stream}, []any{futureAge.Milliseconds(), maxRenumbered})
 	if err != nil {
@@ -73,16 +74,17 @@ func renumber(ctx context.Context, c redis.Cmdable, stream string, log *slog.Log
 	return nil
 }
 
-// InFuture reports whether an id is so far in the future that no clock of a Redis has made it.
+// InFuture reports whether an id is more than futureAge in the future, so that a program and not
+// Redis's clock has made it.
 func InFuture(id string) bool {
 	ms, _, _ := strings.Cut(id, "-")
 	n, err := strconv.ParseUint(ms, 10, 64)
 	return err == nil && n > uint64(time.Now().Add(futureAge).UnixMilli())
 }
 
-// withoutFuture renumbers the stream if the last of these entries has an id in the future, and
-// leaves out the entries that have new ids: they are delivered under these, and must not be handled
-// under both.
+// withoutFuture renumbers the stream if the last of these entries has an id in the future. It
+// returns the entries without those that got new ids: Redis delivers them again under the new ids,
+// and they must be handled only once.
 func (r *Reader) withoutFuture(
 	ctx context.Context, stream string, entries []Entry, log *slog.Logger,
 ) (kept []Entry, err error) {
@@ -107,8 +109,9 @@ func (r *Reader) withoutFuture(
 	return kept, nil
 }
 
-// Recover makes entries readable that Redis does not deliver by itself: it claims those that no
-// consumer owns (see ClaimUnowned), and gives those with ids in the future new ids. It logs both.
+// Recover makes the entries readable that Redis does not deliver by itself: it gives new ids to
+// entries with ids in the future, and gives entries that no consumer owns to the consumer
+// "unowned", from which consumers then claim them (see ClaimUnowned). It logs both.
 func (r *Reader) Recover(ctx context.Context, stream string, idle time.Duration, log *slog.Logger) error {
 	if err := renumber(ctx, r.conn.Cmd, stream, log); err != nil {
 		return err

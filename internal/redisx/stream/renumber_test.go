@@ -25,7 +25,8 @@ func TestConsumerRecoversFromTheLargestID(t *testing.T) {
 		ordinary := add(t, c, stream, "k", "ordinary")
 		d := receive(t, out)
 		require.Equal(t, ordinary, d.ID)
-		// One id is left: Redis itself gives the next entry the largest one.
+		// The last id is the second largest possible one, so Redis gives the next entry the largest
+		// one.
 		require.NoError(t, c.Cmd.XAdd(ctx, &redis.XAddArgs{
 			Stream: stream, ID: "18446744073709551615-18446744073709551614", Values: []string{"k", "first"}}).Err())
 		_ = c.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []string{"k", "second"}}) // refused if it comes late

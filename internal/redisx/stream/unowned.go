@@ -10,10 +10,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// unownedConsumer owns the entries that ClaimUnowned has found, until another consumer claims them.
+// unownedConsumer is the consumer to which ClaimUnowned gives the entries that it finds. No process
+// runs under this name, so other consumers claim them from it.
 const unownedConsumer = "unowned"
 
-// luaFields makes a table by name of a reply of XINFO, which has each name before its value.
+// luaFields is Lua code: a function that makes a table by name from a reply of XINFO, which has
+// each name before its value.
 const luaFields = `
 local function fields(pairs)
   local named = {}
@@ -74,16 +76,18 @@ end
 return {at, unpack(unowned)}
 `)
 
-// The bounds of one call of unownedScript. Each unowned entry is read with its fields.
+// Bounds of one call of unownedScript: pending entries and unowned entries. Fewer unowned ones,
+// because the script reads them with all their fields.
 const (
 	pendingPage = 500
 	unownedPage = 20
 )
 
 // ClaimUnowned finds the delivered entries of a stream that no consumer owns, for example after
-// XGROUP DELCONSUMER, XGROUP SETID or a restored backup, and returns their ids. Without it they
-// would stay in the stream for ever. It gives them to a consumer that does not live, with this idle
-// time, so that they are then claimed like those of a dead consumer. A missing group has none.
+// XGROUP DELCONSUMER, XGROUP SETID or a restored backup, and returns their ids. Otherwise they
+// would stay in the stream for ever. It gives them, with the idle time idle, to a consumer without
+// a process, so that consumers claim them as they claim those of a dead consumer. If the group is
+// missing, there are none.
 func (r *Reader) ClaimUnowned(ctx context.Context, stream string, idle time.Duration) ([]string, error) {
 	return findUnowned(ctx, r.conn.Cmd, stream, r.group, unownedConsumer, idle)
 }

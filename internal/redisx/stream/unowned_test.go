@@ -57,7 +57,8 @@ func TestClaimUnowned(t *testing.T) {
 			require.NoError(t, err)
 		}
 
-		// A consumer that holds entries is deleted. Those of others and undelivered ones are left.
+		// A consumer that owns entries is deleted: only its entries are unowned, not those of other
+		// consumers, and not undelivered ones.
 		read("gone", 2)
 		read("me", 1)
 		read("gone", 2)
@@ -74,7 +75,8 @@ func TestClaimUnowned(t *testing.T) {
 	})
 }
 
-// XGROUP SETID passes over entries, or goes back to pending ones.
+// Entries that XGROUP SETID makes a group skip are unowned. Pending ones to which it goes back are
+// not.
 func TestClaimUnownedAfterSetID(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -94,7 +96,8 @@ func TestClaimUnownedAfterSetID(t *testing.T) {
 		require.Equal(t, want, unowned, setID)
 	}
 
-	// A deleted entry that is still pending is left to the claim, which reports it.
+	// An entry that was deleted from the stream while it was pending is not reported as unowned:
+	// Claim reports it.
 	require.NoError(t, c.Cmd.XGroupSetID(ctx, "s", "g", "$").Err())
 	require.NoError(t, c.Cmd.XDel(ctx, "s", ids[0], ids[3]).Err())
 	claimed, err := r.ClaimUnowned(ctx, "s", 0)
@@ -103,7 +106,8 @@ func TestClaimUnownedAfterSetID(t *testing.T) {
 	require.Equal(t, map[string]string{ids[0]: "me", ids[1]: "me", ids[2]: "unowned"}, owners(t, c))
 }
 
-// The search goes through the stream in pages, of pending entries and of unowned ones.
+// The search for unowned entries reads the stream page by page: pages of pending entries, and pages
+// of unowned ones.
 func TestClaimUnownedInPages(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -135,7 +139,7 @@ func TestClaimUnownedInPages(t *testing.T) {
 	})
 }
 
-// A consumer handles entries that no consumer owns within a lease and a half.
+// A consumer handles entries that no consumer owns at the latest after one and a half leases.
 func TestConsumerHandlesUnownedEntries(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -144,7 +148,7 @@ func TestConsumerHandlesUnownedEntries(t *testing.T) {
 		out, _, _ := subscribe(t, c, stream, ConsumerConfig{Lease: 300 * time.Millisecond})
 		publish(t, c, stream, 0, 1)
 		receive(t, out).Ack()
-		// An entry is delivered to another consumer, which is deleted, before this one reads it.
+		// Each entry is delivered to another consumer, and that consumer is deleted at once.
 		ids := make([]string, 2)
 		for i := range ids {
 			gone, err := c.Cmd.TxPipelined(ctx, func(tx redis.Pipeliner) error {

@@ -17,8 +17,9 @@ import (
 )
 
 // NewFollower returns a watermill Subscriber without a consumer group: each subscription gets all
-// messages of a stream, from the oldest on, and nothing is kept for it. It removes the messages
-// that it has read, so a stream must have one follower alone. Close leaves conn open.
+// messages of a stream, from the oldest on, and Redis stores no position for it. It deletes the
+// messages that it has read from the stream, so a stream must have only one follower. Close leaves
+// conn open.
 func NewFollower(conn *redisx.Conn, log *slog.Logger) (message.Subscriber, error) {
 	s, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
 		Client:                        &follower{UniversalClient: conn.Block, conn: conn},
@@ -34,8 +35,9 @@ func NewFollower(conn *redisx.Conn, log *slog.Logger) (message.Subscriber, error
 	return s, nil
 }
 
-// follower is the client of a watermill Subscriber, which closes it and never removes what it has
-// read: the stream would grow as long as its reader lives.
+// follower is the Redis client inside NewFollower's Subscriber. It changes two methods: Close does
+// nothing, because watermill would close a shared client; XRead also trims the stream, because
+// watermill deletes nothing, so the stream would grow without bound.
 type follower struct {
 	redis.UniversalClient // for reads that wait
 	conn                  *redisx.Conn
@@ -50,13 +52,13 @@ type trimmed struct {
 	at time.Time
 }
 
-// trimInterval is the least time between two removals of a stream's messages.
+// trimInterval is the shortest time between two trims of a stream.
 const trimInterval = 500 * time.Millisecond
 
 func (*follower) Close() error { return nil }
 
-// XRead removes the entries before the one that was read last, and reads on. An error of the
-// removal is not one of the read: a later call removes more.
+// XRead trims the entries before the last one that was read, and then reads the next ones. An error
+// of the trim is ignored: a later call trims more.
 func (f *follower) XRead(ctx context.Context, a *redis.XReadArgs) *redis.XStreamSliceCmd {
 	if len(a.Streams) == 2 {
 		stream, last := a.Streams[0], a.Streams[1]
@@ -67,7 +69,7 @@ func (f *follower) XRead(ctx context.Context, a *redis.XReadArgs) *redis.XStream
 	return f.UniversalClient.XRead(ctx, a)
 }
 
-// due says whether the entries before last should be removed now.
+// due reports whether XRead should trim the entries before last now, and notes that it does.
 func (f *follower) due(stream, last string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

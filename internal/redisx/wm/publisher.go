@@ -53,7 +53,7 @@ func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
 	case len(msgs) == 1:
 		return p.single.Publish(topic, msgs[0])
 	}
-	// A transaction, because no message may be published if an earlier one of the call is refused.
+	// Use a transaction: if Redis refuses one message of the call, no later one may be published.
 	tx := p.conn.Cmd.TxPipeline()
 	together, err := over(queue{p.conn.Cmd, tx})
 	if err != nil {
@@ -63,7 +63,8 @@ func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
 		return err
 	}
 	cmds, err := tx.Exec(msgs[0].Context())
-	// the message's own command has the reason; the transaction's error only says that there is one
+	// Return the error of the refused message's own command: the transaction's error says only that
+	// a command failed.
 	for i, cmd := range cmds {
 		if cmd.Err() != nil {
 			return fmt.Errorf("publish message %s to stream %s: %w", msgs[i].UUID, topic, cmd.Err())
@@ -77,7 +78,7 @@ func (p *publisher) Close() error {
 	return nil
 }
 
-// over returns watermill's Publisher that uses the given client.
+// over returns watermill's own Publisher on top of the given Redis client.
 func over(client redis.UniversalClient) (message.Publisher, error) {
 	cfg := redisstream.PublisherConfig{Client: client, Marshaller: stream.Marshaller{}}
 	w, err := redisstream.NewPublisher(cfg, nil)
@@ -87,7 +88,8 @@ func over(client redis.UniversalClient) (message.Publisher, error) {
 	return w, nil
 }
 
-// queue is a client that adds XADD commands to a pipeline instead of sending them.
+// queue is a Redis client for watermill's Publisher: it adds XADD commands to a pipeline instead of
+// sending them.
 type queue struct {
 	redis.UniversalClient
 	pipe redis.Pipeliner

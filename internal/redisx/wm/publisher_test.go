@@ -60,7 +60,7 @@ func TestPublisherSendsTogether(t *testing.T) {
 			require.Equal(t, msgs[i].UUID, e.Values["id"])
 		}
 
-		// An invalid message keeps the others of its call from being published.
+		// After an invalid message, the other messages of the same call are not published either.
 		err = p.Publish("t", running("fine"), message.NewMessage("typeless", nil))
 		require.ErrorContains(t, err, "typeless")
 		require.ErrorContains(t, err, "metadata type is missing")

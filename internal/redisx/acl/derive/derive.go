@@ -26,8 +26,8 @@ const (
 	goRedis  = "github.com/redis/go-redis/v9"
 )
 
-// User is a kind of process, and the functions that it begins with: PACKAGE.FUNCTION, or PACKAGE.*
-// for all exported functions and methods of a package, or PACKAGE.TYPE.METHOD.
+// User is a kind of process, and the functions at which its code begins: PACKAGE.FUNCTION, or
+// PACKAGE.* for all exported functions and methods of a package, or PACKAGE.TYPE.METHOD.
 type User struct {
 	Name  string
 	Roots []string
@@ -46,14 +46,15 @@ var Users = []User{
 	{"aggregator", []string{connect, "internal/roles.Aggregator"}},
 	{"broker", []string{connect, "internal/roles.Broker"}},
 	{"guard", []string{"guard.*"}},
-	// package cli itself holds a table of all commands, so that it would reach everything
+	// The functions below package cli: cli itself has a table of all commands of the command line,
+	// from which every function of the program can be reached.
 	{"cli", []string{
 		"internal/redisx.Connect", "internal/stage.CheckPartitions", "internal/audit.*", "internal/audit/repair.*",
 		"internal/auth/apikey.*", "internal/activity.*",
 	}},
 }
 
-// Need is what a kind of process does in Redis; all lists are sorted.
+// Need is what a kind of process does in Redis. All lists are sorted.
 type Need struct {
 	Scripts  []string // names of scripts
 	Commands []string // commands that it sends outside of scripts
@@ -61,14 +62,15 @@ type Need struct {
 	Channels []string // patterns of channels, without the prefix
 }
 
-// Commands says which commands stand for what is in the code. Package acl has these functions.
+// Commands has the functions of package acl that name Redis commands: those that a go-redis method
+// sends, those that a Lua script calls, and whether a word is a command.
 type Commands struct {
 	OfMethod  func(method string) []string // of a go-redis client
 	OfScript  func(source string) []string
 	IsCommand func(name string) bool
 }
 
-// Of reads the code of the module in the folder dir, and returns what each user needs.
+// Of analyses the module in the folder dir, and returns what each of Users needs, by its name.
 func Of(dir string, commands Commands) (map[string]Need, error) {
 	code, err := load(dir)
 	if err != nil {
@@ -132,8 +134,8 @@ func load(dir string) (*code, error) {
 	return c, nil
 }
 
-// findScripts finds the variables of a package that hold scripts. Their initializer is a call whose
-// first argument names the script.
+// findScripts notes each variable of a package that holds a Lua script, with the script's name: the
+// first argument of the call that initializes the variable.
 func (c *code) findScripts(p *ssa.Package) {
 	for _, block := range p.Func("init").Blocks {
 		for _, instruction := range block.Instrs {
@@ -150,7 +152,8 @@ func (c *code) findScripts(p *ssa.Package) {
 	}
 }
 
-// roots returns the functions that are named, and the function literals in them, which they return.
+// roots returns the functions with these names (see User), and the function literals inside of
+// them, because a root may return one that is called later.
 func (c *code) roots(names []string) ([]*ssa.Function, error) {
 	var all []*ssa.Function
 	for _, name := range names {
@@ -200,9 +203,9 @@ func functions(p *ssa.Package) []function {
 	return all
 }
 
-// reachable returns the functions that the roots may call. It includes the functions in variables
-// of the packages that they reach, such as tables of functions. It leaves out methods that only
-// reflection could call.
+// reachable returns the functions that the roots may call, directly or not. It takes each function
+// in a package variable, such as a table of functions, for called once the package is reached. It
+// leaves out methods that only reflection could call.
 func reachable(roots []*ssa.Function) map[*ssa.Function]bool {
 	for read := map[*ssa.Package]bool{}; ; {
 		graph := rta.Analyze(roots, true).CallGraph
@@ -239,8 +242,8 @@ func reachable(roots []*ssa.Function) map[*ssa.Function]bool {
 	}
 }
 
-// inVariables returns the functions of which the initializer of a package makes values, and the
-// methods of what it stores in interfaces.
+// inVariables returns the functions that the variables of a package may hold: functions that its
+// initializer uses as values, and the methods of values that it stores in interfaces.
 func inVariables(p *ssa.Package) []*ssa.Function {
 	var all []*ssa.Function
 	for _, block := range p.Func("init").Blocks {
@@ -263,7 +266,8 @@ func inVariables(p *ssa.Package) []*ssa.Function {
 	return all
 }
 
-// home returns the package of a function, also of an instance of a generic one.
+// home returns the function's package; for an instance of a generic function, the package of the
+// generic one.
 func home(f *ssa.Function) *ssa.Package {
 	if f.Pkg == nil && f.Origin() != nil {
 		return f.Origin().Pkg

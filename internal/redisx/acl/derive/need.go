@@ -70,7 +70,8 @@ func (c *code) addCommands(n *found, pkg string, instruction ssa.Instruction) {
 			if v.Object() == nil || v.Object().Pkg() == nil || v.Object().Pkg().Path() != goRedis {
 				continue
 			}
-			// the object's signature: a method value has no receiver of its own
+			// Signature comes from the method's object: the function of a method value has no
+			// receiver.
 			method, _ := v.Object().(*types.Func)
 			if method != nil && method.Signature().Recv() != nil && isClient(method.Signature().Recv().Type()) {
 				add(c.commands.OfMethod(method.Name()))
@@ -81,7 +82,8 @@ func (c *code) addCommands(n *found, pkg string, instruction ssa.Instruction) {
 			}
 		}
 	}
-	// Package redisx and those below it make some commands of words: "xreadgroup", "group", …
+	// In package redisx and below it, a constant string in an interface may be a word of a command,
+	// as in Do(ctx, "xreadgroup", "group"). Each one that is the name of a command counts.
 	if word, ok := instruction.(*ssa.MakeInterface); ok && strings.HasPrefix(pkg, module+"internal/redisx") {
 		if name := text(word.X); c.commands.IsCommand(name) {
 			add([]string{name})
@@ -91,7 +93,8 @@ func (c *code) addCommands(n *found, pkg string, instruction ssa.Instruction) {
 
 func isInit(i ssa.Instruction) bool { return i.Parent().Synthetic == "package initializer" }
 
-// clients are the types of go-redis that send commands, beside those whose name ends with cmdable.
+// clients lists the go-redis types whose methods send commands, except for those whose name ends
+// with cmdable.
 var clients = []string{
 	"UniversalClient", "Pipeliner", "Client", "ClusterClient", "Pipeline", "Tx", "Conn", "AutoPipeliner", "PubSub",
 }
@@ -119,7 +122,7 @@ func text(v ssa.Value) string {
 // prefixMark stands for the prefix of all keys in a pattern.
 const prefixMark = "\x00"
 
-// addKey adds the key that a function of package keyspace names.
+// addKey adds the patterns of the keys or channels that a function of package keyspace returns.
 func (n *found) addKey(f *ssa.Function) {
 	for _, block := range f.Blocks {
 		for _, instruction := range block.Instrs {
@@ -146,7 +149,8 @@ func (n *found) addKey(f *ssa.Function) {
 	}
 }
 
-// patternOf returns the text that a value has, with * for each part that depends on an argument.
+// patternOf returns the pattern of the strings that a value may be, with * for each part that
+// depends on an argument, and prefixMark for the prefix of all keys.
 func patternOf(value ssa.Value) string {
 	switch v := value.(type) {
 	case *ssa.Const:
@@ -173,8 +177,8 @@ func patternOf(value ssa.Value) string {
 	return "*"
 }
 
-// patternOfCall returns the pattern of the key that a function of package keyspace gets from
-// another one, which may not call itself.
+// patternOfCall returns the pattern of a call inside a function of package keyspace to another
+// function of that package; "*" for any other call. The called function must not be recursive.
 func patternOfCall(call *ssa.Call) string {
 	f := call.Common().StaticCallee()
 	if f == nil || home(f) == nil || home(f).Pkg.Path() != keyspace {

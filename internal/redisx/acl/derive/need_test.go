@@ -12,7 +12,8 @@ import (
 	"golang.org/x/tools/go/ssa/ssautil"
 )
 
-// The pattern of a key is found also where its function calls those of other keys.
+// A key's pattern is found even if the function that returns the key calls another function for a
+// part of it.
 func TestPatternOfKey(t *testing.T) {
 	t.Parallel()
 	const source = `package keyspace
