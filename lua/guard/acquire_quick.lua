@@ -4,9 +4,9 @@
 
 local quick = quick_guard(ARGV[4])
 
--- quick_acquire grants the call and returns the reply; nil where part guard is needed, and nothing
--- is written. take, if it is given, takes a permit of the member: it adds the fields that it changes
--- to a list, and returns false where part guard is needed.
+-- quick_acquire grants the call and returns the reply; nil where part guard is needed: then nothing
+-- has been written. take is nil or a function that takes a permit of the member: it adds the fields
+-- that it changes to a list, and returns false where part guard is needed.
 local function quick_acquire(g, take)
   local id, client, member, lease_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
   if ARGV[8] ~= '' and g.now > tonumber(ARGV[8]) or g.ttl > 0 and lease_ms > g.lease then return nil end

@@ -5,9 +5,9 @@
 local quick
 if ARGV[1] == '1' and ARGV[3] ~= '' and ARGV[4] ~= 't' then quick = quick_guard('') end
 
--- quick_release ends the lease and returns the reply; nil where part guard is needed, and nothing is
--- written. settle, if it is given, settles the permit of the lease: it adds the fields of the member
--- that it changes to a list, and returns false where part guard is needed.
+-- quick_release ends the lease and returns the reply; nil where part guard is needed: then nothing
+-- has been written. settle is nil or a function that settles the permit of the lease: it adds the
+-- fields of the member that it changes to a list, and returns false where part guard is needed.
 local function quick_release(g, settle)
   local id, outcome = ARGV[2], ARGV[4]
   local lease = call('HGET', B .. 'lease', id)

@@ -1,6 +1,6 @@
--- quick_permit: the permit of a call that part quick can serve. It goes on only while the member has
--- permits left after the call, because part guard must move a member without permits to cooling. As
--- in part quick, it writes nothing, and the caller writes the fields that it adds to a list.
+-- quick_permit: takes and settles the permit of a call that part quick can serve. It serves only
+-- calls after which the member has permits left: part guard must move a member without permits to
+-- cooling. It writes nothing: the caller writes the fields that it adds to a list.
 -- NEEDS  base, limiters, quick
 -- OFFERS
 --   quick_take(g, key, now, fields)
