@@ -13,7 +13,7 @@ type series struct {
 	values []float64 // NaN: no value
 }
 
-// chart is a picture with one vertical axis that begins at 0. It needs labels and series.
+// chart is an SVG picture with one vertical axis that begins at 0. It must have labels and series.
 type chart struct {
 	title, subtitle string
 	x, y            string   // titles of the axes
@@ -101,7 +101,8 @@ func (c chart) axis(out *canvas) float64 {
 	return most
 }
 
-// roundStep rounds the step of an axis up to 1, 2 or 5 times a power of ten.
+// roundStep rounds the distance between two numbers on an axis up to 1, 2, 5 or 10 times a power of
+// ten.
 func roundStep(x float64) float64 {
 	if x <= 0 {
 		return 1
