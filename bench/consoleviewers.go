@@ -167,8 +167,8 @@ func (v *consoleRun) costs(ctx context.Context, topic, state string, viewers ...
 	return all, nil
 }
 
-// viewCost is what viewers cost: commands and frames a second, ingest's CPU time a second, and its
-// resident memory.
+// viewCost is what viewers of a console page cost: Redis commands and frames a second, ingest's CPU
+// time a second, and its resident memory in KiB.
 type viewCost struct{ commands, frames, core, kb float64 }
 
 // cost measures n viewers of a topic for viewTime.

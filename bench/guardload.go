@@ -350,8 +350,8 @@ func (l *guardLoad) lock() guardCall {
 	}
 }
 
-// hold acquires a lease, holds it for the task's time, releases it, and stores these times. The
-// fence of the lease is the time of its grant.
+// hold acquires a lease, holds it for the task's time, releases it, and stores these times. If the
+// lease is denied, hold waits a little instead. The fence of a lease is the time of its grant.
 func (l *guardLoad) hold(ctx context.Context, outcome guard.Outcome, acquire func() (*guard.Lease, error)) error {
 	lease, err := acquire()
 	var denied *guard.DeniedError

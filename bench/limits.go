@@ -65,8 +65,8 @@ type LimitRun struct {
 	Overrides       map[string]string `json:"overrides"`
 }
 
-// The load of a run: several fetchers and dispatchers compete for permits; some tenants have a
-// backlog, others submit occasional groups.
+// These numbers define the processes and the load of a run: several fetchers and dispatchers
+// compete for permits; some tenants have a backlog, others submit occasional groups.
 const (
 	limitFetchers, limitDispatchers                    = 4, 2
 	backlogTenants, occasionalTenants, occasionalCount = 3, 12, 24

@@ -92,7 +92,7 @@ func runBesideNoisy(
 		}
 		second, err := x.runAlone(ctx, part, "again", smallTenants, aloneTenant)
 		// The faster of two measurements of small groups alone counts. Other work on the machine
-		// may have slowed down the slower one; the ratio would then be too good.
+		// may have slowed down the slower one; the ratio would then be too small.
 		out.alone = slices.MinFunc([][]float64{first, second}, func(a, b []float64) int {
 			return cmp.Compare(measure.Percentile(a, 99), measure.Percentile(b, 99))
 		})

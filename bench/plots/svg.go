@@ -78,7 +78,8 @@ func (c chart) svg() string {
 	return out.String()
 }
 
-// axis draws the vertical axis with its grid and returns the value at its top.
+// axis draws the vertical axis of the chart with its grid lines, and returns the value at the top
+// of the axis.
 func (c chart) axis(out *canvas) float64 {
 	most := 0.0
 	for _, s := range c.series {
