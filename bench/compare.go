@@ -56,8 +56,7 @@ type ComparedFigure struct {
 	HeadRuns []float64 `json:"head_runs"`
 }
 
-// Range returns the smallest and the largest of the ratios head / base, which each round has one
-// of.
+// Range returns the smallest and the largest of all rounds' ratios head / base.
 func (f ComparedFigure) Range() (least, most float64) {
 	ratios := make([]float64, len(f.BaseRuns))
 	for i := range ratios {

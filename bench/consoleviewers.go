@@ -61,7 +61,7 @@ func unlessEnded(ctx context.Context, err error) error {
 }
 
 // view opens n event streams of a topic, and returns after each of them has got its first frame.
-// frames counts the frames of all streams. stop ends the streams and returns their first error.
+// frames counts the frames of all streams. stop ends the streams and returns their errors.
 func (v *consoleRun) view(
 	ctx context.Context, topic string, n int,
 ) (frames *atomic.Int64, stop func() error, err error) {

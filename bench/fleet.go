@@ -79,7 +79,8 @@ var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher",
 // Roles returns the names of the six roles of jobs. Options.Replicas can name them.
 func Roles() []string { return slices.Clone(roles) }
 
-// fleet is a Redis, and the processes of the roles that run on it.
+// fleet is a Redis, and the processes of the roles that run on it. Each process is a child of this
+// one.
 type fleet struct {
 	conn    *redisx.Conn
 	url     string

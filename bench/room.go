@@ -39,8 +39,8 @@ type Room struct {
 	*RoomReturns
 	*RoomMemory
 	Scripts RoomScripts `json:"scripts"`
-	// Violations describe events that must never happen, such as a lost user. At most
-	// mostRoomViolations are listed.
+	// Violations describes faults that must never happen, such as a lost user: at most
+	// mostRoomViolations of them.
 	Violations []string `json:"violations"`
 }
 
@@ -78,7 +78,7 @@ type RoomPromotion struct {
 	PromoteToAdmittedP99MS float64 `json:"promote_to_admitted_p99_ms"`
 }
 
-// RoomUse has the part of an event's slots that is in use while users wait.
+// RoomUse has the fraction of an event's slots that is in use while users wait.
 type RoomUse struct {
 	Utilisation float64 `json:"utilisation"`
 }
@@ -160,7 +160,7 @@ type RoomEvents struct {
 	EventsRatio   float64 `json:"slowest_event_ratio"`
 }
 
-// RoomAbandon has the part of the slots that is used while half of the users close the tab at
+// RoomAbandon has the fraction of the slots that is used while half of the users close the tab at
 // random times. TokenUtilisation is from another run, that of RoomUse, in which some users reload
 // the page. A slot counts from its promotion on. A token counts from its receipt until its user
 // begins to give the slot back, so its figures leave out the time of the promotion and of the call.
@@ -262,9 +262,9 @@ func (b *roomBench) violatef(format string, args ...any) {
 	}
 }
 
-// judge checks what the users of a task have received, and counts and describes all violations.
-// capacity is the number of slots of each event. With admitAll, users who still wait at the end
-// count as lost.
+// judge checks what the users of a task have received. It counts all violations, and describes the
+// first ones. capacity is the number of slots of each event. With admitAll, users who still wait at
+// the end count as lost.
 func (b *roomBench) judge(a roomload.Answer, capacity int, admitAll bool) {
 	for _, text := range a.Violations {
 		b.violatef("%s", text)

@@ -64,7 +64,7 @@ func (b *roomBench) promoteEvents(ctx context.Context, name string, n int) (floa
 	return float64(last-opened.UnixMicro()) / 1e6, b.forget(ctx, events...)
 }
 
-// abandoned is the part of users who close their tabs in the second run of the part abandon.
+// abandoned is the fraction of users who close their tabs in the second run of the part abandon.
 const abandoned = 0.5
 
 // abandon measures how well slots are used in two runs: in the first some users reload the page, in
@@ -143,8 +143,8 @@ func (b *roomBench) drain(
 	return u, b.forget(ctx, event)
 }
 
-// sampleSlots returns the average part of the event's capacity that is in use until nobody waits
-// any more.
+// sampleSlots returns the fraction of the event's capacity that is in use, on average, until nobody
+// waits any more.
 func (b *roomBench) sampleSlots(ctx context.Context, event string) (float64, error) {
 	const every = 10 * time.Millisecond
 	keys := b.space.OfEvent(event)

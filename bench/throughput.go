@@ -22,8 +22,8 @@ type ThroughputOptions struct {
 	Payload     int     // bytes of each job's payload
 	Limits      bool    // each tenant has a limit of its own; it is counted but never reached
 	FailPercent float64 // this percentage of the jobs fails once and is retried
-	// Sampling is the part of the jobs that is traced; 0: none. The processes send the traces to
-	// this process.
+	// Sampling is the fraction of the jobs that is traced; 0: none. The processes send the traces
+	// to this process.
 	Sampling float64
 	Backlog  int  // number of jobs of other groups that wait in the fair queue all the time
 	Ceiling  bool // also measure the least-work ceiling, before and after

@@ -38,8 +38,8 @@ func (s *traceSink) receive(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// env returns environment variables with which processes trace the part `ratio` of the jobs, send
-// traces to s, and export no metrics.
+// env returns environment variables with which processes trace the fraction `ratio` of the jobs,
+// send traces to s, and export no metrics.
 func (s *traceSink) env(ratio float64) []string {
 	return []string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.url, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",

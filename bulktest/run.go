@@ -82,7 +82,8 @@ type watchdog struct {
 	activity atomic.Int64 // grows with the bubble's clock, and with each reply of Redis
 }
 
-// tick records from time to time that the bubble's clock still advances, until the test ends.
+// tick starts a goroutine that tells the watchdog every 5 s of the bubble's time that the clock
+// still advances, until the test ends.
 func (w *watchdog) tick(t *testing.T) {
 	ctx := t.Context()
 	go func() {

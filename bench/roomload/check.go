@@ -75,9 +75,9 @@ func hasLowerNumber(a, b *Visit) bool {
 	return a.Entered > 0 && a.Entered < b.Sent
 }
 
-// presentAt says whether the user waited on an open stream at a time, with a number. The stream
-// must also have stayed open for a while longer. For a user without a token that while is longer,
-// because the user may have been promoted and closed the tab before the token came.
+// presentAt says whether the user had a number and waited on an open stream at a time, and the
+// stream stayed open for a while longer: for settling, or, without a token, for longestDelivery,
+// because the user may have been promoted and have closed the tab before the token came.
 func (v *Visit) presentAt(at int64) bool {
 	until := at + settling
 	if v.Admitted == 0 {
@@ -103,8 +103,8 @@ func Lost(visits []Visit, admitAll bool) (users []string) {
 	return users
 }
 
-// Utilisation returns the part of the capacity that users held as valid tokens, from the receipt of
-// the first token to that of the last: until then somebody was waiting.
+// Utilisation returns the fraction of the capacity that users held as valid tokens, from the
+// receipt of the first token to that of the last: until then somebody was waiting.
 func Utilisation(visits []Visit, capacity int) float64 {
 	var first, last, sum int64
 	for _, v := range visits {

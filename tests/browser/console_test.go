@@ -171,8 +171,8 @@ func (c *console) fill() {
 	c.guards()
 }
 
-// guards creates a pool of three accounts for the page of guards. One account has failed, and is
-// cooling.
+// guards creates a pool of three accounts for the page of guards. The use of one account has
+// failed, so its breaker is open for ten minutes.
 func (c *console) guards() {
 	c.t.Helper()
 	ctx := c.t.Context()

@@ -251,8 +251,8 @@ func cluster(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	return w.settleLosses(groups)
 }
 
-// swap makes the replica of a master the master, by a coordinated failover in which Redis loses
-// nothing.
+// swap makes the replica of a master the master, by the command CLUSTER FAILOVER, in which both
+// nodes coordinate the change.
 func (w *world) swap(cluster *redistest.Clustered, master *redistest.Redis) {
 	w.t.Helper()
 	_, port, _ := strings.Cut(master.Addr(), ":")

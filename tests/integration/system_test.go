@@ -38,7 +38,7 @@ var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", 
 const patience = 60 * time.Second
 
 // system is an installation: a Redis and the processes that use it. Its methods fail the test on
-// errors. When the test ends, the data is audited and then the processes are stopped.
+// errors. When a test has succeeded, the data is audited; then the processes are stopped.
 type system struct {
 	t     testing.TB
 	redis *redistest.Redis // nil if the test started its own

@@ -48,8 +48,8 @@ func TestColumns(t *testing.T) {
 	require.Empty(t, strings.Join(offences, "\n"), "lines that are too long")
 }
 
-// TestColumnsAreFound tests the check itself: what counts as a comment, and which lines have no
-// limit.
+// TestColumnsAreFound tests the check of TestColumns: what counts as a comment, and which lines
+// have no limit.
 func TestColumnsAreFound(t *testing.T) {
 	t.Parallel()
 	// A text of n columns.

@@ -86,8 +86,8 @@ func userOf(file string) string {
 	return ""
 }
 
-// TestFieldAccessesAreFound tests the check itself: it finds commands on a client and in a
-// pipeline, in whatever way the key is written.
+// TestFieldAccessesAreFound tests the check of TestHashFieldsBelongToTheLedger: it finds commands
+// on a client and in a pipeline, in whatever way the key is written.
 func TestFieldAccessesAreFound(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -40,8 +40,9 @@ func TestImportRules(t *testing.T) {
 	require.Empty(t, without, "packages without a rule in .golangci.yml that names what they may import")
 }
 
-// TestImportRulesAreTold tests the check itself: which rules of the linter name the imports of a
-// package. These are strict rules, and lax ones that deny the whole module except some packages.
+// TestImportRulesAreTold tests the check of TestImportRules: which rules of the linter name the
+// imports of a package. These are strict rules, and lax ones that deny the whole module except some
+// packages.
 func TestImportRulesAreTold(t *testing.T) {
 	t.Parallel()
 	var all struct{ Rules []importRule }

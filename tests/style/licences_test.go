@@ -74,8 +74,8 @@ func TestLicences(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(goTool(t, "mod", "edit", "-json"), &mod))
 	require.Empty(t, mod.Replace, "go.mod replaces modules")
-	// Only direct dependencies are downloaded here: those that only tests with build tags use may
-	// not be in the module cache yet, and listing them would fail.
+	// Direct dependencies are downloaded, not listed by go list: modules that only tests with build
+	// tags use may not be in the module cache yet, and go list would fail.
 	direct := []string{"mod", "download", "-json"}
 	for _, r := range mod.Require {
 		if !r.Indirect {

@@ -52,7 +52,8 @@ func TestTypesFitInAHead(t *testing.T) {
 	require.Empty(t, strings.Join(offences, "\n"), "types that are too large")
 }
 
-// TestTypeSizesAreFound tests the check itself: what counts as a method and as a mutex of a type.
+// TestTypeSizesAreFound tests the check of TestTypesFitInAHead: what counts as a method and as a
+// mutex of a type.
 func TestTypeSizesAreFound(t *testing.T) {
 	t.Parallel()
 	found := typeSizes{}

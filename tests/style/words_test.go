@@ -46,7 +46,8 @@ func TestReplacedWords(t *testing.T) {
 	require.Empty(t, offences, "words that docs/glossary.md has replaced")
 }
 
-// TestReplacedWordsAreFound tests the check itself: in which places it finds a replaced word.
+// TestReplacedWordsAreFound tests the check of TestReplacedWords: in which places it finds a
+// replaced word.
 func TestReplacedWordsAreFound(t *testing.T) {
 	t.Parallel()
 	everywhere := []replacedWord{{word: "keepHouse", parts: []string{"keep", "house"}}, {word: "convoy", parts: []string{"convoy"}}}
