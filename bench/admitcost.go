@@ -18,26 +18,29 @@ import (
 // waiting jobs.
 type AdmitCost struct {
 	AdmitCost []TenantsCost `json:"admit_cost"`
-	// Redis's CPU time for a job with the most tenants / that with the fewest
+	// AdmitCostRatio is Redis's CPU time per admitted job with the most tenants, divided by that
+	// with the fewest.
 	AdmitCostRatio float64 `json:"admit_cost_ratio"`
 	// the most jobs that one call of the script admits
 	AdmitBatch int `json:"admit_batch"`
 }
 
-// TenantsCost is the cost of admitting a job with one number of tenants.
+// TenantsCost has the cost of admitting a job while a given number of tenants have waiting jobs.
 type TenantsCost struct {
 	Tenants int `json:"tenants"`
 	Waiting int `json:"jobs_per_tenant"`
 	Jobs    int `json:"jobs"` // jobs that were admitted while the cost was measured
-	// CPU time of the redis-server for a job, with everything it does
+	// RedisUSJob is the CPU time (µs) of the redis-server per admitted job, with all its other
+	// work.
 	RedisUSJob float64 `json:"redis_cpu_us_per_job"`
-	// duration of the script for a job by Redis's commandstats; includes time in which the server
-	// had no CPU
+	// ScriptUS is the duration (µs) of the script admit per job, by Redis's commandstats. It
+	// includes time in which the server had no CPU.
 	ScriptUS float64 `json:"script_us_per_job"`
 }
 
 const (
-	// waiting jobs of each tenant, at least; a few tenants get more, so that none runs out of jobs
+	// costJobs is the least number of waiting jobs of each tenant. With few tenants each gets more,
+	// so that no queue runs empty.
 	costJobs    = 20
 	costAdmits  = 10_000 // jobs that are admitted while the cost is measured
 	costWarm    = 1000   // jobs that are admitted before the cost is measured
@@ -61,8 +64,8 @@ func runCost(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	return map[string]string{}, nil
 }
 
-// tenantQueues fills and admits from the fair queue of a private redis-server on which no role
-// runs. Each tenant has one group of waiting jobs.
+// tenantQueues is a fair queue on a private redis-server without roles. Its methods fill the queue,
+// with one group of waiting jobs for each tenant, and admit jobs from it.
 type tenantQueues struct {
 	*fleet
 	partition keyspace.Partition
@@ -81,7 +84,8 @@ func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (Tena
 	if err != nil {
 		return out, err
 	}
-	// The limit is never reached. It is counted all the same, as in an installation with defaults.
+	// The global limit is so high that it is never reached. Permits are counted against it all the
+	// same, as in an installation with default settings.
 	rate := ledger.Rate{
 		RPS:     1_000_000_000,
 		Window:  time.Second,
@@ -109,7 +113,7 @@ func measureAdmitCost(ctx context.Context, o FairnessOptions, tenants int) (Tena
 	return out, nil
 }
 
-// fill gives each tenant one group with this number of waiting jobs.
+// fill gives each tenant one group with the given number of waiting jobs.
 func (q *tenantQueues) fill(ctx context.Context, jobs int, progress func(int)) error {
 	clients, ctx := errgroup.WithContext(ctx)
 	for c := range costClients {
@@ -148,8 +152,8 @@ func (q *tenantQueues) addTenant(ctx context.Context, name string, jobs int) err
 	return err
 }
 
-// admitJobs admits at least this number of jobs, and returns how many they are. It is an error if a
-// call admits no job.
+// admitJobs calls the script admit until at least `least` jobs are admitted, and returns how many
+// are. It is an error if a call admits no job.
 func (q *tenantQueues) admitJobs(ctx context.Context, least int) (jobs int, err error) {
 	for jobs < least {
 		r, err := ledger.Admit(ctx, q.conn.Cmd, q.partition, ledger.AdmitArgs{

@@ -14,19 +14,21 @@ import (
 )
 
 const (
-	// pollInterval and followInterval are the time between two reads of groups. They do not limit
-	// the accuracy of figures: those are computed from timestamps in the groups. Reading often
-	// would distort measurements of speed.
+	// pollInterval and followInterval are the pauses between two reads of groups from Redis.
+	// Reading more often would slow down what is measured. The pauses do not make figures less
+	// exact: those are computed from timestamps in the groups.
 	pollInterval   = 20 * time.Millisecond
 	followInterval = 50 * time.Millisecond
-	// followGroups is the number of groups that are read at a time. Reading a thousand groups each
-	// time would distort the measurement. When more than half of those that were read have ended,
-	// twice as many are read next time, up to followMostGroups; otherwise followGroups again.
+	// followGroups is the number of groups that a follower reads in one poll: reading a thousand
+	// groups each time would distort the measurement. When more than half of the groups that were
+	// read have ended, the next poll reads twice as many, up to followMostGroups; otherwise
+	// followGroups again.
 	followGroups     = 64
 	followMostGroups = 64 * followGroups
 )
 
-// groupState is how far a group is. The progress of a group that does not exist is zero.
+// groupState is a submitted group with its progress as Redis shows it. The progress of a group that
+// does not exist is zero.
 type groupState struct {
 	group
 	ledger.Progress
@@ -49,8 +51,8 @@ func (r *run) states(ctx context.Context, groups []group) ([]groupState, error) 
 	return out, err
 }
 
-// awaitAccepted waits until all jobs of the groups are accepted, and returns the time then (µs, by
-// Redis's clock).
+// awaitAccepted waits until all jobs of the groups are accepted, and returns Redis's time at that
+// moment (µs).
 func (r *run) awaitAccepted(ctx context.Context, groups ...group) (int64, error) {
 	err := r.await(ctx, "jobs to be accepted", pollInterval/4, func() (left int, err error) {
 		now, err := r.states(ctx, groups)
@@ -82,8 +84,8 @@ func (r *run) awaitDone(ctx context.Context, part string, groups []group) ([]gro
 	return out, nil
 }
 
-// follower waits for the end of groups with few reads, so that waiting does not distort the
-// measurement. The time of the end is taken from the groups.
+// follower waits until groups have ended, with few reads, so that waiting does not distort the
+// measurement. It takes the times at which groups ended from the groups themselves.
 type follower struct {
 	run      *run
 	part     string
@@ -100,7 +102,7 @@ type follower struct {
 	samples  []sample // taken only if pollsAll
 }
 
-// sample is the number of jobs that were done at a time after the start.
+// sample says how many jobs were done at a time since the start of the run.
 type sample struct {
 	at   time.Duration
 	done int
@@ -132,8 +134,8 @@ func (f *follower) wait(ctx context.Context) error {
 	})
 }
 
-// waitBeside waits while produce runs, which publishes the groups' jobs. The first error of both
-// ends both.
+// waitBeside runs produce, which publishes the groups' jobs, and waits for the groups' end at the
+// same time. The first error of either cancels the other.
 func (f *follower) waitBeside(ctx context.Context, produce func(context.Context) error) error {
 	both, ctx := errgroup.WithContext(ctx)
 	both.Go(func() error { return produce(ctx) })
@@ -141,7 +143,8 @@ func (f *follower) waitBeside(ctx context.Context, produce func(context.Context)
 	return both.Wait()
 }
 
-// poll reads some of the open groups. Those that have not ended go to the end of the list.
+// poll reads the first groups in the follower's list of open groups. It removes those that have
+// ended, and puts the others at the end of the list.
 func (f *follower) poll(ctx context.Context) error {
 	n := min(len(f.open), f.pollNext)
 	at := time.Since(f.began)
@@ -179,8 +182,9 @@ func (f *follower) poll(ctx context.Context) error {
 	return nil
 }
 
-// tenthSpeeds returns the jobs a second of the first and the last tenth of all jobs. The first
-// tenth begins when the first job is done. Both speeds are 0 if the samples do not cover all jobs.
+// tenthSpeeds returns the jobs a second at which the first tenth of all jobs became done, and the
+// last tenth. The first tenth begins when the first job is done. Both speeds are 0 if the samples
+// do not cover all jobs.
 func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
 	a, b, c, d := reachedAt(samples, 1), reachedAt(samples, jobs/10),
 		reachedAt(samples, jobs-jobs/10), reachedAt(samples, jobs)
@@ -191,8 +195,8 @@ func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
 	return measure.Round2((tenth - 1) / (b - a).Seconds()), measure.Round2(tenth / (d - c).Seconds())
 }
 
-// reachedAt returns the time at which this number of jobs was done, by linear interpolation between
-// samples; -1 if it was never reached.
+// reachedAt returns the time since the start at which `done` jobs were done, by linear
+// interpolation between samples; -1 if so many were never done.
 func reachedAt(samples []sample, done int) time.Duration {
 	for i := 1; i < len(samples); i++ {
 		before, after := samples[i-1], samples[i]

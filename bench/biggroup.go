@@ -22,25 +22,28 @@ type BigGroupOptions struct {
 	Payload int // bytes of each job's payload
 }
 
-// BigGroup has the figures of one large group. Its jobs are uploaded from a file over HTTP and run
-// at the same time; then its results are read back.
+// BigGroup has the figures of one large group. Its jobs are uploaded from a file over HTTP, and run
+// while the upload goes on; then its results are read back.
 type BigGroup struct {
 	Jobs          int     `json:"jobs"`
 	PayloadBytes  int     `json:"payload_bytes"`
 	FileMB        float64 `json:"file_mb"`
 	UploadSeconds float64 `json:"upload_seconds"`
-	// from the first request until the group was COMPLETED, by Redis's clock
+	// ElapsedSeconds is the time from the first request until the group was COMPLETED, by Redis's
+	// clock.
 	ElapsedSeconds float64 `json:"elapsed_seconds"`
 	JobsPerSecond  float64 `json:"jobs_per_second"`
-	// jobs a second, from the first job done until a tenth of the jobs is done; then for the last
-	// tenth. Both are 0 if the group was not seen often enough
+	// FirstTenth is the speed in jobs a second from the first done job until a tenth of the jobs is
+	// done, LastTenth that of the last tenth. Both are 0 if the group was read too seldom.
 	FirstTenth float64 `json:"first_tenth_jobs_per_second"`
 	LastTenth  float64 `json:"last_tenth_jobs_per_second"`
 	// speed of the last tenth / speed of the first
 	SteadyRatio float64 `json:"steady_ratio"`
-	// peak of the largest process of each role, of the producer and of redis-server
+	// PeakMBByRole has the peak of resident memory of the largest process of each role, of the
+	// producer and of redis-server.
 	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
-	// peak of the largest process: of a role or the producer, not of redis-server
+	// PeakMB is the peak of resident memory of the largest process among roles and producer;
+	// redis-server does not count.
 	PeakMB         float64 `json:"peak_rss_mb"`
 	Results        int     `json:"results"` // results that were read back with the value that their jobs returned
 	MissingResults int     `json:"missing_results"`
@@ -121,8 +124,8 @@ func writeJobs(name string, jobs, payload int) (mb float64, err error) {
 	return measure.Round2(float64(len(line)) * float64(jobs) / (1 << 20)), errors.Join(w.Flush(), file.Close())
 }
 
-// measure creates the group, uploads the file name into it while uploaded jobs already run,
-// seals it, and waits until it is COMPLETED. It fills in the durations and speeds of b.
+// measure creates the group, uploads the jobs in the file name while the first of them already run,
+// seals the group, and waits until it is COMPLETED. It stores durations and speeds in b.
 func (b *BigGroup) measure(ctx context.Context, r *run, c *client.API, name string) error {
 	file, err := os.Open(name)
 	if err != nil {

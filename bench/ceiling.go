@@ -23,11 +23,11 @@ type CeilingOptions struct {
 	Payload int // bytes of each job
 }
 
-// Ceiling is the speed of the simplest queue that uses one stream entry a job: the least-work
+// Ceiling is the speed of the simplest possible queue with one stream entry per job: the least-work
 // ceiling. A batch of jobs is pushed to a list; a script moves it to a stream; a consumer group
 // reads it; a script acknowledges, deletes and counts it. There are no tenants, limits, attempts or
-// results. No queue of this kind can be faster on the same machine, so it shows what our features
-// cost.
+// results. No such queue can be faster on the same machine, so the difference to our speed is what
+// our features cost.
 type Ceiling struct {
 	Jobs             int     `json:"jobs"`
 	Batch            int     `json:"batch"`
@@ -40,12 +40,14 @@ type Ceiling struct {
 
 const (
 	ceilingBatch = 200
-	// ceilingLoops run at the same time, so that Redis never waits for this process.
+	// ceilingLoops is the number of goroutines that push and read jobs at the same time, so that
+	// Redis never waits for this process.
 	ceilingLoops = 2
 )
 
-// ceilingAdmit and ceilingOutcome do the least that a transition of this kind can do. They are not
-// in package lua because the system does not use them, and they know no key of its layout.
+// ceilingAdmit and ceilingOutcome are Lua scripts that do the least work that an admission and a
+// done outcome need. They are not in package lua, because only this benchmark uses them. They do
+// not use the keys of the system.
 var (
 	ceilingAdmit = redis.NewScript(`local jobs = redis.call('LPOP', KEYS[1], ARGV[1])
 for i = 1, #jobs do redis.call('XADD', KEYS[2], '*', 'job', jobs[i]) end
@@ -65,8 +67,9 @@ func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
 	return f.measureCeiling(ctx, o.Jobs, o.Payload)
 }
 
-// measureCeiling runs on a Redis that may hold other data: it uses keys of its own. It deletes them
-// at the end, but not after an error. The processes of f must be idle.
+// measureCeiling measures the ceiling on the fleet's Redis, which may hold other data: it uses keys
+// with a prefix of its own, and deletes them at the end, but not after an error. The processes of
+// the fleet must be idle meanwhile.
 func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) (Ceiling, error) {
 	base := "bulk-action-ceiling-" + rand.Text() + ":"
 	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome} {
@@ -105,8 +108,8 @@ func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) (Ceiling,
 }
 
 // ceilingLoop runs jobs through one list and one stream, in batches. One round trip reports the
-// outcome of a batch and pushes, moves and reads the next one. At the end it checks that each job
-// was counted, and deletes the keys.
+// last batch as done and pushes, moves and reads the next one. At the end ceilingLoop checks that
+// each job was counted, and deletes the keys.
 func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs, payload int) error {
 	list, stream, ledger := base+"queue", base+"ready", base+"ledger"
 	if err := c.XGroupCreateMkStream(ctx, stream, "workers", "0").Err(); err != nil {
@@ -149,7 +152,7 @@ func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs
 	return errors.Join(err, c.Unlink(context.WithoutCancel(ctx), list, stream, ledger).Err())
 }
 
-// mean returns c with the means of both measurements' times and speeds.
+// mean returns a copy of c whose times and speeds are the means of those of c and d.
 func (c Ceiling) mean(d Ceiling) *Ceiling {
 	half := func(a, b float64) float64 { return measure.Round4((a + b) / 2) }
 	c.ElapsedSeconds, c.JobsPerSecond = half(c.ElapsedSeconds, d.ElapsedSeconds), half(c.JobsPerSecond, d.JobsPerSecond)

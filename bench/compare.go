@@ -25,7 +25,8 @@ type CompareOptions struct {
 	Seconds  int      // how many seconds latency is measured
 }
 
-// Comparison shows what two programs cost under the same workload, which one load generator makes.
+// Comparison shows what two programs cost under the same workload, which the same load generator
+// makes for both.
 type Comparison struct {
 	Base     string            `json:"base"` // name of the base program's file
 	Head     string            `json:"head"`
@@ -44,7 +45,8 @@ type ComparedVariant struct {
 	Figures []ComparedFigure `json:"figures"`
 }
 
-// ComparedFigure has the medians of one figure over all rounds, and the values of each round.
+// ComparedFigure has one figure of both programs: the medians over all rounds, and the value of
+// each round.
 type ComparedFigure struct {
 	Name     string    `json:"name"`
 	Base     float64   `json:"base"`
@@ -54,7 +56,7 @@ type ComparedFigure struct {
 	HeadRuns []float64 `json:"head_runs"`
 }
 
-// Range returns the smallest and the largest ratio of head to base in one round.
+// Range returns the smallest and the largest of all rounds' ratios head / base.
 func (f ComparedFigure) Range() (least, most float64) {
 	ratios := make([]float64, len(f.BaseRuns))
 	for i := range ratios {
@@ -123,11 +125,12 @@ func CompareVariants() []string {
 	return names
 }
 
-// roundFigures maps the names of figures to what one program measured in one round.
+// roundFigures has what one program measured in one round for one variant, by the names of the
+// figures.
 type roundFigures map[string]float64
 
-// RunCompare runs each variant with both programs in turn, and all chosen variants in each round.
-// The first error ends it. Then it returns the figures of those rounds of a variant that both
+// RunCompare runs the chosen variants, o.Rounds times, each with one program and then the other.
+// The first error ends it. It then returns the figures of all rounds of a variant that both
 // programs completed: the last variants may have a round less, or be missing.
 func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	chosen := slices.DeleteFunc(slices.Clone(compareVariants), func(v compareVariant) bool {
@@ -171,7 +174,7 @@ func RunCompare(ctx context.Context, o CompareOptions) (Comparison, error) {
 	return out, err
 }
 
-// jobs returns the number of jobs of a run that measures the throughput of v.
+// jobs returns the number of jobs of the run that measures the throughput of variant v.
 func (o *CompareOptions) jobs(v compareVariant) int {
 	if v.http {
 		return o.HTTPJobs
@@ -200,7 +203,7 @@ func computeMedians(rounds [2][]roundFigures) []ComparedFigure {
 }
 
 // measure runs a variant once with one program. Latency and memory are measured on a second fleet,
-// because the journals that latency needs cost CPU.
+// because the journals that are needed for latency cost CPU.
 func (o *CompareOptions) measure(ctx context.Context, role []string, v compareVariant) (roundFigures, error) {
 	out := roundFigures{}
 	if err := o.measureThroughput(ctx, role, v, out); err != nil {

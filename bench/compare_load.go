@@ -34,7 +34,8 @@ type compareRun struct {
 const (
 	compareClients = 32  // concurrent HTTP requests
 	comparePayload = 200 // bytes of each payload
-	// pause between reads of the events stream: reading often would cost CPU
+	// eventsPause is the pause between two reads of the events stream: reading more often would
+	// cost CPU.
 	eventsPause = 50 * time.Millisecond
 )
 
@@ -74,7 +75,8 @@ func (o *CompareOptions) start(
 	return c, nil
 }
 
-// writeKey makes a key that may name any tenant, and a file with its line.
+// writeKey makes an API key with the role producer that may name any tenant, and writes a file of
+// API keys with it.
 func writeKey() (file, token string, err error) {
 	k, err := apikey.Request{Role: auth.Producer, Tenant: auth.AllTenants}.New(auth.SHA256, time.Now())
 	if err != nil {
@@ -136,8 +138,8 @@ func (v compareVariant) withFields(groups []group) []group {
 	return groups
 }
 
-// send submits jobs as fast as possible, waits until their groups are completed, and checks them;
-// see awaitChecked.
+// send submits jobs as fast as possible, and waits until their groups are completed; see
+// awaitChecked for its checks.
 func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]groupEnd, error) {
 	if c.v.http {
 		groups := c.singles(suffix, jobs)
@@ -161,8 +163,8 @@ func (c *compareRun) send(ctx context.Context, suffix string, jobs int) ([]group
 	return c.awaitChecked(ctx, groups, jobs)
 }
 
-// sendPaced submits jobs at a steady rate, each in a group of its own, waits until all are
-// completed, and checks them; see awaitChecked.
+// sendPaced submits jobs at a steady rate, each in a group of its own, and waits until all are
+// completed; see awaitChecked for its checks.
 func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]groupEnd, error) {
 	groups := c.singles("-paced", jobs)
 	err := pace(ctx, rate, jobs, func(ctx context.Context, i int, _ time.Time) error {
@@ -174,13 +176,14 @@ func (c *compareRun) sendPaced(ctx context.Context, rate, jobs int) ([]groupEnd,
 	return c.awaitChecked(ctx, groups, jobs)
 }
 
-// singles returns n groups of one job each. They belong to all tenants in turn.
+// singles returns n groups of one job each, not submitted yet. The tenants of the variant take
+// turns as their owners.
 func (c *compareRun) singles(suffix string, n int) []group {
 	return c.v.withFields(singleJobs(c.name+suffix, n, c.v.tenant, c.job))
 }
 
-// submitSingle submits a group with one job, the i-th of its load: over HTTP or as a message, as
-// the variant says.
+// submitSingle submits a group whose only job is job i of the load, over HTTP or as a message to
+// the ingest stream, as the variant says.
 func (c *compareRun) submitSingle(ctx context.Context, g group, i int) error {
 	if !c.v.http {
 		return c.publishSingle(ctx, g, i)
@@ -199,7 +202,8 @@ const (
 	aggregateSpread = "spread"
 )
 
-// encodeJobs returns the jobs of the variant. They repeat after one period.
+// encodeJobs returns a function that returns the JSON of the i-th job of the variant. The jobs
+// repeat after comparePeriod jobs.
 func (v compareVariant) encodeJobs() func(int) []byte {
 	jobs := make([][]byte, comparePeriod)
 	for i := range jobs {
@@ -215,8 +219,8 @@ func (v compareVariant) encodeJobs() func(int) []byte {
 	return func(i int) []byte { return jobs[i%comparePeriod] }
 }
 
-// awaitChecked waits until the groups are completed, and checks that their jobs did what the
-// variant says.
+// awaitChecked waits until the groups are completed, and checks that they have the jobs, retries
+// and aggregates that the variant must produce.
 func (c *compareRun) awaitChecked(ctx context.Context, groups []group, jobs int) ([]groupEnd, error) {
 	ends, err := c.ends.awaitCompleted(ctx, groups)
 	if err != nil {
@@ -227,8 +231,8 @@ func (c *compareRun) awaitChecked(ctx context.Context, groups []group, jobs int)
 
 var errWrongLoad = errors.New("the jobs did something else than the variant asks for")
 
-// checkGroups returns an error unless the groups together show the jobs, retries and aggregates
-// that the variant asks for.
+// checkGroups returns an error unless the ended groups together have the number of done jobs, the
+// retries and the aggregates that the variant must produce.
 func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
 	var got, want [4]int64 // jobs done, retries, sum of the values, values in the distributions
 	for _, e := range ends {
@@ -268,7 +272,8 @@ func (v compareVariant) checkGroups(ends []groupEnd, jobs int) error {
 // accepted returns the number of accepted jobs of a group; 0 if the group can't be read, for
 // example because it does not exist yet.
 func (c *compareRun) accepted(ctx context.Context, g group) int {
-	// The caller asks again until the number is right, and gives up in the end.
+	// An error counts as 0 accepted jobs: the caller asks again until the number is right, and has
+	// a time limit.
 	shown, _ := c.api.Group(ctx, g.id)
 	return int(shown.Counts.Accepted)
 }

@@ -15,43 +15,45 @@ type CongestionOptions struct {
 	RPS           int // global limit: permits a second
 }
 
-// Congestion shows how close a backlog that is far above the global limit comes to the ideal time,
-// and how often its jobs were throttled.
+// Congestion shows how close a run whose backlog is far above the global limit comes to the ideal
+// time (jobs / limit), and how often its jobs were throttled.
 type Congestion struct {
 	Jobs         int     `json:"jobs"`
 	Tenants      int     `json:"tenants"`
 	RPS          int     `json:"rps"`
 	IdealSeconds float64 `json:"ideal_seconds"`
-	// from the acceptance of the first group to the end of the last job
+	// MakespanSeconds is the time from the acceptance of the first group to the end of the last
+	// job.
 	MakespanSeconds  float64 `json:"makespan_seconds"`
 	MakespanRatio    float64 `json:"makespan_ratio"` // makespan / ideal time
 	ThrottlesPerJob  float64 `json:"throttles_per_job"`
 	Windows          int     `json:"windows"` // aligned windows from the first permit to the last
 	WindowsOverLimit int     `json:"windows_over_limit"`
 	MaxOver          float64 `json:"max_over"` // the largest number of permits beyond the limit
-	// permits spent / permits of the limit, from the first permit to the last
+	// LimitUsedRatio is the permits that were spent / the permits that the limit gives, from the
+	// first permit to the last.
 	LimitUsedRatio float64 `json:"limit_used_ratio"`
 	Permits        int64   `json:"permits"`
-	// windows in which more jobs started than a window has permits. It is no error: jobs start some
-	// time after their permit
+	// StartWindowsOver is the number of windows in which more jobs started than a window has
+	// permits. That is no error: jobs start some time after their permit.
 	StartWindowsOver int `json:"start_windows_over"`
-	// for each tenant: from the acceptance of the first group of all tenants to the end of the
-	// tenant's last job
+	// TenantSeconds has a duration for each tenant: from the acceptance of the first group of all
+	// tenants to the end of the tenant's last job.
 	TenantSeconds []float64         `json:"tenant_seconds"`
 	PerSecond     []SecondOfTenants `json:"per_second,omitempty"`
 	Overrides     map[string]string `json:"overrides"`
 }
 
-// SecondOfTenants has the permits that all tenants together spent in one second of the run, and the
-// number of their jobs that started in it.
+// SecondOfTenants has the number of permits that all tenants together spent in one second of the
+// run, and the number of jobs that started in it.
 type SecondOfTenants struct {
 	Second  int   `json:"second"`
 	Permits int64 `json:"permits"`
 	Starts  int64 `json:"starts"`
 }
 
-// RunCongestion submits one group for each of o.Tenants tenants, which share the small global
-// limit, waits for their end, and audits the data.
+// RunCongestion submits one group for each of o.Tenants tenants, which share a small global limit,
+// waits until the groups have ended, and audits the data.
 func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error) {
 	out := Congestion{
 		Jobs:         o.Jobs,
@@ -83,8 +85,8 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 	out.ThrottlesPerJob = measure.Ratio(float64(sumThrottles(x.ended)), float64(o.Jobs))
 	out.Windows, out.Permits = limit.windowCount(permits), sumEvents(permits)
 	out.WindowsOverLimit, out.MaxOver = limit.windowsOver(permits)
-	// All jobs were accepted before the first permit, and some waited until the last permit, so all
-	// windows between them count.
+	// Jobs were waiting all the time from the first permit to the last one, so all windows between
+	// these two count.
 	used, _ := limit.usedRatio(permits, permits[0].at, permits[len(permits)-1].at)
 	out.LimitUsedRatio = measure.Round4(used)
 	out.StartWindowsOver, _ = limit.windowsOver(starts)
@@ -92,8 +94,9 @@ func RunCongestion(ctx context.Context, o CongestionOptions) (Congestion, error)
 	return out, nil
 }
 
-// perSecond divides a run into aligned seconds, for plots: from the second of the first permit to
-// that of the last permit or start. There must be a permit.
+// perSecond counts the permits and the starts of jobs in each second of a run, for plots. It begins
+// with the second of the first permit and ends with that of the last permit or start. permits may
+// not be empty.
 func perSecond(permits, starts []event) []SecondOfTenants {
 	const second = int64(time.Second / time.Microsecond)
 	begin := permits[0].at / second

@@ -38,7 +38,8 @@ type Console struct {
 	Overrides  map[string]string  `json:"overrides,omitempty"`
 }
 
-// ConsolePage has the times of a page. The first byte is that of the answer's header.
+// ConsolePage has the times of reading one page of the console, from the request to the first byte
+// of the answer, and the page's size.
 type ConsolePage struct {
 	Page     string  `json:"page"`
 	P50MS    float64 `json:"first_byte_p50_ms"`
@@ -47,30 +48,33 @@ type ConsolePage struct {
 	Elements int     `json:"elements"` // of HTML and SVG
 }
 
-// ConsoleLists has the times of list pages while there are many tenants and groups.
+// ConsoleLists has the times of the console's list pages while there are many tenants and groups.
 type ConsoleLists struct {
 	Groups  int           `json:"groups"`
 	Tenants int           `json:"tenants"`
 	Pages   []ConsolePage `json:"pages"`
 }
 
-// ConsoleGroup has the times of the page of a large group that runs at full speed.
+// ConsoleGroup has the times of the console's page of a large group that runs at full speed.
 type ConsoleGroup struct {
 	Jobs         int         `json:"jobs"`
 	Page         ConsolePage `json:"page"`
 	FirstFrameMS float64     `json:"first_frame_max_ms"` // from the request of the stream, the slowest of 20
-	// from the request that pauses or resumes the group until a stream has the region that shows it
+	// Change is the time from the request that pauses or resumes a group until a stream of the
+	// console has sent the region that shows it.
 	Change Quantiles `json:"change_shown"`
 }
 
 // ConsoleViewers has what the viewers of a group's page cost.
 type ConsoleViewers struct {
 	Viewers int `json:"viewers"`
-	// Redis's commands a second for the viewers of a paused group, those of scripts included
+	// CommandsOfOne and CommandsOfAll are Redis's commands a second, those in scripts included,
+	// while one viewer or all viewers look at a paused group.
 	CommandsOfOne float64 `json:"redis_commands_per_second_of_one"`
 	CommandsOfAll float64 `json:"redis_commands_per_second_of_all"`
 	CommandsRatio float64 `json:"redis_commands_ratio"` // of all / of one
-	// CPU time of ingest a second, for the viewers of a running group
+	// CoreOfOne and CoreOfAll are the CPU time of ingest a second while one viewer or all viewers
+	// look at a running group.
 	CoreOfOne       float64 `json:"core_of_one"`
 	CoreOfAll       float64 `json:"core_of_all"`
 	CoreAfter       float64 `json:"core_after"` // when all have left
@@ -78,7 +82,7 @@ type ConsoleViewers struct {
 	FramesPerSecond float64 `json:"frames_per_second_of_each"`
 }
 
-// ConsoleThroughput compares rounds with and without viewers of the running group.
+// ConsoleThroughput compares the speed of a group with and without viewers who look at it.
 type ConsoleThroughput struct {
 	Jobs    int       `json:"jobs"`
 	Viewers int       `json:"viewers"`
@@ -192,7 +196,8 @@ func measureLists(ctx context.Context, o ConsoleOptions, out *Console) (*Console
 	return l, nil
 }
 
-// awaitIdle waits until ingest has read all messages, and all jobs have ended.
+// awaitIdle waits until ingest has handled all messages, and all jobs have ended. The progress is
+// shown as that of part, of `jobs` jobs.
 func (v *consoleRun) awaitIdle(ctx context.Context, part string, jobs int) error {
 	return v.await(ctx, "the end of all jobs", pollInterval, func() (int, error) {
 		s, err := v.api.Stats(ctx)
@@ -211,7 +216,8 @@ func (v *consoleRun) awaitIdle(ctx context.Context, part string, jobs int) error
 
 var element = regexp.MustCompile(`<[a-z]`)
 
-// page reads a page of the console pageReads times, or until while returns false.
+// page reads a page of the console pageReads times, but ends early when the function while returns
+// false. It returns quantiles of the times, and the page's size.
 func (v *consoleRun) page(ctx context.Context, path string, while func() bool) (ConsolePage, error) {
 	p := ConsolePage{Page: "/ui" + path}
 	var times []float64
@@ -302,7 +308,8 @@ func (v *consoleRun) awaitFirst(ctx context.Context, g group) (int, error) {
 	})
 }
 
-// measureChanges pauses and resumes a group whose jobs run, and waits until a stream shows it.
+// measureChanges pauses and resumes a running group again and again. It returns the times until a
+// stream of the console shows the change.
 func (v *consoleRun) measureChanges(ctx context.Context) (Quantiles, error) {
 	slow := group{id: v.name + "-slow", tenant: "slow", jobs: 1000, job: sleeping(slowJobMS)}
 	if err := v.create(ctx, []group{slow}, slow.jobs); err != nil {

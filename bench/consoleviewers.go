@@ -21,8 +21,8 @@ const (
 	frameMemory = 4 << 20          // bytes of the largest frame
 )
 
-// watch reads the event stream of a topic and calls frame with the data of each frame, until frame
-// returns false or ctx ends.
+// watch reads the console's event stream of a topic and calls frame with the data of each frame,
+// until frame returns false or ctx ends.
 func (v *consoleRun) watch(ctx context.Context, topic string, frame func(data string) bool) error {
 	address := v.url + "/ui/events?topics=" + url.QueryEscape(topic)
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
@@ -47,10 +47,12 @@ func (v *consoleRun) watch(ctx context.Context, topic string, frame func(data st
 	return unlessEnded(ctx, lines.Err())
 }
 
-// viewerClient opens a connection for each stream, as browsers do.
+// viewerClient is the HTTP client of simulated viewers. Each stream gets a connection of its own,
+// as each browser has one.
 var viewerClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
 
-// unlessEnded returns nil if ctx has ended, which ends streams with an error.
+// unlessEnded returns err, or nil if ctx has ended: the end of ctx makes each open stream fail,
+// which is no error.
 func unlessEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -58,8 +60,8 @@ func unlessEnded(ctx context.Context, err error) error {
 	return err
 }
 
-// view opens n streams of a topic until stop is called, which returns the number of frames of all
-// streams. It returns after each stream has a frame.
+// view opens n event streams of a topic, and returns after each of them has got its first frame.
+// frames counts the frames of all streams. stop ends the streams and returns their errors.
 func (v *consoleRun) view(
 	ctx context.Context, topic string, n int,
 ) (frames *atomic.Int64, stop func() error, err error) {
@@ -126,7 +128,8 @@ func measureViewers(ctx context.Context, o ConsoleOptions, out *Console) (*Conso
 	if err != nil {
 		return nil, err
 	}
-	// Pause the group: the Redis commands of its jobs would hide those of the viewers.
+	// The group is paused here: the Redis commands that its jobs cause would hide those of the
+	// viewers.
 	if _, err := v.api.Pause(ctx, slow.id); err != nil {
 		return nil, err
 	}
@@ -164,8 +167,8 @@ func (v *consoleRun) costs(ctx context.Context, topic, state string, viewers ...
 	return all, nil
 }
 
-// viewCost is what viewers cost: commands and frames a second, ingest's CPU time a second, and its
-// resident memory.
+// viewCost is what viewers of a console page cost: Redis commands and frames a second, ingest's CPU
+// time a second, and its resident memory in KiB.
 type viewCost struct{ commands, frames, core, kb float64 }
 
 // cost measures n viewers of a topic for viewTime.
@@ -218,7 +221,7 @@ func measureViewedThroughput(ctx context.Context, o ConsoleOptions, out *Console
 	return t, nil
 }
 
-// speed runs a group while people look at it, and returns the jobs a second.
+// speed runs a group while simulated viewers look at its page, and returns its jobs a second.
 func (v *consoleRun) speed(ctx context.Context, id string, jobs, viewers int) (float64, error) {
 	groups := []group{{id: id, tenant: "one", jobs: jobs}}
 	if err := v.create(ctx, groups, 0); err != nil {

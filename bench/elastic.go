@@ -10,15 +10,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Elastic shows how much of the limit one busy tenant borrows while nine others are nearly idle,
-// and how soon the others have their shares again when they return with a backlog.
+// Elastic shows how much of the global limit one busy tenant borrows while nine others are nearly
+// idle. It also shows how soon each of the others gets its share again when it returns with a
+// backlog.
 type Elastic struct {
 	Partitions int `json:"partitions"`
-	// permits of the busy tenant / permits of the global limit, while the others were nearly idle
+	// BusyShareOfLimit is the permits of the busy tenant / the permits of the global limit, while
+	// the other tenants were nearly idle.
 	BusyShareOfLimit float64 `json:"busy_share_of_limit"`
 	BusyWindows      int     `json:"busy_windows"` // whole windows in this time
-	// how many windows after the one in which it returned a tenant had its full share; 0: in the
-	// same one. Of the slowest tenant
+	// ReturnWindows is the number of windows that the slowest returning tenant waited until it had
+	// its full share; 0: it had it in the window in which it returned.
 	ReturnWindows    int               `json:"return_windows"`
 	WindowsOverLimit int               `json:"windows_over_limit"`
 	LimitUsedRatio   float64           `json:"limit_used_ratio"`
@@ -26,8 +28,8 @@ type Elastic struct {
 	Overrides        map[string]string `json:"overrides"`
 }
 
-// ElasticWindow has the permits of one window: of the busy tenant, of all others, and of the other
-// tenant with the fewest.
+// ElasticWindow has the permits that were spent in one window: by the busy tenant, by all others
+// together, and by the other tenant that spent fewest.
 type ElasticWindow struct {
 	Busy       int64 `json:"busy"`
 	Others     int64 `json:"others"`
@@ -101,10 +103,9 @@ func runElastic(ctx context.Context, o LimitsOptions, partitions int) (Elastic, 
 	return out, nil
 }
 
-// count computes the figures from the journals, in which there must be a permit. The busy tenant
-// was nearly alone from busyFrom to busyTo (µs). returned has the time (µs) at which each other
-// tenant returned with a backlog of returnBacklogWindows shares; a share is a number of permits a
-// window.
+// count computes the figures from the journals, which must contain a permit. The busy tenant was
+// nearly alone from busyFrom to busyTo (µs). returned has, for each other tenant, the time (µs) at
+// which it submitted its backlog. share is a tenant's permits a window.
 func (e *Elastic) count(
 	limit limitRule, log journal.Log, busyFrom, busyTo int64, returned map[string]int64, share int64,
 ) {
@@ -136,7 +137,8 @@ func (e *Elastic) count(
 	}
 	for name, at := range returned {
 		n := int64(0)
-		// A tenant that never gets its share counts all windows that there are.
+		// If a tenant never gets its full share, n becomes the number of windows from its return to
+		// the end of the run.
 		for at/width+n <= last && sumBetween(tenants[name], (at/width+n)*width, (at/width+n+1)*width) < share {
 			n++
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// endListener reads the events stream, as any producer can, and keeps the events of groups that
+// endListener reads the events stream, as any program can, and stores the events of groups that
 // have ended.
 type endListener struct {
 	run    *run
@@ -38,13 +38,15 @@ type groupEnd struct {
 	group  *api.Group
 }
 
-// msUntil returns the ms from the acceptance of the group to started (µs by Redis's clock).
+// msUntil returns the ms from the acceptance of the group to the time started, which is in µs by
+// Redis's clock.
 func (e groupEnd) msUntil(started int64) float64 {
 	return float64(started-e.group.Timestamps["created"].UnixMicro()) / 1000
 }
 
-// listenForEnds starts to read the events that are published from now on, until close is called. A
-// pause after each read saves CPU; groupEnd.readAt is up to this time later.
+// listenForEnds returns a listener that reads all events published from now on, until close is
+// called. After each read it waits for pause, which saves CPU, so groupEnd.readAt can be late by
+// this time.
 func (r *run) listenForEnds(ctx context.Context, pause time.Duration) (*endListener, error) {
 	e := &endListener{run: r, pause: pause, last: "0", done: make(chan struct{}), ends: map[string]groupEnd{}}
 	var err error
@@ -89,8 +91,8 @@ func (e *endListener) readEvents(ctx context.Context) {
 	}
 }
 
-// record keeps the groups whose end is among the events; of a group that ends twice, the first end.
-// It moves e.last on. The caller holds mu.
+// record stores the groups whose end is among the messages of the events stream. Of a group that
+// ends twice, it stores the first end. It also sets e.last to the last id. The caller holds e.mu.
 func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 	for _, m := range messages {
 		e.last = m.ID
@@ -113,9 +115,9 @@ func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 	return nil
 }
 
-// awaitCompleted waits until all these groups are COMPLETED, and returns their ends in the order of
-// groups. It is an error if a group fails or is cancelled, a process or the listener has ended, or
-// no group ends for stallTimeout.
+// awaitCompleted waits until the listener has read that all these groups are COMPLETED, and returns
+// their ends in the order of groups. It is an error if a group fails or is cancelled, a process or
+// the listener has ended, or no group ends for stallTimeout.
 func (e *endListener) awaitCompleted(ctx context.Context, groups []group) (ends []groupEnd, err error) {
 	err = e.run.await(ctx, fmt.Sprintf("events of %d groups", len(groups)), pollInterval, func() (int, error) {
 		ends, err = e.completed(groups)
@@ -124,8 +126,9 @@ func (e *endListener) awaitCompleted(ctx context.Context, groups []group) (ends 
 	return ends, err
 }
 
-// completed returns the ends of the groups, in this order, up to the first group that has not
-// ended. It is an error if one of these groups is not COMPLETED, or if the listener has failed.
+// completed returns the ends of those groups at the beginning of the list that have all ended: it
+// stops at the first group that has not. It is an error if one of them is not COMPLETED, or if the
+// listener has failed.
 func (e *endListener) completed(groups []group) ([]groupEnd, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -146,7 +149,8 @@ func (e *endListener) completed(groups []group) ([]groupEnd, error) {
 	return out, nil
 }
 
-// singleJobs returns n groups of one job each. tenant names the tenant of the i-th group.
+// singleJobs returns n groups of one job each, not submitted yet. tenant returns the name of the
+// i-th group's tenant, and job the JSON of the i-th job.
 func singleJobs(name string, n int, tenant func(i int) string, job func(int) []byte) []group {
 	groups := divideJobs(name, n, n, 1, job)
 	for i := range groups {
@@ -158,7 +162,8 @@ func singleJobs(name string, n int, tenant func(i int) string, job func(int) []b
 // named returns a function that returns the name alone.
 func named(name string) func(int) string { return func(int) string { return name } }
 
-// publishSingle publishes a group with all of its jobs, of which from is the first.
+// publishSingle publishes a group with all of its jobs in one message to the ingest stream. from is
+// the index of its first job in the load.
 func (p publisher) publishSingle(ctx context.Context, g group, from int) error {
 	data, err := g.complete(from)
 	if err != nil {
@@ -171,12 +176,13 @@ func (p publisher) publishSingle(ctx context.Context, g group, from int) error {
 	return pipe.flush(ctx)
 }
 
-// paceSenders is the number of goroutines that send, so that a slow reply delays no other job.
+// paceSenders is the number of goroutines of pace. There are several, so that a slow reply does not
+// delay the next job.
 const paceSenders = 8
 
-// pace calls send for 0 to n-1 at a steady rate (a second), each at the time at which it is due or,
-// if its goroutine still waits for an earlier call, later. paceSenders goroutines call it. The
-// first error cancels the other calls; pace waits for them.
+// pace calls send for 0 to n-1, rate times a second, from paceSenders goroutines. due is the time
+// planned for the call; a call is late if its goroutine still waits for an earlier one. The first
+// error cancels the other calls; pace returns when all have returned.
 func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int, due time.Time) error) error {
 	senders, ctx := errgroup.WithContext(ctx)
 	began := time.Now()
@@ -197,8 +203,8 @@ func pace(ctx context.Context, rate, n int, send func(ctx context.Context, i int
 	return senders.Wait()
 }
 
-// firstStarts returns the time at which the first job of each group started, in µs by Redis's
-// clock.
+// firstStarts returns, by group id, the time at which the first job of the group started, in µs by
+// Redis's clock.
 func firstStarts(log journal.Log) map[string]int64 {
 	started := map[string]int64{}
 	for _, s := range log.Starts { // ordered by time

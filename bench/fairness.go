@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// FairnessOptions say which parts are run and how large they are.
+// FairnessOptions say which parts of the benchmark of fairness are run, and how large they are.
 type FairnessOptions struct {
 	Options
 	NoisyJobs int      // jobs of the noisy tenant
@@ -28,8 +28,8 @@ type Fairness struct {
 	Overrides map[string]map[string]string `json:"overrides"` // by part; see Options.overrides
 }
 
-// fairnessPart is one experiment of [RunFairness]. run fills in its figures and returns the
-// overrides of its fleet.
+// fairnessPart is one experiment of [RunFairness]. run stores its figures in Fairness and returns
+// the settings that its fleet had (see Options.overrides).
 type fairnessPart struct {
 	name string
 	run  func(context.Context, FairnessOptions, *Fairness) (map[string]string, error)
@@ -83,8 +83,8 @@ func (r *run) smallGroup(kind string, i int, tenant string) group {
 	}
 }
 
-// runOneByOne submits each group when the previous one is completed. It returns the seconds that
-// each took from accepted to COMPLETED, in the order of groups.
+// runOneByOne submits each group when the previous one is completed. It returns, in the order of
+// groups, the seconds that each took from its acceptance to COMPLETED.
 func (r *run) runOneByOne(ctx context.Context, part string, groups ...group) ([]float64, error) {
 	took := make([]float64, 0, len(groups))
 	for _, g := range groups {
@@ -100,8 +100,9 @@ func (r *run) runOneByOne(ctx context.Context, part string, groups ...group) ([]
 	return took, nil
 }
 
-// runAlone returns the seconds that n small groups take when they run one by one and nothing else
-// runs. It runs a few more groups first, to warm up. kind becomes part of the groups' ids.
+// runAlone returns the seconds that each of n small groups takes when they run one after the other
+// and nothing else runs. It runs a few more groups first, to warm up. kind becomes part of the
+// groups' ids.
 func (r *run) runAlone(
 	ctx context.Context, part, kind string, n int, tenant func(i int) string,
 ) ([]float64, error) {

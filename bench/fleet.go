@@ -29,8 +29,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Options say on what an experiment runs. Role is the command that starts a role, for example
-// {"bulkaction", "role"}; the name of the role is appended.
+// Options say how an experiment starts the roles, and on which Redis. Role is the command that
+// starts a role, for example {"bulkaction", "role"}; the name of the role is appended.
 type Options struct {
 	Role       []string
 	RedisURL   string         // "": private redis-servers for each run
@@ -42,7 +42,7 @@ type Options struct {
 	Replicas   map[string]int // processes of each role; 1 for a role that is missing
 	Env        []string       // NAME=value for the roles; wins over the experiment's own settings
 	Profile    string         // folder in which processes write CPU profiles; "": none
-	// Progress is called with the progress of each part of an experiment; it may be nil.
+	// Progress, if not nil, is called repeatedly with how much of a part of the experiment is done.
 	Progress func(part string, done, total int64)
 }
 
@@ -52,17 +52,18 @@ func (o *Options) progress(part string, done, total int) {
 	}
 }
 
-// defaultEnv has the settings of each fleet, unless others win: an API address that is always free,
-// logs from warnings up, and the NOOP processor.
+// defaultEnv has environment variables that all processes of a fleet get, unless the experiment or
+// Options.Env sets them: an API address with any free port, logs from warnings up, and the NOOP
+// processor.
 var defaultEnv = map[string]string{
 	"BULKACTION_API_ADDR":     "127.0.0.1:0",
 	"BULKACTION_LOG_LEVEL":    "warn",
 	"BULKACTION_WORKER_TYPES": "NOOP",
 }
 
-// overrides returns the settings that a fleet gives to its processes: those of defaultEnv, env and
-// o.Env, without the URL of Redis. The last one of a name wins. The processes inherit no variable
-// of this process that begins with BULKACTION_ or OTEL_, so all other settings have their defaults.
+// overrides returns the environment variables that a fleet gives to its processes, without the URL
+// of Redis: defaultEnv, env and o.Env, where a later value replaces an earlier one. The processes
+// do not inherit BULKACTION_ and OTEL_ variables, so all other settings have their defaults.
 func (o *Options) overrides(env ...string) map[string]string {
 	all := maps.Clone(defaultEnv)
 	for _, kv := range slices.Concat(env, o.Env) {
@@ -72,13 +73,14 @@ func (o *Options) overrides(env ...string) map[string]string {
 	return all
 }
 
-// roles has the names of the roles, in the order in which they start.
+// roles has the names of the six roles of jobs, in the order in which a fleet starts them.
 var roles = []string{"aggregator", "watcher", "worker", "dispatcher", "fetcher", "ingest"}
 
-// Roles returns the names of the roles, each of which may have several processes.
+// Roles returns the names of the six roles of jobs. Options.Replicas can name them.
 func Roles() []string { return slices.Clone(roles) }
 
-// fleet is a Redis, and the processes of the roles that run on it.
+// fleet is a Redis, and the processes of the roles that run on it. Each process is a child of this
+// one.
 type fleet struct {
 	conn    *redisx.Conn
 	url     string
@@ -92,8 +94,8 @@ type process struct {
 	log  *childproc.Tail
 }
 
-// startRedis returns a fleet without processes: a private Redis, or the one that o names. pool is
-// the largest number of connections.
+// startRedis returns a fleet without role processes, connected to its Redis: private servers that
+// it starts, or the Redis of o.RedisURL. pool is the largest number of connections.
 func startRedis(ctx context.Context, o Options, pool int) (*fleet, error) {
 	f := &fleet{url: o.RedisURL}
 	if f.url == "" {
@@ -112,8 +114,9 @@ func startRedis(ctx context.Context, o Options, pool int) (*fleet, error) {
 	return f, nil
 }
 
-// startRoles starts the processes of all roles with these settings. It does not wait until they are
-// ready. journals is the folder in which they log permits and starts; "": no logs.
+// startRoles starts the processes of all roles with these environment variables. It does not wait
+// until they are ready. journals is the folder in which they log permits and starts of jobs; "":
+// they log none.
 func (f *fleet) startRoles(o Options, overrides map[string]string, journals string) error {
 	for _, role := range roles {
 		for i := range max(1, o.Replicas[role]) {
@@ -125,7 +128,7 @@ func (f *fleet) startRoles(o Options, overrides map[string]string, journals stri
 	return nil
 }
 
-// startRole starts the i-th process of a role; see startRoles.
+// startRole starts the i-th process of a role; see startRoles for the arguments.
 func (f *fleet) startRole(o Options, role string, i int, overrides map[string]string, journals string) error {
 	args := append(slices.Clone(o.Role[1:]), role)
 	if journals != "" {
@@ -155,7 +158,7 @@ func (f *fleet) startRole(o Options, role string, i int, overrides map[string]st
 	return nil
 }
 
-// check returns an error with the last output of a process that has ended; nil if all processes
+// check returns an error, with the process's last output, if a role process has ended; nil if all
 // run.
 func (f *fleet) check() error {
 	for _, p := range f.procs {
@@ -166,12 +169,12 @@ func (f *fleet) check() error {
 	return nil
 }
 
-// stopGrace is the time that a process has to stop before it is killed.
+// stopGrace is how long stop waits for a process to end before it kills the process.
 const stopGrace = 15 * time.Second
 
-// stop signals all processes at once, kills those that still run after stopGrace, and waits for
-// their end; Redis keeps running. It returns an error if a process did not end with success. It
-// sends one signal to each process, since a second one would end the process without a drain.
+// stop sends one SIGTERM to each process of the roles at once, kills those that still run after
+// stopGrace, and waits for their end. A second signal would end a process without a drain. It is an
+// error if a process does not end with success. Redis keeps running.
 func (f *fleet) stop() error {
 	var wg sync.WaitGroup
 	for _, p := range f.procs {
@@ -188,7 +191,7 @@ func (f *fleet) stop() error {
 	return errors.Join(errs...)
 }
 
-// close stops the processes, closes the connection, and stops the private redis-servers.
+// close stops the role processes, closes the connection to Redis, and stops private redis-servers.
 func (f *fleet) close() error {
 	errs := []error{f.stop()}
 	if f.conn != nil {
@@ -200,7 +203,7 @@ func (f *fleet) close() error {
 	return errors.Join(errs...)
 }
 
-// removeKeys deletes all keys with a prefix. It gives up after a minute.
+// removeKeys deletes all keys of Redis that begin with prefix. It gives up after a minute.
 func (f *fleet) removeKeys(ctx context.Context, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -231,12 +234,12 @@ func (f *fleet) clockOffset(ctx context.Context) (time.Duration, error) {
 	return t.Sub(before.Add(time.Since(before) / 2)), err
 }
 
-// stallTimeout is the time after which a wait is given up that makes no progress.
+// stallTimeout is how long await, and the waits that use it, accept that nothing makes progress.
 const stallTimeout = 2 * time.Minute
 
-// await calls left every interval until it returns 0: the number of things for which the caller
-// waits, which what names. It is an error if left fails, a process of the fleet has ended, or the
-// number does not change for stallTimeout.
+// await calls left every interval until it returns 0. left returns how many things are still
+// missing; what names them in errors. It is an error if left fails, a process of the fleet has
+// ended, or the number does not change for stallTimeout.
 func (f *fleet) await(ctx context.Context, what string, interval time.Duration, left func() (int, error)) error {
 	last, movedAt := -1, time.Now()
 	for n := 1; ; n++ {
@@ -266,7 +269,7 @@ func (f *fleet) awaitAPI(ctx context.Context, addr string) error {
 	return f.awaitHTTP(ctx, "the API", "http://"+addr+"/v1/stats")
 }
 
-// awaitHTTP waits until a process answers at a URL, with any status.
+// awaitHTTP waits until a GET of a URL gets an answer, with any status.
 func (f *fleet) awaitHTTP(ctx context.Context, what, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {

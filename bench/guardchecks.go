@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// lostReplies is the part of the replies that get lost in the check of limits.
+// lostReplies is the probability with which a proxy drops a reply of Redis in the check of limits.
 const lostReplies = 0.05
 
 func (b *guardBench) limits() (out GuardLimits, err error) {
@@ -60,8 +60,8 @@ func (b *guardBench) limits() (out GuardLimits, err error) {
 	return out, err
 }
 
-// limitUsed returns the part of a limit that is used while more calls wait than it allows, and the
-// number of calls beyond it.
+// limitUsed runs leases of a pool with more demand than its limit allows. ratio is the granted
+// leases / the allowed ones in whole windows; over is the number of leases that break the limit.
 func (b *guardBench) limitUsed() (ratio float64, over int, err error) {
 	const members, perSecond = 8, 50
 	window := min(seconds(b.Seconds), time.Second)
@@ -74,7 +74,8 @@ func (b *guardBench) limitUsed() (ratio float64, over int, err error) {
 	if err != nil || len(r.Events) == 0 {
 		return 0, 0, err
 	}
-	// The first window begins with all of its permits, and calls end before the last one is over.
+	// Only windows from the second on count: the first one begins with all of its permits. The
+	// calls go on until the last counted window is over.
 	first := slices.MinFunc(r.Events, byGrant).Granted
 	windows := int(seconds(b.Seconds) / window)
 	from := first + window.Microseconds()
@@ -87,7 +88,7 @@ func (b *guardBench) limitUsed() (ratio float64, over int, err error) {
 	return measure.Ratio(float64(used), float64(windows*members*permits)), overdraws(r.Events, t), nil
 }
 
-// overdraws returns the number of calls beyond the limit of the task, and of leases beyond the
+// overdraws returns how many calls exceed the rate of the task, plus how many leases exceed the
 // concurrency of a member.
 func overdraws(events []guardEvent, t guardTask) (n int) {
 	byName := map[string][]guardEvent{}
@@ -114,8 +115,8 @@ func overdraws(events []guardEvent, t guardTask) (n int) {
 	return n
 }
 
-// beyondWindow returns the number of calls (times in µs) that have Permits calls before them in the
-// span of a window that ends with the call.
+// beyondWindow returns the number of calls that exceed a sliding window: r.Permits other calls were
+// made less than a window before. times are those of all calls, in µs.
 func beyondWindow(times []int64, r guard.Rate) (n int) {
 	slices.Sort(times)
 	for i := r.Permits; i < len(times); i++ {
@@ -126,7 +127,8 @@ func beyondWindow(times []int64, r guard.Rate) (n int) {
 	return n
 }
 
-// beyondBucket returns the number of calls (times in µs) beyond a bucket that is full at first.
+// beyondBucket returns the number of calls that exceed a token bucket, which is full at first.
+// times are those of all calls, in µs.
 func beyondBucket(times []int64, r guard.Rate) (n int) {
 	slices.Sort(times)
 	each := float64(r.Window.Microseconds()) / float64(r.Permits)
@@ -141,7 +143,8 @@ func beyondBucket(times []int64, r guard.Rate) (n int) {
 	return n
 }
 
-// overlaps returns the number of leases that began while `most` others of the member were held.
+// overlaps returns the number of leases of a member that began while at least `most` other leases
+// of it were held.
 func overlaps(leases []guardEvent, most int) (n int) {
 	slices.SortFunc(leases, byGrant)
 	for i, e := range leases {
@@ -158,8 +161,8 @@ func overlaps(leases []guardEvent, most int) (n int) {
 	return n
 }
 
-// order puts calls into the queue of a lock one by one, lets some leave, some time out and one
-// process die, and then releases the lock.
+// order measures whether a lock is granted in the order of its queue. It puts calls into the queue
+// one by one, lets some leave and some time out, kills one process, and then releases the lock.
 func (b *guardBench) order(ctx context.Context) (out GuardOrder, err error) {
 	const waiters, killed = 64, guardProcesses - 1
 	q, err := b.holdQueue(ctx, guardProcesses)
@@ -211,7 +214,8 @@ func (b *guardBench) order(ctx context.Context) (out GuardOrder, err error) {
 // orderTimeout is how long the calls wait that time out.
 const orderTimeout = 300 * time.Millisecond
 
-// inversions returns the number of grants that came after a grant of a later call.
+// inversions returns the number of grants out of order: a call that joined the queue later was
+// granted before.
 func inversions(events []guardEvent) (n int) {
 	slices.SortFunc(events, byGrant)
 	latest := -1
@@ -238,8 +242,9 @@ func (b *guardBench) probes(context.Context) (out GuardProbes, err error) {
 	return out, err
 }
 
-// probesOver returns the number of probes beyond Successes of each opening. Probes of two openings
-// are OpenFor apart, because the first failure of a probe opens the breaker again.
+// probesOver returns the number of probes beyond b.Successes of each opening of the breaker. A
+// pause of OpenFor before a probe means a new opening, because the first failed probe opens the
+// breaker again.
 func probesOver(probes []guardEvent, b guard.BreakerPolicy) (n int) {
 	slices.SortFunc(probes, byGrant)
 	of := 0 // probes of this opening

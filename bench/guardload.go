@@ -20,9 +20,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// guardTask is the load that one process puts on guards. The parent writes it as JSON to the
-// process's standard input. The process gets ready and answers with a guardReport; the parent
-// writes a guardStep, and the process begins. At its end it answers with another guardReport.
+// guardTask is the load of one process that calls guards. The parent writes the task as JSON to the
+// process's standard input. The process answers with a guardReport when it is ready; the parent
+// writes a guardStep, and the process begins. At its end it writes another guardReport.
 type guardTask struct {
 	Kind       string // what is called, see newGuardCall
 	URL        string // of Redis
@@ -41,7 +41,8 @@ type guardTask struct {
 	Faults     bool          // calls may fail: go on
 }
 
-// guardReport is what a process has done. The first one of a task says that it is ready.
+// guardReport is what a process with a guardTask has done so far. The first report of a task only
+// says that the process is ready.
 type guardReport struct {
 	Error  string
 	Calls  int
@@ -62,8 +63,8 @@ type guardEvent struct {
 	Released int64 // the same, when the release has been answered
 }
 
-// guardStep begins a task. In a task of kind queue further steps follow: calls that join the queue,
-// and calls that leave it, until the last step.
+// guardStep is a command of the parent that begins a guardTask. In a task of kind queue, further
+// steps say which calls join the lock's queue and which leave it, until the last step.
 type guardStep struct {
 	Number int           // of the first call
 	Count  int           // calls that join the queue
@@ -72,8 +73,8 @@ type guardStep struct {
 	Last   bool          // all remaining calls leave the queue
 }
 
-// ServeGuardLoad is the main function of a process that makes calls. It carries out tasks until in
-// ends.
+// ServeGuardLoad is the main function of a process that generates load on guards. It reads tasks
+// from in until that ends, carries them out, and writes reports to out.
 func ServeGuardLoad(ctx context.Context, in io.Reader, out io.Writer) error {
 	tasks, reports := json.NewDecoder(in), json.NewEncoder(out)
 	for {
@@ -153,7 +154,8 @@ func ownCPU() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// saturate calls in all goroutines, again and again, until the time is over.
+// saturate calls `one` in all goroutines, again and again, until the time of the task is over. It
+// returns the number of calls.
 func (l *guardLoad) saturate(ctx context.Context, one guardCall) (int, error) {
 	var calls atomic.Int64
 	end := time.Now().Add(seconds(l.Seconds))
@@ -174,8 +176,8 @@ func (l *guardLoad) saturate(ctx context.Context, one guardCall) (int, error) {
 	return int(calls.Load()), err
 }
 
-// pace calls at a steady rate that does not depend on the answers. A call waits from the time at
-// which it is due.
+// pace makes calls at a steady rate, whether or not earlier ones have been answered. It stores how
+// long each call took from the time at which it was due.
 func (l *guardLoad) pace(ctx context.Context, one guardCall) (int, error) {
 	n := int(l.PerSecond * l.Seconds)
 	l.waits = make([]float64, n)
@@ -195,7 +197,8 @@ func (l *guardLoad) pace(ctx context.Context, one guardCall) (int, error) {
 	return n, all.Wait()
 }
 
-// queue lets calls join the queue of one lock, and leave it, as the steps say.
+// queue reads the steps of a task of kind queue, and lets calls join the queue of one lock, and
+// leave it, as they say.
 func (l *guardLoad) queue(ctx context.Context, steps *json.Decoder) error {
 	ctx, cancelAll := context.WithCancel(ctx)
 	defer cancelAll()
@@ -286,8 +289,8 @@ func (l *guardLoad) newCall(ctx context.Context) (guardCall, error) {
 	return nil, fmt.Errorf("there is no task %q", l.Kind)
 }
 
-// take returns calls of a limiter with Names keys. A task with faults notes the calls that are
-// allowed.
+// take returns a function that calls a limiter's Take, with the task's keys in turn. In a task with
+// faults it stores the time of each call that was allowed.
 func (l *guardLoad) take() guardCall {
 	limiter := l.client.Limiter("l", l.Rate, guard.OnOutage(guard.Closed))
 	keys := make([]string, l.Names)
@@ -312,8 +315,9 @@ func (l *guardLoad) take() guardCall {
 	}
 }
 
-// lock returns pairs of lock and unlock. Each goroutine of each process uses other names, unless
-// there is one name: then the time from the release until the next holder's call returns is noted.
+// lock returns a function that locks and unlocks once. No two goroutines of all processes use the
+// same lock at a time, unless the task has only one name. Then the function stores the time from a
+// release until the next holder's call returns.
 func (l *guardLoad) lock() guardCall {
 	all := make([]*guard.Lock, l.Names)
 	for i := range all {
@@ -334,7 +338,8 @@ func (l *guardLoad) lock() guardCall {
 			return err
 		}
 		if l.Kind == "handover" {
-			// The fence is the time at which Redis ran the release that granted this lease.
+			// The last holder's release granted this lease. The fence of the lease is the time of
+			// that release by Redis's clock (µs).
 			handover := float64(time.Now().UnixMicro()-lease.Fence()) / 1000
 			l.mu.Lock()
 			l.waits = append(l.waits, handover)
@@ -345,7 +350,8 @@ func (l *guardLoad) lock() guardCall {
 	}
 }
 
-// hold makes a call under a lease, and notes when. The fence of a lease is the time of its grant.
+// hold acquires a lease, holds it for the task's time, releases it, and stores these times. If the
+// lease is denied, hold waits a little instead. The fence of a lease is the time of its grant.
 func (l *guardLoad) hold(ctx context.Context, outcome guard.Outcome, acquire func() (*guard.Lease, error)) error {
 	lease, err := acquire()
 	var denied *guard.DeniedError

@@ -16,11 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// GuardLoadCommand is the argument with which this program runs as a process that makes calls; see
-// [ServeGuardLoad].
+// GuardLoadCommand is the first argument with which this program runs as a process that generates
+// load on guards; see [ServeGuardLoad].
 const GuardLoadCommand = "guard-load"
 
-// loader is a process that generates load: it makes calls of guards, or is users of the waiting
+// loader is a child process that generates load: it calls guards, or acts as users of the waiting
 // room.
 type loader struct {
 	*childproc.Child
@@ -31,7 +31,7 @@ type loader struct {
 	reports *json.Decoder
 }
 
-// guardLoaders are a Redis and the processes that make calls on it.
+// guardLoaders are a Redis and the child processes that call guards on it.
 type guardLoaders struct {
 	*fleet
 	program string
@@ -53,7 +53,8 @@ func (b *guardLoaders) startLoaders(ctx context.Context, n int) error {
 	return nil
 }
 
-// startLoader starts this program with a command that reads tasks and writes reports.
+// startLoader starts this program as a child process. command is its argument: one with which it
+// reads tasks and writes reports.
 func startLoader(program, command string) (*loader, error) {
 	out, stdout, err := os.Pipe()
 	if err != nil {
@@ -85,7 +86,8 @@ func (l *loader) report() (r guardReport, err error) {
 	return r, err
 }
 
-// prepare gives each of n processes a task and waits until all are ready. begin then starts them.
+// prepare sends a task to each of the first n processes, and waits until all are ready. begin
+// starts the tasks.
 func (b *guardLoaders) prepare(n int, t guardTask) error {
 	t.URL, t.Processes = cmp.Or(t.URL, b.url), n
 	var all errgroup.Group
@@ -112,7 +114,8 @@ func (b *guardLoaders) begin(n int) error {
 	return nil
 }
 
-// end waits until n processes have ended their task, and returns their reports together.
+// end waits until the first n processes have ended their tasks, and returns the sum of their
+// reports.
 func (b *guardLoaders) end(n int) (sum guardReport, err error) {
 	for _, l := range b.loaders[:n] {
 		r, err := l.report()
@@ -125,7 +128,8 @@ func (b *guardLoaders) end(n int) (sum guardReport, err error) {
 	return sum, nil
 }
 
-// run carries out a task in n processes, with keys of its own unless the task has a prefix.
+// run carries out a task in n processes and returns the sum of their reports. Unless the task has a
+// key prefix, it gets a new one.
 func (b *guardLoaders) run(n int, t guardTask) (guardReport, error) {
 	t.Prefix = cmp.Or(t.Prefix, b.newPrefix())
 	if err := b.prepare(n, t); err != nil {
@@ -137,7 +141,8 @@ func (b *guardLoaders) run(n int, t guardTask) (guardReport, error) {
 	return b.end(n)
 }
 
-// perSecond runs a task in n processes as fast as they can, and returns the calls of a second.
+// perSecond runs a task in n processes at full speed, after a short run to warm up, and returns the
+// calls a second of all.
 func (b *guardBench) perSecond(n int, t guardTask) (float64, error) {
 	t.Seconds = b.Seconds / 4
 	t.Prefix = b.newPrefix()

@@ -75,7 +75,7 @@ func (b *guardBench) handovers(context.Context) (out GuardHandovers, err error) 
 	return out, err
 }
 
-// used returns what Redis has used while do runs, by a section of INFO.
+// used returns what Redis has used while do runs, as a section of INFO shows it.
 func (b *guardBench) used(ctx context.Context, section string, do func() error) (measure.Redis, error) {
 	read := func() (measure.Redis, error) {
 		info, err := b.conn.Cmd.Info(ctx, section).Result()
@@ -95,7 +95,8 @@ func (b *guardBench) used(ctx context.Context, section string, do func() error) 
 	return after.Add(before, -1), err
 }
 
-// costBatches is the number of batches of 40 calls. The figures are those of the median batch.
+// costBatches is the number of batches that the part costs measures, of 40 concurrent calls each.
+// Its figures are those of the median batch.
 const costBatches = 40
 
 func (b *guardBench) costs(ctx context.Context) (out GuardCosts, err error) {
@@ -135,8 +136,9 @@ func (b *guardBench) costs(ctx context.Context) (out GuardCosts, err error) {
 	return out, nil
 }
 
-// cost returns the µs of Redis and of this process for one call of do. Each batch of do is followed
-// by one of undo, whose figures are stored.
+// cost returns the CPU time (µs) of Redis and of this process for one call of do. After each batch
+// of do, a batch of undo runs, for example to release leases; its costs are stored in undoRedis and
+// undoProcess.
 func (b *guardBench) cost(
 	ctx context.Context, do, undo func(context.Context, int) error, undoRedis, undoProcess *float64,
 ) (inRedis, inProcess float64, err error) {

@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
 )
 
-// GuardPipeline has the figures of mails that are sent by accounts with a rate.
+// GuardPipeline has the figures of the part pipeline: mails sent by accounts with a rate.
 type GuardPipeline struct {
 	Pipeline Pipeline `json:"pipeline"`
 }
@@ -29,16 +29,19 @@ type GuardPipeline struct {
 // account whose server can't be reached.
 type Pipeline struct {
 	Mails int `json:"mails"`
-	// from the first mail to the last one, by the mail server's clock / the time that the rates
-	// need
+	// MakespanRatio is the time from the first mail to the last one, by the mail server's clock,
+	// divided by the time that the accounts' rates need.
 	MakespanRatio   float64 `json:"makespan_ratio"`
 	MakespanSeconds float64 `json:"makespan_seconds"`
 	DefersPerJob    float64 `json:"defers_per_job"`
-	// mails beyond an account's rate: of any 81 mails in a row, those that came within the window
+	// OverRate is the number of mails that exceed an account's rate of 80: of any 81 mails in a
+	// row, the last one came within a window of the first.
 	OverRate int `json:"over_rate"`
-	// the largest relative deviation of a tenant's share from a fifth, while all had mails
+	// ShareError is the largest relative deviation of a tenant's share from a fifth, while all five
+	// tenants had mails to send.
 	ShareError float64 `json:"share_error"`
-	// connections to the account that can't be reached, beyond three in each opening of its breaker
+	// ProbesOver is the number of connections to the account that can't be reached, beyond three
+	// for each opening of its breaker.
 	ProbesOver int `json:"probes_over"`
 	Probes     int `json:"probes"`
 	Openings   int `json:"openings"`
@@ -57,13 +60,14 @@ type pipelineSize struct {
 	window time.Duration
 }
 
-// ideal returns the number of mails divided by the rate of all accounts together. A run may be up
-// to a window shorter, because each account begins with all of its permits.
+// ideal returns the time that all mails take at the rate of all accounts together. A real run may
+// be up to a window shorter, because each account begins with all of its permits.
 func (s pipelineSize) ideal() time.Duration {
 	return time.Duration(float64(s.mails) / (pipelineAccounts * pipelineRate) * float64(s.window))
 }
 
-// mailServer is an SMTP server that notes when each account has sent.
+// mailServer is an SMTP server inside this process that stores the times at which each account has
+// sent.
 type mailServer struct {
 	*smtpsink.Sink
 	mu   sync.Mutex
@@ -81,7 +85,7 @@ func startMailServer() (*mailServer, error) {
 	return s, err
 }
 
-// makespan returns the time from the first mail to the last one.
+// makespan returns the time from the first mail that the server received to the last one.
 func (s *mailServer) makespan() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,8 +101,8 @@ func (s *mailServer) makespan() time.Duration {
 	return last.Sub(first)
 }
 
-// overRate returns how many mails came within the window of the mail that was sent rate mails
-// before by the same account.
+// overRate returns how many mails exceeded the rate of an account: the account had sent `rate`
+// mails less than a window before.
 func (s *mailServer) overRate(rate int, window time.Duration) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,8 +143,8 @@ func startDeadServer(ctx context.Context) (*deadServer, error) {
 	return s, nil
 }
 
-// accountsFile writes an accounts file with n accounts of a server into a folder, and returns its
-// name. Each account has a sender of its own. more is added to the file.
+// accountsFile writes a file of SMTP accounts into a folder, and returns its name. It has n
+// accounts of the server at addr, each with its own sender address, and the text more at its end.
 func accountsFile(folder string, n int, addr, more string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -173,7 +177,7 @@ func mailGroups(name string, mails int) []group {
 	return groups
 }
 
-// mailRun sends mails through the roles with the accounts of a file.
+// mailRun sends mails through all roles, with the accounts of a file, and returns the ended run.
 func (b mailBench) mailRun(ctx context.Context, part, accounts string, mails int, env ...string) (*run, error) {
 	return b.experiment(ctx, part, func(x *run) error {
 		return x.submit(ctx, mailGroups(x.name, mails)...)
@@ -199,7 +203,8 @@ func (o GuardsOptions) pipeline(ctx context.Context) (out GuardPipeline, err err
 	return out, b.failingAccount(ctx, folder, &out.Pipeline)
 }
 
-// rates measures how well the rates of the accounts are used, and whether they hold.
+// rates sends mails with accounts that have a rate. It stores in out how close the run comes to the
+// ideal time, and how many mails exceeded a rate.
 func (b mailBench) rates(ctx context.Context, folder string, size pipelineSize, out *Pipeline) error {
 	server, err := startMailServer()
 	if err != nil {
@@ -232,8 +237,8 @@ func (b mailBench) rates(ctx context.Context, folder string, size pipelineSize, 
 	return nil
 }
 
-// extraAttempts returns how many attempts the jobs of a log had beyond their first ones. Without
-// errors, these are deferrals and jobs that were given back.
+// extraAttempts returns how many attempts the jobs of a journal had beyond one each. In a run
+// without errors, these follow deferrals and jobs that a worker gave back.
 func extraAttempts(log journal.Log) (n int) {
 	type job struct {
 		group   string
@@ -250,8 +255,8 @@ func extraAttempts(log journal.Log) (n int) {
 	return n
 }
 
-// failingAccount measures how often an account is tried whose server can't be reached, while others
-// send the mails.
+// failingAccount sends mails while the server of one account can't be reached. It stores in out how
+// often that account was tried.
 func (b mailBench) failingAccount(ctx context.Context, folder string, out *Pipeline) error {
 	const (
 		mails   = 1000

@@ -23,24 +23,26 @@ import (
 	"github.com/bulkaction/bulkaction/processor/push"
 )
 
-// GuardPush has the figures of push messages that are sent by an account without a rate and with
+// GuardPush has the figures of the part push: push messages sent by an account without a rate, with
 // any number of calls at once. Of 100 pushes, one gets 429 at first, one 500, one 503, and one 410
 // always.
 type GuardPush struct {
 	Push PushFigures `json:"push"`
 }
 
-// PushFigures are the figures of one worker process with the default number of slots, and a server
-// in this process that speaks as APNs does.
+// PushFigures are the figures of one worker process with the default number of slots, which sends
+// to a fake APNs server in this process.
 type PushFigures struct {
 	Pushes    int     `json:"pushes"`
 	PerSecond float64 `json:"per_second"` // from the first call to the last one, by the server's clock
-	// pushes that were accepted twice or not at all, and 410s that were sent again
+	// Wrong is the number of pushes that were not accepted exactly once, or, if always answered
+	// with 410, were not sent exactly once.
 	Wrong       int `json:"wrong"`
 	Connections int `json:"connections"`
 }
 
-// pushServer answers as APNs does. The number of a push is the end of its device token.
+// pushServer is a fake APNs server. The number of a push, which decides its answer, is the end of
+// its device token.
 type pushServer struct {
 	*httptest.Server
 	calls, accepted   []atomic.Int32 // by push
@@ -90,7 +92,8 @@ func (s *pushServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// wrong returns how many pushes did not take effect as often as they should.
+// wrong returns how many pushes were not accepted exactly once, or, where the answer is 410, not
+// called exactly once.
 func (s *pushServer) wrong() (n int) {
 	for i := range s.calls {
 		if gone := i%100 == 99; gone && s.calls[i].Load() != 1 || !gone && s.accepted[i].Load() != 1 {
@@ -100,7 +103,8 @@ func (s *pushServer) wrong() (n int) {
 	return n
 }
 
-// accountsFile writes an accounts file with one account, its key and the server's certificate.
+// accountsFile writes a file with one account of the server, the account's signing key, and the
+// server's certificate. It returns the paths of the first and the last.
 func (s *pushServer) accountsFile(folder string) (file, authority string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

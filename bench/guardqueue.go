@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// guardQueue is the queue of the lock of tasks of kind queue, which this process holds.
+// guardQueue is the queue of the lock that tasks of kind queue use. This process holds the lock, so
+// that the calls of the loaders wait.
 type guardQueue struct {
 	*guardBench
 	base   string // of the lock's keys
@@ -25,13 +26,14 @@ type guardQueue struct {
 	close  func()
 }
 
-// queueLock returns the lock of tasks of kind queue. All processes use the same options, because
-// the newest ones win.
+// queueLock returns the lock that tasks of kind queue use. All processes pass the same options,
+// because Redis stores those that were passed last.
 func queueLock(c *guard.Client) *guard.Lock {
 	return c.Lock("queue", guard.LockMaxWait(10*time.Minute))
 }
 
-// holdQueue takes the lock, and begins tasks of n processes whose calls wait for it.
+// holdQueue takes the lock in this process, and then begins tasks of kind queue in n processes.
+// Their calls will wait for the lock.
 func (b *guardBench) holdQueue(ctx context.Context, n int) (*guardQueue, error) {
 	prefix := b.newPrefix()
 	client := guard.New(b.conn.Cmd, guard.Prefix(prefix))
@@ -55,7 +57,8 @@ func (b *guardBench) holdQueue(ctx context.Context, n int) (*guardQueue, error) 
 	return q, nil
 }
 
-// join lets a process put calls into the queue, and waits until they have joined it.
+// join tells a process to put calls into the lock's queue, and waits until Redis has counted them
+// there.
 func (q *guardQueue) join(ctx context.Context, process int, s guardStep) error {
 	joined := func() (int, error) {
 		v, err := q.client.Inspect(ctx, "lock/queue")
@@ -114,10 +117,11 @@ func (b *guardBench) waiting(ctx context.Context) (out GuardWaiting, err error) 
 	return out, err
 }
 
-// heartbeats is the time after which each client whose calls wait has sent a heartbeat.
+// heartbeats is a time in which each client with waiting calls sends at least one heartbeat.
 const heartbeats = time.Second
 
-// The numbers of what is put into Redis to measure its memory.
+// The numbers of leases, processes, waiters and window entries that the part memory puts into
+// Redis.
 const (
 	memoryLeases    = 10_000
 	memoryProcesses = 4
@@ -132,7 +136,7 @@ func (b *guardBench) memory(ctx context.Context) (out GuardMemory, err error) {
 	client := guard.New(b.conn.Cmd, guard.Prefix(b.newPrefix()))
 	defer client.Close(context.WithoutCancel(ctx)) //nolint:errcheck // all leases are released
 	leases := make([]*guard.Lease, memoryLeases)
-	// use acquires n leases of a pool, and releases them if they are not to be kept.
+	// use acquires n leases of a pool. It releases them unless keep is set.
 	use := func(name string, s guard.Spec, n int, keep bool) error {
 		pool, err := client.Pool(ctx, name, s)
 		if err != nil {
@@ -151,7 +155,8 @@ func (b *guardBench) memory(ctx context.Context) (out GuardMemory, err error) {
 		return all.Wait()
 	}
 	one := guard.Spec{Members: guardMembers(1), Concurrency: guard.Unbounded}
-	// Redis keeps scripts and buffers of connections, which are not to be counted.
+	// A first round makes Redis allocate what does not belong to the data: scripts and connections'
+	// buffers.
 	if err := use("warm", one, memoryLeases/10, false); err != nil {
 		return out, err
 	}
@@ -175,7 +180,8 @@ func (b *guardBench) memory(ctx context.Context) (out GuardMemory, err error) {
 	return out, err
 }
 
-// memoryOf returns the memory that do adds to Redis, without that of connections, divided by n.
+// memoryOf returns the bytes that Redis's memory grows by while do runs, without the buffers of
+// connections, divided by n.
 func (b *guardBench) memoryOf(ctx context.Context, n int, do func() error) (float64, error) {
 	read := func() (float64, error) {
 		info, err := b.conn.Cmd.InfoMap(ctx, "memory").Result()
@@ -223,7 +229,8 @@ func (b *guardBench) memoryOfWaiter(ctx context.Context) (bytes float64, err err
 	return bytes, err
 }
 
-// memoryOfEntry fills a window with calls and compares the limiter's key with one of a single call.
+// memoryOfEntry returns the bytes of one entry of a sliding limit. It fills a window of one key
+// with calls, and compares the key's memory with that of a key with a single call.
 func (b *guardBench) memoryOfEntry(ctx context.Context, client *guard.Client) (float64, error) {
 	const window = memorySlots * 10 * time.Millisecond
 	limiter := client.Limiter("entries", guard.PerWindow(1_000_000, window))

@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
-// GuardsOptions say how thorough the measurement of package guard is.
+// GuardsOptions say how thoroughly the benchmark measures package guard.
 type GuardsOptions struct {
 	Options
 	Quick   bool     // shorter measurements
@@ -43,15 +43,17 @@ type Guards struct {
 
 // GuardTakes has the speed of Limiter.Take: 4 processes, 1,000 keys, no limit reached.
 type GuardTakes struct {
-	// 16 goroutines in each process, each of which calls again at once
+	// TakePerSecond (token bucket) and SlidingTakePerSecond are measured with 16 goroutines in each
+	// process, each of which calls again at once.
 	TakePerSecond        float64 `json:"take_per_second"`
 	SlidingTakePerSecond float64 `json:"sliding_take_per_second"`
-	// at 5,000 calls a second: from the time at which the call was due until its answer
+	// TakeP99MS is measured at 5,000 calls a second: from the time at which a call was due until
+	// its answer.
 	TakeP99MS float64 `json:"take_p99_ms"`
 }
 
-// GuardPairs has the speed of Pool.Acquire and Release: 4 processes, 8 goroutines in each, members
-// with a token bucket and a breaker, no limit reached.
+// GuardPairs has the number of pairs of Pool.Acquire and Release a second, from 4 processes with 8
+// goroutines each. Members have a token bucket and a breaker; no limit is reached.
 type GuardPairs struct {
 	PairsPerSecond float64 `json:"pairs_per_second"` // of a pool of 40
 	// speed with 40 members / speed with 10,000, measured in turn
@@ -60,35 +62,37 @@ type GuardPairs struct {
 	PlainPairsPerSecond float64 `json:"plain_pairs_per_second"`
 }
 
-// GuardLocks has the speed of Lock and unlock: 4 processes, 1,000 names, each used by one goroutine
-// at a time.
+// GuardLocks has the speed of locking and unlocking, from 4 processes, with 1,000 locks. Only one
+// goroutine at a time uses a lock, so that no call waits.
 type GuardLocks struct {
 	LockPairsPerSecond float64 `json:"lock_pairs_per_second"` // 16 goroutines in each process
-	// at 1,000 pairs a second: from the time at which the pair was due until it is unlocked
+	// LockP99MS is measured at 1,000 pairs of lock and unlock a second: from the time at which the
+	// pair was due until it is unlocked.
 	LockP99MS float64 `json:"lock_p99_ms"`
 }
 
-// GuardHandovers has the time from the release of a lock, by the clock of Redis, until the next
-// holder's call returns. 64 calls of 8 processes wait for one lock; each holds it for 1 ms.
+// GuardHandovers has the time from the release of a lock, by Redis's clock, until the call of the
+// next holder returns. 64 calls of 8 processes wait for one lock; each holds it for 1 ms.
 type GuardHandovers struct {
 	HandoverP50MS float64 `json:"handover_p50_ms"`
 	HandoverP99MS float64 `json:"handover_p99_ms"`
 }
 
-// GuardWaiting has the number of scripts that a process runs each second while 1,000 calls of 8
-// processes wait for one lock.
+// GuardWaiting has the number of Redis scripts that a process runs each second only because calls
+// wait: 1,000 calls of 8 processes wait for one lock.
 type GuardWaiting struct {
 	WaitingPerSecond float64 `json:"waiting_commands_per_second"`
 }
 
-// GuardCosts has the CPU time of one call: of Redis, by INFO, and of this process. 40 calls are
-// made at a time. Settle is the script release.
+// GuardCosts has the CPU time (µs) of one call, with 40 calls at a time: that of Redis, from INFO,
+// and that of this process.
 type GuardCosts struct {
 	RedisUS   CallCosts `json:"redis_us"`
 	ProcessUS CallCosts `json:"process_us"`
 }
 
-// CallCosts has the µs of one call. The pool has 40 members, with a token bucket and a breaker.
+// CallCosts has the CPU time (µs) of one call of each kind. Acquire uses a pool of 40 members with
+// a token bucket and a breaker; Settle is the script release.
 type CallCosts struct {
 	Take    float64 `json:"take"`
 	Acquire float64 `json:"acquire"`
@@ -98,41 +102,43 @@ type CallCosts struct {
 	Settle10000  float64 `json:"settle_10000"`
 }
 
-// GuardLimits says whether limits hold. 8 processes call through a proxy that drops 5% of the
+// GuardLimits says whether limits hold. 8 processes call through a proxy that drops 5% of Redis's
 // replies; then 8 processes call without it.
 type GuardLimits struct {
-	// calls beyond a limit: of a token bucket, of a sliding window, and of the members of a pool,
-	// whose calls are counted at their grant and again at the time at which the holder works; and
-	// leases beyond the concurrency of a member
+	// Overdraws is the number of calls that exceed a limit: a token bucket, a sliding window, or
+	// the rate of a pool's members. Leases of a pool are counted at their grant, and again when
+	// their holder works. Leases beyond a member's concurrency count too.
 	Overdraws int `json:"overdraws"`
 	// calls that were allowed while replies were lost
 	Allowed int `json:"allowed_under_faults"`
 	Dropped int `json:"dropped_replies"`
-	// leases / leases that the limit allows, without faults, while calls wait
+	// LimitUsedRatio is the granted leases / the leases that the limit allows, while more calls
+	// wait, without faults.
 	LimitUsedRatio float64 `json:"limit_used_ratio"`
 }
 
-// GuardOrder counts the calls that were granted before a call that stood before them in the queue.
-// Between them, calls are cancelled and time out, and one of 8 processes is killed.
+// GuardOrder counts the calls for a lock that were granted although another call stood before them
+// in the queue. Meanwhile calls are cancelled and time out, and one of 8 processes is killed.
 type GuardOrder struct {
 	FIFOInversions int `json:"fifo_inversions"`
 	FIFOGrants     int `json:"fifo_grants"`
 }
 
-// GuardProbes counts the probes beyond Successes in one opening of a breaker whose calls all fail.
+// GuardProbes counts the probes of a breaker beyond Successes in one opening, while all calls fail.
 type GuardProbes struct {
 	ProbesOver int `json:"probes_over"`
 	Probes     int `json:"probes"`
 }
 
-// GuardMemory has the memory that each of these takes in Redis.
+// GuardMemory has the bytes of Redis memory that a member, a lease, a waiter and an entry of a
+// limiter take.
 type GuardMemory struct {
 	Bytes GuardBytes `json:"bytes"`
 }
 
-// GuardBytes has the bytes of one of 10,000 members that has been used, of one of 10,000 leases,
-// and of one of 2,000 waiting calls. Entry is an entry of a sliding limit: the permits of a 64th of
-// its window.
+// GuardBytes has bytes of Redis memory: of one of 10,000 used members, of one of 10,000 leases, and
+// of one of 2,000 waiting calls. Entry is one entry of a sliding limit, which counts the permits of
+// a 64th of its window.
 type GuardBytes struct {
 	Member float64 `json:"member"`
 	Lease  float64 `json:"lease"`
@@ -140,7 +146,7 @@ type GuardBytes struct {
 	Entry  float64 `json:"sliding_entry"`
 }
 
-// GuardsParts returns the names of the parts that can be measured alone.
+// GuardsParts returns the names of the parts of the benchmark, which GuardsOptions.Only can choose.
 func GuardsParts() []string {
 	return []string{
 		"take", "pairs", "lock", "handover", "waiting", "costs", "limits", "order", "probes", "memory", "pipeline",
@@ -151,7 +157,8 @@ func GuardsParts() []string {
 // guardProcesses is the number of processes that make calls.
 const guardProcesses = 8
 
-// guardBench is one run of the benchmark: a Redis, and processes that make calls.
+// guardBench is one run of the benchmark of package guard: a Redis, and child processes that call
+// guards on it.
 type guardBench struct {
 	GuardsOptions
 	*guardLoaders
@@ -251,7 +258,8 @@ func inRounds[T any](
 	return &out, nil
 }
 
-// setMedians sets each number of out to the median of the rounds.
+// setMedians sets each number of the struct out, nested structs included, to the median of the
+// rounds.
 func setMedians(out reflect.Value, rounds []reflect.Value) {
 	for i := range out.NumField() {
 		fields := make([]reflect.Value, len(rounds))

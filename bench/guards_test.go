@@ -50,7 +50,8 @@ func TestGuardsLeaveNothingOnASharedRedis(t *testing.T) {
 	require.Empty(t, server.Client().Keys(t.Context(), "*").Val())
 }
 
-// TestGuardsInThePipeline checks that the promises of accounts hold; speeds are not compared.
+// TestGuardsInThePipeline checks that accounts keep their limits when workers send with them;
+// speeds are not compared.
 func TestGuardsInThePipeline(t *testing.T) {
 	r, err := bench.RunGuards(t.Context(), bench.GuardsOptions{
 		Options: options(t, ""), Quick: true, Rounds: 1, Only: []string{"pipeline", "push"},

@@ -19,7 +19,8 @@ type BehindHugeGroup struct {
 	BehindRatio float64 `json:"behind_ratio"`
 	// all small groups ended before the huge one
 	BehindFirst bool `json:"behind_finished_first"`
-	// jobs of the huge group that were not done when the last small group ended
+	// BehindHugeLeft is the number of jobs of the huge group that were not done yet when the last
+	// small group ended.
 	BehindHugeLeft int64     `json:"behind_huge_jobs_left"`
 	BehindSeconds  []float64 `json:"behind_seconds"` // of each small group behind the huge one
 	// of each small group that ran alone

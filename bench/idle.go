@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Idle has the rate at which idle processes send commands to Redis.
+// Idle has the number of commands a second that idle role processes send to Redis.
 type Idle struct {
 	// commands a second of the process that sends the most
 	IdleCommands float64            `json:"idle_commands_per_second"`
@@ -35,8 +35,8 @@ const (
 func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]string, error) {
 	idle := &Idle{IdleByRole: map[string]float64{}, IdleByName: map[string]map[string]float64{}}
 	x, err := o.experiment(ctx, "idle", func(x *run) error {
-		// A worker that has run jobs behaves differently while idle than one that never has, so
-		// some jobs run first.
+		// One small group runs first: a worker that has run jobs behaves differently while idle
+		// than one that never has.
 		if _, err := x.runOneByOne(ctx, "idle", x.smallGroup("warm", 0, "warm")); err != nil {
 			return err
 		}
@@ -52,7 +52,8 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 		if err != nil {
 			return fmt.Errorf("count commands: %w", err)
 		}
-		// connections that were opened while the commands were counted
+		// The names of clients are read a second time, for connections that were opened while the
+		// commands were counted.
 		if err := clientNames(ctx, x.conn, names); err != nil {
 			return err
 		}
@@ -83,7 +84,8 @@ func runIdle(ctx context.Context, o FairnessOptions, out *Fairness) (map[string]
 	return x.overrides, nil
 }
 
-// clientNames adds the name of each connected client to names, by its address.
+// clientNames reads the list of Redis's clients, and adds to names the name of each, by its
+// address.
 func clientNames(ctx context.Context, conn *redisx.Conn, names map[string]string) error {
 	var mu sync.Mutex
 	return conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
@@ -109,11 +111,11 @@ func clientNames(ctx context.Context, conn *redisx.Conn, names map[string]string
 	})
 }
 
-// clientCommand is a command by its name, and the address of the client that sent it.
+// clientCommand is the name of a Redis command and the address of the client that sent it.
 type clientCommand struct{ addr, name string }
 
-// countCommands counts for this time the commands that clients send. It does not count commands
-// that scripts call. It returns how long it counted. The URL must name a single Redis.
+// countCommands counts the commands that clients send to Redis in the time `lasts`, without those
+// that scripts call. It also returns how long it really counted. The URL must name a single Redis.
 func countCommands(ctx context.Context, url string, lasts time.Duration) (map[clientCommand]int, time.Duration, error) {
 	opt, err := redis.ParseURL(url)
 	if err != nil {

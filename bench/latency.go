@@ -16,24 +16,26 @@ type LatencyOptions struct {
 }
 
 // Latency shows how long a job waits on a system with little load. Each job is a group of its own.
-// A group is accepted when the script creates it. Redis stores this time in ms and rounds it down,
-// so the real wait is up to 1 ms shorter. All other times are in µs.
+// The time of its acceptance is stored by Redis in whole ms, rounded down, so the real wait is up
+// to 1 ms shorter. All other times are in µs.
 type Latency struct {
 	Quantiles        // from accepted to started
 	Rate      int    `json:"rate"`
 	Jobs      int    `json:"jobs"`
 	Workload  string `json:"workload"`
 
-	// from the time at which the job was due to be published: a delay in the producer counts
+	// PublishedStarted has the times from the moment at which the job was due to be published until
+	// it started: a delay in the producer counts.
 	PublishedStarted Quantiles `json:"published_to_started"`
-	// from the same time until a producer has read the event that the group is COMPLETED
+	// PublishedFinished has the times from the same moment until a listener has read the event that
+	// the group is COMPLETED.
 	PublishedFinished Quantiles `json:"published_to_finished"`
 
 	Overrides map[string]string `json:"overrides"`
 }
 
-// RunLatency sends single jobs at a steady rate, which does not fall when earlier jobs are slow,
-// waits for their end, and stops the fleet.
+// RunLatency sends single jobs at a steady rate, which does not fall when earlier jobs are slow. It
+// waits until they have ended, and stops the fleet.
 func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	out := Latency{
 		Rate: o.Rate, Jobs: o.Rate * o.Seconds, Workload: "groups of one job, a message each, of one tenant",
@@ -70,8 +72,8 @@ func RunLatency(ctx context.Context, o LatencyOptions) (Latency, error) {
 	return out, nil
 }
 
-// compute fills in the figures. due has the time at which the job of each group was due to be
-// published, in µs by Redis's clock.
+// compute computes the figures of l. due has, for each group, the time at which its job was due to
+// be published, in µs by Redis's clock.
 func (l *Latency) compute(groups []group, due []int64, completed []groupEnd, log journal.Log) {
 	started := firstStarts(log)
 	var accepted, published, ends []float64
@@ -86,8 +88,8 @@ func (l *Latency) compute(groups []group, due []int64, completed []groupEnd, log
 	l.PublishedStarted, l.PublishedFinished = quantilesOf(published), quantilesOf(ends)
 }
 
-// sendSingles sends n single jobs at a steady rate and waits until they are done. It returns their
-// groups, and the time at which each was due to be published, in µs by Redis's clock.
+// sendSingles sends n groups of one job at a steady rate and waits until they are done. It returns
+// the groups, and the time at which each was due to be published, in µs by Redis's clock.
 func (r *run) sendSingles(ctx context.Context, part, suffix string, rate, n int) ([]group, []int64, error) {
 	offset, err := r.clockOffset(ctx)
 	if err != nil {

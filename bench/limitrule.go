@@ -7,7 +7,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/journal"
 )
 
-// limitRule is a rate limit: perWindow permits in each window, counted as the limiter does it.
+// limitRule is a rate limit against which journals are checked: perWindow permits in each window,
+// as the limiter counts windows.
 type limitRule struct {
 	limiter   string // fixed, sliding or token
 	window    time.Duration
@@ -20,11 +21,11 @@ func newLimitRule(limiter string, rps int, window time.Duration) limitRule {
 	return limitRule{limiter, window, max(1, int64(rps)*window.Milliseconds()/1000)}
 }
 
-// event is a number n of permits or starts at the same time (µs).
+// event is the number n of permits, or of starts of jobs, at one time (µs).
 type event struct{ at, n int64 }
 
-// tokenTolerance is the rounding error that is accepted, in permits: a token limiter computes with
-// fractions.
+// tokenTolerance is how far (in permits) a token limiter may exceed its limit without a fault: it
+// computes with fractions, which are rounded.
 const tokenTolerance = 1e-3
 
 // windowsOver counts the aligned windows in which the events exceed the limit, and returns the
@@ -50,8 +51,8 @@ func (r limitRule) windowsOver(events []event) (windows int, worst float64) {
 	return windows, worst
 }
 
-// excess returns for each event how many permits too many the spans have that end with this event.
-// It is negative if they keep the limit.
+// excess returns, for each event, by how many permits the spans that end with this event exceed the
+// limit; a negative number if they do not.
 func (r limitRule) excess(events []event) []float64 {
 	width := r.window.Microseconds()
 	out := make([]float64, len(events))
@@ -83,9 +84,9 @@ func (r limitRule) excess(events []event) []float64 {
 	return out
 }
 
-// usedRatio returns the permits that were spent / the permits of the limit, in the whole windows
-// between the times from and to (µs), and the number of these windows. Without a whole window it
-// returns 0 and 0. The windows are aligned to the epoch; with the sliding limiter the first window
+// usedRatio returns the permits that were spent / the permits that the limit gives, in the whole
+// windows between from and to (µs), and the number of these windows. It returns 0 and 0 if there is
+// none. Windows begin at multiples of their length since 1970; with a sliding limiter the first
 // begins at from.
 func (r limitRule) usedRatio(events []event, from, to int64) (ratio float64, windows int) {
 	width := r.window.Microseconds()

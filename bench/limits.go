@@ -17,14 +17,15 @@ import (
 // Limiters has the names of all limiters.
 var Limiters = []string{"fixed", "sliding", "token"}
 
-// LimitsOptions say which combinations of limiter, window and partitions are tried.
+// LimitsOptions say which limiters, windows and numbers of partitions are measured. Each
+// combination is a run.
 type LimitsOptions struct {
 	Options
 	Limiters        []string
 	Windows         []time.Duration
 	PartitionCounts []int
-	// size of each run: the seconds that the limit needs for its jobs; 0: 10. Runs with long
-	// windows get at least five windows of jobs
+	// Seconds is the size of each run: how long its jobs take at the limit; 0: 10 s. Runs with long
+	// windows get jobs for at least five windows.
 	Seconds   float64
 	RPS       int
 	Parallel  int // number of runs at the same time
@@ -39,7 +40,8 @@ type Limits struct {
 	Overrides map[string]string `json:"overrides"`
 }
 
-// LimitRun has the figures of one combination, under a load that is above the limit all the time.
+// LimitRun has the figures of one combination of limiter, window and partitions, under a load that
+// is above the limit all the time.
 type LimitRun struct {
 	Limiter    string `json:"limiter"`
 	WindowMS   int64  `json:"window_ms"`
@@ -49,7 +51,8 @@ type LimitRun struct {
 	WindowsOverLimit int `json:"windows_over_limit"`
 	// the largest number of permits beyond the limit
 	MaxOver float64 `json:"max_over" text:"-"`
-	// permits spent / permits of the limit, in the whole windows in which jobs waited
+	// LimitUsedRatio is the permits that were spent / the permits that the limit gives, in the
+	// whole windows in which jobs waited.
 	LimitUsedRatio  float64           `json:"limit_used_ratio"`
 	UsedWindows     int               `json:"used_windows" text:"-"` // the number of these windows
 	Jobs            int64             `json:"jobs" text:"-"`
@@ -62,8 +65,8 @@ type LimitRun struct {
 	Overrides       map[string]string `json:"overrides"`
 }
 
-// The load of a run: several fetchers and dispatchers compete for permits; some tenants have a
-// backlog, others submit occasional groups.
+// These numbers define the processes and the load of a run: several fetchers and dispatchers
+// compete for permits; some tenants have a backlog, others submit occasional groups.
 const (
 	limitFetchers, limitDispatchers                    = 4, 2
 	backlogTenants, occasionalTenants, occasionalCount = 3, 12, 24
@@ -74,8 +77,9 @@ const (
 	limitSeed      = 3
 )
 
-// RunLimits measures all combinations, and then, unless o.NoElastic is set, how tenants borrow and
-// get back their shares. The first error cancels all other runs; the figures so far are returned.
+// RunLimits measures all combinations. Then, unless o.NoElastic is set, it measures how tenants
+// borrow permits and get their shares back. The first error cancels all other runs; the figures so
+// far are returned.
 func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	out := Limits{RPS: o.RPS}
 	for _, limiter := range o.Limiters {
@@ -89,8 +93,8 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 			}
 		}
 	}
-	// Runs with long windows take the longest. They begin first, so that at the end no run is left
-	// alone.
+	// Runs with long windows take the longest. They begin first, so that no such run remains when
+	// all others have ended.
 	order := make([]*LimitRun, len(out.Runs))
 	for i := range order {
 		order[i] = &out.Runs[i]
@@ -127,8 +131,8 @@ func RunLimits(ctx context.Context, o LimitsOptions) (Limits, error) {
 	return out, ctx.Err()
 }
 
-// unionOverrides returns the overrides of several runs together. A variable with different values
-// shows all of them.
+// unionOverrides merges the environment variables that the fleets of several runs had. If the
+// values of a variable differ, it gets all of them.
 func unionOverrides(runs ...map[string]string) map[string]string {
 	values := map[string][]string{}
 	for _, r := range runs {
@@ -151,7 +155,8 @@ func (r *LimitRun) name() string {
 		time.Duration(r.WindowMS)*time.Millisecond, r.Partitions)
 }
 
-// someFailOnce returns jobs. 5% of them fail once with a transient error, 2% are throttled once.
+// someFailOnce returns the JSON of the i-th job of a load. 5% of the jobs fail once with a
+// transient error, 2% are throttled once.
 func someFailOnce(i int) []byte {
 	switch {
 	case i%20 == 7:
@@ -162,9 +167,9 @@ func someFailOnce(i int) []byte {
 	return []byte(`{"payload":{}}`)
 }
 
-// limitLoad returns the load of a run: groups that are submitted at the start, and occasional
-// groups within the first 70% of the time that the limit needs for all jobs. The same seed gives
-// the same load.
+// limitLoad returns the groups of a run: a backlog, submitted at the start, and occasional groups,
+// submitted within the first 70% of the time that all jobs take at the limit. The same seed gives
+// the same groups.
 func limitLoad(name string, jobs int, seconds float64, seed uint64) (backlog []group, occasional []delayedGroup) {
 	occasionalJobs := int(float64(jobs) * occasionalPart)
 	for i, g := range divideJobs(name+"-backlog", jobs-occasionalJobs, backlogTenants, 1, someFailOnce) {
@@ -193,7 +198,7 @@ func occasionalGroups(name string, jobs int, seconds float64, random *rand.Rand)
 	return out
 }
 
-// runCombination measures the combination that r names, and fills in its figures.
+// runCombination runs the combination that r names, and stores its figures in r.
 func (o LimitsOptions) runCombination(ctx context.Context, r *LimitRun) error {
 	window := time.Duration(r.WindowMS) * time.Millisecond
 	seconds := o.Seconds
@@ -230,8 +235,8 @@ func (o LimitsOptions) runCombination(ctx context.Context, r *LimitRun) error {
 	return r.count(limit, x.ended, x.log, waitsFrom)
 }
 
-// count computes the figures from the final groups and the journals. waitsFrom is the time (µs)
-// from which jobs waited.
+// count computes the figures of r from the groups and journals of an ended run. waitsFrom is the
+// time (µs) from which jobs were waiting.
 func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, waitsFrom int64) error {
 	permits := permitEvents(log, nil)
 	admittedBacklog := permitEvents(log, func(p journal.PermitEvent) bool {
@@ -245,7 +250,8 @@ func (r *LimitRun) count(limit limitRule, ended []groupState, log journal.Log, w
 	r.Promoted = sumEvents(permitEvents(log, func(p journal.PermitEvent) bool { return p.By == journal.Promote }))
 	r.WindowsOverLimit, r.MaxOver = limit.windowsOver(permits)
 	r.MaxOver = measure.Round4(r.MaxOver)
-	// Until the last job of the backlogs is admitted there are always jobs that wait.
+	// Jobs wait until the last job of the backlog is admitted, so the use of the limit is measured
+	// until then.
 	used, windows := limit.usedRatio(permits, max(waitsFrom, permits[0].at), admittedBacklog[len(admittedBacklog)-1].at)
 	r.LimitUsedRatio, r.UsedWindows = measure.Round4(used), windows
 	for _, g := range ended {

@@ -11,14 +11,15 @@ import (
 	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
-// NoisyNeighbour shows how long groups of small tenants take while one noisy tenant has enough jobs
-// for all workers, compared with small groups that run alone.
+// NoisyNeighbour compares how long groups of small tenants take beside a noisy tenant, whose
+// backlog keeps all workers busy, and alone.
 type NoisyNeighbour struct {
 	NoisyJobs    int     `json:"noisy_jobs"`
 	SmallTenants int     `json:"small_tenants"`
 	SmallP50     float64 `json:"small_p50_seconds"` // from accepted to COMPLETED
 	SmallP99     float64 `json:"small_p99_seconds"`
-	// small groups alone, measured before and after the noisy tenant; the run with the lower p99
+	// SmallAloneP50 and SmallAloneP99 are the times of small groups that run alone. They are
+	// measured before and after the noisy tenant's load; the measurement with the lower p99 counts.
 	SmallAloneP50 float64 `json:"small_solo_p50_seconds"`
 	SmallAloneP99 float64 `json:"small_solo_p99_seconds"`
 	SmallRatio    float64 `json:"small_ratio"` // p99 beside the noisy tenant / p99 alone
@@ -26,13 +27,14 @@ type NoisyNeighbour struct {
 	// speed of the same number of jobs in one group of one tenant
 	OneGroupPerSecond float64 `json:"unfair_jobs_per_second"`
 	ThroughputRatio   float64 `json:"throughput_ratio"` // JobsPerSecond / OneGroupPerSecond
-	// of each small group beside the noisy tenant, and of each one alone, in ascending order
+	// SmallSeconds and SmallAloneSeconds have the seconds of each small group beside the noisy
+	// tenant, and alone, in ascending order.
 	SmallSeconds      []float64 `json:"small_seconds"`
 	SmallAloneSeconds []float64 `json:"small_solo_seconds"`
 }
 
-// NoisyLongJobs shows the same with a noisy tenant whose jobs take 50 times as long as the other
-// jobs.
+// NoisyLongJobs is like NoisyNeighbour, but each job of the noisy tenant takes 50 times as long as
+// a job of a small one.
 type NoisyLongJobs struct {
 	WorkerProcesses int     `json:"long_worker_processes"` // each has the default number of slots
 	LongNoisyJobs   int     `json:"long_noisy_jobs"`
@@ -40,9 +42,10 @@ type NoisyLongJobs struct {
 	LongP99         float64 `json:"long_small_p99_seconds"`
 	LongAloneP99    float64 `json:"long_small_solo_p99_seconds"`
 	LongRatio       float64 `json:"long_ratio"` // p99 beside the noisy tenant / p99 alone
-	// the same ratio with one worker process and a quarter of the noisy jobs
+	// LongRatioOne is LongRatio measured with one worker process and a quarter of the noisy jobs.
 	LongRatioOne float64 `json:"long_ratio_one_process"`
-	// of each small group beside the noisy tenant, and of each one alone, in ascending order
+	// LongSmall and LongAloneSeconds have the seconds of each small group beside the noisy tenant,
+	// and alone, in ascending order.
 	LongSmall        []float64 `json:"long_small_seconds"`
 	LongAloneSeconds []float64 `json:"long_small_solo_seconds"`
 }
@@ -51,12 +54,13 @@ const (
 	smallTenants = 99
 	longFactor   = 50
 	longJobs     = 800 // noisy jobs for each worker process
-	// One worker process has few slots: long jobs would leave hardly any slot to others.
+	// longProcesses is the number of worker processes in the part with long jobs. A single one has
+	// so few slots that long jobs would leave hardly any to other tenants.
 	longProcesses = 4
 )
 
-// noisyRun has the seconds that small groups took alone and beside the noisy tenant, both in
-// ascending order, and the speed of all jobs together.
+// noisyRun has the figures of one run: the seconds that small groups took alone and beside the
+// noisy tenant, each in ascending order, and the jobs a second of all groups.
 type noisyRun struct {
 	alone, beside []float64
 	jobsPerSecond float64
@@ -87,8 +91,8 @@ func runBesideNoisy(
 			return err
 		}
 		second, err := x.runAlone(ctx, part, "again", smallTenants, aloneTenant)
-		// Other work on the machine can slow down the measurement of small groups that run alone.
-		// Then the ratio would be too small. So the faster of the two measurements counts.
+		// The faster of two measurements of small groups alone counts. Other work on the machine
+		// may have slowed down the slower one; the ratio would then be too small.
 		out.alone = slices.MinFunc([][]float64{first, second}, func(a, b []float64) int {
 			return cmp.Compare(measure.Percentile(a, 99), measure.Percentile(b, 99))
 		})
@@ -115,8 +119,9 @@ func runBesideNoisy(
 
 func aloneTenant(i int) string { return fmt.Sprintf("alone-%d", i) }
 
-// smallGroupsAtRandom returns the groups of the small tenants. They are submitted at random times
-// within the time that the noisy tenant needs at least. The same seed gives the same times.
+// smallGroupsAtRandom returns the groups of the small tenants, each with a random time of
+// submission while the noisy tenant has work. lasts is the least time that its work takes. The same
+// seed gives the same times.
 func smallGroupsAtRandom(x *run, lasts time.Duration, seed uint64) []delayedGroup {
 	random := rand.New(rand.NewPCG(seed, seed))
 	out := make([]delayedGroup, smallTenants)
@@ -155,8 +160,8 @@ func runNoisy(ctx context.Context, o FairnessOptions, out *Fairness) (map[string
 	return f.overrides, nil
 }
 
-// oneGroupSpeed returns the jobs a second of one group with this number of jobs, alone on a fleet
-// of its own.
+// oneGroupSpeed returns the jobs a second of one group with the given number of jobs, which runs
+// alone on a fleet of its own.
 func oneGroupSpeed(ctx context.Context, o FairnessOptions, jobs int) (float64, error) {
 	x, err := o.experiment(ctx, "unfair", func(x *run) error {
 		if _, err := x.runAlone(ctx, "unfair", "alone", 1, named("warm")); err != nil {

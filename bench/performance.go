@@ -17,7 +17,7 @@ type PerformanceOptions struct {
 	Only   []string // names of parts, see PerformanceParts; empty: all
 }
 
-// Performance has the throughput of one machine and what each feature costs.
+// Performance has the throughput of the system on one machine, and what each feature costs.
 type Performance struct {
 	Quick    bool                       `json:"quick"`
 	Rounds   int                        `json:"rounds"`
@@ -28,12 +28,13 @@ type Performance struct {
 	Big      *BigGroup                  `json:"big,omitempty"`
 }
 
-// MeasuredVariant compares a variant with the base. Both run in turn: base, variant, base, variant,
-// …
+// MeasuredVariant compares a variant with the base load. Runs of both alternate: base, variant,
+// base, variant, …
 type MeasuredVariant struct {
-	// speed of the variant / speed of the base; median of the rounds
+	// Ratio is the speed of the variant / the speed of the base; the median of the rounds.
 	Ratio float64 `json:"ratio"`
-	// the same for the CPU time of a job, of Redis and all processes together
+	// CPURatio is the CPU time per job of the variant / that of the base; the median of the rounds.
+	// It counts Redis and all other processes.
 	CPURatio      float64    `json:"cpu_ratio"`
 	JobsPerSecond float64    `json:"jobs_per_second"` // of the variant; median of the rounds
 	Run           Throughput `json:"run" text:"-"`    // the round with the median speed
@@ -53,7 +54,8 @@ var performanceVariants = []struct {
 	{"singles", func(o *ThroughputOptions) { o.Batch = 1 }},
 }
 
-// PerformanceParts returns the names of the parts that can be measured alone.
+// PerformanceParts returns the names of the parts of the benchmark, which PerformanceOptions.Only
+// can choose.
 func PerformanceParts() []string {
 	parts := []string{"base"}
 	for _, v := range performanceVariants {
@@ -66,7 +68,7 @@ func PerformanceParts() []string {
 // first error ends it; the parts that were measured before are returned.
 func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, error) {
 	out := Performance{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Variants: map[string]MeasuredVariant{}}
-	// 400,000 jobs take at least 5 s, so that the first moments of a run do not count.
+	// 400,000 jobs take at least 5 s, so the slower beginning of a run hardly changes its speed.
 	jobs, big, seconds := 400_000, 1_000_000, 30
 	if o.Quick {
 		jobs, big, seconds = 50_000, 200_000, 10
@@ -98,7 +100,7 @@ func RunPerformance(ctx context.Context, o PerformanceOptions) (Performance, err
 	return out, nil
 }
 
-// measured returns the result of a benchmark, or nil with its error.
+// measured returns a pointer to the result of a benchmark, or nil and the error if there is one.
 func measured[T any](result T, err error) (*T, error) {
 	if err != nil {
 		return nil, err
@@ -106,7 +108,8 @@ func measured[T any](result T, err error) (*T, error) {
 	return &result, nil
 }
 
-// named returns o with a Progress that shows this name instead of the parts' names.
+// named returns a copy of o whose Progress always gets this name, in place of the names of the
+// parts.
 func (o Options) named(name string) Options {
 	whole := o
 	o.Progress = func(_ string, done, total int64) { whole.progress(name, int(done), int(total)) }
@@ -124,13 +127,14 @@ func (o PerformanceOptions) measureBase(ctx context.Context, base ThroughputOpti
 		ratios[i], redis[i] = runs[i].CeilingRatio, runs[i].RedisCeilingRatio
 	}
 	out := medianBySpeed(runs)
-	// Each round's ratios compare a run with the ceiling just before and after it.
+	// These are the medians of the rounds. The ratio of a round compares its run with the ceiling
+	// measured just before and after it.
 	out.CeilingRatio, out.RedisCeilingRatio = measure.Percentile(ratios, 50), measure.Percentile(redis, 50)
 	return out, nil
 }
 
-// runInTurn runs the base and the variant of this name in turn, o.Rounds times each, and adds the
-// variant to variants.
+// runInTurn runs the base load and the variant of this name alternately, o.Rounds times each, and
+// adds the comparison to variants.
 func (o PerformanceOptions) runInTurn(
 	ctx context.Context, base ThroughputOptions, name string, variants map[string]MeasuredVariant,
 ) error {

@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// RetryAfter shows whether a client that is refused with 429, and waits exactly as long as
-// Retry-After says, is accepted on its next try.
+// RetryAfter shows whether a client that was refused with 429 is accepted on its next try if it
+// waits exactly as long as Retry-After says.
 type RetryAfter struct {
 	RetryAccepted     float64 `json:"retry_after_accepted_ratio"` // accepted tries / all tries after such a wait
 	RetryTries        int     `json:"retry_after_tries"`
@@ -29,7 +29,8 @@ type RetryAfter struct {
 	RetryWaitP50      float64 `json:"retry_after_p50_seconds"` // of all waits that were asked for
 	RetryWaitMax      float64 `json:"retry_after_max_seconds"`
 	RetryMaxBacklog   int     `json:"retry_after_max_backlog"` // the limit of the backlog, in jobs
-	// jobs a second of the workers: waits that are too long would leave them idle
+	// RetryPerSecond is the jobs a second of the workers. It falls if clients are told to wait too
+	// long, because workers are idle then.
 	RetryPerSecond float64 `json:"retry_after_jobs_per_second"`
 }
 
@@ -53,7 +54,8 @@ func runRetryAfter(ctx context.Context, o FairnessOptions, out *Fairness) (map[s
 		if err := x.awaitAPI(ctx, addr); err != nil {
 			return err
 		}
-		// Ingest learns how fast the workers are only when they have run jobs.
+		// A small group runs first: ingest computes Retry-After from the speed of the workers,
+		// which it knows only after they have run jobs.
 		if _, err := x.runOneByOne(ctx, "retry-after", x.smallGroup("warm", 0, "warm")); err != nil {
 			return err
 		}
@@ -130,8 +132,8 @@ func (c *retryingClients) record(p tryResult, g group) {
 	c.x.options.progress("retry-after", len(c.x.groups)-1, retryClientCount*retryBatches)
 }
 
-// post sends a request without an idempotency key: ingest recognizes a repeated request by its
-// group id.
+// post submits a group over HTTP, without an idempotency key: the group id is enough for ingest to
+// recognize a repeated request.
 func (c *retryingClients) post(ctx context.Context, g group) (tryResult, error) {
 	body, err := g.complete(0)
 	if err != nil {

@@ -24,8 +24,8 @@ type RoomOptions struct {
 	Only     []string      // names of parts, see RoomParts; empty: all
 }
 
-// Room has the figures of the waiting room. Its JSON is a contract. The figures of parts that were
-// not measured are missing.
+// Room has the figures of the benchmark of the waiting room. Its JSON is a contract for programs
+// that read it. The figures of parts that were not measured are missing.
 type Room struct {
 	Users   int `json:"users"`
 	Brokers int `json:"brokers"`
@@ -39,7 +39,8 @@ type Room struct {
 	*RoomReturns
 	*RoomMemory
 	Scripts RoomScripts `json:"scripts"`
-	// Violations describe what must not happen. There may be more than are listed.
+	// Violations describes faults that must never happen, such as a lost user: at most
+	// mostRoomViolations of them.
 	Violations []string `json:"violations"`
 }
 
@@ -51,8 +52,8 @@ type RoomFaults struct {
 	Lost            int `json:"lost"`             // users who neither got a token nor closed their tab
 }
 
-// RoomStreams has the figures of users who wait for one event, each on a stream, while one user a
-// second is promoted, so that each stream gets a frame each second.
+// RoomStreams has the figures of users who wait for one event, each on a stream of its own. One
+// user a second is promoted, so that each stream gets a frame with a new position each second.
 type RoomStreams struct {
 	RSSKiBPerStream  float64 `json:"rss_kib_per_stream"` // of the brokers
 	PositionAgeP99MS float64 `json:"position_age_p99_ms"`
@@ -65,34 +66,38 @@ type RoomStreams struct {
 // RoomEnter has the speed of POST …/ticket.
 type RoomEnter struct {
 	EnterPerSecond float64 `json:"enter_per_second"` // as fast as the brokers answer
-	// at 3,000 users a second: from the time at which a call was due until its answer
+	// EnterP99MS is measured at 3,000 users a second: from the time at which a call was due until
+	// its answer.
 	EnterP99MS float64 `json:"enter_p99_ms"`
 }
 
-// RoomPromotion has the time from a promotion, by Redis's clock, until its user has the token.
+// RoomPromotion has the time from the promotion of a user, by Redis's clock, until the user has
+// received the entry token.
 type RoomPromotion struct {
 	PromoteToAdmittedP50MS float64 `json:"promote_to_admitted_p50_ms"`
 	PromoteToAdmittedP99MS float64 `json:"promote_to_admitted_p99_ms"`
 }
 
-// RoomUse has the part of the slots that is in use while users wait.
+// RoomUse has the fraction of an event's slots that is in use while users wait.
 type RoomUse struct {
 	Utilisation float64 `json:"utilisation"`
 }
 
-// RoomReturns has what happened to the users of brokers that were killed.
+// RoomReturns shows how the users of killed brokers fare.
 type RoomReturns struct {
-	// from the kill until another broker has shown the place or the token
+	// ReturnedP99S is the time from the kill of a broker until its user has got the position or the
+	// token from another broker.
 	ReturnedP99S float64 `json:"returned_p99_s"`
 	PlacesKept   float64 `json:"places_kept"` // part of the users who kept the place
 }
 
-// RoomMemory has the memory of a waiting user in Redis; ids have 22 characters.
+// RoomMemory has the bytes of Redis memory that a waiting user takes; user ids have 22 characters.
 type RoomMemory struct {
 	RedisBytesPerUser float64 `json:"redis_bytes_per_user"`
 }
 
-// RoomScripts has further figures: of the scripts, and all that the contract does not name.
+// RoomScripts has all figures that are not part of the JSON contract of Room, for example those of
+// the scripts.
 type RoomScripts struct {
 	CPUs int `json:"cpus"`
 	*RoomStreamCosts
@@ -106,7 +111,7 @@ type RoomScripts struct {
 	Overrides map[string]string `json:"overrides"` // settings of the processes
 }
 
-// RoomStreamCosts has more of the users who wait; see RoomStreams.
+// RoomStreamCosts has more figures of the users who wait on streams; see RoomStreams.
 type RoomStreamCosts struct {
 	FrameCPUUS       float64 `json:"frame_cpu_us"` // CPU of the brokers for a frame
 	FramesPerSecond  float64 `json:"frames_per_second"`
@@ -122,20 +127,22 @@ type RoomEnterCosts struct {
 	EnterP50MS      float64 `json:"enter_p50_ms"`
 }
 
-// RoomPromotionCosts has the CPU time of a promotion, up to the token on the stream.
+// RoomPromotionCosts has the CPU time per promoted user, from the promotion to the token on the
+// stream, and the promotions a second.
 type RoomPromotionCosts struct {
 	PromotionCPUUS      float64 `json:"promotion_cpu_us"` // of the brokers
 	PromotionRedisCPUUS float64 `json:"promotion_redis_cpu_us"`
 	PromotionsPerSecond float64 `json:"promotions_per_second"`
 }
 
-// RoomEmpty has the time from the opening of a connection until the token, while nobody waits.
+// RoomEmpty has the time from opening a connection until the user has a token, while nobody else
+// waits and slots are free.
 type RoomEmpty struct {
 	EmptyP50MS float64 `json:"empty_p50_ms"`
 	EmptyP99MS float64 `json:"empty_p99_ms"`
 }
 
-// RoomKill has more of the users of killed brokers; see RoomReturns.
+// RoomKill has more figures of the users of killed brokers; see RoomReturns.
 type RoomKill struct {
 	Broken        int     `json:"broken_streams"` // of users without a token
 	ReturnedMaxS  float64 `json:"returned_max_s"`
@@ -144,7 +151,8 @@ type RoomKill struct {
 	KillDrainTime float64 `json:"kill_seconds"` // from the first promotion to the last token
 }
 
-// RoomEvents compares many events with one that has as many users.
+// RoomEvents compares how fast users are promoted in one event with how fast as many users are in
+// many events.
 type RoomEvents struct {
 	EventsOpened  int     `json:"events_opened"`
 	OneEventS     float64 `json:"one_event_s"`     // until all users of one event have a token
@@ -152,10 +160,10 @@ type RoomEvents struct {
 	EventsRatio   float64 `json:"slowest_event_ratio"`
 }
 
-// RoomAbandon has the utilisation while half of the users close the tab at random times. Its first
-// field comes from the other run, that of RoomUse, in which some users reload the page. A slot is
-// in use from the promotion on; a token is used from its receipt until its user begins to give the
-// slot back, so its utilisation is without the times of the promotion and of the calls.
+// RoomAbandon has the fraction of the slots that is used while half of the users close the tab at
+// random times. TokenUtilisation is from another run, that of RoomUse, in which some users reload
+// the page. A slot counts from its promotion on. A token counts from its receipt until its user
+// begins to give the slot back, so its figures leave out the time of the promotion and of the call.
 type RoomAbandon struct {
 	TokenUtilisation        float64 `json:"token_utilisation"` // while some reload the page
 	AbandonUtilisation      float64 `json:"abandon_utilisation"`
@@ -163,7 +171,8 @@ type RoomAbandon struct {
 	ClosedTabs              int     `json:"closed_tabs"`
 }
 
-// RoomBatches has the speed of the scripts, 200 users a call, from 4 goroutines.
+// RoomBatches has the speed of the scripts enter and promote, called from 4 goroutines with 200
+// users a call.
 type RoomBatches struct {
 	ScriptEnterPerSecond   float64 `json:"enter_per_second"`
 	ScriptPromotePerSecond float64 `json:"promote_per_second"`
@@ -171,7 +180,7 @@ type RoomBatches struct {
 	ScriptPromoteUS        float64 `json:"promote_redis_us_per_user"`
 }
 
-// RoomParts returns the names of the parts that can be measured alone.
+// RoomParts returns the names of the parts of the benchmark, which RoomOptions.Only can choose.
 func RoomParts() []string {
 	return []string{"streams", "enter", "promotion", "empty", "kill", "events", "abandon", "scripts"}
 }
@@ -243,7 +252,7 @@ func (b *roomBench) measurePart(ctx context.Context, out *Room) (err error) {
 	return err
 }
 
-// mostRoomViolations is the number of violations that the result describes.
+// mostRoomViolations is the largest number of violations that the result describes in words.
 const mostRoomViolations = 100
 
 // violatef notes a violation in the present part.
@@ -253,8 +262,9 @@ func (b *roomBench) violatef(format string, args ...any) {
 	}
 }
 
-// judge checks the visits of a task, and counts and describes what must not happen. capacity is the
-// number of slots of each event. With admitAll, users who still wait are lost.
+// judge checks what the users of a task have received. It counts all violations, and describes the
+// first ones. capacity is the number of slots of each event. With admitAll, users who still wait at
+// the end count as lost.
 func (b *roomBench) judge(a roomload.Answer, capacity int, admitAll bool) {
 	for _, text := range a.Violations {
 		b.violatef("%s", text)

@@ -17,15 +17,15 @@ func roomOptions(t *testing.T, only ...string) bench.RoomOptions {
 	}
 }
 
-// requireNoFaults requires that nothing has happened that must not happen.
+// requireNoFaults requires that the benchmark has found no violation and no fault.
 func requireNoFaults(t *testing.T, r bench.Room) {
 	t.Helper()
 	require.Empty(t, r.Violations)
 	require.Zero(t, r.RoomFaults)
 }
 
-// TestRoomSurvivesAKilledBroker lets 500 users wait at two brokers, of which one is killed. Each
-// frame and each token is checked. Speeds are not compared with goals here.
+// TestRoomSurvivesAKilledBroker lets 500 users wait at two brokers and kills one of these. The
+// benchmark checks each frame and each token. Speeds are not compared with goals here.
 func TestRoomSurvivesAKilledBroker(t *testing.T) {
 	t.Parallel()
 	r, err := bench.RunRoom(t.Context(), roomOptions(t, "kill"))

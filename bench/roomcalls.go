@@ -14,21 +14,23 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// eventCalls are what the benchmark itself does with events, directly in Redis.
+// eventCalls are the calls that the benchmark itself makes on events of the waiting room, directly
+// in Redis.
 type eventCalls struct {
 	on    *fleet
 	rooms *waitingroom.Rooms
 	space keyspace.Space
 }
 
-// newEventCalls returns the calls on the events below a prefix.
+// newEventCalls returns the calls on events whose Redis keys begin with prefix.
 func newEventCalls(on *fleet, prefix string) (eventCalls, error) {
 	space, err := keyspace.New(prefix, 1)
 	unobserved := func(string, time.Duration, error) {}
 	return eventCalls{on, waitingroom.New(on.conn, space, unobserved), space}, err
 }
 
-// declare creates an event in which nobody is promoted yet. change may change its settings.
+// declare creates an event that is paused, so that nobody is promoted yet. change may set other
+// settings.
 func (e eventCalls) declare(ctx context.Context, event string, change func(*waitingroom.Settings)) error {
 	s := waitingroom.Settings{
 		MaxWaiting: 10_000_000, TokenTTL: 5 * time.Minute, Leeway: 10 * time.Second, MaxSession: 15 * time.Minute,
@@ -50,7 +52,7 @@ func (e eventCalls) setMode(ctx context.Context, event, mode string) error {
 	return nil
 }
 
-// numbers returns the numbers of the users of an event who are present and waiting.
+// numbers returns the ticket numbers of the present, waiting users of an event, by user.
 func (e eventCalls) numbers(ctx context.Context, event string) (map[string]int64, error) {
 	const page = 1000
 	out := map[string]int64{}
@@ -71,7 +73,7 @@ func (e eventCalls) numbers(ctx context.Context, event string) (map[string]int64
 	}
 }
 
-// used returns the slots in use, and the users who wait or are away.
+// used returns the number of slots in use, and of users in the queue, away ones included.
 func (e eventCalls) used(ctx context.Context, event string) (slots, queue int64, err error) {
 	s, err := e.rooms.Snapshot(ctx, e.space.OfEvent(event), event)
 	if err != nil {
@@ -83,8 +85,8 @@ func (e eventCalls) used(ctx context.Context, event string) (slots, queue int64,
 	return s.Events[0].Used, s.Events[0].Waiting + s.Events[0].Away, nil
 }
 
-// forget removes an event with all its users, so that it costs nothing while other parts are
-// measured.
+// forget closes events and waits until they and their users are deleted, so that they cost nothing
+// while other parts are measured.
 func (e eventCalls) forget(ctx context.Context, events ...string) error {
 	for _, event := range events {
 		retention, capacity := time.Duration(0), int64(0)

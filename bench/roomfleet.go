@@ -25,11 +25,13 @@ import (
 
 const (
 	brokerRole = "broker"
-	// userHeader carries the user's id: the brokers trust it from loopback.
+	// userHeader is the HTTP header with the user's id. The brokers trust it because it comes from
+	// loopback.
 	userHeader = "X-Bench-User"
 )
 
-// roomFleet is a Redis, brokers, ingest for the shop's calls, and processes that are users.
+// roomFleet is a Redis, the brokers on it, ingest for the calls of a shop, and child processes that
+// act as users.
 type roomFleet struct {
 	*fleet
 	options   RoomOptions
@@ -41,7 +43,7 @@ type roomFleet struct {
 	loaders   []*loader
 }
 
-// startRoom starts Redis, the brokers and the processes that are users.
+// startRoom starts Redis, the brokers, and the child processes that act as users.
 func startRoom(ctx context.Context, o RoomOptions) (_ *roomFleet, err error) {
 	f := &roomFleet{options: o}
 	if f.dir, err = os.MkdirTemp("", "bulkaction-room-"); err != nil {
@@ -78,7 +80,8 @@ func startRoom(ctx context.Context, o RoomOptions) (_ *roomFleet, err error) {
 	return f, f.startUsers(ctx)
 }
 
-// writeTokenKey writes a new key of entry tokens into a folder and returns the file's name.
+// writeTokenKey makes a key that signs entry tokens, writes it to a file in a folder, and returns
+// the file's name.
 func writeTokenKey(dir string) (string, error) {
 	_, key, err := ed25519.GenerateKey(nil)
 	if err != nil {
@@ -96,10 +99,10 @@ func writeTokenKey(dir string) (string, error) {
 	return name, nil
 }
 
-// usersOfProcess is the most users that one process of the load generator has.
+// usersOfProcess is the largest number of users that one process of the load generator simulates.
 const usersOfProcess = 5000
 
-// startUsers starts the processes that are users. They end when ctx ends.
+// startUsers starts the child processes that act as users. They are killed when ctx ends.
 func (f *roomFleet) startUsers(ctx context.Context) error {
 	for range max(1, (f.options.Users+usersOfProcess-1)/usersOfProcess) {
 		l, err := startLoader(f.options.Role[0], roomload.Command)
@@ -125,7 +128,8 @@ func (f *roomFleet) startBroker(ctx context.Context, i int, addr string) error {
 
 func keysURL(broker string) string { return "http://" + broker + "/.well-known/jwks.json" }
 
-// startAPI starts ingest if it does not run. It serves the calls of the shop.
+// startAPI starts ingest unless it runs already. Ingest serves the calls by which a shop gives
+// slots back.
 func (f *roomFleet) startAPI(ctx context.Context) (err error) {
 	if f.api != "" {
 		return nil
@@ -140,7 +144,8 @@ func (f *roomFleet) startAPI(ctx context.Context) (err error) {
 	return f.awaitAPI(ctx, addr)
 }
 
-// killBroker kills the first broker and forgets it. It returns the time just before the kill.
+// killBroker kills the first broker that runs and removes it from the fleet. It returns the time
+// just before the kill.
 func (f *roomFleet) killBroker() (at time.Time) {
 	i := slices.IndexFunc(f.procs, func(p process) bool { return p.role == brokerRole })
 	victim := f.procs[i]
@@ -162,8 +167,8 @@ func (f *roomFleet) close() {
 	_ = os.RemoveAll(f.dir)
 }
 
-// clientCommands counts the commands of clients in a time, without those that scripts call: INFO
-// does not tell them apart, MONITOR does.
+// clientCommands returns the number of commands that clients send to Redis during the time d,
+// without those in scripts. It reads MONITOR, because INFO counts commands in scripts too.
 func (f *roomFleet) clientCommands(ctx context.Context, d time.Duration) (n int, err error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", f.servers[0].Addr())
@@ -178,7 +183,8 @@ func (f *roomFleet) clientCommands(ctx context.Context, d time.Duration) (n int,
 	if err := conn.SetReadDeadline(time.Now().Add(d)); err != nil {
 		return 0, err
 	}
-	// A line is +OK, or +1339518083.107412 [0 127.0.0.1:60866] "get" "x"; scripts have [0 lua].
+	// A line of MONITOR is +OK, or +1339518083.107412 [0 127.0.0.1:60866] "get" "x". For a command
+	// in a script it has [0 lua].
 	for lines := bufio.NewScanner(conn); ; {
 		if !lines.Scan() {
 			if err := lines.Err(); !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -12,17 +12,18 @@ import (
 )
 
 const (
-	// Slots and tokens are long in the part kill. So a user who was promoted while the broker died
-	// still has the slot after returning. The slot of a user who never returns ends within a
-	// minute.
+	// killTokenTTL, killLeeway and killReady are settings of the event in the part kill. They are
+	// long, so that a user who was promoted while the broker died still has the slot after
+	// returning. The slot of a user who never returns becomes free within a minute.
 	killTokenTTL, killLeeway, killReady = 30 * time.Second, 5 * time.Second, 30 * time.Second
 	killSession                         = time.Second
-	// A slot that is in use this long after the last user has left has leaked.
+	// slotsPatience is a time after the last user has left: a slot that is still in use then has
+	// leaked.
 	slotsPatience = time.Minute
 )
 
-// kill measures what happens to the users of brokers that end like a crash, while slots become free
-// and are given to the next users all the time.
+// kill kills brokers, as a crash does, while slots become free and are given to the next users all
+// the time. It returns what happened to the users of these brokers.
 func (b *roomBench) kill(ctx context.Context) (*RoomReturns, *RoomKill, error) {
 	const event = "kill"
 	if err := b.declare(ctx, event, func(s *waitingroom.Settings) {
@@ -76,7 +77,8 @@ func (b *roomBench) kill(ctx context.Context) (*RoomReturns, *RoomKill, error) {
 		return nil, nil, err
 	}
 	b.judge(a, b.Capacity, true)
-	// A user reads the end of a stream soon after the broker's end.
+	// Streams that broke up to 2 s after the last kill count too: a user notices the end a little
+	// later.
 	r := roomload.CheckReturns(a.Visits, from.UnixMicro(), to.Add(2*time.Second).UnixMicro(), numbers, after)
 	out := b.judgeReturns(r, costs)
 	if err := b.awaitFreeSlots(ctx, event, costs); err != nil {

@@ -12,14 +12,17 @@ import (
 )
 
 const (
-	// The windows in which streams are measured: CPU and ages, then commands.
+	// streamsWindow is how long the part streams measures CPU time and the ages of positions;
+	// commandsWindow is how long it then counts Redis commands.
 	streamsWindow  = 8 * time.Second
 	commandsWindow = 4 * time.Second
-	// After this time without a promotion all positions are exact, by the contract.
+	// standstill is a time without promotions after which the contract says that all shown
+	// positions are exact.
 	standstill = 2500 * time.Millisecond
 )
 
-// streams measures users who wait. One user a second is promoted, so that each frame changes.
+// streams measures users who wait, each on a stream. One user a second is promoted, so that each
+// frame has a new position.
 func (b *roomBench) streams(ctx context.Context) (*RoomStreams, *RoomStreamCosts, error) {
 	const event = "streams"
 	if err := b.declare(ctx, event, func(s *waitingroom.Settings) {
@@ -87,7 +90,8 @@ func (c *crowd) window(ctx context.Context, out *RoomStreams, costs *RoomStreamC
 	return err
 }
 
-// endStreams lets the queue stand still, and compares all positions with the numbers in Redis.
+// endStreams pauses the event, and then compares the position that each user was shown last with
+// the numbers in Redis. It ends the task.
 func (c *crowd) endStreams(
 	ctx context.Context, event string, numbers map[string]int64, out *RoomStreams, costs *RoomStreamCosts,
 ) error {
@@ -115,10 +119,11 @@ func (c *crowd) endStreams(
 	return c.forget(ctx, event)
 }
 
-// pacedEntries is the rate of entries at which their time is measured.
+// pacedEntries is the number of users a second who enter while the time of entering is measured.
 const pacedEntries = 3000
 
-// enter measures POST …/ticket: as fast as the brokers answer, and at a steady rate.
+// enter measures POST …/ticket, by which users enter: first as many as the brokers can answer, then
+// at a steady rate.
 func (b *roomBench) enter(ctx context.Context) (*RoomEnter, *RoomEnterCosts, error) {
 	out, costs := &RoomEnter{}, &RoomEnterCosts{}
 	for i, perSecond := range []float64{0, pacedEntries} {
@@ -163,7 +168,8 @@ func (b *roomBench) enter(ctx context.Context) (*RoomEnter, *RoomEnterCosts, err
 	return out, costs, nil
 }
 
-// promotion measures the time from the promotion to the token, at a steady rate.
+// promotion promotes users at a steady rate. It measures the time from the promotion until the user
+// has the token.
 func (b *roomBench) promotion(ctx context.Context) (*RoomPromotion, *RoomPromotionCosts, error) {
 	const event = "promotion"
 	if err := b.declare(ctx, event, func(s *waitingroom.Settings) {
@@ -206,7 +212,8 @@ func (b *roomBench) promotion(ctx context.Context) (*RoomPromotion, *RoomPromoti
 		}, b.forget(ctx, event)
 }
 
-// promoteToAdmitted returns the ms from each promotion to the receipt of the token.
+// promoteToAdmitted returns, for each user with a token, the ms from the promotion to the receipt
+// of the token.
 func promoteToAdmitted(visits []roomload.Visit) (ms []float64) {
 	for _, v := range visits {
 		if v.Admitted > 0 {

@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// manyEvents compares the promotion of all users of one event with that of as many users of many
-// events.
+// manyEvents compares how fast all users of one event are promoted with how fast as many users of
+// many events are.
 func (b *roomBench) manyEvents(ctx context.Context) (*RoomEvents, error) {
 	one, err := b.promoteEvents(ctx, "one", 1)
 	if err != nil {
@@ -29,8 +29,8 @@ func (b *roomBench) manyEvents(ctx context.Context) (*RoomEvents, error) {
 	}, err
 }
 
-// promoteEvents lets all users wait for n events, opens the events, and returns the longest time in
-// seconds from the opening of an event until all of its users had a token.
+// promoteEvents lets users wait for n events and opens the events. It returns the seconds from the
+// opening of an event until all its users had a token, for the slowest event.
 func (b *roomBench) promoteEvents(ctx context.Context, name string, n int) (float64, error) {
 	events := make([]string, n)
 	for i := range events {
@@ -64,17 +64,18 @@ func (b *roomBench) promoteEvents(ctx context.Context, name string, n int) (floa
 	return float64(last-opened.UnixMicro()) / 1e6, b.forget(ctx, events...)
 }
 
-// abandoned is the part of the users who close their tabs in the second run of the part abandon.
+// abandoned is the fraction of users who close their tabs in the second run of the part abandon.
 const abandoned = 0.5
 
-// abandon measures how well the slots are used: while some users reload the page, and while half of
-// them close the tab at random times.
+// abandon measures how well slots are used in two runs: in the first some users reload the page, in
+// the second half of them close the tab at random times.
 func (b *roomBench) abandon(ctx context.Context) (*RoomUse, *RoomAbandon, error) {
 	use, err := b.drain(ctx, "use", roomload.Task{Churn: b.Churn}, "keep")
 	if err != nil {
 		return nil, nil, err
 	}
-	// A user who is inside ends the stream with the tab, which gives the slot back.
+	// Users who are inside keep their stream open. It ends when they close the tab, and with the
+	// setting "release" the broker then gives the slot back.
 	left, err := b.drain(ctx, "abandon", roomload.Task{Close: abandoned, KeepOpen: true}, "release")
 	return &RoomUse{Utilisation: use.slots}, &RoomAbandon{
 		TokenUtilisation: use.tokens, AbandonUtilisation: left.slots, AbandonTokenUtilisation: left.tokens,
@@ -82,7 +83,8 @@ func (b *roomBench) abandon(ctx context.Context) (*RoomUse, *RoomAbandon, error)
 	}, err
 }
 
-// utilisation says how much of the capacity was used while users waited.
+// utilisation has the parts of the capacity that were used while users waited, and the number of
+// tabs closed.
 type utilisation struct {
 	slots  float64 // slots in use in Redis
 	tokens float64 // tokens that users held
@@ -141,7 +143,8 @@ func (b *roomBench) drain(
 	return u, b.forget(ctx, event)
 }
 
-// sampleSlots returns the part of the capacity that is in use, on average, while users wait.
+// sampleSlots returns the fraction of the event's capacity that is in use, on average, until nobody
+// waits any more.
 func (b *roomBench) sampleSlots(ctx context.Context, event string) (float64, error) {
 	const every = 10 * time.Millisecond
 	keys := b.space.OfEvent(event)

@@ -19,8 +19,8 @@ const (
 	batchCallers = 4
 )
 
-// batches measures the scripts without brokers, in a key space of their own, and the memory of
-// waiting users.
+// batches calls the scripts enter and promote directly, without brokers, in keys with a prefix of
+// its own. It measures their speed, and the memory of waiting users.
 func (b *roomBench) batches(ctx context.Context) (*RoomMemory, *RoomBatches, error) {
 	const event = "scripts"
 	scratch, err := newEventCalls(b.fleet, "scripts:")
@@ -50,7 +50,7 @@ func (b *roomBench) batches(ctx context.Context) (*RoomMemory, *RoomBatches, err
 	return memory, out, b.removeKeys(ctx, scratch.space.Prefix())
 }
 
-// timed returns what the fleet has used while do ran, and how long that took.
+// timed runs do. It returns what the fleet has used meanwhile, and how long do took.
 func (b *roomBench) timed(ctx context.Context, do func() error) (used fleetUse, took time.Duration, err error) {
 	used, err = b.measure(ctx, func() error {
 		began := time.Now()
@@ -61,7 +61,7 @@ func (b *roomBench) timed(ctx context.Context, do func() error) (used fleetUse, 
 	return used, took, err
 }
 
-// enterBatches lets users enter, 200 a call. Their ids have 22 characters.
+// enterBatches makes all users of the part scripts enter, 200 a call. Their ids have 22 characters.
 func (e eventCalls) enterBatches(ctx context.Context, event string) error {
 	var next atomic.Int64
 	var all errgroup.Group

@@ -9,14 +9,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// crowd is a task that all processes of users carry out together.
+// crowd is a task that all child processes which act as users carry out together.
 type crowd struct {
 	*roomBench
 	began time.Time
 }
 
-// crowd gives a task to the processes, with the fields that are the same for all, and lets the
-// users begin.
+// crowd sends a task to all child processes that act as users, each with its share of the users,
+// and lets them begin. It sets the fields that are the same for all.
 func (b *roomBench) crowd(t roomload.Task) (*crowd, error) {
 	t.Brokers, t.Header, t.Issuer, t.Keys = b.brokers, userHeader, b.publicURL, keysURL(b.brokers[0])
 	if t.Kind == "" {
@@ -37,7 +37,7 @@ func (b *roomBench) crowd(t roomload.Task) (*crowd, error) {
 	return c, err
 }
 
-// step asks all processes for a step and returns their answers together.
+// step sends a step to all child processes, and returns the sum of their answers.
 func (c *crowd) step(do string) (roomload.Answer, error) {
 	for _, l := range c.loaders {
 		if err := l.send.Encode(roomload.Step{Do: do}); err != nil {
@@ -62,11 +62,11 @@ func (c *crowd) answers() (sum roomload.Answer, err error) {
 	return sum, nil
 }
 
-// lookEvery is the time between two questions for the counts of users.
+// lookEvery is the pause between two reads of the users' counts in await.
 const lookEvery = 20 * time.Millisecond
 
-// await waits until reached says that the users have done something. It gives up without an error
-// if the counts do not change for patience: then users are lost, and judge tells which.
+// await reads the counts of all users until reached accepts them. If they do not change for
+// patience, it returns without an error: users are lost then, and judge reports which.
 func (c *crowd) await(
 	ctx context.Context, patience time.Duration, reached func(roomload.Counts) bool,
 ) (roomload.Counts, error) {
@@ -91,10 +91,11 @@ func (c *crowd) await(
 	}
 }
 
-// patience is the time without any change after which users are lost.
+// patience is how long await accepts that no count of users changes.
 const patience = 20 * time.Second
 
-// enterWaiting gives users a stream each and waits until all of them see their positions.
+// enterWaiting lets users enter, each with a stream of its own, and waits until all have been shown
+// their positions.
 func (b *roomBench) enterWaiting(ctx context.Context, t roomload.Task) (*crowd, error) {
 	t.Users, t.Parallel = b.Users, 64
 	c, err := b.crowd(t)
@@ -111,7 +112,8 @@ func (c *crowd) awaitAdmitted(ctx context.Context, n int) error {
 	return err
 }
 
-// end ends the task. The visits get their numbers, where numbers has them.
+// end ends the task and returns what all users received. It stores the ticket number in each visit
+// whose user is in numbers.
 func (c *crowd) end(numbers map[string]int64) (roomload.Answer, error) {
 	a, err := c.step(roomload.End)
 	for i := range a.Visits {

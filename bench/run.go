@@ -32,7 +32,7 @@ type run struct {
 	name      string // prefix of the ids of groups
 	overrides map[string]string
 	journals  string // folder of the processes' journals; "": they log nothing
-	// keys with this prefix are deleted at the end; set on a Redis that is not private
+	// cleanupPrefix is set on a Redis that is not private: close deletes all keys with this prefix.
 	cleanupPrefix string
 	groups        []group // groups of submit
 
@@ -45,23 +45,26 @@ type run struct {
 type group struct {
 	id, tenant string
 	jobs       int
-	// returns the i-th job that one call of submit or fill publishes, encoded; nil: without payload
+	// job returns the JSON of the i-th job that one call of submit or fill publishes; nil: all jobs
+	// have an empty payload.
 	job    func(i int) []byte
 	fields map[string]any // more fields of the group, such as priority
 	fails  int            // jobs that fail for good
 }
 
 const (
-	// noGlobalLimit switches the global limit off, so that the machine limits the speed.
+	// noGlobalLimit is the setting that switches the global limit off, so that only the machine
+	// limits the speed.
 	noGlobalLimit = "BULKACTION_BACKPRESSURE_GLOBAL_RPS=0"
 	warmJobs      = 2000
 )
 
 func globalLimit(rps int) string { return "BULKACTION_BACKPRESSURE_GLOBAL_RPS=" + strconv.Itoa(rps) }
 
-// start starts a fleet with the settings env and those of o, which win. On a Redis that is not
-// private, its keys get a prefix of their own. It does not wait until the processes are ready. It
-// resets this process's peak memory.
+// start starts a fleet with the environment variables env and those of o; the latter win. On a
+// Redis that is not private, its keys get a prefix of their own. It does not wait until the
+// processes are ready. It resets this process's peak of memory, so that peaks are those of this
+// run.
 func start(ctx context.Context, o Options, journals bool, env ...string) (_ *run, err error) {
 	r := &run{options: o, name: "b" + strconv.FormatInt(time.Now().UnixNano(), 36)}
 	prefix, partitions := "bulk-action:", max(1, o.Partitions)
@@ -94,8 +97,8 @@ func start(ctx context.Context, o Options, journals bool, env ...string) (_ *run
 	return r, nil
 }
 
-// close stops the fleet, and the private Redis with it. It deletes the journals and, on a Redis
-// that is not private, the keys.
+// close stops the processes, and the private Redis if there is one. It deletes the journals and, on
+// a Redis that is not private, the keys of the run.
 func (r *run) close() {
 	_ = r.stop() // the figures are computed, or an error was returned
 	if r.cleanupPrefix != "" {
@@ -107,10 +110,12 @@ func (r *run) close() {
 	}
 }
 
-// perMessage is the largest number of jobs in one message, unless an experiment says otherwise.
+// perMessage is the largest number of jobs that one message to the ingest stream gets, unless an
+// experiment says otherwise.
 const perMessage = 500
 
-// A pipeline is sent when it has this number of messages or bytes.
+// pipeMessages and pipeBytes bound a pipeline: it is sent as soon as it has this number of messages
+// or bytes.
 const (
 	pipeMessages = 500
 	pipeBytes    = 2 << 20
@@ -122,7 +127,7 @@ type publisher struct {
 	ingest string // name of the stream
 }
 
-// pipeline publishes messages to the ingest stream, many in one round trip.
+// pipeline collects messages to the ingest stream and sends many of them in one round trip.
 type pipeline struct {
 	redis.Pipeliner
 	stream string
@@ -133,7 +138,8 @@ func (p publisher) pipeline() *pipeline {
 	return &pipeline{Pipeliner: p.cmd.Pipeline(), stream: p.ingest}
 }
 
-// add adds a message, and sends the pipeline if it is full. data must not change until then.
+// add adds a message to the pipeline, and sends the pipeline if it is full. The caller may not
+// change data until it is sent.
 func (p *pipeline) add(ctx context.Context, typ string, data []byte) error {
 	p.XAdd(ctx, &redis.XAddArgs{Stream: p.stream, Values: []any{"type", typ, "data", data}})
 	if p.bytes += len(data); p.Len() < pipeMessages && p.bytes < pipeBytes {
@@ -153,7 +159,8 @@ func (p *pipeline) flush(ctx context.Context) error {
 	return nil
 }
 
-// submission returns the body of a group.submit message or request that has these fields too.
+// submission returns the JSON that submits the group, for a group.submit message or an HTTP
+// request. fields are added to it.
 func (g group) submission(fields map[string]any) ([]byte, error) {
 	data := map[string]any{"id": g.id, "tenant": g.tenant, "type": "NOOP"}
 	maps.Copy(data, g.fields)
@@ -161,12 +168,13 @@ func (g group) submission(fields map[string]any) ([]byte, error) {
 	return json.Marshal(data)
 }
 
-// complete returns the submission of g with all of its jobs, of which from is the first.
+// complete returns the JSON that submits g with all of its jobs. from is the index of its first job
+// in the load.
 func (g group) complete(from int) ([]byte, error) {
 	return g.submission(map[string]any{"seal": true, "jobs": json.RawMessage(g.appendJobs(nil, from, g.jobs))})
 }
 
-// appendJobs appends the array of n jobs to b, of which from is the first.
+// appendJobs appends the JSON array of n jobs to b. from is the index of the first one in the load.
 func (g group) appendJobs(b []byte, from, n int) []byte {
 	b = append(b, '[')
 	for i := range n {
@@ -182,9 +190,9 @@ func (g group) appendJobs(b []byte, from, n int) []byte {
 	return append(b, ']')
 }
 
-// submit publishes groups, whose end [Options.experiment] awaits. A small group is one message; the
-// jobs of large groups are published in several messages, in turn among the groups. It does not
-// wait until ingest has read the messages.
+// submit publishes groups to the ingest stream. [Options.experiment] waits for their end later. A
+// small group is one message. A large one is published without jobs; messages with its jobs follow,
+// taking turns with other large groups. submit does not wait until ingest has read the messages.
 func (r *run) submit(ctx context.Context, groups ...group) error {
 	r.groups = append(r.groups, groups...)
 	if err := r.create(ctx, groups, perMessage); err != nil {
@@ -194,8 +202,8 @@ func (r *run) submit(ctx context.Context, groups ...group) error {
 	return r.fill(ctx, large, perMessage)
 }
 
-// create publishes groups. A group of at most `inline` jobs is published with its jobs, a larger
-// one without. Each group is sealed when it has as many jobs as g.jobs says.
+// create publishes groups to the ingest stream. A group of at most `inline` jobs is published with
+// its jobs, a larger one without. Ingest seals a group as soon as it has g.jobs jobs.
 func (p publisher) create(ctx context.Context, groups []group, inline int) error {
 	pipe, sent := p.pipeline(), 0
 	for _, g := range groups {
@@ -215,8 +223,9 @@ func (p publisher) create(ctx context.Context, groups []group, inline int) error
 	return pipe.flush(ctx)
 }
 
-// fill publishes the jobs of the groups, one message of up to batch jobs of each group in turn. It
-// reuses its buffers, so that the load generator uses little CPU on the machine that it measures.
+// fill publishes the jobs of groups that exist: one message of up to batch jobs for each group in
+// turn. It reuses its buffers, so that the load generator uses little CPU on the machine that it
+// measures.
 func (p publisher) fill(ctx context.Context, groups []group, batch int) error {
 	pipe, sent := p.pipeline(), 0
 	var buffers [pipeMessages][]byte // one for each message of the pipeline
@@ -244,14 +253,15 @@ func (p publisher) fill(ctx context.Context, groups []group, batch int) error {
 	return pipe.flush(ctx)
 }
 
-// appendMessage appends the body of the message with n jobs of the group to b.
+// appendMessage appends to b the JSON of a message that adds n jobs to the group. from is the index
+// of the first one in the load.
 func (g group) appendMessage(b []byte, from, n int) []byte {
 	b = append(append(append(b, `{"group":"`...), g.id...), `","jobs":`...)
 	return append(g.appendJobs(b, from, n), '}')
 }
 
-// encodeJob returns a job whose payload has these fields and this number of bytes, or more if the
-// fields need more.
+// encodeJob returns the JSON of a job whose payload has the given fields, and is padded to
+// `payload` bytes unless the fields already need more.
 func encodeJob(payload int, fields string) []byte {
 	empty := `{` + fields + `"pad":""}`
 	if fields == "" && payload < len(empty) {
@@ -260,13 +270,14 @@ func encodeJob(payload int, fields string) []byte {
 	return fmt.Appendf(nil, `{"payload":{%s"pad":"%s"}}`, fields, strings.Repeat("x", max(0, payload-len(empty))))
 }
 
-// sleeping returns the jobs of a group that each run for ms milliseconds.
+// sleeping returns a function for group.job: each job runs for ms milliseconds.
 func sleeping(ms int) func(int) []byte {
 	job := fmt.Appendf(nil, `{"payload":{"sleep_ms":%d}}`, ms)
 	return func(int) []byte { return job }
 }
 
-// divideJobs divides jobs evenly among groups. Each tenant has `each` groups; tenants alternate.
+// divideJobs returns groups, not submitted yet, among which the jobs are divided evenly. Each
+// tenant has `each` groups; tenants take turns in the list.
 func divideJobs(name string, jobs, tenants, each int, job func(int) []byte) []group {
 	groups := make([]group, tenants*each)
 	for i := range groups {
@@ -278,14 +289,14 @@ func divideJobs(name string, jobs, tenants, each int, job func(int) []byte) []gr
 	return groups
 }
 
-// delayedGroup is a group that is submitted some time after the start of a load.
+// delayedGroup is a group with the time, from the start of a load, at which it is submitted.
 type delayedGroup struct {
 	after time.Duration
 	group
 }
 
-// submitWhenDue submits each group at its time after the call, and returns after the last one.
-// Groups are ordered by time.
+// submitWhenDue submits each group when its time, counted from the call, has come. It returns after
+// it has submitted the last one. groups are ordered by time.
 func (r *run) submitWhenDue(ctx context.Context, groups []delayedGroup) error {
 	began := time.Now()
 	for _, g := range groups {
@@ -299,10 +310,11 @@ func (r *run) submitWhenDue(ctx context.Context, groups []delayedGroup) error {
 	return nil
 }
 
-// experiment starts a fleet whose processes keep journals, with the settings env. It calls load,
-// waits until all groups of submit are COMPLETED, runs a full audit, stops the processes and reads
-// their journals. It returns the run, which has ended. part names the wait in the progress. It is
-// an error if the audit finds a violation or if no start was logged.
+// experiment measures one load. It starts a fleet whose processes keep journals, with the
+// environment variables env, and calls load, which submits groups. It waits until all groups are
+// COMPLETED, runs a full audit, stops the processes and reads the journals. It returns the ended
+// run. part names the progress. It is an error if the audit finds a violation or no start was
+// logged.
 func (o *Options) experiment(
 	ctx context.Context, part string, load func(*run) error, env ...string,
 ) (_ *run, err error) {
@@ -342,7 +354,8 @@ func (r *run) readJournals() (err error) {
 
 var errNoStarts = errors.New("the processes logged no starts: they are of another version than this program")
 
-// errNoPermits is returned if no process logged a permit, so that no figure can be computed.
+// errNoPermits means that no process logged a permit to its journal, so that no figure can be
+// computed.
 var errNoPermits = errors.New("the processes logged no permits: they are of another version than this program")
 
 // setTenant changes the settings of a tenant.
@@ -353,7 +366,8 @@ func (r *run) setTenant(ctx context.Context, tenant string, settings ledger.Tena
 	return nil
 }
 
-// limitRule returns the global limit of this run's fleet, for rps permits a second.
+// limitRule returns the global limit of this run's fleet, with the fleet's limiter and window, for
+// rps permits a second.
 func (r *run) limitRule(rps int) (limitRule, error) {
 	window, err := time.ParseDuration(cmp.Or(r.overrides["BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW"], "1s"))
 	if err != nil {
@@ -362,7 +376,7 @@ func (r *run) limitRule(rps int) (limitRule, error) {
 	return newLimitRule(cmp.Or(r.overrides["BULKACTION_BACKPRESSURE_LIMITER"], "fixed"), rps, window), nil
 }
 
-// workerSlots returns the number of slots of one worker process.
+// workerSlots returns the number of slots that one worker process of this run has.
 func (r *run) workerSlots() int {
 	if n, err := strconv.Atoi(r.overrides["BULKACTION_WORKER_COUNT"]); err == nil && n > 0 {
 		return n

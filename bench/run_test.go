@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestMain lets the test binary run as a role, and as a process that generates load, too, as the
-// command line does.
+// TestMain lets the test binary also run as a role or as a process that generates load, as the
+// program bulkaction does: the benchmarks start their own binary for both.
 func TestMain(m *testing.M) {
 	own := []string{"role", bench.GuardLoadCommand, roomload.Command}
 	if len(os.Args) > 1 && slices.Contains(own, os.Args[1]) {
@@ -60,8 +60,8 @@ func TestCongestionIsComputedFromTheJournals(t *testing.T) {
 	require.NotEmpty(t, told, "the last progress must show all jobs")
 }
 
-// TestExperimentLeavesNothingOnASharedRedis: an experiment must not change other data on a shared
-// Redis, and must delete its own.
+// TestExperimentLeavesNothingOnASharedRedis: an experiment on a Redis with other data must not
+// change these data, and must delete its own.
 func TestExperimentLeavesNothingOnASharedRedis(t *testing.T) {
 	server := redistest.Server(t)
 	o := options(t, server.URL())

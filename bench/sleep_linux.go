@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// sleepUntil sleeps until t. Timers of Go can be 1 ms late, because the runtime waits for events in
-// whole milliseconds; a load generator must not be.
+// sleepUntil sleeps until t by a system call. Go's timers can be 1 ms late, because the runtime
+// waits for events in whole milliseconds; that is too late for a load generator.
 func sleepUntil(t time.Time) {
 	for {
 		left := time.Until(t)

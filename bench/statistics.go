@@ -18,7 +18,7 @@ func quantilesOf(ms []float64) Quantiles {
 	return Quantiles{p(50), p(99), p(100)}
 }
 
-// sharesOf returns each count / the sum of all counts, and this sum.
+// sharesOf returns, for each count, its share of the sum of all counts, and this sum.
 func sharesOf(counts []int64) (shares []float64, sum int64) {
 	for _, n := range counts {
 		sum += n
@@ -29,8 +29,8 @@ func sharesOf(counts []int64) (shares []float64, sum int64) {
 	return shares, sum
 }
 
-// worstDeviation compares each count with its part of the sum by weight. It returns the largest
-// deviation / this part.
+// worstDeviation compares each count with the part of the sum that its weight gives it. It returns
+// the largest relative deviation: |count - part| / part.
 func worstDeviation(counts []int64, weights []float64) float64 {
 	var sum, weight float64
 	for i := range counts {

@@ -22,7 +22,8 @@ type ThroughputOptions struct {
 	Payload     int     // bytes of each job's payload
 	Limits      bool    // each tenant has a limit of its own; it is counted but never reached
 	FailPercent float64 // this percentage of the jobs fails once and is retried
-	// part of the jobs that is traced; traces are sent to this process; 0: no tracing
+	// Sampling is the fraction of the jobs that is traced; 0: none. The processes send the traces
+	// to this process.
 	Sampling float64
 	Backlog  int  // number of jobs of other groups that wait in the fair queue all the time
 	Ceiling  bool // also measure the least-work ceiling, before and after
@@ -33,7 +34,8 @@ type ThroughputOptions struct {
 type Throughput struct {
 	Jobs    int `json:"jobs"`
 	Tenants int `json:"tenants"`
-	// from the first message until the last group is COMPLETED, by Redis's clock
+	// ElapsedSeconds is the time from the first message until the last group is COMPLETED, by
+	// Redis's clock.
 	ElapsedSeconds   float64 `json:"elapsed_seconds"`
 	JobsPerSecond    float64 `json:"jobs_per_second"`
 	RedisCPUPerJob   float64 `json:"redis_cpu_us_per_job"`
@@ -41,19 +43,22 @@ type Throughput struct {
 	// of Redis and all processes together
 	CPUPerJob         float64 `json:"cpu_us_per_job"`
 	BytesPerQueuedJob float64 `json:"redis_bytes_per_queued_job"`
-	// from accepted to started at 100 jobs a second, in whole ms; P99MS too. `bench latency`
-	// measures it in µs
+	// P50MS and P99MS are the time of single jobs from accepted to started, at 100 jobs a second,
+	// in whole ms. `bench latency` measures it in µs.
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
 	// with the commands that scripts call
 	CommandsPerJob   float64            `json:"redis_commands_per_job"`
 	ProcessCPUByRole map[string]float64 `json:"process_cpu_us_per_job_by_role"`
-	// peak of the largest process of each role, of this process and of a private Redis
+	// PeakMBByRole has the peak of resident memory of the largest process of each role, of this
+	// process, and of a private Redis.
 	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
-	// speeds of the first and the last tenth of the jobs; missing if there are many groups
+	// FirstTenth and LastTenth are the speeds of the first and the last tenth of the jobs, in jobs
+	// a second. They are missing if there are many groups.
 	FirstTenth float64 `json:"first_tenth_jobs_per_second,omitempty"`
 	LastTenth  float64 `json:"last_tenth_jobs_per_second,omitempty"`
-	// share of the commands, and CPU time, of each master by address; only of a cluster
+	// MasterCommands has the share of the Redis commands of each master of a cluster, ordered by
+	// address, and MasterCPU its CPU time per job. Both are empty without a cluster.
 	MasterCommands []float64 `json:"commands_share_by_master,omitempty"`
 	MasterCPU      []float64 `json:"redis_cpu_us_per_job_by_master,omitempty"`
 	// mean of the measurements before and after the run
@@ -77,20 +82,21 @@ type Throughput struct {
 	Overrides         map[string]string `json:"overrides"`
 }
 
-// unreachedLimit is a tenant's own limit (permits a second) that no run reaches.
+// unreachedLimit is a rate limit (permits a second) of a tenant, so high that no run reaches it.
 const unreachedLimit = 100_000_000
 
-// quickRetries makes failed jobs ready after 1 ms, because the work of a retry is measured and not
-// the wait.
+// quickRetries are settings with which failed jobs become ready after 1 ms: benchmarks measure the
+// work of a retry, not the wait before it.
 var quickRetries = []string{
 	"BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF=1ms", "BULKACTION_BACKPRESSURE_MAX_BACKOFF=1ms",
 	"BULKACTION_CONGESTION_BASE_BACKOFF=1ms", "BULKACTION_CONGESTION_MAX_BACKOFF=1ms",
 }
 
-// failOnce has the payload fields of a NOOP job that fails once and is retried.
+// failOnce are payload fields with which a NOOP job fails once and is retried.
 const failOnce = `"fail":"retry","fail_times":1,`
 
-// failingJobs returns jobs of which this percentage fails once, spread evenly.
+// failingJobs returns a function for group.job. The given percentage of its jobs, spread evenly,
+// fails once and is retried.
 func failingJobs(payload int, percent float64) func(int) []byte {
 	normal, failing := encodeJob(payload, ""), encodeJob(payload, failOnce)
 	return func(i int) []byte {
@@ -158,8 +164,8 @@ func RunThroughput(ctx context.Context, o ThroughputOptions) (Throughput, error)
 	return out, nil
 }
 
-// measureLoad warms up, runs the load, and fills in the figures that need no further
-// run. It writes commandstats.txt if o.Profile is set.
+// measureLoad warms the fleet up, runs the load, and computes the figures of t that need no further
+// run. With o.Profile it also writes commandstats.txt.
 func (t *Throughput) measureLoad(ctx context.Context, r *run, o ThroughputOptions) error {
 	groups := divideJobs(r.name, o.Jobs, o.Tenants, o.Groups, failingJobs(o.Payload, o.FailPercent))
 	if o.Limits {
@@ -218,7 +224,8 @@ func (t *Throughput) measureLoad(ctx context.Context, r *run, o ThroughputOption
 	return nil
 }
 
-// computePerJob fills in the figures from what a run used in its time.
+// computePerJob computes the figures of t from what the processes and Redis used in the elapsed
+// time.
 func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
 	t.ElapsedSeconds, t.JobsPerSecond = measure.Round4(elapsed.Seconds()), math.Round(float64(t.Jobs)/elapsed.Seconds())
 	all := u.redisTotal()
@@ -237,7 +244,8 @@ func (t *Throughput) computePerJob(u fleetUse, elapsed time.Duration) {
 	}
 }
 
-// warmUp runs some jobs, so that connections, scripts and caches exist when the load comes.
+// warmUp runs some jobs before the measurement, so that connections, scripts and caches exist when
+// it begins.
 func (r *run) warmUp(ctx context.Context, job func(int) []byte, batch int) error {
 	if _, err := r.produceAndAwait(ctx, "", divideJobs(r.name+"-warm", warmJobs, 1, 1, job), batch); err != nil {
 		return fmt.Errorf("warm up: %w", err)
@@ -245,8 +253,8 @@ func (r *run) warmUp(ctx context.Context, job func(int) []byte, batch int) error
 	return nil
 }
 
-// produceAndAwait creates the groups, publishes their jobs, and waits until all groups are
-// COMPLETED and the producer has ended.
+// produceAndAwait creates the groups, publishes their jobs, and at the same time waits until all
+// groups are COMPLETED.
 func (r *run) produceAndAwait(ctx context.Context, part string, groups []group, batch int) (*follower, error) {
 	f := r.follow(part, groups)
 	return f, f.waitBeside(ctx, func(ctx context.Context) error {
@@ -257,8 +265,8 @@ func (r *run) produceAndAwait(ctx context.Context, part string, groups []group, 
 	})
 }
 
-// measureIdleFleet measures latency and the memory of a queued job on the fleet, which is idle
-// otherwise. It leaves queued jobs behind.
+// measureIdleFleet measures the latency of single jobs and the memory of a queued job, on a fleet
+// with nothing else to do. Its queued jobs stay in Redis.
 func (t *Throughput) measureIdleFleet(ctx context.Context, r *run, o ThroughputOptions) error {
 	const rate, singles = 100, 300
 	groups, _, err := r.sendSingles(ctx, "", "-single", rate, singles)
@@ -278,8 +286,8 @@ func (t *Throughput) measureIdleFleet(ctx context.Context, r *run, o ThroughputO
 	return err
 }
 
-// countAccepted returns a function that returns the number of jobs of a group that are stored; 0
-// after an error.
+// countAccepted returns a function that reads the number of accepted jobs of a group from Redis;
+// the function returns 0 after an error.
 func countAccepted(r *run) func(context.Context, group) int {
 	return func(ctx context.Context, g group) int {
 		now, err := r.states(ctx, []group{g})
@@ -290,8 +298,8 @@ func countAccepted(r *run) func(context.Context, group) int {
 	}
 }
 
-// queuedBytes returns the bytes of Redis memory that a queued job needs. It queues some jobs and
-// leaves them there. accepted returns the number of jobs of a group that are stored.
+// queuedBytes returns the bytes of Redis memory that a queued job takes. It queues jobs that stay
+// there. accepted returns the number of accepted jobs of a group.
 func (r *run) queuedBytes(
 	ctx context.Context, job func(int) []byte, batch int, accepted func(context.Context, group) int,
 ) (float64, error) {
@@ -301,8 +309,8 @@ func (r *run) queuedBytes(
 	return measure.Round2(float64(u.redisTotal().Memory) / jobs), err
 }
 
-// queue submits groups whose jobs may start in an hour, and waits until all jobs are stored: until
-// accepted returns the number of jobs of each group.
+// queue submits groups whose jobs may not start for an hour, and waits until accepted says that all
+// their jobs are accepted.
 func (r *run) queue(
 	ctx context.Context, groups []group, batch int, accepted func(context.Context, group) int,
 ) error {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// traceSink receives the traces that processes export by OTLP over HTTP, counts the bytes of the
-// requests and drops them.
+// traceSink is an HTTP server that receives the traces which processes export by OTLP. It counts
+// the bytes of the requests and drops the traces.
 type traceSink struct {
 	server *http.Server
 	url    string
@@ -38,7 +38,8 @@ func (s *traceSink) receive(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// env returns settings that make processes trace this part of the jobs and export no metrics.
+// env returns environment variables with which processes trace the fraction `ratio` of the jobs,
+// send traces to s, and export no metrics.
 func (s *traceSink) env(ratio float64) []string {
 	return []string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT=" + s.url, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",

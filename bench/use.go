@@ -19,14 +19,14 @@ const (
 	redisRole    = "redis"    // stands for the redis-servers in figures by role
 )
 
-// fleetUse is what the fleet's processes, this process and Redis have used since they started, or
-// between two measurements; see since.
+// fleetUse is what the processes of the fleet, this process and Redis have used: CPU time, commands
+// and memory. It counts from their start or, after since, between two reads.
 type fleetUse struct {
 	roles   map[string]time.Duration // CPU time of all processes of each role; this one is producerRole
 	masters []measure.Redis          // ordered by address
 }
 
-// measure calls do, and returns what the fleet has used meanwhile.
+// measure calls do, and returns what the fleet, this process and Redis have used meanwhile.
 func (f *fleet) measure(ctx context.Context, do func() error) (fleetUse, error) {
 	before, err := f.use(ctx)
 	if err != nil {
@@ -39,8 +39,8 @@ func (f *fleet) measure(ctx context.Context, do func() error) (fleetUse, error) 
 	return after.since(before), err
 }
 
-// use reads the CPU time of the processes from the operating system, and statistics from each
-// redis-server.
+// use reads what the fleet has used so far: CPU times from the operating system, and statistics
+// from each redis-server.
 func (f *fleet) use(ctx context.Context) (fleetUse, error) {
 	out := fleetUse{roles: map[string]time.Duration{}}
 	for role, pids := range f.pids() {
@@ -71,7 +71,7 @@ func (f *fleet) use(ctx context.Context) (fleetUse, error) {
 	return out, err
 }
 
-// pids returns the ids of the processes by role. This process has the role producerRole.
+// pids returns the process ids of the fleet by role. This process counts as the role producerRole.
 func (f *fleet) pids() map[string][]int {
 	out := map[string][]int{producerRole: {os.Getpid()}}
 	for _, p := range f.procs {
@@ -92,8 +92,8 @@ func (u fleetUse) since(before fleetUse) fleetUse {
 	return out
 }
 
-// processCPU returns the CPU time of all processes together: those of the roles and this one, but
-// not redis-server.
+// processCPU returns the CPU time of all processes of the roles and of this process; redis-server
+// does not count.
 func (u fleetUse) processCPU() (sum time.Duration) {
 	for _, cpu := range u.roles {
 		sum += cpu

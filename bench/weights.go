@@ -12,33 +12,39 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// Weights has the shares of three tenants with the weights 1, 2 and 4 while all of them have work.
+// Weights has the shares that three tenants with the weights 1, 2 and 4 get of the starts of jobs
+// while all of them have work.
 type Weights struct {
-	// the largest relative deviation of a tenant's share from the share that its weight gives
+	// WeightError is the largest relative deviation of a tenant's share from the share that its
+	// weight gives.
 	WeightError  float64   `json:"weight_error"`
 	WeightShares []float64 `json:"weight_shares"` // shares of the starts, by weight: 1, 2, 4
 	WeightStarts int64     `json:"weight_starts"` // number of starts that were counted
 }
 
-// Lanes has the shares of the three lanes while all of them have work.
+// Lanes has the shares that the three lanes get of the starts of jobs while all of them have work.
 type Lanes struct {
-	// the largest relative deviation of a lane's share from the share that its weight gives
+	// LaneError is the largest relative deviation of a lane's share from the share that its weight
+	// gives.
 	LaneError  float64   `json:"lane_error"`
 	LaneShares []float64 `json:"lane_shares"` // high, normal, low
 	LaneStarts int64     `json:"lane_starts"`
-	// the longest time in which no job of the low lane started while all lanes had work
+	// LowMaxGap is the longest time (seconds) in which no job of the low lane started while all
+	// lanes had work.
 	LowMaxGap     float64 `json:"low_lane_max_gap_seconds"`
 	LowLaneStarts int64   `json:"low_lane_starts"`
 }
 
 const (
 	competingJobs = 4000 // jobs of each tenant
-	// spanMargin is left out at both ends of the time in which all groups have work.
+	// spanMargin is cut off at both ends of the time in which all groups have work, before starts
+	// are counted.
 	spanMargin = time.Second
 )
 
-// runCompeting runs groups that compete for the workers. competitors returns them, when the fleet
-// has started. It returns the run, and the starts of each group while all had work.
+// runCompeting runs groups that compete for the workers. It calls competitors, which returns the
+// groups, after the fleet has started. It returns the ended run, and how many jobs of each group
+// started while all groups had work.
 func runCompeting(
 	ctx context.Context, o FairnessOptions, part string, competitors func(*run) ([]group, error),
 ) (*run, busySpan, error) {
@@ -56,15 +62,15 @@ func runCompeting(
 	return x, s, err
 }
 
-// busySpan is the time (µs) in which all groups have work, and the number of starts of each group
-// in it.
+// busySpan is the time, from and to (µs), in which all groups have work, and how many jobs of each
+// group started in it.
 type busySpan struct {
 	from, to int64
 	counts   []int64
 }
 
-// findBusySpan returns the span from the first start of the group that begins last to the last
-// start of the group that ends first, less a margin at both ends.
+// findBusySpan finds the span in which all groups have work: from the first start of the group that
+// begins last to the last start of the group that ends first. It cuts spanMargin off at both ends.
 func findBusySpan(log journal.Log, groups []group) (busySpan, error) {
 	s := busySpan{from: math.MinInt64, to: math.MaxInt64}
 	starts := make([][]event, len(groups))

@@ -19,9 +19,9 @@ import (
 
 // Outcome is what a worker decides after one attempt.
 type Outcome struct {
-	// Kind is Fail also if the job has no retries left. After is the longest wait before the next
-	// attempt; up to a tenth less is possible, and after a throttle without a time, congestion
-	// control may wait longer.
+	// Kind is also Fail if the job has no retries left. After is the longest time until the next
+	// attempt. The real wait may be up to a tenth shorter; after a throttle without a time,
+	// congestion control may make it longer.
 	processor.Verdict
 	Result json.RawMessage // of a job that is Done; null if the processor returned none
 }
@@ -64,11 +64,12 @@ func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Jo
 	return Outcome{v, result}
 }
 
-// errNotReturned says that a processor has called runtime.Goexit.
+// errNotReturned means that a processor ended its goroutine with runtime.Goexit instead of
+// returning.
 var errNotReturned = errors.New("the processor has not returned")
 
 // runLimited runs an attempt with a timeout. If the processor ignores the end of its context,
-// runLimited waits as long as a worker would.
+// runLimited waits for it as long as a worker would, and then fails the test.
 func runLimited(
 	t testing.TB, p processor.Processor, job processor.Job, limit time.Duration,
 ) (json.RawMessage, error) {
@@ -109,7 +110,8 @@ func runLimited(
 	}
 }
 
-// encoded runs an attempt and returns its result as JSON. A panic becomes an error.
+// encoded calls the processor once and returns its result as JSON. It logs a panic and turns it
+// into an error.
 //
 //nolint:revive // a test comes before its context
 func encoded(

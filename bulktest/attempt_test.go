@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// fake is a test whose failures are recorded instead of reported.
+// fake is a fake testing.TB: failures are recorded in said, and do not fail the real test.
 type fake struct {
 	*testing.T
 	said strings.Builder
@@ -133,7 +133,8 @@ func TestAttemptAdmits(t *testing.T) {
 	require.EqualError(t, p.returned, "no")
 }
 
-// A processor that ignores the end of its context fails the test, which says where it waits.
+// TestAttemptIgnoresTheEnd: a processor that ignores the end of its context fails the test. The
+// message says where the processor waits.
 func TestAttemptIgnoresTheEnd(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
@@ -147,8 +148,8 @@ func TestAttemptIgnoresTheEnd(t *testing.T) {
 	require.Contains(t, said, "TestAttemptIgnoresTheEnd.func")
 }
 
-// A processor that ends its goroutine, as package require does after a failure, is said to do so,
-// and nobody waits for its timeout.
+// TestAttemptEndsItsGoroutine: if a processor ends its goroutine, as package require does after a
+// failure, the test fails at once with this reason, without waiting for the timeout.
 func TestAttemptEndsItsGoroutine(t *testing.T) {
 	t.Parallel()
 	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) {

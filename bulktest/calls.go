@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// calls are the calls of processors that have not returned yet.
+// calls records the calls of processors that have not returned yet, with their goroutines, so that
+// a failing test can name them.
 type calls struct {
 	mu      sync.Mutex
 	last    int
@@ -47,7 +48,8 @@ func (c *calls) watch(next processor.Handler) processor.Handler {
 // mostReported is how many running calls a report shows.
 const mostReported = 3
 
-// report says which processors run, and where their goroutines are. It is empty if none runs.
+// report describes the processors that have not returned: which job each runs, and the stack of its
+// goroutine. It returns "" if there are none.
 func (c *calls) report() string {
 	c.mu.Lock()
 	running := maps.Clone(c.running)
@@ -70,7 +72,8 @@ func (c *calls) report() string {
 	return b.String()
 }
 
-// goroutineID returns the beginning of the stack of the calling goroutine, which is unique.
+// goroutineID returns the first words of the calling goroutine's stack, "goroutine N", which
+// identify it.
 func goroutineID() string {
 	var b [64]byte
 	head, _, _ := bytes.Cut(b[:runtime.Stack(b[:], false)], []byte("["))

@@ -1,4 +1,5 @@
 package bulktest
 
-// RunLimited is Run with another limit for a clock that stands still.
+// RunLimited is like Run, but its caller chooses how long (in real time) the bubble's clock may
+// stand still.
 var RunLimited = runBubble

@@ -128,7 +128,8 @@ func waitsForNothing() error { return <-make(chan error) }
 //go:noinline
 func busy(int) {}
 
-// Each scene fails in a child process, in time, without a panic, and says why.
+// TestRunFails runs each scene, which is a test that must fail, in a child process. It must fail in
+// time, without a panic, and with a message that says why.
 func TestRunFails(t *testing.T) {
 	if name := os.Getenv(sceneVariable); name != "" {
 		scenes[name].play(t)

@@ -32,7 +32,8 @@ func (l *listener) Close() error { l.once.Do(func() { close(l.done) }); return n
 
 func (l *listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080} }
 
-// dial connects to the listener. After Close the error is net.ErrClosed.
+// dial returns a connection in memory to the server that accepts from this listener. After Close
+// the error is net.ErrClosed.
 func (l *listener) dial(ctx context.Context) (net.Conn, error) {
 	c, s := net.Pipe()
 	select {
@@ -45,9 +46,9 @@ func (l *listener) dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// redisConn is a client's connection to the embedded Redis whose replies are buffered without a
-// bound. A pipe alone has no buffer: a client that still writes a pipeline, and a server that
-// already writes the first reply, would wait for each other.
+// redisConn is a client's connection in memory to the embedded Redis. It buffers replies, as many
+// as there are. A pipe has no buffer: a client that still writes a pipeline, and a server that
+// already writes the first reply, would wait for each other forever.
 type redisConn struct {
 	net.Conn          // requests
 	replies  net.Conn // the end from which the client reads
@@ -58,7 +59,8 @@ type redisConn struct {
 	ended  bool
 }
 
-// buffered returns the client's end of a connection whose other end belongs to the server.
+// buffered wraps the client's end of a pipe to the embedded Redis, so that replies are buffered. It
+// counts reads of replies in activity.
 func buffered(conn net.Conn, activity *atomic.Int64) net.Conn {
 	read, write := net.Pipe()
 	c := &redisConn{Conn: conn, replies: read}
@@ -68,7 +70,7 @@ func buffered(conn net.Conn, activity *atomic.Int64) net.Conn {
 	return c
 }
 
-// fill reads the server's replies into the buffer until the connection ends.
+// fill moves the server's replies into the buffer until the connection ends.
 func (c *redisConn) fill(activity *atomic.Int64) {
 	for {
 		b := make([]byte, 4<<10)
@@ -87,7 +89,7 @@ func (c *redisConn) fill(activity *atomic.Int64) {
 	}
 }
 
-// empty hands the buffer on to the client until the connection ends.
+// empty writes what is in the buffer to the client until the connection ends.
 func (c *redisConn) empty(to net.Conn) {
 	defer to.Close()
 	for {

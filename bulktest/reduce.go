@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// divisions is how many divisions of the results Reduce tries.
+// divisions is how many random orders and divisions of the results Reduce tries.
 const divisions = 100
 
 // Reduce returns the aggregates that a group with these results has, by name. With reducers nil,
@@ -77,7 +77,8 @@ func Reduce(
 	return all
 }
 
-// difference are two values of an aggregate of the same results.
+// difference has two different values of one aggregate, computed from the same results: the first
+// one, and the one after dividing the results into parts.
 type difference struct {
 	name        string
 	parts       [][]reducer.Result
@@ -99,8 +100,8 @@ func (d *difference) String() string {
 	return b.String()
 }
 
-// contradiction returns a division of the results for which an aggregate has another value, or an
-// error, or nil.
+// contradiction tries divisions of the results. It returns one for which an aggregate has another
+// value than without a division, or for which a reducer fails; nil: none.
 func contradiction(plan *reducer.Plan, results []reducer.Result) *difference {
 	want, _, err := reduceParts(plan, [][]reducer.Result{results}, nil)
 	if err != nil {
@@ -128,8 +129,8 @@ func contradiction(plan *reducer.Plan, results []reducer.Result) *difference {
 	return nil
 }
 
-// sameJSON reports whether two values are equal, except for rounding errors: a sum of fractions
-// depends a little on its order.
+// sameJSON reports whether two JSON values are equal, except for small differences of numbers: a
+// sum of fractions depends a little on the order in which they are added.
 func sameJSON(a, b json.RawMessage) bool {
 	if bytes.Equal(a, b) {
 		return true
@@ -138,7 +139,7 @@ func sameJSON(a, b json.RawMessage) bool {
 	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && same(x, y)
 }
 
-// rounding is the part of a number by which another one may differ that counts as the same.
+// rounding is the relative difference up to which two numbers count as equal.
 const rounding = 1e-9
 
 func same(x, y any) bool {
@@ -156,9 +157,9 @@ func same(x, y any) bool {
 	return x == y
 }
 
-// reduceParts reduces each part by itself, and merges their states in their order. With random,
-// about half of the states are stored as JSON and read again. left are the errors for results that
-// were left out.
+// reduceParts reduces each part of the results separately, and merges the states in their order.
+// With random, about half of the states are encoded as JSON and decoded before. left has the errors
+// of the results that reducers refused.
 func reduceParts(
 	plan *reducer.Plan, parts [][]reducer.Result, random *rand.Rand,
 ) (values map[string]json.RawMessage, left []error, err error) {

@@ -47,7 +47,8 @@ func TestReduce(t *testing.T) {
 	require.Equal(t, "0", string(bulktest.Reduce(t, nil, []client.Aggregate{{As: "n", Op: "count"}})["n"]))
 }
 
-// The order in which fractions are added changes the last digits of their sum. That is no mistake.
+// TestReduceAllowsRoundingErrors: the order in which fractions are added changes the last digits of
+// their sum. Reduce does not report that.
 func TestReduceAllowsRoundingErrors(t *testing.T) {
 	t.Parallel()
 	sum := registry(t, reducer.MapReduce(
@@ -66,7 +67,8 @@ func TestReduceAllowsRoundingErrors(t *testing.T) {
 
 type counted struct{ sum, n float64 } // its fields are not exported: lost in JSON
 
-// Each reducer breaks a law, and the message shows the fewest results that it needs.
+// TestReduceFindsBrokenReducers: Reduce finds each reducer that breaks a rule, and its message
+// shows the smallest set of results that proves it.
 func TestReduceFindsBrokenReducers(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

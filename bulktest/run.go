@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// standstill is how long the clock of a bubble may stand still, in real time.
+// standstill is how long (in real time) a bubble's clock may stand still before the test fails.
 const standstill = 30 * time.Second
 
 // Run runs an installation with these processors, and calls the function test with it in a bubble
@@ -82,7 +82,8 @@ type watchdog struct {
 	activity atomic.Int64 // grows with the bubble's clock, and with each reply of Redis
 }
 
-// tick shows that the bubble's clock goes on, until the test ends.
+// tick starts a goroutine that tells the watchdog every 5 s of the bubble's time that the clock
+// still advances, until the test ends.
 func (w *watchdog) tick(t *testing.T) {
 	ctx := t.Context()
 	go func() {
@@ -99,8 +100,9 @@ func (w *watchdog) tick(t *testing.T) {
 	}()
 }
 
-// output is the log of a test. When a test has failed because its clock stands still, goroutines of
-// it may still run and log; a write to the log of a test that has ended would be a panic.
+// output is a writer to the log of a test, which drops what comes after the end of the test: a
+// write to the log would be a panic then. Goroutines of a test that failed because its clock stands
+// still may run on.
 type output struct {
 	w      io.Writer
 	closed atomic.Bool

@@ -38,12 +38,13 @@ func numbers(n int) []client.NewJob {
 	return jobs
 }
 
-// minute are settings with which each retry waits for a minute.
+// minute has settings with which each retry waits for a minute.
 var minute = map[string]string{"BACKPRESSURE_DEFAULT_BACKOFF": "60s", "BACKPRESSURE_MAX_BACKOFF": "60s"}
 
 var sum = []client.Aggregate{{As: "sum", Op: "sum", Field: "data.n"}}
 
-// A job that fails twice waits for two backoffs, and its result counts once.
+// TestBackoffsPass: a job that fails twice waits for two backoffs of the bubble's clock, and its
+// result counts once.
 func TestBackoffsPass(t *testing.T) {
 	t.Parallel()
 	echo := processor.Typed("NUMBER", func(_ context.Context, job processor.Job, p number) (number, error) {
@@ -67,8 +68,8 @@ func TestBackoffsPass(t *testing.T) {
 	})
 }
 
-// A group with a start time waits for it, and so does the program that owns the installation: its
-// hooks are called once although the roles restart.
+// TestTomorrow: a group with a start time waits for it, and the clock jumps there. The hooks of
+// run.Config are called only once, although the roles stop and start again meanwhile.
 func TestTomorrow(t *testing.T) {
 	t.Parallel()
 	var hooks []string
@@ -93,7 +94,8 @@ func TestTomorrow(t *testing.T) {
 	require.Equal(t, []string{"start", "stop"}, hooks)
 }
 
-// Failures have their codes; a throttle without a time, a deferral, a panic and a timeout pass.
+// TestDecisions: jobs succeed after a deferral, a throttle and a panic, whose waits the clock
+// skips. A permanent error and repeated timeouts fail jobs, each with its error code.
 func TestDecisions(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -129,7 +131,8 @@ func TestDecisions(t *testing.T) {
 	})
 }
 
-// Rate limits use the same clock: 10 jobs at 2 a second take at least 4 seconds.
+// TestRateLimit: rate limits use the bubble's clock too. 10 jobs at 2 a second take at least 4
+// seconds of it.
 func TestRateLimit(t *testing.T) {
 	t.Parallel()
 	proc := processor.Func("NUMBER", func(context.Context, processor.Job) (any, error) { return nil, nil })
@@ -145,7 +148,8 @@ func TestRateLimit(t *testing.T) {
 	})
 }
 
-// A producer publishes through the embedded Redis, and guards work on it.
+// TestProducerAndGuard: package producer can publish through the embedded Redis, and package guard
+// works on it.
 func TestProducerAndGuard(t *testing.T) {
 	t.Parallel()
 	proc := processor.Typed("NUMBER", func(_ context.Context, _ processor.Job, p number) (number, error) { return p, nil })
@@ -175,7 +179,7 @@ func TestProducerAndGuard(t *testing.T) {
 	})
 }
 
-// A processor may use the network.
+// TestNetwork: a processor may use the network.
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -203,7 +207,7 @@ func TestNetwork(t *testing.T) {
 	})
 }
 
-// Middleware of the program is called, and sees the result.
+// TestMiddleware: middleware of the program is called, and sees the result.
 func TestMiddleware(t *testing.T) {
 	t.Parallel()
 	proc := processor.Func("NUMBER", func(context.Context, processor.Job) (any, error) { return 1, nil })

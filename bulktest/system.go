@@ -21,13 +21,13 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// System is an installation of bulkaction inside a test. Only the goroutine that runs the test may
-// call Submit, Wait and Sleep.
+// System is an installation of bulkaction inside a test: all roles, the API, and an embedded Redis.
+// Only the goroutine that runs the test may call Submit, Wait and Sleep.
 type System struct {
 	// API is a client of the installation's HTTP API.
 	API *client.API
 	// RedisURL is the address of the embedded Redis, for package client/producer and package
-	// client/stream. Only this process can connect to it.
+	// client/stream. Only this process can connect to it: the connections are in memory.
 	RedisURL string
 
 	t       *testing.T
@@ -46,10 +46,11 @@ type System struct {
 	done     chan error // receives what Run of the roles has returned
 }
 
-// redisAddresses numbers the embedded servers of this process.
+// redisAddresses is a counter: each embedded Redis of this process gets an address with its own
+// number.
 var redisAddresses atomic.Int64
 
-// startSystem starts the embedded Redis and the roles. They end before the test does.
+// startSystem starts the embedded Redis and the roles. They are stopped before the test ends.
 func startSystem(t *testing.T, c run.Config, procs []processor.Processor, w *watchdog) *System {
 	t.Helper()
 	addr := fmt.Sprintf("bulktest-%d.invalid:6379", redisAddresses.Add(1))
@@ -76,7 +77,8 @@ func (s *System) DialRedis(context.Context, string, string) (net.Conn, error) {
 	return buffered(conn, &s.watch.activity), nil
 }
 
-// dialAPI connects to the API. While the roles are stopped it waits for their next start.
+// dialAPI connects to the API in memory. While the roles are stopped, it waits for their next
+// start.
 func (s *System) dialAPI(ctx context.Context, _, _ string) (net.Conn, error) {
 	for {
 		s.mu.Lock()
@@ -159,7 +161,8 @@ func (s *System) stop() {
 	}
 }
 
-// close ends everything, and says which processors have not returned.
+// close stops the roles and the embedded Redis. The test fails if processors have not returned by
+// then; the message names them.
 func (s *System) close() {
 	s.ending.Store(true)
 	s.stop()

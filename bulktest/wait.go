@@ -10,14 +10,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Ended is a group that has ended, with the results and the failures of its jobs by ordinal.
+// Ended is a group that has ended, with the results and the failures of its jobs, each by the
+// ordinal of the job.
 type Ended struct {
 	api.Group
 	Results  map[int64]api.Result
 	Failures map[int64]api.Failure
 }
 
-// Submit submits a group and waits until it has ended. The group is sealed.
+// Submit submits a group, which it seals, and waits until the group has ended.
 func (s *System) Submit(g client.Submission) Ended {
 	s.t.Helper()
 	g.Seal = true
@@ -28,8 +29,9 @@ func (s *System) Submit(g client.Submission) Ended {
 	return s.Wait(accepted.ID)
 }
 
-// patience is how long Wait waits, besides a timeout of a job, while nothing happens to a group and
-// no start time is known. Time that was skipped does not count.
+// patience is how long (in the bubble's time) Wait accepts that nothing happens to a group, in
+// addition to the timeout of a job, when no start time is known. Skipped time does not count, but
+// each skip takes `restart` off.
 const patience = 2 * time.Minute
 
 const (
@@ -37,9 +39,9 @@ const (
 	restart = 2 * time.Second        // how much of its patience Wait loses with each time that it skips
 )
 
-// Wait waits until a group has ended. While nothing runs, it skips the time to the next start of a
-// job as Sleep does. The test fails if a group makes no progress for two minutes and the timeout of
-// a job, or if a producer's group does not arrive in that time.
+// Wait waits until a group has ended. While no job runs, it skips the time to the next start of a
+// job, as Sleep does. The test fails if a group makes no progress for two minutes plus the timeout
+// of a job, or if a group that a producer publishes does not exist by then.
 func (s *System) Wait(group string) Ended {
 	s.t.Helper()
 	limit := patience + s.longestTimeout()
@@ -82,13 +84,14 @@ func (s *System) Wait(group string) Ended {
 	}
 }
 
-// shortest is the shortest time that is skipped: a restart of the roles takes about a second.
+// shortest is the shortest time that Sleep and Wait skip by stopping the roles. A stop and start
+// take about a second of the bubble's time, so skipping less would gain little.
 const shortest = 5 * time.Second
 
-// Sleep lets the time d pass. While no job runs or is about to run, it stops the roles, skips the
-// time to the next start of a job, and starts the roles again, as an operator may do at night: a
-// day passes in some milliseconds. A time.Sleep in a test does the same with the roles running, and
-// takes some seconds for each ten minutes.
+// Sleep lets the time d pass. While no job runs or is about to run, it stops the roles, jumps to
+// the next start of a job, and starts the roles again, as an operator could do overnight: a day
+// passes in some milliseconds. A time.Sleep lets the roles run, and then ten minutes take some
+// seconds of real time.
 func (s *System) Sleep(d time.Duration) {
 	s.t.Helper()
 	for end := time.Now().Add(d); ; {
@@ -108,7 +111,7 @@ func (s *System) Sleep(d time.Duration) {
 	}
 }
 
-// skip lets the time pass until due while the roles are stopped.
+// skip stops the roles, lets the bubble's time pass until due, and starts the roles again.
 func (s *System) skip(due time.Time) {
 	s.t.Helper()
 	s.stop()
@@ -116,11 +119,12 @@ func (s *System) skip(due time.Time) {
 	s.start()
 }
 
-// pass waits for the time d. The context of a test ends only after the test.
+// pass waits for the time d. The test's context does not end the wait early: it ends only after the
+// test.
 func (s *System) pass(d time.Duration) { _ = redisx.Sleep(s.t.Context(), d) }
 
-// nothingRuns reports whether no job runs or may run before a known time, which it returns; zero if
-// no job has a known start. A paused group does not run.
+// nothingRuns reports whether no job runs, or may start before a known time. due is that time; zero
+// if no job has a start time. Jobs of a paused group do not count as running.
 func (s *System) nothingRuns() (due time.Time, ok bool) {
 	s.t.Helper()
 	for g, err := range s.API.Groups(s.t.Context(), client.GroupFilter{}) {
@@ -148,8 +152,8 @@ func (s *System) nothingRuns() (due time.Time, ok bool) {
 	return due, true
 }
 
-// progress is what changes when something happens to a group, except that a deferred job waits
-// again.
+// progress has fields of a group, two of which differ if something happened to the group in
+// between. That a deferred job waits again does not count.
 type progress struct {
 	status  api.Status
 	ended   int64
@@ -162,7 +166,7 @@ func progressOf(g api.Group) progress {
 	return progress{g.Status, g.Counts.Ended(), g.Retries, g.Counts.Accepted, g.Sealed}
 }
 
-// longestTimeout returns the longest timeout that the settings give a job.
+// longestTimeout returns the longest timeout that the settings give to jobs of any type.
 func (s *System) longestTimeout() time.Duration {
 	cfg, err := app.LoadSettings(s.config.Settings)
 	if err != nil {

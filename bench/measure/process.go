@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// clockTick is the unit of CPU times in /proc. It is 10 ms on each Linux that Go supports.
+// clockTick is the unit of CPU times in /proc: 10 ms on each Linux that Go supports.
 const clockTick = 10 * time.Millisecond
 
 // CPU returns the CPU time that a process has used so far.
@@ -26,8 +26,8 @@ func CPU(pid int) (time.Duration, error) {
 	return time.Duration(user+sys) * clockTick, errors.Join(err1, err2)
 }
 
-// ResetPeak resets the peak of this process's resident memory, so that a new run measures its
-// own. If the system forbids it, the peak includes earlier runs.
+// ResetPeak resets the operating system's record of this process's peak of resident memory, so that
+// a new run measures its own. If the system forbids that, later peaks include earlier runs.
 func ResetPeak() { _ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) }
 
 // PeakMB returns the peak of a process's resident memory so far, in MB (2^20 bytes).
@@ -39,7 +39,7 @@ func PeakMB(pid int) (float64, error) {
 // ResidentKB returns the resident memory of a process at present, in KiB.
 func ResidentKB(pid int) (float64, error) { return statusKB(pid, "VmRSS:") }
 
-// statusKB returns a value of a process's status that is in kB.
+// statusKB returns a value in kB from /proc/PID/status, by its name there.
 func statusKB(pid int, name string) (float64, error) {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
 	if err != nil {

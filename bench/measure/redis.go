@@ -19,10 +19,10 @@ type Redis struct {
 	ByName   map[string]Command
 }
 
-// Command is how often a command was called, and how long all calls took together.
+// Command is how often a Redis command was called, and how many µs all its calls took together.
 type Command struct{ Calls, US int64 }
 
-// ReadInfo reads the text of INFO. The line of a command looks like this:
+// ReadInfo parses the answer of Redis's INFO. A command's line there looks like this:
 // cmdstat_evalsha:calls=3,usec=120,usec_per_call=40.00,…
 func ReadInfo(info string) Redis {
 	m := Redis{ByName: map[string]Command{}}
@@ -45,8 +45,8 @@ func ReadInfo(info string) Redis {
 	return m
 }
 
-// Add returns m plus sign times n. Commands with the same number of calls in both are left out of a
-// difference.
+// Add returns m plus n if sign is 1, m minus n if it is -1. A difference leaves out commands that
+// were called equally often in both.
 func (m Redis) Add(n Redis, sign int64) Redis {
 	m.CPU += time.Duration(sign) * n.CPU
 	m.Commands, m.Memory = m.Commands+sign*n.Commands, m.Memory+sign*n.Memory
@@ -63,9 +63,9 @@ func (m Redis) Add(n Redis, sign int64) Redis {
 	return m
 }
 
-// Table lists the calls and the CPU time of each command, and its time divided by calls and by
-// jobs. The command with the most time comes first. A command that a script calls is counted twice:
-// by itself and in the time of the script.
+// Table returns a table of Redis commands with their calls and time (µs), also per call and per
+// job. The command with the most time comes first. A command that a script calls is counted twice:
+// by itself, and in the time of the script.
 func (m Redis) Table(jobs int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-24s %12s %12s %10s %10s\n", "command", "calls", "µs", "µs/call", "µs/job")

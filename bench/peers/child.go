@@ -17,10 +17,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// childCommand is the argument with which this program runs as the producer or consumer of a peer.
+// childCommand is the first argument with which this program runs as a child process: the producer
+// or the consumer of a peer, which is another job queue.
 const childCommand = "child"
 
-// childTask says what a child process does. The parent passes it as JSON.
+// childTask says what a child process does. The parent passes it as JSON in an argument.
 type childTask struct {
 	Peer     string
 	Addr     string
@@ -32,8 +33,9 @@ type childTask struct {
 	Paced    bool  // producer: one job each pacedInterval; both report the jobs' times
 }
 
-// childReport is a line that a child writes to its standard output: first when it is ready, then
-// with what it has done so far: a producer at its end, a consumer at each number of ReportAt.
+// childReport is a line of JSON that a child process writes to its standard output: first when it
+// is ready, then with what it has done so far. A producer reports at its end, a consumer at each
+// number of jobs in ReportAt.
 type childReport struct {
 	Jobs  int
 	At    time.Time
@@ -44,7 +46,7 @@ type childReport struct {
 // pacedInterval is the time between two jobs while latency is measured: 100 jobs a second.
 const pacedInterval = 10 * time.Millisecond
 
-// numberDigits is the length of the job's number at the start of each payload.
+// numberDigits is the number of digits of the job's number, with which each payload begins.
 const numberDigits = 10
 
 func runChild(arg string) error {

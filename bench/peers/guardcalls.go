@@ -20,7 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/guard"
 )
 
-// The numbers of goroutines. A peer has a connection for each.
+// Numbers of goroutines and settings of the comparison of package guard. A peer has one connection
+// for each goroutine.
 const (
 	guardCallers    = 64
 	lockWaiters     = 16
@@ -36,7 +37,8 @@ type guardRun struct {
 	rdb *redis.Client
 }
 
-// perSecond calls in n goroutines until the time is over, and returns the calls of a second.
+// perSecond calls `one` in n goroutines, again and again, until the time g.Seconds is over. It
+// returns the calls a second.
 func (g *guardRun) perSecond(ctx context.Context, n int, one func(ctx context.Context, goroutine int) error) (
 	float64, error,
 ) {
@@ -61,8 +63,8 @@ func (g *guardRun) perSecond(ctx context.Context, n int, one func(ctx context.Co
 	return float64(calls.Load()) / g.Seconds, err
 }
 
-// waitP99 locks and unlocks in some goroutines, and returns the p99 of the ms that a call of lock
-// takes.
+// waitP99 locks and unlocks one lock in some goroutines. It returns the 99th percentile of the ms
+// that a call of lock takes.
 func (g *guardRun) waitP99(ctx context.Context, lock func(context.Context) (unlock func() error, err error)) (
 	float64, error,
 ) {
@@ -162,7 +164,8 @@ func ourWaits(ctx context.Context, g *guardRun) (float64, error) {
 	})
 }
 
-// redsyncWaits uses redsync with its own delays. It gives up after 32 tries; the wait goes on.
+// redsyncWaits measures waitP99 of a lock of redsync, with the delays that redsync uses by default.
+// When redsync gives up after 32 tries, the measured call begins new tries.
 func redsyncWaits(ctx context.Context, g *guardRun) (float64, error) {
 	locks := redsync.New(goredis.NewPool(g.rdb))
 	return g.waitP99(ctx, func(ctx context.Context) (func() error, error) {
@@ -196,8 +199,8 @@ func ourBreaker(ctx context.Context, g *guardRun) (float64, error) {
 	})
 }
 
-// gobreakerStore is the store of gobreaker in Redis, with the mutex of redsync, as in its
-// documentation.
+// gobreakerStore stores the state of gobreaker's breaker in Redis, and locks it with a mutex of
+// redsync, as gobreaker's documentation does.
 type gobreakerStore struct {
 	rdb  *redis.Client
 	lock func(name string) (*redsync.Mutex, error)
@@ -206,7 +209,8 @@ type gobreakerStore struct {
 	held map[string]*redsync.Mutex
 }
 
-// newGobreaker returns a breaker whose calls wait for its mutex until ctx ends.
+// newGobreaker returns a breaker of gobreaker. Each of its calls waits for the mutex of its state
+// until ctx ends.
 func newGobreaker(ctx context.Context, rdb *redis.Client) (*gobreaker.DistributedCircuitBreaker[any], error) {
 	locks := redsync.New(goredis.NewPool(rdb))
 	store := &gobreakerStore{rdb: rdb, held: map[string]*redsync.Mutex{}}
@@ -262,7 +266,8 @@ func gobreakerCalls(ctx context.Context, g *guardRun) (float64, error) {
 	})
 }
 
-// newGobreakers returns a breaker for each goroutine, as for a process each.
+// newGobreakers returns n breakers that share one state in Redis, one for each goroutine, as if
+// each were a process.
 func newGobreakers(ctx context.Context, rdb *redis.Client, n int) (
 	all []*gobreaker.DistributedCircuitBreaker[any], err error,
 ) {
@@ -295,7 +300,8 @@ func together(call func(goroutine int) error) error {
 	return all.Wait()
 }
 
-// ourFailures returns the number of failures in a row that the breaker counts of calls at once.
+// ourFailures makes calls that fail at the same time, and returns how many failures in a row our
+// breaker has counted.
 func ourFailures(ctx context.Context, g *guardRun) (float64, error) {
 	return g.withGuards(ctx, func(c *guard.Client) (float64, error) {
 		b := c.Breaker("b", guard.BreakerPolicy{Failures: breakerFailures, OpenFor: time.Minute, Successes: 1})

@@ -19,7 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// guardsCommand is the argument with which this program compares package guard with its peers.
+// guardsCommand is the first argument with which this program compares package guard with its
+// peers.
 const guardsCommand = "guards"
 
 // guardOptions say how thorough the comparison is.
@@ -49,12 +50,14 @@ type guardComparison struct {
 	CPUs     int               `json:"cpus"`
 	Versions map[string]string `json:"versions"`
 	Figures  []guardFigure     `json:"figures"`
-	// of 8 calls that failed at the same time: how many the breaker has counted
+	// FailuresCounted is, for our breaker and each peer's, how many of 8 calls that failed at the
+	// same time the breaker has counted.
 	FailuresCounted map[string]float64 `json:"failures_counted_of_8"`
 	Missing         map[string]string  `json:"missing"` // peers that were not measured, with the reason
 }
 
-// guardPeer is a comparison with one peer. ours and theirs return a figure of the same unit.
+// guardPeer compares package guard with one other library. ours and theirs measure the same figure
+// in the same unit.
 type guardPeer struct {
 	guardFigure
 	module       string
@@ -109,7 +112,8 @@ func runGuards(ctx context.Context, args []string) error {
 // report is a result that can be shown as a table.
 type report interface{ writeTable(w io.Writer) error }
 
-// write prints a report: a table; output "-": JSON; else a table, and JSON to the file output.
+// write writes a report. If output is "-", it prints JSON. Otherwise it prints a table and, unless
+// output is "", writes JSON to the file output.
 func write(r report, output string) error {
 	if output == "-" {
 		return json.NewEncoder(os.Stdout).Encode(r)
@@ -137,7 +141,7 @@ func jsonFlag(f *flag.FlagSet, output *string) {
 		})
 }
 
-// compareGuards measures ours and each peer in turn on one private redis-server.
+// compareGuards measures package guard and each of its peers in turn on one private redis-server.
 func compareGuards(ctx context.Context, o guardOptions, progress func(string)) (*guardComparison, error) {
 	server, err := redisproc.Start(ctx, redisproc.Options{Args: []string{"--appendonly", "no"}})
 	if err != nil {

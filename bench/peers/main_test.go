@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMain lets the test binary run as a peer's process, as main does.
+// TestMain lets the test binary also run as a child process of a peer, as main does.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == childCommand {
 		exit(runChild(os.Args[2]))
@@ -17,7 +17,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fakeProgram writes a shell script that stands in for our program and prints figures.
+// fakeProgram writes a shell script that replaces the program bulkaction in a test: it prints fixed
+// figures.
 func fakeProgram(t *testing.T, script string) string {
 	path := filepath.Join(t.TempDir(), "bulkaction")
 	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700)) // #nosec G306: a program

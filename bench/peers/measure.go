@@ -18,26 +18,28 @@ import (
 )
 
 const (
-	// warmJobs are run before speed is measured, and are queued before memory is measured.
+	// warmJobs is the number of jobs that run before speed is measured, and that are queued before
+	// the memory of queued jobs is measured.
 	warmJobs   = 2_000
 	queuedJobs = 20_000 // jobs that wait in the queue while its memory is measured
 	stopGrace  = 20 * time.Second
 )
 
-// figures has the figures of one run, or medians or ratios of several. The JSON names of speed, CPU
-// and memory are those of `bulkaction bench throughput --json`, whose output is decoded into it.
-// That command's p50_ms and p99_ms are other figures, and measureOurs replaces them. The tuned
-// figures are those of a peer alone.
+// figures has the figures of one run, or medians or ratios of several runs. Output of `bulkaction
+// bench throughput --json` is decoded into it, so speed, CPU and memory have the JSON names of that
+// command. Its p50_ms and p99_ms mean something else; measureOurs replaces them. Only peers have
+// tuned figures.
 type figures struct {
 	JobsPerSecond float64 `json:"jobs_per_second"`
 	RedisCPU      float64 `json:"redis_cpu_us_per_job"`
 	ProcessCPU    float64 `json:"process_cpu_us_per_job"` // all processes, the producer included
 	QueuedBytes   float64 `json:"redis_bytes_per_queued_job"`
-	// from the producer's call to the start at 100 jobs a second; of our program:
-	// published_to_started of `bulkaction bench latency --json`
+	// P50MS and P99MS are the time from the producer's call to the start of the job, at 100 jobs a
+	// second. For our program it is published_to_started of `bulkaction bench latency --json`.
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
-	// the same for a peer whose settings are tuned for latency; 0 for others
+	// TunedP50MS and TunedP99MS are the same times of a peer whose settings are tuned for latency;
+	// 0 for others.
 	TunedP50MS float64 `json:"tuned_p50_ms,omitempty"`
 	TunedP99MS float64 `json:"tuned_p99_ms,omitempty"`
 }
@@ -49,8 +51,8 @@ type runner struct {
 	redis      *redis.Client
 }
 
-// measureOurs runs our own benchmarks on the same Redis: first throughput, then latency, from which
-// P50MS and P99MS come.
+// measureOurs runs the benchmarks of the program bulkaction on the Redis that all peers use: first
+// throughput, then latency, from which P50MS and P99MS come.
 func (r *runner) measureOurs(ctx context.Context) (out figures, err error) {
 	err = r.runOurs(ctx, &out, "throughput", "--jobs", strconv.Itoa(r.Jobs), "--tenants", strconv.Itoa(r.Tenants),
 		"--batch", strconv.Itoa(r.Batch), "--payload", strconv.Itoa(r.Payload))
@@ -72,8 +74,8 @@ func (r *runner) measureOurs(ctx context.Context) (out figures, err error) {
 // pacedRate is the number of jobs a second while latency is measured.
 const pacedRate = int(time.Second / pacedInterval)
 
-// runOurs runs a benchmark of our program, waits for its end, and decodes its JSON into out. If ctx
-// ends first, it stops the program.
+// runOurs runs a benchmark of the program bulkaction, waits until it has ended, and decodes its
+// JSON output into out. If ctx ends first, it stops the program.
 func (r *runner) runOurs(ctx context.Context, out any, what string, args ...string) error {
 	text, log := &bytes.Buffer{}, &childproc.Tail{}
 	// #nosec G204: the program is a flag
@@ -99,8 +101,8 @@ func (r *runner) runOurs(ctx context.Context, out any, what string, args ...stri
 	return nil
 }
 
-// measurePeer measures all figures of a peer: memory, then speed with CPU, then latency. It empties
-// Redis before each of these measurements.
+// measurePeer measures all figures of a peer: memory, then speed and CPU time, then latency. It
+// empties Redis before each of these measurements.
 func (r *runner) measurePeer(ctx context.Context, name string) (out figures, err error) {
 	for _, m := range []struct {
 		what    string
@@ -133,7 +135,8 @@ func (r *runner) measurePeer(ctx context.Context, name string) (out figures, err
 }
 
 func (r *runner) queuedBytes(ctx context.Context, name string) (float64, error) {
-	// The first jobs create what all jobs share, for example a script or connections.
+	// Some jobs are queued before the measurement. They create what all jobs share, such as a
+	// script or connections, and what does not count as memory of a job.
 	if _, err := r.produce(ctx, childTask{Peer: name, Jobs: warmJobs}); err != nil {
 		return 0, err
 	}
@@ -145,7 +148,8 @@ func (r *runner) queuedBytes(ctx context.Context, name string) (float64, error) 
 }
 
 func (r *runner) throughput(ctx context.Context, name string, out *figures) error {
-	// With asynq's default interval its server would sleep through the first second of the run.
+	// The check interval is set here: with asynq's default its server would sleep through the first
+	// second of the run.
 	server, err := r.start(ctx, childTask{
 		Peer:     name,
 		Serve:    true,
@@ -180,8 +184,9 @@ func (r *runner) throughput(ctx context.Context, name string, out *figures) erro
 	return nil
 }
 
-// latency returns quantiles of the ms from the producer's call to the start of
-// the handler, at pacedRate jobs a second. check is asynq's check interval; 0: its default.
+// latency returns the median and the 99th percentile of the ms from the producer's call to the
+// start of the handler, at pacedRate jobs a second. check is asynq's check interval; 0: its
+// default.
 func (r *runner) latency(ctx context.Context, name string, check time.Duration) (p50, p99 float64, err error) {
 	server, err := r.start(ctx, childTask{
 		Peer:     name,
@@ -222,10 +227,10 @@ func (r *runner) use(ctx context.Context, do func() error) (measure.Redis, error
 	return measure.ReadInfo(after).Add(measure.ReadInfo(before), -1), err
 }
 
-// producerReports has the reports of a producer before its first job and after its last.
+// producerReports has two reports of a producer process: before its first job, and after its last.
 type producerReports struct{ began, ended childReport }
 
-// produce runs a producer process until it has sent all jobs, and kills it then.
+// produce runs a producer process until it has reported that all jobs are sent, and then kills it.
 func (r *runner) produce(ctx context.Context, o childTask) (out producerReports, err error) {
 	p, err := r.start(ctx, o)
 	if err != nil {
@@ -237,7 +242,7 @@ func (r *runner) produce(ctx context.Context, o childTask) (out producerReports,
 	return out, err
 }
 
-// child is a producer or a consumer that has reported that it is ready.
+// child is a running child process, a producer or a consumer, that has reported that it is ready.
 type child struct {
 	*childproc.Child
 	ready   childReport
@@ -280,7 +285,7 @@ func (r *runner) start(ctx context.Context, o childTask) (*child, error) {
 	return c, nil
 }
 
-// next waits for the next report of the child. It is an error if the child ends before it.
+// next waits for the next report of the child process. It is an error if the process ends first.
 func (c *child) next(ctx context.Context) (childReport, error) {
 	select {
 	case r, ok := <-c.reports:

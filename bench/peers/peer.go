@@ -13,16 +13,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// defaultCheckInterval is a short interval at which asynq's polling of an empty queue still costs
-// Redis little.
+// defaultCheckInterval is how often asynq looks for jobs in an empty queue, unless a flag says
+// otherwise. It is so short that latency is low, and long enough that the polling costs Redis
+// little.
 const defaultCheckInterval = 10 * time.Millisecond
 
-// settings of the peers. All other settings have the peers' own defaults.
+// settings are settings of the peers that this program sets. For all others it uses the peers'
+// defaults.
 type settings struct {
 	Senders     int `json:"senders"` // 0: the number with which the peer is fastest
 	Concurrency int `json:"asynq_concurrency"`
-	// how often asynq looks for jobs, while speed and the tuned figures are measured; the other
-	// latencies have asynq's default
+	// CheckInterval is how often asynq looks for jobs while speed and the tuned figures are
+	// measured. The other latencies are measured with asynq's default.
 	CheckInterval time.Duration `json:"asynq_task_check_interval_ns"`
 }
 
@@ -30,11 +32,11 @@ type settings struct {
 type peer struct {
 	module  string // Go module, whose version is reported
 	senders int    // goroutines of the producer; with this number it was fastest
-	// sender connects a producer. send returns when Redis has stored the job. Several goroutines
-	// may call it.
+	// sender connects a producer to Redis. It returns a function that sends one job, and returns
+	// when Redis has stored it. Several goroutines may call send.
 	sender func(addr string) (send func(ctx context.Context, payload []byte) error, err error)
-	// serve starts a consumer and returns when it runs. The consumer calls handle for each job
-	// until the process ends; several goroutines may call it.
+	// serve starts a consumer and returns when the consumer runs. The consumer calls handle for
+	// each job until the process ends, from several goroutines.
 	serve func(addr string, s settings, handle func(payload []byte)) error
 }
 

@@ -30,7 +30,7 @@ type comparison struct {
 }
 
 // compare measures our program and the peers in turn on one private redis-server, o.Rounds times.
-// It calls progress after each run. The first error ends it without figures.
+// It calls progress after each run. The first error ends it, and then there are no figures.
 func compare(ctx context.Context, o options, progress func(string)) (*comparison, error) {
 	binary, err := exec.LookPath(o.program)
 	if err != nil {
@@ -82,8 +82,8 @@ func compare(ctx context.Context, o options, progress func(string)) (*comparison
 	return out, nil
 }
 
-// versions returns the versions of the peers and of Go with which this program was built, by name.
-// A program without build information knows that of Go alone.
+// versions returns the version of Go, and the versions of the peers that this program was built
+// with, by name. Without build information it returns only that of Go.
 func versions(names []string) map[string]string {
 	out := map[string]string{"go": runtime.Version()}
 	info, ok := debug.ReadBuildInfo()
@@ -114,7 +114,7 @@ func (c *comparison) summarize() {
 	}
 }
 
-// fields returns pointers to all figures. The first six are the columns of the table.
+// fields returns pointers to all figures of f. The first six are the columns of the table.
 func (f *figures) fields() []*float64 {
 	return []*float64{
 		&f.JobsPerSecond, &f.RedisCPU, &f.ProcessCPU, &f.QueuedBytes, &f.P50MS, &f.P99MS, &f.TunedP50MS, &f.TunedP99MS,
@@ -132,7 +132,8 @@ func mediansOf(runs []figures) (out figures) {
 	return out
 }
 
-// ratiosOf divides our figures by a peer's. Its tuned figures are ours / the peer's tuned ones.
+// ratiosOf returns our figures / the peer's figures. Our latencies are also divided by the peer's
+// tuned latencies.
 func ratiosOf(ours, peers figures) (out figures) {
 	ours.TunedP50MS, ours.TunedP99MS = ours.P50MS, ours.P99MS
 	for i, field := range out.fields() {

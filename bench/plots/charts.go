@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 )
 
-// Figures for comparison, from the article that the design is based on.
+// publishedMakespanRatio and publishedThrottles are figures of another system, from the article
+// that the design is based on. The charts show them for comparison.
 const (
 	publishedMakespanRatio = 720.0 / 500
 	publishedThrottles     = 1.45
@@ -40,7 +41,8 @@ func addCongestionCharts(c bench.Congestion, charts map[string]chart) {
 	}
 }
 
-// ticks returns labels for n points: about ten numbers, and "" for all other points.
+// ticks returns the labels of an axis with n points, numbered from 0: about ten of them, and "" for
+// all other points.
 func ticks(n int) []string {
 	out := make([]string, n)
 	step := max(1, int(roundStep(float64(n)/10)))
@@ -159,8 +161,8 @@ func addFairnessCharts(f bench.Fairness, charts map[string]chart) {
 	}
 }
 
-// distribution draws for each percentile of the groups how long they took, once alone and once
-// beside other work. The values (seconds) are in ascending order.
+// distribution returns a chart of how long groups took, by percentile: one line for groups that ran
+// alone, one for groups beside other work. The values (seconds) are in ascending order.
 func distribution(title, subtitle string, alone, beside []float64) chart {
 	const points = 101
 	quantile := func(seconds []float64) []float64 {

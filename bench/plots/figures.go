@@ -10,21 +10,21 @@ import (
 	"strings"
 )
 
-// A row of a table of goals in a document looks like this. Its first cell names a figure: the JSON
-// file of the folder, without ending, and the path of the figure in it. The goal is written by
-// hand; fillTables writes the other two cells.
+// goalRow matches a row of a table of goals in a document, such as
 //
 //	| `congestion.makespan_ratio` | makespan / ideal | ≤ 1.03 | 0.997 | yes |
 //
-// A step of the path may be the name of a field, or, where there is a list, a condition like
-// limiter=fixed that selects elements; without a condition all elements count. Of several values
-// the worst is compared with the goal.
+// The first cell names a figure: a JSON file in the folder, without its ending, and the path of the
+// figure in it. The goal is written by hand; fillTables writes the last two cells. A step of the
+// path is the name of a field or, where there is a list, a condition like limiter=fixed that
+// selects elements; without a condition all elements count. Of several values the worst is compared
+// with the goal.
 var goalRow = regexp.MustCompile("(?m)^\\| `([a-z]+)\\.([^`]+)` \\|([^|\n]*)\\| " + // figure, what
 	"(≥|≤|<|=) ([\\d,.]+)([^|\n]*)\\|[^|\n]*\\|[^|\n]*\\|$") // goal, measured, reached
 
-// fillTables writes the measured values into the rows of a document, and whether they reach the
-// goals. A row whose figure was not measured stays as it is. results has the JSON documents by
-// name.
+// fillTables returns the document with the measured values in its tables of goals, and whether each
+// reaches its goal. A row whose figure was not measured stays as it is. results has the benchmarks'
+// JSON results by name of the file.
 func fillTables(document string, results map[string]any) string {
 	return goalRow.ReplaceAllStringFunc(document, func(row string) string {
 		m := goalRow.FindStringSubmatch(row)
@@ -81,7 +81,8 @@ func lookUp(v any, path []string) []float64 {
 	return nil
 }
 
-// updateDocument fills the tables of a document. It writes the file only if a table has changed.
+// updateDocument fills the tables of goals in a document's file. It writes the file only if a table
+// has changed.
 func updateDocument(file string, results map[string]any) error {
 	b, err := os.ReadFile(file)
 	if err != nil {

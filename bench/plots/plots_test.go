@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 )
 
-// wellFormed parses an SVG picture to its end and returns the number of elements of each kind.
+// wellFormed requires that an SVG picture is well-formed XML, and returns the number of its
+// elements of each kind.
 func wellFormed(t *testing.T, svg string) map[string]int {
 	t.Helper()
 	count, d := map[string]int{}, xml.NewDecoder(strings.NewReader(svg))

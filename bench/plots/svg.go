@@ -13,7 +13,7 @@ type series struct {
 	values []float64 // NaN: no value
 }
 
-// chart is a picture with one vertical axis that begins at 0. It needs labels and series.
+// chart is an SVG picture with one vertical axis that begins at 0. It must have labels and series.
 type chart struct {
 	title, subtitle string
 	x, y            string   // titles of the axes
@@ -78,7 +78,8 @@ func (c chart) svg() string {
 	return out.String()
 }
 
-// axis draws the vertical axis with its grid and returns the value at its top.
+// axis draws the vertical axis of the chart with its grid lines, and returns the value at the top
+// of the axis.
 func (c chart) axis(out *canvas) float64 {
 	most := 0.0
 	for _, s := range c.series {
@@ -101,7 +102,8 @@ func (c chart) axis(out *canvas) float64 {
 	return most
 }
 
-// roundStep rounds the step of an axis up to 1, 2 or 5 times a power of ten.
+// roundStep rounds the distance between two numbers on an axis up to 1, 2, 5 or 10 times a power of
+// ten.
 func roundStep(x float64) float64 {
 	if x <= 0 {
 		return 1

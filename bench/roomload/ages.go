@@ -37,7 +37,8 @@ func (a *ages) byMS() map[int]int64 {
 	return out
 }
 
-// AgePercentile returns the age in ms that p percent of the frames do not exceed; 0 without frames.
+// AgePercentile returns the smallest age (ms) that at least p percent of the frames do not exceed;
+// 0 without frames. ages has the number of frames of each age.
 func AgePercentile(ages map[int]int64, p float64) float64 {
 	var all, sum int64
 	for _, n := range ages {

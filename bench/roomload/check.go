@@ -33,17 +33,18 @@ func OverCapacity(visits []Visit, capacity int) (over int) {
 }
 
 const (
-	// A broker may notice the end of a stream this much (µs) later than its user.
+	// settling is how much later (µs) than the user a broker may notice the end of a stream.
 	settling = 200_000
-	// A connected user has the token at the latest this long (µs) after the promotion: the brokers'
-	// delivery check finds users whose message was lost after a second.
+	// longestDelivery is the longest time (µs) from the promotion until a connected user has the
+	// token. If the message about the promotion is lost, the broker's delivery check finds the user
+	// after a second.
 	longestDelivery = 3_000_000
 )
 
-// Inversions returns the number of users of one event who were promoted before a user with a lower
-// number, although that user was present and waiting. If a number is unknown, the order of entering
-// decides: a user whose enter was answered before the other one sent its request has the lower
-// number.
+// Inversions returns the number of users of one event who were promoted out of order: before
+// another user who had a lower number and was present and waiting. If a number is unknown, the
+// order of entering decides: a user whose enter was answered before the other one sent its request
+// has the lower number.
 func Inversions(visits []Visit) (n int) {
 	byPromotion := slices.Clone(visits)
 	slices.SortFunc(byPromotion, func(a, b Visit) int {
@@ -74,16 +75,16 @@ func hasLowerNumber(a, b *Visit) bool {
 	return a.Entered > 0 && a.Entered < b.Sent
 }
 
-// presentAt says whether the user waited on an open stream at a time at which the user had a
-// number. A user who closes the tab may have been promoted shortly before without having got the
-// token, so the stream of a user without a token must have stayed open for longer.
+// presentAt says whether the user had a number and waited on an open stream at a time, and the
+// stream stayed open for a while longer: for settling, or, without a token, for longestDelivery,
+// because the user may have been promoted and have closed the tab before the token came.
 func (v *Visit) presentAt(at int64) bool {
 	until := at + settling
 	if v.Admitted == 0 {
 		until = at + longestDelivery
 	}
 	for i, s := range v.Streams {
-		// The first stream counts from the entry, which is before its first frame.
+		// The first stream counts from the moment of entering, which may be before its first frame.
 		if (i == 0 || s.From <= at) && s.To >= until {
 			return true
 		}
@@ -91,8 +92,8 @@ func (v *Visit) presentAt(at int64) bool {
 	return false
 }
 
-// Lost returns the users who neither got a token nor closed their tab. If admitAll is not set,
-// users who still wait on an open stream are not lost.
+// Lost returns the users who neither got a token nor closed their tab. Unless admitAll is set, it
+// leaves out users who still wait on an open stream.
 func Lost(visits []Visit, admitAll bool) (users []string) {
 	for _, v := range visits {
 		if v.Admitted == 0 && !v.Closed && (admitAll || !v.Open || v.Entered == 0) {
@@ -102,8 +103,8 @@ func Lost(visits []Visit, admitAll bool) (users []string) {
 	return users
 }
 
-// Utilisation returns the part of capacity for which users held valid tokens between the first and
-// the last token: until then somebody was waiting.
+// Utilisation returns the fraction of the capacity that users held as valid tokens, from the
+// receipt of the first token to that of the last: until then somebody was waiting.
 func Utilisation(visits []Visit, capacity int) float64 {
 	var first, last, sum int64
 	for _, v := range visits {
@@ -126,8 +127,8 @@ func Utilisation(visits []Visit, capacity int) float64 {
 	return float64(sum) / float64(capacity) / float64(last-first)
 }
 
-// WrongPositions returns the users whose position is not the one that their number has among all
-// numbers of the queue. The queue must have stood still for a second.
+// WrongPositions returns the users whose last position is not the rank of their number among all
+// numbers in the queue. Nobody may have been promoted for a second or more.
 func WrongPositions(visits []Visit, numbers map[string]int64) (users []string) {
 	queue := make([]int64, 0, len(numbers))
 	for _, n := range numbers {
@@ -156,10 +157,10 @@ type Returns struct {
 	NotBack []string  // users
 }
 
-// CheckReturns checks the users who lost a stream between from and to. before and after have the
-// numbers of the users who wait, read before the streams broke and after all were back. A place is
-// kept if the number is the same, or if it is gone because the user got a token, and if the
-// position that is shown first on the new stream is not above the last one before.
+// CheckReturns checks the users whose stream broke between from and to (µs). before and after have
+// the numbers of the waiting users, read before the streams broke and after all users were back. A
+// place is kept if the number is the same, or is missing because the user got a token, and if the
+// first position on the new stream is not above the last one on the old stream.
 func CheckReturns(visits []Visit, from, to int64, before, after map[string]int64) (r Returns) {
 	for _, v := range visits {
 		i := slices.IndexFunc(v.Streams, func(s Span) bool { return !s.Own && s.To >= from && s.To <= to })

@@ -9,8 +9,8 @@ import (
 
 const second = 1_000_000
 
-// waited returns the visit of a user with this number. entered and admitted are times in seconds;
-// 0: never. The stream is open from entry to promotion, or for 100 s.
+// waited returns the visit of a user with this number, who entered and got a token (admitted) at
+// times in seconds; 0: never. The stream is open until the token, or until second 100.
 func waited(number int64, entered, admitted float64) Visit {
 	v := Visit{
 		User: fmt.Sprintf("u%d", number), Number: number, Sent: int64(entered*second) - 1000, Entered: int64(entered * second),

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// entries are users who enter by POST, each once, over connections that are kept.
+// entries generates the load of a task of kind Entries: new users, each of whom sends one POST
+// …/ticket. They share Parallel TCP connections, which stay open between requests.
 type entries struct {
 	*generator
 	next atomic.Int64 // user who enters next
@@ -22,8 +23,8 @@ type entries struct {
 	waits []float64
 }
 
-// run lets users enter over Parallel connections until the time is over. With PerSecond, a user
-// waits from the time at which the call was due.
+// run lets users enter over Parallel connections until the time of the task is over. With PerSecond
+// > 0, calls have planned times, and a call's duration counts from its planned time.
 func (e *entries) run(ctx context.Context) {
 	began := time.Now()
 	end := began.Add(time.Duration(e.Seconds * float64(time.Second)))

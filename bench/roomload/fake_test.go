@@ -25,7 +25,8 @@ type fakeBroker struct {
 	key   ed25519.PrivateKey
 	fence atomic.Int64
 
-	// stream writes the frames of the n-th stream (from 0) of a user.
+	// stream is called for each stream that a user opens, and writes its frames. s.n is the number
+	// of the user's earlier streams.
 	stream func(s *fakeStream)
 
 	mu      sync.Mutex
@@ -134,7 +135,8 @@ type driver struct {
 	answers *json.Decoder
 }
 
-// drive starts a task at a fake broker. Fields of t that are missing get values.
+// drive starts a task of the load generator against a fake broker. It gives values to fields of the
+// task that are not set.
 func drive(t *testing.T, b *fakeBroker, task Task) *driver {
 	t.Helper()
 	tasksOut, tasksIn := io.Pipe()

@@ -36,10 +36,10 @@ const (
 	atEnd  // the body has ended
 )
 
-// parser reads the answer to a stream request from the bytes of a connection: status, headers,
-// chunks, and the frames in them (WHATWG HTML, section Server-sent events). It is fed with whatever
-// a read returns. Between reads it keeps an unfinished line alone, so that an idle stream costs
-// little memory.
+// parser parses the HTTP answer to a stream request from the bytes of a connection: status,
+// headers, chunks, and the frames in them (WHATWG HTML, section Server-sent events). The bytes may
+// be divided at any place. Between two calls it stores only an unfinished line, so that an idle
+// stream takes little memory.
 type parser struct {
 	Status   int           // 0: not read yet
 	Type     string        // of the content
@@ -61,11 +61,12 @@ type parser struct {
 	hasData bool
 }
 
-// errEnded means that the body has ended in order: the server closed the stream.
+// errEnded means that the server closed the stream in an orderly way: the last chunk was read.
 var errEnded = errors.New("the stream has ended")
 
-// feed parses the next bytes and calls emit for each frame that is complete. It returns errEnded at
-// the end of a chunked body, and an error for bytes that are no HTTP answer or no event stream.
+// feed parses the next bytes of the answer and calls emit for each complete frame. It returns
+// errEnded at the end of a chunked body, and an error for bytes that are not an HTTP answer with an
+// event stream.
 func (p *parser) feed(b []byte, emit func(frame)) error {
 	for len(b) > 0 {
 		var err error
@@ -93,8 +94,8 @@ func (p *parser) feed(b []byte, emit func(frame)) error {
 	return nil
 }
 
-// control reads bytes of a line of status, headers or chunk framing, and acts on the line when it
-// is complete. It returns the bytes behind the line.
+// control parses bytes of a line of status, headers or chunk framing, and acts on the line when it
+// is complete. It returns the bytes after the line.
 func (p *parser) control(b []byte) ([]byte, error) {
 	end := bytes.IndexByte(b, '\n')
 	if end < 0 {
@@ -166,7 +167,8 @@ func (p *parser) headLine(line string) error {
 	return nil
 }
 
-// body parses bytes of the body. A line ends with LF, CR, or CR and LF.
+// body parses bytes of the body of the answer and calls emit for complete frames. A line ends with
+// LF, CR, or CR and LF.
 func (p *parser) body(b []byte, emit func(frame)) error {
 	for len(b) > 0 {
 		if p.wasCR && b[0] == '\n' {
@@ -228,7 +230,8 @@ func (p *parser) bodyLine(line []byte, emit func(frame)) {
 	}
 }
 
-// shrink returns an empty buffer: b, or none if a long line has made b large.
+// shrink returns an empty buffer for the next line: the old one, or nil if a long line has made it
+// large.
 func shrink(b []byte) []byte {
 	if cap(b) > readBuffer {
 		return nil

@@ -118,7 +118,8 @@ func TestParserRefusesWhatIsNoStream(t *testing.T) {
 	require.Equal(t, 204, p.Status)
 }
 
-// TestParserReadsGoServers: what net/http writes is understood.
+// TestParserReadsGoServers: the parser understands the event stream that a server of net/http
+// writes.
 func TestParserReadsGoServers(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

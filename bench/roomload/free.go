@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// free gives the slot back: by the API, as the shop does, or by leaving at a broker.
+// free gives the user's slot back: with a call of the API, as a shop makes it, or by leaving at a
+// broker.
 func (v *visitor) free(ctx context.Context) {
 	if v.visit.Freed = time.Now().UnixMicro(); v.KeepOpen {
 		v.visit.Freed = v.actedAt // the end of the stream may have done it

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// Serve is the main function of a process that generates load. It carries out tasks until in ends.
+// Serve is the main function of a process that generates load on the waiting room. It reads tasks
+// from in until that ends, carries them out, and writes answers to out.
 func Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	tasks, answers := json.NewDecoder(in), json.NewEncoder(out)
 	for {
@@ -78,7 +79,8 @@ func newGenerator(ctx context.Context, t Task) (*generator, error) {
 	return g, nil
 }
 
-// serve carries out one task. It returns the error of a task that cannot begin.
+// serve carries out one task: it answers the steps of the parent until the task ends. It returns an
+// error if the task cannot begin.
 func serve(ctx context.Context, t Task, steps *json.Decoder, answers *json.Encoder) error {
 	g, err := newGenerator(ctx, t)
 	if err != nil {
@@ -115,7 +117,8 @@ func serve(ctx context.Context, t Task, steps *json.Decoder, answers *json.Encod
 	}
 }
 
-// begin lets the users enter, until entering ends. They act until ctx ends.
+// begin starts the users of the task in the background: no more of them after entering ends. Those
+// that have started act until ctx ends.
 func (g *generator) begin(ctx, entering context.Context) {
 	if g.entries != nil {
 		g.running.Go(func() { g.entries.run(entering) })

@@ -144,7 +144,8 @@ func TestClosedTabsGiveTheSlotBack(t *testing.T) {
 	require.LessOrEqual(t, a.Visits[0].Freed, a.Visits[0].Streams[0].To, "the slot counts as free before the stream ends")
 }
 
-// TestWhatIsWrongIsFound are the negative controls of the checks of frames.
+// TestWhatIsWrongIsFound has the negative controls of the checks of frames: a fake broker sends
+// wrong frames and tokens, and each must be reported as a violation.
 func TestWhatIsWrongIsFound(t *testing.T) {
 	t.Parallel()
 	claim := func(name string, value any) func(*fakeStream) {

@@ -1,17 +1,17 @@
-// Package roomload is the load generator of `bulkaction bench room`: users of a waiting room, each
-// with a stream of its own, and the checks of all that they receive. It knows the waiting room by
-// its HTTP calls alone, so that it can find faults in it. It hides raw TCP, frames, reconnects and
-// how the brokers are told apart.
+// Package roomload is the load generator of `bulkaction bench room`. It simulates users of a
+// waiting room, each with a stream of its own, and checks all that they receive. It uses only the
+// HTTP calls of the waiting room and none of its code, so that it can find faults there. It hides
+// raw TCP, frames, reconnects and how brokers are chosen.
 package roomload
 
 import "time"
 
-// Command is the argument with which this program runs as a process that generates load; see
-// [Serve].
+// Command is the first argument with which the program bulkaction runs as a process that generates
+// load; see [Serve].
 const Command = "room-load"
 
-// Task is the load of one process. The parent writes it as JSON to the process's standard input.
-// The process gets ready and writes an Answer; then it answers each Step with an Answer.
+// Task is the load that one process generates. The parent writes it as JSON to the process's
+// standard input. The process writes an Answer when it is ready, and another Answer to each Step.
 type Task struct {
 	Kind      string   // Streams or Entries
 	Brokers   []string // host:port; users are spread over them in turn
@@ -40,7 +40,8 @@ const (
 	Entries = "entries" // users enter by POST, over Parallel connections
 )
 
-// Step is what the parent asks for. The first step is Begin; the task ends with End.
+// Step is a command of the parent to a process with a Task. The first one is Begin; End ends the
+// task.
 type Step struct {
 	Do string
 }
@@ -54,7 +55,7 @@ const (
 	End   = "end"   // users close their streams; the answer has the visits
 )
 
-// Answer is what a process answers to its task and to each step.
+// Answer is what a process writes as JSON after its task and after each step.
 type Answer struct {
 	Error  string `json:",omitempty"`
 	Counts Counts

@@ -18,13 +18,14 @@ import (
 const longestToken = 600
 
 // verifier verifies entry tokens offline, as a service behind the waiting room does. It shares no
-// code with package entry, so that it can find faults there.
+// code with package entry, so that it can find faults of that package.
 type verifier struct {
 	issuer string
 	keys   map[string]ed25519.PublicKey // by kid
 }
 
-// newVerifier fetches the public keys at url, a JSON Web Key Set.
+// newVerifier returns a verifier with the public keys that the brokers publish at url, a JSON Web
+// Key Set.
 func newVerifier(ctx context.Context, url, issuer string) (*verifier, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -62,8 +63,8 @@ type claims struct {
 	Event string `json:"evt"`
 }
 
-// verify checks a token of this user and event that was received at now, and returns its fence and
-// its expiry in µs.
+// verify checks the signature and the claims of a token that this user of the event received at the
+// time now. It returns the token's fence, and its expiry in µs.
 func (v *verifier) verify(token, user, event string, now time.Time) (fence, expires int64, err error) {
 	if len(token) > longestToken {
 		return 0, 0, fmt.Errorf("the token has %d bytes, more than %d", len(token), longestToken)

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// mostViolations is the number of violations that a process describes. It counts all of them.
+// mostViolations is the largest number of violations that a process describes in words. It counts
+// all of them.
 const mostViolations = 20
 
 // violations collects what must not happen.

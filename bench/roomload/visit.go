@@ -1,15 +1,18 @@
 package roomload
 
-// Visit is what one user did and received. Times are µs since 1970 by the clock of this host, which
-// is that of Redis and of the brokers too.
+// Visit is what one simulated user did and received. Times are µs since 1970 by the clock of this
+// host, on which Redis and the brokers run too.
 type Visit struct {
 	User  string
 	Event string
-	// Number of the ticket; 0: unknown. The generator does not see it: the bench fills it in.
+	// Number is the number of the user's ticket; 0: unknown. Users do not see it: package bench
+	// reads it from Redis and stores it here.
 	Number int64 `json:",omitempty"`
-	// Just before the first connection was opened. The user has no ticket before.
+	// Sent is the time just before the user opened the first connection. The user has no ticket
+	// before it.
 	Sent int64
-	// First frame on the first stream that had one; 0: none. The user has a ticket by then.
+	// Entered is the time of the first frame that the user received; 0: none. The user has a ticket
+	// by then.
 	Entered int64 `json:",omitempty"`
 	// Streams of this user, each from its first frame to its end.
 	Streams []Span `json:",omitempty"`
@@ -19,8 +22,8 @@ type Visit struct {
 	Rises int `json:",omitempty"`
 
 	Admitted int64 `json:",omitempty"` // receipt of the token; 0: none
-	// Fence of the token. It is the time of the promotion by Redis's clock, or a few µs later if
-	// several users were promoted at once.
+	// Fence is the fence of the user's token. It is the time of the promotion by Redis's clock
+	// (µs), or a few µs later if several users were promoted at once.
 	Fence   int64 `json:",omitempty"`
 	Expires int64 `json:",omitempty"` // of the token
 	Freed   int64 `json:",omitempty"` // just before the slot was given back; 0: it was not
@@ -42,7 +45,8 @@ type Span struct {
 // Leeway is the time (µs) after its expiry for which a verifier may still accept a token.
 const Leeway = 5_000_000
 
-// token returns the time in which a verifier accepts the token of the visit.
+// token returns the span in which a verifier accepts the user's token: from its receipt until its
+// expiry and Leeway, or until the slot was given back.
 func (v *Visit) token() Span {
 	to := v.Expires + Leeway
 	if v.Freed > 0 {

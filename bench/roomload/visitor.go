@@ -16,7 +16,8 @@ const (
 	// EventSource's own delay, until the server names another.
 	defaultRetry = 3 * time.Second
 	reloadDelay  = 200 * time.Millisecond
-	// After a refused connection a load balancer asks the next broker.
+	// refusedDelay is the pause after a failed connect, before the visitor tries the next broker,
+	// as behind a load balancer.
 	refusedDelay = 50 * time.Millisecond
 )
 
@@ -31,7 +32,7 @@ const (
 	stop         // the task is over
 )
 
-// visitor is one user. run is its only goroutine; do may be called by others.
+// visitor simulates one user with a browser. run is its only goroutine; others may call do.
 type visitor struct {
 	*generator
 	visit  Visit
@@ -39,7 +40,8 @@ type visitor struct {
 	retry  time.Duration
 	failed bool   // a broker has answered what makes a browser give up
 	token  string // "": none
-	// after the token the user is inside for this time; 0: until the token expires
+	// session is how long the user stays inside after receiving the token; 0: until the token
+	// expires.
 	session time.Duration
 	buf     [readBuffer]byte
 
@@ -56,7 +58,8 @@ type visitor struct {
 	timers  []*time.Timer // that call do
 }
 
-// do makes the user act. The last of several acts counts, unless an earlier one is final.
+// do makes the user act. If run has not yet seen an earlier act, the more final of the two counts,
+// or the later one of two equal ones. A user with a token does not reload the page.
 func (v *visitor) do(a act) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -106,8 +109,8 @@ func (v *visitor) sleep(ctx context.Context, d time.Duration) act {
 	}
 }
 
-// run is the life of the user. entered is called when the user has had the first answer, or will
-// have none.
+// run acts as the user until the user has done all that the task wants. It calls entered after the
+// first answer of a broker, or when there will be none.
 func (v *visitor) run(ctx context.Context, entered func()) {
 	defer v.counts.ended.Add(1)
 	entered = sync.OnceFunc(entered)
@@ -122,8 +125,9 @@ func (v *visitor) run(ctx context.Context, entered func()) {
 	}
 }
 
-// waitForNextStream is called after the end of a stream, with the act that ended it. It returns
-// true when the user opens another stream, and false if the user has done all that the task wants.
+// waitForNextStream decides what follows the end of a stream; a is the act that ended it. It waits
+// and returns true if the user opens another stream. It returns false if the user has done all that
+// the task wants.
 func (v *visitor) waitForNextStream(ctx context.Context, a act) bool {
 	for {
 		delay := v.retry
@@ -159,7 +163,8 @@ func (v *visitor) waitForNextStream(ctx context.Context, a act) bool {
 	}
 }
 
-// stream opens a stream and reads it until its end. It returns the act of the user that ended it.
+// stream opens a stream at the next broker and reads it until it ends. It returns the act of the
+// user that ended it; noAct: the stream ended by itself.
 func (v *visitor) stream(ctx context.Context, entered func()) act {
 	for {
 		addr := v.Brokers[v.broker%len(v.Brokers)]
@@ -233,7 +238,8 @@ func (v *visitor) endSpan(own bool) {
 	}
 }
 
-// judgeEnd ends a stream that the parser or the connection has ended.
+// judgeEnd is called when the connection or the parser has ended a stream. Unless the user's act
+// caused that, it reports a violation if the broker gave a wrong answer or was silent too long.
 func (v *visitor) judgeEnd(p *parser, err, readErr error) {
 	v.mu.Lock()
 	a := v.pending

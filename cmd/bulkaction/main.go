@@ -14,8 +14,8 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	// Without this, a reader that closes our output early (for example head) would kill the
-	// process; with it, the write returns an error.
+	// SIGPIPE is caught here, so that a write to a closed output returns an error. Otherwise a
+	// reader that closes our output early, such as head, would kill the process.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	os.Exit(cli.Main(ctx, os.Args[1:], cli.Std()))
 }

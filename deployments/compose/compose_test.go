@@ -53,7 +53,8 @@ func read(t *testing.T, name string, into any) {
 	require.NoError(t, yaml.Unmarshal(text, into), name)
 }
 
-// The service, the binary and the health check of a role have the same name.
+// TestEveryRoleRuns: in compose.yaml, each role has a service, a binary and a health check with the
+// name of the role.
 func TestEveryRoleRuns(t *testing.T) {
 	all := services(t)
 	for _, role := range roles {
@@ -81,7 +82,8 @@ func TestEveryRoleRuns(t *testing.T) {
 
 const keysVariable = "BULKACTION_BROKER_TOKEN_KEYS_FILE"
 
-// One service writes the token key into a volume, and the roles that need it only read it.
+// TestTokenKeys: in compose.yaml, one service writes the key that signs entry tokens into a volume.
+// The roles that need the key can only read it.
 func TestTokenKeys(t *testing.T) {
 	all := services(t)
 	const file = "/keys/token-keys.pem"
@@ -119,7 +121,8 @@ var variable = regexp.MustCompile(`\$\{\w+:-([^}]*)\}`)
 // resolved replaces variables by their defaults.
 func resolved(text string) string { return variable.ReplaceAllString(text, "$1") }
 
-// ofCommandLine are variables of the command line, which docs/configuration.md does not list.
+// ofCommandLine has the variables of the command line in compose.yaml. docs/configuration.md does
+// not list them, because processes of roles do not read them.
 var ofCommandLine = []string{"BULKACTION_API", "BULKACTION_API_KEY"}
 
 func TestVariablesAreDocumented(t *testing.T) {
@@ -145,8 +148,9 @@ func TestRedisLosesNothing(t *testing.T) {
 	require.Equal(t, []any{"redis-data:/data", "redis-users:/users:ro"}, redis.Volumes)
 }
 
-// Each role connects as its own Redis user, and gets the password of this user alone, as a file.
-// setup makes the passwords, and a service writes the users before Redis starts.
+// TestRedisUsers: in compose.yaml, each role connects as its own Redis user, and gets the password
+// of only this user, as a file. The script setup makes the passwords, and a service writes the
+// users' file before Redis starts.
 func TestRedisUsers(t *testing.T) {
 	dir := t.TempDir()
 	script, err := os.ReadFile("setup")
@@ -213,7 +217,8 @@ func TestRedisUsers(t *testing.T) {
 		all["redis"].DependsOn)
 }
 
-// The API asks for keys, and the command line gets the one in the variable of the shell.
+// TestAPIAsksForKeys: in compose.yaml, the API requires API keys. The service of the command line
+// gets the key that is in a variable of the caller's shell.
 func TestAPIAsksForKeys(t *testing.T) {
 	all := services(t)
 	require.Equal(t, "keys", all["ingest"].Environment["BULKACTION_AUTH"])

@@ -30,7 +30,8 @@ func TestCharge(t *testing.T) {
 	require.Equal(t, processor.CodeInvalidPayload, refused.Code)
 }
 
-// The sum of the results, whichever aggregator reduces which of them.
+// TestSum: the aggregate is the sum of all results, in whatever way they are divided among
+// aggregators.
 func TestSum(t *testing.T) {
 	sum := []client.Aggregate{{As: "cents", Op: "sum", Field: "data.cents"}}
 	values := bulktest.Reduce(t, nil, sum,
@@ -40,7 +41,8 @@ func TestSum(t *testing.T) {
 	require.Equal(t, "750", string(values["cents"]))
 }
 
-// The bank is away twice, so each invoice is charged after two waits of about a minute.
+// TestBankIsAway: each job fails twice because the bank is away. It is charged after two waits of
+// about a minute, which the clock skips.
 func TestBankIsAway(t *testing.T) {
 	away := func(next processor.Handler) processor.Handler {
 		return func(ctx context.Context, job processor.Job) (any, error) {

@@ -52,7 +52,8 @@ func newShop(ctx context.Context, c config) (*shop, error) {
 	return s, err
 }
 
-// keySender sends the API key with requests to the API, and with no others.
+// keySender is an http.RoundTripper. It adds the API key to requests to the API's host, and to no
+// others.
 type keySender struct{ host, key string }
 
 func (k keySender) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -63,7 +64,8 @@ func (k keySender) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// apiClient returns the client that sends the shop's API key; nil if it has none.
+// apiClient returns an HTTP client that sends the shop's API key to the API; nil if the shop has no
+// key.
 func apiClient(c config) (*http.Client, error) {
 	if c.keyFile == "" {
 		return nil, nil
@@ -86,7 +88,8 @@ func (s *shop) handler() http.Handler {
 	mux.HandleFunc("GET /{$}", s.home)
 	mux.HandleFunc("GET /style.css", style)
 	mux.HandleFunc("GET /orders/{number}", s.order)
-	// A GET without entry is sent to the waiting page, which sends the user back when it is time.
+	// The middleware redirects a GET without a valid entry token to the waiting page. From there,
+	// users come back when they have a token.
 	behind := func(h http.HandlerFunc) http.Handler { return s.verifier.Middleware(h) }
 	mux.Handle("GET /buy", behind(s.offer))
 	mux.Handle("POST /buy", behind(s.buy))
@@ -105,8 +108,8 @@ func (s *shop) offer(w http.ResponseWriter, r *http.Request) {
 	s.page(w, http.StatusOK, "offer", claims.ExpiresAt.UTC())
 }
 
-// buy sells one ticket. Complete returns true once for each entry, so a user who presses the button
-// twice buys once.
+// buy sells one ticket. Complete, which gives the slot back, returns true only once for each entry
+// token, so a user who presses the button twice buys once.
 func (s *shop) buy(w http.ResponseWriter, r *http.Request) {
 	claims, _ := entry.FromContext(r.Context())
 	number := s.orders.open(claims.Fence)
@@ -130,7 +133,7 @@ func (s *shop) leave(w http.ResponseWriter, r *http.Request) {
 	s.end(w, r, "/")
 }
 
-// renew gives the user more time, as far as the waiting room allows that.
+// renew gets the user a token that is valid for longer, if the waiting room allows that.
 func (s *shop) renew(w http.ResponseWriter, r *http.Request) {
 	renewed, err := s.room.Renew(r.Context(), entry.Token(r.Context()))
 	switch {
@@ -145,7 +148,8 @@ func (s *shop) renew(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// end removes the token, which would let the user in until it expires, and shows another page.
+// end removes the cookie with the entry token, which verifies offline until it expires, and
+// redirects the user to another page.
 func (s *shop) end(w http.ResponseWriter, r *http.Request, path string) {
 	http.SetCookie(w, entry.RemovedCookie(s.event, s.secure))
 	http.Redirect(w, r, path, http.StatusSeeOther)
@@ -163,8 +167,8 @@ func (s *shop) order(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refused answers any request without a valid token that does not ask for a page, such as a form
-// that was sent after the user's time.
+// refused answers requests without a valid token that are not redirected to the waiting page, such
+// as a form that was sent after the token had expired.
 func (s *shop) refused(w http.ResponseWriter, r *http.Request) {
 	name := "refused"
 	if _, err := r.Cookie(entry.CookieName(s.event)); err != nil && r.Header.Get("Authorization") == "" {
@@ -186,7 +190,8 @@ type orders struct {
 	confirmed map[string]bool   // by number
 }
 
-// open returns the number of the entry's order, which is new at the first call.
+// open returns the number of the order that belongs to the entry with this fence. The first call
+// creates it.
 func (o *orders) open(fence string) (number string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -25,7 +25,8 @@ import (
 
 const apiKey = "sesame"
 
-// room is a waiting room: the brokers' public keys, and the API's calls.
+// room is a fake waiting room: it signs entry tokens, and serves the brokers' public keys and the
+// API's calls.
 type room struct {
 	t       *testing.T
 	key     ed25519.PrivateKey

@@ -24,7 +24,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
 )
 
-// Options say how many e-mails are sent and which Redis is used.
+// Options say how many e-mails the demo sends, and which Redis it uses.
 type Options struct {
 	Jobs, Tenants int
 	RedisURL      string // "": an embedded Redis
@@ -66,7 +66,7 @@ type Audit struct {
 	Violations []audit.Violation `json:"violations"`
 }
 
-// tenants has the names of the first tenants; the others are numbered.
+// tenants has the names of the demo's first tenants; all others get numbers as names.
 var tenants = []string{"acme", "globex", "initech"}
 
 func tenant(i int) string {
@@ -129,7 +129,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	return r, nil
 }
 
-// send submits one group for each tenant and waits until all groups have ended.
+// send submits one group of e-mails for each tenant, and waits until all groups have ended.
 func send(ctx context.Context, c *client.API, o Options) (Result, error) {
 	began := time.Now()
 	run := strconv.FormatInt(began.UnixMilli(), 36)
@@ -162,7 +162,7 @@ func send(ctx context.Context, c *client.API, o Options) (Result, error) {
 	return summarise(groups, time.Since(began)), nil
 }
 
-// mails returns the jobs of one tenant, with the payloads that a file of recipients would give.
+// mails returns n jobs for a tenant. Their payloads are as a file of recipients would give them.
 func mails(tenant string, n int) iter.Seq[client.NewJob] {
 	return func(yield func(client.NewJob) bool) {
 		for i := range n {

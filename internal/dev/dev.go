@@ -31,9 +31,9 @@ type Options struct {
 	Log       io.Writer
 	// Started is called when the API listens, with its address and the URL of Redis. It may be nil.
 	Started func(api, redisURL string)
-	// Rooms adds a broker of the waiting room, with a token key that is lost at the end unless
-	// Environ names a file of keys, and the event [DemoEvent]. RoomStarted is called with the
-	// broker's public address. It may be nil.
+	// Rooms also runs a broker of the waiting room, and creates the event [DemoEvent]. Unless
+	// Environ names a file of token keys, the broker gets a new token key that is deleted at the
+	// end. RoomStarted, if not nil, is called with the broker's public address.
 	Rooms       bool
 	RoomStarted func(publicURL string)
 }
@@ -48,8 +48,8 @@ const (
 	demoReturnURL = "http://127.0.0.1:8081/buy"
 )
 
-// Run runs all roles until ctx ends, and returns the exit code of the process. It logs errors to
-// o.Log.
+// Run runs all roles until ctx ends or one of them fails, and returns the exit code for the
+// process. It logs errors to o.Log.
 func Run(ctx context.Context, o Options) int {
 	environ := append([]string{"BULKACTION_WORKER_TYPES=" + builtInTypes(o.Environ)}, o.Environ...)
 	if o.RedisURL == "" {
@@ -81,8 +81,8 @@ func Run(ctx context.Context, o Options) int {
 
 const keysFile = "BULKACTION_BROKER_TOKEN_KEYS_FILE="
 
-// tokenKeys returns the file of token keys that environ names, or else a new one, and a function
-// that removes the new one.
+// tokenKeys returns the file of token keys that environ names. If it names none, it writes a new
+// key to a temporary file; remove deletes this file.
 func tokenKeys(environ []string) (path string, remove func(), err error) {
 	for _, variable := range environ {
 		if value, ok := strings.CutPrefix(variable, keysFile); ok {
@@ -109,7 +109,8 @@ func tokenKeys(environ []string) (path string, remove func(), err error) {
 	return path, remove, nil
 }
 
-// builtInTypes returns the types that a worker with this environment has processors for, and NOOP.
+// builtInTypes returns the job types, separated by commas, for which a worker with this environment
+// has built-in processors.
 func builtInTypes(environ []string) string {
 	types, accounts := "SEND_EMAIL,HTTP,NOOP", ""
 	for _, variable := range environ {
@@ -157,7 +158,7 @@ func run(ctx context.Context, p *app.Process, o Options) error {
 	return roles.Together(ctx, p, b, named)
 }
 
-// declareDemo creates the event of the demo, unless it exists.
+// declareDemo creates the event DemoEvent of the waiting room, unless it exists.
 func declareDemo(ctx context.Context, p *app.Process, b roles.Base) error {
 	capacity, ttl := int64(demoCapacity), api.Duration(demoTokenTTL)
 	s := roles.RoomRules(p.Config.Broker).Fill(api.EventSettings{

@@ -13,8 +13,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// faults is a script that returns what hinders users of a keyboard, a screen reader, a small screen
-// or with weak eyes, by the rules of WCAG 2.2 that a script can check.
+// faults is a JavaScript expression that returns the faults of the page which hinder users with a
+// keyboard, a screen reader, a small screen or weak eyes: those rules of WCAG 2.2 that a script can
+// check.
 const faults = `(() => {
   const found = [];
   const check = (holds, fault) => { if (!holds) found.push(fault); };
@@ -65,7 +66,8 @@ const faults = `(() => {
   return found;
 })()`
 
-// isAccessible checks the page in light and dark colours, and in a narrow window.
+// isAccessible requires that the script faults finds nothing in light and dark colours, and that
+// the page fits a narrow window.
 func (b *tab) isAccessible() {
 	b.t.Helper()
 	where := eval[string](b, "location.pathname + ' ' + document.querySelector('h1')?.innerText")

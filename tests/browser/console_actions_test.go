@@ -20,7 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// confirm presses the button that the page asks about, and answers yes.
+// confirm presses a button of the console, requires that the page asks this question, and answers
+// yes.
 func (b *tab) confirm(selector, question string) {
 	b.t.Helper()
 	b.click(selector)
@@ -29,7 +30,7 @@ func (b *tab) confirm(selector, question string) {
 	b.click("#confirm-yes")
 }
 
-// status waits until the page of a group shows this status, without being loaded again.
+// status waits until the open page of a group shows this status, without being loaded again.
 func (b *tab) status(status api.Status) {
 	b.t.Helper()
 	eval[bool](b, "window.same = true")
@@ -37,7 +38,8 @@ func (b *tab) status(status api.Status) {
 	require.True(b.t, eval[bool](b, "window.same === true"), "the page was loaded again")
 }
 
-// What a new user does: submit a file, watch it, see why jobs have failed, and run those again.
+// TestConsoleFirstLook does what a new user does: submit a file, watch the group, see why jobs have
+// failed, and retry them.
 func TestConsoleFirstLook(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -114,7 +116,7 @@ func TestConsoleByKeyboard(t *testing.T) {
 	require.Equal(t, api.StatusCancelled, c.wait("slow").Status)
 }
 
-// Ticked groups are changed together.
+// TestConsoleBulkActions: ticked groups are changed together.
 func TestConsoleBulkActions(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -135,7 +137,8 @@ func TestConsoleBulkActions(t *testing.T) {
 	require.False(t, g.Status.Ended())
 }
 
-// locked starts a console with keys, and returns the secret of one for administrators.
+// locked starts a console that asks for API keys, and returns the token of a key with the role
+// admin.
 func locked(t *testing.T) (c *console, secret string) {
 	t.Helper()
 	c = openConsole(t, map[string]string{"BULKACTION_AUTH": "keys"})
@@ -149,7 +152,7 @@ func locked(t *testing.T) (c *console, secret string) {
 	return c, key.Secret
 }
 
-// knows waits until the process knows a new key, which takes up to a second.
+// knows waits until the process accepts a new API key, which takes up to a second.
 func (c *console) knows(secret string) {
 	c.t.Helper()
 	require.Eventually(c.t, func() bool {
@@ -221,7 +224,7 @@ func (c *console) noScripts(secret string) *tab {
 	return b
 }
 
-// reload visits the present page again until an expression is true.
+// reload loads the current page again and again until a JavaScript expression is true in it.
 func (b *tab) reload(expression string) {
 	b.t.Helper()
 	b.await(expression, func() bool {
@@ -230,7 +233,7 @@ func (b *tab) reload(expression string) {
 	})
 }
 
-// Every action works by its form.
+// TestConsoleWithoutJavaScript: every action works by its form.
 func TestConsoleWithoutJavaScript(t *testing.T) {
 	t.Parallel()
 	c, secret := locked(t)

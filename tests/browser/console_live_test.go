@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// What a reader does in a live region survives its replacement.
+// TestConsoleLiveRegionsKeepWhatReadersDo: what a reader has ticked, opened or selected in a live
+// region is still so after new HTML has replaced the region.
 func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -33,7 +34,7 @@ func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	require.False(t, eval[bool](b, "document.getElementById('tick-two').checked"))
 	require.Equal(t, "Ticked groups: 1", eval[string](b, "document.getElementById('ticked').textContent"))
 
-	// A region whose text is selected waits until it is selected no more.
+	// A region with selected text is not replaced until nothing in it is selected.
 	eval[bool](b, "getSelection().selectAllChildren(document.querySelector('#rows th[scope=row]')), true")
 	_, err := c.api.Pause(t.Context(), "one")
 	require.NoError(t, err)
@@ -47,7 +48,8 @@ func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	eval[bool](b, "getSelection().removeAllRanges(), true")
 	b.sees("#tick-three")
 
-	// HTML that waits is dropped when the region gets again what it shows: nothing corrects it.
+	// HTML that waits for the end of a selection is dropped when the server sends what the region
+	// already shows: otherwise the outdated HTML would stay.
 	require.True(t, eval[bool](b, `(() => {
 		stopFollowing();
 		getSelection().selectAllChildren(document.querySelector("#rows th[scope=row]"));
@@ -58,8 +60,8 @@ func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	})()`))
 }
 
-// While Redis is away, the page keeps its data and says so. When Redis is back, the page goes on
-// without being loaded again.
+// TestConsoleRecoversFromAnOutage: while Redis is away, the page still shows its data, and says so.
+// When Redis is back, the page is live again without being loaded again.
 func TestConsoleRecoversFromAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF)
@@ -96,7 +98,8 @@ func TestConsoleRecoversFromAnOutage(t *testing.T) {
 	other.until("document.querySelector('h1').textContent.includes('Nothing here')") // by itself
 }
 
-// A hidden page has no stream, and a shown one has exactly one.
+// TestConsoleHiddenPagesHaveNoStream: a page in a hidden tab has no event stream, and a visible one
+// has exactly one.
 func TestConsoleHiddenPagesHaveNoStream(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -114,7 +117,8 @@ func TestConsoleHiddenPagesHaveNoStream(t *testing.T) {
 	b.await("a new stream", func() bool { streams, _ := b.streamed(); return streams == 2 })
 }
 
-// A page that gets no stream reads itself again from time to time.
+// TestConsolePollsWithoutAStream: a page whose event stream always fails fetches its HTML again
+// from time to time, and shows what has changed.
 func TestConsolePollsWithoutAStream(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)

@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Pages of the console, below /ui. The second list needs what fill creates.
+// consolePages and filledPages are paths of the console, below /ui. The second list needs the data
+// that fill creates.
 var (
 	consolePages = []string{
 		"/", "/groups", "/groups?status=FAILED&tenant=nobody", "/tenants", "/dead-letters", "/rejected", "/submit", "/groups/none",
@@ -27,7 +28,8 @@ var (
 	}
 )
 
-// violations returns the rules of WCAG 2.2 A and AA that axe-core finds violated in the page.
+// violations is a JavaScript expression that runs axe-core in the page, and returns the violations
+// of WCAG 2.2 A and AA that it finds.
 const violations = `axe.run({
 	runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa"], resultTypes: ["violations"],
 }).then((r) => r.violations.flatMap((v) => v.nodes.map((n) => v.id + ": " + v.help + ": " + n.html.slice(0, 300) + " " +
@@ -40,8 +42,9 @@ func axeScript(t *testing.T) string {
 	return string(script)
 }
 
-// isSound checks the page with axe-core in light and dark colours, the width of its content at the
-// usual widths of windows, that hostile texts are texts, and the size of the page.
+// isSound requires that axe-core finds nothing in light and dark colours, that the content fits
+// windows of the usual widths, that texts of users are shown as text and not as HTML, and that the
+// page is not too large. axe is the script of axe-core.
 func (b *tab) isSound(axe string) {
 	b.t.Helper()
 	where := eval[string](b, "location.pathname + location.search")
@@ -68,7 +71,7 @@ func (b *tab) isSound(axe string) {
 	require.Less(b.t, eval[int](b, "document.querySelectorAll('*').length"), most, where)
 }
 
-// violations returns what axe-core finds. The page must run scripts.
+// violations runs axe-core in the page, and returns what it finds. JavaScript must be on.
 func (b *tab) violations() []string {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -78,7 +81,8 @@ func (b *tab) violations() []string {
 	return found
 }
 
-// cut returns what is wider than the window, and texts whose end the box around them hides.
+// cut is a JavaScript expression that returns the elements that are wider than the window, and the
+// texts that their box cuts off.
 const cut = `(() => {
 	const found = [];
 	const { scrollWidth, clientWidth } = document.documentElement;
@@ -96,8 +100,8 @@ const cut = `(() => {
 	return found;
 })()`
 
-// Every page is accessible, has nothing beyond the window, and shows what users have written as
-// text; with data and without.
+// TestConsolePages: every page of the console is accessible, fits the window, and shows what users
+// have written as text, not as HTML; with data and without.
 func TestConsolePages(t *testing.T) {
 	t.Parallel()
 	axe := axeScript(t)
@@ -138,7 +142,7 @@ func TestConsolePages(t *testing.T) {
 	}
 }
 
-// The checks find the mistakes of a bad page.
+// TestConsoleMistakesAreFound: the checks find the mistakes of a bad page.
 func TestConsoleMistakesAreFound(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)

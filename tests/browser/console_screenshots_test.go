@@ -20,7 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// show creates the groups, tenants and guards that the pictures in the documents show.
+// show creates the groups, tenants and guards that the screenshots in the documents show.
 func (c *console) show() {
 	c.t.Helper()
 	ctx := c.t.Context()
@@ -61,8 +61,8 @@ func (c *console) show() {
 	}, 2*patience, 50*time.Millisecond)
 }
 
-// TestConsoleScreenshots takes the pictures of docs/console. Without the flag -screenshots it only
-// checks that they can be taken, and that they are not blank.
+// TestConsoleScreenshots takes the screenshots of docs/console. Without the flag -screenshots it
+// writes no documents, and only checks that screenshots can be taken and are not blank.
 func TestConsoleScreenshots(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)

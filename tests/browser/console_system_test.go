@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// presses visits a page, presses a button, and waits for the page that says that it is done.
+// presses opens a page of the console, presses a button, and waits for the page that says that the
+// action was done.
 func (c *console) presses(b *tab, path, button string) {
 	c.t.Helper()
 	c.open(b, path)
@@ -21,7 +22,8 @@ func (c *console) presses(b *tab, path, button string) {
 	b.until("document.readyState === 'complete' && document.querySelector('main .strip.good')")
 }
 
-// Guards, events of the waiting room and keys are controlled without JavaScript, too.
+// TestConsoleControlsTheSystem: guards, events of the waiting room and API keys can be controlled
+// without JavaScript too.
 func TestConsoleControlsTheSystem(t *testing.T) {
 	t.Parallel()
 	ctx, axe := t.Context(), axeScript(t)
@@ -54,7 +56,7 @@ func TestConsoleControlsTheSystem(t *testing.T) {
 	c.presses(b, "/rooms/"+event, "#do-resume")
 	require.Equal(t, "open", mode())
 
-	// The secret of a new key is shown once. The same form makes no second key.
+	// The secret of a new key is shown once. Sending the same form again makes no second key.
 	c.open(b, "/keys")
 	b.click("#new-key summary")
 	b.do(chromedp.SetValue(chromedp.CSS("#role"), "reader"), chromedp.SetValue(chromedp.CSS("#name"), hostile[:40]))

@@ -26,10 +26,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// hostile is a text that users may send as a name, a key, a payload or an error.
+// hostile is a text with HTML and scripts, which tests use as a name, a key, a payload and an
+// error. Pages must show it as text.
 const hostile = "\"><script>hacked=1</script><img src=x onerror=hacked=1>{{.}} javascript:hacked=1 \u202e'`"
 
-// console is the web console of a process that runs all roles and a waiting room.
+// console is a running process with all roles, the waiting room and the web console, which the
+// tests open in a browser.
 type console struct {
 	t       *testing.T
 	url     string // without a slash at its end
@@ -47,7 +49,8 @@ func openConsole(t *testing.T, env map[string]string) *console {
 	return openConsoleOn(t, url, userstest.Add(t, url, acl.All, prefix, nil), prefix, env)
 }
 
-// openConsoleOn starts a console on a Redis. The test itself uses url, the process processURL.
+// openConsoleOn starts a console process on a Redis. The test itself connects with url, the process
+// with processURL.
 func openConsoleOn(t *testing.T, url, processURL, prefix string, env map[string]string) *console {
 	t.Helper()
 	o, err := redis.ParseURL(url)
@@ -105,11 +108,11 @@ func jobs(n int, payload func(i int) string) []client.NewJob {
 	return all
 }
 
-// sleeps is the payload of a job that does not end during the test, if its timeout is long.
+// sleeps returns the payload of a job that runs longer than the test, if its timeout is long.
 func sleeps(int) string { return `{"sleep_ms": 3600000}` }
 
-// fill puts something on every page: groups in all states, with hostile texts, and what else the
-// pages show.
+// fill creates data for every page of the console: groups in all states, with hostile texts,
+// failures, tenants and more.
 func (c *console) fill() {
 	c.t.Helper()
 	ctx := c.t.Context()
@@ -168,7 +171,8 @@ func (c *console) fill() {
 	c.guards()
 }
 
-// guards makes a guard with three accounts. One of them has failed, and is not lent for now.
+// guards creates a pool of three accounts for the page of guards. The use of one account has
+// failed, so its breaker is open for ten minutes.
 func (c *console) guards() {
 	c.t.Helper()
 	ctx := c.t.Context()

@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// EnvChromium is the environment variable with the path of the browser to use.
+// EnvChromium is the name of the environment variable with the path of the browser that the tests
+// use.
 const EnvChromium = "BULKACTION_CHROMIUM"
 
 var (
@@ -23,7 +24,8 @@ var (
 	axeFile     = flag.String("axe", "../../.bin/axe-core-4.14.1.js", "axe.min.js of axe-core, which .ci/axe fetches")
 )
 
-// chromium is the browser that all tests share. Each visitor has a profile of its own in it.
+// chromium is the context of the browser process that all tests share. Each visitor has a profile
+// of its own in it.
 var chromium context.Context
 
 func TestMain(m *testing.M) {

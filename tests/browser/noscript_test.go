@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// withoutScripts is a visitor whose browser does not run JavaScript.
+// withoutScripts returns a tab of a new visitor whose browser does not run JavaScript.
 func (r *room) withoutScripts() *tab {
 	r.t.Helper()
 	b := r.visitor()
@@ -23,7 +23,7 @@ func (r *room) withoutScripts() *tab {
 	return b
 }
 
-// runsNoScripts makes the browser run no JavaScript of the pages.
+// runsNoScripts switches JavaScript off for the pages in the tab.
 func (b *tab) runsNoScripts() {
 	b.t.Helper()
 	b.streamless = true
@@ -59,8 +59,8 @@ func TestWithoutJavaScript(t *testing.T) {
 	}
 }
 
-// A link on another site leads to the room, with and without JavaScript. That site can't enter or
-// leave for its visitors.
+// TestOtherSite: a link on another site leads to the waiting page, with and without JavaScript. The
+// other site can't enter or leave the queue in its visitors' names.
 func TestOtherSite(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})

@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// Two visitors wait while their broker is killed, and while the next one is stopped: another broker
-// behind the same address takes them. They keep their places.
+// TestAnotherBroker: two visitors wait while their broker is killed, and later while the next one
+// is stopped. Another broker behind the same address serves them, and they keep their places.
 func TestAnotherBroker(t *testing.T) {
 	t.Parallel()
 	var broker atomic.Pointer[url.URL]

@@ -38,15 +38,15 @@ type room struct {
 	process      *proctest.Process
 }
 
-// open starts a room and its shop on free ports. It sets the event to these settings, with
-// return_url.
+// open starts a process with a waiting room, and the shop, on free ports. The event gets these
+// settings, and the shop's address as return_url.
 func open(t *testing.T, s api.EventSettings) *room {
 	t.Helper()
 	url, prefix := shared(t)
 	return openOn(t, s, map[string]string{"BULKACTION_KEY_PREFIX": prefix}, "--redis-url", url)
 }
 
-// openOn is like open, with further variables and flags of `bulkaction dev --rooms`.
+// openOn is like open, with further environment variables and flags of `bulkaction dev --rooms`.
 func openOn(t *testing.T, s api.EventSettings, env map[string]string, flags ...string) *room {
 	t.Helper()
 	r := &room{t: t, process: startDev(t, env, flags...)}
@@ -61,8 +61,8 @@ func openOn(t *testing.T, s api.EventSettings, env map[string]string, flags ...s
 	return r
 }
 
-// shared returns the URL of a Redis that all tests share, with the user of a process that runs all
-// roles, and a key prefix for this test alone.
+// shared returns the URL of a Redis that all tests share, with a Redis user that may do what all
+// roles need, and a key prefix that only this test uses.
 func shared(t *testing.T) (url, prefix string) {
 	t.Helper()
 	url, prefix = redistest.Shared(t)
@@ -90,7 +90,7 @@ func tokenKeys(t *testing.T) (path string) {
 
 var shopAddress = regexp.MustCompile(`the shop is at (http://127\.0\.0\.1:\d+)/`)
 
-// openShop starts the shop, and sets the event to these settings, with return_url.
+// openShop starts the shop. The event gets these settings, and the shop's address as return_url.
 func (r *room) openShop(s api.EventSettings) {
 	r.t.Helper()
 	shop := proctest.Start(r.t, "protected-shop", nil,
@@ -106,7 +106,7 @@ func (r *room) openShop(s api.EventSettings) {
 	r.set(s)
 }
 
-// set replaces the event's settings. Without a capacity it is 1.
+// set replaces the settings of the event. A capacity that is not set becomes 1.
 func (r *room) set(s api.EventSettings) {
 	r.t.Helper()
 	if s.Capacity == nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// TestScreenshots takes the pictures of docs/waiting-room. Without the flag -screenshots it only
-// checks that they can be taken.
+// TestScreenshots takes the screenshots of docs/waiting-room. Without the flag -screenshots it
+// writes no documents, and only checks that screenshots can be taken.
 func TestScreenshots(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})
@@ -41,8 +41,8 @@ func TestScreenshots(t *testing.T) {
 	ben.picture(filepath.Join(dir, "wait-ko.png"), 560)
 }
 
-// pictures returns the folder for the pictures of a folder of docs: without the flag -screenshots a
-// temporary one.
+// pictures returns the folder to which the screenshots of a folder of docs are written: with the
+// flag -screenshots the real one, otherwise a temporary one.
 func pictures(t *testing.T, folder string) string {
 	if *screenshots == "" {
 		return t.TempDir()

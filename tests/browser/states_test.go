@@ -113,7 +113,8 @@ func (b *tab) user() string {
 	return ""
 }
 
-// An event without a return_url tells the visitor that it is the turn, and when it is over.
+// TestTheTurnEnds: if the event has no return_url, the waiting page tells an admitted visitor that
+// it is their turn, and later that the turn is over.
 func TestTheTurnEnds(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})

@@ -23,8 +23,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tab is a tab of a visitor's browser. It records what the page must not do: errors in the console,
-// violations of the content security policy, requests to other hosts, positions that rise.
+// tab is a tab of a visitor's browser. It records what pages must never do: write errors to the
+// console, violate the content security policy, send requests to other hosts, or show a position
+// that rises.
 type tab struct {
 	t     *testing.T
 	ctx   context.Context //nolint:containedctx // chromedp keeps a tab in a context
@@ -40,7 +41,8 @@ type tab struct {
 	streamless bool     // the visitor has no streams
 }
 
-// visitor opens a tab in a new profile: a visitor whom nobody knows.
+// visitor opens a tab in a new profile, without cookies: it is a visitor who has not been here
+// before.
 func (r *room) visitor() *tab {
 	r.t.Helper()
 	return r.tab(chromium, chromedp.WithNewBrowserContext())
@@ -57,8 +59,8 @@ func (r *room) tab(parent context.Context, options ...chromedp.ContextOption) *t
 	return openTab(parent, r.t, []string{host(r.broker), host(r.shop)}, options...)
 }
 
-// openTab opens a tab whose pages may send requests to these hosts. When the test ends, it requires
-// that the pages have done nothing that they must not do.
+// openTab opens a tab whose pages may send requests only to these hosts. When the test ends, it
+// requires that the tab has recorded no problem.
 func openTab(parent context.Context, t *testing.T, hosts []string, options ...chromedp.ContextOption) *tab {
 	t.Helper()
 	ctx, closeTab := chromedp.NewContext(parent, options...)
@@ -157,7 +159,7 @@ func text(v any) string {
 	return string(data)
 }
 
-// expect says that problems with this text are none in this test.
+// expect says that a recorded problem that contains this text is no failure in this test.
 func (b *tab) expect(text string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -173,14 +175,16 @@ func (b *tab) found() []string {
 	})
 }
 
-// streamed returns how many streams the tab has asked for, and how many positions it has received.
+// streamed returns how many event streams the tab has opened, and how many positions it has
+// received on them.
 func (b *tab) streamed() (streams, frames int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.streams, b.frames
 }
 
-// entersAgain says that the next position may be higher than the last one.
+// entersAgain says that the visitor will get a new place: the next position may be higher than the
+// last one.
 func (b *tab) entersAgain() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,7 +203,7 @@ func (b *tab) visit(address string) {
 	b.do(chromedp.Navigate(address))
 }
 
-// click clicks an element. It tries again if the live page has replaced the element meanwhile.
+// click clicks an element. If the live page replaces the element at the same time, it tries again.
 func (b *tab) click(selector string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -221,13 +225,15 @@ func eval[T any](b *tab, expression string) T {
 	return value
 }
 
-// beforeEachPage runs a script in each page before its own scripts.
+// beforeEachPage makes the browser run a script in each page that it loads from now on, before the
+// page's own scripts.
 func (b *tab) beforeEachPage(script string) {
 	b.t.Helper()
 	command(b, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: script})
 }
 
-// until waits until an expression is true in the page. It also waits for the page.
+// until waits until a JavaScript expression is true in the page; while a page is being loaded, it
+// is not.
 func (b *tab) until(expression string) {
 	b.t.Helper()
 	b.await(expression, func() bool {
@@ -273,14 +279,15 @@ func (b *tab) sees(selector string) {
 	b.until(fmt.Sprintf("document.querySelector(%q)?.checkVisibility()", selector))
 }
 
-// seesView waits until the waiting page shows one of its messages.
+// seesView waits until the waiting page shows this one of its views, such as "waiting" or
+// "admitted".
 func (b *tab) seesView(view string) {
 	b.t.Helper()
 	b.until(fmt.Sprintf("document.getElementById('room')?.dataset.view === %q", view))
 }
 
-// seesPlace waits until the waiting page shows this position and length of the queue, by its stream
-// if the visitor has streams.
+// seesPlace waits until the waiting page shows this position and this length of the queue. If the
+// browser can open streams, it also waits until the page has one.
 func (b *tab) seesPlace(position, total int) {
 	b.t.Helper()
 	b.seesView("waiting")

@@ -28,7 +28,8 @@ func (r *room) inside() *tab {
 	return b
 }
 
-// The room runs on the embedded Redis, as in the first steps of the example.
+// TestTheWayThroughTheRoom: visitors wait, buy and leave as in the first steps of the example, on
+// the embedded Redis.
 func TestTheWayThroughTheRoom(t *testing.T) {
 	t.Parallel()
 	r := openOn(t, api.EventSettings{}, nil)
@@ -75,7 +76,8 @@ func TestNewerTabReplacesTheOlder(t *testing.T) {
 	older.seesView("replaced")
 	older.sees("#again")
 
-	// The older one takes the place back, and does not lose it again by itself.
+	// The tab that was replaced takes the place back when its user asks for it. The newer tab does
+	// not take it again by itself.
 	older.click("#again")
 	older.seesPlace(1, 1)
 	newer.seesView("replaced")
@@ -126,7 +128,8 @@ func TestLeaveAndQueueAgain(t *testing.T) {
 	ben.seesPlace(1, 1)
 }
 
-// A visitor whose turn it is goes back to the waiting page, and is not sent around in a circle.
+// TestBackFromTheShop: an admitted visitor who goes back to the waiting page is not redirected in a
+// circle.
 func TestBackFromTheShop(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})
@@ -167,8 +170,8 @@ func TestWithoutEventSource(t *testing.T) {
 	require.Zero(t, streams)
 }
 
-// A proxy refuses the stream for a while. The page polls, and tries the stream again after a
-// minute.
+// TestStreamIsTriedAgain: a proxy refuses the event stream for a while. The page polls meanwhile,
+// and tries the stream again after a minute.
 func TestStreamIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})

@@ -29,13 +29,15 @@ const (
 // command is an administrator's command on a stream.
 type command struct {
 	streams []string
-	// script runs the command if it has an effect now. KEYS: the stream, a name that is free. ARGV:
-	// the consumer group. Reply: how many entries it affects, 0 if it was not run; and, if it
-	// deletes entries, these with their ids and fields.
+	// script is a Lua script that runs an administrator's command if the command has an effect now.
+	// KEYS: the stream, an unused name. ARGV: the consumer group. Reply: the number of entries
+	// affected, 0 if the command was not run; if it deletes entries, also these with their ids and
+	// fields.
 	script string
 }
 
-// luaGroup finds the last delivered id of the consumer group; it ends the script if there is none.
+// luaGroup is the beginning of Lua scripts: it reads the last delivered id of the consumer group.
+// Without the stream or the group, the script returns 0 there.
 const luaGroup = `
 local last
 if redis.call('EXISTS', KEYS[1]) == 0 then return {0} end
@@ -46,7 +48,8 @@ if not last then return {0} end
 local function pending() return redis.call('XPENDING', KEYS[1], ARGV[1])[1] end
 `
 
-// luaAll reads all entries; it ends the script if there are none.
+// luaAll is a part of Lua scripts: it reads all entries of the stream. If there are none, the
+// script returns 0 there.
 const luaAll = `
 local all = redis.call('XRANGE', KEYS[1], '-', '+')
 if #all == 0 then return {0} end
@@ -54,8 +57,9 @@ if #all == 0 then return {0} end
 
 var (
 	allStreams = []string{readyStream, resultStream, ingestStream}
-	// Jobs and results that vanish are found. A message to ingest that vanishes is found only with
-	// receipts, so that a single command, XDEL, stands for all that delete it.
+	// jobStreams are the streams in which entries may be deleted in any way: the audit finds jobs
+	// and results that vanish. It finds a vanished message to ingest only with receipts, so for the
+	// ingest stream one command, XDEL, represents all that delete.
 	jobStreams = []string{readyStream, resultStream}
 )
 
@@ -97,7 +101,8 @@ redis.call('XADD', KEYS[1], '18446744073709551615-18446744073709551615', 'garbag
 return {1}`},
 }
 
-// administrator runs commands on the streams of partition 0, and records what they delete.
+// administrator acts as an administrator of Redis who runs harmful commands on the streams of
+// partition 0. It records the entries that the commands delete.
 type administrator struct {
 	rdb     *redis.Client
 	fleet   *fleet
@@ -119,10 +124,11 @@ func newAdministrator(w *world, lease time.Duration) *administrator {
 	return a
 }
 
-// errNoEffect says that a command found nothing on which it would have had an effect.
+// errNoEffect means that a fault could not have an effect: for example, there were no entries to
+// delete.
 var errNoEffect = errors.New("it found nothing")
 
-// key returns the key of a stream, its consumer group, and the role that reads it.
+// key returns the key of a stream, the name of its consumer group, and the role that reads it.
 func (a *administrator) key(in string) (key, group, role string) {
 	p := a.space.Partition(0)
 	switch in {
@@ -134,9 +140,9 @@ func (a *administrator) key(in string) (key, group, role string) {
 	return a.space.Ingest(), keyspace.GroupIngest, "ingest"
 }
 
-// run runs a command at a time when it has an effect. It stops the processes that read the stream
-// for half a lease at most, so that the stream has pending and unread entries. If there are none in
-// time, it continues the processes and tries again; in the end it returns errNoEffect.
+// run runs an administrator's command when it has an effect. To get pending and unread entries, it
+// stops the processes that read the stream for at most half a lease. If none appear, it continues
+// the processes and tries again, up to six times; then it returns errNoEffect.
 func (a *administrator) run(ctx context.Context, f fault) (what string, err error) {
 	c := commands[f.kind]
 	in := c.streams[f.n%len(c.streams)]
@@ -213,7 +219,7 @@ func entriesOf(reply any) (all [][]string) {
 	return all
 }
 
-// hold stops all processes of a role with SIGSTOP. resume continues them.
+// hold suspends all processes of a role with SIGSTOP. resume lets them continue.
 func (f *fleet) hold(role string) (resume func() error, err error) {
 	held := map[*slot]*process{}
 	from := time.Now()
@@ -239,15 +245,15 @@ func (f *fleet) hold(role string) (resume func() error, err error) {
 	return resume, nil
 }
 
-// adminFaults is how many faults of each kind the phase admin has.
+// adminFaults is the number of faults of each kind in the phase admin.
 var adminFaults = counts{
 	delConsumer: 9, setID: 9, setIDBack: 6, destroyGroup: 6, deleteStream: 6, renameStream: 6, deleteEntries: 9, futureID: 6,
 	silentReaders: 3, stalledBodies: 3, endlessLine: 3, writeGarbage: 9, hostileIDs: 3, killProcess: 6,
 }
 
-// admin is a phase in which administrators run commands on the streams, and clients misbehave. Only
-// jobs whose entry was deleted may end as LOST, and only deleted messages to ingest may be missing:
-// the audit must name their groups, which are submitted again.
+// admin runs a phase in which administrators run harmful commands on the streams, and clients
+// misbehave. Only jobs whose entry was deleted may end as LOST, and only groups of which a message
+// to ingest was deleted may miss jobs. The audit must name the latter; they are submitted again.
 func admin(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	w := newWorld(t, s)
 	defer func() {
@@ -264,9 +270,9 @@ func admin(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	return w.settleAdmin(healed, groups)
 }
 
-// settleAdmin waits until the streams are empty and the audit finds nothing but missing messages:
-// until then it may find jobs that are missing but have not ended as LOST yet. Then it continues as
-// settleLosses does. healed is the end of the last fault.
+// settleAdmin waits until the streams are empty and the audit finds only missing messages. Before
+// that, it may find missing jobs that have not ended as LOST yet. Then settleAdmin continues as
+// settleLosses does. healed is the time at which the last fault ended.
 func (w *world) settleAdmin(healed time.Time, groups []*group) *phase {
 	t := w.t
 	t.Helper()
@@ -295,7 +301,8 @@ func (w *world) settleAdmin(healed time.Time, groups []*group) *phase {
 	return w.settleLossesSince(healed, groups)
 }
 
-// judgeGarbage checks that garbage was moved out of the streams, with a reason.
+// judgeGarbage checks that the garbage which a fault wrote into the streams was quarantined, each
+// entry with a reason.
 func (w *world) judgeGarbage() {
 	w.t.Helper()
 	if w.breaker.done[writeGarbage] < len(allStreams) {

@@ -11,11 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// binaries are the paths of two programs: bulkaction, which contains each role and the audit, and
-// the harness's own worker.
+// binaries has the paths of two built programs: bulkaction, which runs as each other role and as
+// the audit, and the worker of these tests.
 type binaries struct{ bulkaction, worker string }
 
-// folder contains all built binaries until the tests have ended.
+// folder is the path of a temporary folder with all built binaries. It exists until the tests have
+// ended.
 var folder string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -35,7 +36,8 @@ var (
 	taggedBuild = sync.OnceValues(func() (binaries, error) { return build("tagged", "chaoscontrol") })
 )
 
-// build builds both binaries. With the tag chaoscontrol, their guards can be switched off.
+// build builds both binaries with build tags. With the tag chaoscontrol, a run can switch off
+// guards of the code, to prove that the tests need them.
 func build(name, tags string) (binaries, error) {
 	b := binaries{filepath.Join(folder, name, "bulkaction"), filepath.Join(folder, name, "worker")}
 	for path, pkg := range map[string]string{b.bulkaction: "./cmd/bulkaction", b.worker: "./tests/chaos/worker"} {

@@ -1,6 +1,6 @@
-// Package chaos puts real processes and a real Redis under every fault that the design allows for,
-// and checks with the workers' own files that no job is lost and none counts twice. `make chaos` is
-// the full run; the tests run a small part of it.
+// Package chaos runs real processes on a real Redis, causes every fault that the design allows for,
+// and checks by files that the workers write that no job is lost and none counts twice. `make
+// chaos` is the full run; the tests run a small part of it.
 package chaos
 
 import (
@@ -18,7 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// number returns the value of an environment variable, or otherwise if it is not set.
+// number returns the integer in an environment variable, or the argument otherwise if the variable
+// is not set.
 func number(t testing.TB, name string, otherwise uint64) uint64 {
 	t.Helper()
 	text := os.Getenv(name)
@@ -30,13 +31,13 @@ func number(t testing.TB, name string, otherwise uint64) uint64 {
 	return n
 }
 
-// full is how many faults of each kind the full run has on one redis-server.
+// full is the number of faults of each kind in the full run on one redis-server.
 var full = counts{
 	killProcess: 100, stopProcess: 50, restartRedis: 20, flushScripts: 10, fillMemory: 10,
 	delayAll: 50, resetAll: 50, halfOpen: 50, dropReplies: 50,
 }
 
-// fewFaults is how many faults of each kind the short run has.
+// fewFaults is the number of faults of each kind in the short run.
 var fewFaults = counts{
 	killProcess: 4, stopProcess: 2, restartRedis: 1, flushScripts: 1, fillMemory: 1,
 	delayAll: 1, resetAll: 1, halfOpen: 1, dropReplies: 1,
@@ -123,7 +124,7 @@ func fullRun(t *testing.T, s scene, r *report, rng func(uint64) *rand.Rand) {
 	}
 }
 
-// versions returns the versions of Redis and Go that the run uses.
+// versions returns the versions of Redis and Go that the run uses, for the report.
 func versions(t testing.TB) map[string]string {
 	t.Helper()
 	server, err := redisproc.Start(t.Context(), redisproc.Options{})

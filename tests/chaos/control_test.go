@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// These are the indices of directed's processes. Each process has its own proxy.
+// These are the indices of the processes that directed starts, and of their proxies. Each process
+// has a proxy of its own.
 const (
 	theAggregator = iota
 	_             // the watcher
@@ -26,9 +27,10 @@ const (
 	places
 )
 
-// directed makes faults against which the guards protect. control names the guard that is switched
-// off; with "" all guards are on. The faults: replies to ingest and to the aggregator are lost, one
-// worker is cut off until its jobs have run elsewhere, and another is killed while it runs jobs.
+// directed runs a phase with the faults against which the guards of the code protect. control names
+// a guard that is switched off; "": all are on. The faults: replies to ingest and to the aggregator
+// are lost, one worker is cut off until its jobs have run elsewhere, and another one is killed
+// while it runs jobs.
 func directed(t *testing.T, control string) *phase {
 	one := map[string]int{"aggregator": 1, "watcher": 1, "worker": 2, "dispatcher": 1, "fetcher": 1, "ingest": 1}
 	lease := time.Second
@@ -41,8 +43,8 @@ func directed(t *testing.T, control string) *phase {
 	b := w.breaker
 	b.proxies[theIngest].DropReplies(0.3, rng)
 	b.proxies[theAggregator].DropReplies(0.2, rand.New(rand.NewPCG(2, 2)))
-	// No job runs before ingest has handled all messages: otherwise the workers may never have
-	// several jobs at once. produce returns when the messages are in the ingest stream.
+	// The type is paused until ingest has handled all messages. Otherwise the workers might never
+	// run several jobs at once.
 	ctx, partition := t.Context(), w.oracle.space.Partition(0)
 	require.NoError(t, ledger.Pause(ctx, w.oracle.conn.Cmd, partition, ledger.PauseType, "CHAOS"))
 	require.NoError(t, w.produce(ctx, groups)())
@@ -63,8 +65,8 @@ func directed(t *testing.T, control string) *phase {
 	return w.settle(groups, patience)
 }
 
-// awaitHandled waits until no message is left in the ingest stream. Ingest loses replies for the
-// time lossy at most: otherwise chance would decide how long it takes.
+// awaitHandled waits until no message is left in the ingest stream. Replies to ingest may get lost
+// only during the time lossy: without this limit, chance would decide how long the wait takes.
 func (w *world) awaitHandled(lossy time.Duration) {
 	w.t.Helper()
 	healing := time.AfterFunc(lossy, w.breaker.proxies[theIngest].Heal)
@@ -80,7 +82,7 @@ func (w *world) awaitHandled(lossy time.Duration) {
 
 var errNotHandled = errors.New("ingest has not handled all messages")
 
-// awaitRunning waits until the worker at this place runs n jobs, by its own file.
+// awaitRunning waits until, by its own file, the worker in slot `place` of the fleet runs n jobs.
 func (w *world) awaitRunning(place, n int) {
 	w.t.Helper()
 	p := w.fleet.slots[place].running(w.t.Context())
@@ -106,8 +108,8 @@ func (w *world) awaitRunning(place, n int) {
 	})
 }
 
-// TestGuards shows that the harness would notice a missing guard: without faults of the system the
-// run is green with all guards, and it is red without any single one.
+// TestGuards shows that the tests would notice a missing guard of the code: the same faults cause
+// no violation with all guards, and some violation without any one of them.
 func TestGuards(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts many processes")
@@ -121,8 +123,8 @@ func TestGuards(t *testing.T) {
 				require.Positive(t, r.StaleRefused, "late outcomes were refused")
 				return
 			}
-			// Chance decides which replies are lost: a run in which none of them needed the guard
-			// shows nothing, so there are more runs.
+			// Chance decides which replies are lost. A run in which no lost reply needed the guard
+			// has no violation, so there are up to three more runs.
 			for range 3 {
 				if r.red() {
 					break

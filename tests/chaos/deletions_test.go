@@ -11,21 +11,23 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// deletions is what administrators' commands have deleted: exactly these jobs may end as LOST, and
-// exactly these groups may miss messages.
+// deletions records what administrators' commands have deleted: only these jobs may end as LOST,
+// and only these groups may miss messages.
 type deletions struct {
 	mu       sync.Mutex
 	jobs     map[string]map[int64]deletion // by group and ordinal
 	messages map[string]bool               // groups of which messages to ingest were deleted
 }
 
-// deletion says when the last entry of a job was deleted: from a ready stream, or from the results.
+// deletion records when the last entry of a job was deleted, from a ready stream or from the stream
+// of results.
 type deletion struct {
 	n  int // the job's index in the plan
 	at time.Time
 }
 
-// maxOrdinal is larger than the ordinal of any job of a plan, and smaller than those of garbage.
+// maxOrdinal is above the ordinal of each planned job, and below the ordinals in the garbage that a
+// fault writes.
 const maxOrdinal = 1 << 20
 
 func newDeletions() *deletions {
@@ -49,8 +51,8 @@ func (d *deletions) count() (n int) {
 	return n
 }
 
-// note records an entry that was deleted from a stream. Garbage, which another fault has written
-// there, is no job.
+// note records that an entry was deleted from a stream. It ignores garbage that another fault has
+// written there.
 func (d *deletions) note(in string, fields []string, at time.Time) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -90,7 +92,8 @@ func (d *deletions) noteResults(fields []string, at time.Time) error {
 	return nil
 }
 
-// noteJob records a job. data is its payload or its result: both contain its index in the plan.
+// noteJob records that the entry of a job was deleted. data is the job's payload or its result:
+// both contain the job's index in the plan.
 func (d *deletions) noteJob(group string, ordinal int64, data []byte, at time.Time) error {
 	var job payload
 	if err := json.Unmarshal(data, &job); err != nil {
@@ -116,7 +119,8 @@ func (d *deletions) noteMessage(fields []string) error {
 	return nil
 }
 
-// field returns the value of a field of a stream entry; "" if there is none.
+// field returns the value of a field in the fields and values of a stream entry; "" if it is not
+// there.
 func field(fields []string, name string) string {
 	for i := 0; i+1 < len(fields); i += 2 {
 		if fields[i] == name {

@@ -8,10 +8,11 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// codeLost is the error code of a job that vanished from Redis.
+// codeLost is the error code of a job whose data vanished from Redis.
 const codeLost = "LOST"
 
-// ends counts how often each job of a group has ended, by its ordinal and by its index in the plan.
+// ends counts how often each job of a group has ended, once by the job's ordinal and once by its
+// index in the plan: each must have ended exactly once.
 type ends struct {
 	g                 *group
 	deleted           map[int64]deletion // by ordinal: only these jobs may end as LOST
@@ -30,8 +31,8 @@ func newEnds(g *group, deleted map[int64]deletion) *ends {
 	return e
 }
 
-// nextCrash returns the index of the next job that kills its workers; -1 if there is none left.
-// Failures of such jobs do not say which job it was.
+// nextCrash returns the index of the next job of the plan that kills its workers; -1: no more. The
+// failures of these jobs do not say which job it was, so they are matched in order.
 func (e *ends) nextCrash() int {
 	if len(e.crashes) == 0 {
 		return -1
@@ -41,8 +42,8 @@ func (e *ends) nextCrash() int {
 	return n
 }
 
-// addFailures adds the failures of the group. A LOST job is known by its deletion; it is added
-// first, because a job that kills its workers may be among them.
+// addFailures counts the failed jobs of the group as ended. LOST jobs come first: their deletion
+// tells their index, and jobs that kill their workers may be among them.
 func (e *ends) addFailures(r *phase, failures []api.Failure) {
 	for _, f := range failures {
 		if f.Code == codeLost {
@@ -61,8 +62,8 @@ func (e *ends) addFailures(r *phase, failures []api.Failure) {
 	}
 }
 
-// addLost adds a job that has ended as LOST. Unless its entry was deleted, that is a violation, and
-// the job counts as missing.
+// addLost counts a job that has ended as LOST. If nobody deleted the job's entry, that is a
+// violation, and the job counts as missing.
 func (e *ends) addLost(r *phase, f api.Failure) {
 	e.ordinals[f.Ordinal]++
 	d, ok := e.deleted[f.Ordinal]

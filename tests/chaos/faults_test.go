@@ -35,7 +35,8 @@ const (
 	replaceRole  = "graceful_restart"
 )
 
-// These are the kinds of administrators' commands and of misbehaving clients.
+// These constants name the kinds of faults that administrators' commands and misbehaving clients
+// cause.
 const (
 	delConsumer   = "xgroup_delconsumer"
 	setID         = "xgroup_setid"      // forwards: unread entries are skipped
@@ -52,7 +53,8 @@ const (
 	hostileIDs    = "client_hostile_ids"
 )
 
-// fault is one fault of a schedule: its time, its kind, and the random numbers for its choices.
+// fault is one planned fault: its time in the phase, its kind, and random numbers that choose, for
+// example, the process it hits.
 type fault struct {
 	at   time.Duration
 	kind string
@@ -60,7 +62,8 @@ type fault struct {
 	rng  *rand.Rand
 }
 
-// schedule spreads faults over a time. The seed alone decides their order and their choices.
+// schedule returns faults of all kinds in random order, spread evenly over the time `during`. The
+// same seed gives the same faults.
 func schedule(rng *rand.Rand, kinds counts, during time.Duration) []fault {
 	var all []fault
 	for _, kind := range slices.Sorted(mapsKeys(kinds)) {
@@ -90,7 +93,7 @@ func mapsKeys(c counts) func(func(string) bool) {
 // clock is the format of times of day in a report.
 const clock = "15:04:05.000"
 
-// breaker makes faults in a fleet and its Redis, and ends them.
+// breaker causes faults in a fleet and its Redis, and ends them.
 type breaker struct {
 	fleet   *fleet
 	lease   time.Duration
@@ -133,14 +136,14 @@ func (b *breaker) close() {
 	_ = b.rdb.Close()
 }
 
-// url returns the URL of the i-th process's proxy. Several proxies let a fault cut off only some
-// processes.
+// url returns the Redis URL for the i-th process: that of a proxy. There are several proxies, so
+// that a fault can cut off only some of the processes.
 func (b *breaker) url(i int) string {
 	return "redis://" + b.proxies[i%len(b.proxies)].Addr() + "/0"
 }
 
-// run makes all faults of a schedule, some at the same time, and returns when all have ended. If
-// ctx ends, it starts no more of them. It returns the first error of a fault.
+// run causes all faults of a schedule, each at its time, so that some overlap. It returns when all
+// have ended. If ctx ends, it starts no more faults. It returns the first error.
 func (b *breaker) run(ctx context.Context, faults []fault) error {
 	began := time.Now()
 	var under sync.WaitGroup
@@ -171,7 +174,8 @@ func (b *breaker) run(ctx context.Context, faults []fault) error {
 	return ctx.Err()
 }
 
-// do makes a fault, and returns what it did, for the log, if the kind does not say it all.
+// do causes one fault and waits until it has ended. It returns details for the log; "" if the kind
+// says all.
 func (b *breaker) do(ctx context.Context, f fault) (what string, err error) {
 	switch f.kind {
 	case delConsumer, setID, setIDBack, destroyGroup, deleteStream, renameStream, deleteEntries, futureID:
@@ -218,7 +222,8 @@ func (b *breaker) harm(ctx context.Context, f fault) error {
 	return redisx.Sleep(ctx, between(f.rng, 300*time.Millisecond, 2*b.lease))
 }
 
-// target chooses a process; with a probability of at least one half it is a worker.
+// target chooses the process that a fault hits at random; with a probability of more than one half
+// it is a worker.
 func (b *breaker) target(rng *rand.Rand) *slot {
 	slots := b.fleet.slots
 	if rng.IntN(2) == 0 {

@@ -21,11 +21,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// grace is how long a process may take to stop: its SHUTDOWN_GRACE_PERIOD and some extra time.
+// grace is how long a process may take to stop: its SHUTDOWN_GRACE_PERIOD and some seconds more.
 const grace = 15 * time.Second
 
-// fleet is a set of role processes. Each has a slot, in which a new process replaces one that ends.
-// If a process ends without a fault that explains it, that is a violation.
+// fleet is a set of role processes. Each process is in a slot of the fleet, where a new process
+// replaces it when it ends. If no fault explains the end of a process, that is a violation.
 type fleet struct {
 	bins  binaries
 	files string // folder with the workers' own records
@@ -41,7 +41,7 @@ type fleet struct {
 	watching   sync.WaitGroup
 }
 
-// span is the time during which a process was stopped. For a killed process, until is zero.
+// span is a time in which a process was suspended by SIGSTOP. For a killed process, until is zero.
 type span struct {
 	process     string
 	from, until time.Time
@@ -65,8 +65,8 @@ type process struct {
 	replaced bool // rolling has asked it to stop
 }
 
-// startFleet starts the roles, each as its own Redis user. url returns the Redis URL for the i-th
-// slot.
+// startFleet starts the processes of all roles, each as the Redis user of its role. url returns the
+// Redis URL for the process in the i-th slot.
 func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[string]string, url func(i int) string) *fleet {
 	t.Helper()
 	f := &fleet{bins: bins, files: t.TempDir(), env: env}
@@ -91,7 +91,7 @@ func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[st
 	return f
 }
 
-// await calls ready repeatedly until it returns nil. The test fails after patience.
+// await calls ready repeatedly until it returns nil. The test fails after the time patience.
 func (f *fleet) await(t testing.TB, what string, patience time.Duration, ready func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -109,7 +109,7 @@ func (f *fleet) await(t testing.TB, what string, patience time.Duration, ready f
 	}
 }
 
-// launch starts a process of the slot's role and stores it in the slot.
+// launch starts a process of the slot's role and makes it the slot's process.
 func (s *slot) launch() (*process, error) {
 	f := s.fleet
 	f.mu.Lock()
@@ -154,8 +154,8 @@ func (s *slot) start() error {
 	return nil
 }
 
-// supervise starts a new process each time the slot's process has ended, until rolling replaces it
-// or the fleet closes.
+// supervise starts a new process each time the slot's process has ended. It returns when the phase
+// rolling replaces the process itself, or the fleet closes.
 func (s *slot) supervise(p *process) {
 	for {
 		<-p.Done()
@@ -174,8 +174,8 @@ func (s *slot) supervise(p *process) {
 	}
 }
 
-// ended checks why a process ended and records a violation if no fault explains it. It returns true
-// if no other process is to replace it.
+// ended is called after a process has ended. If no fault explains that, it records a violation. It
+// returns true if supervise shall not start another process.
 func (s *slot) ended(p *process) bool {
 	s.mu.Lock()
 	killed, replaced := p.killed, p.replaced
@@ -200,8 +200,8 @@ func (f *fleet) crashed(name string) bool {
 	return err == nil && (strings.HasPrefix(string(b), "crash ") || strings.Contains(string(b), "\ncrash "))
 }
 
-// running returns the slot's process; it waits while a new one is being started. It returns nil if
-// ctx ends first.
+// running returns the slot's process, and waits for it while a new one is being started. It returns
+// nil if ctx ends first.
 func (s *slot) running(ctx context.Context) *process {
 	for {
 		s.mu.Lock()
@@ -218,7 +218,8 @@ func (s *slot) running(ctx context.Context) *process {
 	}
 }
 
-// kill ends the slot's process with SIGKILL, and notes that as a fault; supervise replaces it.
+// kill kills the slot's process with SIGKILL, and records that a fault did it; supervise starts
+// another process.
 func (s *slot) kill(ctx context.Context) error {
 	p := s.running(ctx)
 	if p == nil {
@@ -232,8 +233,8 @@ func (s *slot) kill(ctx context.Context) error {
 	return nil
 }
 
-// stop stops the slot's process with SIGSTOP for the time d, adds that time to the fleet's spans,
-// and continues it. A process that has already ended is no error.
+// stop suspends the slot's process with SIGSTOP, continues it after the time d, and records this
+// span. It is no error if the process has already ended.
 func (s *slot) stop(ctx context.Context, d time.Duration) error {
 	p := s.running(ctx)
 	if p == nil {
@@ -278,8 +279,8 @@ func (f *fleet) of(role string) []*slot {
 	return all
 }
 
-// shutDown stops all processes with SIGTERM. If a process does not end in time, or ends with an
-// error, that is a violation.
+// shutDown stops all processes of the fleet with SIGTERM. A process that does not end in time, or
+// ends with an error, is a violation.
 func (f *fleet) shutDown() {
 	f.mu.Lock()
 	f.closing = true
@@ -299,7 +300,8 @@ func (f *fleet) shutDown() {
 	f.watching.Wait()
 }
 
-// kill kills all processes that still run, and waits until supervise has ended for each slot.
+// kill kills all processes of the fleet that still run, and waits until the goroutine supervise of
+// each slot has returned.
 func (f *fleet) kill() {
 	f.mu.Lock()
 	f.closing = true

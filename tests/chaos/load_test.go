@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// payload tells the worker's processor what to do; the worker declares the same type.
+// payload is the payload of a job: it tells the processor of the tests' worker what to do. The
+// worker's package has a copy of this type.
 type payload struct {
 	N            int   `json:"n"` // index in group.jobs; ordinals differ from it, because pieces of a group may arrive in any order
 	MS           int   `json:"ms,omitempty"`
@@ -28,7 +29,8 @@ type payload struct {
 	Value        int64 `json:"value"`
 }
 
-// group is a planned group: how it is submitted, and its expected outcome.
+// group is a planned group: its jobs with their expected outcomes, and how and when it is
+// submitted.
 type group struct {
 	id, tenant string
 	jobs       []payload
@@ -106,13 +108,13 @@ func newJob(rng *rand.Rand, m mix) payload {
 	return p
 }
 
-// receipt records that a producer was told that a group was accepted with all its jobs.
+// receipt records that a producer was told that a group was accepted with this number of jobs.
 type receipt struct {
 	Group    string `json:"group"`
 	Accepted int    `json:"accepted"`
 }
 
-// producers submit each group at its time, and repeat that until the group is accepted.
+// producers submit each planned group at its time, and repeat the submission until it is accepted.
 type producers struct {
 	fleet  *fleet
 	stream *producer.Producer
@@ -121,10 +123,11 @@ type producers struct {
 	receipts map[string]int
 }
 
-// producing is the number of groups that are submitted concurrently.
+// producing is the number of groups that producers submit at the same time.
 const producing = 6
 
-// submit submits groups. The same call submits groups again that Redis has lost.
+// submit submits groups at their times and waits until all are accepted. Called again with groups
+// that Redis has lost, it submits them again.
 func (p *producers) submit(ctx context.Context, groups []*group) error {
 	began := time.Now()
 	work := make(chan *group)
@@ -154,8 +157,8 @@ func (p *producers) submit(ctx context.Context, groups []*group) error {
 	return errors.Join(all...)
 }
 
-// until repeats a submission until it is acknowledged, and stores the receipt. It gives up when
-// ingest refuses the group for good, or ctx ends.
+// until repeats the submission of a group until it is accepted, and stores the receipt. It gives up
+// when ingest refuses the group for good, or ctx ends.
 func (p *producers) until(ctx context.Context, g *group) error {
 	for i := 0; ; i++ {
 		err := p.once(ctx, g, p.fleet.apis[i%len(p.fleet.apis)])
@@ -229,7 +232,7 @@ func cut(jobs []client.NewJob, pieces int) [][]client.NewJob {
 	return all
 }
 
-// write writes the receipts in the format that `bulkaction audit --receipts` reads.
+// write writes the receipts to a file, in the format that `bulkaction audit --receipts` reads.
 func (p *producers) write(path string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

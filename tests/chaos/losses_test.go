@@ -21,16 +21,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// Names of laws of the audit: everything acknowledged must exist, and owner keys must belong to
-// groups.
+// receiptLaw and registryLaw are laws of the audit: all jobs with a receipt must exist, and owner
+// keys must belong to groups that exist.
 const (
 	receiptLaw  = "receipt"
 	registryLaw = "registry"
 )
 
-// settleLosses is settle for faults in which Redis can lose data that it has acknowledged. The
-// audit must report each loss. Then it submits the groups with losses again, which must restore the
-// jobs.
+// settleLosses judges a phase whose faults may make Redis lose data that it has acknowledged. The
+// audit must report each loss. Then the groups with losses are submitted again, which must restore
+// their jobs.
 func (w *world) settleLosses(groups []*group) *phase {
 	w.t.Helper()
 	healed := time.Now()
@@ -38,8 +38,8 @@ func (w *world) settleLosses(groups []*group) *phase {
 	return w.settleLossesSince(healed, groups)
 }
 
-// settleLossesSince is settleLosses with the time of the end of the faults, when the ingest stream
-// is empty.
+// settleLossesSince is the part of settleLosses after the ingest stream is empty. healed is the
+// time at which the faults ended.
 func (w *world) settleLossesSince(healed time.Time, groups []*group) *phase {
 	t, ctx := w.t, w.t.Context()
 	t.Helper()
@@ -58,15 +58,17 @@ func (w *world) settleLossesSince(healed time.Time, groups []*group) *phase {
 	return w.settle(groups, 2*endWithin)
 }
 
-// withMissing returns the groups that miss jobs, and those of which any message was deleted: a
-// group whose seal was deleted has all its jobs, and stays open until it is sealed again.
+// withMissing returns the groups that must be submitted again: those that miss jobs, and those of
+// which a message was deleted. If that message was the seal, the group has all its jobs but stays
+// open.
 func (w *world) withMissing(groups []*group, short map[string]int) []*group {
 	return slices.DeleteFunc(slices.Clone(groups), func(g *group) bool {
 		return short[g.id] == 0 && !w.oracle.deleted.messages[g.id]
 	})
 }
 
-// awaitIngested waits until all entries of the ingest stream have become jobs.
+// awaitIngested waits until the ingest stream is empty, because ingest has turned all messages into
+// jobs.
 func (w *world) awaitIngested() {
 	w.t.Helper()
 	w.fleet.await(w.t, "the ingest stream is empty", 2*endWithin, func(ctx context.Context) error {
@@ -78,8 +80,8 @@ func (w *world) awaitIngested() {
 	})
 }
 
-// short returns, by group, how many acknowledged jobs are missing, and adds them to the phase's
-// RedisLost.
+// short returns, by group id, how many jobs with a receipt are missing, and adds them to RedisLost
+// of the phase.
 func (w *world) short(groups []*group) map[string]int {
 	w.t.Helper()
 	missing := map[string]int{}
@@ -104,8 +106,8 @@ func (w *world) receipts() (path string) {
 	return path
 }
 
-// named checks that the audit reports exactly the jobs that are missing: it adds those that it
-// reports to the phase's RedisLostNamed, and a violation for each difference.
+// named runs the audit and checks that it reports exactly the missing jobs. It adds the reported
+// ones to RedisLostNamed of the phase; each difference is a violation.
 func (w *world) named(short map[string]int) {
 	w.t.Helper()
 	report, err := w.oracle.audit(w.t.Context(), w.receipts())
@@ -135,8 +137,8 @@ func (w *world) named(short map[string]int) {
 	}
 }
 
-// aofCut several times kills the server under load, cuts off the end of its append-only file, as a
-// lost disk cache would, and starts it again.
+// aofCut runs a phase in which the redis-server is killed several times under load. Each time the
+// end of its append-only file is cut off, as if a disk cache were lost, and Redis starts again.
 func aofCut(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	w := newWorld(t, s)
 	groups := plan(rng, "aof-cut", m)
@@ -153,8 +155,9 @@ func aofCut(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	return w.settleLosses(groups)
 }
 
-// rewriteAOF rewrites the append-only file, as an operator must after a cut. Otherwise Redis keeps
-// the beginning of an incomplete script in the file and executes that part at its next start.
+// rewriteAOF makes Redis rewrite its append-only file, as an operator must do after a cut.
+// Otherwise the file still has the first commands of a script that was cut, and Redis executes them
+// at its next start.
 func (w *world) rewriteAOF() {
 	w.t.Helper()
 	require.NoError(w.t, w.breaker.rdb.BgRewriteAOF(w.t.Context()).Err())
@@ -167,7 +170,8 @@ func (w *world) rewriteAOF() {
 	})
 }
 
-// cutTail cuts n bytes off the server's newest append-only file, but at most half of the file.
+// cutTail cuts n bytes off the end of the server's newest append-only file, but at most half of the
+// file.
 func cutTail(server *redisproc.Server, n int64) error {
 	files, err := filepath.Glob(filepath.Join(server.Dir(), "appendonlydir", "*.incr.aof"))
 	if err != nil || len(files) == 0 {
@@ -181,7 +185,8 @@ func cutTail(server *redisproc.Server, n int64) error {
 	return os.Truncate(newest, max(info.Size()/2, info.Size()-n))
 }
 
-// elsewhere returns a world on a Redis that is not a single server, without proxies.
+// elsewhere returns a world on a Redis Cluster or a Redis with Sentinel, without proxies and
+// breaker.
 func elsewhere(t testing.TB, s scene, url string, partitions int) *world {
 	w := &world{t: t, phase: newPhase(s.name), began: time.Now()}
 	w.start(s, func(int) string { return url }, url, partitions)
@@ -207,10 +212,11 @@ func sentinel(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	return w.settleLosses(groups)
 }
 
-// clusterPartitions is the number of partitions; they are spread over three masters.
+// clusterPartitions is the number of partitions in the phase cluster, spread over three masters.
 const clusterPartitions = 16
 
-// cluster kills masters, swaps masters and replicas, and moves partitions, all under load.
+// cluster runs a phase on a Redis Cluster. Under load, masters are killed, masters and their
+// replicas exchange their roles, and partitions move to other nodes.
 func cluster(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	redis := redistest.ClusterWithReplicas(t, 3, redistest.AOF, userstest.Users(t))
 	s.env = map[string]string{"BULKACTION_PARTITIONS": strconv.Itoa(clusterPartitions)}
@@ -245,7 +251,8 @@ func cluster(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	return w.settleLosses(groups)
 }
 
-// swap makes a master's replica the master, in a coordinated failover.
+// swap makes the replica of a master the master, by the command CLUSTER FAILOVER, in which both
+// nodes coordinate the change.
 func (w *world) swap(cluster *redistest.Clustered, master *redistest.Redis) {
 	w.t.Helper()
 	_, port, _ := strings.Cut(master.Addr(), ":")

@@ -20,8 +20,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// misbehaving are clients that misbehave: towards ingest's HTTP server, or with XADD into the
-// streams. Nothing that they do may succeed, or change the outcome of another's group.
+// misbehaving acts as clients that attack: they send bad requests to ingest, or write bad entries
+// into the streams with XADD. Nothing of that may succeed, or change the outcome of a planned
+// group.
 type misbehaving struct {
 	admin     *administrator
 	producers *producers
@@ -38,7 +39,8 @@ const (
 	endlessBytes  = 64 << 20         // a line of so many bytes must not be read
 )
 
-// close ends the silent readers. Only now it reads the status that each of them got.
+// close reads the status that each silent reader got, which nobody has read before, and then closes
+// the reader's connection.
 func (c *misbehaving) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,7 +57,7 @@ func (c *misbehaving) close() {
 
 func (c *misbehaving) violate(format string, args ...any) { c.admin.fleet.violate(format, args...) }
 
-// run makes a fault against one process of ingest, and then checks that the process still answers.
+// run causes a fault in one ingest process, and then checks that the process still answers.
 func (c *misbehaving) run(ctx context.Context, f fault) (what string, err error) {
 	ingest := c.admin.fleet.of("ingest")
 	server := ingest[f.n%len(ingest)].env["BULKACTION_API_ADDR"]
@@ -91,7 +93,7 @@ func (c *misbehaving) checkAlive(ctx context.Context, server string) error {
 	}
 }
 
-// request makes a request and returns the status of the answer.
+// request sends an HTTP request with a JSON body and returns the status of the answer.
 func request(ctx context.Context, method, url, body string) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -124,7 +126,8 @@ func (c *misbehaving) each(ctx context.Context, server string, client func(conte
 	return ctx.Err()
 }
 
-// readNothing opens event streams of a running group and never reads from them.
+// readNothing makes HTTP requests for the event streams of a running group, and does not read the
+// answers.
 func (c *misbehaving) readNothing(ctx context.Context, server string, rng *rand.Rand) (what string, err error) {
 	group := c.runningGroup(ctx, rng)
 	if group == "" {
@@ -149,7 +152,7 @@ func (c *misbehaving) readNothing(ctx context.Context, server string, rng *rand.
 	return group, nil
 }
 
-// runningGroup returns an accepted group that has not ended; "" if it finds none in time.
+// runningGroup returns the id of an accepted group that has not ended; "" if it finds none in time.
 func (c *misbehaving) runningGroup(ctx context.Context, rng *rand.Rand) string {
 	ctx, cancel := context.WithTimeout(ctx, aliveWithin)
 	defer cancel()
@@ -174,8 +177,8 @@ func (c *misbehaving) accepted(rng *rand.Rand) (ids []string) {
 	return ids
 }
 
-// stall announces a large body, sends three bytes, and waits. The server must refuse the request or
-// close the connection in time.
+// stall begins a request with a large body, sends three bytes of the body, and then nothing more.
+// Ingest must answer 408 or close the connection in time.
 func (c *misbehaving) stall(_ context.Context, conn net.Conn) {
 	if _, err := fmt.Fprintf(conn, "POST /v1/groups HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: 8000000\r\n\r\n{\"i", conn.RemoteAddr()); err != nil {
 		return
@@ -183,7 +186,7 @@ func (c *misbehaving) stall(_ context.Context, conn net.Conn) {
 	c.checkRefused(conn, stalledBodies, http.StatusRequestTimeout)
 }
 
-// checkRefused checks that the server answers with this status, or closes the connection.
+// checkRefused checks that ingest answers with this status, or closes the connection, in time.
 func (c *misbehaving) checkRefused(conn net.Conn, kind string, status int) {
 	_ = conn.SetReadDeadline(time.Now().Add(refusedWithin)) // an error would show at the read
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -197,8 +200,8 @@ func (c *misbehaving) checkRefused(conn net.Conn, kind string, status int) {
 	}
 }
 
-// checkStatus checks that an answer refuses a request with one of these statuses; or that there is
-// no memory or no Redis for the request now.
+// checkStatus counts the status of an answer. It is a violation unless the status is an expected
+// one, or 429 or 503: other faults fill Redis's memory or stop Redis.
 func (c *misbehaving) checkStatus(kind, what string, status int, expected ...int) {
 	c.mu.Lock()
 	c.answers[fmt.Sprintf("%s: %d", kind, status)]++
@@ -208,7 +211,8 @@ func (c *misbehaving) checkStatus(kind, what string, status int, expected ...int
 	}
 }
 
-// writeEndlessLine appends a line without an end to a group of its own, and then cancels the group.
+// writeEndlessLine creates a group, appends a line to it that does not end, and then cancels the
+// group.
 func (c *misbehaving) writeEndlessLine(ctx context.Context, server, group string) error {
 	url := "http://" + server + "/v1/groups"
 	if status, err := request(ctx, http.MethodPost, url, `{"id":"`+group+`","tenant":"endless","type":"CHAOS"}`); err != nil || status >= 300 {
@@ -242,13 +246,14 @@ func (c *misbehaving) writeEndlessLine(ctx context.Context, server, group string
 	return ctx.Err()
 }
 
-// idsOfEnemies are no ids: they would name keys or paths of others.
+// idsOfEnemies are texts that must be refused as ids, because they would name foreign keys or
+// paths, or are too long.
 var idsOfEnemies = []string{
 	"{0}", "a{b", "bulk-action:ingest", "a:b", "a|b", "a b", "../../etc", "..", ".", "*", "größe", strings.Repeat("x", 5000), `a\u0000b`, `a\nb`, `a\"b`,
 }
 
-// sendHostileIDs sends ids that must be refused, over HTTP and through the ingest stream, and
-// submits another group under the id of a group of the plan.
+// sendHostileIDs sends idsOfEnemies over HTTP and through the ingest stream; all must be refused.
+// It also submits other content under the id of a planned group.
 func (c *misbehaving) sendHostileIDs(ctx context.Context, server string, rng *rand.Rand) (what string, err error) {
 	const jobs = `"jobs":[{"payload":{"n":0}}],"seal":true`
 	url := "http://" + server + "/v1/groups"
@@ -281,10 +286,12 @@ func (c *misbehaving) sendHostileIDs(ctx context.Context, server string, rng *ra
 
 const garbageText = "garbage"
 
-// isGarbage returns true for a group's id, or a line of results, that writeGarbage has written.
+// isGarbage says whether a group id, or a line of results, is one that the fault writeGarbage has
+// written.
 func isGarbage(text string) bool { return strings.HasPrefix(text, garbageText) }
 
-// writeGarbage writes entries into a stream that are no jobs, results or messages.
+// writeGarbage causes a fault: it writes entries into a stream that can't be read as jobs, results
+// or messages.
 func (c *misbehaving) writeGarbage(ctx context.Context, f fault) (what string, err error) {
 	in := allStreams[f.n%len(allStreams)]
 	key, _, _ := c.admin.key(in)

@@ -21,7 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// oracle compares what happened to groups with the plan and with the workers' own files.
+// oracle decides whether a phase was right: it compares the outcome of groups with the plan and
+// with the files in which workers record what they ran.
 type oracle struct {
 	fleet *fleet
 	conn  *redisx.Conn // without a proxy
@@ -44,8 +45,8 @@ func newOracle(ctx context.Context, f *fleet, url string, partitions int) (*orac
 	return &oracle{fleet: f, conn: conn, url: url, space: space, api: f.apis[0], deleted: newDeletions()}, nil
 }
 
-// awaitEnded waits until groups have ended, and returns those that have not after patience. With
-// missing, groups that do not exist are ignored: Redis may have lost them.
+// awaitEnded waits until groups have ended, and returns those that still have not after the time
+// patience. With missing, a group that does not exist counts as ended: Redis may have lost it.
 func (o *oracle) awaitEnded(ctx context.Context, groups []*group, patience time.Duration, missing bool) (open []*group) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -67,7 +68,8 @@ func isMissing(err error) bool {
 	return ok && e.Status == 404
 }
 
-// judge adds the outcome of groups to r, and moves the fleet's violations there.
+// judge compares groups with the plan, adds their figures and violations to r, and moves the
+// fleet's violations to r.
 func (o *oracle) judge(ctx context.Context, r *phase, groups []*group) error {
 	runs, err := readRuns(o.fleet.files)
 	if err != nil {
@@ -139,7 +141,7 @@ func (o *oracle) judgeGroup(ctx context.Context, r *phase, g *group, runs map[st
 	return nil
 }
 
-// code is the error code with which the job is expected to fail.
+// code returns the error code with which a job with this payload must fail; "" if it must not fail.
 func (p payload) code() string {
 	switch {
 	case p.Crash:
@@ -150,8 +152,8 @@ func (p payload) code() string {
 	return ""
 }
 
-// judgeCounts compares the group's counts and aggregate with the plan, except for the jobs that
-// have ended as LOST because their entry was deleted.
+// judgeCounts compares the group's counts and aggregate with the plan. The jobs in lost must have
+// failed as LOST, because their entry was deleted.
 func judgeCounts(r *phase, g *group, lost map[int]bool, got api.Group) {
 	want, codes, sum := api.Counts{Accepted: int64(len(g.jobs))}, map[string]int64{}, int64(0)
 	for n, j := range g.jobs {
@@ -192,8 +194,8 @@ func judgeCounts(r *phase, g *group, lost map[int]bool, got api.Group) {
 	}
 }
 
-// judgeRuns compares the runs of one job with the workers' files. A job that has ended as LOST may
-// have had any run, or none.
+// judgeRuns checks, by the workers' files, how often one job ran and how its runs ended. A job that
+// has ended as LOST may have had any number of runs.
 func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, lost bool, runs []execution) {
 	r.Executions += len(runs)
 	ends, fails := 0, 0
@@ -232,7 +234,8 @@ func describeRuns(runs []execution) string {
 	return b.String()
 }
 
-// stale returns the number of refused outcomes, of attempts that another worker had taken over.
+// stale returns how many outcomes Redis refused because another worker had taken over the job
+// meanwhile.
 func (o *oracle) stale(ctx context.Context) (n int, err error) {
 	for _, p := range o.space.All() {
 		got, err := o.conn.Cmd.HGet(ctx, p.Load("CHAOS"), "stale").Int()
@@ -244,8 +247,8 @@ func (o *oracle) stale(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// audit runs `bulkaction audit` as an operator does. receipts is a file: the audit also reports
-// acknowledged jobs that are missing.
+// audit runs the command `bulkaction audit` and returns its report. receipts is a file of receipts,
+// with which the audit also reports accepted jobs that are missing.
 func (o *oracle) audit(ctx context.Context, receipts string) (audit.Report, error) {
 	cmd := exec.CommandContext(ctx, o.fleet.bins.bulkaction, "audit", "--json", "--redis-url", o.url, "--receipts", receipts)
 	var stdout, stderr bytes.Buffer

@@ -17,7 +17,8 @@ type report struct {
 	Phases   []*phase          `json:"phases"`
 }
 
-// phase is the result of the run on one Redis set-up, or the sum of all phases.
+// phase is the result of one phase, which is the part of the run on one Redis set-up; or the sum of
+// all phases.
 type phase struct {
 	Name                string         `json:"name,omitempty"`
 	Jobs                int            `json:"jobs"`
@@ -38,7 +39,8 @@ type phase struct {
 	Seconds             float64        `json:"seconds"`
 	Violations          []string       `json:"violations"`
 
-	// Answers counts the answers to clients that misbehave, by the kind of the fault and status.
+	// Answers counts the answers that misbehaving clients got, by the kind of the fault and the
+	// HTTP status.
 	Answers map[string]int `json:"answers,omitempty"`
 
 	recoveries []time.Duration
@@ -48,7 +50,8 @@ func newPhase(name string) *phase {
 	return &phase{Name: name, Faults: map[string]int{}, Violations: []string{}}
 }
 
-// maxViolations bounds the report's length when many checks fail.
+// maxViolations is the largest number of violations in a report, so that it stays short when many
+// checks fail.
 const maxViolations = 200
 
 func (p *phase) violate(format string, args ...any) {
@@ -60,7 +63,7 @@ func (p *phase) violate(format string, args ...any) {
 // red returns true if a promise was broken.
 func (p *phase) red() bool { return p.Lost > 0 || p.DuplicateEffects > 0 || len(p.Violations) > 0 }
 
-// add adds a phase to the report: to its list and to its sums.
+// add adds a phase to the report: to the list of phases, and to the sums over all phases.
 func (r *report) add(p *phase) {
 	r.Phases = append(r.Phases, p)
 	r.Jobs += p.Jobs

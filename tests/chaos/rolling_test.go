@@ -15,8 +15,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// rolling replaces a process of every role at once with SIGTERM, several times under load. Each
-// process must end well within the grace period, and its connections must be closed.
+// rolling runs a phase in which, several times under load, one process of every role is replaced at
+// the same time, with SIGTERM. Each process must end well within the grace period, and close its
+// connections.
 func rolling(t testing.TB, s scene, rng *rand.Rand, m mix, rounds int) *phase {
 	w := newWorld(t, s)
 	before := w.connections()
@@ -27,8 +28,8 @@ func rolling(t testing.TB, s scene, rng *rand.Rand, m mix, rounds int) *phase {
 	}
 	require.NoError(t, produced())
 	require.Empty(t, w.oracle.awaitEnded(t.Context(), groups, 2*endWithin, false), "not ended after the last restart")
-	// Connection pools grow with the load. The number of connections of new, idle processes must be
-	// the same as at the start.
+	// Connection pools grow under load, so all processes are replaced once more. The idle processes
+	// must then have as many connections as at the start.
 	for place := range 2 {
 		w.replaceAll(place)
 	}
@@ -66,8 +67,8 @@ func (w *world) replaceAll(round int) {
 }
 
 // replace stops the slot's process with SIGTERM, starts another, and returns how long the stop
-// took. It kills a process that still runs after grace; then, or if the exit code is not 0, it
-// starts none.
+// took. A process that still runs after grace is killed. In that case, or if the exit code is not
+// 0, it starts no other process and returns an error.
 func (s *slot) replace(ctx context.Context) (time.Duration, error) {
 	p := s.running(ctx)
 	if p == nil {
@@ -93,8 +94,8 @@ func (s *slot) replace(ctx context.Context) (time.Duration, error) {
 	return took, s.start()
 }
 
-// connections returns the largest number of open connections of all role processes during two
-// seconds. It finds them by their client names.
+// connections returns the largest number of connections that all role processes together had open
+// to Redis during two seconds. It recognizes them by their client names.
 func (w *world) connections() (most int) {
 	w.t.Helper()
 	for range 20 {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// execution is one run of a job, as its worker process has recorded it in its file.
+// execution is one run of a job, as the worker process recorded it in its file.
 type execution struct {
 	process string
 	attempt int
@@ -19,7 +19,8 @@ type execution struct {
 	ended   time.Time
 }
 
-// readRuns reads the workers' own files, the evidence outside of Redis. It returns the runs by job.
+// readRuns reads the files in which workers record what they ran: evidence that does not depend on
+// Redis. It returns the runs by job.
 func readRuns(folder string) (map[string][]execution, error) {
 	files, err := os.ReadDir(folder)
 	if err != nil {
@@ -63,8 +64,8 @@ func readFile(jobs map[string][]execution, folder, name string) error {
 	return lines.Err()
 }
 
-// recoveries returns, for each job that was interrupted, the time from the loss of its process to
-// the job's next start.
+// recoveries returns, for each run that was interrupted, the time from the loss of its process to
+// the next start of the job.
 func recoveries(jobs map[string][]execution, spans []span) []time.Duration {
 	lost := map[string][]span{}
 	for _, s := range spans {
@@ -92,8 +93,8 @@ func recoveries(jobs map[string][]execution, spans []span) []time.Duration {
 	return all
 }
 
-// interrupted returns the time at which a run was interrupted, by a crash or because its process
-// was killed or stopped.
+// interrupted returns whether a run was interrupted, by a crash or because its process was killed
+// or suspended, and when.
 func interrupted(r execution, spans []span) (time.Time, bool) {
 	if r.how == "crash" {
 		return r.ended, true
@@ -106,8 +107,8 @@ func interrupted(r execution, spans []span) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// percentile returns the value that the given share of all values does not exceed; 0 without
-// values. It sorts them.
+// percentile returns the value that the given share (0 to 1) of the values does not exceed; 0
+// without values. It sorts the values in place.
 func percentile(all []time.Duration, share float64) time.Duration {
 	if len(all) == 0 {
 		return 0

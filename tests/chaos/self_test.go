@@ -71,8 +71,9 @@ func TestRecoveriesAreReadFromTheWorkersFiles(t *testing.T) {
 	require.ErrorContains(t, err, "its start is missing")
 }
 
-// TestTheOracleSeesLosses gives the oracle one group of three jobs with different ends: it is
-// content only if each job has ended once, as planned, or as LOST after its entry was deleted.
+// TestTheOracleSeesLosses gives the oracle one group of three jobs with different outcomes. The
+// oracle may report no violation only if each job ended once, as planned, or as LOST after its
+// entry was deleted.
 func TestTheOracleSeesLosses(t *testing.T) {
 	at := time.Unix(100, 0)
 	lost := func(ordinal int64) api.Failure {
@@ -82,7 +83,8 @@ func TestTheOracleSeesLosses(t *testing.T) {
 		return api.Failure{Ordinal: ordinal, Code: "WORKER_LOST", Error: "its workers died", At: at}
 	}
 	group := &group{id: "g", jobs: []payload{{N: 0, Value: 5}, {N: 1, Crash: true}, {N: 2, Value: 7}}}
-	// Ordinals differ from the indices: the job with ordinal 0 is number 2 of the plan.
+	// The ordinals of the jobs differ from their indices in the plan: the job with ordinal 0 has
+	// index 2.
 	type deleted = map[int64]deletion
 	for name, c := range map[string]struct {
 		deleted  deleted

@@ -16,15 +16,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// setting returns the environment of all processes. All waits and leases are short, so that a run
-// contains many of them.
+// setting returns the environment variables of all processes. Leases and waits are short, so that
+// many of them end during a run.
 func setting(lease time.Duration, more map[string]string) map[string]string {
 	env := map[string]string{
 		"BULKACTION_LEASE": lease.String(),
-		// A crash can't be told from a fault that silences a worker for a whole lease: each counts
-		// against the job that runs alone there. With one fault a second, a job of five seconds
-		// loses its worker in every second or third run. Only a job that always crashes may reach
-		// the maximum.
+		// MAX_DELIVERIES is high, because a fault that cuts off a worker for a whole lease counts
+		// like a crash, against a job that runs alone. With a fault a second, a job of five seconds
+		// loses its worker in every second or third run. Only jobs that always crash may reach this
+		// maximum.
 		"BULKACTION_MAX_DELIVERIES":               "10",
 		"BULKACTION_WORKER_COUNT":                 "8",
 		"BULKACTION_WORKER_TIMEOUT":               "200ms",
@@ -41,15 +41,15 @@ func setting(lease time.Duration, more map[string]string) map[string]string {
 	return env
 }
 
-// many is the number of processes of each role. There are several workers, because a job that was
-// in flight in a lost worker runs alone in a process afterwards.
+// many is the number of processes of each role. There are more workers than others, because each
+// job that was in flight in a lost worker runs alone in a process afterwards (isolation).
 var many = map[string]int{"aggregator": 2, "watcher": 2, "worker": 6, "dispatcher": 2, "fetcher": 2, "ingest": 2}
 
-// endWithin is the longest time from the end of the faults until all groups have ended.
+// endWithin is how long groups may take to end after all faults have ended.
 const endWithin = 60 * time.Second
 
-// world is a fleet on a Redis. breaker is nil, and there are no proxies, if that is a Cluster or
-// has a Sentinel; see elsewhere.
+// world has all parts of a phase: a fleet on a Redis, the producers, the oracle and the breaker. On
+// a Redis Cluster or with Sentinel there are no proxies and breaker is nil; see elsewhere.
 type world struct {
 	t         testing.TB
 	breaker   *breaker
@@ -70,7 +70,7 @@ type scene struct {
 	env      map[string]string // settings of all processes, beside those of setting
 }
 
-// newWorld starts a world on a redis-server with an append-only file.
+// newWorld starts the parts of a phase on a new redis-server with an append-only file.
 func newWorld(t testing.TB, s scene) *world {
 	t.Helper()
 	server, err := redisproc.Start(t.Context(), userstest.Apply(redisproc.Options{AOF: true}, userstest.Users(t)))
@@ -87,7 +87,8 @@ func newWorld(t testing.TB, s scene) *world {
 	return w
 }
 
-// start starts the roles, the producers and the oracle. direct is Redis's own URL, for the oracle.
+// start starts the roles, the producers and the oracle. url returns the Redis URL of the i-th
+// process; direct is the URL without a proxy, for the oracle.
 func (w *world) start(s scene, url func(int) string, direct string, partitions int) {
 	w.t.Helper()
 	w.fleet = startFleet(w.t, s.bins, s.replicas, setting(s.lease, s.env), url)
@@ -101,16 +102,17 @@ func (w *world) start(s scene, url func(int) string, direct string, partitions i
 	w.producers = &producers{fleet: w.fleet, stream: stream, receipts: map[string]int{}}
 }
 
-// produce submits groups in the background. The returned function waits until all are accepted.
+// produce submits groups in the background. wait waits until all are accepted, and returns the
+// first error.
 func (w *world) produce(ctx context.Context, groups []*group) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- w.producers.submit(ctx, groups) }()
 	return func() error { return <-done }
 }
 
-// settle waits after the end of the faults, up to patience, until all groups have ended. It then
-// runs the audit, judges the groups, and stops the fleet. All that is wrong is a violation of the
-// phase.
+// settle is called when the faults have ended. It waits, up to patience, until all groups have
+// ended, runs the audit, judges the groups, and stops the fleet. All that is wrong becomes a
+// violation of the phase.
 func (w *world) settle(groups []*group, patience time.Duration) *phase {
 	w.t.Helper()
 	healed := time.Now()
@@ -127,8 +129,8 @@ func (w *world) settle(groups []*group, patience time.Duration) *phase {
 	return w.phase
 }
 
-// fleetEnds judges the groups, stops the processes, and then takes over the violations that
-// occurred while they stopped. It completes the phase's faults and duration.
+// fleetEnds judges the groups, stops the processes, and adds the violations that occurred while
+// they stopped. It completes the phase's number of faults and duration.
 func (w *world) fleetEnds(groups []*group) {
 	w.t.Helper()
 	require.NoError(w.t, w.oracle.judge(w.t.Context(), w.phase, groups))
@@ -146,7 +148,7 @@ func (w *world) fleetEnds(groups []*group) {
 	w.phase.Seconds = time.Since(w.began).Seconds()
 }
 
-// single is the phase with all kinds of faults that one redis-server can have.
+// single runs the phase on one redis-server, with all kinds of faults that it can have.
 func single(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	w := newWorld(t, s)
 	groups := plan(rng, "single", m)
@@ -160,7 +162,7 @@ func single(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	return r
 }
 
-// lossy is a phase in which the network always loses 5% of the replies.
+// lossy runs a phase in which the proxies drop 5% of Redis's replies all the time.
 func lossy(t testing.TB, s scene, rng *rand.Rand, m mix) *phase {
 	w := newWorld(t, s)
 	for i, p := range w.breaker.proxies {

@@ -1,4 +1,4 @@
-// Package guards tests package guard across processes that get real signals.
+// Package guards tests package guard with several processes that get real signals, such as SIGSTOP.
 package guards
 
 import (
@@ -31,7 +31,8 @@ const (
 	writes    = 200 // accepted writes after which the test ends
 )
 
-// TestMain runs the tests, or in a child process the holder of the lock.
+// TestMain runs the tests. In a child process, which a test starts with GUARDS_STORE set, it runs
+// hold instead.
 func TestMain(m *testing.M) {
 	if store := os.Getenv("GUARDS_STORE"); store != "" {
 		if err := hold(os.Getenv("GUARDS_REDIS"), store); err != nil {
@@ -43,8 +44,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hold locks, reads the store's number and writes it back, one higher, until the store says that it
-// is enough. It does not look at Lost, so that only the fence protects the store.
+// hold runs in a child process. Under a lock it reads the number of the store and writes it back,
+// one higher, again and again until the store says that it is enough. It ignores Lost, the signal
+// that its lease has ended, so that only the fence protects the store.
 func hold(addr, store string) error {
 	ctx := context.Background()
 	rdb := redis.NewClient(&redis.Options{Addr: addr})
@@ -84,7 +86,8 @@ func get(store string, q url.Values) (n, status int, err error) {
 	return n, resp.StatusCode, nil
 }
 
-// fencedStore keeps one number. It refuses a write with a smaller fence than it has seen.
+// fencedStore stores one number. It refuses a write with a fence that is smaller than one it has
+// seen.
 type fencedStore struct {
 	mu                sync.Mutex
 	number            int
@@ -124,8 +127,8 @@ func (s *fencedStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // TestSuspendedHolder: holders of a lock are suspended (SIGSTOP) for three leases between reading
-// and writing. Others get the lock meanwhile. When they continue, the store refuses their writes by
-// the fence, and no update is lost.
+// and writing, and other processes get the lock meanwhile. When the holders continue, the store
+// refuses their writes because of the fence, and no update is lost.
 func TestSuspendedHolder(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

@@ -19,7 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
 )
 
-// mailServer is an SMTP server that notes when each account has sent, by the account's sender.
+// mailServer is an SMTP server that stores the times at which each account has sent, by the
+// account's sender address.
 type mailServer struct {
 	*smtpsink.Sink
 	mu   sync.Mutex
@@ -44,7 +45,7 @@ func startMailServer(t *testing.T, hold chan struct{}) *mailServer {
 	return s
 }
 
-// accounts returns how many accounts have sent at least n mails.
+// accounts returns how many accounts have sent at least n mails so far.
 func (s *mailServer) accounts(n int) (count int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,7 +57,8 @@ func (s *mailServer) accounts(n int) (count int) {
 	return count
 }
 
-// accountsFile writes an accounts file with n accounts of the server.
+// accountsFile writes an accounts file with n accounts that send through this server, and returns
+// its path.
 func (s *mailServer) accountsFile(t *testing.T, n int) string {
 	t.Helper()
 	host, port, err := net.SplitHostPort(s.Addr())
@@ -79,8 +81,8 @@ func mails(group string, n int) client.Submission {
 	return g
 }
 
-// Redis stalls while workers send with accounts that have a rate: no account exceeds its rate, each
-// mail is sent, and each is counted once.
+// TestRatesHoldWhileRedisStalls: Redis stalls while workers send with accounts that have a rate: no
+// account exceeds its rate, each mail is sent, and each is counted once.
 func TestRatesHoldWhileRedisStalls(t *testing.T) {
 	t.Parallel()
 	const (
@@ -114,7 +116,8 @@ func TestRatesHoldWhileRedisStalls(t *testing.T) {
 	}
 }
 
-// The accounts that a killed worker holds are lent again when their leases have ended.
+// TestAKilledWorkerGivesItsAccountsBack: the accounts that a killed worker had borrowed are lent to
+// other workers when the leases have ended.
 func TestAKilledWorkerGivesItsAccountsBack(t *testing.T) {
 	t.Parallel()
 	const accounts, n = 3, 30

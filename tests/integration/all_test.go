@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// One process has all roles, and another one only a worker. A group ends, and both stop in order.
+// TestAllRolesInOneProcess: one process has all roles, a second one only a worker. A group ends,
+// and both processes stop without an error.
 func TestAllRolesInOneProcess(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, userstest.Users(t))
@@ -48,7 +49,8 @@ func TestAllRolesInOneProcess(t *testing.T) {
 	(&system{t: t, env: map[string]string{"BULKACTION_REDIS_URL": server.URL()}}).requireNoDenial()
 }
 
-// The example runs everything in one program, and ends by itself.
+// TestEmbeddedExample: examples/embedded runs all roles and a bulk action in one program, and ends
+// by itself.
 func TestEmbeddedExample(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "embedded")

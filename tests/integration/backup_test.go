@@ -15,8 +15,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// Redis is started again on an older backup. The groups of the backup end with exact counts; groups
-// that are younger than the backup are gone, and can be submitted again under the same id.
+// TestRestoredBackup: Redis is restored from an older backup. Groups of the backup end with exact
+// counts. Groups created after the backup are missing, and can be submitted again under the same
+// id.
 func TestRestoredBackup(t *testing.T) {
 	t.Parallel()
 	for name, restore := range map[string]func(t *testing.T, s *system, snapshot []byte){
@@ -88,15 +89,15 @@ func (l *load) slow(ms int) {
 	}
 }
 
-// append adds n jobs to an open group, always under the same idempotency key.
+// append adds n jobs to an open group. All calls use the same idempotency key.
 func (s *system) append(group string, n int) {
 	s.t.Helper()
 	_, err := s.api.Append(s.ctx(), group, slices.Values(jobs(n, `{}`)), client.WithIdempotencyKey("append-1"))
 	require.NoError(s.t, err)
 }
 
-// replaceAll stops all processes. start starts as many new ones of each role and waits until they
-// are ready.
+// replaceAll stops all processes. It returns a function that starts as many new ones of each role,
+// and waits until they are ready.
 func (s *system) replaceAll() (start func()) {
 	s.t.Helper()
 	stopped := s.procs
@@ -117,8 +118,8 @@ func (s *system) replaceAll() (start func()) {
 	}
 }
 
-// removeConsumers removes all consumers of the workers' group of a ready stream, and returns the
-// entries that no consumer owns then.
+// removeConsumers removes all consumers from the workers' consumer group of a ready stream, and
+// returns the ids of the entries that are unowned then.
 func (s *system) removeConsumers(ready string) []string {
 	s.t.Helper()
 	consumers, err := s.rdb.XInfoConsumers(s.ctx(), ready, keyspace.GroupWorkers).Result()

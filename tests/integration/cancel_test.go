@@ -15,10 +15,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// endless is the payload of a job that runs longer than the test, unless its context ends.
+// endless is the payload of a NOOP job that runs longer than the test, unless its context ends.
 const endless = `{"sleep_ms":3600000}`
 
-// pool returns the status of a worker's pool from its admin address.
+// pool reads the status of a worker process's slots from /pool at its admin address.
 func (s *system) pool(p *proctest.Process) api.WorkerStatus {
 	s.t.Helper()
 	status, body := s.call("GET", "http://"+p.AdminAddr()+"/pool", "")
@@ -63,7 +63,8 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	require.Equal(t, g.Counts, s.group("g").Counts, "outcomes of cancelled jobs change no counts")
 	require.Equal(t, []string{"group.created", "group.dispatched", "group.running", "group.cancelled"}, types(s.history("g", 1)))
 
-	// No waiting jobs of the group are left, and jobs of other groups run.
+	// After the cancel, no waiting jobs of the group are left in the fair queue, and jobs of other
+	// groups run.
 	p := s.space.Partition(0)
 	s.await("nothing is left", func() bool {
 		st, err := s.api.Stats(s.ctx())
@@ -86,8 +87,8 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	require.Equal(t, http.StatusConflict, status, "the group has ended")
 }
 
-// A cancelled group leaves nothing behind, also if its tenant is rate-limited and a marker
-// represents its waiting jobs.
+// TestCancelOfRateLimitedTenants: a cancelled group leaves no data in queues, even if its tenant is
+// rate-limited and a marker represents its waiting jobs.
 func TestCancelOfRateLimitedTenants(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "5"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "1s"))

@@ -21,8 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// producers submit loads for several tenants, over HTTP and through the ingest stream, until stop
-// is called. loads lists the accepted ones.
+// producers submit groups for several tenants, over HTTP and through the ingest stream, until stop
+// is called. loads has those that were accepted.
 type producers struct {
 	s      *system
 	stream *producer.Producer
@@ -35,9 +35,9 @@ type producers struct {
 	ended map[string]int64 // by group id: the number of jobs of groups that have ended
 }
 
-// submitted is a load that was accepted. A failover may lose the producer's own XADD to the ingest
-// stream, which waits for no replica (docs/operations.md). It may not lose a submission that was
-// accepted over HTTP.
+// submitted is a group that was accepted, with its expected outcome. A failover may lose a group
+// that came through the ingest stream, because the producer's XADD waits for no replica
+// (docs/operations.md). It may not lose one that was accepted over HTTP.
 type submitted struct {
 	load
 	byStream bool
@@ -84,9 +84,9 @@ func (s *system) produce(tenants, jobs int) *producers {
 	return p
 }
 
-// awaitEnd waits until a group has ended, or for the time limit: groups are also submitted during
-// an outage, but on a slow machine no backlog builds up that the test would have to wait for. It
-// returns an error only if ctx has ended.
+// awaitEnd waits until a group has ended, at most for the time limit. A producer calls it before
+// its next submission: so no backlog builds up on a slow machine, and yet groups are submitted
+// during an outage too. It returns an error only if ctx has ended.
 func (p *producers) awaitEnd(ctx context.Context, group string, limit time.Duration) error {
 	look := client.NewAPI(p.s.url(0), client.WithRetry(1, limit))
 	for start := time.Now(); time.Since(start) < limit; {
@@ -101,8 +101,8 @@ func (p *producers) awaitEnd(ctx context.Context, group string, limit time.Durat
 }
 
 // check stops the producers, waits until all accepted groups have ended, and compares counts,
-// aggregates and results with the plan. It submits a group again that Redis has lost with the
-// ingest stream's entry.
+// aggregates and results with the expected ones. If Redis has lost a group's entry in the ingest
+// stream, check submits the group again.
 func (p *producers) check(t *testing.T) {
 	t.Helper()
 	p.stop()
@@ -138,12 +138,12 @@ func (p *producers) check(t *testing.T) {
 	t.Logf("%d groups, %d jobs; Redis lost %d groups, which were submitted again", len(p.loads), jobs, lost)
 }
 
-// awaitProgress waits until n more jobs have ended than at its start.
+// awaitProgress waits until n more jobs have ended than at the time of the call.
 func (p *producers) awaitProgress(what string, n int) {
 	p.s.t.Helper()
 	look := client.NewAPI(p.s.url(0), client.WithRetry(1, time.Second)) // an unreachable group is looked up again later
-	// The progress of an old group counts from its first successful look-up; that of a group
-	// submitted later counts from 0.
+	// Groups submitted before the call count from their state at the first successful read. Groups
+	// submitted later count from 0.
 	p.mu.Lock()
 	old := len(p.loads)
 	p.mu.Unlock()
@@ -176,7 +176,8 @@ func (p *producers) awaitProgress(what string, n int) {
 	p.s.t.Logf("%s after %s", what, time.Since(at).Round(10*time.Millisecond))
 }
 
-// All roles run on a cluster. Meanwhile hash slots move between its nodes, and its masters die.
+// TestCluster: all roles run on a Redis Cluster while hash slots move between its nodes and its
+// masters die. All accepted groups must end with the right outcome.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 3, userstest.Users(t))
@@ -217,8 +218,8 @@ func TestCluster(t *testing.T) {
 	p.check(t)
 }
 
-// moveWarnings counts the lines in which processes report the move of a hash slot. None of them may
-// be an error.
+// moveWarnings counts the log lines of all processes with TRYAGAIN, the error of Redis while a hash
+// slot moves. It fails the test if one of them has the level ERROR.
 func (s *system) moveWarnings() int {
 	s.t.Helper()
 	warnings := 0

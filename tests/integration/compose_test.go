@@ -30,7 +30,7 @@ type container struct {
 	Secrets     []struct{ Source, Target string }
 }
 
-// composition runs the services of compose.yaml as processes of this host.
+// composition runs the services of compose.yaml as processes of this host, without containers.
 type composition struct {
 	t          *testing.T
 	dir        string // instead of deployments/compose and of the volumes
@@ -39,11 +39,12 @@ type composition struct {
 	hosts      []string // pairs of an address in compose.yaml, and the one in its place
 }
 
-// defaulted matches a variable of Compose with a default, which is in the first group.
+// defaulted matches a variable with a default in compose.yaml, ${NAME:-default}. Its first group is
+// the default.
 var defaulted = regexp.MustCompile(`\$\{\w+:-([^}]*)\}`)
 
-// here replaces what differs between a container of a service and this host: folders, and hosts as
-// soon as they are known.
+// here returns a Replacer that turns paths in a service's container, and addresses in compose.yaml,
+// into those on this host. It does not know addresses of services that do not run yet.
 func (c *composition) here(name string) *strings.Replacer {
 	changes := slices.Clone(c.hosts)
 	for _, secret := range c.containers[name].Secrets {
@@ -56,7 +57,8 @@ func (c *composition) here(name string) *strings.Replacer {
 	return strings.NewReplacer(changes...)
 }
 
-// environment returns the environment of a service as Compose makes it.
+// environment returns the environment variables that Compose would give to a service, with the
+// paths and addresses of this host.
 func (c *composition) environment(name string) map[string]string {
 	set := map[string]string{}
 	for variable, value := range c.containers[name].Environment {
@@ -65,8 +67,8 @@ func (c *composition) environment(name string) map[string]string {
 	return set
 }
 
-// run starts the program of a service with its environment. args are added to its command, and
-// environment to its environment.
+// run starts the program of a service. args are added to its command line, and environment to its
+// environment variables.
 func (c *composition) run(name string, environment map[string]string, args ...string) *proctest.Process {
 	c.t.Helper()
 	program := "bulkaction"
@@ -81,7 +83,8 @@ func (c *composition) run(name string, environment map[string]string, args ...st
 	return proctest.Start(c.t, program, set, args...)
 }
 
-// finish runs a service that ends, and returns what it has printed.
+// finish runs a service that ends by itself, requires that it succeeds, and returns what it has
+// printed.
 func (c *composition) finish(name string, environment map[string]string, args ...string) string {
 	c.t.Helper()
 	p := c.run(name, environment, args...)
@@ -89,7 +92,7 @@ func (c *composition) finish(name string, environment map[string]string, args ..
 	return p.Stdout()
 }
 
-// compose reads compose.yaml, and makes the passwords and the files of the volumes.
+// compose reads compose.yaml, and creates the passwords and the files that are in its volumes.
 func compose(t *testing.T) *composition {
 	t.Helper()
 	source := filepath.Join(repository, "deployments", "compose")
@@ -117,8 +120,9 @@ func compose(t *testing.T) *composition {
 	return c
 }
 
-// redis starts a server with the users of the service redis-users. The test's server needs the
-// default user until it runs; then only the users of the file are left.
+// redis starts a redis-server with the users that the service redis-users has written. Until it
+// runs, it also has the default user, which the test's start of a server needs; then that user is
+// removed.
 func (c *composition) redis() *redistest.Redis {
 	c.t.Helper()
 	file := filepath.Join(c.dir, "users", "users.acl")

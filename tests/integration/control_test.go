@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// While a group, tenant or type is paused, none of its jobs starts, jobs in flight finish, and
-// other jobs run. After resume, its jobs go on.
+// TestPauseWherever: while a group, tenant or type is paused, none of its jobs starts, its jobs in
+// flight finish, and other jobs run. After resume, its jobs run.
 func TestPauseWherever(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
@@ -45,7 +45,8 @@ func TestPauseWherever(t *testing.T) {
 			require.Equal(t, api.WhyPaused, why.Reason)
 			require.Contains(t, why.PausedBy, what)
 
-			// While it is paused, append, cancel and retry jobs of other groups.
+			// While a group or tenant is paused, a group of another tenant runs. While the type is
+			// paused, its jobs wait too.
 			other := client.Submission{ID: "other", Tenant: "beta", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true}
 			s.submit(other)
 			if what == "type" {
@@ -69,7 +70,8 @@ func TestPauseWherever(t *testing.T) {
 	}
 }
 
-// A group that is cancelled while it is paused ends at once and leaves nothing behind.
+// TestCancelWhilePaused: a group that is cancelled while it is paused ends at once, and leaves no
+// data in queues.
 func TestCancelWhilePaused(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("WORKER_COUNT", "2"), env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"))
@@ -88,8 +90,8 @@ func TestCancelWhilePaused(t *testing.T) {
 	s.audit()
 }
 
-// A tenant's own rate limit holds across processes from the moment at which it is set, for every
-// window length.
+// TestTenantsOwnLimit: a tenant's own rate limit holds across processes from the moment at which it
+// is set, in windows of any length.
 func TestTenantsOwnLimit(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("fetcher", 3), replicas("dispatcher", 2), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"))
@@ -102,7 +104,8 @@ func TestTenantsOwnLimit(t *testing.T) {
 	g := s.wait("g")
 	require.EqualValues(t, 60, g.Counts.Done)
 	require.Positive(t, g.Throttles)
-	// 65 runs at 10 permits a window of 200 ms need at least seven windows.
+	// The jobs run 65 times in all. At 10 permits in each window of 200 ms that takes at least
+	// seven windows.
 	took := g.Timestamps["completed"].Sub(g.Timestamps["running"])
 	require.Greater(t, took, 5*200*time.Millisecond)
 
@@ -118,8 +121,8 @@ func TestTenantsOwnLimit(t *testing.T) {
 	s.audit()
 }
 
-// With several partitions and fetchers, the global limit is kept, and its quota goes to the
-// partitions that have demand.
+// TestLimitOfSeveralPartitions: with several partitions and fetchers, the global limit holds, and
+// its quota moves to the partitions that have jobs.
 func TestLimitOfSeveralPartitions(t *testing.T) {
 	t.Parallel()
 	const perWindow, window = 40, 200 * time.Millisecond

@@ -18,8 +18,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A command block is a block of a document that a reader would paste into a shell: a fenced block
-// of sh or console, or any other block that begins with one of these commands.
+// commandLine recognizes a command block: a block of a document that a reader would paste into a
+// shell. It is a fenced block of sh or console, or one that begins with one of these commands.
+// notRun matches the comment above a block that no test runs; it has the reason.
 var (
 	commandLine = regexp.MustCompile(
 		`^(\$ |bulkaction |make |go |redis-(cli|server) |docker |kubectl |curl |bin/|export |openssl |systemctl |git )`)
@@ -47,8 +48,8 @@ func blocks(t *testing.T, name string) []block {
 	return found
 }
 
-// blocksOf returns the blocks of code of a text: fenced ones, and those that are indented by four
-// spaces. It returns an error if no block follows the comment `not run`.
+// blocksOf returns the code blocks of a Markdown text: fenced ones, and those that are indented by
+// four spaces. It returns an error if a comment `not run` is not followed by a block.
 func blocksOf(text string) ([]block, error) {
 	var found []block
 	var open *block // the block that the line is in
@@ -112,7 +113,8 @@ func TestBlocks(t *testing.T) {
 	require.Error(t, err)
 }
 
-// shellCommands returns the commands of a document that can be run, in their order.
+// shellCommands returns a document's commands as one script, in their order, without blocks that
+// have the comment `not run`.
 func shellCommands(t *testing.T, name string) string {
 	t.Helper()
 	var script strings.Builder
@@ -132,7 +134,8 @@ type document struct {
 	want   []string // what its commands print, among other things
 }
 
-// documents are all documents with commands, or with blocks that are marked as not run.
+// documents has all documents with command blocks, and how many blocks of each have the comment
+// `not run`.
 var documents = map[string]document{
 	"README.md":                        {ownRun: true},
 	"docs/tutorial.md":                 {ownRun: true, notRun: 4},
@@ -155,8 +158,8 @@ var documents = map[string]document{
 	"docs/howto/upgrading.md":          {want: []string{"ok: "}},
 }
 
-// TestDocumentsAreRun requires that each command block of the documents is run by a test or has
-// the comment `not run` with the reason, and that these comments are as many as expected.
+// TestDocumentsAreRun requires that each command block of a document is run by a test, or has the
+// comment `not run` with a reason. The number of these comments must be the expected one.
 func TestDocumentsAreRun(t *testing.T) {
 	t.Parallel()
 	names := []string{"README.md"}
@@ -186,8 +189,8 @@ func TestDocumentsAreRun(t *testing.T) {
 	}
 }
 
-// TestDocumentSnippets requires that each Go snippet of the README and of the how-tos is part of an
-// example.
+// TestDocumentSnippets requires that each Go snippet of the README and of docs/howto is also in the
+// code of an example, which is compiled.
 func TestDocumentSnippets(t *testing.T) {
 	t.Parallel()
 	names, err := filepath.Glob(filepath.Join(repository, "docs", "howto", "*.md"))
@@ -217,8 +220,8 @@ func TestDocumentSnippets(t *testing.T) {
 }
 
 // TestDocumentCommands runs the commands of all listed documents, except those with a test of their
-// own, on one process of bulkaction dev: each document in a folder of its own. It changes only
-// addresses.
+// own, against one process of `bulkaction dev`. Each document has a folder of its own. Of the
+// commands, only addresses are changed.
 func TestDocumentCommands(t *testing.T) {
 	t.Parallel()
 	redis, api, bin := redistest.Server(t).URL(), childproc.FreeAddr(), t.TempDir()
@@ -254,8 +257,9 @@ func TestDocumentCommands(t *testing.T) {
 	}
 }
 
-// TestTutorialCommands runs the commands of docs/tutorial.md as a newcomer does: with a Redis of
-// its own, and a processor in a module of its own. It changes only addresses and folders.
+// TestTutorialCommands runs the commands of docs/tutorial.md as a newcomer does: with a new Redis,
+// and a processor in a Go module of its own. Of the commands, only addresses and folders are
+// changed.
 func TestTutorialCommands(t *testing.T) {
 	t.Parallel()
 	_, redisPort, _ := strings.Cut(childproc.FreeAddr(), ":")

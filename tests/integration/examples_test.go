@@ -20,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// example builds a program in examples/ and runs it as one of the system's processes until the test
-// ends.
+// example builds a program of the folder examples, and runs it as a process of the system until the
+// test ends.
 func (s *system) example(name string, more map[string]string, args ...string) {
 	s.t.Helper()
 	binary := filepath.Join(s.t.TempDir(), name)
@@ -73,7 +73,8 @@ func TestCustomReducer(t *testing.T) {
 	require.Equal(t, "question", word)
 }
 
-// The example uses each token for one call at a time, and leaves alone the one that is refused.
+// TestCredentialPool: examples/credential-pool uses each token for one call at a time, and stops
+// using a token that the API refuses.
 func TestCredentialPool(t *testing.T) {
 	s := start(t, replicas("worker", 0))
 	var mu sync.Mutex

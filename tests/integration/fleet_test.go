@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// load is a group of NOOP jobs with results to reduce, and the counts and aggregates that are
-// expected at its end. Some of its jobs fail permanently and some need one retry.
+// load is a group of NOOP jobs with results to reduce, and its expected counts and aggregates. Some
+// of its jobs fail permanently, and some succeed after one retry.
 type load struct {
 	group     client.Submission
 	counts    api.Counts
@@ -67,7 +67,8 @@ func (l load) check(t *testing.T, g api.Group) {
 	}
 }
 
-// The outcome is the same for any number of processes of each role and of partitions.
+// TestFleets: a group has the same outcome with any number of partitions and of processes of each
+// role.
 func TestFleets(t *testing.T) {
 	t.Parallel()
 	many := []option{

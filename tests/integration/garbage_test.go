@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// message is a stream entry that can't be accepted: its fields, and a part of the expected reason
-// for its rejection.
+// message is an entry of the ingest stream that ingest must reject: its fields, and a part of the
+// expected reason.
 type message struct {
 	fields []any
 	reason string
@@ -76,8 +76,8 @@ func garbage() map[string]message {
 	return all
 }
 
-// rejected waits until n messages were quarantined, and returns them by the ids of their stream
-// entries.
+// rejected waits until ingest has quarantined n messages, and returns these by the ids of their
+// entries in the ingest stream.
 func (s *system) rejected(n int) map[string]map[string]any {
 	s.t.Helper()
 	found := map[string]map[string]any{}
@@ -105,7 +105,8 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 			s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"`+good(n)+`","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
 		}
 	}
-	// The same group id with other content is a conflict. A sealed group takes no more jobs.
+	// A submission with other content under an existing group id is rejected, and so are more jobs
+	// for a sealed group.
 	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"taken","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
 	s.xadd(s.space.Ingest(), "type", groupSubmit, "id", "taken-2", "data", `{"type":"NOOP","seal":true}`)
 	other := map[string]message{
@@ -147,7 +148,8 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.Equal(t, pid, s.proc("ingest", 0).PID())
 	s.await("nothing pending", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
 
-	// Keys of other programs are untouched: each key that is written is made of validated parts.
+	// All keys that were written have the expected form, so that no key of another program was
+	// touched: ids from messages were validated before they became parts of keys.
 	keys, err := s.rdb.Keys(s.ctx(), "*").Result()
 	require.NoError(t, err)
 	for _, key := range keys {
@@ -159,7 +161,8 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.EqualValues(t, len(sent), st.Rejected)
 }
 
-// A message for an unknown group waits for the group for a limited time; then it is rejected.
+// TestMessagesForUnknownGroups: a message for a group that does not exist waits for the group for a
+// limited time; then it is rejected.
 func TestMessagesForUnknownGroups(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 0))
@@ -172,7 +175,8 @@ func TestMessagesForUnknownGroups(t *testing.T) {
 		require.NoError(t, s.rdb.XAdd(s.ctx(), &redis.XAddArgs{Stream: s.space.Ingest(), ID: id, Values: m.fields}).Err())
 		want[id] = m.reason
 	}
-	// A young message for an unknown group stays, and does not delay other messages.
+	// A recent message for a group that does not exist stays in the stream, and does not delay
+	// other messages.
 	s.xadd(s.space.Ingest(), "type", jobsAppend, "data", `{"group":"later","jobs":[{"payload":{}}]}`)
 	s.xadd(s.space.Ingest(), "type", groupSubmit, "data", `{"id":"good","type":"NOOP","seal":true,"jobs":[{"payload":{}}]}`)
 	s.add("ingest")
@@ -225,9 +229,9 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 10, Done: 10}, s.group("first").Counts)
 }
 
-// hostile returns the i-th value that does not belong into a list, set or stream of jobs: either it
-// is no blob, or it is a blob of a job that does not exist. other is the id of an existing group,
-// which some blobs name.
+// hostile returns the i-th of several values that must not be in a list, set or stream of jobs:
+// texts that are not blobs, and blobs of jobs that do not exist. Some blobs name the existing group
+// other.
 func hostile(i int, other string) string {
 	kinds := []string{
 		"", "junk", "\x00\xff\xfe\r\n", "{}", "null", "a|b|c", strings.Repeat("|", 5000), other + "|NOOP|1", "-1|1||x", "99999999999999999999|1||x", "1e9|1||", "NaN|NaN||",
@@ -240,8 +244,8 @@ func hostile(i int, other string) string {
 	return kinds[i%len(kinds)] + strings.Repeat(" ", i/len(kinds)) // different texts, since a set stores equal ones once
 }
 
-// Garbage in any structure stops no process: good entries beside it are handled, and the garbage is
-// quarantined.
+// TestGarbageInEveryStream: garbage in any list, set or stream stops no process. The garbage is
+// quarantined, and valid entries beside it are handled.
 func TestGarbageInEveryStream(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -319,7 +323,7 @@ func TestGarbageInEveryStream(t *testing.T) {
 	s.cancelAndWait("later")
 }
 
-// cancelAndWait cancels a group and waits until its jobs are settled.
+// cancelAndWait cancels a group and waits until all of its jobs are counted as cancelled.
 func (s *system) cancelAndWait(group string) {
 	s.t.Helper()
 	status, body := s.call("POST", s.url(0)+"/v1/groups/"+group+"/cancel", "")

@@ -21,8 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// tokenAPI is a downstream API that needs a token. It repeats the token in its answers, and refuses
-// the first call of one job.
+// tokenAPI is a fake downstream API that requires a token. Its answers contain the token, which
+// must not leak. It refuses the first call of one job.
 type tokenAPI struct {
 	mu     sync.Mutex
 	tokens map[string]int // calls by the header Authorization

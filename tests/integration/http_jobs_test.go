@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// unreliableAPI is a downstream API whose answer depends on the job's ordinal. It records all
-// calls.
+// unreliableAPI is a fake downstream API whose answer depends on the job's ordinal. It counts the
+// calls of each job.
 type unreliableAPI struct {
 	mu    sync.Mutex
 	calls map[string]int // by job

@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// atOnce sends n requests concurrently, and returns their responses in the order of i.
+// atOnce calls request n times concurrently, with i from 0 to n-1, and returns the responses in the
+// order of i.
 func atOnce(n int, request func(i int) response) []response {
 	var at sync.WaitGroup
 	all := make([]response, n)
@@ -24,7 +25,8 @@ func atOnce(n int, request func(i int) response) []response {
 	return all
 }
 
-// accepted requires that all responses are equal and returns that answer.
+// accepted requires that all responses are 202 and have the same body, and returns this body
+// decoded.
 func accepted(t *testing.T, all ...response) api.Accepted {
 	t.Helper()
 	var a api.Accepted
@@ -59,8 +61,8 @@ func TestIdempotencyKeyMakesOneGroup(t *testing.T) {
 	s.api = client.NewAPI(s.url(2))
 	require.Equal(t, first, accepted(t, submit(2, "at-once", body)))
 
-	// Other content with the same key is refused. Other content with another key creates another
-	// group.
+	// Other content with an idempotency key that was used is refused. With another key it creates
+	// another group.
 	require.Equal(t, http.StatusConflict, submit(2, "at-once", other).status)
 	second := accepted(t, submit(2, "another", other))
 	require.NotEqual(t, id, second.ID)

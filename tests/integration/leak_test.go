@@ -14,9 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// All roles run in one process, which is started and stopped twenty times under load. No goroutine
-// and no connection may be left, and all accepted jobs are done at the end. The test does not run
-// in parallel, because goroutines of other tests would be counted too.
+// TestNothingLeaks: all roles run in this process, and are started and stopped twenty times under
+// load. At the end no goroutine and no connection is left, and all accepted jobs are done. It does
+// not run in parallel, because goroutines of other tests would be counted too.
 func TestNothingLeaks(t *testing.T) {
 	server := redistest.Server(t)
 	rdb := server.Client()

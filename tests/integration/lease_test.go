@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// The lease bounds how long a worker may be silent, not how long a job may run.
+// TestJobsOutliveTheirLeases: a job may run longer than its lease, because its worker renews the
+// lease. Only a worker that is silent for so long loses its jobs.
 func TestJobsOutliveTheirLeases(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "1s"), env("WORKER_TIMEOUT", "100ms"), env("WORKER_COUNT", "4"))
@@ -41,8 +42,8 @@ func (s *system) load(typ string) api.TypeStats {
 	return loads[0]
 }
 
-// A worker that is stopped (SIGSTOP) for three leases loses its jobs to others. When it continues,
-// it does no harm.
+// TestStoppedWorkerComesBack: a worker process that is suspended (SIGSTOP) for three leases loses
+// its jobs to others. After it continues, no job is counted twice or lost.
 func TestStoppedWorkerComesBack(t *testing.T) {
 	t.Parallel()
 	const n = 40
@@ -92,8 +93,9 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 	require.True(t, second.Running())
 }
 
-// Outcomes of a worker that was stopped too long are refused and counted, also while another worker
-// still runs its jobs. Only the outcomes of the later attempts count.
+// TestLateOutcomesAreRefused: when a suspended worker continues, its outcomes are refused and
+// counted as stale, even while another worker still runs the jobs. Only the outcomes of the later
+// attempts count.
 func TestLateOutcomesAreRefused(t *testing.T) {
 	t.Parallel()
 	const n = 3

@@ -17,9 +17,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// With default settings, jobs whose data vanishes while their group makes progress end as LOST
-// within a minute. The rounds begin at different times of the audit interval. A round takes two
-// minutes, so the test runs only if LOST_ROUNDS says how often.
+// TestVanishedDataEndsWithinAMinute: with default settings, jobs whose data vanishes from Redis
+// while their group makes progress end as LOST within a minute. Each round begins at another time
+// of the audit interval, and takes two minutes. LOST_ROUNDS is the number of rounds; without it the
+// test is skipped.
 func TestVanishedDataEndsWithinAMinute(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("LOST_ROUNDS"))
 	if rounds == 0 {
@@ -92,7 +93,8 @@ func TestVanishedDataEndsWithinAMinute(t *testing.T) {
 	}
 }
 
-// undelivered returns the number of entries of the ready stream that no worker has read.
+// undelivered returns the number of entries of the ready stream of the type NOOP that no worker has
+// read.
 func (s *system) undelivered(p keyspace.Partition) int64 {
 	s.t.Helper()
 	info, err := s.rdb.XInfoGroups(s.ctx(), p.Ready("NOOP")).Result()
@@ -102,8 +104,8 @@ func (s *system) undelivered(p keyspace.Partition) int64 {
 	return s.rdb.XLen(s.ctx(), p.Ready("NOOP")).Val() - info[0].Pending
 }
 
-// followGroup calls done with the group, ten times a second, until it returns true. The test fails
-// after three minutes.
+// followGroup reads a group ten times a second and calls done with it, until done returns true. The
+// test fails after three minutes.
 func (s *system) followGroup(group string, done func(api.Group) bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx(), 3*time.Minute)

@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// While Redis's memory is full, submissions are refused, and accepted jobs run to their end.
+// TestMemoryIsFull: while Redis's memory is full, submissions are refused, and accepted jobs run to
+// their end.
 func TestMemoryIsFull(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "2s"), env("WORKER_TIMEOUT", "200ms"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
@@ -80,8 +81,8 @@ func TestMemoryIsFull(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, status, "a refused group does not exist")
 }
 
-// A Redis that evicts keys when its memory is full would lose jobs: every role refuses to start on
-// it.
+// TestEvictionIsRefused: every role refuses to start on a Redis that evicts keys when its memory is
+// full, because it would lose jobs.
 func TestEvictionIsRefused(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))

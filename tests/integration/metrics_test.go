@@ -18,7 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// nameMeter notes the names of the instruments that are created.
+// nameMeter is a meter of OpenTelemetry that measures nothing and stores the names of the
+// instruments which are created.
 type nameMeter struct {
 	noop.Meter
 	names map[string]bool
@@ -57,8 +58,9 @@ func (m *nameMeter) Int64ObservableCounter(
 	return noop.Int64ObservableCounter{}, nil
 }
 
-// documented returns the metrics of the tables in a part of a document, in alphabetical order: the
-// names in backticks in the first columns, without labels.
+// documented returns the metrics that a part of a document lists, in alphabetical order: the names
+// in backticks in the first columns of its tables, without labels. The part lies between the lines
+// from and to.
 func documented(t *testing.T, file, from, to string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(repository, "docs", file))
@@ -76,7 +78,7 @@ func documented(t *testing.T, file, from, to string) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// TestDocumentedMetrics requires that the documents list exactly the metrics of the code.
+// TestDocumentedMetrics requires that the documents list exactly the metrics that the code creates.
 func TestDocumentedMetrics(t *testing.T) {
 	t.Parallel()
 	named := func(prefix string, create func(metric.Meter)) []string {

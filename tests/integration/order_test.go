@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// Messages of one group arrive in any order, several times, and through two processes at once.
+// TestAppendsAndSealsInAnyOrder: the messages of one group may arrive in any order, several times,
+// and through two ingest processes at once. The group gets each job once.
 func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	t.Parallel()
 	const appends, each, times = 50, 3, 3
@@ -66,7 +67,7 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 		require.Equal(t, want, g.Counts, group)
 		require.True(t, g.Sealed)
 	}
-	// A message that is repeated after the end of its group is no error.
+	// Messages that are repeated after the end of their group are acknowledged and change nothing.
 	for _, m := range append(append(last, first...), anyhow...) {
 		s.xadd(s.space.Ingest(), m...)
 	}
@@ -86,7 +87,8 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	require.Len(t, both, 2)
 }
 
-// The first content of a message id counts, also if another process reads the repetition.
+// TestRepeatedMessageWithOtherContent: of several messages with one id, the first one counts, also
+// if another process reads a later one.
 func TestRepeatedMessageWithOtherContent(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 2))

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// awaitReadyz waits until /readyz of every process answers with this status.
+// awaitReadyz waits until /readyz of every process answers with this HTTP status.
 func (s *system) awaitReadyz(status int) {
 	s.t.Helper()
 	for role, procs := range s.procs {
@@ -69,7 +69,8 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("open").Counts)
 }
 
-// A Redis that stalls looks dead for a while. No job is taken back, and nothing is counted twice.
+// TestRedisStalls: a Redis that stalls for a while looks dead. Afterwards no job has been
+// reclaimed, and nothing is counted twice.
 func TestRedisStalls(t *testing.T) {
 	t.Parallel()
 	const n = 1000

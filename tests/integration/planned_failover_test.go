@@ -15,9 +15,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// An administrator exchanges the master and its replica while groups arrive. Sentinel promotes the
-// replica about a second before it announces this. What the old master accepts in between is lost,
-// unless ingest waits for the replica or writes were paused before (docs/operations.md).
+// TestPlannedFailover: an administrator swaps the master and its replica while groups arrive.
+// Sentinel promotes the replica about a second before it announces this. What the old master
+// accepts meanwhile is lost, unless ingest waits for the replica or writes are paused
+// (docs/operations.md). The test tries both.
 func TestPlannedFailover(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// stage returns the status of a role other than the worker from /v1/stats. There must be exactly
-// one process of the role.
+// stage returns the status in /v1/stats of a role's only process. It fails the test if there is not
+// exactly one. The role may not be worker.
 func (s *system) stage(role string) api.StageStatus {
 	s.t.Helper()
 	st, err := s.api.Stats(s.ctx())
@@ -48,7 +48,8 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 		status, body := s.call("PUT", "http://"+worker.AdminAddr()+"/pool", fmt.Sprintf(`{"workers":%d}`, n))
 		require.Equal(t, http.StatusOK, status, string(body))
 	}
-	// shown waits until /v1/stats shows a pool with this many workers and active slots.
+	// shown waits until /v1/stats shows a worker process with this number of slots and of slots
+	// that run a job.
 	shown := func(workers, active int) api.WorkerStatus {
 		t.Helper()
 		var w api.WorkerStatus
@@ -78,7 +79,8 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 	}
 	require.Equal(t, 7, s.pool(worker).Workers)
 
-	// A smaller pool waits until jobs in flight have ended; one without slots starts none.
+	// A worker process with fewer slots lets the jobs that it runs end. With no slots it starts no
+	// job.
 	_, err := s.api.ResizeWorker(s.ctx(), w.ID, 0)
 	require.NoError(t, err)
 	shown(0, 7)

@@ -27,8 +27,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// pushService is a fake of APNs. Its answer depends on the job's ordinal, which is the number at
-// the end of the device token.
+// pushService is a fake APNs server. Its answer depends on the job's ordinal, which is the number
+// at the end of the device token.
 type pushService struct {
 	mu          sync.Mutex
 	calls       map[int]int
@@ -74,7 +74,8 @@ func (s *pushService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// pushAccounts writes an accounts file with one account of APNs at the URL.
+// pushAccounts writes an accounts file with one APNs account that sends to the server, and the
+// server's certificate. It returns the paths of both.
 func pushAccounts(t *testing.T, server *httptest.Server) (file, authority string) {
 	dir := t.TempDir()
 	write := func(name string, content []byte) string {

@@ -20,8 +20,9 @@ import (
 
 const repository = "../.."
 
-// TestReadmeCommands runs the commands of the README in their order in one shell. It changes only
-// addresses and the size of the demo, and uses the binary of all tests instead of building one.
+// TestReadmeCommands runs the commands of the README in their order in one shell. Of the commands,
+// only addresses and the size of the demo are changed. Instead of building a binary it uses the one
+// that all tests share.
 func TestReadmeCommands(t *testing.T) {
 	t.Parallel()
 	address := childproc.FreeAddr()
@@ -83,7 +84,7 @@ func runScript(t *testing.T, script, dir string, environ ...string) string {
 }
 
 // TestWaitingRoomCommands runs the commands of docs/waiting-room.md in their order in one shell, in
-// a folder of its own. It changes only addresses, and starts the roles and the shop in the
+// a folder of its own. Of the commands, only addresses are changed. Roles and shop run in the
 // background.
 func TestWaitingRoomCommands(t *testing.T) {
 	t.Parallel()

@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// With REDIS_WAIT_REPLICAS, a producer gets its answer only when a replica has the data, and an
-// entry of the ingest stream is acknowledged only then.
+// TestAcceptedMeansReplicated: with REDIS_WAIT_REPLICAS, ingest answers a producer only after a
+// replica has the data, and acknowledges an entry of the ingest stream only then.
 func TestAcceptedMeansReplicated(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("PARTITIONS", "3"), env("REDIS_WAIT_REPLICAS", "1"), env("REDIS_COMMAND_TIMEOUT", "1s"), onRedis(redistest.Args("--repl-diskless-sync-delay", "0")))
@@ -37,7 +37,8 @@ func TestAcceptedMeansReplicated(t *testing.T) {
 		pending, err := s.rdb.XPending(s.ctx(), s.space.Ingest(), "ingest").Result()
 		return err == nil && pending.Count == 1
 	})
-	// Both groups are stored and run, but neither is acknowledged yet.
+	// While the replica is suspended, both groups are stored and run, but neither submission is
+	// acknowledged.
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("http").Counts)
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("stream").Counts)
 	status, _ = s.call("POST", s.url(0)+"/v1/groups", body)

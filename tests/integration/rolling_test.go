@@ -16,9 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// Every role is replaced under load, one after the other, in ROLLING_ROUNDS rounds (default 2).
-// Each process ends well within its grace period, no job is lost, and no connection is left at the
-// end.
+// TestRollingRestarts: the processes of every role are replaced under load, one role after the
+// other, in ROLLING_ROUNDS rounds (default 2). Each process ends well within its grace period, no
+// job is lost, and no connection is left at the end.
 func TestRollingRestarts(t *testing.T) {
 	t.Parallel()
 	rounds := 2
@@ -71,7 +71,7 @@ func TestRollingRestarts(t *testing.T) {
 	s.await("no connection left", func() bool { return connections(t, s.rdb) == 0 })
 }
 
-// connections returns the number of Redis's client connections, without this client's own.
+// connections returns how many clients are connected to Redis, without the connections of rdb.
 func connections(t testing.TB, rdb redis.UniversalClient) int {
 	t.Helper()
 	list, err := rdb.ClientList(t.Context()).Result()

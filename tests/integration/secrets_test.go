@@ -25,8 +25,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// collector takes in all traces and metrics that processes export, as the bytes of OTLP, in which
-// texts stand as they are.
+// collector is a server that receives all traces and metrics which processes export, and stores
+// them as the bytes of OTLP, which contain texts unencoded.
 type collector struct {
 	mu    sync.Mutex
 	bytes bytes.Buffer
@@ -54,7 +54,7 @@ func (c *collector) String() string {
 	return c.bytes.String()
 }
 
-// canaries are texts that must occur in no output, by what they are.
+// canaries has secret texts that must not occur in any output. The keys say what each text is.
 type canaries map[string]string
 
 // plant returns a text for a canary.
@@ -63,7 +63,7 @@ func (c canaries) plant(what string) string {
 	return c[what]
 }
 
-// in returns what has been found in an output, also where it is written in base64.
+// in returns which of the secrets occur in an output, as they are or in base64.
 func (c canaries) in(output string) (found []string) {
 	for what, text := range c {
 		for _, form := range []string{text, base64.StdEncoding.EncodeToString([]byte(text))} {
@@ -75,9 +75,9 @@ func (c canaries) in(output string) (found []string) {
 	return found
 }
 
-// TestSecretsStayInside requires that no log, trace, metric, error, help text or entry of the
-// activity log of a full run has a secret of the configuration, an API key, an entry token, a
-// payload, or the data of a result.
+// TestSecretsStayInside requires that no output of a full run contains a secret setting, an API
+// key, an entry token, a payload, or the data of a result. Outputs are logs, traces, metrics,
+// errors, help texts and entries of the activity log.
 func TestSecretsStayInside(t *testing.T) {
 	t.Parallel()
 	secrets := canaries{"password of Redis": userstest.Password}
@@ -213,7 +213,8 @@ func TestSecretsStayInside(t *testing.T) {
 	for what, output := range outputs {
 		require.Empty(t, secrets.in(output), what)
 	}
-	// The outputs are those of the run, and the search finds what is there.
+	// Negative control: the outputs contain what the run must have written, and the search finds a
+	// text that is there.
 	for _, marker := range []string{"noop", "process NOOP", "worker_job_failed_total"} {
 		require.Contains(t, outputs["traces and metrics"], marker)
 	}
@@ -223,7 +224,7 @@ func TestSecretsStayInside(t *testing.T) {
 	require.Equal(t, []string{"payload"}, secrets.in(base64.StdEncoding.EncodeToString([]byte(payload))))
 }
 
-// withPassword returns the URL of a Redis with a user and a password.
+// withPassword returns the Redis URL url with the user worker and this password.
 func withPassword(url, password string) string {
 	return strings.Replace(url, "://", "://worker:"+password+"@", 1)
 }

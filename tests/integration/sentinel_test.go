@@ -7,8 +7,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// All roles run on a master that Sentinel watches. The master dies while they work; later the
-// promoted replica dies too.
+// TestSentinel: all roles run on a master that Sentinel watches. The master dies while they work;
+// later the promoted replica dies too. All accepted groups must end with the right outcome.
 func TestSentinel(t *testing.T) {
 	t.Parallel()
 	sentinels := redistest.Sentinel(t, userstest.Users(t))

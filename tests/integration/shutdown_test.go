@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// results returns the results of a group by ordinal, and fails if one comes twice.
+// results returns the results of a group by ordinal. It fails the test if an ordinal occurs twice.
 func (s *system) results(group string) map[int64]api.Result {
 	s.t.Helper()
 	all := map[int64]api.Result{}
@@ -67,8 +67,8 @@ func TestStoppedWorkerReleasesWhatItCannotFinish(t *testing.T) {
 	require.GreaterOrEqual(t, again, 10)
 }
 
-// underLoad submits groups over HTTP before and by the stream while during runs, and checks their
-// outcomes.
+// underLoad calls during while groups are running. It submits groups over HTTP before the call, and
+// jobs through the ingest stream at the same time. Then it checks the outcomes of all.
 func (s *system) underLoad(t *testing.T, during func()) {
 	t.Helper()
 	const groups, messages, each = 5, 20, 50

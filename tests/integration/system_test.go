@@ -38,7 +38,7 @@ var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", 
 const patience = 60 * time.Second
 
 // system is an installation: a Redis and the processes that use it. Its methods fail the test on
-// errors. The processes end with the test; before they end, the data is audited.
+// errors. When a test has succeeded, the data is audited; then the processes are stopped.
 type system struct {
 	t     testing.TB
 	redis *redistest.Redis // nil if the test started its own
@@ -65,11 +65,12 @@ type option func(*setup)
 // replicas starts n processes of a role; 0 means none.
 func replicas(role string, n int) option { return func(o *setup) { o.replicas[role] = n } }
 
-// binary starts the binary name for a role, in place of the binary that has the name of the role.
+// binary is an option of start: the role is run by the program `name`, not by the one with the name
+// of the role.
 func binary(role, name string) option { return func(o *setup) { o.binaries[role] = name } }
 
-// env sets an environment variable of all processes. name is without the prefix BULKACTION_, unless
-// it is a variable of OpenTelemetry.
+// env is an option of start: it sets an environment variable of all processes. name is without the
+// prefix BULKACTION_, unless it is a variable of OpenTelemetry.
 func env(name, value string) option { return func(o *setup) { o.env[variable(name)] = value } }
 
 // onRedis starts the redis-server with options.
@@ -77,7 +78,8 @@ func onRedis(opts ...redistest.Option) option {
 	return func(o *setup) { o.redis = append(o.redis, opts...) }
 }
 
-// onURL uses a Redis that the test itself has started, with the users of userstest.Users.
+// onURL is an option of start: the system uses a Redis that the test has started itself, with the
+// users of userstest.Users.
 func onURL(url string) option { return func(o *setup) { o.url = url } }
 
 func variable(name string) string {
@@ -87,7 +89,7 @@ func variable(name string) string {
 	return "BULKACTION_" + name
 }
 
-// start starts a Redis and one process of each role, unless options change that, and waits until
+// start starts a Redis and, unless options say otherwise, one process of each role, and waits until
 // all are ready.
 func start(t testing.TB, opts ...option) *system {
 	t.Helper()
@@ -184,8 +186,8 @@ func (s *system) stop(p *proctest.Process) {
 	require.Equal(s.t, 0, p.Wait(patience), "exit code")
 }
 
-// stopAll stops all processes at the same time with SIGTERM. Afterwards everything that they had
-// buffered is written and sent.
+// stopAll stops all processes at the same time with SIGTERM and waits for their end. They have then
+// written and sent all that they had buffered.
 func (s *system) stopAll() {
 	s.t.Helper()
 	for _, procs := range s.procs {
@@ -231,7 +233,8 @@ func jobs(n int, payload string) []client.NewJob {
 	return all
 }
 
-// wait waits until a group has ended its first round and returns the group as its event shows it.
+// wait waits until a group has ended its first round, and returns the group as its event in the
+// stream `events` shows it.
 func (s *system) wait(group string) api.Group { s.t.Helper(); return s.waitRound(group, 1) }
 
 func (s *system) waitRound(group string, round int) api.Group {
@@ -242,7 +245,8 @@ func (s *system) waitRound(group string, round int) api.Group {
 	return *e.Group
 }
 
-// event waits for an event that is(event) accepts; the event may be in the past.
+// event waits for an event in the stream `events` that is accepts, and returns it. It may have been
+// published before the call. what names it in errors.
 func (s *system) event(what string, is func(api.Event) bool) api.Event {
 	s.t.Helper()
 	var found api.Event
@@ -253,8 +257,8 @@ func (s *system) event(what string, is func(api.Event) bool) api.Event {
 	return found
 }
 
-// follow calls done with the entries of a stream from its beginning until it returns true. The test
-// fails after patience.
+// follow calls done with each entry of a stream, from its beginning, until done returns true. The
+// test fails after patience.
 func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx(), patience)
@@ -279,8 +283,8 @@ func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 	}
 }
 
-// await checks ok repeatedly until it is true; the test fails after patience. Use it where no event
-// tells the time.
+// await calls ok repeatedly until it returns true; the test fails after patience. Use it only where
+// no event can be waited for.
 func (s *system) await(what string, ok func() bool) {
 	s.t.Helper()
 	expired := time.After(patience)
@@ -295,7 +299,7 @@ func (s *system) await(what string, ok func() bool) {
 	}
 }
 
-// awaitCounts waits until the counts of a group are as wanted, and returns them.
+// awaitCounts waits until ok accepts the counts of a group, and returns these.
 func (s *system) awaitCounts(group, what string, ok func(api.Counts) bool) api.Counts {
 	s.t.Helper()
 	var c api.Counts
@@ -340,7 +344,8 @@ func (s *system) call(method, url, body string, header ...string) (int, []byte) 
 	return r.status, r.body
 }
 
-// xadd adds an entry with pairs of field and value to a stream. Redis chooses the entry's id.
+// xadd adds an entry to a stream and returns its id, which Redis chooses. fields are names and
+// values in turn.
 func (s *system) xadd(stream string, fields ...any) string {
 	s.t.Helper()
 	id, err := s.rdb.XAdd(s.ctx(), &redis.XAddArgs{Stream: stream, Values: fields}).Result()
@@ -348,7 +353,7 @@ func (s *system) xadd(stream string, fields ...any) string {
 	return id
 }
 
-// conserved requires that each job is counted in exactly one state.
+// conserved requires that each accepted job is counted in exactly one state.
 func conserved(t testing.TB, c api.Counts) {
 	t.Helper()
 	require.Equal(t, c.Accepted, c.Waiting+c.NonReady+c.Ready+c.InFlight+c.Done+c.Failed+c.Cancelled, "%+v", c)

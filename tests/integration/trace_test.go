@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
 )
 
-// secret is a part of payloads and results. It may occur nowhere else.
+// secret is a text in payloads and results. It must not occur in spans.
 const secret = "s3cr3t-of-the-customer"
 
 // traced starts a system that sends its spans to a receiver.
@@ -35,9 +35,9 @@ func parentOf(n int, flags string) (header, traceID, spanID string) {
 	return "00-" + traceID + "-" + spanID + "-" + flags, traceID, spanID
 }
 
-// awaitTrace waits until a trace is complete, and returns its spans in order: each one is the
-// parent of the next. parent is the parent id of the first span; "" if it has none. Spans of a
-// foreign producer are not included.
+// awaitTrace waits until a trace is complete, and returns its spans from the root on: each is the
+// parent of the next. parent is the parent id of the first span; "" if it has none. Spans that a
+// producer outside of the system has made are not included.
 func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []oteltest.Span {
 	t.Helper()
 	of := func(all []oteltest.Span) []oteltest.Span {
@@ -77,7 +77,8 @@ var kindOf = map[string]string{
 	"send ingest": "producer", "ingest": "consumer", "admit": "internal", "promote": "internal", "process NOOP": "consumer", "reduce": "consumer",
 }
 
-// describes checks the attributes of each span of a job's trace.
+// describes requires that each span of a job's trace has the right attributes, such as tenant,
+// group and ordinal.
 func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group string, ordinal int) {
 	t.Helper()
 	destination := map[string]string{
@@ -106,7 +107,7 @@ func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group stri
 	}
 }
 
-// silent requires that no span contains the secret that payloads and results contain.
+// silent requires that no span contains the text secret.
 func silent(t *testing.T, spans []oteltest.Span) {
 	t.Helper()
 	for _, s := range spans {
@@ -116,7 +117,8 @@ func silent(t *testing.T, spans []oteltest.Span) {
 	}
 }
 
-// awaitBatches waits until spans of batches with this name link to all of these jobs' spans.
+// awaitBatches waits until, for each of these jobs' spans, a span of a batch with this name links
+// to it.
 func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []oteltest.Span) {
 	t.Helper()
 	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
@@ -207,7 +209,8 @@ func TestTracesOfManyJobs(t *testing.T) {
 	require.Equal(t, wholeWay, names(own))
 	describes(t, s, own, "acme", "three", 1)
 
-	// Each of the other jobs begins a trace that is linked to the message's span.
+	// A message with 50 jobs that have no trace of their own: each job begins a trace, which links
+	// to the span of the message.
 	const n = 50
 	message, messageTrace, messageSpan := parentOf(2, "01")
 	data, err := json.Marshal(client.Submission{ID: "many", Tenant: "acme", Type: "NOOP", Jobs: slices.Repeat([]client.NewJob{{Payload: payload()}}, n), Seal: true})
@@ -238,7 +241,8 @@ func TestTracesOfManyJobs(t *testing.T) {
 	require.Len(t, seen, n, "each job has one trace")
 	awaitBatches(t, r, "admit batch", admits)
 
-	// Over HTTP, the client has made the message's span; it is found by the links to it.
+	// Over HTTP, the span of the message is one that the client has made; the links to it tell
+	// which.
 	linked := map[string]int{}
 	for _, span := range r.Spans() {
 		if span.Name == "ingest" && span.Attributes["bulkaction.group"] == "three" && span.ParentID == "" {
@@ -259,8 +263,8 @@ func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	t.Parallel()
 	s, r := traced(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "15"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
-	// Three permits a window for two tenants are one permit each: with its next job, the first
-	// tenant is rate-limited.
+	// Two tenants share three permits a window: one for each. With its next job, the first tenant
+	// is rate-limited.
 	const n = 3
 	for at, tenant := range []string{"a", "b"} {
 		g := client.Submission{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true}
@@ -299,7 +303,7 @@ func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	silent(t, everything(s, r))
 }
 
-// A trace also says how a job ended that was not done.
+// TestTracesOfFailedAndCancelledJobs: a trace also says how a job ended that was not done.
 func TestTracesOfFailedAndCancelledJobs(t *testing.T) {
 	t.Parallel()
 	s, r := traced(t)

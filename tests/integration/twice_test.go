@@ -28,8 +28,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// twice runs every script that has succeeded a second time, and returns the second run's reply. A
-// Cluster client may do this at any time.
+// twice is a hook of the Redis client. It runs every script that has succeeded a second time, as a
+// Cluster client may do at any time, and returns the second reply.
 type twice struct{ runs atomic.Int64 }
 
 func (h *twice) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -70,9 +70,9 @@ func (h *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// byRuns runs NOOP jobs and counts fail_times in runs, not in attempts, so that each job fails
-// exactly that often. An attempt also grows when a start is repeated, or when a job that has waited
-// too long for a slot is released.
+// byRuns is a NOOP processor whose jobs fail in their first fail_times runs. The real one counts
+// attempts, which also grow without a run: when a start is repeated, or a job that waited too long
+// for a slot is released.
 type byRuns struct {
 	noop.Processor
 	mu   sync.Mutex
@@ -87,8 +87,8 @@ func (p *byRuns) Process(ctx context.Context, job processor.Job) (any, error) {
 	return p.Processor.Process(ctx, job)
 }
 
-// inOne runs all roles in this process, with a hook on their Redis commands, and returns the API's
-// address.
+// inOne runs all roles in this process until the test ends, with a hook on their Redis commands,
+// and returns the address of the API.
 func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -133,8 +133,9 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 	return ""
 }
 
-// A Cluster client follows a redirect by repeating the command, whatever its settings say, so any
-// script may run twice. Here every script runs twice, and nothing may be done twice.
+// TestEveryScriptTwice: every script runs twice, and yet nothing is done twice. A Cluster client
+// repeats a command when Redis redirects it, whatever its settings are, so each script may run
+// twice.
 func TestEveryScriptTwice(t *testing.T) {
 	t.Parallel()
 	ctx := context.WithoutCancel(t.Context())

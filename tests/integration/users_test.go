@@ -27,7 +27,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// requireNoDenial requires that Redis has denied nothing to any user.
+// requireNoDenial requires that Redis has not refused any command for a lack of rights.
 func (s *system) requireNoDenial() {
 	s.t.Helper()
 	conn := connect(s.t, s.env["BULKACTION_REDIS_URL"])
@@ -48,7 +48,8 @@ func TestDenialsAreFound(t *testing.T) {
 	require.Len(t, denied, 1)
 }
 
-// A role whose user lacks a right does not start, and says what to do. Nothing is left half done.
+// TestRolesRefuseToStartWithoutARight: a role whose Redis user lacks a right does not start, and
+// says what to do. It has not changed any data by then.
 func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -72,7 +73,8 @@ func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 	newLoad("acme", 200).check(t, s.wait(id))
 }
 
-// A program follows the events as a user who can only read them.
+// TestEventReader: a program can follow the events of groups as a Redis user who may only read
+// them.
 func TestEventReader(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -94,8 +96,8 @@ func TestEventReader(t *testing.T) {
 	require.NoError(t, reader.Close())
 }
 
-// A producer whose user can write only to the stream of its tenant publishes to it. It reaches no
-// other stream and no other tenant.
+// TestProducerOfOneTenant: a producer whose Redis user may only write to the stream of its tenant
+// can publish there, but not to other streams or for other tenants.
 func TestProducerOfOneTenant(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("PARTITIONS", "4"), env("INGEST_STREAMS", "acme=bulk-action:ingest:shop"))
@@ -124,7 +126,8 @@ func TestProducerOfOneTenant(t *testing.T) {
 	require.ErrorIs(t, err, client.ErrNotFound)
 }
 
-// A visitor goes through the waiting room, with a user for each role.
+// TestWaitingRoomWithUsers: a visitor goes through the waiting room while each role has its own
+// Redis user.
 func TestWaitingRoomWithUsers(t *testing.T) {
 	t.Parallel()
 	keys := tokenKeys(t)
@@ -166,7 +169,8 @@ func newVisitor(t testing.TB, addr string) *visitor {
 	return &visitor{TB: t, Client: http.Client{Jar: jar}, url: "http://" + addr + "/events/sale/ticket"}
 }
 
-// token enters, or keeps the visitor's place, and returns the entry token once there is one.
+// token enters the event, which keeps a place that the visitor has, and asks once for the entry
+// token. It returns the visitor's token; "": none yet.
 func (v *visitor) token() string {
 	v.Helper()
 	for _, path := range []string{"", "/token"} {

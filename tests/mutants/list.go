@@ -1,6 +1,7 @@
 package main
 
-// mutants are changes that each break a promise (README.md of the repository, docs/reliability.md).
+// mutants has changes of the code, each of which breaks a promise of README.md or
+// docs/reliability.md.
 var mutants = []mutant{
 	{
 		name: "attempt-fence", promise: "the report of a lost attempt counts while another attempt runs",

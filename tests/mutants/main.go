@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// mutant is a change of one file, and the test that must notice it.
+// mutant is a change of one file that breaks a promise, and the test that must fail because of it.
 type mutant struct {
 	name    string
 	promise string // what the changed code no longer keeps
@@ -58,7 +58,7 @@ func main() {
 	}
 }
 
-// kill runs the mutant's test on the changed code. It returns an error unless the test fails.
+// kill runs the mutant's test on the changed code. It returns nil only if the test fails.
 func kill(m mutant) error {
 	dir, err := os.MkdirTemp("", "mutant-")
 	if err != nil {
@@ -74,7 +74,8 @@ func kill(m mutant) error {
 		return fmt.Errorf("read GOFLAGS: %w", err)
 	}
 	cmd := exec.Command("go", "test", "-count=1", "-timeout=5m", "-run", "^"+m.test+"$", m.pkg)
-	// A test that builds binaries must build them with the overlay too, so the environment has it.
+	// The overlay is passed in the environment variable GOFLAGS, because a test that builds
+	// binaries must build them with the overlay too.
 	cmd.Env = append(os.Environ(), "GOFLAGS="+strings.TrimSpace(string(flags))+" -overlay="+overlay)
 	out, err := cmd.CombinedOutput()
 	switch {
@@ -86,8 +87,8 @@ func kill(m mutant) error {
 	return nil
 }
 
-// write writes the changed file and the overlay that names it into dir, and returns the path of the
-// overlay.
+// write writes two files into dir: the changed copy of the mutant's file, and an overlay that tells
+// the go command to use the copy. It returns the path of the overlay.
 func (m mutant) write(dir string) (overlay string, err error) {
 	src, err := os.ReadFile(m.file)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The limits, in columns. A column is a rune; a tab counts as tabColumns.
+// The limits of a line of Go or Lua, in columns. A column is a rune; a tab counts as tabColumns.
 const (
 	commentColumns = 100
 	codeColumns    = 120
@@ -48,7 +48,8 @@ func TestColumns(t *testing.T) {
 	require.Empty(t, strings.Join(offences, "\n"), "lines that are too long")
 }
 
-// TestColumnsAreFound shows what counts as a comment, and what has no limit.
+// TestColumnsAreFound tests the check of TestColumns: what counts as a comment, and which lines
+// have no limit.
 func TestColumnsAreFound(t *testing.T) {
 	t.Parallel()
 	// A text of n columns.
@@ -112,7 +113,7 @@ var (
 	directive = regexp.MustCompile(`^\s*//[a-z0-9]+:[a-z0-9]`)
 )
 
-// tooLong finds the lines of a Go or Lua file that are beyond their limits.
+// tooLong returns the lines of a Go or Lua file that are longer than their limits.
 func tooLong(file, text string) []longLine {
 	test := strings.HasSuffix(file, "_test.go")
 	if strings.HasSuffix(file, ".go") && generated.MatchString(text) {
@@ -148,7 +149,7 @@ func columns(s string) int {
 	return utf8.RuneCountInString(s) + (tabColumns-1)*strings.Count(s, "\t")
 }
 
-// unsplittable says whether a line holds a URL that is too long even on a line of its own.
+// unsplittable says whether a line has a URL that would be too long even on a line of its own.
 func unsplittable(line string, most int) bool {
 	indent := columns(line[:len(line)-len(strings.TrimLeft(line, " \t"))])
 	return slices.ContainsFunc(strings.Fields(line), func(word string) bool {
@@ -156,7 +157,7 @@ func unsplittable(line string, most int) bool {
 	})
 }
 
-// goComments returns the lines that hold a comment and nothing else.
+// goComments returns the numbers of the lines of a Go file that have only a comment.
 func goComments(text string) map[int]bool {
 	set := token.NewFileSet()
 	file := set.AddFile("", -1, len(text))
@@ -194,7 +195,8 @@ var luaToken = regexp.MustCompile(`(?s)` +
 	`|'(?:\\.|[^'\\\n])*'` +
 	`|[^\s]`) // any other rune of the code
 
-// luaComments returns the lines that hold a comment and nothing else. Long brackets have no "=".
+// luaComments returns the numbers of the lines of a Lua file that have only a comment. It does not
+// know long brackets with "=", such as [=[.
 func luaComments(text string) map[int]bool {
 	comments, code := map[int]bool{}, map[int]bool{}
 	line, at := 1, 0

@@ -16,7 +16,7 @@ func TestClientDependsOnTheStandardLibraryAlone(t *testing.T) {
 	require.Contains(t, modulesOf(t, "client/producer"), "github.com/redis/go-redis/v9")
 }
 
-// modulesOf lists the other modules whose packages a package of this module depends on.
+// modulesOf returns the paths of the other modules on whose packages the package in dir depends.
 func modulesOf(t *testing.T, dir string) []string {
 	t.Helper()
 	const module = "{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}"

@@ -14,23 +14,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fieldCommands are the commands that name a field of a hash, or a part of a string.
+// fieldCommands are the Redis commands, as methods of go-redis, that name a field of a hash or a
+// part of a string.
 var fieldCommands = []string{
 	"HGet", "HMGet", "HGetAll", "HGetDel", "HGetEX", "HSet", "HMSet", "HSetNX", "HSetEX", "HSetEXWithArgs", "HIncrBy",
 	"HIncrByFloat", "HDel", "HScan", "HScanNoValues", "HExists", "HVals", "HKeys", "HStrLen", "HRandField",
 	"HRandFieldWithValues", "HExpire", "HPersist", "GetRange", "SetRange", "SubStr", "GetBit", "SetBit", "BitField",
 }
 
-// stringCommands read or write a whole string. They are forbidden for the states of jobs alone.
+// stringCommands are the Redis commands that read or write a whole string. The check forbids them
+// only for the strings with the states of jobs.
 var stringCommands = []string{"Get", "Set", "SetArgs", "SetEx", "SetNX", "GetSet", "GetDel", "GetEx", "Append", "StrLen", "MGet"}
 
-// openHashes are methods of package keyspace that build the keys of hashes that are not the
-// ledger's.
+// openHashes are methods of package keyspace that build the keys of hashes which other packages
+// than ledger own. The check allows their fields everywhere.
 var openHashes = []string{
 	"Workers", "Stages", "Brokers", // of package presence
 }
 
-// fieldUsers are the files and folders that may use fieldCommands, and why.
+// fieldUsers are the files and folders that may use fieldCommands, with the reason.
 var fieldUsers = map[string]string{
 	"internal/ledger/":                    "owns the layout",
 	"internal/audit/":                     "recounts for itself, and repairs",
@@ -52,8 +54,8 @@ var fieldUsers = map[string]string{
 	"bench/ceiling.go":                    "has a hash of its own, to measure Redis alone",
 }
 
-// TestHashFieldsBelongToTheLedger requires that only package ledger, and the users named above,
-// read or write fields of hashes and states of jobs: all others use the views of package ledger.
+// TestHashFieldsBelongToTheLedger requires that only fieldUsers read or write fields of hashes and
+// the states of jobs. All other code uses functions of package ledger.
 func TestHashFieldsBelongToTheLedger(t *testing.T) {
 	t.Parallel()
 	root := moduleRoot(t)
@@ -84,7 +86,8 @@ func userOf(file string) string {
 	return ""
 }
 
-// The search finds the commands on a client and in a pipeline, whichever way the key is given.
+// TestFieldAccessesAreFound tests the check of TestHashFieldsBelongToTheLedger: it finds commands
+// on a client and in a pipeline, in whatever way the key is written.
 func TestFieldAccessesAreFound(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -118,7 +121,8 @@ func TestFieldAccessesAreFound(t *testing.T) {
 	}
 }
 
-// fieldAccesses finds the calls of a Go file that name fields of hashes or touch states of jobs.
+// fieldAccesses returns the calls in a Go file that name fields of hashes, or read or write the
+// states of jobs.
 func fieldAccesses(t *testing.T, file string, text []byte) []string {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -139,9 +143,8 @@ func fieldAccesses(t *testing.T, file string, text []byte) []string {
 	return found
 }
 
-// accessesFields says whether a call of a method with this name is one of fieldCommands, or one of
-// stringCommands for states of jobs. The first argument of a command is its context, the second its
-// key.
+// accessesFields says whether a method call is one of fieldCommands, or one of stringCommands on
+// the states of jobs. The first argument of a command is its context, the second its key.
 func accessesFields(method string, args []ast.Expr) bool {
 	switch {
 	case method == "Do" && len(args) > 1:
@@ -156,7 +159,8 @@ func accessesFields(method string, args []ast.Expr) bool {
 	return false
 }
 
-// methodOf returns the name of the method that an expression calls; "" if it is no such call.
+// methodOf returns the name of the method that an expression calls; "" if it does not call a
+// method.
 func methodOf(e ast.Expr) string {
 	if call, ok := e.(*ast.CallExpr); ok {
 		if method, ok := call.Fun.(*ast.SelectorExpr); ok {

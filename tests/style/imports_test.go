@@ -24,8 +24,8 @@ type deniedImport struct {
 	Pkg string `yaml:"pkg"`
 }
 
-// TestImportRules requires that a rule of the linter names the imports of every internal package: a
-// new package can't be left out.
+// TestImportRules requires that the linter's configuration has a rule for the imports of every
+// internal package, so that no new package is forgotten.
 func TestImportRules(t *testing.T) {
 	t.Parallel()
 	root := moduleRoot(t)
@@ -40,8 +40,9 @@ func TestImportRules(t *testing.T) {
 	require.Empty(t, without, "packages without a rule in .golangci.yml that names what they may import")
 }
 
-// TestImportRulesAreTold shows which rules name the imports of a package: strict ones, and lax ones
-// that deny the whole module except what they name.
+// TestImportRulesAreTold tests the check of TestImportRules: which rules of the linter name the
+// imports of a package. These are strict rules, and lax ones that deny the whole module except some
+// packages.
 func TestImportRulesAreTold(t *testing.T) {
 	t.Parallel()
 	var all struct{ Rules []importRule }
@@ -62,8 +63,8 @@ rules:
 	}
 }
 
-// namesImportsOf tells whether the rule holds for the package in a folder and names
-// what it imports.
+// namesImportsOf says whether the rule applies to the package in a folder, and lists what that
+// package may import.
 func (r importRule) namesImportsOf(dir string) bool {
 	if r.Mode != "strict" && !slices.Contains(r.Deny, deniedImport{"github.com/bulkaction/bulkaction"}) {
 		return false
@@ -84,8 +85,8 @@ func (r importRule) namesImportsOf(dir string) bool {
 	return holds
 }
 
-// matches tells whether a pattern of depguard matches a file: * is anything but a slash, ** is
-// anything.
+// matches says whether a pattern of the linter depguard matches a file: * matches anything but a
+// slash, ** matches anything.
 func matches(pattern, file string) bool {
 	text := regexp.QuoteMeta(pattern)
 	text = strings.ReplaceAll(text, `\*\*`, ".*")
@@ -114,7 +115,7 @@ func readImportRules(t *testing.T, root string) []importRule {
 	return rules
 }
 
-// internalPackages lists the folders of packages below internal that have more than tests.
+// internalPackages returns the folders below internal that have Go files other than tests.
 func internalPackages(t *testing.T, root string) []string {
 	t.Helper()
 	var dirs []string

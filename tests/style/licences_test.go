@@ -25,8 +25,9 @@ var licences = []struct{ name, phrase string }{
 	{"GPL", "GNU (AFFERO |LESSER |LIBRARY )?GENERAL PUBLIC LICENSE"},
 }
 
-// inBinaries are the licences that code in the binaries may have: they ask only for their text,
-// which the archives of make dist contain. Code that only the tests use may also have testsOnly.
+// inBinaries has the licences that are allowed for code in the binaries: they only require that
+// their text is delivered, and the archives of make dist contain it. Code that only the tests use
+// may also have a licence in testsOnly.
 var (
 	inBinaries = []string{"Apache-2.0", "BSD", "MIT", "Unlicense"}
 	testsOnly  = []string{"MPL-2.0"}
@@ -44,8 +45,8 @@ func licencesIn(text string) []string {
 	return found
 }
 
-// licenceFiles returns the files of a module's folder that have its licence. deployments/dist looks
-// for the same names.
+// licenceFiles returns the files in a module's folder that have its licence. The script
+// deployments/dist looks for the same file names.
 func licenceFiles(t *testing.T, dir string) []string {
 	t.Helper()
 	var files []string
@@ -73,8 +74,8 @@ func TestLicences(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(goTool(t, "mod", "edit", "-json"), &mod))
 	require.Empty(t, mod.Replace, "go.mod replaces modules")
-	// Modules that only the tests with build tags use may not be in the module cache yet: a list of
-	// modules would fail then.
+	// Direct dependencies are downloaded, not listed by go list: modules that only tests with build
+	// tags use may not be in the module cache yet, and go list would fail.
 	direct := []string{"mod", "download", "-json"}
 	for _, r := range mod.Require {
 		if !r.Indirect {
@@ -120,8 +121,8 @@ func TestLicencesAreFound(t *testing.T) {
 	}
 }
 
-// goTool runs the go command in the module's folder. It needs the network for modules that are not
-// in the module cache.
+// goTool runs the go command in the folder of this module and returns its output. It needs the
+// network for modules that are not in the module cache.
 func goTool(t *testing.T, args ...string) []byte {
 	t.Helper()
 	tool := exec.CommandContext(t.Context(), "go", args...)
@@ -133,7 +134,8 @@ func goTool(t *testing.T, args ...string) []byte {
 	return out
 }
 
-// folders reads lines with the path of a module and its folder in the module cache.
+// folders parses lines with the path of a module and the module's folder in the cache. It returns
+// the folders by path.
 func folders(t *testing.T, lines []byte) map[string]string {
 	t.Helper()
 	all := map[string]string{}

@@ -16,14 +16,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The limits of a type: a larger one does not fit in a reader's head.
+// The largest number of methods and of mutexes that a type may have: a larger type is too hard to
+// understand.
 const (
 	mostMethods = 20
 	mostMutexes = 3
 )
 
-// TestTypesFitInAHead holds each type of non-test code to mostMethods and mostMutexes. The methods
-// that it gets from embedded types don't count.
+// TestTypesFitInAHead requires that no type outside of tests has more than mostMethods methods and
+// mostMutexes mutexes. Methods of embedded types do not count.
 func TestTypesFitInAHead(t *testing.T) {
 	t.Parallel()
 	root := moduleRoot(t)
@@ -51,7 +52,8 @@ func TestTypesFitInAHead(t *testing.T) {
 	require.Empty(t, strings.Join(offences, "\n"), "types that are too large")
 }
 
-// TestTypeSizesAreFound shows what counts as a method and as a mutex of a type.
+// TestTypeSizesAreFound tests the check of TestTypesFitInAHead: what counts as a method and as a
+// mutex of a type.
 func TestTypeSizesAreFound(t *testing.T) {
 	t.Parallel()
 	found := typeSizes{}
@@ -107,7 +109,8 @@ func (s typeSizes) add(t *testing.T, file string, text []byte) {
 	}
 }
 
-// receiverName returns the name of a method's type, without its pointer and its type parameters.
+// receiverName returns the name of the type in a method's receiver, without a pointer and type
+// parameters.
 func receiverName(e ast.Expr) string {
 	for {
 		switch x := e.(type) {
@@ -125,7 +128,8 @@ func receiverName(e ast.Expr) string {
 	}
 }
 
-// mutexes counts the mutexes in the fields of a type; a collection of mutexes counts as one.
+// mutexes returns the number of mutexes among the fields of a type; a slice or map of mutexes
+// counts as one.
 func mutexes(e ast.Expr) int {
 	n := 0
 	ast.Inspect(e, func(node ast.Node) bool {

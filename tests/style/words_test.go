@@ -24,7 +24,8 @@ type replacedWord struct {
 	use    string   // the word that replaces it
 }
 
-// TestReplacedWords searches the project for words that the glossary has replaced.
+// TestReplacedWords requires that no file of the project uses a word that the glossary has
+// replaced.
 func TestReplacedWords(t *testing.T) {
 	t.Parallel()
 	root := moduleRoot(t)
@@ -45,7 +46,8 @@ func TestReplacedWords(t *testing.T) {
 	require.Empty(t, offences, "words that docs/glossary.md has replaced")
 }
 
-// TestReplacedWordsAreFound shows in which places the search finds a replaced word.
+// TestReplacedWordsAreFound tests the check of TestReplacedWords: in which places it finds a
+// replaced word.
 func TestReplacedWordsAreFound(t *testing.T) {
 	t.Parallel()
 	everywhere := []replacedWord{{word: "keepHouse", parts: []string{"keep", "house"}}, {word: "convoy", parts: []string{"convoy"}}}
@@ -80,8 +82,8 @@ var (
 	replacedTerm = regexp.MustCompile("`([A-Za-z_-]+)`((?:,? in [A-Za-z/]+)?(?:, [a-z]+/[A-Za-z/]+)*)")
 )
 
-// readGlossary returns the words of the column "replaces". A meaning may contain "|" in backticks,
-// so readGlossary reads only the first and the last column of a row.
+// readGlossary returns the words in the column "replaces" of the glossary. It reads only the first
+// and the last column of a row, because the column between may contain "|".
 func readGlossary(t *testing.T, file string) []replacedWord {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -104,8 +106,8 @@ func readGlossary(t *testing.T, file string) []replacedWord {
 	return all
 }
 
-// trackedFiles lists the files below root with one of the endings, relative to root. It leaves out
-// hidden folders, bin and node_modules.
+// trackedFiles returns the files below root that have one of the endings, relative to root. It
+// leaves out hidden folders, bin and node_modules.
 func trackedFiles(t *testing.T, root string, endings ...string) []string {
 	t.Helper()
 	var files []string
@@ -140,8 +142,8 @@ func (o wordOffence) String() string {
 	return o.file + ":" + itoa(o.line) + ": " + o.word.word + " (use: " + o.word.use + ")"
 }
 
-// offencesOf finds the replaced words in one file. It searches the whole text for words without a
-// folder, and the names that the file declares for words with a folder.
+// offencesOf finds replaced words in one file. A word without a folder may not occur anywhere in
+// the text; a word with a folder may not be declared as a name there.
 func offencesOf(t *testing.T, file string, text []byte, words []replacedWord) []wordOffence {
 	t.Helper()
 	var found []wordOffence
@@ -238,8 +240,8 @@ func declaredNames(t *testing.T, file string, text []byte) []declaredName {
 	return names
 }
 
-// wordParts splits a text into lower-case words, also at underscores and at capitals: keepHouse is
-// "keep", "house".
+// wordParts splits a text into lower-case words, also at underscores and capitals: keepHouse
+// becomes "keep", "house".
 func wordParts(text string) []string {
 	var parts []string
 	var current []rune
@@ -266,8 +268,8 @@ func wordParts(text string) []string {
 	return parts
 }
 
-// holds says whether parts contain the words of a replaced word one after the other, the last of
-// them also in the plural.
+// holds says whether the words of a replaced word occur in parts, one after the other. The last of
+// them may be in the plural.
 func holds(parts, word []string) bool {
 	for i := range len(parts) - len(word) + 1 {
 		n := len(word) - 1

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// report contains the fields of `make chaos`'s JSON report that the tables show.
+// report has the fields of the JSON report of `make chaos` that the tables show.
 type report struct {
 	Seed uint64 `json:"seed"`
 	phase

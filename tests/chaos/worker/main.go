@@ -1,5 +1,6 @@
-// Command worker is the worker of the chaos tests. Its one processor, CHAOS, does what the payload
-// says and records each run in a file of its process, which no fault of Redis can change.
+// Command worker is the worker of the chaos tests. Its only processor, for the type CHAOS, does
+// what the payload says, and records each run in a file of the process. No fault of Redis can
+// change this file.
 package main
 
 import (
@@ -19,8 +20,8 @@ import (
 
 // payload says what a job does.
 type payload struct {
-	// N is the job's index in the plan of its group. Ordinals differ from it, because pieces of a
-	// group may arrive in any order.
+	// N is the job's index in the plan of its group. The ordinal can differ from it, because parts
+	// of a group may arrive in any order.
 	N            int   `json:"n"`
 	MS           int   `json:"ms"`            // how long the job runs
 	FailTimes    int   `json:"fail_times"`    // number of attempts that fail before one succeeds
@@ -31,7 +32,8 @@ type payload struct {
 }
 
 func main() {
-	// CHAOS_FILES is the folder; CHAOS_PROCESS is the name of this process's file in it.
+	// CHAOS_FILES is the folder for the records of runs; CHAOS_PROCESS is the name of this
+	// process's file in it.
 	path := filepath.Join(os.Getenv("CHAOS_FILES"), os.Getenv("CHAOS_PROCESS"))
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -48,8 +50,8 @@ func process(ctx context.Context, file *os.File, job processor.Job) (any, error)
 	if err := json.Unmarshal(job.Payload, &p); err != nil {
 		return nil, processor.Permanent(processor.CodeInvalidPayload, err)
 	}
-	// Each line is one write: lines of concurrent jobs don't mix, and they are kept when the
-	// process dies.
+	// note writes one line to the file with one write: lines of concurrent jobs do not mix, and the
+	// line is stored even if the process dies right after it.
 	note := func(what string) error {
 		_, err := fmt.Fprintf(file, "%s %s.%d %d %d\n", what, job.Group, p.N, job.Attempt, time.Now().UnixNano())
 		return err

@@ -1,9 +1,9 @@
-// Command retryworker is a worker for tests of failovers. Its processor serves NOOP, but counts
-// retries where NOOP counts attempts: a job with "fail":"retry" fails until it has been retried
-// fail_times times. A failover may lose a start or an outcome, and the job then runs again with a
+// Command retryworker is a worker for tests of failovers. Its NOOP processor differs from the real
+// one: a job with "fail":"retry" fails until it has been retried fail_times times, while the real
+// one counts attempts. A failover may lose a start or an outcome; the job then runs again with a
 // higher attempt. Retries are counted in the same step as the outcome, so they stay exact.
 //
-// It also serves PANIC: such a job panics with its payload.
+// It also serves the type PANIC: its jobs panic with their payload.
 package main
 
 import (
