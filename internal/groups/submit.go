@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/aggregate"
 	"github.com/bulkaction/bulkaction/internal/groups/backpressure"
@@ -232,14 +234,19 @@ func (s *submissions) resolveIdempotencyKey(
 		return first, err
 	}
 	err = retryUnavailable(ctx, func(ctx context.Context) error {
-		if err := s.conn.Cmd.SetNX(ctx, at, mine, s.cfg.KeepIdempotencyKeys).Err(); err != nil {
-			return err
+		for {
+			if err := s.conn.Cmd.SetNX(ctx, at, mine, s.cfg.KeepIdempotencyKeys).Err(); err != nil {
+				return err
+			}
+			have, err := s.conn.Cmd.Get(ctx, at).Bytes()
+			if errors.Is(err, redis.Nil) {
+				continue // the earlier record has expired between the two commands
+			}
+			if err != nil {
+				return err
+			}
+			return json.Unmarshal(have, &first)
 		}
-		have, err := s.conn.Cmd.Get(ctx, at).Bytes()
-		if err != nil {
-			return err
-		}
-		return json.Unmarshal(have, &first)
 	})
 	if err != nil {
 		return first, fmt.Errorf("reserve idempotency key: %w", err)

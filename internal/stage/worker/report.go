@@ -101,6 +101,7 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 		return
 	}
 	p.held.remove(batch)
+	p.countRepeats(typ, groups)
 	p.metrics.DeadLettered(int(r.Failed))
 	p.RecordSteps(ctx, p.partition.Ready(typ), r.Steps)
 	if err != nil {
@@ -112,8 +113,24 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	}
 }
 
-// groupOutcomes returns the outcomes of batch, which is ordered by byJob, by group. It also counts
-// retries in the metrics (see otherOutcome).
+// countRepeats adds the jobs of a type that will run again, because they were throttled, deferred or
+// are retried, to the metrics.
+func (p *partitionFeed) countRepeats(typ string, groups []ledger.GroupOutcome) {
+	retried := 0
+	for _, g := range groups {
+		for _, o := range g.Others {
+			switch o.Kind {
+			case ledger.OutcomeThrottled, ledger.OutcomeRetry:
+				retried++
+			case ledger.OutcomeDeferred:
+				p.metrics.Deferred(typ)
+			}
+		}
+	}
+	p.metrics.Retried(retried)
+}
+
+// groupOutcomes returns the outcomes of batch, which is ordered by byJob, by group.
 func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 	size := 0
 	for _, t := range batch {
@@ -149,8 +166,7 @@ func (p *partitionFeed) groupOutcomes(batch []*task) []ledger.GroupOutcome {
 }
 
 // otherOutcome returns the outcome of a task that is not done: unstarted, released, throttled,
-// deferred, to be retried, or failed. It also counts a throttle, a deferral or a retry in the
-// metrics.
+// deferred, to be retried, or failed.
 func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 	o := ledger.OtherJob{
 		Entry:     t.entryID,
@@ -179,13 +195,10 @@ func (p *partitionFeed) otherOutcome(t *task) ledger.OtherJob {
 		if t.verdict.After == 0 {
 			o.Delay = -jittered(wait) // negative: Redis may choose a longer wait
 		}
-		p.metrics.Retried(1)
 	case kind == processor.Defer:
 		o.Kind, o.Delay = ledger.OutcomeDeferred, wait
-		p.metrics.Deferred(t.Type)
 	case kind == processor.RetryLater:
 		o.Kind, o.Retries, o.Delay = ledger.OutcomeRetry, t.Retries+1, jittered(wait)
-		p.metrics.Retried(1)
 	default:
 		o.Kind = ledger.OutcomeFailed
 	}
