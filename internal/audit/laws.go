@@ -31,20 +31,20 @@ var countFields = []countField{
 const unfinishedLetters = string(ledger.Waiting) + string(ledger.NonReady) + string(ledger.Ready) +
 	string(ledger.InFlight)
 
-// groupLaws checks one group, as of one instant, against the laws about its counts, states, codes,
-// lifecycle and aggregate.
+// groupLaws checks the counts, states, error codes, lifecycle and aggregate of one group, as of one
+// instant, against the laws.
 type groupLaws struct {
 	*group
 	found  *findings
 	counts Repair // of the group's counts and lists
 }
 
-// report reports something about the group that has no repair.
+// report adds a finding about the group as a whole that can't be repaired.
 func (l *groupLaws) report(law, key, format string, args ...any) {
 	l.reportRepairable(Repair{}, law, key, format, args...)
 }
 
-// reportRepairable reports something about the group as a whole.
+// reportRepairable adds a finding about the group as a whole, with its repair.
 func (l *groupLaws) reportRepairable(r Repair, law, key, format string, args ...any) {
 	l.found.add(newFinding(law, l.ID, l.Tenant, key, format, args...).repairedBy(r), l.TypeList()...)
 }
@@ -204,8 +204,8 @@ func (l *groupLaws) checkTimestamps(status api.Status, rank int) {
 	}
 }
 
-// checkTimeOrder reports a time of the state s that is before last, the time of the state before
-// it. Both are Unix ms. It returns at.
+// checkTimeOrder reports the time at which the group entered state s (at) if it is before the time
+// of the preceding state (last). Both are Unix ms. It returns at.
 func (l *groupLaws) checkTimeOrder(s api.Status, last, at int64) int64 {
 	if at < last {
 		l.report(LawLifecycle, "order of "+string(s),
@@ -214,8 +214,8 @@ func (l *groupLaws) checkTimeOrder(s api.Status, last, at int64) int64 {
 	return at
 }
 
-// checkAggregate compares the number of reduced jobs with what the group's partial aggregates hold,
-// and with the aggregates that count results.
+// checkAggregate compares the group's count of reduced jobs with the number of results in its
+// partial aggregates, and with those aggregates that count results.
 func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
 	var all *reducer.State
 	plan, err := aggregate.Plan(reducers, l.Fields["aggregate"])
@@ -251,8 +251,8 @@ func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
 	}
 }
 
-// mergePartial adds one partial aggregate to all, and returns the number of results in it. If all
-// is nil, since a reducer is unknown, it only reads the number.
+// mergePartial merges one encoded partial aggregate into all, and returns the number of results in
+// it. If all is nil, because a reducer is unknown, it only decodes that number.
 func mergePartial(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
 	if all == nil {
 		var partial struct{ Count *int64 }

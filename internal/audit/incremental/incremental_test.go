@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { audittest.Main(m) }
 
-// watch makes an incremental check, and audits the candidates job by job.
+// watch makes an incremental check and audits its candidates job by job. It returns both results.
 func watch(w *audittest.World, s *Check) (audit.Candidates, audit.Report) {
 	found, _, err := s.Run(w.Context())
 	w.OK(err)
@@ -113,7 +113,8 @@ func TestCheckOfALargeTenant(t *testing.T) {
 	require.Len(t, r.Missing, 1)
 	require.Len(t, r.Missing[0].Jobs, 1)
 
-	// A group gets its first type between two checks. Then it is deleted, but stays on the list.
+	// A group gets its first type between two checks. Later it is deleted, but its id stays on the
+	// list of open groups.
 	w.Create("new", "acme", "T")
 	found, _ = watch(w, s)
 	require.Equal(t, []string{"acme"}, found.Tenants)
