@@ -78,7 +78,8 @@ func (o *output) line(t *testing.T, msg string) map[string]any {
 	return nil
 }
 
-// running is a process inside the test's own process; its role waits for the end of its context.
+// running is a process that a test runs inside its own process by Run. Its role only waits for the
+// end of its context.
 type running struct {
 	*Process
 	stderr *output
