@@ -11,11 +11,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// seedFlag is a flag of rapid. RAPID_SEED sets its default; 0 = no seed.
+// seedFlag is the name of rapid's flag for a seed. RAPID_SEED sets its default; 0 means no seed.
 const seedFlag = "rapid.seed"
 
-// apart is the distance of the seeds of two rounds. Within a round of n checks rapid adds at most
-// about n² / 2 to the seed.
+// apart is the distance between the seeds of two rounds. It must be large, because within a round
+// of n checks rapid adds up to about n² / 2 to the seed.
 const apart = 1 << 40
 
 var (
