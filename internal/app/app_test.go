@@ -23,9 +23,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// childVariable makes the test binary run as a process under [Main]. The child prints a line
-// when it runs and when it is told to stop. With the value "polite" it stops, with "stubborn"
-// it never does.
+// childVariable is an environment variable. If it is set, the test binary runs as a process under
+// [Main]: it prints a line when it runs, and one when it is told to stop. With the value "polite"
+// it then stops, with "stubborn" it never does.
 const childVariable = "APP_TEST_CHILD"
 
 func TestMain(m *testing.M) {

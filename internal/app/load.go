@@ -93,8 +93,8 @@ func variablesIn(environ []string) map[string]string {
 	return set
 }
 
-// parse stores the values of variables in the fields of Config. It returns the names of the
-// variables whose value is wrong, and their errors.
+// parse parses the values of the variables into the fields of Config. It returns the names of the
+// variables with a wrong value, and their errors.
 func parse(variables []Variable, set map[string]string) (bad map[string]bool, mistakes []error) {
 	bad = map[string]bool{}
 	for _, v := range variables {

@@ -105,7 +105,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// The names of the laws, as [Violation] has them. The comment of the package states each law.
+// Names of the laws, as they stand in a [Violation]. The comment of the package explains each law.
 const (
 	LawConservation = "conservation"
 	LawStates       = "states"
@@ -181,8 +181,8 @@ const (
 	maxStateBytes = 64 << 20
 )
 
-// Run is a full audit of all partitions. It changes nothing, and the roles may be at work. An error
-// means that the audit could not be finished, so the report is incomplete.
+// Run makes a full audit of all partitions. It changes nothing, and the roles may run meanwhile. An
+// error means that the audit could not be finished: the report is incomplete.
 func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options) (Report, error) {
 	return runPartitions(ctx, conn, space, space.All(), opts)
 }

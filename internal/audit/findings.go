@@ -76,8 +76,8 @@ func (f *Finding) Job() read.Job {
 	return read.Job{Group: f.Group, Ordinal: *f.Ordinal}
 }
 
-// newFinding returns a finding about a group ("": none). Key tells it apart from other findings
-// about this law and group.
+// newFinding returns a finding about a group ("": about none). The key distinguishes it from other
+// findings about this law and group.
 func newFinding(law, group, tenant, key, format string, args ...any) Finding {
 	return Finding{
 		Violation: Violation{Law: law, Group: group, Key: key, Detail: fmt.Sprintf(format, args...)}, Tenant: tenant,
@@ -172,7 +172,8 @@ func (fs *findings) markUncertain(law, tenant string, types ...string) {
 	}
 }
 
-// addWrongTypes adds the keys of a partition that have the wrong Redis type; each with its group.
+// addWrongTypes adds a finding for each key of a partition that has the wrong Redis type. keys maps
+// each key to its group ("": none).
 func (fs *findings) addWrongTypes(keys map[string]string, base string) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		fs.add(newFinding(LawLocation, keys[key], "", "key "+key,
@@ -180,8 +181,7 @@ func (fs *findings) addWrongTypes(keys map[string]string, base string) {
 	}
 }
 
-// withSummaries returns the findings. It adds a summary of those that were left out because of the
-// bounds.
+// withSummaries returns the findings, with summaries that count the findings beyond the limits.
 func (fs *findings) withSummaries() map[identity]Finding {
 	summarize := func(law, group, key string, n int, format string) {
 		f := newFinding(law, group, "", key, format, n)

@@ -28,9 +28,10 @@ type scope struct {
 // full reports whether the pass reads the whole partition, not only candidates.
 func (s *scope) full() bool { return s.opts.only == nil }
 
-// pass is one reading of a partition, or of the candidates in it. It reads the groups and passes
-// each one on: to [groupLaws], to [ownLocations], and to [sharedLocations], which keeps those that
-// have jobs in locations that groups share. At the end, [counters] checks tenants and types.
+// pass is one reading of a partition, or of the candidates in it. It checks each group by
+// [groupLaws] and [ownLocations]. [sharedLocations] tracks the groups that have jobs in locations
+// that groups share, and checks them by these locations. At the end, [counters] checks tenants and
+// types.
 type pass struct {
 	*scope
 	shared       *sharedLocations

@@ -16,10 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// countField is a field of a group's hash that counts jobs, with the state letters that it counts.
+// countField is a field of a group's hash that is a count of jobs, and the state letters of the
+// jobs that it counts.
 type countField struct{ name, letters string }
 
-// countFields lists those fields whose sum is the field accepted.
+// countFields lists the counts of a group whose sum must be the field accepted.
 var countFields = []countField{
 	{"waiting", string(ledger.Waiting)}, {"non_ready", string(ledger.NonReady)}, {"ready", string(ledger.Ready)},
 	{"in_flight", string(ledger.InFlight)},

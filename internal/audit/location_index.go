@@ -25,7 +25,7 @@ const (
 	locationKinds                       // the number of kinds
 )
 
-// kindNames says in words where a job of each kind of location is.
+// kindNames describes each kind of location in words, for the text of a violation.
 var kindNames = [locationKinds]string{
 	"the group's queues", "non-ready", "the ready stream",
 	"the group's failures", "the results stream", "the group's results",

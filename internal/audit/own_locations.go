@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// ownLocations compares the locations that belong to one group (queues, failures, result lines)
-// with its states.
+// ownLocations is the check of one group: it compares the locations that belong only to this group
+// (queues, failures, result lines) with the group's states.
 type ownLocations struct {
 	*scope
 	*group

@@ -210,7 +210,8 @@ func (r *tenantReply) total() tenantRecount {
 	return total
 }
 
-// fingerprintSeed makes fingerprints comparable within one process.
+// fingerprintSeed is the random seed of the fingerprints' hash: they can be compared only within
+// one process.
 var fingerprintSeed = maphash.MakeSeed()
 
 // addNonReady counts a member of one of the tenant's sets: set 0 is the non-ready jobs, set 1 the

@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// sharedLocations compares the locations that groups share (non-ready sets, ready streams, the
-// results stream) with the states of groups.
+// sharedLocations is the part of a pass that compares the locations that groups share (non-ready
+// sets, ready streams, the results stream) with the states of the groups.
 type sharedLocations struct {
 	*scope
 	tracked map[string]*trackedGroup // by id; cleared after each reading of the locations
@@ -236,8 +236,9 @@ func (sl *sharedLocations) record(j foundJob) (known, duplicate bool) {
 	return true, g.index.record(j.kind, j.Ordinal, j.Attempt)
 }
 
-// checkTracked reads the states of the tracked groups again, and reports the problems of those jobs
-// that have not moved. Judged says which kinds of location were read.
+// checkTracked reads the states of the tracked groups again, and reports the missing, duplicated
+// and misplaced ones among the jobs whose state has not changed. judged says which kinds of
+// location were read.
 func (sl *sharedLocations) checkTracked(ctx context.Context, judged kindSet) error {
 	var groups []*trackedGroup
 	for _, id := range slices.Sorted(maps.Keys(sl.tracked)) {

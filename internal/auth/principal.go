@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// AllTenants is the tenant of a producer that names the tenant of each submission itself.
+// AllTenants is the Tenant of a producer's principal that may submit for any tenant: it names the
+// tenant in each submission.
 const AllTenants = "*"
 
 // Principal is the caller of the API. The zero Principal may do nothing.

@@ -27,7 +27,7 @@ func (r Role) Letter() byte {
 	return r[0]
 }
 
-// Scope is a kind of calls. A role may make the calls of some scopes.
+// Scope is a kind of calls, such as reading data. Each role may make the calls of some scopes.
 type Scope string
 
 // The scopes.

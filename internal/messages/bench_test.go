@@ -88,7 +88,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkContentHash measures the hash by which a repeated submission is recognized.
+// BenchmarkContentHash measures ContentHash, by which ingest recognizes a repeated submission.
 func BenchmarkContentHash(b *testing.B) {
 	g, err := messages.Decoder{}.DecodeSubmit(smallJobs(benchJobs))
 	require.NoError(b, err)

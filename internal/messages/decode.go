@@ -181,7 +181,7 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 	return g
 }
 
-// requireUniqueKeys reports each job that has the key of an earlier one.
+// requireUniqueKeys records a problem for each job whose key an earlier job of the body has.
 func (r *bodyDecoder) requireUniqueKeys(jobs []Job) {
 	first := make(map[string]int, len(jobs))
 	for i := range jobs {
@@ -263,8 +263,8 @@ func (r *bodyDecoder) readJobs(f field) (jobs []Job, n int) {
 	if jobs, end := fastDecodeJobs(f.value, 0); end == len(f.value) {
 		return jobs, len(jobs)
 	}
-	// Bound the allocation by the smallest size of a job, so that an array of other short elements
-	// gets no memory for jobs.
+	// Allocate no more jobs than data of this length can contain, so that an array of many short
+	// elements that are no jobs gets little memory.
 	jobs = make([]Job, 0, min(countElements(f.value), 1+len(f.value)/len(`{"payload":0},`)))
 	for i, element := range elements(f.value) {
 		n++

@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// modelBase is the prefix of the keys of the partition under test.
+// modelBase is the prefix of the keys of the partition that the model test uses.
 const modelBase = "t:{0}:"
 
 // clockKey holds the time on a real Redis, µs.

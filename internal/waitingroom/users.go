@@ -212,7 +212,8 @@ type record struct {
 	expires time.Time
 }
 
-// parseRecord reads letter|number|conn|since|fence|expires|first.
+// parseRecord parses the text of a record, letter|number|conn|since|fence|expires|first. It returns
+// false if the text is no record.
 func parseRecord(text string) (record, bool) {
 	parts := strings.Split(text, "|")
 	if len(parts) != 7 || len(parts[0]) != 1 || !strings.Contains("WARP", parts[0]) {

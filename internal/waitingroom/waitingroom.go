@@ -3,7 +3,8 @@
 // by Redis's clock. docs/waiting-room.md describes the words and the promises.
 //
 // After an error a caller does not know whether the script ran, so it may repeat any call with the
-// same arguments. Errors that are not listed are those of Redis and of the network.
+// same arguments. The line "Twice:" of a method says what the repeated call answers or does. Errors
+// that are not listed are those of Redis and of the network.
 package waitingroom
 
 import (

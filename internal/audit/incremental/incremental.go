@@ -142,9 +142,9 @@ func (r *run) checkTenants(ctx context.Context, tenants []*tenantGroups) error {
 	return err
 }
 
-// checkLargeTenant checks the first of these tenants, which has many groups. Everything about it is
-// read twice, in several transactions, and its non-ready jobs are judged only if both readings are
-// the same.
+// checkLargeTenant checks tenants[0], which has too many groups for one transaction. It reads
+// everything about the tenant twice, in several transactions, and judges its non-ready jobs only if
+// both readings are equal.
 func (r *run) checkLargeTenant(ctx context.Context, tenants []*tenantGroups) error {
 	t := tenants[0]
 	var sums [2]nonReadyCounts

@@ -150,8 +150,9 @@ func TestCheckFindsNothingWhileJobsMove(t *testing.T) {
 	require.Positive(t, candidates)
 }
 
-// BenchmarkCheck measures what a check and the audit of its candidates cost Redis, with 200 jobs in
-// the ready stream, compared with a full audit.
+// BenchmarkCheck measures the CPU time and bytes that an incremental check and the audit of its
+// candidates cost Redis, with 200 jobs in the ready stream, and the cost of a full audit for
+// comparison.
 func BenchmarkCheck(b *testing.B) {
 	for name, size := range map[string]struct{ groups, jobs int }{"1000 groups": {1000, 5}, "100000 jobs": {1, 100_000}} {
 		b.Run(name, func(b *testing.B) {

@@ -165,7 +165,8 @@ func (g *Group) Queued() (n int64) {
 	return n
 }
 
-// fingerprintSeed makes fingerprints comparable within one process.
+// fingerprintSeed is the random seed of the fingerprints' hash: they can be compared only within
+// one process.
 var fingerprintSeed = maphash.MakeSeed()
 
 // Fingerprint returns a number that changes whenever a field that the Detail reads changes, the

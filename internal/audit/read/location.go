@@ -60,7 +60,7 @@ func (at Location) Key(p keyspace.Partition) string {
 	return p.Results(at.Owner)
 }
 
-// UnknownAttempt stands for the attempt of a job at a location that doesn't record it.
+// UnknownAttempt is an Element's Attempt if the location doesn't record the attempt of its jobs.
 const UnknownAttempt = -1
 
 // Element is one element of a location: a job, its failure or its result, or something that can't

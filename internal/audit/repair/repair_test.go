@@ -79,8 +79,8 @@ func TestRepairOfTampering(t *testing.T) {
 	})
 }
 
-// A repair while the roles are at work ends the jobs that vanished, unless the worker that held one
-// has ended it, and harms no other job.
+// A repair while the roles run ends the jobs that the test has deleted as failed, except those that
+// their worker has ended before, and changes no other job.
 func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -164,7 +164,7 @@ func TestAuditAndRepairOfACluster(t *testing.T) {
 	require.Empty(t, r.Violations)
 }
 
-// A key of the wrong Redis type stays, and the other groups are repaired all the same.
+// A key of the wrong Redis type is not repaired, but all other groups are.
 func TestKeyOfWrongTypeDoesNotStopARepair(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

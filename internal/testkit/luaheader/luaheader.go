@@ -181,8 +181,8 @@ func Split(source string) (header, code string) {
 const answered = `(?:(?:return|local reply =|reply\[[^\]]+\] =) \{ |` +
 	`(?:state|result|state, wait|result, from) = )'([A-Z_]+)'`
 
-// Check compares the header of a script with its code. keys are the tables KEYS that a script of
-// this system may have.
+// Check requires that the header of a script has all its parts and agrees with the script's code.
+// keys lists the tables KEYS that are allowed.
 func Check(t testing.TB, name, source string, keys ...[]string) {
 	t.Helper()
 	header, code := Split(source)

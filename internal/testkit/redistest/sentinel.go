@@ -113,7 +113,8 @@ func (s *Sentinels) Rejoin(r *Redis) {
 	await(s.Sentinel.t, "replica", func(ctx context.Context) error {
 		return lacks(r.admin.Info(ctx, "replication"), "master_link_status:up")
 	})
-	// After its snapshot the master sends nothing until the replica's first ACK, up to 1 s later.
+	// After a full synchronization, the master sends the replica nothing until the replica's first
+	// ACK, up to 1 s later: wait for this ACK.
 	await(s.Sentinel.t, "the replica's first ACK", func(ctx context.Context) error {
 		info, err := master.admin.Info(ctx, "replication").Result()
 		if err == nil && !acked.MatchString(info) {

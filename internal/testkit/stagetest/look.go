@@ -95,7 +95,7 @@ func (w *World) Job(group string, ordinal int64) api.Job {
 }
 
 // Results returns the results in the first partition's results stream, which are not reduced yet,
-// in the order of the stream.
+// in their order in the stream.
 func (w *World) Results() []api.Result {
 	w.T.Helper()
 	entries, err := w.Conn.Cmd.XRange(w.ctx(), w.P.ResultStream(), "-", "+").Result()

@@ -125,8 +125,8 @@ func (w *World) ReadResults(consumer string) []redis.XMessage {
 	return got[0].Messages
 }
 
-// Reduce reduces all results that nobody has read, like an aggregator. The groups must not have
-// aggregates.
+// Reduce reads all results that no aggregator has read yet, and reduces them like an aggregator.
+// The groups must not have aggregates.
 func (w *World) Reduce() {
 	w.T.Helper()
 	for _, m := range w.ReadResults("test") {

@@ -1,6 +1,6 @@
-// Package tamper changes data of the ledger past its scripts, as damage in Redis would, and reads
-// fields that nothing but a test reads. It hides the names of the hash fields. A function that
-// fails ends the test.
+// Package tamper changes data of the ledger directly, without its scripts, as damage in Redis
+// would, and reads fields that only tests read. It hides the names of the hash fields. A function
+// that fails ends the test.
 package tamper
 
 import (
@@ -100,8 +100,8 @@ func Unpause(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string) 
 	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), layout.GroupPaused).Err())
 }
 
-// SetLastError replaces the stored errors of a job that waits for a retry with text,
-// which is to be a JSON error.
+// SetLastError overwrites the stored last errors of a job that is non-ready for a retry. text
+// should be a JSON error.
 func SetLastError(
 	t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, text string,
 ) {

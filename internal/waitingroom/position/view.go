@@ -160,7 +160,7 @@ func (v *View) Position(number int64) (pos int64, ok bool) {
 	return number - left, true
 }
 
-// Extend tells the view that numbers up to tail have been given.
+// Extend tells the view that the numbers up to tail have been given to users.
 func (v *View) Extend(tail int64) { v.tail = max(v.tail, tail) }
 
 // Tail returns the last number that is known to have been given.

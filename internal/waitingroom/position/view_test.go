@@ -295,7 +295,7 @@ func TestLoadRefusesNonsense(t *testing.T) {
 	require.ErrorIs(t, err, broken)
 }
 
-// million returns a view of a queue of 1,000,000 numbers, of which each tenth has left.
+// million returns a view of a queue of 1,000,000 numbers, of which every tenth has left.
 func million(b testing.TB) *View {
 	const n = 1_000_000
 	page := make([]int64, 0, n)
