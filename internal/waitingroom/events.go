@@ -204,8 +204,8 @@ func (r events) Forget(ctx context.Context, event string) (left int64, wait time
 	return left, wait, reply.failed
 }
 
-// Due returns at most n events of a partition for which cleanup or promotion is due now, and how
-// long it takes until something is due in another event; negative: never.
+// Due returns at most n events of a partition in which something is due now, such as a promotion or
+// the end of a place, and how long nothing is due in the other events; negative: for ever.
 func (r events) Due(ctx context.Context, p keyspace.Partition, n int) ([]string, time.Duration, error) {
 	pipe := r.rdb.Pipeline()
 	now := pipe.Time(ctx)

@@ -28,8 +28,8 @@ const (
 	Lifetime = 12 * time.Hour
 	// Idle is how long a session lasts without a request.
 	Idle = time.Hour
-	// Fresh is how long a process uses its cached copy of a session without reading Redis. After a
-	// session was ended at another process, it may still work here for this time, and while Redis
+	// Fresh is how long a process uses its cached copy of a session without reading Redis. So long
+	// a session that was ended at another process may still work here; up to 15 minutes while Redis
 	// is away.
 	Fresh = 5 * time.Second
 

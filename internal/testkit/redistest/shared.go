@@ -77,8 +77,8 @@ func release() error {
 	return server.Close()
 }
 
-// IgnoreServers returns an option of goleak that ignores the goroutines that wait for
-// redis-servers: the shared server runs until the test binary ends.
+// IgnoreServers returns an option of goleak that ignores the goroutines that wait for child
+// processes: the shared redis-server runs until the test binary ends.
 func IgnoreServers() goleak.Option {
 	return goleak.IgnoreAnyFunction("github.com/bulkaction/bulkaction/internal/childproc.(*Child).run")
 }
