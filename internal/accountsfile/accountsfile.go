@@ -1,7 +1,7 @@
 // Package accountsfile reads the YAML files in which operators list the accounts of a processor,
-// with the files of secrets that they name, and other files that operators edit while processes use
-// them. It collects all mistakes of a file, and tells when a file has changed. It hides what
-// accounts of all processors have in common.
+// the files of secrets that they name, and other files that operators edit while processes use
+// them, such as API keys. It collects all mistakes in a file, and detects that a file has changed.
+// It hides what the accounts of all processors have in common.
 package accountsfile
 
 import (
@@ -30,15 +30,16 @@ const (
 // Digest identifies the content of files.
 type Digest = [sha256.Size]byte
 
-// Entry has the fields that all accounts have. It is embedded in the entries of each processor.
+// Entry has the fields that every account has. Each processor embeds it in the entries of its own
+// accounts file.
 type Entry struct {
 	ID          string  `yaml:"id"`
 	Rate        *string `yaml:"rate"`        // such as 80/10m, or none
 	Concurrency *string `yaml:"concurrency"` // a number, or unbounded
 }
 
-// Reader reads an accounts file and the secrets that it names. It goes on after a mistake, so that
-// all mistakes are reported together.
+// Reader reads an accounts file and the secrets that it names. It continues after a mistake, so
+// that all mistakes are reported together.
 type Reader struct {
 	path, what string
 	digest     hash.Hash // of every file that was read, or of the error
@@ -46,8 +47,8 @@ type Reader struct {
 	mistakes   []error
 }
 
-// NewReader returns a reader of the accounts file at path. what names its accounts in errors, such
-// as "push accounts".
+// NewReader returns a reader of the accounts file at path. Errors call its accounts what, such as
+// "push accounts".
 func NewReader(path, what string) *Reader {
 	return &Reader{path: path, what: what, digest: sha256.New(), ids: map[string]bool{}}
 }
@@ -81,8 +82,9 @@ func (r *Reader) Decode(file any) bool {
 	return true
 }
 
-// Text returns the content of a file that has no secret and is not YAML. Others may read the file.
-// If others may write it, or if it can't be read, Text adds a mistake and returns false.
+// Text returns the content of a file that is not YAML and has no secret. It adds a mistake and
+// returns false if it can't read the file, or if other users of the system may write it. They may
+// read it.
 func (r *Reader) Text() (content []byte, ok bool) {
 	content, mode, err := readFile(r.path)
 	if err == nil && mode&writableByOthers != 0 {
@@ -95,14 +97,15 @@ func (r *Reader) Text() (content []byte, ok bool) {
 	return content, err == nil
 }
 
-// unknownField and goType match what the YAML library says about fields, which is for programmers.
+// unknownField and goType match parts of the YAML library's errors that only help programmers; the
+// reader replaces them.
 var (
 	unknownField = regexp.MustCompile(`field (\S+) not found in .*`)
 	goType       = regexp.MustCompile(`into (\[\])?[a-z]+\.\w+$`)
 )
 
-// hideValues removes what an error of the YAML library repeats of a value, which may be a secret:
-// values in backquotes, and names of anchors, because a password may begin with an asterisk.
+// hideValues removes values from an error of the YAML library, because they may be secrets: values
+// in backquotes, and names of anchors, since a password may begin with an asterisk.
 func hideValues(text string) string {
 	return anchor.ReplaceAllLiteralString(value.ReplaceAllLiteralString(text, ""), "anchor")
 }
@@ -125,10 +128,12 @@ func (r *Reader) Err() error {
 	return fmt.Errorf("read %s in %s:\n%w", r.what, r.path, errors.Join(r.mistakes...))
 }
 
-// Digest identifies all that was read, and what could not be read.
+// Digest returns a hash of everything that the reader has read, and of what it could not read. It
+// differs when a file has changed.
 func (r *Reader) Digest() Digest { return Digest(r.digest.Sum(nil)) }
 
-// read returns the content of a file that must not be readable by others.
+// read returns the content of a file. It is an error if other users of the system may read the
+// file.
 func (r *Reader) read(path string) ([]byte, error) {
 	content, mode, err := readFile(path)
 	if err == nil && mode&readableByOthers != 0 {
@@ -178,8 +183,8 @@ func (c *Checker) Check(ok bool, format string, args ...any) {
 // OK says that the entry has no mistake so far.
 func (c *Checker) OK() bool { return !c.bad }
 
-// Secret returns the content of a file that a field of the entry names, and nil after a mistake.
-// Relative names are relative to the accounts file.
+// Secret returns the content of the file that a field of an entry names; nil after a mistake. A
+// relative name is relative to the folder of the accounts file.
 func (c *Checker) Secret(field, name string) []byte {
 	c.Check(name != "", "%s is missing", field)
 	if name == "" {
@@ -195,8 +200,8 @@ func (c *Checker) Secret(field, name string) []byte {
 
 var accountID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
 
-// Account checks the fields that all accounts have, of the entry with index i in its list. kind
-// names the list in mistakes, such as "fcm".
+// Account checks the fields that every account has, of the entry with index i in its list. kind is
+// the name of the list in mistakes, such as "fcm".
 func (r *Reader) Account(kind string, i int, e Entry) (*Checker, credential.Account) {
 	if kind != "" {
 		kind += " "

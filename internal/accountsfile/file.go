@@ -2,7 +2,7 @@ package accountsfile
 
 import "sync"
 
-// File is an accounts file, with the secrets that it names, that is read again when it changes.
+// File is an accounts file, with the secrets that it names, that can be read again when it changes.
 type File struct {
 	path, what string
 	load       func(r *Reader) (use func() error)
@@ -19,16 +19,16 @@ type report struct {
 	err     error
 }
 
-// NewFile returns an accounts file, and reads nothing. what names its accounts in errors. load
-// reads the accounts with r, to which it adds mistakes, and returns use. Reload calls use if there
-// was no mistake.
+// NewFile returns an accounts file, without reading it. Errors call its accounts what. load parses
+// the file with r, and adds mistakes to r. It returns the function use, by which Reload puts the
+// accounts into use if there was no mistake.
 func NewFile(path, what string, load func(r *Reader) (use func() error)) *File {
 	return &File{path: path, what: what, load: load}
 }
 
-// Reload reads the files, and has the accounts used if they have no mistake. It does nothing if the
-// files are as they were the last time, so that a mistake is returned once. An error of the
-// function that uses the accounts is no mistake of the files: the next call tries again.
+// Reload reads the files, and puts the accounts into use if there is no mistake. It does nothing if
+// the files have not changed since the last call, so that a mistake is returned only once. An error
+// of the function use is no mistake in the files: the next call tries again.
 func (f *File) Reload() (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -40,8 +40,8 @@ func (f *File) Reload() (changed bool, err error) {
 	return r.changed, r.err
 }
 
-// RereadForJob is Reload for a job that was lent an account that this process does not know. What
-// it finds is returned by the next call of Reload.
+// RereadForJob reads the files again for a job that was lent an account that this process does not
+// know. The next call of Reload returns the result.
 func (f *File) RereadForJob() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -50,8 +50,8 @@ func (f *File) RereadForJob() {
 	}
 }
 
-// Knows returns what known says about an account that a job was lent. If known returns false, Knows
-// reads the files again and asks it once more.
+// Knows reports whether this process knows an account that a job was lent, by calling known. If
+// known returns false, Knows reads the files again and calls known once more.
 func (f *File) Knows(known func() bool) bool {
 	if known() {
 		return true
@@ -68,7 +68,8 @@ func (f *File) Close(last func()) {
 	last()
 }
 
-// reload is Reload without the report. The caller holds the lock.
+// reload does the work of Reload and RereadForJob, and returns the result. The caller holds the
+// lock.
 func (f *File) reload() report {
 	if f.closed || f.path == "" {
 		return report{}

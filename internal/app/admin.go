@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// adminReadTimeout is the longest time to read a request of the admin server with its body.
+// adminReadTimeout is the longest time that the admin server waits for a request and its body.
 const adminReadTimeout = 5 * time.Second
 
-// HandleAdmin adds a route to the admin server; pattern has the syntax of [http.ServeMux]. The
-// route needs the admin token if there is one. Without a token, only this host may make requests
-// other than GET and HEAD.
+// HandleAdmin adds a route to the admin server; pattern has the syntax of [http.ServeMux]. If the
+// process has an admin token, requests must show it. Without a token, GET and HEAD are open to all,
+// and other methods only to callers on this host.
 func (p *Process) HandleAdmin(pattern string, handler http.Handler) {
 	p.admin.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		token := p.Config.Telemetry.AdminToken

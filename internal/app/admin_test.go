@@ -49,7 +49,8 @@ func TestWhoMayUseTheAdminServer(t *testing.T) {
 	}
 }
 
-// The real server: what a web page, a scraper and an orchestrator get.
+// TestAdminServer sends requests to the admin server of a running process, as a web page, a metrics
+// scraper and an orchestrator send them.
 func TestAdminServer(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
@@ -74,7 +75,7 @@ func TestAdminServer(t *testing.T) {
 	require.Equal(t, http.StatusOK, get("/metrics", p.AdminAddr(), "0123456789abcdef"))
 }
 
-// A request whose body never ends does not keep its connection.
+// The server closes the connection of a request whose body never ends.
 func TestAdminServerReadsNoEndlessBody(t *testing.T) {
 	t.Parallel()
 	p := start(t)

@@ -29,8 +29,8 @@ const (
 	ExitUsage = 2 // wrong flags or configuration
 )
 
-// ErrConfig marks an error of a role that comes from wrong configuration, so that the process exits
-// with ExitUsage.
+// ErrConfig marks an error that a role returns because its configuration is wrong. The process then
+// exits with ExitUsage.
 var ErrConfig = errors.New("wrong configuration")
 
 // Options are the environment of a process.
@@ -157,8 +157,8 @@ func (p *Process) run(ctx context.Context, run func(context.Context, *Process) e
 	return err
 }
 
-// isOnly reports whether an error contains nothing but the end of a context. errors.Is is not
-// enough: it is true if one of several joined errors is such an error.
+// isOnly reports whether err consists of nothing but end, the error of an ended context. errors.Is
+// is not enough: it is also true if other errors are joined to end.
 func isOnly(err, end error) bool {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(several.Unwrap(), func(e error) bool { return !isOnly(e, end) })
@@ -169,7 +169,8 @@ func isOnly(err, end error) bool {
 	return errors.Is(err, end)
 }
 
-// checkHealth asks the process that listens on addr whether it is ready, for the flag -healthcheck.
+// checkHealth asks the process whose admin server listens on addr whether it is ready. The flag
+// -healthcheck uses it.
 func checkHealth(ctx context.Context, addr string) error {
 	host, port, _ := net.SplitHostPort(addr)
 	if port == "0" {

@@ -23,9 +23,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// childVariable makes the test binary run as a process under [Main]. The child prints a line
-// when it runs and when it is told to stop. With the value "polite" it stops, with "stubborn"
-// it never does.
+// childVariable is an environment variable. If it is set, the test binary runs as a process under
+// [Main]: it prints a line when it runs, and one when it is told to stop. With the value "polite"
+// it then stops, with "stubborn" it never does.
 const childVariable = "APP_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -78,7 +78,8 @@ func (o *output) line(t *testing.T, msg string) map[string]any {
 	return nil
 }
 
-// running is a process inside the test's own process; its role waits for the end of its context.
+// running is a process that a test runs inside its own process by Run. Its role only waits for the
+// end of its context.
 type running struct {
 	*Process
 	stderr *output

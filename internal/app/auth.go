@@ -11,7 +11,8 @@ const (
 	AuthKeys = "keys" // the API asks for keys
 )
 
-// AuthMode returns AuthOff or AuthKeys. Without AUTH, an API on loopback asks for no key.
+// AuthMode returns AuthOff or AuthKeys. If the variable AUTH is empty, it is AuthOff for an API on
+// loopback, AuthKeys otherwise.
 func (c Config) AuthMode() string {
 	if isLoopback(c.Ingest.APIAddr) {
 		return cmp.Or(c.Auth.Mode, AuthOff)
@@ -19,17 +20,18 @@ func (c Config) AuthMode() string {
 	return cmp.Or(c.Auth.Mode, AuthKeys)
 }
 
-// SecureUI reports whether the cookie of the console may demand https: the API speaks TLS, or its
-// address is not loopback, and then a proxy ends TLS.
+// SecureUI reports whether the cookie of the console may be marked Secure (https only): the API
+// speaks TLS, or it is not on loopback, where a proxy must end TLS.
 func (c Config) SecureUI() bool { return c.Ingest.TLSCertFile != "" || !isLoopback(c.Ingest.APIAddr) }
 
-// OpenToAll reports whether callers on other hosts need no key.
+// OpenToAll reports whether callers on other hosts may use the API without a key.
 func (c Config) OpenToAll() bool { return c.AuthMode() == AuthOff && !isLoopback(c.Ingest.APIAddr) }
 
 // Proxies returns the trusted proxies in front of the API as networks.
 func (c AuthConfig) Proxies() []netip.Prefix { return networks(c.TrustedProxies) }
 
-// authentication calls check for each rule between the address of the API and how it is protected.
+// authentication calls check once for each rule that relates the address of the API to its
+// protection by keys and TLS.
 func (c Config) authentication(check func(holds bool, name, other, problem string)) {
 	check(!c.OpenToAll() || c.Ingest.AllowUnauthenticated, "API_ADDR", "API_ALLOW_UNAUTHENTICATED",
 		"must be on 127.0.0.1 with BULKACTION_AUTH=off; OTHER=true opens it to everyone all the same")

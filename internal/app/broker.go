@@ -88,8 +88,8 @@ type BrokerConfig struct {
 // HasTLS reports whether the broker itself serves https.
 func (c BrokerConfig) HasTLS() bool { return c.TLSCertFile != "" }
 
-// PublicURLOf returns the public address of a broker that listens on addr, without a slash at its
-// end.
+// PublicURLOf returns the public URL of a broker that listens on addr, without a slash at its end:
+// PublicURL or, if that is empty, a URL of addr.
 func (c BrokerConfig) PublicURLOf(addr net.Addr) string {
 	switch {
 	case c.PublicURL != "":
@@ -103,7 +103,7 @@ func (c BrokerConfig) PublicURLOf(addr net.Addr) string {
 // Proxies returns the trusted proxies as networks.
 func (c BrokerConfig) Proxies() []netip.Prefix { return networks(c.TrustedProxies) }
 
-// relations calls check for each rule between two variables of the section.
+// relations calls check once for each rule that relates two variables of the section.
 func (c BrokerConfig) relations(check func(holds bool, name, other, problem string)) {
 	check((c.TLSCertFile == "") == (c.TLSKeyFile == ""), "BROKER_TLS_CERT_FILE", "BROKER_TLS_KEY_FILE",
 		"must be set together with OTHER, or not at all")
@@ -125,8 +125,8 @@ var (
 		`^([A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
 )
 
-// isPublicURL reports whether s can be the base of addresses that visitors get. Plain http is for
-// loopback only: cookies and tokens must not pass a network unencrypted.
+// isPublicURL reports whether s can be the base of the URLs that visitors get. http is allowed only
+// for loopback: cookies and tokens must not cross a network unencrypted.
 func isPublicURL(s string) bool {
 	u, err := url.Parse(s)
 	if err != nil || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.ForceQuery ||
@@ -140,7 +140,8 @@ func isPublicURL(s string) bool {
 	return u.Scheme == "https" || u.Scheme == "http" && isLoopback(net.JoinHostPort(u.Hostname(), "0"))
 }
 
-// isIdentityHeader reports whether a proxy can set the user's id in this header.
+// isIdentityHeader reports whether s can be the name of the header in which a proxy puts the user's
+// id. Headers with another purpose, such as Cookie, can't.
 func isIdentityHeader(s string) bool {
 	switch http.CanonicalHeaderKey(s) {
 	case "Authorization", "Cookie", "Host", "Origin", "Connection", "Last-Event-Id", "X-Forwarded-For":
@@ -149,7 +150,8 @@ func isIdentityHeader(s string) bool {
 	return headerName.MatchString(s)
 }
 
-// networks parses networks, and leaves out those that are wrong.
+// networks parses a list of networks. It skips invalid ones, which the check of the variable
+// refuses.
 func networks(list []string) []netip.Prefix {
 	all := make([]netip.Prefix, 0, len(list))
 	for _, s := range list {
@@ -173,7 +175,8 @@ func network(s string) (netip.Prefix, bool) {
 	return netip.PrefixFrom(ip, ip.BitLen()), true
 }
 
-// isSeatsURL reports whether s is an address with {event} in its path or query, not in its host.
+// isSeatsURL reports whether s can be the URL of the seat service: it has {event} in its path or
+// query, and not in its host.
 func isSeatsURL(s string) bool {
 	authority, rest, ok := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(s, "https://"), "http://"), "/")
 	if !ok || strings.Contains(authority, "{") || !strings.Contains(rest, "{event}") {

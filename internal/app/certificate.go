@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// certificateInterval is the shortest time between two looks at the files of a certificate.
+// certificateInterval is the least time between two checks of the certificate files for changes.
 const certificateInterval = 5 * time.Second
 
 // TLSFiles are the PEM files of a server that speaks TLS. The certificate and its key may be in one
 // file.
 type TLSFiles struct {
 	CertFile, KeyFile string
-	// ClientCAFile has the authorities that sign the certificates of clients, which the server then
-	// demands; "": clients need no certificate.
+	// ClientCAFile has the certificates of the authorities that sign client certificates; the
+	// server then demands one of each client. "": clients need no certificate.
 	ClientCAFile string
 }
 
-// certificate is the TLS configuration of a server that is loaded again when its files change. Open
-// connections keep the certificate with which they began. Without new connections the files are not
-// read, so no goroutine is needed.
+// certificate is the TLS configuration of a server. A handshake loads it again when its files have
+// changed; open connections keep the certificate with which they began. No goroutine watches the
+// files.
 type certificate struct {
 	files TLSFiles
 	log   *slog.Logger
@@ -37,7 +37,8 @@ type certificate struct {
 	checked time.Time
 }
 
-// fileState changes when one of the files is written or replaced.
+// fileState is the sizes and times of the files. It differs after one of them was written or
+// replaced.
 type fileState [3]fileVersion
 
 type fileVersion struct {

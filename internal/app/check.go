@@ -22,7 +22,8 @@ type rule struct {
 	holds func(reflect.Value) bool
 }
 
-// ruleOf returns the rule in the tags of a field: a check, a list of options, or limits.
+// ruleOf returns the rule that the tags of a field demand: a named check, a list of allowed values,
+// or a minimum and maximum.
 func ruleOf(f reflect.StructField) rule {
 	tag := f.Tag
 	if check := tag.Get("check"); check != "" {
@@ -65,8 +66,8 @@ func ruleOf(f reflect.StructField) rule {
 
 var durationType = reflect.TypeFor[time.Duration]()
 
-// number parses a limit in a tag; a duration becomes nanoseconds. A limit that is no number becomes
-// NaN, so that no value is valid.
+// number parses a limit in a tag; a duration becomes nanoseconds. An invalid limit becomes NaN:
+// then no value of the variable is valid.
 func number(t reflect.Type, s string) float64 {
 	if t == durationType {
 		d, err := time.ParseDuration(s)
@@ -79,7 +80,7 @@ func number(t reflect.Type, s string) float64 {
 	return math.NaN()
 }
 
-// checks are the rules that are more than a minimum and a maximum, by the name in a field's tag.
+// checks are the rules beyond a minimum and a maximum, by the name that a field's tag check has.
 var checks = map[string]rule{
 	"redis": {
 		"redis://[user:password@]host:port/db, a comma list of hosts, or " +

@@ -66,7 +66,7 @@ func TestDefaults(t *testing.T) {
 	}, c.Broker)
 }
 
-// The values of the document that this project implements are accepted.
+// The values of variables in the requirements document are accepted.
 func TestValuesOfTheDocument(t *testing.T) {
 	c, _, err := Load([]string{"BULKACTION_WORKER_TIMEOUT=5s"})
 	require.NoError(t, err)
@@ -333,7 +333,7 @@ func TestSecretsAreNeverShown(t *testing.T) {
 	}
 }
 
-// Every secret may come from a file, and so into no process list and no manifest.
+// Every secret can be read from a file, so that it need not be in a process list or a manifest.
 func TestSecretsFromFiles(t *testing.T) {
 	t.Parallel()
 	file := func(content string) string {

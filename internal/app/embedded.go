@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// Host is what a program gives to a process that runs inside it.
+// Host is what a surrounding program gives to a process (role) that runs inside it.
 type Host struct {
 	Role     string
 	Settings map[string]string // values of variables, by their names without BULKACTION_

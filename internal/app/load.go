@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Unknown is a variable with the prefix BULKACTION_ that no section reads, most likely a spelling
-// mistake.
+// Unknown is a variable in the environment that has the prefix BULKACTION_ but that no section
+// reads: most likely a spelling mistake.
 type Unknown struct {
 	Name       string
 	DidYouMean string // the variable with the most similar name; "" if none is similar
@@ -51,8 +51,8 @@ func LoadRedis(environ []string, url string) (RedisConfig, error) {
 	return c.Redis, errors.Join(append(mistakes, c.Redis.mistakes(bad)...)...)
 }
 
-// RedisAccess returns the names of the variables that say, beside the URL, how this process and
-// Redis prove to each other who they are.
+// RedisAccess returns the names of the variables, except the URL, for access to Redis: user name,
+// password and TLS files.
 func RedisAccess() []string {
 	var names []string
 	for _, v := range Variables() {
@@ -64,7 +64,7 @@ func RedisAccess() []string {
 	return names
 }
 
-// WithoutRedisAccess returns environ without the variables of RedisAccess.
+// WithoutRedisAccess returns environ with the variables of RedisAccess set to be empty.
 func WithoutRedisAccess(environ []string) []string {
 	environ = slices.Clone(environ)
 	for _, name := range RedisAccess() {
@@ -93,8 +93,8 @@ func variablesIn(environ []string) map[string]string {
 	return set
 }
 
-// parse stores the values of variables in the fields of Config. It returns the names of the
-// variables whose value is wrong, and their errors.
+// parse parses the values of the variables into the fields of Config. It returns the names of the
+// variables with a wrong value, and their errors.
 func parse(variables []Variable, set map[string]string) (bad map[string]bool, mistakes []error) {
 	bad = map[string]bool{}
 	for _, v := range variables {
@@ -110,7 +110,8 @@ func parse(variables []Variable, set map[string]string) (bad map[string]bool, mi
 	return bad, mistakes
 }
 
-// mistakes checks that the settings of Redis fit together, and that their files can be used.
+// mistakes returns an error for each contradiction between the settings of Redis, and for each of
+// their files that can't be used.
 func (c RedisConfig) mistakes(bad map[string]bool) []error {
 	const prefix = envPrefix + "REDIS_"
 	if bad[prefix+"URL"] || bad[prefix+"PASSWORD"] {
@@ -127,7 +128,8 @@ func (c RedisConfig) mistakes(bad map[string]bool) []error {
 	return mistakes
 }
 
-// relations checks rules between two variables whose values are valid alone.
+// relations returns an error for each violated rule between two variables that are valid by
+// themselves.
 func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	var mistakes []error
 	check := func(holds bool, name, other, problem string) {
@@ -157,9 +159,9 @@ func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	return mistakes
 }
 
-// processors calls the Validate methods of the processors' sections, but not of a section in which
-// a variable is wrong already. Their errors begin with the variable's name inside the section;
-// processors adds the prefix.
+// processors calls the method Validate of each processor's section, and returns the errors. It
+// skips a section with an invalid variable. A section's error begins with the variable's name
+// inside the section; processors adds the prefix.
 func (c *Config) processors(bad map[string]bool) []error {
 	var mistakes []error
 	sections := reflect.ValueOf(c).Elem()
@@ -209,7 +211,8 @@ var defaults = sync.OnceValue(func() map[string]string {
 	return values
 })
 
-// LogValue returns the variables that differ from their defaults; secrets are redacted.
+// LogValue returns, for the log, the variables whose values differ from their defaults; secrets are
+// redacted.
 func (c Config) LogValue() slog.Value {
 	var attrs []slog.Attr
 	for _, v := range c.variables() {

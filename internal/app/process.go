@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// stopTimeout bounds the time of all clean-ups of a process together. Running jobs have ended
-// before, within SHUTDOWN_GRACE_PERIOD.
+// stopTimeout is the most time for all clean-ups of a stopping process together. Running jobs have
+// ended before that, within SHUTDOWN_GRACE_PERIOD.
 const stopTimeout = 10 * time.Second
 
 // Process is the environment in which a role runs: configuration, telemetry, readiness
@@ -28,7 +28,7 @@ type Process struct {
 	Role     string
 	Instance string // unique for this start of the process; may be part of a Redis key
 	Ready    *Readiness
-	// Embedded means that the process is a part of another program, which owns the signals.
+	// Embedded means that the process runs inside another program, which handles the signals.
 	Embedded bool
 
 	*host
@@ -57,8 +57,8 @@ func newProcess(cfg Config, role string, fail context.CancelCauseFunc) *Process 
 	}
 }
 
-// As returns the same process for another role, for a process that runs several roles. They share
-// everything except the role and the instance name.
+// As returns a Process for another role, for an operating-system process that runs several roles.
+// They share everything except the role and the instance name.
 func (p *Process) As(role string) *Process {
 	q := *p
 	q.Role, q.Instance = role, newInstance(role)

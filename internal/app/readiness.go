@@ -15,10 +15,10 @@ import (
 
 const checkTimeout = time.Second
 
-// Readiness reports whether a process can do its work. It serves /readyz: 200 if every check
+// Readiness decides whether a process can do its work. It serves /readyz: 200 if every check
 // passes, otherwise 503. Only a caller on this host gets the reasons. /readyz?for=traffic ignores
-// shared checks. A process without any check is starting. Neither a process that is starting nor
-// one that stops (drains) is ready.
+// shared checks. A process without any check counts as starting. A starting process and a stopping
+// (draining) one are not ready.
 type Readiness struct {
 	timeout time.Duration // of each check
 
@@ -27,7 +27,7 @@ type Readiness struct {
 	draining bool
 }
 
-// Purpose is what the caller of /readyz decides by the answer.
+// Purpose is what the caller of /readyz uses the answer for.
 type Purpose string
 
 const (
@@ -39,8 +39,8 @@ const (
 	ForTraffic Purpose = "traffic"
 )
 
-// check runs at most once at a time. Requests that arrive while it runs get its result, so that a
-// check that hangs does not pile up goroutines.
+// check is a named check of /readyz. At most one run of it is active: requests that arrive
+// meanwhile get its result, so that a check that hangs does not pile up goroutines.
 type check struct {
 	name   string
 	shared bool // what it checks is away for all processes at once

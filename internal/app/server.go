@@ -11,12 +11,13 @@ import (
 	"time"
 )
 
-// drainTimeout is how long a stopping server waits for open requests before it closes them. If less
-// than twice this time is left, it waits half of the rest, so that later clean-ups have time too.
+// drainTimeout is how long a stopping server waits for open requests before it closes their
+// connections. It waits for at most half of the time that the process has left, so that later
+// clean-ups have time too.
 const drainTimeout = 5 * time.Second
 
-// ServeOptions change how a server of a process listens. The zero value means plain HTTP with the
-// limits of net/http.
+// ServeOptions are the TLS files, limits and TCP options of an HTTP server. The zero value means
+// plain HTTP with the limits of net/http.
 type ServeOptions struct {
 	TLS            TLSFiles      // with a CertFile the server speaks TLS, see ServerTLS
 	MaxHeaderBytes int           // a request with more is answered with 431; 0: 1 MiB
@@ -24,7 +25,7 @@ type ServeOptions struct {
 	KeepAlive      net.KeepAliveConfig
 }
 
-// Server is an HTTP server that listens already. Connections wait until Serve is called.
+// Server is an HTTP server whose port is open. Connections wait until Serve is called.
 type Server struct {
 	p        *Process
 	name     string
@@ -85,7 +86,8 @@ func (s *Server) Serve(handler http.Handler) {
 	s.served = make(chan struct{})
 	serve := func() error { return s.http.Serve(s.listener) }
 	if s.http.TLSConfig != nil {
-		// Clients that break off a handshake are no fault of this server.
+		// Log TLS handshake errors only at level debug: clients that break off a handshake are no
+		// fault of this server.
 		s.http.ErrorLog = slog.NewLogLogger(s.p.Tel.Log.Handler(), slog.LevelDebug)
 		serve = func() error { return s.http.ServeTLS(s.listener, "", "") }
 	}
@@ -98,7 +100,8 @@ func (s *Server) Serve(handler http.Handler) {
 	s.p.Tel.Log.Info("listening", "server", s.name, "addr", s.Addr().String())
 }
 
-// stop waits for open requests, for a while, and closes the connections of the others.
+// stop waits for the end of open requests, for drainTimeout at most, and then closes the remaining
+// connections.
 func (s *Server) stop(ctx context.Context) error {
 	if s.served == nil {
 		return s.listener.Close()

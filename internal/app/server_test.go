@@ -44,7 +44,8 @@ func TestServerSpeaksTLS(t *testing.T) {
 	require.NoError(t, p.stop(time.Second))
 }
 
-// older makes files appear older than those that replace them.
+// older sets the times of files back by a minute, so that files that replace them have a different
+// time.
 func older(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -90,8 +91,8 @@ func TestCertificateIsLoadedAgain(t *testing.T) {
 	require.Equal(t, third.SerialNumber, serial())
 }
 
-// The authorities of clients are replaced like the certificate, and a file without any keeps the
-// present ones in force: it does not open the server to everyone.
+// The file of client authorities is reloaded like the certificate. If the new file has no
+// authority, the earlier ones stay in force: otherwise the server would be open to every client.
 func TestAuthoritiesOfClients(t *testing.T) {
 	t.Parallel()
 	ca, other := certtest.New(t), certtest.New(t)

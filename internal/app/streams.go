@@ -12,14 +12,15 @@ const (
 	maxStreamName    = 64
 )
 
-// IngestStream is a further ingest stream. All its messages are of one tenant.
+// IngestStream is an ingest stream in addition to the common one. All its messages belong to one
+// tenant.
 type IngestStream struct {
 	Tenant string
 	Prefix string // of the installation's keys
 	Name   string // what follows the prefix and "ingest:" in the name of the stream
 }
 
-// ParseIngestStreams returns the streams of INGEST_STREAMS. ok is false if one is wrong.
+// ParseIngestStreams parses the value of INGEST_STREAMS. ok is false if an entry is invalid.
 func ParseIngestStreams(list []string) (streams []IngestStream, ok bool) {
 	for _, text := range list {
 		tenant, key, _ := strings.Cut(text, "=")

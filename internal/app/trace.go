@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// placeholder matches any {…} in the URL of a trace, including names that isTraceURL refuses.
+// placeholder matches every {…} in a trace URL, including unknown names, which isTraceURL refuses.
 var placeholder = regexp.MustCompile(`\{[^{}]*\}`)
 
-// isTraceURL reports whether s can be the URL of a trace: its placeholders are known, and whatever
-// replaces them, the host stays the same.
+// isTraceURL reports whether s can be the trace URL of the console: it has only known placeholders,
+// and none of them in its host.
 func isTraceURL(s string) bool {
 	known := []string{"{trace_id}", "{group}", "{ordinal}"}
 	found := placeholder.FindAllString(s, -1)

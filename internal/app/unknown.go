@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// others are variables with the prefix BULKACTION_ that the command line and the tests read.
+// others are variables with the prefix BULKACTION_ that no section reads, but the command line or
+// the tests. They are not reported as unknown.
 var others = []string{
 	"BULKACTION_API", "BULKACTION_API_KEY", "BULKACTION_API_KEY_FILE",
 	"BULKACTION_CA_FILE", "BULKACTION_CERT_FILE", "BULKACTION_KEY_FILE",
@@ -32,8 +33,8 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 	return found
 }
 
-// Nearest returns the known name that differs in a few letters, or that is the given name with a
-// section's prefix; "" if there is none.
+// Nearest returns the known name that is most similar to an unknown one: it differs in a few
+// letters or has a section's prefix in addition. It returns "" if there is none.
 func Nearest(name string, names []string) string {
 	own := strings.TrimPrefix(name, envPrefix)
 	best, least := "", len(own)/4+1

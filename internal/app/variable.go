@@ -58,7 +58,7 @@ func (c *Config) variables() []Variable {
 	return all
 }
 
-// isSecret reports whether the value is a secret, or contains one.
+// isSecret reports whether the variable's value is or contains a secret, by its tag or its name.
 func (v Variable) isSecret() bool {
 	return v.field.Tag.Get("secret") != "" || secretNames.MatchString(v.Name)
 }
@@ -66,8 +66,8 @@ func (v Variable) isSecret() bool {
 // maxSecretFile is the largest size of a file with a secret, in bytes.
 const maxSecretFile = 64 << 10
 
-// readFile sets the variable in environ to the content of its file, if one is named, without the
-// line breaks at the end.
+// readFile handles the variable NAME_FILE: if it names a file, readFile sets NAME in environ to the
+// file's content without the line breaks at the end.
 func (v Variable) readFile(environ map[string]string) error {
 	name := environ[v.File]
 	if v.File == "" || name == "" {
@@ -96,7 +96,7 @@ func (v Variable) readFile(environ map[string]string) error {
 	return nil
 }
 
-// fields returns the variables of a struct and of those that it embeds, with the section and the
+// fields returns the variables of a struct and of its embedded structs, with the section and the
 // prefix of v.
 func (v Variable) fields(owner reflect.Value) []Variable {
 	var all []Variable
@@ -150,7 +150,7 @@ func (v Variable) mistake(value, problem string) error {
 	return fmt.Errorf("%s=%q: %s", v.Name, v.redact(value), problem)
 }
 
-// secretNames matches the names of variables that hold a secret, by their endings.
+// secretNames matches variables whose values are secrets, by the ends of their names.
 var secretNames = regexp.MustCompile(`(PASSWORD|SECRET|TOKEN|API_KEY|HEADERS)$`)
 
 const redacted = "[redacted]"
@@ -161,8 +161,8 @@ func (v Variable) redact(value string) string {
 	case value == "" || !v.isSecret():
 		return value
 	case v.field.Tag.Get("secret") == "url" && !strings.Contains(value, "?"):
-		// The part before the last @ may contain a password, which need not be escaped. The
-		// parameters after ? may contain a password, too.
+		// Redact a Redis URL up to its last @: the password before it may contain an @ itself. If
+		// the URL has parameters after ?, redact it whole: they may contain a password, too.
 		if at := strings.LastIndexByte(value, '@'); at >= 0 {
 			return redacted + value[at:]
 		}

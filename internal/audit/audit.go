@@ -105,7 +105,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// The names of the laws, as [Violation] has them. The comment of the package states each law.
+// Names of the laws, as they stand in a [Violation]. The comment of the package explains each law.
 const (
 	LawConservation = "conservation"
 	LawStates       = "states"
@@ -140,7 +140,8 @@ type Report struct {
 	// Missing holds all jobs that are at no location although their state says that they are;
 	// package repair ends them. Violations names only some of them if there are many.
 	Missing []Missing `json:"-"`
-	// Partitions holds the same by partition, with what package repair needs.
+	// Partitions holds for each partition the findings, missing jobs and misplaced jobs, in the
+	// form that package repair needs.
 	Partitions []PartitionReport `json:"-"`
 }
 
@@ -152,15 +153,15 @@ type PartitionReport struct {
 	Partition keyspace.Partition
 	Findings  []Finding // ordered by group and ordinal
 	Missing   []Missing // the part of [Report.Missing] that is in this partition
-	// Misplaced holds, by location, the jobs that may be misplaced or duplicated there. It also has
-	// those that Findings leaves out because they are too many.
+	// Misplaced holds, by location, the jobs that may be misplaced or duplicated there, including
+	// the jobs that Findings leaves out because of its bounds.
 	Misplaced map[read.Location]map[read.Job]bool
 }
 
 // Options configure an audit.
 type Options struct {
-	// Reducers decode partial aggregates. nil: the built-in reducers. Of an aggregate whose reducer
-	// is unknown only the number of results is checked.
+	// Reducers decode partial aggregates; nil: the built-in reducers. If an aggregate's reducer is
+	// not among them, the audit checks only the number of its results.
 	Reducers *reducer.Registry
 	// Rate is about how many bytes per second are read from Redis. 0: no limit.
 	Rate int
@@ -170,17 +171,18 @@ type Options struct {
 }
 
 const (
-	// confirmations is in how many consecutive passes a finding must be the same to be reported.
+	// confirmations is the number of consecutive passes that must find the same violation before it
+	// is reported.
 	confirmations = 3
-	// maxPasses is the number of passes over a partition after which findings that are not
-	// confirmed yet are left out of the report.
+	// maxPasses is the most passes over one partition. Findings that are not confirmed by then are
+	// left out of the report.
 	maxPasses = 8
-	// maxStateBytes is how many bytes of states of tracked groups are kept in memory at once.
+	// maxStateBytes is the most memory, in bytes, for the states of tracked groups.
 	maxStateBytes = 64 << 20
 )
 
-// Run is a full audit of all partitions. It changes nothing, and the roles may be at work. An error
-// means that the audit could not be finished, so the report is incomplete.
+// Run makes a full audit of all partitions. It changes nothing, and the roles may run meanwhile. An
+// error means that the audit could not be finished: the report is incomplete.
 func Run(ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts Options) (Report, error) {
 	return runPartitions(ctx, conn, space, space.All(), opts)
 }

@@ -115,7 +115,8 @@ func TestStops(t *testing.T) {
 	require.ErrorContains(t, err, "audit partition 0: read groups: ")
 }
 
-// A worker that reads a job of a cancelled group may drop it before the cancellation is completed.
+// A worker that reads a job of a cancelled group removes the job, even before the watcher's sweep
+// has completed the cancellation. The audit reports no violation for that.
 func TestCancelledMeanwhile(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -138,7 +139,7 @@ func TestCancelledMeanwhile(t *testing.T) {
 	require.Empty(t, run(w, Options{}).Violations)
 }
 
-// Delivered entries that no consumer owns break a law, in each of the streams.
+// In each of the streams, an entry that was delivered and that no consumer owns is a violation.
 func TestUnownedEntries(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()

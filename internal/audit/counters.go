@@ -13,12 +13,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// counters compares the counters of tenants and types with recounts.
+// counters is the part of a pass that compares the counters of tenants and types with recounts.
 type counters struct{ *scope }
 
-// check compares the counters of all tenants and types with recounts. The counters of types are
-// judged only if nothing has moved between two recounts of all tenants: the types were read between
-// them.
+// check compares the counters of all tenants and types with recounts. It reads the counters of
+// types between two recounts of all tenants, and judges them only if the two recounts are equal.
 func (c counters) check(ctx context.Context) error {
 	openBefore, err := c.openGroupsNow(ctx)
 	if err != nil {
@@ -54,8 +53,8 @@ func (c counters) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// If a second recount is the same, the first one was still true when the counters of types were
-	// read.
+	// If this second recount equals the first, the first was still true when the counters of types
+	// were read in between.
 	unchanged := true
 	if err := c.recount(ctx, slices.Sorted(maps.Keys(fingerprints)), func(t *countedTenant, r tenantRecount) {
 		unchanged = unchanged && r.fingerprint == fingerprints[t.name]
@@ -78,7 +77,8 @@ func (c counters) check(ctx context.Context) error {
 	return nil
 }
 
-// report reports something that is wrong with a counter. Key tells it apart from other findings.
+// report adds a finding about a wrong counter, with its repair. The key distinguishes it from other
+// findings about counters.
 func (c counters) report(counter ledger.Counter, key, format string, args ...any) {
 	c.found.add(newFinding(LawCounters, "", "", key, format, args...).repairedBy(
 		Repair{Kind: RepairCounter, Counter: counter}))
@@ -115,7 +115,8 @@ func (c counters) checkTenant(name string, r tenantRecount) {
 	}
 }
 
-// addNewGroups adds the tenants and types of groups that may be created since this pass began.
+// addNewGroups adds the tenants and types of the groups with these ids to those that this pass
+// knows. Some of the groups may be newer than the pass.
 func (c counters) addNewGroups(ctx context.Context, ids []string) error {
 	headers, err := c.Headers(ctx, c.p, ids)
 	for _, h := range headers {
@@ -140,7 +141,8 @@ func (c counters) openGroupsNow(ctx context.Context) (string, error) {
 }
 
 // newestReady returns a text that changes whenever a job becomes ready: the id of the newest entry
-// of each ready stream. Counters alone don't show a job that was taken back and made ready again.
+// of each ready stream. The counters may be equal before and after a job that left a ready stream
+// and became ready again; the entry ids are not.
 func (c counters) newestReady(ctx context.Context) (string, error) {
 	types := slices.Sorted(maps.Keys(c.types))
 	newest, err := read.Ask(ctx, c.Pipeline, read.PageSize/5, types,

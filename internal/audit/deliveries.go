@@ -13,9 +13,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
-// checkDeliveries reports the entries that were delivered and that no consumer owns, and streams
-// whose last id is in the future: of the ready streams, the results stream and, with partition 0,
-// the ingest stream.
+// checkDeliveries reports the unowned entries of the ready streams, of the results stream and, in
+// partition 0, of the ingest stream. It also reports each of these streams whose last id is in the
+// future.
 func (s *scope) checkDeliveries(ctx context.Context) error {
 	groups := map[string]string{s.p.ResultStream(): keyspace.GroupAggregator}
 	for typ := range s.types {

@@ -33,7 +33,8 @@ const (
 	Quarantine                      // what does not belong at Locations is to be quarantined
 )
 
-// Repair says how a finding is repaired. Package repair has the table of kinds.
+// Repair says how a finding can be repaired. Package repair has a table with an action for each
+// kind.
 type Repair struct {
 	Kind        RepairKind
 	Differences map[string]int64 // RepairGroup: by field of the group's hash, what must be added to it
@@ -45,8 +46,8 @@ type Repair struct {
 // noOrdinal is the ordinal of a finding that is not about a single job.
 const noOrdinal = int64(-1)
 
-// identity recognizes a finding in the next pass. If its job moves or its counter changes, it is
-// another finding.
+// identity is the key by which a finding is recognized in the next pass. It contains the job's
+// state or the size of the error: if these change, it is another finding.
 type identity struct {
 	law, group string // group is "" if the finding is not about a group
 	ordinal    int64
@@ -75,22 +76,22 @@ func (f *Finding) Job() read.Job {
 	return read.Job{Group: f.Group, Ordinal: *f.Ordinal}
 }
 
-// newFinding returns a finding about a group ("": none). Key tells it apart from other findings
-// about this law and group.
+// newFinding returns a finding about a group ("": about none). The key distinguishes it from other
+// findings about this law and group.
 func newFinding(law, group, tenant, key, format string, args ...any) Finding {
 	return Finding{
 		Violation: Violation{Law: law, Group: group, Key: key, Detail: fmt.Sprintf(format, args...)}, Tenant: tenant,
 	}
 }
 
-// aboutJob returns the finding as one about a job of its group.
+// aboutJob returns a copy of the finding that names this job of the finding's group.
 func (f Finding) aboutJob(ordinal int64) Finding {
 	f.Ordinal = &ordinal
 	return f
 }
 
-// quarantinedAt returns the finding with these locations and the repair Quarantine: what is there,
-// a job or an element that is no job, does not belong there.
+// quarantinedAt returns a copy of the finding with these locations and the repair Quarantine: the
+// job, or unreadable element, does not belong at them.
 func (f Finding) quarantinedAt(locations ...read.Location) Finding {
 	f.Locations, f.Repair.Kind = locations, Quarantine
 	return f
@@ -102,7 +103,8 @@ func (f Finding) repairedBy(r Repair) Finding {
 	return f
 }
 
-// The bounds of what is reported of one partition. What is left out is summarized.
+// Limits on the number of findings reported for one partition. Findings beyond them are only
+// counted, in a summary.
 const (
 	maxPerGroupAndLaw = 100    // findings that break the same law in the same group
 	maxFindings       = 10_000 // findings in all; a group that has some already may exceed it
@@ -111,8 +113,8 @@ const (
 // lawAndGroup identifies the findings that break one law in one group.
 type lawAndGroup struct{ law, group string }
 
-// findings collects what one pass finds: the findings up to the bounds, all missing and misplaced
-// jobs, and whose counters can't be judged.
+// findings collects what one pass finds: findings up to the limits, all missing and misplaced jobs,
+// and the tenants and types whose counters it must not judge.
 type findings struct {
 	all     map[identity]Finding
 	counts  map[lawAndGroup]int // how many were added, including those over maxPerGroupAndLaw
@@ -120,8 +122,8 @@ type findings struct {
 
 	missing   missingJobs
 	misplaced map[read.Location]map[read.Job]bool // see PartitionReport
-	// uncertainTenants and uncertainTypes have a job, group or key that breaks another law: their
-	// counters are not judged.
+	// uncertainTenants and uncertainTypes name the tenants and types of which a job, group or key
+	// breaks another law: their counters are not judged.
 	uncertainTenants, uncertainTypes map[string]bool
 }
 
@@ -133,8 +135,9 @@ func newFindings() findings {
 	}
 }
 
-// add adds a finding. It only counts one that exceeds the bounds, but remembers its job as
-// misplaced. Types are those of the group or job: their counters may become uncertain.
+// add adds a finding. Beyond the limits it only counts the finding, but still records its job as
+// misplaced. The types are those of the group or job: after some laws, their counters and the
+// tenant's become uncertain.
 func (fs *findings) add(f Finding, types ...string) {
 	fs.markUncertain(f.Law, f.Tenant, types...)
 	for _, at := range f.Locations {
@@ -157,8 +160,8 @@ func (fs *findings) add(f Finding, types ...string) {
 	fs.counts[key]++
 }
 
-// markUncertain makes this pass not judge the counters of a tenant and of types, after a finding
-// that may explain their errors.
+// markUncertain excludes the counters of a tenant and of types from this pass, if a violation of
+// this law may explain why they are wrong.
 func (fs *findings) markUncertain(law, tenant string, types ...string) {
 	if law != LawConservation && law != LawStates && law != LawLocation {
 		return
@@ -169,7 +172,8 @@ func (fs *findings) markUncertain(law, tenant string, types ...string) {
 	}
 }
 
-// addWrongTypes adds the keys of a partition that have the wrong Redis type; each with its group.
+// addWrongTypes adds a finding for each key of a partition that has the wrong Redis type. keys maps
+// each key to its group ("": none).
 func (fs *findings) addWrongTypes(keys map[string]string, base string) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		fs.add(newFinding(LawLocation, keys[key], "", "key "+key,
@@ -177,8 +181,7 @@ func (fs *findings) addWrongTypes(keys map[string]string, base string) {
 	}
 }
 
-// withSummaries returns the findings. It adds a summary of those that were left out because of the
-// bounds.
+// withSummaries returns the findings, with summaries that count the findings beyond the limits.
 func (fs *findings) withSummaries() map[identity]Finding {
 	summarize := func(law, group, key string, n int, format string) {
 		f := newFinding(law, group, "", key, format, n)
@@ -221,7 +224,7 @@ func (mj missingJobs) add(h read.Header, p problem) {
 	g.Jobs = append(g.Jobs, ledger.Missed{Ordinal: p.ordinal, State: p.state})
 }
 
-// keep removes the jobs that are not missing in the same state in an earlier pass too.
+// keep removes each job that the earlier pass did not find missing too, in the same state.
 func (mj missingJobs) keep(earlier missingJobs) {
 	for id, g := range mj {
 		was := map[ledger.Missed]bool{}

@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A job is not a duplicate because a scan yields its element twice.
+// A job is not reported as duplicated only because a scan yields its element twice.
 func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

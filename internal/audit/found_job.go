@@ -36,10 +36,10 @@ func newFoundJob(e read.Element, at read.Location) foundJob {
 	return j
 }
 
-// checkUntracked checks found jobs whose states the pass does not keep: it asks Redis about each of
-// them. If one seems wrong, it is asked about again, in one transaction with whether it is still
-// there, so that the job and its location belong to one instant. What is then still wrong is
-// reported. A pass over candidates checks none: it doesn't judge other groups.
+// checkUntracked checks found jobs whose states the pass does not keep: it asks Redis for the state
+// of each. If a job seems wrong, it asks again, for the state and the job's presence at the
+// location in one transaction, so that both are of one instant. It reports the jobs that are wrong
+// then too. A pass over candidates checks none of them.
 func (sl *sharedLocations) checkUntracked(ctx context.Context, jobs []foundJob) error {
 	if !sl.full() {
 		return nil
@@ -79,7 +79,7 @@ type jobReplies struct {
 	state *redis.StringCmd
 }
 
-// queueJob adds the commands that read the group and the state of a found job.
+// queueJob adds to a pipeline the commands that read the group and the state of a found job.
 func (sl *sharedLocations) queueJob(ctx context.Context, p redis.Pipeliner, j foundJob) jobReplies {
 	from := ledger.StateBytes * min(j.Ordinal, messages.MaxTotal)
 	return jobReplies{
@@ -88,7 +88,8 @@ func (sl *sharedLocations) queueJob(ctx context.Context, p redis.Pipeliner, j fo
 	}
 }
 
-// queuePresence adds the command that says whether a found job is still at its location.
+// queuePresence adds to a pipeline the command that tells whether a found job is still at its
+// location. The returned function returns the answer.
 func (sl *sharedLocations) queuePresence(ctx context.Context, p redis.Pipeliner, j foundJob) func() bool {
 	if j.kind == atNonReady {
 		score := p.ZScore(ctx, j.at.Key(sl.p), j.ID)
@@ -98,7 +99,8 @@ func (sl *sharedLocations) queuePresence(ctx context.Context, p redis.Pipeliner,
 	return func() bool { return len(entry.Val()) > 0 }
 }
 
-// faultBy returns what is wrong with a found job according to these replies; "" for nothing.
+// faultBy returns what is wrong with a found job according to these replies of Redis; "" for
+// nothing.
 func (j foundJob) faultBy(replies jobReplies) string {
 	if read.IsWrongType(replies.group.Err()) || read.IsWrongType(replies.state.Err()) {
 		return "" // a group with a key of the wrong type is not judged
@@ -128,7 +130,8 @@ func (j foundJob) mayRemain(letter ledger.Letter, sweeping bool) bool {
 	return letter == ledger.Cancelled && (j.kind == atReady || j.kind == atNonReady && sweeping)
 }
 
-// reportMisplaced reports a found job that is wrong at its location.
+// reportMisplaced reports that a found job does not belong at its location, for the reason in
+// fault. The repair quarantines it.
 func (sl *sharedLocations) reportMisplaced(j foundJob, fault string) {
 	key := j.at.Key(sl.p)
 	where := sl.shortKey(key)

@@ -12,23 +12,26 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// scope is what the parts of a pass share: where it reads, and what it knows and has found so far.
+// scope is what the parts of one pass share: the Redis and partition that they read, what they
+// know, and their findings.
 type scope struct {
 	read.Reader
 	space keyspace.Space
 	p     keyspace.Partition
 	opts  Options
 	found findings
-	// tenants and types are those that this pass knows of. Types names the ready streams to read.
+	// tenants and types are the tenants and types that this pass has seen so far. It reads the
+	// ready streams of these types.
 	tenants, types map[string]bool
 }
 
-// full reports whether the pass is over everything, not only over candidates.
+// full reports whether the pass reads the whole partition, not only candidates.
 func (s *scope) full() bool { return s.opts.only == nil }
 
-// pass is one reading of a partition, or of the candidates in it. It reads the groups and passes
-// each one on: to [groupLaws], to [ownLocations], and to [sharedLocations], which keeps those that
-// have jobs in locations that groups share. At the end, [counters] checks tenants and types.
+// pass is one reading of a partition, or of the candidates in it. It checks each group by
+// [groupLaws] and [ownLocations]. [sharedLocations] tracks the groups that have jobs in locations
+// that groups share, and checks them by these locations. At the end, [counters] checks tenants and
+// types.
 type pass struct {
 	*scope
 	shared       *sharedLocations
@@ -223,8 +226,8 @@ func (g *group) jobsIn(letters string) (n int64) {
 	return n
 }
 
-// repair returns what sets the group's counts and lists right: the differences between its states
-// and its counts. The repair is empty if the states themselves may be wrong.
+// repair returns what makes the group's counts and lists right: by count, the difference between
+// the states and the stored count. The repair is empty if the states themselves may be wrong.
 func (g *group) repair() Repair {
 	differences, sum, counted := map[string]int64{}, int64(0), int64(0)
 	add := func(name string, n int64) {
@@ -248,15 +251,16 @@ func (g *group) repair() Repair {
 	return Repair{Kind: RepairGroup, Differences: differences, Version: g.Int("repaired")}
 }
 
-// reading is what tells later whether a group is still the same, and which of its jobs have moved.
+// reading is a second reading of a group. It shows whether the group is still the one that was read
+// first, and which of its jobs have moved.
 type reading struct {
 	created            string // the field at:created, which identifies the group and its round
 	cancelled, expired bool   // expired: its result lines were deleted, past their retention
 	states             string
 }
 
-// queueReading adds the commands that read a group again, with its states from one job to another
-// (-1: the last one).
+// queueReading adds the commands that read a group again, with the states of its jobs from one
+// ordinal to another (-1: the last one).
 func (s *scope) queueReading(ctx context.Context, p redis.Pipeliner, id string, from, to int64) func() reading {
 	hash := p.HMGet(ctx, s.p.Group(id), "at:created", "status", "results_expired")
 	last := int64(-1)

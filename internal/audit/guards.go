@@ -9,11 +9,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// NoPartition is the partition of a violation by a guard: guards are in no partition.
+// NoPartition is what stands as the partition in a guard's violation: guards are in no partition.
 const NoPartition = -1
 
-// CheckGuards adds a violation for each law that a guard breaks. It goes over the names of all keys
-// in Redis to find the guards.
+// CheckGuards adds to the report a violation for each law that a guard breaks. It scans the names
+// of all keys in Redis to find the guards.
 func CheckGuards(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
 	err := EachGuard(ctx, conn, space, func(c *guard.Client, name string) error {
 		found, err := c.Audit(ctx, name)
@@ -43,7 +43,7 @@ func EachGuard(
 	return nil
 }
 
-// GuardViolation returns what package guard has found as a violation.
+// GuardViolation converts a finding of package guard to a violation.
 func GuardViolation(f guard.Finding) Violation {
 	return Violation{Law: f.Law, Partition: NoPartition, Detail: "guard " + f.Guard + ": " + f.Detail}
 }

@@ -16,10 +16,11 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// countField is a field of a group's hash that counts jobs, with the state letters that it counts.
+// countField is a field of a group's hash that is a count of jobs, and the state letters of the
+// jobs that it counts.
 type countField struct{ name, letters string }
 
-// countFields lists those fields whose sum is the field accepted.
+// countFields lists the counts of a group whose sum must be the field accepted.
 var countFields = []countField{
 	{"waiting", string(ledger.Waiting)}, {"non_ready", string(ledger.NonReady)}, {"ready", string(ledger.Ready)},
 	{"in_flight", string(ledger.InFlight)},
@@ -31,20 +32,20 @@ var countFields = []countField{
 const unfinishedLetters = string(ledger.Waiting) + string(ledger.NonReady) + string(ledger.Ready) +
 	string(ledger.InFlight)
 
-// groupLaws checks one group, as of one instant, against the laws about its counts, states, codes,
-// lifecycle and aggregate.
+// groupLaws checks the counts, states, error codes, lifecycle and aggregate of one group, as of one
+// instant, against the laws.
 type groupLaws struct {
 	*group
 	found  *findings
 	counts Repair // of the group's counts and lists
 }
 
-// report reports something about the group that has no repair.
+// report adds a finding about the group as a whole that can't be repaired.
 func (l *groupLaws) report(law, key, format string, args ...any) {
 	l.reportRepairable(Repair{}, law, key, format, args...)
 }
 
-// reportRepairable reports something about the group as a whole.
+// reportRepairable adds a finding about the group as a whole, with its repair.
 func (l *groupLaws) reportRepairable(r Repair, law, key, format string, args ...any) {
 	l.found.add(newFinding(law, l.ID, l.Tenant, key, format, args...).repairedBy(r), l.TypeList()...)
 }
@@ -204,8 +205,8 @@ func (l *groupLaws) checkTimestamps(status api.Status, rank int) {
 	}
 }
 
-// checkTimeOrder reports a time of the state s that is before last, the time of the state before
-// it. Both are Unix ms. It returns at.
+// checkTimeOrder reports the time at which the group entered state s (at) if it is before the time
+// of the preceding state (last). Both are Unix ms. It returns at.
 func (l *groupLaws) checkTimeOrder(s api.Status, last, at int64) int64 {
 	if at < last {
 		l.report(LawLifecycle, "order of "+string(s),
@@ -214,8 +215,8 @@ func (l *groupLaws) checkTimeOrder(s api.Status, last, at int64) int64 {
 	return at
 }
 
-// checkAggregate compares the number of reduced jobs with what the group's partial aggregates hold,
-// and with the aggregates that count results.
+// checkAggregate compares the group's count of reduced jobs with the number of results in its
+// partial aggregates, and with those aggregates that count results.
 func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
 	var all *reducer.State
 	plan, err := aggregate.Plan(reducers, l.Fields["aggregate"])
@@ -251,8 +252,8 @@ func (l *groupLaws) checkAggregate(reducers *reducer.Registry) {
 	}
 }
 
-// mergePartial adds one partial aggregate to all, and returns the number of results in it. If all
-// is nil, since a reducer is unknown, it only reads the number.
+// mergePartial merges one encoded partial aggregate into all, and returns the number of results in
+// it. If all is nil, because a reducer is unknown, it only decodes that number.
 func mergePartial(plan *reducer.Plan, all *reducer.State, encoded []byte) (int64, error) {
 	if all == nil {
 		var partial struct{ Count *int64 }

@@ -25,13 +25,13 @@ const (
 	locationKinds                       // the number of kinds
 )
 
-// kindNames says in words where a job of each kind of location is.
+// kindNames describes each kind of location in words, for the text of a violation.
 var kindNames = [locationKinds]string{
 	"the group's queues", "non-ready", "the ready stream",
 	"the group's failures", "the results stream", "the group's results",
 }
 
-// kindOf is the kind of each location that package read knows by name.
+// kindOf maps each name of a location, as package read has them, to its kind.
 var kindOf = map[string]locationKind{
 	read.Queue: atQueue, read.NonReady: atNonReady, read.Suspended: atNonReady, read.Ready: atReady,
 	read.Failures: atFailures, read.Results: atResultsStream, read.ResultLines: atGroupResults,
@@ -45,8 +45,8 @@ func (kind locationKind) law() string {
 	return LawLocation
 }
 
-// letters says of each state letter what it means in words, and at which kind of location a job in
-// this state must be; placed is false if it is at none.
+// letters describes each state letter: its meaning in words, and home, the kind of location at
+// which a job in this state must be. placed is false if a job in this state is at no location.
 var letters = [256]struct {
 	name   string
 	placed bool
@@ -68,8 +68,8 @@ func fits(kind locationKind, state ledger.State, attempt int) bool {
 	if l := letters[state.Letter()]; !l.placed || l.home != kind {
 		return false
 	}
-	// If a worker starts the same entry twice, the second start increases the attempt, and the
-	// entry keeps the first one.
+	// If a worker starts the same entry twice, the second start increases the attempt in the state,
+	// and the entry still has the first attempt.
 	return attempt == read.UnknownAttempt || state.IsOf(attempt) ||
 		state.Letter() == ledger.InFlight && state.IsOf(attempt+1)
 }
@@ -123,8 +123,8 @@ func (idx *locationIndex) state(ordinal int64) ledger.State {
 	return ledger.StateAt(idx.states, i)
 }
 
-// record records that a job of the range was found at a location. It returns whether the job was
-// found at its right location before, so that this is a duplicate.
+// record records that a job was found at a location. It returns true for a duplicate: the job was
+// found at its right location before.
 func (idx *locationIndex) record(kind locationKind, ordinal int64, attempt int) (duplicate bool) {
 	i, n := ordinal-idx.first, idx.size()
 	switch {
@@ -139,7 +139,8 @@ func (idx *locationIndex) record(kind locationKind, ordinal int64, attempt int) 
 	return false
 }
 
-// unrecordDuplicate makes a job no duplicate again, after a second look at its location.
+// unrecordDuplicate removes a job from the duplicates. It is for a scan that yielded the same
+// element twice.
 func (idx *locationIndex) unrecordDuplicate(ordinal int64) {
 	idx.duplicated[(ordinal-idx.first)/64] &^= 1 << ((ordinal - idx.first) % 64)
 }
@@ -154,7 +155,7 @@ const (
 	unknown    fault = "unknown "   // at a location, but its group has no such job
 )
 
-// problem is something that is wrong with the location of a job.
+// problem is a job whose location is wrong, and how: missing, duplicated, misplaced or unknown.
 type problem struct {
 	ordinal int64
 	kind    locationKind
@@ -162,9 +163,9 @@ type problem struct {
 	state   ledger.State // unchanged while its locations were read; "" for an unknown job
 }
 
-// problems yields the problems of the jobs that have not moved: now holds the states of the range
-// after the locations were read, and a job whose state has changed is not judged. Judged says which
-// kinds of location were read; a job can be missing only there.
+// problems yields the jobs that are missing, duplicated or misplaced. now has the states as read
+// after the locations: a job whose state has changed in between is not judged. judged says which
+// kinds of location were read; only there can a job be missing.
 func (idx *locationIndex) problems(now string, judged kindSet) iter.Seq[problem] {
 	return func(yield func(problem) bool) {
 		for i := range min(idx.size(), int64(len(now)/ledger.StateBytes)) {
@@ -204,28 +205,29 @@ func (p problem) detail() string {
 	return fmt.Sprintf("something of it lies in %s, but the group has no such job", where)
 }
 
-// trackedGroup is a group whose states, or a part of them, are kept until the locations of its jobs
-// have been read.
+// trackedGroup is a group whose states, or a range of them, stay in memory until the locations of
+// its jobs have been read.
 type trackedGroup struct {
 	read.Header
 	created string // the field at:created, which identifies this group and round
 	index   locationIndex
 }
 
-// tracked returns the group with a part of its states, which begins with the job first.
+// tracked returns the trackedGroup of the group for a range of its states. first is the ordinal of
+// the first state.
 func (g *group) tracked(first int64, states string) trackedGroup {
 	return trackedGroup{g.Header, g.Fields["at:created"], locationIndex{first: first, states: states}}
 }
 
-// reportProblems reports the problems of those jobs of a group that have not moved between two
-// readings of its states; now is the second one. Judged says which kinds of location were read.
+// reportProblems reports the problems of those jobs of a group whose state did not change between
+// two readings; now is the second one. judged says which kinds of location were read.
 func (s *scope) reportProblems(g *trackedGroup, now reading, judged kindSet) {
 	if now.created != g.created {
 		return // the group was deleted, or created again
 	}
 	for p := range g.index.problems(now.states, judged) {
-		// Cancelling a group deletes its queues at once, and a role that reads a job of a cancelled
-		// group elsewhere removes it.
+		// A missing job of a cancelled group is no problem: cancelling removes the queues at once,
+		// and each role that reads another job of the group removes that job.
 		mayBeGone := p.kind == atQueue || p.kind == atNonReady || p.kind == atReady
 		if p.fault != missing || !mayBeGone || !g.index.cancelled && !now.cancelled {
 			s.reportJob(g.Header, p, false)
@@ -233,9 +235,9 @@ func (s *scope) reportProblems(g *trackedGroup, now reading, judged kindSet) {
 	}
 }
 
-// reportJob reports a problem of a job of a group. A missing job is also added to the missing ones.
-// Any other job is to be quarantined, unless the location is the group's result lines, or the job
-// is unknown and the states may be wrong instead (statesAreWrong).
+// reportJob adds a finding about a job of a group. A missing job also goes to the missing jobs. The
+// repair of any other problem is to quarantine the job, except in the group's result lines, and
+// except for an unknown job if the states may be wrong instead (statesAreWrong).
 func (s *scope) reportJob(h read.Header, p problem, statesAreWrong bool) {
 	f := newFinding(p.kind.law(), h.ID, h.Tenant, fmt.Sprint(p.fault, p.kind, p.state), "%s", p.detail())
 	f = f.aboutJob(p.ordinal)
@@ -248,8 +250,8 @@ func (s *scope) reportJob(h read.Header, p problem, statesAreWrong bool) {
 	}
 }
 
-// locationsOf returns the locations of this kind at which a job of a group can be. For its failures
-// it is the record of the job with this ordinal.
+// locationsOf returns the locations of this kind at which a job of a group can be. For the
+// failures, it is the record of the job with this ordinal.
 func (s *scope) locationsOf(kind locationKind, h read.Header, ordinal string) (all []read.Location) {
 	switch kind {
 	case atQueue:

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// ownLocations compares the locations that belong to one group (queues, failures, result lines)
-// with its states.
+// ownLocations is the check of one group: it compares the locations that belong only to this group
+// (queues, failures, result lines) with the group's states.
 type ownLocations struct {
 	*scope
 	*group
@@ -22,7 +22,8 @@ type ownLocations struct {
 }
 
 // newOwnLocations returns the check of a group's own locations. A pass over candidates judges the
-// queues and failures only if their length is wrong.
+// queues and failures only if their length differs from the number of states, and result lines not
+// at all.
 func newOwnLocations(s *scope, g *group) *ownLocations {
 	o, full := &ownLocations{scope: s, group: g, whole: g.tracked(0, g.States)}, s.full()
 	o.whole.index.cancelled = g.status() == string(api.StatusCancelled)
@@ -33,7 +34,7 @@ func newOwnLocations(s *scope, g *group) *ownLocations {
 }
 
 // check reads the group's own locations. If something looks wrong, it reads the states again, and
-// reports only jobs that have not moved and ordinals that still don't exist.
+// reports only jobs whose state has not changed and ordinals that still don't exist.
 func (o *ownLocations) check(ctx context.Context) error {
 	if err := o.readAll(ctx); err != nil {
 		return err
@@ -84,7 +85,8 @@ func (o *ownLocations) readAll(ctx context.Context) error {
 	return o.read(ctx, read.Location{Name: read.ResultLines, Owner: o.ID}, o.ResultChunks)
 }
 
-// read records the jobs at a location, n of them if it is a list. It reports an unreadable element.
+// read reads one location and records its jobs in the index. It reports unreadable elements. n is
+// the length of a list; 0 for other types.
 func (o *ownLocations) read(ctx context.Context, at read.Location, n int64) error {
 	kind := kindOf[at.Name]
 	seen := bitset(nil) // a scan may yield the same field of a hash twice

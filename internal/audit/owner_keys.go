@@ -16,20 +16,21 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// orphanInterval is the time between two looks at an owner key without a group. A group that is
-// just being created follows its owner key in much less time.
+// orphanInterval is the pause between two checks of an owner key without a group. A process writes
+// a group's owner key first and the group much less than this time later.
 const orphanInterval = 500 * time.Millisecond
 
-// ownerKey is an owner key: key says that group belongs to tenant.
+// ownerKey is an owner key of a group: the Redis key, the group in its name, and the tenant that is
+// its value.
 type ownerKey struct {
 	key, group, tenant string
 	exists             bool // false for a key that is not there
 }
 
-// CheckOwnerKeys adds a violation of the law registry for each owner key whose group does not
-// exist. A crash between the deletion of a group and of its owner key leaves one, and so does a
-// shard that lost the group while another kept the key. Other tenants can't use the group's id
-// until the key is gone. The check goes over the names of all keys in Redis.
+// CheckOwnerKeys adds to the report a violation of the law registry for each owner key whose group
+// does not exist. Such a key stays if a process crashes between deleting a group and its owner key,
+// or if a shard loses the group while another shard has the key. Other tenants can't use the
+// group's id until the key is deleted. The check scans the names of all keys in Redis.
 func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
 	orphans, err := FindOwnerKeysWithoutGroup(ctx, conn, space)
 	if err != nil {
@@ -42,8 +43,8 @@ func CheckOwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space
 	return nil
 }
 
-// FindOwnerKeysWithoutGroup scans the keys of every shard and returns a finding for each owner key
-// whose group did not exist in several looks, ordered by group. Repair deletes these keys.
+// FindOwnerKeysWithoutGroup scans the keys of every shard. It returns a finding for each owner key
+// whose group did not exist in several checks, ordered by group. Package repair deletes these keys.
 func FindOwnerKeysWithoutGroup(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]Finding, error) {
 	var mu sync.Mutex
 	var found []ownerKey
@@ -92,15 +93,15 @@ func ownerPattern(space keyspace.Space) string {
 	return partitionPattern(space.Partition(0).Owner("*"))
 }
 
-// partitionPattern returns a SCAN pattern for keys of all partitions, from the pattern for those of
-// partition 0.
+// partitionPattern returns a SCAN pattern that matches a key in any partition. ofZero is the
+// pattern for partition 0.
 func partitionPattern(ofZero string) string {
 	before, after, _ := strings.Cut(ofZero, "{0}")
 	escaped := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(before)
 	return escaped + "{*}" + after
 }
 
-// withoutGroup returns those of these keys that are owner keys and whose groups do not exist.
+// withoutGroup filters keys: it returns the owner keys among them whose groups do not exist.
 func withoutGroup(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, keys []string,
 ) ([]ownerKey, error) {
@@ -122,7 +123,8 @@ func withoutGroup(
 	return orphans, err
 }
 
-// readOwnerKeys reads keys that may be owner keys. The last part of a key is the group.
+// readOwnerKeys reads the tenants in these keys, which may be owner keys. The part after the last
+// colon of a key's name is taken as the group.
 func readOwnerKeys(ctx context.Context, r read.Reader, keys []string) ([]ownerKey, error) {
 	tenants, err := read.Ask(ctx, r.Pipeline, read.PageSize, keys,
 		func(p redis.Pipeliner, key string) *redis.StringCmd { return p.Get(ctx, key) })
@@ -134,7 +136,7 @@ func readOwnerKeys(ctx context.Context, r read.Reader, keys []string) ([]ownerKe
 	return all, err
 }
 
-// readGroupField reads a field of the groups that these owner keys name.
+// readGroupField reads one field of the hash of each group that an owner key names.
 func readGroupField(
 	ctx context.Context, r read.Reader, space keyspace.Space, keys []ownerKey, field string,
 ) ([]*redis.StringCmd, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// countedTenant names a tenant and its open groups, whose jobs are to be recounted.
+// countedTenant names a tenant whose jobs are recounted, and its open groups.
 type countedTenant struct {
 	name          string
 	newestGroup   string // the newest of all its groups when the open ones were listed; "" if it had none
@@ -22,7 +22,7 @@ type countedTenant struct {
 }
 
 // cost returns how many commands read the tenant and its groups, and about how many bytes its
-// non-ready jobs take. The first commands are those of queries, and one for each of the two
+// non-ready jobs take. The commands are those that queries adds, and one for each of the two
 // non-ready sets.
 func (t *countedTenant) cost() (commands int, bytes int64) {
 	commands = 7
@@ -77,7 +77,7 @@ func (c counters) recount(ctx context.Context, names []string, yield func(*count
 	return nil
 }
 
-// recountSmall recounts some small tenants in one transaction.
+// recountSmall recounts the jobs of several small tenants in one transaction.
 func (c counters) recountSmall(ctx context.Context, tenants []*countedTenant) ([]tenantRecount, error) {
 	replies, err := read.Ask(ctx, c.Transaction, len(tenants), tenants,
 		func(p redis.Pipeliner, t *countedTenant) *tenantReply {
@@ -104,9 +104,9 @@ func (c counters) recountSmall(ctx context.Context, tenants []*countedTenant) ([
 	return recounts, err
 }
 
-// recountLarge recounts the first of these tenants, which is too large for one transaction. It
-// reads the tenant twice; the recount is consistent if both readings are the same and no job became
-// ready in between.
+// recountLarge recounts the jobs of tenants[0] alone, a tenant that is too large for one
+// transaction. It reads the tenant twice; the recount is consistent if both readings are equal and
+// no job became ready in between.
 func (c counters) recountLarge(ctx context.Context, tenants []*countedTenant) ([]tenantRecount, error) {
 	before, err := c.newestReady(ctx)
 	if err != nil {
@@ -146,7 +146,8 @@ func (c counters) readOnce(ctx context.Context, t *countedTenant) (tenantRecount
 			return r, err
 		}
 	}
-	// If a scan yields a job twice, the numbers differ and the recount is not consistent.
+	// A scan may yield a job twice: then the number of jobs read differs from the length of the
+	// set, and the recount is not consistent.
 	r.consistent = r.consistent && r.read == reply.lengths()
 	return r, nil
 }
@@ -162,8 +163,9 @@ type tenantReply struct {
 	groups      []func() *read.Group
 }
 
-// queries returns functions that add the commands that read a tenant: one for the tenant, and one
-// for each open group. If they are called again, the new replies replace the old ones.
+// queries returns functions that each add commands to a pipeline: the first reads the tenant, and
+// each further one reads an open group. If a function is called again, the new replies replace the
+// old ones.
 func (c counters) queries(ctx context.Context, reply *tenantReply) []func(redis.Pipeliner) {
 	reply.groups = make([]func() *read.Group, len(reply.openGroups))
 	queries := []func(redis.Pipeliner){func(p redis.Pipeliner) {
@@ -180,8 +182,8 @@ func (c counters) queries(ctx context.Context, reply *tenantReply) []func(redis.
 	return queries
 }
 
-// total adds up what the tenant's groups hold, without the non-ready and suspended jobs. It is
-// consistent if the groups are still those that were listed.
+// total adds up the counts of the tenant's open groups, without the members of the non-ready and
+// suspended sets. The result is consistent if the tenant still has the groups that were listed.
 func (r *tenantReply) total() tenantRecount {
 	total := tenantRecount{waiting: map[string]int64{}, nonReady: map[string]int64{}, inActiveSet: r.inActiveSet.Val()}
 	v := r.counters.Val()
@@ -208,12 +210,13 @@ func (r *tenantReply) total() tenantRecount {
 	return total
 }
 
-// fingerprintSeed makes fingerprints comparable within one process.
+// fingerprintSeed is the random seed of the fingerprints' hash: they can be compared only within
+// one process.
 var fingerprintSeed = maphash.MakeSeed()
 
-// addNonReady counts a member of one of the tenant's sets: 0 for the non-ready jobs, 1 for the
-// suspended ones, which count as non-ready by type, but neither as active nor as congested. What
-// can't be read counts for nothing: sharedLocations reports it.
+// addNonReady counts a member of one of the tenant's sets: set 0 is the non-ready jobs, set 1 the
+// suspended ones. Suspended jobs count as non-ready by type, but neither as active nor as
+// congested. An unreadable member is not counted: sharedLocations reports it.
 func (r *tenantRecount) addNonReady(set int, blob string) {
 	r.read[set]++
 	// The order of the jobs doesn't matter, but the set does.
@@ -236,8 +239,8 @@ func (r *tenantRecount) addNonReady(set int, blob string) {
 	}
 }
 
-// listTenants reads which groups of these tenants are open, and about how many non-ready jobs they
-// have.
+// listTenants returns the open groups of these tenants, and about how many non-ready and suspended
+// jobs each tenant has.
 func (c counters) listTenants(ctx context.Context, names []string) ([]*countedTenant, error) {
 	const firstPage = 10
 	type reply struct {

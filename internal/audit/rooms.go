@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// CheckRooms adds a violation for each law that an event of the waiting room breaks. It goes over
-// the names of all keys in Redis, to find events that the list of events has lost.
+// CheckRooms adds to the report a violation for each law that an event of the waiting room breaks.
+// It scans the names of all keys in Redis, to find events that are missing in the list of events.
 func CheckRooms(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
 	lost, err := eventsByKey(ctx, conn, space)
 	if err != nil {
@@ -32,16 +32,17 @@ func CheckRooms(ctx context.Context, conn *redisx.Conn, space keyspace.Space, re
 	return nil
 }
 
-// CheckRoomsOf does the same for the events that the list of a partition names. Of opts it uses
-// Rate.
+// CheckRoomsOf audits, as CheckRooms does, only the events that the list of one partition names. Of
+// opts it uses Rate.
 func CheckRoomsOf(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts Options, report *Report,
 ) error {
 	return checkRooms(ctx, conn, space, p, map[string]bool{}, opts, report)
 }
 
-// checkRooms audits the events of a partition: those that its list names, and those of names. It
-// adds to names. A key of the wrong Redis type is a violation, and then the event is left out.
+// checkRooms audits the events of a partition: those in the partition's list of events, and those
+// in names, to which it adds the listed ones. An event with a key of the wrong Redis type gets a
+// violation for that and is not audited further.
 func checkRooms(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, names map[string]bool,
 	opts Options, report *Report,
@@ -86,7 +87,7 @@ func checkRooms(
 	return nil
 }
 
-// eventsByKey returns the events, by partition, that have a key in Redis.
+// eventsByKey scans all keys and returns, by partition, the names of the events that have a key.
 func eventsByKey(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (map[int]map[string]bool, error) {
 	all := map[int]map[string]bool{}
 	for _, p := range space.All() {

@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// roomWorld has ten events in three partitions. In each, the user with number 1 has a token, and
-// the one with number 2 waits.
+// roomWorld is a test's Redis with ten events in three partitions. In each event, the user with
+// number 1 has a token, and the user with number 2 is waiting.
 type roomWorld struct {
 	*testing.T
 	conn  *redisx.Conn
@@ -110,7 +110,8 @@ func TestCheckRooms(t *testing.T) {
 				require.Contains(w, found[0].Detail, test.detail)
 				require.Contains(w, Laws, found[0].Law)
 
-				// The audit of a partition finds the same, unless the list has lost the event.
+				// CheckRoomsOf of the event's partition finds the same violation, unless the event
+				// is missing in the partition's list.
 				for _, other := range w.space.All() {
 					var report Report
 					require.NoError(w, CheckRoomsOf(w.Context(), w.conn, w.space, other, Options{Rate: 1 << 30}, &report))
@@ -126,7 +127,7 @@ func TestCheckRooms(t *testing.T) {
 	}
 }
 
-// A list of events of the wrong type hides no event: its keys name it.
+// If the list of events has the wrong Redis type, the audit still finds each event by its keys.
 func TestCheckRoomsWithoutAList(t *testing.T) {
 	t.Parallel()
 	eachRoomWorld(t, func(w *roomWorld) {

@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// sharedLocations compares the locations that groups share (non-ready sets, ready streams, the
-// results stream) with the states of groups.
+// sharedLocations is the part of a pass that compares the locations that groups share (non-ready
+// sets, ready streams, the results stream) with the states of the groups.
 type sharedLocations struct {
 	*scope
 	tracked map[string]*trackedGroup // by id; cleared after each reading of the locations
@@ -21,17 +21,18 @@ type sharedLocations struct {
 	wasRead map[read.Location]bool   // locations that this pass has read at least once
 }
 
-// sharedKinds are the kinds of the locations that groups share.
+// sharedKinds is the set of the kinds of location that groups share.
 var sharedKinds = kindSet{atNonReady: true, atReady: true, atResultsStream: true}
 
-// isShared reports whether the i-th of these states is of a job in a location that groups share.
+// isShared reports whether the job with the i-th of these states belongs in a location that groups
+// share.
 func isShared(states string, i int64) bool {
 	l := letters[ledger.StateAt(states, i).Letter()]
 	return l.placed && sharedKinds[l.home]
 }
 
-// track keeps the states of a group that has jobs in shared locations, from the first such job to
-// the last one. When the tracked groups take too much memory, it checks the locations at once.
+// track keeps in memory the states of a group from the first to the last job that is in a shared
+// location. When the tracked groups take too much memory, it checks the shared locations at once.
 func (sl *sharedLocations) track(ctx context.Context, g *group) error {
 	from, to := int64(0), g.size()
 	for from < to && !isShared(g.States, from) {
@@ -75,9 +76,9 @@ func (sl *sharedLocations) readsNonReadyOf(tenant string) bool {
 	return sl.full() || slices.Contains(sl.opts.only.Tenants, tenant)
 }
 
-// check reads the shared locations, compares what they hold with the states of the tracked groups,
-// and stops tracking these. The call with last set also reads those shared locations in which no
-// known group has a job.
+// check reads the shared locations, compares their jobs with the states of the tracked groups, and
+// then stops tracking these groups. The call with last set also reads the shared locations in which
+// no known group has a job.
 func (sl *sharedLocations) check(ctx context.Context, last bool) error {
 	tenants := map[string]bool{}
 	for _, g := range sl.tracked {
@@ -126,9 +127,9 @@ func (sl *sharedLocations) check(ctx context.Context, last bool) error {
 	return err
 }
 
-// addUnlisted adds the tenants and types that no group of this pass has named, but which have keys.
-// To tenants, whose non-ready and suspended jobs are to be read next, it adds those whose jobs this
-// pass has not read yet.
+// addUnlisted adds to this pass the tenants and types that have keys, but that no group of the pass
+// has named. To the argument tenants it adds those whose non-ready and suspended jobs the pass has
+// not read yet.
 func (sl *sharedLocations) addUnlisted(ctx context.Context, tenants map[string]bool) error {
 	for _, list := range []struct {
 		key   string
@@ -156,9 +157,9 @@ func (sl *sharedLocations) addUnlisted(ctx context.Context, tenants map[string]b
 	return nil
 }
 
-// read records the jobs at a location. Those whose states the pass does not keep it checks one by
-// one. Since a scan may yield the member of a sorted set twice, a second scan decides which jobs
-// really have two.
+// read reads one shared location and records its jobs. Jobs whose states the pass does not keep are
+// checked by asking Redis. A scan may yield a member of a sorted set twice: a second scan decides
+// which jobs really have two members.
 func (sl *sharedLocations) read(ctx context.Context, at read.Location) error {
 	defer func() { sl.wasRead[at] = true }()
 	var untracked []foundJob
@@ -203,8 +204,8 @@ func (sl *sharedLocations) read(ctx context.Context, at read.Location) error {
 	return err
 }
 
-// reportUnreadable reports an element that is no job. It need not be looked at again, since only a
-// role that reports it removes it.
+// reportUnreadable reports an element that can't be read as a job. It needs no second check,
+// because only a role that also reports such an element removes it.
 func (sl *sharedLocations) reportUnreadable(j foundJob) {
 	if sl.full() {
 		key := j.at.Key(sl.p)
@@ -222,11 +223,12 @@ func (sl *sharedLocations) shortKey(key string) string { return strings.TrimPref
 func (sl *sharedLocations) record(j foundJob) (known, duplicate bool) {
 	g := sl.tracked[j.Group]
 	if g == nil {
-		// The group is not tracked now. If this location was read before, its jobs were judged
-		// then, or are judged when a later reading tracks the group.
+		// The group is not tracked at this time. If this location was read before, the group's jobs
+		// in it were judged then; else a later reading of it judges them.
 		return sl.wasRead[j.at], false
 	}
-	// A cancelled job may stay at some locations for a while, so it needs more than its state.
+	// A cancelled job may stay at some locations for a while, so its state alone does not decide:
+	// checkUntracked asks Redis for the group too.
 	state, ofAnother := g.index.state(j.Ordinal), j.tenant != "" && j.tenant != g.Tenant
 	if state == "" || state.Letter() == ledger.Cancelled || j.fault != "" || ofAnother {
 		return false, false
@@ -234,14 +236,16 @@ func (sl *sharedLocations) record(j foundJob) (known, duplicate bool) {
 	return true, g.index.record(j.kind, j.Ordinal, j.Attempt)
 }
 
-// checkTracked reads the states of the tracked groups again, and reports the problems of those jobs
-// that have not moved. Judged says which kinds of location were read.
+// checkTracked reads the states of the tracked groups again, and reports the missing, duplicated
+// and misplaced ones among the jobs whose state has not changed. judged says which kinds of
+// location were read.
 func (sl *sharedLocations) checkTracked(ctx context.Context, judged kindSet) error {
 	var groups []*trackedGroup
 	for _, id := range slices.Sorted(maps.Keys(sl.tracked)) {
 		groups = append(groups, sl.tracked[id])
 	}
-	// Counted by jobs, of two bytes each, a batch has up to twice PageBytes.
+	// The cost is given as jobs, but a job's state has two bytes: a batch may read up to twice
+	// PageBytes.
 	cost := func(g *trackedGroup) (int, int64) { return 2, g.index.size() }
 	for batch := range read.Batches(groups, cost) {
 		readings, err := read.Ask(ctx, sl.Pipeline, len(batch), batch,

@@ -1,5 +1,5 @@
-// Package auth says who makes a call of the API and what the caller may do: principals with roles,
-// and the scopes of roles. It hides how API keys are written and hashed. It knows no stored key:
+// Package auth defines who makes a call of the API and what the caller may do: principals, roles
+// and the scopes of roles. It hides how API keys are written and hashed. It does not store keys:
 // package apikey does.
 package auth
 
@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// AllTenants is the tenant of a producer that names the tenant of each submission itself.
+// AllTenants is the Tenant of a producer's principal that may submit for any tenant: it names the
+// tenant in each submission.
 const AllTenants = "*"
 
 // Principal is the caller of the API. The zero Principal may do nothing.
@@ -23,7 +24,8 @@ type Principal struct {
 	Payloads bool   // sees payloads, results' data and error texts of jobs
 }
 
-// Check returns an error if a principal of the role can't have the tenant.
+// Check returns an error if the role is unknown, or if a principal of this role can't have this
+// tenant.
 func (p Principal) Check() error {
 	switch {
 	case p.Role.Letter() == 0:
@@ -41,8 +43,8 @@ func (p Principal) Check() error {
 	return nil
 }
 
-// May reports whether the principal may make the calls of a scope at all. For calls on the data of
-// tenants, Owns says on which. A reader of one tenant may not read what belongs to no tenant.
+// May reports whether the principal may make calls of a scope. For calls on the data of tenants,
+// Owns decides for which tenants. A principal of one tenant may not read what belongs to no tenant.
 func (p Principal) May(s Scope) bool {
 	if p.Tenant != "" && (s == ReadSystem || s == ReadMetrics) {
 		return false
@@ -50,8 +52,8 @@ func (p Principal) May(s Scope) bool {
 	return slices.Contains(allowed[p.Role], s)
 }
 
-// Owns reports whether the data of a tenant exists for the principal. It does not say what the
-// principal may do with it: see May.
+// Owns reports whether the data of a tenant is visible to the principal: to others, the API answers
+// as if it did not exist. What the principal may do with it, May decides.
 func (p Principal) Owns(tenant string) bool {
 	switch {
 	case p.Check() != nil:
@@ -62,9 +64,9 @@ func (p Principal) Owns(tenant string) bool {
 	return p.Tenant == tenant
 }
 
-// TenantFor returns the tenant of a call that names a tenant, or none if named is "". The tenant of
-// a key is the tenant of its calls. The result is "" if neither says it. ok is false if the named
-// tenant is not the principal's.
+// TenantFor returns the tenant of a call. If the call names one, that is the result, and ok is
+// false if the principal does not own it. If named is "", the result is the tenant of the
+// principal; "" if the principal is not bound to one.
 func (p Principal) TenantFor(named string) (tenant string, ok bool) {
 	switch {
 	case named != "":
@@ -78,12 +80,13 @@ func (p Principal) TenantFor(named string) (tenant string, ok bool) {
 // trusted may do everything, and is no key.
 var trusted = Principal{Role: Admin, Payloads: true}
 
-// Trust returns a context whose calls need no key: those of the roles themselves, of messages of
-// the ingest stream, whose guard is Redis, and of an API with AUTH=off.
+// Trust returns a context whose calls may do everything without a key. It is for calls by the roles
+// themselves, for messages of the ingest stream (Redis's rights protect it), and for an API with
+// AUTH=off.
 func Trust(ctx context.Context) context.Context { return With(ctx, trusted) }
 
-// SeesPayloads reports whether the principal of a context sees payloads, results' data and error
-// texts of jobs.
+// SeesPayloads reports whether the principal of a context may see payloads, the data of results,
+// and error texts of jobs.
 func SeesPayloads(ctx context.Context) bool {
 	p, _ := From(ctx)
 	return p.Payloads

@@ -2,7 +2,8 @@ package auth
 
 import "slices"
 
-// Role says what a principal may do. Each role has a letter, which is part of its keys.
+// Role defines what a principal may do. Each role has a letter, which is part of the text of its
+// keys.
 type Role string
 
 // The roles.
@@ -26,17 +27,18 @@ func (r Role) Letter() byte {
 	return r[0]
 }
 
-// Scope is a kind of calls. A role may make the calls of some scopes.
+// Scope is a kind of calls, such as reading data. Each role may make the calls of some scopes.
 type Scope string
 
 // The scopes.
 const (
-	// Read is the data of tenants: groups, jobs, results, tenants, dead letters.
+	// Read is the scope of reading the data of tenants: groups, jobs, results, tenants, dead
+	// letters.
 	Read Scope = "read"
-	// ReadSystem is what belongs to no tenant: types, processes, guards, events of the waiting
-	// room, and messages that ingest has rejected.
+	// ReadSystem is the scope of reading what belongs to no tenant: types, processes, guards,
+	// events of the waiting room, and messages that ingest has rejected.
 	ReadSystem Scope = "read-system"
-	// ReadMetrics is figures of the whole system: stats, history, metrics.
+	// ReadMetrics is the scope of reading figures of the whole system: stats, history, metrics.
 	ReadMetrics Scope = "read-metrics"
 	// Submit creates groups and appends jobs.
 	Submit Scope = "submit"
@@ -44,10 +46,11 @@ const (
 	Control Scope = "control"
 	// Tenants changes the settings of tenants, and pauses them.
 	Tenants Scope = "tenants"
-	// System changes what belongs to no tenant: keys, types, worker processes, guards, events. It
-	// also reads the activity of operators.
+	// System is the scope of changing what belongs to no tenant: keys, types, worker processes,
+	// guards, events. It also covers reading the activity log.
 	System Scope = "system"
-	// EntryTokens verifies, renews and completes entry tokens of the waiting room.
+	// EntryTokens is the scope of verifying, renewing and completing entry tokens of the waiting
+	// room.
 	EntryTokens Scope = "entry-tokens"
 )
 
@@ -64,6 +67,6 @@ var allowed = map[Role][]Scope{
 	Service:  {EntryTokens},
 }
 
-// PayloadsByDefault reports whether a principal of the role sees payloads, results' data and error
-// texts unless its key says otherwise.
+// PayloadsByDefault reports whether keys of the role see payloads, the data of results and error
+// texts, if the key does not say.
 func (r Role) PayloadsByDefault() bool { return r == Admin || r == Operator || r == Producer }

@@ -17,8 +17,8 @@ import (
 )
 
 // A token is the secret text of an API key: "bk", the letter of the role, "_", 30 random characters
-// (178 bits), and a checksum of 6 characters over all of that. So a program can find tokens in
-// texts, and a token with a typing error is refused without a look at any store.
+// (178 bits), and a checksum of 6 characters over all of that. The form lets programs find tokens
+// in texts, and the checksum lets a mistyped token be refused without a look-up.
 const (
 	base62        = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 	randomChars   = 30
@@ -30,7 +30,7 @@ const (
 // TokenPattern matches tokens, for secret scanners.
 const TokenPattern = `^bk[aorpms]_[0-9A-Za-z]{36}$`
 
-// ErrNotAToken says that a text is no token: its form or its checksum is wrong.
+// ErrNotAToken means that a text has not the form of a token, or a wrong checksum.
 var ErrNotAToken = errors.New("not an API key: its form or its checksum is wrong, perhaps a part of it is missing")
 
 // NewToken returns a new token for a key of a role.
@@ -40,7 +40,8 @@ func NewToken(r Role) string {
 	for len(body) < bodyChars {
 		_, _ = rand.Read(random[:]) // it never fails
 		for _, c := range random {
-			// 248 is a multiple of 62, so that each character has the same chance
+			// Accept only bytes below 248, a multiple of 62, so that each character is equally
+			// likely.
 			if c < 248 && len(body) < bodyChars {
 				body = append(body, base62[c%62])
 			}
@@ -49,8 +50,8 @@ func NewToken(r Role) string {
 	return string(body) + checksum(string(body))
 }
 
-// ParseToken returns the role that a token is for, or ErrNotAToken. Only a store knows whether the
-// key exists.
+// ParseToken checks the form of a token and returns the role that it names, or ErrNotAToken. It
+// does not look up whether such a key exists.
 func ParseToken(token string) (Role, error) {
 	if len(token) != tokenChars || token[:2] != "bk" || token[3] != '_' {
 		return "", ErrNotAToken
@@ -78,8 +79,9 @@ func checksum(text string) string {
 	return string(digits[:])
 }
 
-// Bearer returns the token of a request's header Authorization. ok is false if the request has
-// none, several, or another scheme than Bearer. A token is accepted nowhere else in a request.
+// Bearer returns the token in a request's header Authorization. ok is false if there is no such
+// header, more than one, or a scheme other than Bearer. Tokens elsewhere in a request are not
+// accepted.
 func Bearer(h http.Header) (token string, ok bool) {
 	values := h.Values("Authorization")
 	if len(values) != 1 {
@@ -89,8 +91,8 @@ func Bearer(h http.Header) (token string, ok bool) {
 	return strings.TrimSpace(token), ok && strings.EqualFold(scheme, "Bearer")
 }
 
-// Hash is what is stored of a token: 64 hexadecimal digits. A token is random, so that a slow hash
-// would add nothing, and the time of a look-up by hash tells nothing about a token.
+// Hash is what is stored of a token: 64 hexadecimal digits. A fast hash is enough, because a token
+// is random. A look-up by the hash does not reveal a token by its duration.
 type Hash string
 
 // SHA256 returns the SHA-256 of a token.
@@ -117,16 +119,16 @@ func (h Hash) KeyID() string {
 	return "key_" + lowerBase32.EncodeToString(raw)[:10]
 }
 
-// Hasher hashes tokens for storage in Redis. The zero Hasher computes the SHA-256. One with a
-// pepper computes the HMAC-SHA256, so that a program that can write to Redis, but does not know the
-// pepper, can't store a key of its own.
+// Hasher computes the hashes under which tokens are stored in Redis. The zero Hasher computes
+// SHA-256. A Hasher with a pepper computes HMAC-SHA256: then a program that can write to Redis, but
+// does not know the pepper, can't store a valid key of its own.
 type Hasher struct{ pepper []byte }
 
 // minPepper is the least number of bytes of a pepper.
 const minPepper = 32
 
-// ReadHasher returns a Hasher with the pepper in a file, or the zero Hasher if path is "". Line
-// ends at the end of the file don't count.
+// ReadHasher returns a Hasher with the pepper in a file, or the zero Hasher if path is "". It
+// ignores line ends at the end of the file.
 func ReadHasher(path string) (Hasher, error) {
 	if path == "" {
 		return Hasher{}, nil

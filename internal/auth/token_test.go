@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// The values come from another implementation (Python's zlib, hashlib, hmac and base64).
+// The expected values were computed in Python (zlib, hashlib, hmac and base64), independently of
+// this code.
 func TestTokensOfAnotherImplementation(t *testing.T) {
 	t.Parallel()
 	for token, want := range map[string]struct {
@@ -59,7 +60,8 @@ func TestNewTokens(t *testing.T) {
 			}
 		}
 	}
-	// 54,000 characters, so each about 871 times; 600 is 9 standard deviations away
+	// The 54,000 characters contain each of the 62 about 871 times; a count of 600 would be 9
+	// standard deviations lower.
 	require.Len(t, chars, 62)
 	for c, n := range chars {
 		require.Greater(t, n, 600, "%c", c)

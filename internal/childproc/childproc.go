@@ -1,6 +1,5 @@
-// Package childproc runs child processes that end at the latest when this process ends. It hides
-// that the Linux kernel regards a thread, not a process, as the parent, and it waits for each
-// child.
+// Package childproc runs child processes that end no later than this process. It hides that the
+// Linux kernel regards a thread, not a process, as the parent, and it waits for each child.
 package childproc
 
 import (
@@ -12,8 +11,8 @@ import (
 	"time"
 )
 
-// pipeDelay is the time after a child's end after which its output is closed, even if the child's
-// own children still hold it open.
+// pipeDelay is how long after a child's end its output is still read. Then it is closed, even if
+// the child's own children still have it open.
 const pipeDelay = 2 * time.Second
 
 // Child is a running or ended process. Its methods are safe for concurrent use.
@@ -22,10 +21,10 @@ type Child struct {
 	done chan struct{}
 }
 
-// Start starts cmd, which must not have been started, and waits for it in a goroutine. On Linux the
-// kernel kills the child when this process ends for any reason, and the child gets no signals of
-// the terminal: the caller decides when it stops. For other systems see [DiesWithParent]. Start
-// sets cmd.SysProcAttr and, if it is 0, cmd.WaitDelay.
+// Start starts cmd, which must not have been started, and waits for its end in a goroutine. On
+// Linux the kernel kills the child when this process ends for any reason, and the child gets no
+// signals of the terminal (Ctrl-C): the caller stops it. For other systems see [DiesWithParent].
+// Start sets cmd.SysProcAttr and, if it is 0, cmd.WaitDelay.
 func Start(cmd *exec.Cmd) (*Child, error) {
 	cmd.SysProcAttr = tie(cmd.SysProcAttr)
 	if cmd.WaitDelay == 0 {
@@ -40,8 +39,8 @@ func Start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// run starts the child and waits for it on one locked thread. For the kernel this thread is the
-// parent: if the thread ended, the kernel would kill the child.
+// run starts the child and waits for its end on one locked thread. The kernel regards this thread
+// as the parent: if the thread ended, the kernel would kill the child.
 func (c *Child) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -58,10 +57,10 @@ func (c *Child) run(started chan<- error) {
 // PID is the process's id.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Done is closed when the process has ended and all of its output is read.
+// Done returns a channel that is closed when the process has ended and all of its output was read.
 func (c *Child) Done() <-chan struct{} { return c.done }
 
-// Running says whether the process has not ended yet, or its output is still being read.
+// Running reports whether the process still runs, or its output is still being read.
 func (c *Child) Running() bool {
 	select {
 	case <-c.done:

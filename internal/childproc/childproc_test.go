@@ -23,7 +23,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// beParent starts a child, prints its process id, and waits until it is killed.
+// beParent is the main function of a helper process. It starts a child, prints the child's process
+// id, and waits until the test kills the helper.
 func beParent() {
 	c, err := Start(exec.Command("sleep", "600"))
 	if err != nil {

@@ -7,23 +7,24 @@ import (
 	"sync"
 )
 
-// Ports lie below the range from which systems choose the local ports of outgoing connections and
-// of listeners on port 0. So those can't occupy a port while a child starts, or is down.
+// Range of the ports that FreePort returns. It lies below the range from which systems choose the
+// local ports of outgoing connections and of listeners on port 0, so that these can't take a port
+// while a child starts or is down.
 const (
 	lowest, highest = 10_000, 32_000
 	blockSize       = 500
 )
 
-// ports is the block of ports that belongs to this process until it ends.
+// ports is the block of ports that only this process uses, until it ends.
 var ports struct {
 	sync.Mutex
 	first, last int          // the first port of the block; the one that was returned last
 	lock        net.Listener // listens on the first port, so that no other process takes the block
 }
 
-// FreePort returns a port of the loopback address on which no process listens now, for the server
-// of a child. While this process lives, FreePort of other processes does not return the port, and
-// FreePort of this one does so only after hundreds of others: a child may start a minute later.
+// FreePort returns a loopback port for the server of a child. No process listens on it now. While
+// this process runs, FreePort in other processes does not return this port, and in this process
+// only after hundreds of others: the child may start a minute later.
 func FreePort() int {
 	ports.Lock()
 	defer ports.Unlock()
@@ -44,8 +45,9 @@ func FreePort() int {
 	}
 }
 
-// takeBlock returns the first port of a block that no other process has, and the listener that
-// keeps it. If all blocks are taken, lock is nil, and the process shares a block with another one.
+// takeBlock returns the first port of a block that no other process has. It listens on this port to
+// lock the block; lock is the listener. If all blocks are taken, lock is nil, and the process
+// shares a block with another one.
 func takeBlock() (first int, lock net.Listener) {
 	for _, i := range rand.Perm((highest - lowest) / blockSize) {
 		first = lowest + i*blockSize

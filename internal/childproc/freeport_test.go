@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A port is free, outside the range of ephemeral ports, and not returned again soon, even if nobody
-// listens on it.
+// FreePort returns a port that is free and outside the range of ephemeral ports, and does not
+// return it again soon, even if nobody listens on it.
 func TestFreePort(t *testing.T) {
 	seen := map[int]bool{}
 	for range 300 {
@@ -22,7 +22,7 @@ func TestFreePort(t *testing.T) {
 	}
 }
 
-// Two processes have different blocks, as long as there are any.
+// Two processes have different blocks of ports, as long as blocks are free.
 func TestTakeBlock(t *testing.T) {
 	first, lock := takeBlock()
 	require.NotNil(t, lock)

@@ -2,8 +2,8 @@ package childproc
 
 import "sync"
 
-// Tail is a writer that keeps the last 64 KiB written to it, for the log of a child. The zero value
-// is ready for use. It is safe for concurrent use.
+// Tail is a writer that stores only the last 64 KiB written to it. It is for the log of a child.
+// The zero value is ready for use. It is safe for concurrent use.
 type Tail struct {
 	mu  sync.Mutex
 	buf []byte

@@ -2,8 +2,8 @@ package childproc
 
 import "syscall"
 
-// DiesWithParent reports whether the operating system ends the children of a process
-// that is killed.
+// DiesWithParent says whether the operating system kills the children of a process that ends, even
+// one that is killed.
 const DiesWithParent = true
 
 func tie(attr *syscall.SysProcAttr) *syscall.SysProcAttr {

@@ -4,9 +4,10 @@ package childproc
 
 import "syscall"
 
-// DiesWithParent reports whether the operating system ends the children of a process
-// that is killed.
+// DiesWithParent says whether the operating system kills the children of a process that ends, even
+// one that is killed.
 const DiesWithParent = false
 
-// tie leaves the child in the parent's process group: Ctrl-C reaches both.
+// tie does nothing on this system: the child stays in the parent's process group, so Ctrl-C reaches
+// both.
 func tie(attr *syscall.SysProcAttr) *syscall.SysProcAttr { return attr }

@@ -47,7 +47,8 @@ func read(t testing.TB, text []byte) *entrytoken.Keys {
 	return keys
 }
 
-// private returns the keys of a PEM file as another program would read them.
+// private parses the private keys of a PEM file without the code under test, as another program
+// would.
 func private(t *testing.T, text []byte) (all []ed25519.PrivateKey) {
 	t.Helper()
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
@@ -96,7 +97,8 @@ func TestTokenHasTheClaimsOfTheDesign(t *testing.T) {
 	require.True(t, parsed.Valid)
 }
 
-// The comment of maxTokenBytes states up to which length of its claims a token has 600 bytes.
+// The comment of maxTokenBytes says how long a token's claims may be for a token of 600 bytes: the
+// test checks it.
 func TestTokenLength(t *testing.T) {
 	t.Parallel()
 	c := claims()
@@ -272,7 +274,7 @@ func TestWriteKeys(t *testing.T) {
 	require.Len(t, entries, 1, "no temporary file stays")
 }
 
-// The same keys give the same ids and cookie keys in every process.
+// Every process derives the same key ids and cookie keys from the same token keys.
 func TestDerivedValuesAreStable(t *testing.T) {
 	t.Parallel()
 	text := generate(t, 2)
@@ -283,7 +285,8 @@ func TestDerivedValuesAreStable(t *testing.T) {
 	require.Len(t, one.CookieKeys()[0], 32)
 	require.NotEqual(t, one.CookieKeys()[0], one.CookieKeys()[1])
 
-	// The key, its JWK and its id are those of RFC 8037, appendices A.1 to A.3.
+	// The test uses the key of RFC 8037, appendices A.1 to A.3, and expects the JWK and the id
+	// given there.
 	seed, err := base64.RawURLEncoding.DecodeString("nWGxne_9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A")
 	require.NoError(t, err)
 	der, err := x509.MarshalPKCS8PrivateKey(ed25519.NewKeyFromSeed(seed))
@@ -291,11 +294,12 @@ func TestDerivedValuesAreStable(t *testing.T) {
 	keys := read(t, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 	require.JSONEq(t, `{"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
 		"kid": "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k", "use": "sig", "alg": "EdDSA"}]}`, string(keys.JWKS()))
-	// The cookie keys must not change between versions: all visitors would lose their places.
+	// The derived cookie keys must not change between versions: otherwise all visitors would lose
+	// their places.
 	require.Equal(t, "97aYvmAAEYGNa12UI5Snb8rgyXAhuWoODt4W4W1Dajk", base64.RawURLEncoding.EncodeToString(keys.CookieKeys()[0]))
 }
 
-// Rotation: a token of the old key is accepted as long as the file holds the key.
+// During a rotation, a token of the old key is accepted as long as the file contains the key.
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	oldKey, newKey := string(generate(t, 1)), string(generate(t, 1))

@@ -23,19 +23,21 @@ func newJWK(k key) jwk {
 	return jwk{Kty: "OKP", Crv: "Ed25519", X: x, Kid: k.id, Use: "sig", Alg: "EdDSA"}
 }
 
-// thumbprint returns the id of a key: the SHA-256 of its required members as JSON, in the order of
-// their names (RFC 7638, RFC 8037 appendix A.3). It depends on the key alone, so all processes
-// choose the same id.
+// thumbprint returns the id of a token key: the SHA-256 of the JWK's required members as JSON, in
+// the order of their names (RFC 7638, RFC 8037 appendix A.3). It depends only on the key, so all
+// processes compute the same id.
 func thumbprint(public ed25519.PublicKey) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, `{"crv":"Ed25519","kty":"OKP","x":"%s"}`,
 		base64.RawURLEncoding.EncodeToString(public)))
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// cookiePurpose separates the derived keys from those that may be derived for other purposes.
+// cookiePurpose is the label in the derivation of cookie keys. It makes them differ from keys that
+// may be derived for other purposes.
 const cookiePurpose = "bulkaction broker visitor cookie v1"
 
-// cookieKey derives the HMAC key of visitors' cookies from the secret of the token key (RFC 5869).
+// cookieKey derives the HMAC key that signs visitors' cookies from the secret of a token key, by
+// HKDF (RFC 5869).
 func (k key) cookieKey() []byte {
 	derived, err := hkdf.Key(sha256.New, k.private.Seed(), nil, cookiePurpose, sha256.Size)
 	if err != nil {

@@ -33,7 +33,7 @@ const (
 	readableByOthers = fs.FileMode(0o004)
 )
 
-// Keys are the token keys of a file. They may be used by several goroutines.
+// Keys are the token keys in a file. Several goroutines may use them.
 type Keys struct {
 	path    string
 	log     *slog.Logger
@@ -43,7 +43,8 @@ type Keys struct {
 	seen [sha256.Size]byte
 }
 
-// keySet holds the keys of one version of the file, and what is made of them.
+// keySet holds the keys of one version of the file, and what is derived from them: ids, JWKS and
+// cookie keys.
 type keySet struct {
 	keys    []key // the first signs
 	byID    map[string]ed25519.PublicKey
@@ -56,7 +57,7 @@ type key struct {
 	private ed25519.PrivateKey
 }
 
-// Read reads the file of token keys at path. Its errors name the file, and the block at fault.
+// Read reads the file of token keys at path. Its errors name the file and the faulty PEM block.
 func Read(path string, log *slog.Logger) (*Keys, error) {
 	k := &Keys{path: path, log: log}
 	if _, err := k.reload(); err != nil {
@@ -96,8 +97,8 @@ func (k *Keys) look() {
 	}
 }
 
-// reload reads the file and uses its keys. It does nothing if the file is as it was the last time,
-// so that an error is returned once.
+// reload reads the file and uses its keys. If the file has not changed since the last call, it does
+// nothing, so that a mistake is returned only once.
 func (k *Keys) reload() (changed bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -14,22 +14,23 @@ import (
 
 const (
 	pemType = "PRIVATE KEY" // PKCS #8
-	// maxKeys bounds the work of a reload. A rotation needs two or three keys.
+	// maxKeys is the most keys in a file, to bound the work of a reload. A rotation needs two or
+	// three keys.
 	maxKeys = 100
 )
 
 // pemBegin is the start of a PEM block.
 var pemBegin = []byte("-----BEGIN")
 
-// parse returns the keys of a PEM file. Text between the blocks is allowed, as in any PEM file.
+// parse returns the keys in a PEM file. Text between the blocks is allowed, as usual in PEM files.
 func parse(text []byte) ([]key, error) {
 	var keys []key
 	seen := map[string]int{} // the block of each key id
 	for rest := text; ; {
 		n := len(keys) + 1
 		block, after := pem.Decode(rest)
-		// pem.Decode passes over a damaged block. Then the next key would sign, or a key would be
-		// missing without a message.
+		// A damaged block is an error, although pem.Decode skips it: otherwise the next key would
+		// sign, or a key would be missing without a message.
 		begins := bytes.Count(rest[:len(rest)-len(after)], pemBegin)
 		if block == nil {
 			begins = bytes.Count(rest, pemBegin)

@@ -8,14 +8,14 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// ErrInvalid means that a token was not signed by one of the keys, or lacks a claim.
+// ErrInvalid means that a token was not signed by one of the keys, or that a claim is missing.
 var ErrInvalid = errors.New("the entry token is not valid")
 
-// maxTokenBytes is the length up to which a token is decoded. Tokens have at most 600 bytes if
-// issuer, audience, user and event together have at most 200 characters.
+// maxTokenBytes is the longest token that is decoded. Tokens have at most 600 bytes if issuer,
+// audience, user and event together have at most 200 characters.
 const maxTokenBytes = 4096
 
-// Claims are what an entry token says: this user may be inside this event until ExpiresAt.
+// Claims are the content of an entry token: this user may be inside this event until ExpiresAt.
 type Claims struct {
 	Issuer    string // BROKER_PUBLIC_URL
 	Audience  string // BROKER_TOKEN_AUDIENCE; "" stands for the event
@@ -26,8 +26,8 @@ type Claims struct {
 	ExpiresAt time.Time
 }
 
-// payload is Claims as in a JWT. There is no nbf: a service whose clock is 2 s behind would refuse
-// the token.
+// payload is the form of Claims in the JWT. It has no claim nbf (not before), because a service
+// whose clock is 2 s slow would then refuse a new token.
 type payload struct {
 	Iss string `json:"iss"`
 	Aud string `json:"aud"`
@@ -68,8 +68,8 @@ var parser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(), // Redis decides whether a token has expired, by its own clock
 )
 
-// Verify returns the claims of a token that was signed by one of the keys, or ErrInvalid. It does
-// not check the expiry, and it does not know what was given back: Redis does.
+// Verify returns the claims of a token that was signed by one of the keys, or ErrInvalid. It checks
+// neither the expiry nor whether the token was given back: the caller asks Redis about both.
 func (k *Keys) Verify(token string) (Claims, error) {
 	if len(token) > maxTokenBytes {
 		return Claims{}, fmt.Errorf("%w: it has %d bytes, at most %d are allowed",
@@ -91,8 +91,8 @@ func (k *Keys) Verify(token string) (Claims, error) {
 
 var errUnknownKey = errors.New("its key is not known")
 
-// keyOf returns the key that a token names, from the keys of the file alone. It ignores headers
-// such as jku, x5u and jwk, by which a forger would name another key.
+// keyOf returns the public key with the id (kid) in the token's header, only from the keys of the
+// file. It ignores headers such as jku, x5u and jwk, by which a forger could supply a key.
 func (k *Keys) keyOf(t *jwt.Token) (any, error) {
 	id, _ := t.Header["kid"].(string)
 	if public := k.current.Load().byID[id]; public != nil {
@@ -101,7 +101,8 @@ func (k *Keys) keyOf(t *jwt.Token) (any, error) {
 	return nil, errUnknownKey
 }
 
-// reason returns an error that shows no part of the token, because errors are logged and shown.
+// reason converts an error of the JWT library to one that contains no part of the token, because
+// errors are logged and shown.
 func reason(err error) error {
 	switch {
 	case errors.Is(err, errUnknownKey):
@@ -114,7 +115,7 @@ func reason(err error) error {
 	return jwt.ErrTokenUnverifiable
 }
 
-// missing returns the name of a claim that every token has and p lacks.
+// missing returns the name of a required claim that p lacks; "" if it has all of them.
 func (p payload) missing() string {
 	switch {
 	case p.Iss == "":
@@ -135,7 +136,8 @@ func (p payload) missing() string {
 	return ""
 }
 
-// The methods of jwt.Claims. The parser calls none of them, because it validates no claims.
+// These methods only satisfy the interface jwt.Claims. The parser calls none of them, because it
+// validates no claims.
 
 func (p payload) GetExpirationTime() (*jwt.NumericDate, error) { return date(p.Exp), nil }
 func (p payload) GetIssuedAt() (*jwt.NumericDate, error)       { return date(p.Iat), nil }

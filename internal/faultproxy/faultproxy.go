@@ -1,6 +1,6 @@
-// Package faultproxy is a TCP proxy inside the test process. It disturbs connections like a bad
-// network: it delays data, resets connections, goes silent, or drops the server's replies. It hides
-// which connections have lost bytes and must not be used further.
+// Package faultproxy is a TCP proxy for tests, inside the test process. It disturbs connections
+// like a bad network: it delays data, resets connections, goes silent, or drops the server's
+// replies. It hides which connections have lost bytes, and so must not be used further.
 package faultproxy
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Proxy forwards to one server. Its methods are safe for concurrent use.
+// Proxy forwards connections to one server. Its methods are safe for concurrent use.
 type Proxy struct {
 	target   string
 	listener net.Listener
@@ -54,16 +54,16 @@ func (p *Proxy) Delay(d time.Duration) {
 	p.delay = d
 }
 
-// HalfOpen accepts connections and data of clients, but drops all data in both directions, until
-// Heal is called.
+// HalfOpen makes the proxy silent until Heal is called: it still accepts connections and data, but
+// drops all data in both directions.
 func (p *Proxy) HalfOpen() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.silent = true
 }
 
-// DropReplies drops each piece of data that the server sends with this probability and resets the
-// connection. The client then can't know whether its command was executed.
+// DropReplies makes the proxy, with this probability, drop a piece of data that the server sends,
+// and reset the connection. The client then can't know whether its command was executed.
 func (p *Proxy) DropReplies(probability float64, rng *rand.Rand) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *Proxy) Dropped() int {
 // Reset resets all connections, as if the server's host had restarted.
 func (p *Proxy) Reset() { p.reset(func(*link) bool { return true }) }
 
-// Heal ends all faults. Connections that have lost bytes are reset.
+// Heal ends all faults. It resets connections that have lost bytes.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	p.delay, p.silent, p.drop = 0, false, 0
@@ -179,8 +179,9 @@ func (p *Proxy) pump(l *link, dst, src net.Conn, replies bool) {
 	}
 }
 
-// fate decides about a piece of data: how long the proxy delays it, whether it passes it on, and
-// whether the connection stays open. It marks the link if it drops data of an open connection.
+// fate decides what happens to a piece of data: how long it is delayed, whether it is passed on,
+// and whether the connection stays open (ok). If it drops data of a connection that stays open, it
+// marks the link as torn: Heal resets it.
 func (p *Proxy) fate(l *link, reply bool) (delay time.Duration, pass, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

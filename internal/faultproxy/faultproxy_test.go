@@ -17,7 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// echo starts a server that sends back each line, and also sends it to the returned channel.
+// echo starts a server that sends back each line that it receives, and also sends it to the
+// returned channel.
 func echo(t *testing.T) (addr string, lines chan string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

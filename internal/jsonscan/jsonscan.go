@@ -1,13 +1,13 @@
-// Package jsonscan finds the ends of JSON values in a text without decoding them. The packages that
-// read large JSON quickly are built on it. BenchmarkValue and BenchmarkSkip compare it with
+// Package jsonscan finds the ends of JSON values in a text without decoding them. Packages that
+// read large JSON fast are built on it. BenchmarkValue and BenchmarkSkip compare it with
 // encoding/json.
 //
-// A function that skips something takes the offset at which it starts, and returns the offset
-// behind what it has skipped, or -1. From -1 it returns -1, so that a caller needs one check at the
-// end. Only Plain does not take -1.
-// String, Number and Value check the text: they accept nothing that encoding/json refuses. Like
-// encoding/json, they do not check UTF-8. SkipString, SkipRest and SkipValue find the end in text
-// that is valid already. In other text they return some offset or -1, and do not panic.
+// A function that skips something takes the offset at which it starts. It returns the offset after
+// the skipped text, or -1 if the text is not as expected. Given -1, it returns -1, so that a caller
+// needs only one check after several calls; only Plain does not accept -1. String, Number and Value
+// check the text: they accept nothing that encoding/json refuses. Like encoding/json, they do not
+// check UTF-8. SkipString, SkipRest and SkipValue expect valid text. In other text they return some
+// offset or -1, and do not panic.
 package jsonscan
 
 import (
@@ -19,7 +19,7 @@ import (
 	"unsafe"
 )
 
-// Bytes returns the bytes of a text without copying them. They must not be changed.
+// Bytes returns the bytes of a string without copying them. The caller must not change them.
 func Bytes(text string) []byte {
 	return unsafe.Slice(unsafe.StringData(text), len(text)) // #nosec G103: callers only read the bytes
 }
@@ -45,8 +45,8 @@ func Token(b []byte, i int, c byte) int {
 	return Space(b, i+1)
 }
 
-// Next skips what follows an element of an object or array: a comma (more is true), or the byte end
-// that closes it; and white space.
+// Next skips, after an element of an object or array, either a comma (more is true) or the closing
+// byte end, and the white space around it.
 func Next(b []byte, i int, end byte) (next int, more bool) {
 	i = Space(b, i)
 	switch {
@@ -66,8 +66,9 @@ func Literal(b []byte, i int, want string) int {
 	return -1
 }
 
-// Value skips a valid value without white space before it, in which at most depth arrays and
-// objects are nested. An empty array or object does not count as a level.
+// Value skips a valid value that begins at i, without white space before it. It returns -1 if more
+// than depth arrays and objects are nested in it. An empty array or object does not count as a
+// level.
 func Value(b []byte, i, depth int) int {
 	if uint(i) >= uint(len(b)) {
 		return -1
@@ -89,7 +90,7 @@ func Value(b []byte, i, depth int) int {
 	return Number(b, i)
 }
 
-// container skips the object or array that the byte end closes.
+// container skips an object or array; end is the byte that closes it, } or ].
 func container(b []byte, i, depth int, end byte) int {
 	if i = Space(b, i+1); Is(b, i, end) {
 		return i + 1
@@ -179,9 +180,8 @@ func String(b []byte, i int) int {
 	}
 }
 
-// Plain skips the characters of a string up to the next quote, backslash or control character. It
-// tests eight bytes at a time.
-// https://graphics.stanford.edu/~seander/bithacks.html#HasLessInWord
+// Plain skips the characters of a string before the next quote, backslash or control character. It
+// tests eight bytes at a time: https://graphics.stanford.edu/~seander/bithacks.html#HasLessInWord
 func Plain(b []byte, i int) int {
 	const (
 		ones  = 0x0101010101010101
@@ -190,7 +190,7 @@ func Plain(b []byte, i int) int {
 	for ; i+8 <= len(b); i += 8 {
 		w := binary.LittleEndian.Uint64(b[i:])
 		quote, slash := w^('"'*ones), w^('\\'*ones)
-		// The lowest bit that is set is right. Bits above it may be wrong.
+		// The lowest set bit of found marks the first such byte. Higher bits may be wrong.
 		if found := ((w-' '*ones)&^w | (quote-ones)&^quote | (slash-ones)&^slash) & highs; found != 0 {
 			return i + bits.TrailingZeros64(found)/8
 		}
@@ -201,12 +201,13 @@ func Plain(b []byte, i int) int {
 	return i
 }
 
-// SkipString skips a string. It fails if there is no quote at i, or none that ends the string.
+// SkipString skips a string. It returns -1 if there is no quote at i, or no closing quote.
 func SkipString(b []byte, i int) int {
 	if !Is(b, i, '"') {
 		return -1
 	}
-	// Plain is faster for a short string without escapes, and IndexByte for a long one.
+	// Try Plain first: it is faster for a short string without escapes. IndexByte is faster for a
+	// long one.
 	const short = 64
 	from := Plain(b[:min(i+short, len(b))], i+1)
 	if Is(b, from, '"') {
@@ -229,8 +230,8 @@ func SkipString(b []byte, i int) int {
 	}
 }
 
-// SkipRest skips the rest of an object or array, from a place between its elements. It fails if the
-// object or array doesn't end.
+// SkipRest skips the rest of an object or array, from an offset between its elements. It returns -1
+// if the object or array doesn't end.
 func SkipRest(b []byte, i int) int {
 	for depth := 1; uint(i) < uint(len(b)); i++ {
 		switch b[i] {
@@ -249,8 +250,8 @@ func SkipRest(b []byte, i int) int {
 	return -1
 }
 
-// SkipValue skips a value that begins at i, without white space before it. It fails if no value
-// begins there, or if the value doesn't end.
+// SkipValue skips a value that begins at i, without white space before it. It returns -1 if no
+// value begins there, or if the value doesn't end.
 func SkipValue(b []byte, i int) int {
 	if uint(i) >= uint(len(b)) {
 		return -1
@@ -277,8 +278,8 @@ var delimits = [256]bool{
 	' ': true, '\t': true, '\n': true, '\r': true,
 }
 
-// Unquote returns the text that a string stands for, as encoding/json decodes it. It shares memory
-// with the string unless that has escapes or invalid UTF-8.
+// Unquote decodes a string literal to its text, as encoding/json does. The result shares memory
+// with the literal, unless that has escapes or invalid UTF-8.
 func Unquote(literal []byte) (text []byte, ok bool) {
 	end := len(literal) - 1
 	if end < 1 || literal[0] != '"' || literal[end] != '"' {

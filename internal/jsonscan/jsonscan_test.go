@@ -55,7 +55,8 @@ func FuzzScan(f *testing.F) {
 	})
 }
 
-// nesting returns how many arrays and objects are nested in a valid text, empty ones not counted.
+// nesting returns how deep arrays and objects are nested in a valid text. Empty ones are not
+// counted.
 func nesting(text string) (deepest int) {
 	d, now := json.NewDecoder(strings.NewReader(text)), 0
 	for {
@@ -74,7 +75,8 @@ func nesting(text string) (deepest int) {
 	}
 }
 
-// TestMinusOne: each function that fails can be the argument of the next one.
+// TestMinusOne: each function that takes an offset returns -1 for -1, so that calls can be chained
+// without a check.
 func TestMinusOne(t *testing.T) {
 	t.Parallel()
 	for _, s := range seeds {

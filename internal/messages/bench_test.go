@@ -63,7 +63,8 @@ func BenchmarkParseEntry(b *testing.B) {
 	perJob(b, benchJobs)
 }
 
-// BenchmarkAppend measures how ingest reads an entry, with many jobs and with one job.
+// BenchmarkAppend measures how ingest parses an entry of the ingest stream with many jobs, and with
+// one job.
 func BenchmarkAppend(b *testing.B) {
 	for _, jobs := range []int{500, 1} {
 		b.Run(fmt.Sprintf("jobs=%d", jobs), func(b *testing.B) {
@@ -87,7 +88,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// BenchmarkContentHash measures the hash by which a repeated submission is recognized.
+// BenchmarkContentHash measures ContentHash, by which ingest recognizes a repeated submission.
 func BenchmarkContentHash(b *testing.B) {
 	g, err := messages.Decoder{}.DecodeSubmit(smallJobs(benchJobs))
 	require.NoError(b, err)

@@ -34,8 +34,8 @@ func (d Decoder) DecodeAppend(data []byte) (*AppendJobs, error) {
 	return decode(d, "body", data, (*bodyDecoder).readAppend)
 }
 
-// DecodeAppendEntry is DecodeAppend for an entry from ParseEntry or ParseFields, which may have
-// decoded it already.
+// DecodeAppendEntry decodes the data of an entry as DecodeAppend does. If ParseEntry or ParseFields
+// has decoded the data already, it uses that.
 func (d Decoder) DecodeAppendEntry(e Envelope) (*AppendJobs, error) {
 	if e.decoded != nil {
 		return e.decoded, nil
@@ -92,7 +92,8 @@ type bodyDecoder struct {
 const maxFields = 16
 
 // fields iterates over the fields of an object. It reports a repeated field instead of yielding it
-// again. It remembers only maxFields names: an object with more has an unknown one and is refused.
+// again. It stores only maxFields names: an object with more has an unknown one and is refused
+// anyway.
 func (r *bodyDecoder) fields(at fieldParent, object []byte) iter.Seq[field] {
 	return func(yield func(field) bool) {
 		var array [maxFields][]byte
@@ -113,7 +114,8 @@ func (r *bodyDecoder) fields(at fieldParent, object []byte) iter.Seq[field] {
 	}
 }
 
-// RepeatedKey returns an error for the first key of a valid JSON object that occurs twice.
+// RepeatedKey returns an error that names the first repeated key of a valid JSON object; nil if
+// there is none.
 func RepeatedKey(object []byte) error {
 	seen := map[string]bool{}
 	for key := range members(bytes.Trim(object, whiteSpace)) {
@@ -179,7 +181,7 @@ func (r *bodyDecoder) readSubmit(object []byte) *SubmitGroup {
 	return g
 }
 
-// requireUniqueKeys reports each job that has the key of an earlier one.
+// requireUniqueKeys records a problem for each job whose key an earlier job of the body has.
 func (r *bodyDecoder) requireUniqueKeys(jobs []Job) {
 	first := make(map[string]int, len(jobs))
 	for i := range jobs {
@@ -251,8 +253,9 @@ func (r *bodyDecoder) readCancel(object []byte) *CancelGroup {
 
 func (r *bodyDecoder) readLine(object []byte) Job { return r.readJob(fieldParent{}, object) }
 
-// readJobs decodes an array of jobs and counts its elements, bad ones included. After the body's
-// first bad field it adds no more jobs. jobs is nil only when the array is absent.
+// readJobs decodes an array of jobs and returns how many elements it has, invalid ones included.
+// After the first bad field of the body it still checks elements, but adds no more of them to jobs.
+// jobs is nil only if the array is absent.
 func (r *bodyDecoder) readJobs(f field) (jobs []Job, n int) {
 	if !f.hasType('[', "an array of jobs") {
 		return nil, 0
@@ -260,8 +263,8 @@ func (r *bodyDecoder) readJobs(f field) (jobs []Job, n int) {
 	if jobs, end := fastDecodeJobs(f.value, 0); end == len(f.value) {
 		return jobs, len(jobs)
 	}
-	// Bound the allocation by the smallest size of a job, so that an array of other short elements
-	// gets no memory for jobs.
+	// Allocate no more jobs than data of this length can contain, so that an array of many short
+	// elements that are no jobs gets little memory.
 	jobs = make([]Job, 0, min(countElements(f.value), 1+len(f.value)/len(`{"payload":0},`)))
 	for i, element := range elements(f.value) {
 		n++
@@ -371,7 +374,7 @@ func (r *bodyDecoder) require(at fieldParent, field, value string) {
 	}
 }
 
-// isObject reports whether an element of a list is an object, and records the problem otherwise.
+// isObject reports whether an element of an array is an object; otherwise it records a problem.
 func (r *bodyDecoder) isObject(at fieldParent, element []byte) bool {
 	if element[0] != '{' {
 		r.problems.add(at, "", "must be an object, not %s", jsonType(element))

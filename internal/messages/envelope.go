@@ -30,9 +30,9 @@ func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
 	return e.check(&bad, entryID)
 }
 
-// ParseFields is ParseEntry for a list in which field names and values alternate. When a name is
-// repeated, its last value counts. The envelope's data shares memory with the value and must not be
-// changed.
+// ParseFields is ParseEntry for a list in which field names and values alternate. If a name is
+// repeated, its last value counts. The envelope's data shares memory with that value: the caller
+// must not change it.
 func ParseFields(entryID string, fields []string) (Envelope, error) {
 	var e Envelope
 	for i := 0; i+1 < len(fields); i += 2 {
@@ -79,12 +79,14 @@ func (e Envelope) checkData(bad *problems) {
 	if len(e.Data) > MaxMessageBytes {
 		bad.addTooLarge(fieldParent{}, fieldData, len(e.Data), MaxMessageBytes)
 	} else if _, err := checkObject(fieldData, e.Data); err != nil {
-		// The problem is reported for the entry's field data, not for a field inside of the data.
+		// Report the problem for the entry's field data as a whole, not for a field inside the
+		// JSON.
 		bad.add(fieldParent{}, fieldData, "%s", err.Fields[0].Problem)
 	}
 }
 
-// Values returns the fields to write to a stream. It leaves out fields that are empty.
+// Values returns the names and values of the fields with which the entry is written to a stream.
+// Empty fields are left out.
 func (e Envelope) Values() map[string]any {
 	values := map[string]any{FieldType: e.Type, fieldData: e.Data}
 	if e.ID != "" {

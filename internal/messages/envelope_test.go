@@ -96,8 +96,8 @@ func TestParseEntryRefusesTooMuchData(t *testing.T) {
 	require.Equal(t, &messages.TooLargeError{Field: "data", Limit: messages.MaxMessageBytes, Size: messages.MaxMessageBytes + 1}, err)
 }
 
-// entry returns the fields of a cancel message. others lists names and values that replace or add
-// some.
+// entry returns the fields of an entry with a cancel message. others are names and values, in turn,
+// that replace or add fields.
 func entry(data string, others ...any) map[string]any {
 	values := map[string]any{"type": messages.TypeGroupCancel, "data": data}
 	for i := 0; i < len(others); i += 2 {

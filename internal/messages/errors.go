@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// maxListedFields is how many bad fields a ValidationError lists at most.
+// maxListedFields is the most bad fields that a ValidationError lists.
 const maxListedFields = 100
 
 // FieldError names a bad field, such as jobs[3].payload, and says what is wrong with it and which
@@ -41,8 +41,8 @@ func (e *ValidationError) Error() string {
 	return b.String()
 }
 
-// TooLargeError says that a payload, or the whole body, has too many bytes. While it holds, other
-// bad fields are not reported.
+// TooLargeError says that a payload, or the whole body, has too many bytes. It is returned instead
+// of an error about other bad fields.
 type TooLargeError struct {
 	Field string // the first field that is too large
 	Limit int    // in bytes
@@ -58,8 +58,8 @@ func (e *TooLargeError) Error() string {
 	return s
 }
 
-// fieldParent says where a field is: in the body itself, or in an element of one of the body's
-// lists. It is turned into text only for an error.
+// fieldParent is the place of a field: the body itself, or an element of one of the body's lists.
+// It is converted to text only for an error.
 type fieldParent struct {
 	list  string // "" for the body itself
 	index int
@@ -84,8 +84,8 @@ type problems struct {
 }
 
 // add records a problem of a field. It ignores a second problem of the same field, which may only
-// follow from the first. Behind maxListedFields it only counts. The arguments of format are limits,
-// never values from the body.
+// follow from the first one. After maxListedFields problems it only counts further ones. args must
+// be limits, never values from the body.
 func (p *problems) add(at fieldParent, field, format string, args ...any) {
 	if len(p.fields) == maxListedFields {
 		p.unlisted++

@@ -8,12 +8,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jsonscan"
 )
 
-// The functions of this file are the fast path: most messages are valid and simple, and these
-// functions check and slice them in one pass, which BenchmarkAppend and BenchmarkDecodeJob of this
-// package measure.
-// A function that is not certain that a text is valid returns the offset -1, or nil. Its caller
-// then uses the complete decoder, which also reports what is wrong. FuzzFastPath checks that both
-// give the same results.
+// The functions of this file are the fast path of decoding, for valid and simple messages, as most
+// are: they check and slice a message in one pass. BenchmarkAppend and BenchmarkDecodeJob measure
+// them. If a function is not certain that a text is valid, it returns the offset -1, or nil, and
+// its caller uses the complete decoder, which also reports what is wrong. FuzzFastPath checks that
+// both give the same results.
 
 const (
 	fastMaxDepth    = 32   // nested levels that the fast path reads
@@ -87,7 +86,8 @@ func fastDecodeJobs(b []byte, i int) (jobs []Job, end int) {
 		if job, i = fastDecodeJob(b, i); i < 0 {
 			return nil, -1
 		}
-		// The jobs of one message usually have similar sizes; estimate their number from the first.
+		// Estimate the number of jobs from the size of the first one: jobs of a message usually
+		// have similar sizes.
 		if jobs == nil {
 			jobs = make([]Job, 0, min(1+(len(b)-i)/(i-start), fastMaxPrealloc))
 		}
@@ -99,8 +99,8 @@ func fastDecodeJobs(b []byte, i int) (jobs []Job, end int) {
 	return jobs, i
 }
 
-// fastDecodeJob decodes a job with a payload and, if present, a type, a traceparent and a key. It
-// fails for other fields.
+// fastDecodeJob decodes a job that has a payload and, optionally, a type, a traceparent and a key.
+// If the job has any other field, it returns -1.
 func fastDecodeJob(b []byte, i int) (job Job, end int) {
 	i = jsonscan.Token(b, i, '{')
 	traced := false

@@ -22,8 +22,8 @@ func encode(t *testing.T, v any) []byte {
 	return b.Bytes()
 }
 
-// check decodes data and reports whether it was accepted. Accepted data must decode to the same
-// value after it was encoded, both by this package and by encoding/json.
+// check decodes data and returns whether the decoder accepted it. It requires that accepted data,
+// after it was encoded again, decodes to the same value by this package and by encoding/json.
 func check[T any](t *testing.T, data []byte, decode func([]byte) (T, error)) (first, again T, ok bool) {
 	t.Helper()
 	before := bytes.Clone(data)

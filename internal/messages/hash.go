@@ -12,12 +12,12 @@ import (
 	"unicode/utf8"
 )
 
-// ContentHash returns a hash of 32 hexadecimal digits. Two submissions that ask for the same work
-// have the same hash, however their JSON is written: the order of fields (in payloads too), white
-// space, escapes in strings, and defaults given or left out make no difference. Within payloads,
-// numbers are compared as text, and so is everything nested deeper than 32 levels.
+// ContentHash returns a hash of a submission, 32 hexadecimal digits. Two submissions that ask for
+// the same work have the same hash, even if their JSON differs in the order of fields (in payloads
+// too), white space, escapes in strings, or in defaults given or left out. Numbers within payloads
+// are compared as text, and so is everything nested deeper than 32 levels.
 //
-// The hash does not cover the group's id, which the server may have made up, and traceparents,
+// The hash does not cover the group's id, which the server may have made up, nor traceparents,
 // which differ when a request is repeated.
 func ContentHash(g *SubmitGroup) string {
 	d := digest{hash: sha256.New()}
@@ -51,8 +51,9 @@ func ContentHash(g *SubmitGroup) string {
 	optional(&d, g.Total)
 	d.flag(g.Seal)
 	d.number(uint64(len(g.Jobs)))
-	// A field that is added to jobs is hashed only if it is set, behind a tag that nothing else
-	// begins with. Otherwise a submission that is repeated after an upgrade is refused.
+	// Hash a field that a later version adds to jobs only if it is set, after a tag byte that
+	// begins nothing else. Otherwise the hash of a job without it would change with the upgrade,
+	// and a submission repeated after it would be refused.
 	for _, j := range g.Jobs {
 		d.value(j.Payload, 0)
 		if j.Type == g.Type {
@@ -70,8 +71,8 @@ func ContentHash(g *SubmitGroup) string {
 	return d.hex()
 }
 
-// digest hashes a list of values. Two different lists never give the same input to the hash
-// function, because each value is written with its length or its end.
+// digest computes a hash over a list of values. Two different lists never give the same input to
+// the hash function, because each value is written with its length or an end mark.
 type digest struct {
 	hash    hash.Hash
 	buffer  []byte       // not hashed yet
@@ -139,8 +140,8 @@ func optional[T int | int64](d *digest, n *T) {
 	}
 }
 
-// value hashes a JSON value in canonical form: its type, its content, and its end if it is an
-// object or array.
+// value adds a JSON value to the hash in canonical form: its type, its content and, for an object
+// or array, an end mark.
 func (d *digest) value(v []byte, depth int) {
 	v = bytes.Trim(v, whiteSpace)
 	switch {
@@ -177,7 +178,8 @@ func (d *digest) object(v []byte, depth int) {
 		d.members = append(d.members, jsonMember{canonicalString(key), value})
 	}
 	last := len(d.members)
-	// The sort is stable because the order of repeated keys matters.
+	// Sort stably: the order of members with the same key matters, because decoders use the last
+	// one.
 	slices.SortStableFunc(d.members[first:last], func(a, b jsonMember) int { return bytes.Compare(a.key, b.key) })
 	d.buffer = append(d.buffer, '{')
 	for i := first; i < last; i++ {
@@ -189,9 +191,9 @@ func (d *digest) object(v []byte, depth int) {
 	d.members = d.members[:first]
 }
 
-// canonicalString returns the text that a string literal stands for. It returns the literal itself
-// when the text has a replacement character, because different literals, such as halves of
-// surrogate pairs, yield the same one.
+// canonicalString returns the text of a string literal. If the text contains the replacement
+// character U+FFFD, it returns the literal itself, because different invalid literals, such as
+// halves of surrogate pairs, decode to that character.
 func canonicalString(literal []byte) []byte {
 	s := unquote(literal)
 	if bytes.ContainsRune(s, utf8.RuneError) {

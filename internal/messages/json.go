@@ -24,8 +24,8 @@ type cursor struct{ rest []byte }
 // white space.
 func openContainer(container []byte) cursor { return cursor{container[min(1, len(container)):]} }
 
-// next returns the next value as it is written, or nothing at the end. A value that doesn't end is
-// the whole rest.
+// next returns the next value as it is written, or nil at the end. If the value doesn't end, it is
+// the whole rest of the text.
 func (c *cursor) next() []byte {
 	start := 0
 	for start < len(c.rest) && isSeparator(c.rest[start]) {
@@ -89,8 +89,8 @@ func countElements(array []byte) (n int) {
 	return n
 }
 
-// unquote returns the text of a string literal, and a literal that is not valid as it is. It shares
-// the literal's memory if nothing is escaped.
+// unquote returns the text of a string literal. An invalid literal is returned unchanged. The
+// result shares the literal's memory if nothing is escaped.
 func unquote(literal []byte) []byte {
 	if text, ok := jsonscan.Unquote(literal); ok || len(literal) < 2 {
 		return text
@@ -118,8 +118,8 @@ func jsonType(value []byte) string {
 	return "a number"
 }
 
-// checkObject checks that data is a JSON object in UTF-8. It returns the object without white space
-// around it, or an error with one field. root is the name of the whole in errors.
+// checkObject checks that data is a JSON object in UTF-8. It returns the object without surrounding
+// white space, or an error with one field. root is what the error calls the whole text.
 func checkObject(root string, data []byte) ([]byte, *ValidationError) {
 	trimmed := bytes.Trim(data, whiteSpace)
 	bad, malformed := FieldError{Field: root}, false
@@ -150,7 +150,8 @@ func invalidUTF8(data []byte) int {
 	return len(data)
 }
 
-// syntaxError says at which byte the JSON of data is invalid and, if possible, in which field.
+// syntaxError returns the error for invalid JSON in data: at which byte it is invalid and, if
+// possible, in which field.
 func syntaxError(root string, data []byte) FieldError {
 	err := json.Unmarshal(data, new(json.RawMessage))
 	var syntax *json.SyntaxError
@@ -188,8 +189,8 @@ func brokenField(broken []byte) string {
 	return at.name("")
 }
 
-// lastMember returns the member in which a truncated object ends; nil when the member's key is
-// incomplete.
+// lastMember returns the key and the value of the member in which a truncated object ends; nil if
+// the text ends before or inside the key.
 func lastMember(broken []byte) (key, value []byte) {
 	broken = bytes.Trim(broken, whiteSpace)
 	if len(broken) == 0 || broken[0] != '{' {
@@ -203,8 +204,8 @@ func lastMember(broken []byte) (key, value []byte) {
 	return key, value
 }
 
-// fieldName returns a key as error messages write it: as it is when it is a valid id, otherwise in
-// quotes, and shortened to its first 64 bytes.
+// fieldName returns a key as error messages show it: unchanged if it is a valid id, otherwise in
+// quotes and cut to its first 64 bytes.
 func fieldName(key []byte) string {
 	const limit = 64
 	name := string(key)

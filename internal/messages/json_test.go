@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzCursor checks that the cursor finds the same values as encoding/json in valid text, and that
-// it ends in invalid text.
+// FuzzCursor checks that, in valid text, a cursor finds the same values as encoding/json, and that
+// it terminates on invalid text.
 func FuzzCursor(f *testing.F) {
 	for _, s := range []string{
 		`[]`, ` [0] `, `[1 , "a,]" ,{"b":[2]}, [ ] ,null]`, `{"a":1,"\u0062" : {"}":"\\\""},"":[]}`, `["\\",true]`,

@@ -48,8 +48,8 @@ type Envelope struct {
 	decoded *AppendJobs // the decoded Data, when the fast path could decode it
 }
 
-// Job is one unit of work, as its producer sends it. Its JSON is read by readJob and fastDecodeJob;
-// the tags serve other code only.
+// Job is one unit of work, as its producer sends it. readJob and fastDecodeJob decode its JSON; the
+// tags are only for other code that encodes or decodes it.
 type Job struct {
 	Payload     json.RawMessage `json:"payload"`
 	Type        string          `json:"type,omitempty"`        // the group's type when empty
@@ -58,8 +58,8 @@ type Job struct {
 	Key         string          `json:"key,omitempty"`         // the producer's own name of the job
 }
 
-// Aggregate asks for one value that is computed from the results of the group's done jobs, from the
-// errors of its failed ones, or from both.
+// Aggregate asks the system to compute one value from the results of the group's done jobs, from
+// the errors of its failed jobs, or from both.
 type Aggregate struct {
 	As    string `json:"as"`
 	Op    string `json:"op"`
@@ -93,7 +93,8 @@ type AppendJobs struct {
 	Jobs  []Job  `json:"jobs"`
 }
 
-// SealGroup is the data of a group.seal message: no more jobs come.
+// SealGroup is the data of a group.seal message, by which a producer says that the group gets no
+// more jobs.
 type SealGroup struct {
 	Group string `json:"group"`
 	Total *int64 `json:"total,omitempty"`

@@ -43,7 +43,7 @@ func ValidIdempotencyKey(key string) bool {
 	return true
 }
 
-// JobKeyRule says what a job's key must be. It follows "must ".
+// JobKeyRule describes a valid key of a job, for error messages: it follows the word "must".
 const JobKeyRule = "be 1 to 128 bytes of UTF-8 without control characters"
 
 // ValidJobKey reports whether key follows JobKeyRule.
@@ -65,9 +65,8 @@ func normalizeTraceParent(s string) string {
 	return t.String()
 }
 
-// field is one field of a body, with its value as it is written. A method that reads the value
-// returns the zero value for null. For a bad value it records the problem; what it then returns is
-// dropped with the body.
+// field is one field of a body, with its JSON value. Its methods read the value and return the zero
+// value for null. If the value is bad, they record a problem, and what they return is not used.
 type field struct {
 	problems   *problems
 	at         fieldParent
@@ -82,8 +81,8 @@ func (f field) unknown() { f.problem("not a known field; correct its spelling or
 
 func (f field) isNull() bool { return f.value[0] == 'n' }
 
-// hasType reports whether the value is of the JSON type whose values begin with the byte first.
-// want names this type in the problem that hasType records otherwise; null is no problem.
+// hasType reports whether the value has the JSON type whose texts begin with the byte first. If
+// not, it records a problem that names want; for null it returns false without a problem.
 func (f field) hasType(first byte, want string) bool {
 	if f.value[0] != first && !f.isNull() {
 		f.problem("must be %s, not %s", want, jsonType(f.value))
@@ -136,7 +135,8 @@ func (f field) lane() Lane {
 	return lane
 }
 
-// over reads of which jobs an aggregate is. It returns "" for done, the default.
+// over reads the field over of an aggregate: whether it is computed over done, failed or all ended
+// jobs. It returns "" for done, the default.
 func (f field) over() string {
 	switch over := f.text(); over {
 	case "failed", "ended":
@@ -220,7 +220,8 @@ func (f field) runAt(now func() time.Time) *time.Time {
 	return &t
 }
 
-// resultPath reads a path into {data, duration_ms} of a job's result.
+// resultPath reads a path into the object {data, duration_ms}, the form of a job's result that a
+// reducer sees.
 func (f field) resultPath() string {
 	path := f.text()
 	steps := strings.Split(path, ".")

@@ -21,9 +21,9 @@ const (
 	tailBytes     = 16 << 10
 )
 
-// awaitReady asks the address until the child itself answers. Another process may answer instead,
-// if it took the port first; that does not count. awaitReady returns an error if the child or ctx
-// ends first.
+// awaitReady waits until the child answers at addr as a Redis server. If another process has taken
+// the port, its answers don't count, unless it demands a password (see probe). awaitReady returns
+// an error if the child or ctx ends first.
 func awaitReady(ctx context.Context, addr string, child *childproc.Child) error {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
@@ -42,9 +42,9 @@ func awaitReady(ctx context.Context, addr string, child *childproc.Child) error 
 	}
 }
 
-// probe returns nil if the server at addr is process pid and has loaded its data, or if it asks for
-// a password. It writes the Redis protocol itself, so that a failed try leaves no connection pool
-// and no log line.
+// probe returns nil if the server at addr is the process pid and has loaded its data, or if the
+// server demands a password: then the pid can't be checked. It writes the Redis protocol itself, so
+// that a failed attempt leaves no connection pool and no log line.
 func probe(ctx context.Context, addr string, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()

@@ -33,7 +33,7 @@ var ErrNoBinary = errors.New("no redis-server found: run `make deps`, or set " +
 
 var errPortTaken = errors.New("port is taken")
 
-// Options of a server. With the zero value it persists nothing and uses a temporary folder.
+// Options of a redis-server. The zero value means: persist nothing, and use a temporary folder.
 type Options struct {
 	Dir       string   // folder of the server's data and log; empty: a temporary folder that Close removes
 	AOF       bool     // append-only file, fsync every second, so that data survives Kill
@@ -44,8 +44,8 @@ type Options struct {
 	Args      []string // more arguments; they override the options
 }
 
-// TLS has the PEM files of a server that serves TLS. The server demands a certificate of its
-// clients, unless an argument says otherwise.
+// TLS names the PEM files of a server that serves TLS. The server demands a certificate of its
+// clients, unless an argument of the server says otherwise.
 type TLS struct{ CertFile, KeyFile, CAFile string }
 
 // Server is a redis-server process. Its methods are safe for concurrent use; Kill, Restart and
@@ -120,8 +120,8 @@ func findBinary() (string, error) {
 	return path, nil
 }
 
-// launch starts the process on s.port and waits until it answers, for startTimeout at most. If it
-// does not answer, launch kills it; the error wraps errPortTaken if another process has the port.
+// launch starts the process on s.port and waits for up to startTimeout until it answers. If it does
+// not, launch kills it; the error wraps errPortTaken if another process has the port.
 func (s *Server) launch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

@@ -1,7 +1,7 @@
-// Package roomadmin does what operators, and the services behind the waiting room, ask for: it
-// changes events, removes users, and checks entry tokens against Redis. The HTTP API uses it. It
-// hides in which partition an event is, where a missing capacity comes from, and that the broker of
-// a removed user has to be told.
+// Package roomadmin carries out what operators, and the protected services, ask of the waiting
+// room: it changes events, removes users, and checks entry tokens against Redis. The HTTP API uses
+// it. It hides in which partition an event is, where a missing capacity comes from, and that the
+// broker of a removed user must be told.
 package roomadmin
 
 import (
@@ -36,13 +36,13 @@ type Config struct {
 	Tokens    *entrytoken.Keys // nil: this process has no token keys
 	Seats     *seats.Client    // nil: there is no seat service
 	Log       *slog.Logger
-	// Ended counts users who were completed or removed: telemetry.RoomCompleted or RoomLeft. nil:
-	// nothing is counted.
+	// Ended is called to count users who completed or were removed: counter is
+	// telemetry.RoomCompleted or telemetry.RoomLeft. nil: nothing is counted.
 	Ended func(counter, event string, n int)
 }
 
-// Admin does what operators and services ask for. It may be used by several goroutines. Its errors
-// wrap those of package api.
+// Admin has a method for each operation on the waiting room. Several goroutines may use it. Its
+// errors wrap those of package api.
 type Admin struct{ cfg Config }
 
 // New returns an Admin. Rules.Seats follows from cfg.Seats.
@@ -54,18 +54,18 @@ func New(cfg Config) *Admin {
 	return &Admin{cfg}
 }
 
-// CheckSettings returns all bad fields of the settings of an event, or nothing.
+// CheckSettings returns an error for each bad field of an event's settings; nil if all are good.
 func (a *Admin) CheckSettings(set api.EventSettings) []api.FieldError { return a.cfg.Rules.Check(set) }
 
-// CheckRecalibration returns all bad fields of a recalibration, or nothing.
+// CheckRecalibration returns an error for each bad field of a recalibration; nil if all are good.
 func (a *Admin) CheckRecalibration(to api.Recalibration) []api.FieldError {
 	return a.cfg.Rules.CheckRecalibration(to)
 }
 
-// SetEvent creates an event, or replaces all its settings; only a missing mode stays as it is. With
-// a rev it changes nothing unless the event has this rev, and returns api.ErrChanged. Without a
-// capacity it asks the seat service. While that gives no answer, a new event has no slots, and the
-// brokers ask again; an event that exists keeps its capacity.
+// SetEvent creates an event, or replaces all its settings; only a missing mode keeps its value. If
+// the caller gives a rev and the event has another one, it changes nothing and returns
+// api.ErrChanged. Without a capacity it asks the seat service. If that does not answer, a new event
+// has no slots and the brokers ask again later; an existing event keeps its capacity.
 func (a *Admin) SetEvent(
 	ctx context.Context, event string, set api.EventSettings, rev int64,
 ) (v api.RoomEvent, err error) {
@@ -91,8 +91,9 @@ func (a *Admin) SetEvent(
 	return v, err
 }
 
-// warnings says so if a return_url has another host than the brokers. The entry cookie belongs to
-// their host, so the service at the other host refuses each admitted user, and sends the user back.
+// warnings returns a warning if the host of return_url differs from that of the brokers. Browsers
+// send the entry cookie only to the brokers' host, so the service at the other host would refuse
+// each admitted user, and send the user back.
 func (a *Admin) warnings(returnURL string) []string {
 	to, err := url.Parse(returnURL)
 	if err != nil || returnURL == "" {
@@ -160,7 +161,8 @@ func (a *Admin) snapshots(
 	return found, err
 }
 
-// Events returns a page of events. Events that change meanwhile may come twice or not at all.
+// Events returns a page of events. An event that changes meanwhile may be listed twice or not at
+// all.
 func (a *Admin) Events(ctx context.Context, cursor string, limit int) (l api.RoomEventList, err error) {
 	var names []string
 	err = retry(ctx, func(ctx context.Context) (err error) {
@@ -170,7 +172,7 @@ func (a *Admin) Events(ctx context.Context, cursor string, limit int) (l api.Roo
 	if err != nil {
 		return l, apiError("list", "", err)
 	}
-	// Events of one partition follow each other, and come as of one instant for each call.
+	// Consecutive names of one partition are read by one call, as of one instant.
 	for len(names) > 0 {
 		p := a.cfg.Space.OfEvent(names[0])
 		n := 1
@@ -189,8 +191,8 @@ func (a *Admin) Events(ctx context.Context, cursor string, limit int) (l api.Roo
 	return l, nil
 }
 
-// SetMode opens, pauses or closes an event. A closed event can't be paused: that would let users
-// enter it again.
+// SetMode opens, pauses or closes an event. A closed event can't be paused, because users may enter
+// a paused event.
 func (a *Admin) SetMode(ctx context.Context, event, mode string) (v api.RoomEvent, err error) {
 	if mode == api.ModePaused {
 		now, err := a.snapshot(ctx, event)
@@ -204,9 +206,9 @@ func (a *Admin) SetMode(ctx context.Context, event, mode string) (v api.RoomEven
 	return a.change(ctx, event, waitingroom.Changes{Mode: mode})
 }
 
-// Recalibrate sets the capacity, the seats that are left, or both, while users wait. Nobody loses a
-// slot. With FromSeats the capacity is the seat service's answer; without an answer nothing
-// changes, and the error is api.ErrUpstream.
+// Recalibrate sets the capacity, the seats that are left, or both, while users wait. No user loses
+// a slot. With FromSeats, the capacity is what the seat service answers; if it does not answer,
+// nothing changes and the error is api.ErrUpstream.
 func (a *Admin) Recalibrate(
 	ctx context.Context, event string, to api.Recalibration,
 ) (v api.RoomEvent, err error) {
@@ -244,12 +246,13 @@ func (a *Admin) change(ctx context.Context, event string, c waitingroom.Changes)
 	return a.Event(ctx, event)
 }
 
-// removalTime is for how long DeleteEvent removes users. The brokers remove the others.
+// removalTime is the most time for which one call of DeleteEvent removes users from the queue. The
+// brokers remove the rest.
 const removalTime = 10 * time.Second
 
-// DeleteEvent closes an event and ends its retention. It removes the queue; if that takes too long,
-// the brokers remove the rest. Users inside keep their slots, and the event is deleted when the
-// last of them has gone.
+// DeleteEvent closes an event and ends its retention. It removes the users in the queue; after
+// removalTime the brokers remove the rest. Users inside keep their slots, and the event is deleted
+// when the last of them is gone.
 func (a *Admin) DeleteEvent(ctx context.Context, event string) (r api.EventRemoval, err error) {
 	now := time.Duration(0)
 	err = retry(ctx, func(ctx context.Context) error {
@@ -276,7 +279,7 @@ func (a *Admin) DeleteEvent(ctx context.Context, event string) (r api.EventRemov
 }
 
 // RemoveUser removes a user in any state, and tells the broker that has the user's stream. It
-// returns false if the event does not have the user.
+// returns false if the event has no record of the user.
 func (a *Admin) RemoveUser(ctx context.Context, event, user string) (bool, error) {
 	if _, err := a.snapshot(ctx, event); err != nil {
 		return false, err
@@ -298,8 +301,8 @@ func (a *Admin) RemoveUser(ctx context.Context, event, user string) (bool, error
 	}
 	m := dispatch.Removed{Event: event, User: user, Conn: conn, Reason: dispatch.ReasonRemoved}
 	if err := a.cfg.Publisher.Removed(ctx, m); err != nil {
-		// The user is removed. The broker learns it a second later from the stream moves, or at the
-		// expiry of the token.
+		// Only log this error: the user is removed, and the broker learns it a second later from
+		// the stream moves, or when the token expires.
 		a.cfg.Log.Warn("a broker was not told of a removed user", "event", event, "error", err)
 	}
 	return removed, nil
@@ -317,15 +320,16 @@ func invalid(bad []api.FieldError) error {
 	return &e
 }
 
-// retryTime is for how long a step of a request is repeated while Redis does not answer.
+// retryTime is how long a call to Redis is repeated while Redis does not answer.
 const retryTime = 5 * time.Second
 
-// retry repeats step while Redis does not answer. Every script of the waiting room may be repeated.
+// retry repeats step for retryTime while Redis does not answer. It is for scripts that may be
+// repeated.
 func retry(ctx context.Context, step func(context.Context) error) error {
 	return redisx.RetryWhile(ctx, retryTime, call.IsUnavailable, step)
 }
 
-// apiError returns an error of package waitingroom or of Redis as one of package api.
+// apiError converts an error of package waitingroom or of Redis to one of package api.
 func apiError(action, event string, err error) error {
 	what := action + " events"
 	if event != "" {

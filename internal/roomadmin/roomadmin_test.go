@@ -33,7 +33,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, redistest.IgnoreServers(), goleak.IgnoreAnyFunction(dial))
 }
 
-// patience is the limit for events that must happen; a healthy run needs a fraction of it.
+// patience is how long the tests wait for an event that must happen; normally it takes a fraction
+// of that.
 const patience = 30 * time.Second
 
 // event is the event of the tests, conn a stream of a user.
@@ -42,7 +43,8 @@ const (
 	conn  = "0123abcd.1"
 )
 
-// world is an Admin in a key space of its own on a real Redis, with the rooms that it changes.
+// world is an Admin with a key space of its own on a real Redis, and the Rooms through which a test
+// reads and prepares the data.
 type world struct {
 	*testing.T
 	*roomadmin.Admin
@@ -92,8 +94,8 @@ func newKeys(t *testing.T) *entrytoken.Keys {
 	return keys
 }
 
-// withSeats gives the Admin a seat service, which answers with what answer points to; nil: an
-// error.
+// withSeats gives the Admin a fake seat service that answers the text that answer points to, or
+// status 500 if that is nil.
 func (w *world) withSeats(answer *atomic.Pointer[string]) {
 	w.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -129,7 +131,7 @@ func (w *world) enter(user, conn string) waitingroom.Entry {
 	return e.Entries[0]
 }
 
-// admit enters a user for whom a slot is free, and returns the token.
+// admit enters a user while a slot is free, claims the token, and returns it.
 func (w *world) admit(user, conn string) string {
 	w.Helper()
 	require.Equal(w, waitingroom.Ready, w.enter(user, conn).Code)
@@ -149,7 +151,7 @@ func (w *world) sign(user string, c waitingroom.Claim) string {
 	return token
 }
 
-// dispatched returns the messages for the broker of conn, and empties its stream.
+// dispatched returns the dispatch messages for the broker of conn, and deletes them.
 func (w *world) dispatched() (all []string) {
 	w.Helper()
 	stream := w.space.Dispatch(keyspace.InstanceOf(conn))
@@ -442,7 +444,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// A token that was renewed ends at its own expiry, although its session goes on.
+// A token that was renewed is refused after its own expiry, although the user's newer token is
+// still valid.
 func TestExpiredTokenOfARenewedSession(t *testing.T) {
 	w := newWorld(t)
 	w.declare(api.EventSettings{Capacity: new(int64(1))})

@@ -11,9 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// VerifyToken says whether the bearer of a token may be inside now. A token without a good
-// signature is an invalid field. A good one that has expired, or whose user has left, completed or
-// was removed, is not valid.
+// VerifyToken returns whether the bearer of a token may be inside now. A token with a wrong
+// signature is an error, a bad field. A token with a good signature is not valid if it has expired,
+// or if its user left, completed or was removed.
 func (a *Admin) VerifyToken(ctx context.Context, token string) (s api.EntryTokenState, err error) {
 	c, err := a.open(token)
 	if err != nil {
@@ -32,8 +32,8 @@ func (a *Admin) VerifyToken(ctx context.Context, token string) (s api.EntryToken
 	}
 	expires := c.ExpiresAt
 	if claim.Expires.Unix() > c.ExpiresAt.Unix() {
-		// The token was renewed. It is valid by itself until its own expiry, which the record in
-		// Redis does not show any more.
+		// The token was renewed: the record in Redis has the expiry of the newer token. This older
+		// one is valid until its own expiry.
 		now, err := a.redisTime(ctx, c.Event)
 		if err != nil || !now.Before(expires) {
 			return s, err
@@ -44,8 +44,8 @@ func (a *Admin) VerifyToken(ctx context.Context, token string) (s api.EntryToken
 	}, nil
 }
 
-// RenewToken returns a token with a later expiry. A token that is gone, or whose session has
-// reached max_session, is an api.ErrConflict.
+// RenewToken returns a new token of the same user with a later expiry. It returns an
+// api.ErrConflict if the token is not valid any more, or if the session has reached max_session.
 func (a *Admin) RenewToken(ctx context.Context, token string) (t api.EntryToken, err error) {
 	c, err := a.open(token)
 	if err != nil {
@@ -73,11 +73,11 @@ func (a *Admin) RenewToken(ctx context.Context, token string) (t api.EntryToken,
 	return t, nil
 }
 
-// CompleteToken ends the session of a token, and gives its slot back. With sold, a seat of the
-// stock is sold. It returns false if the token is gone already.
+// CompleteToken ends the entry of the token's user and gives the slot back. With sold, it also
+// takes a seat from the stock. It returns false if the entry had ended before.
 //
-// It is not repeated when the reply of Redis is lost: the answer to a repetition would be false,
-// and a caller that sells nothing on false would be wrong. The caller gets the error instead.
+// It does not repeat the call if Redis's reply is lost: the repeated call would return false, and a
+// caller that sells nothing on false would do the wrong thing. The caller gets the error instead.
 func (a *Admin) CompleteToken(ctx context.Context, token string, sold bool) (bool, error) {
 	c, err := a.open(token)
 	if err != nil {

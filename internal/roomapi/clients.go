@@ -11,14 +11,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/clientaddr"
 )
 
-// maxBuckets is how many addresses have a rate limiter at a time. A new one replaces the one that
-// was used longest ago. That one has all its permits again by then, unless so many addresses enter
-// within a second.
+// maxBuckets is the most addresses with a rate limiter at a time. A new address replaces the one
+// that was used longest ago. That one normally has all its permits again by then; not if as many
+// addresses enter within a second.
 const maxBuckets = 1 << 16
 
-// clients holds the limits of streams and of new visitors. It counts by the addresses of
-// clientaddr.Proxies.ClientOf. If a trusted proxy names no client, only the limit of all streams
-// together holds.
+// clients limits the open streams, in all and per address, and the new visitors per address. The
+// address is that of clientaddr.Proxies.ClientOf. If a trusted proxy names no client, only the
+// limit of all streams together applies.
 type clients struct {
 	proxies     clientaddr.Proxies
 	maxOpen     int
@@ -37,8 +37,8 @@ func newClients(proxies []netip.Prefix, maxOpen, maxPerIP, perIP int) *clients {
 	}
 }
 
-// connect counts a stream, or returns a problem. The caller must call disconnect, unless there was
-// an error.
+// connect counts a new stream of an address, or returns a problem if a limit is reached. After
+// success the caller must call disconnect when the stream ends.
 func (c *clients) connect(ip netip.Addr) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,9 +75,9 @@ func (c *clients) connections() int {
 	return c.open
 }
 
-// newVisitor takes one permit from the rate limiter of an address; if there is none, it returns a
-// problem. Visitors who are known need no permit: all users behind one address must be able to come
-// back at once.
+// newVisitor takes one permit from the rate limiter of an address, or returns a problem if there is
+// none. It is not called for visitors with a valid cookie: all users behind one address must be
+// able to come back at once.
 func (c *clients) newVisitor(ip netip.Addr) error {
 	wait := c.newVisitors.Take(ip, time.Now())
 	if wait == 0 {

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeRoom is a Room that a test controls. It knows the event sale, whose users get numbers in the
-// order in which they enter.
+// fakeRoom is a fake Room that a test controls. It has one event, sale, whose users get numbers in
+// the order in which they enter.
 type fakeRoom struct {
 	connected chan connected // each stream that Connect has registered
 
@@ -148,8 +148,8 @@ func options(room Room) Options {
 	}
 }
 
-// call serves one request, whose headers are "Name: value". It checks the answer against the
-// OpenAPI document.
+// call sends one request to the API, with headers in the form "Name: value". It checks the answer
+// against the OpenAPI document.
 func call(t *testing.T, a *API, method, path string, headers ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	req := httptest.NewRequest(method, path, nil)
@@ -164,7 +164,7 @@ func call(t *testing.T, a *API, method, path string, headers ...string) *httptes
 	return rec
 }
 
-// cookieOf returns the cookie that an answer sets, as a header of the next request.
+// cookieOf returns the cookie that an answer sets, in the form of a header for the next request.
 func cookieOf(t *testing.T, rec *httptest.ResponseRecorder, name string) string {
 	t.Helper()
 	for _, c := range rec.Result().Cookies() {
@@ -205,8 +205,8 @@ type client struct {
 	body   *bufio.Reader
 }
 
-// open requests the stream of the event sale. It waits for the headers of the answer only when the
-// test reads.
+// open sends the request for a stream of the event sale. It does not wait for the answer: the
+// client reads the answer's headers when the test first reads.
 func open(t *testing.T, addr string, headers ...string) *client {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -243,7 +243,8 @@ func (c *client) frame() string {
 	}
 }
 
-// end requires that the stream has ended, and its connection with it.
+// end requires that the server has ended the stream and closed its connection, without another
+// frame.
 func (c *client) end() {
 	c.t.Helper()
 	rest, err := io.ReadAll(c.body)

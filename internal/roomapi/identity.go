@@ -12,13 +12,14 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// cookieLife is how long a visitor is known without entering again.
+// cookieLife is how long a visitor's cookie is valid. It is renewed when the visitor enters.
 const cookieLife = 24 * time.Hour
 
 // idBytes is the size of a visitor's random id.
 const idBytes = 16
 
-// identity tells users apart: by a cookie that it signs, or by a header of a trusted proxy.
+// identity finds out which visitor makes a request: by a signed cookie, or by a header of a trusted
+// proxy.
 type identity struct {
 	keys   func() [][]byte // the first signs, all are accepted
 	header string          // "": by cookie
@@ -42,9 +43,9 @@ var (
 	errBadID = newProblem(api.BadParameter, "identity", "the user's id, which the proxy sets, must "+api.IDRule)
 )
 
-// of returns the visitor of a request; trusted says that it comes from a trusted proxy. A cookie
-// with a wrong signature counts as none, so its visitor can enter anew. A wrong Authorization is an
-// error, because a client that sends it would not keep the cookie that replaces it.
+// of returns the visitor of a request. trusted says that the request comes from a trusted proxy. A
+// cookie with a wrong signature counts as no cookie, so its visitor gets a new one. A wrong
+// Authorization header is an error: a client that sends one would ignore a new cookie.
 func (i *identity) of(r *http.Request, trusted bool) (visitor, error) {
 	if i.header != "" {
 		id := r.Header.Get(i.header)
@@ -67,7 +68,8 @@ func (i *identity) of(r *http.Request, trusted bool) (visitor, error) {
 		}
 		return visitor{id: id, native: true}, nil
 	}
-	// Another site below the same domain may set a cookie of this name, too: any valid one counts.
+	// Look at all cookies of this name and take any valid one: another site below the same domain
+	// may have set one, too.
 	for _, c := range r.CookiesNamed(i.cookieName()) {
 		if id, ok := i.verify(c.Value); ok {
 			return visitor{id: id}, nil
@@ -99,7 +101,8 @@ func (i *identity) cookie(id string) *http.Cookie {
 	}
 }
 
-// verify returns the id of a cookie's value that one of the keys has signed.
+// verify checks the signature in a cookie's value by each of the keys, and returns the visitor's
+// id; ok is false if no key has signed it.
 func (i *identity) verify(value string) (id string, ok bool) {
 	id, signature, _ := strings.Cut(value, ".")
 	if len(id) != base64.RawURLEncoding.EncodedLen(idBytes) || !api.ValidID(id) {
@@ -123,10 +126,11 @@ func mac(key []byte, id string) []byte {
 	return h.Sum(nil)
 }
 
-// entryCookie returns the cookie that carries a token to the service behind the room. Each event
-// has its own.
+// entryCookie returns the cookie that carries an entry token to the protected service. Each event
+// has a cookie of its own.
 func (i *identity) entryCookie(event string, t api.EntryToken) *http.Cookie {
-	// Browsers go by MaxAge, so that a wrong clock of the visitor does no harm.
+	// Set MaxAge besides Expires: browsers prefer it, and it does not depend on the visitor's
+	// clock.
 	rest := max(time.Until(t.ExpiresAt), time.Second)
 	return &http.Cookie{
 		Name: "entry." + event, Value: t.Token, Path: "/", Expires: t.ExpiresAt.UTC(), MaxAge: int(rest / time.Second),

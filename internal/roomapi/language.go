@@ -21,9 +21,9 @@ type texts struct {
 // message is what the page says in one situation.
 type message struct{ Headline, Detail string }
 
-// languages are the languages of the page. Their messages have the same keys: waiting, start,
-// admitted, no_link (admitted without return_url), later, the reasons of the frame ended, and
-// reasons of refusals that are final.
+// languages are the texts of the waiting page, by language. All languages have the same keys:
+// waiting, start, admitted, no_link (admitted without return_url), later, the reasons of the frame
+// ended, and the reasons of final refusals.
 var languages = map[string]texts{
 	"en": {
 		Title: "Waiting room", Position: "Your place", Total: "People in the queue", ETA: "Estimated wait",
@@ -77,8 +77,8 @@ func (t texts) eta(seconds float64) string {
 	return strings.Replace(t.Minutes, "%d", grouped(int64(math.Ceil(seconds/60))), 1)
 }
 
-// languageOf returns the language for a request: that of ?lang=, else the one of Accept-Language
-// with the highest weight, else English.
+// languageOf returns the language of the answer to a request: that of ?lang=, else the supported
+// one with the highest weight in Accept-Language, else English.
 func languageOf(r *http.Request) string {
 	if lang := r.URL.Query().Get("lang"); languages[lang].Title != "" {
 		return lang
@@ -101,7 +101,7 @@ func languageOf(r *http.Request) string {
 	return best
 }
 
-// grouped writes a number with a comma between groups of three digits, as both languages do.
+// grouped formats a number with a comma between groups of three digits, which fits both languages.
 func grouped(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {

@@ -13,7 +13,8 @@ var (
 	errPrefetch = newProblem(api.CrossSite, "cross_site", "a prefetch does not enter")
 )
 
-// checkChange refuses requests other than GET that a page of another origin makes.
+// checkChange refuses requests with a method other than GET and HEAD that a page of another origin
+// makes (CSRF).
 func (s *server) checkChange(r *http.Request) error {
 	if s.csrf.Check(r) != nil {
 		return errCrossSite
@@ -21,9 +22,9 @@ func (s *server) checkChange(r *http.Request) error {
 	return nil
 }
 
-// checkEntry refuses requests that must not enter their user: those that change something and come
-// from another origin, and a GET that another site causes, for example by an image, or that only
-// loads a page in advance.
+// checkEntry refuses requests that must not enter their user: a POST or DELETE from another origin,
+// a HEAD, and a GET that another site causes, for example by an image, or that only prefetches a
+// page.
 func (s *server) checkEntry(r *http.Request) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return s.checkChange(r)
@@ -42,7 +43,7 @@ func (s *server) checkEntry(r *http.Request) error {
 	return errCrossSite
 }
 
-// isPrefetch tells whether a browser loads something that its user may never look at.
+// isPrefetch reports whether the browser loads a page in advance: its user may never look at it.
 func isPrefetch(h http.Header) bool {
 	for _, name := range []string{"Sec-Purpose", "Purpose", "X-Purpose", "X-Moz"} {
 		v := strings.ToLower(h.Get(name))

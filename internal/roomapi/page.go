@@ -21,13 +21,15 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-// policy lets the page use nothing but the files and calls of its own origin. No other page may
-// show it in a frame, so that nobody can be made to click there.
+// policy is the Content-Security-Policy of the waiting page. The page may only load files and make
+// calls of its own origin. No other page may show it in a frame, so that nobody is tricked into
+// clicks on it.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// startRefresh is the wait before a browser without JavaScript reloads a page that has no ticket to
-// show. The reload is a request of the page itself, so it may enter the user.
+// startRefresh is the time after which the start page, which has not entered the user, reloads
+// itself in a browser without JavaScript. The reload comes from the page itself, so it may enter
+// the user.
 const startRefresh = 2 * time.Second
 
 // page renders the waiting page.
@@ -38,7 +40,8 @@ type page struct {
 	names  map[string]string
 }
 
-// asset is a file that the page loads. Browsers keep it, because its name changes with its content.
+// asset is a file that the waiting page loads. Its name changes with its content, so browsers may
+// cache it for ever.
 type asset struct {
 	contentType string
 	body        []byte
@@ -69,7 +72,8 @@ func newPage(base string) *page {
 	return p
 }
 
-// mustRead returns an embedded file. That one is missing is a bug which every test finds.
+// mustRead returns an embedded file. It panics if the file is missing, a bug that every test would
+// find.
 func mustRead(name string) []byte {
 	body, err := pageFiles.ReadFile("page/" + name)
 	if err != nil {
@@ -97,7 +101,8 @@ type view struct {
 	CSS, JS, Icon                            string
 }
 
-// path returns the path of an event's page. what is "left" or "".
+// path returns the path of an event's waiting page. With what = "left" it is the page for a user
+// who has left; "" otherwise.
 func (p *page) path(event, what, lang string) string {
 	query := url.Values{}
 	if what != "" {
@@ -162,8 +167,9 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, v *view,
 	return nil
 }
 
-// wait serves the waiting page. It enters the user as a poll if the request may do that. A user
-// whose turn it is gets the token as a cookie, and goes on to return_url.
+// wait serves the waiting page. It enters the user as one who polls. A prefetch, or a request that
+// another site causes, does not enter: it gets a start page. A user whose turn it is gets the token
+// as a cookie and is redirected to return_url.
 func (a *API) wait(w http.ResponseWriter, r *http.Request) error {
 	event, err := eventOf(r)
 	if err != nil {
@@ -195,9 +201,9 @@ func (a *API) wait(w http.ResponseWriter, r *http.Request) error {
 	return a.page.show(w, r, http.StatusOK, v, "waiting")
 }
 
-// goOn sends a user whose turn it is to return_url. If the request carries the same token already,
-// the service there has sent the user back: then the user decides, or the two would send the
-// browser around in a circle.
+// goOn gives a user whose turn it is the token as a cookie, and redirects the user to return_url.
+// If the request has the same token already, the protected service has sent the user back: then
+// goOn shows a page with a link instead, because redirects would form an endless loop.
 func (a *API) goOn(w http.ResponseWriter, r *http.Request, v *view, user string) error {
 	t, returnURL, err := a.room.Token(r.Context(), v.Event, user)
 	if err != nil {
@@ -215,8 +221,8 @@ func (a *API) goOn(w http.ResponseWriter, r *http.Request, v *view, user string)
 	return nil
 }
 
-// showProblem answers with the page and the status of an error. A browser without JavaScript loads
-// the page again if the problem is a temporary one.
+// showProblem shows the waiting page with an error and the error's status. If the problem is
+// temporary, the page reloads itself in a browser without JavaScript.
 func (a *API) showProblem(w http.ResponseWriter, r *http.Request, v *view, err error) error {
 	if errors.Is(err, ErrNotReady) || errors.Is(err, ErrNoTicket) { // the state has changed since Poll
 		v.Refresh = int(startRefresh / time.Second)

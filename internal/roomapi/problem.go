@@ -36,7 +36,8 @@ func newProblem(code api.ProblemCode, reason, detail string, fields ...api.Field
 	}}
 }
 
-// later makes a problem a temporary one. stream is the reason that a stream request gets.
+// later marks a problem as temporary: the client may repeat the request after this time. stream is
+// the reason in the frame reconnect, with which a stream request is answered.
 func (p *problem) later(stream string, after time.Duration) *problem {
 	p.stream, p.retryAfter = stream, after
 	return p
@@ -49,8 +50,8 @@ const (
 	redisAway = "redis_away"
 )
 
-// problemOf converts an error to the problem of its answer. known is false for an unexpected error,
-// whose text is not shown.
+// problemOf returns the problem that the API answers for an error. known is false for an unexpected
+// error: the answer does not contain its text.
 func problemOf(err error) (p *problem, known bool) {
 	soon := time.Duration(1+rand.IntN(4)) * time.Second // not all clients at the same time
 	switch {
@@ -87,7 +88,8 @@ func problemOf(err error) (p *problem, known bool) {
 	return p, true
 }
 
-// problem returns the problem of an error. It logs an unexpected error, unless the client has left.
+// problem returns the problem of an error. It logs an unexpected error, unless the client has
+// closed the connection.
 func (s *server) problem(r *http.Request, err error) *problem {
 	p, known := problemOf(err)
 	if !known && r.Context().Err() == nil {
@@ -97,7 +99,8 @@ func (s *server) problem(r *http.Request, err error) *problem {
 	return p
 }
 
-// refuse counts a problem of a request to enter, and returns it.
+// refuse returns the problem of an error of a request to enter, and counts it in the metric of
+// refusals.
 func (s *server) refuse(r *http.Request, err error) *problem {
 	p := s.problem(r, err)
 	if p.reason == "" {
@@ -125,7 +128,7 @@ func (p *problem) setRetryAfter(h http.Header) {
 	}
 }
 
-// writeJSON answers with v as JSON. A value that can't be encoded is a bug.
+// writeJSON answers with v as JSON. An error of the encoder would be a bug.
 func writeJSON(w http.ResponseWriter, status int, contentType string, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -136,8 +139,8 @@ func writeJSON(w http.ResponseWriter, status int, contentType string, v any) {
 	_, _ = w.Write(append(body, '\n')) // an error means that the client has left
 }
 
-// byMethod returns a handler that selects one of m by the request's method. A path without methods
-// is answered with 404.
+// byMethod returns a handler that selects one of the handlers in m by the request's method; other
+// methods get 405. If m is empty, all requests get 404.
 func (s *server) byMethod(m map[string]handler) http.Handler {
 	allow := strings.Join(slices.Sorted(maps.Keys(m)), ", ")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -169,8 +172,8 @@ func eventOf(r *http.Request) (string, error) {
 	return event, nil
 }
 
-// logPanic logs where a handler panicked, and breaks the connection. It logs the panic's value only
-// if it is a runtime error, because any other value might contain a token.
+// logPanic recovers from a panic of a handler, logs its place, and breaks the connection. It logs
+// the panic's value only if it is a runtime error, because any other value might contain a token.
 func (s *server) logPanic(r *http.Request) {
 	v := recover()
 	if v == nil {

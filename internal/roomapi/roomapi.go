@@ -17,11 +17,11 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// MaxHeaderBytes is the limit of a request's headers with which the server should be run: cookies
-// of a whole host fit, and 64 KiB of them are refused with 431.
+// MaxHeaderBytes is the limit of a request's headers that the HTTP server should be given: the
+// cookies of a whole host fit, and 64 KiB of them are refused with 431.
 const MaxHeaderBytes = 32 << 10
 
-// answerTimeout is the longest time to make and write an answer that is not a stream.
+// answerTimeout is the most time to compute and write an answer that is not a stream.
 const answerTimeout = time.Minute
 
 // Errors of a Room. The API shows its own texts.
@@ -36,24 +36,25 @@ var (
 	ErrDraining     = errors.New("this broker is stopping")             // 503
 )
 
-// Room is what the API needs of a broker. Besides the errors above it may return
-// api.ErrUnavailable: Redis does not answer. event and user are valid ids.
+// Room is what the API needs of a broker. Besides the errors above, its methods may return
+// api.ErrUnavailable when Redis does not answer. event and user are valid ids.
 type Room interface {
-	// Connect enters the user if needed, and registers s as the user's stream. From then on the
-	// broker calls the methods of s, State first. ctx ends when the client has gone. The API calls
-	// left once, after the last frame was written or the client has gone. With an error the broker
-	// must not keep s.
+	// Connect enters the user if needed, and makes s the user's stream. From then on the broker
+	// calls the methods of s, State first. ctx ends when the client has closed the connection. The
+	// API calls left once, after the last frame was written or the client has gone. If Connect
+	// returns an error, the broker must not use s afterwards.
 	Connect(ctx context.Context, event, user string, s *Stream) (left func(), err error)
-	// Poll returns the user's ticket. With enter, an unknown user gets one, and created is true;
-	// without, the error is ErrNoTicket. A Room always sets PollAfterMS; the API fills in Stream.
+	// Poll returns the user's ticket. If the user has none, Poll creates one with enter set
+	// (created is true), and returns ErrNoTicket otherwise. A Room always sets PollAfterMS; the API
+	// fills in the ticket's field Stream.
 	Poll(ctx context.Context, event, user string, enter bool) (t api.Ticket, created bool, err error)
-	// Leave ends the user's ticket in any state. It succeeds also if there is none.
+	// Leave ends the user's ticket in any state. It returns no error if there is none.
 	Leave(ctx context.Context, event, user string) error
-	// Token returns the token of a user who is READY or IN_PROGRESS, the same until it is renewed,
-	// and the event's return_url. A user in the queue: ErrNotReady.
+	// Token returns the entry token of a user who is READY or IN_PROGRESS, the same one until it is
+	// renewed, and the event's return_url. For a user in the queue it returns ErrNotReady.
 	Token(ctx context.Context, event, user string) (t api.EntryToken, returnURL string, err error)
-	// Status returns what visitors see of an event. The API calls it at most once a second for an
-	// event.
+	// Status returns the state of an event that visitors may see. The API calls it at most once a
+	// second per event.
 	Status(ctx context.Context, event string) (api.EventStatus, error)
 	// JWKS returns the public keys of tokens, as JSON.
 	JWKS() []byte
@@ -66,9 +67,11 @@ type Options struct {
 
 	// PublicURL is the address under which visitors reach the API, without a slash at its end.
 	PublicURL string
-	// CookieKeys returns the keys of the cookies' HMAC: the first signs, all are accepted.
+	// CookieKeys returns the HMAC keys of the visitors' cookies: the first one signs, all are
+	// accepted.
 	CookieKeys func() [][]byte
-	// IdentityHeader is the header with the user's id; "": users are told apart by a cookie.
+	// IdentityHeader is the header in which a proxy names the user; "": a signed cookie identifies
+	// users.
 	IdentityHeader string
 	// TrustedProxies may set IdentityHeader and X-Forwarded-For.
 	TrustedProxies []netip.Prefix
@@ -83,13 +86,13 @@ type Options struct {
 	Metrics Metrics
 }
 
-// Metrics are called when something happens that is counted. A nil function is not called.
+// Metrics are functions that the API calls to count something. A nil function is not called.
 type Metrics struct {
-	// SlowReader counts streams that were closed because their client did not read.
+	// SlowReader counts a stream that was closed because its client did not read.
 	SlowReader func(event string)
-	// Refused counts requests to enter that were refused. reason is unknown_event, closed,
-	// sold_out, full, busy, draining, redis_away, rate, connections, cross_site or identity. event
-	// is "" if it is not known to exist.
+	// Refused counts a refused request to enter. reason is unknown_event, closed, sold_out, full,
+	// busy, draining, redis_away, rate, connections, cross_site or identity. event is "" if it is
+	// not known to exist.
 	Refused func(event, reason string)
 }
 
@@ -148,10 +151,12 @@ func New(o Options) *API {
 // Connections returns the number of open streams.
 func (a *API) Connections() int { return a.clients.connections() }
 
-// handler serves a request. It returns an error only if it has written nothing.
+// handler serves a request. It may return an error only if it has not written any part of an
+// answer.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
-// route is a call of the API. A GET route without stream serves HEAD, too.
+// route is a method and a path of the API, with the handler. A GET route also serves HEAD, unless
+// it is a stream.
 type route struct {
 	method, path string
 	serve        handler
@@ -178,7 +183,8 @@ func (a *API) calls() []route {
 	return all
 }
 
-// routes fills the mux: for each path one handler, which tells the methods that the path accepts.
+// routes registers one handler for each path, which selects by method. So a request with another
+// method can be told the methods of the path.
 func (a *API) routes() {
 	paths := map[string]map[string]handler{"/": {}}
 	for _, rt := range a.calls() {
@@ -200,7 +206,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.logPanic(r)
 	ctl := http.NewResponseController(w)
 	now := time.Now()
-	// A test server may have no deadlines. Frames of streams have their own.
+	// Ignore the error: the server of a test may not support deadlines. Streams set a deadline for
+	// each frame.
 	_ = ctl.SetWriteDeadline(now.Add(answerTimeout))
 	if r.ContentLength != 0 { // net/http reads the body to its end: not for longer than this
 		_ = ctl.SetReadDeadline(now.Add(bodyTimeout))
@@ -211,10 +218,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
-// bodyTimeout is the longest time to read a request's body, which no call needs.
+// bodyTimeout is the most time to read a request's body. No call needs a body.
 const bodyTimeout = 5 * time.Second
 
-// Values of headers that all answers share. They are never changed.
+// Header values that all answers share, so that they need no allocation. They are never changed.
 var (
 	noStore = []string{"no-store"}
 	noSniff = []string{"nosniff"}

@@ -20,8 +20,8 @@ const (
 	maxStatuses = 4096        // answers that are kept
 )
 
-// statuses repeats the state of an event for a second, also that there is no such event: the call
-// is open to everyone, so it must not cost the store more than that.
+// statuses caches the state of each event for a second, and also that an event does not exist. The
+// call is open to everyone, so this bounds its load on the store.
 type statuses struct {
 	read  func(context.Context, string) (api.EventStatus, error)
 	now   func() time.Time
@@ -42,8 +42,8 @@ func newStatuses(read func(context.Context, string) (api.EventStatus, error)) *s
 	return &statuses{read: read, now: time.Now, answers: map[string]statusAnswer{}}
 }
 
-// of returns the state of an event. Concurrent calls share one read, which therefore does not end
-// with the first caller.
+// of returns the state of an event. Concurrent calls share one read; the end of one caller's
+// request does not cancel it.
 func (s *statuses) of(ctx context.Context, event string) statusAnswer {
 	if answer, ok := s.recent(event); ok {
 		return answer
@@ -83,7 +83,7 @@ func (s *statuses) keep(event string, answer statusAnswer) {
 	}
 }
 
-// getStatus serves GET /events/{event}, which pages of all origins may read.
+// getStatus serves GET /events/{event}. Pages of all origins may read the answer (CORS).
 func (a *API) getStatus(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Access-Control-Allow-Origin", "*")
 	event, err := eventOf(r)
@@ -98,7 +98,8 @@ func (a *API) getStatus(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// jwksAge is how long verifiers keep the keys. A new key is published for longer before it signs.
+// jwksAge is how long verifiers may cache the JWKS. A new key is published longer than this before
+// it signs.
 const jwksAge = 5 * time.Minute
 
 func (a *API) jwks(w http.ResponseWriter, _ *http.Request) error {

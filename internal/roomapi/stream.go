@@ -12,14 +12,13 @@ import (
 )
 
 // Stream passes frames from a broker to the goroutine that writes them to one client. Its methods
-// never wait for the client, and they may be called by several goroutines, also after the client
-// has gone.
+// never wait for the client. Several goroutines may call them, also after the client has gone.
 //
-// It holds at most one frame of each kind: a newer one replaces an older one that is not written
-// yet, because each frame is a complete state. So a client that reads slowly is behind by one
-// frame, not by a queue. Admitted, Ended and Reconnect drop a pending position; otherwise a frame
-// of one kind never replaces one of another kind. Frames are written in the order state, position,
-// admitted, ended or reconnect.
+// It stores at most one unwritten frame of each kind: a newer frame replaces an older one, because
+// each is a complete state. So a client that reads slowly misses older frames but never has a queue
+// of them. Admitted, Ended and Reconnect drop an unwritten position; otherwise frames replace only
+// frames of their own kind. Frames are written in the order state, position, admitted, ended or
+// reconnect.
 type Stream struct {
 	wake chan struct{} // has an element while frames are pending
 
@@ -53,14 +52,15 @@ type Position struct {
 	At         time.Time // the time, by Redis's clock, as of which the position is exact
 }
 
-// Reasons of the frame ended. After it, the client does not connect again.
+// Reasons in the frame ended. After this frame the client does not connect again.
 const (
 	EndedLeft     = "left"
 	EndedReplaced = "replaced" // a newer stream of the same user
 	EndedClosed   = "closed"
 	EndedSoldOut  = "sold_out"
 	EndedRemoved  = "removed" // by an operator
-	// The place or the token has expired, the event was deleted, or Redis has lost the user.
+	// EndedGone: the place or the token has expired, the event was deleted, or Redis has lost the
+	// user.
 	EndedGone = "gone"
 )
 
@@ -82,7 +82,8 @@ type entryFrame struct {
 // NewStream returns an empty stream.
 func NewStream() *Stream { return &Stream{wake: make(chan struct{}, 1)} }
 
-// State shows the user's state and the event's mode. The same values again are not sent.
+// State sends the user's state and the event's mode to the client, unless both are as in the last
+// frame.
 func (s *Stream) State(state, mode string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,8 +95,8 @@ func (s *Stream) State(state, mode string) {
 	s.add(kindState)
 }
 
-// Position shows the user's place. It is not sent if only At differs from the last one, after
-// Admitted, and before the first State.
+// Position sends the user's place to the client. It sends nothing if only At differs from the last
+// place, after Admitted, or before the first State.
 func (s *Stream) Position(p Position) {
 	p.ETASeconds = roundETA(p.ETASeconds)
 	s.mu.Lock()
@@ -118,10 +119,12 @@ func (s *Stream) Admitted(t api.EntryToken, returnURL string) {
 	s.add(kindAdmitted)
 }
 
-// Ended ends the stream for good, with one of the Ended reasons.
+// Ended sends the frame ended with one of the Ended reasons: the stream ends and the client does
+// not connect again.
 func (s *Stream) Ended(reason string) { s.end(kindEnded, reason) }
 
-// Reconnect ends the stream. The client connects again after 3 to 10 s.
+// Reconnect sends the frame reconnect: the stream ends, and the client connects again after 3 to 10
+// s.
 func (s *Stream) Reconnect(reason string) { s.end(kindReconnect, reason) }
 
 func (s *Stream) end(kind kinds, reason string) {
@@ -148,8 +151,8 @@ func (s *Stream) add(kind kinds) {
 	}
 }
 
-// append appends the pending frames to b. The first one of a stream begins with the field retry.
-// end is true if no frame follows.
+// append appends the unwritten frames of the stream to b. With first set, b begins with the field
+// retry. end is true if one of the frames ends the stream.
 func (s *Stream) append(b []byte, first bool) (out []byte, end bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +206,8 @@ func appendPosition(b []byte, p Position) []byte {
 	return append(b, "\"}\n\n"...)
 }
 
-// roundETA rounds to tenths of a second, and makes everything that is no time -1.
+// roundETA rounds seconds to tenths. It returns -1 for a negative, infinite or undefined number: no
+// ETA is known.
 func roundETA(seconds float64) float64 {
 	if !(seconds >= 0) || math.IsInf(seconds, 0) { // NaN, too
 		return -1

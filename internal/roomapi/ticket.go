@@ -6,9 +6,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// enter returns the user of a request that may enter. It makes a new visitor if the request has
-// none, and sets or renews the cookie. It does so before the user enters: a client that repeats a
-// request whose answer is an error is then the same user.
+// enter returns the user of a request that may enter. For a new visitor it makes an id. It sets or
+// renews the cookie before the caller enters the user: if the answer is an error and the client
+// repeats the request, it is the same user.
 func (a *API) enter(w http.ResponseWriter, r *http.Request) (user string, err error) {
 	if err := a.checkEntry(r); err != nil {
 		return "", err
@@ -29,7 +29,8 @@ func (a *API) enter(w http.ResponseWriter, r *http.Request) (user string, err er
 	return v.id, nil
 }
 
-// known returns the event and the user of a request that does not enter. An unknown user is "".
+// known returns the event and the user of a request that does not enter. user is "" if the request
+// identifies none.
 func (a *API) known(r *http.Request) (event, user string, err error) {
 	if event, err = eventOf(r); err != nil {
 		return "", "", err
@@ -86,8 +87,8 @@ func (a *API) complete(event string, t api.Ticket) api.Ticket {
 	return t
 }
 
-// leave serves DELETE …/ticket and POST …/ticket/leave. The form of the waiting page adds the
-// parameter page, so that the browser gets back to the page, also after an error.
+// leave serves DELETE …/ticket and POST …/ticket/leave. The form on the waiting page adds the
+// parameter page: then the browser is redirected back to that page, also after an error.
 func (a *API) leave(w http.ResponseWriter, r *http.Request) error {
 	event, user, err := a.known(r)
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// A client that lost its stream connects again after a random time in these limits, so that the
-// users of a broker that died do not come back at the same moment. The second pair is for streams
-// that a broker refuses or hands to others.
+// Bounds of the random waits before a client connects again. The Retry pair is for a client that
+// lost its stream: so the users of a dead broker do not all come back at the same moment. The
+// Reconnect pair is for streams that a broker refuses or hands to other brokers.
 const (
 	shortestRetry     = 1000 * time.Millisecond
 	longestRetry      = 5000 * time.Millisecond
@@ -23,18 +23,18 @@ const (
 	longestReconnect  = 10_000 * time.Millisecond
 )
 
-// lastEventID is the id of the frame ended. An EventSource that connects again after it is told to
-// stop.
+// lastEventID is the id of the frame ended. An EventSource that connects again after it sends this
+// id, and the server answers 204, which makes it stop.
 const lastEventID = "ended"
 
-// Values of headers that all streams share. They are never changed.
+// Header values that all streams share, so that they need no allocation. They are never changed.
 var (
 	eventStream     = []string{"text/event-stream"}
 	connectionClose = []string{"close"}
 )
 
-// stream serves GET …/tickets/waiting. EventSource gives up for good at any status but 200, so a
-// temporary problem is answered with the frame reconnect.
+// stream serves GET …/tickets/waiting. After a status other than 200 an EventSource never connects
+// again, so a temporary problem is answered with 200 and the frame reconnect.
 func (a *API) stream(w http.ResponseWriter, r *http.Request) error {
 	if r.Header.Get("Last-Event-ID") == lastEventID {
 		w.WriteHeader(http.StatusNoContent)
@@ -68,8 +68,8 @@ func (a *API) stream(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// refuseStream answers a stream request that can't be served now with the frame reconnect. It
-// returns a problem that is final.
+// refuseStream answers a stream request with a temporary problem by the frame reconnect. It returns
+// a final problem to the caller.
 func (a *API) refuseStream(w http.ResponseWriter, r *http.Request, err error) error {
 	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
 		return nil // the client has left
@@ -83,8 +83,8 @@ func (a *API) refuseStream(w http.ResponseWriter, r *http.Request, err error) er
 	return nil
 }
 
-// beginStream writes the headers. The connection ends with the stream: a client of HTTP/1 that got
-// its last frame is not kept.
+// beginStream writes the headers of a stream. With HTTP/1 it announces that the connection will be
+// closed after the last frame.
 func beginStream(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h["Content-Type"] = eventStream
@@ -95,8 +95,8 @@ func beginStream(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// pump writes the frames of s until the last one, or until the client has gone. An error that wraps
-// os.ErrDeadlineExceeded means that the client does not read.
+// pump writes the frames of s to the client, until the last one or until the client has gone. An
+// error that wraps os.ErrDeadlineExceeded means that the client did not read in time.
 func (a *API) pump(w http.ResponseWriter, r *http.Request, s *Stream) error {
 	ctx := r.Context()
 	f := frameWriter{w: w, r: r, ctl: http.NewResponseController(w), timeout: a.writeTimeout, written: time.Now()}
@@ -133,7 +133,8 @@ type frameWriter struct {
 	written time.Time // when the last frame was written
 }
 
-// buffers are for frames that are being written. A stream holds none while it waits.
+// buffers is the pool of buffers for frames that are being written. A stream without pending frames
+// has no buffer.
 var buffers = sync.Pool{New: func() any { return new(make([]byte, 0, 512)) }}
 
 func (f *frameWriter) writePending(s *Stream) (end bool, err error) {
@@ -167,7 +168,8 @@ func (f *frameWriter) write(frames []byte) error {
 	return f.ctl.Flush()
 }
 
-// appendRetry appends the field retry with a random time. It is a part of the frame that follows.
+// appendRetry appends the SSE field retry with a random time. The caller appends a frame behind it,
+// which it becomes a part of.
 func appendRetry(b []byte, shortest, longest time.Duration) []byte {
 	ms := shortest.Milliseconds() + rand.Int64N((longest-shortest).Milliseconds()+1)
 	b = append(b, "retry: "...)

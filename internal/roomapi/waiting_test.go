@@ -96,7 +96,8 @@ func TestStreamAfterTheEnd(t *testing.T) {
 	<-s.left
 }
 
-// EventSource gives up at any status but 200, so what is temporary must be told by a frame.
+// A temporary problem is answered with status 200 and a frame, because an EventSource gives up at
+// any other status.
 func TestTemporaryProblemsOfStreams(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -168,7 +169,8 @@ func TestLimitsOfStreams(t *testing.T) {
 	}
 }
 
-// smallBuffers makes a client that does not read block the server soon.
+// smallBuffers is a listener whose connections have a small write buffer, so that the server soon
+// blocks if a client does not read.
 type smallBuffers struct{ net.Listener }
 
 func (l smallBuffers) Accept() (net.Conn, error) {
@@ -195,7 +197,8 @@ func TestSlowReaderHarmsNobody(t *testing.T) {
 	s.stream.State(api.TicketInEntry, api.ModeOpen)
 	other.frame()
 	deaf.stream.State(api.TicketInEntry, api.ModeOpen)
-	// A broker's round: it never waits, and the other client gets its frames meanwhile.
+	// Act as the loop of a broker: its calls never wait for the client that does not read, and the
+	// other client gets its frames.
 	long := strings.Repeat("x", 64<<10)
 	n := int64(0)
 	for done := false; !done; {

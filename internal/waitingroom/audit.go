@@ -11,16 +11,16 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// The laws of events. Scripts keep them; a violation is an effect of another program that wrote the
-// keys, or of data that Redis has lost.
+// The names of the laws of events. The scripts keep the laws; a violation means that another
+// program wrote the keys, or that Redis has lost data.
 const (
 	LawState  = "room-state"  // each user is in the sets of the user's state, each event in its list
 	LawNumber = "room-number" // numbers are unique and at most the last one given
 	LawSlots  = "room-slots"  // each promoted user holds a slot, with a fence of its own
 )
 
-// Finding is a violation of a law by an event. It does not name users, because their ids are
-// sensitive: a number stands for the user.
+// Finding is a violation of a law by an event. It never contains a user's id, because ids are
+// sensitive: it gives the user's number instead.
 type Finding struct {
 	Event  string
 	Law    string
@@ -32,14 +32,14 @@ type Finding struct {
 var auditScript = call.NewScript("audit_room",
 	lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/audit_room"))
 
-// mostFindings is the number of findings of one law in one event that Audit returns. It sums up the
-// others.
+// mostFindings is the most findings of one law in one event that Audit returns one by one. One more
+// finding says how many others there are.
 const mostFindings = 100
 
-// Audit returns what breaks a law in an event. It changes nothing, and users may move meanwhile.
-// Each finding is certain. Most are made at one instant. Doubled numbers and fences are found over
-// several reads; that is safe, because none is ever used again. pace is called with the elements
-// and bytes of each page; nil: it reads without a pause.
+// Audit returns what breaks a law in an event. It changes nothing, and users may change state
+// meanwhile. Each finding is certain. Most compare data of one instant. Numbers and fences that two
+// users have are found over several reads; that is safe, because neither is ever given again. pace
+// is called with the elements and bytes of each page and may wait; nil: no waits.
 func (r events) Audit(
 	ctx context.Context, event string, pace func(ctx context.Context, elements, bytes int) error,
 ) ([]Finding, error) {
@@ -78,8 +78,8 @@ type roomAudit struct {
 
 	numbers bitmap
 	fences  map[string]string // by fence: the user
-	// numbers and fences that were found twice. The same user may be read twice, so they are only
-	// candidates.
+	// twice has the numbers and fences that were read more than once, with the users who have them.
+	// They are only candidates: the same user may have been read twice.
 	twice map[string]map[string]bool
 }
 
@@ -99,7 +99,8 @@ type auditRow struct {
 	fence  string
 }
 
-// read reads a list of the event in pages, and calls each with the rows of users.
+// read reads one list of the event (such as users or slots) in pages, and calls each with every
+// row.
 func (a *roomAudit) read(ctx context.Context, list string, each func(auditRow)) error {
 	for cursor := "0"; ; {
 		reply, err := a.run(ctx, auditScript, a.p, a.event, list, cursor, MostUsers)
@@ -143,8 +144,8 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// note looks for numbers and fences that two users have. Garbage beyond the last number is left
-// out: it is a finding by itself.
+// note records the number and the fence of a row, to find those that two users have. A number above
+// the last one given is skipped: it is a finding by itself.
 func (a *roomAudit) note(row auditRow) {
 	if row.number >= 1 && row.number <= a.tail && !a.numbers.add(row.number) {
 		a.candidate(fmt.Sprint("number ", row.number))
@@ -167,14 +168,15 @@ func (a *roomAudit) candidate(what string) {
 	}
 }
 
-// confirmTwice reads the users again, if numbers or fences were found twice, and adds findings for
-// those that two users have. If the event was created again meanwhile, its numbers have begun
-// again: then it adds none.
+// confirmTwice reads the users again if numbers or fences were read more than once, and adds a
+// finding for each that two users have. It adds none if the event was deleted and created again
+// meanwhile: then its numbers have started again at 1.
 func (a *roomAudit) confirmTwice(ctx context.Context) error {
 	if len(a.twice) == 0 {
 		return nil
 	}
-	// Only the rows of this reading count: its findings are those of the first one.
+	// This second audit serves only to read the users again; its own findings are dropped, because
+	// the first reading has found them already.
 	again := newRoomAudit(a.events, a.event, a.pace)
 	again.tail, again.recreated = a.tail, a.recreated
 	err := again.read(ctx, "users", func(row auditRow) {

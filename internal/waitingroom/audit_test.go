@@ -25,8 +25,8 @@ func (w *world) audit() (all []string) {
 	return all
 }
 
-// audited fills an event: a has a token (number 1), b is READY (2), c and d wait (3, 4), e polls
-// (5), f is away (6).
+// audited fills an event with users: a has a token (number 1), b is READY (2), c and d are waiting
+// (3, 4), e polls (5), f is away (6).
 func audited(w *world) {
 	s, stock := defaults(2), int64(10)
 	s.Stock = &stock
@@ -42,7 +42,8 @@ func audited(w *world) {
 	require.NoError(w, err)
 }
 
-// Each law can fail, and the audit says how. It changes nothing.
+// For each law, the test damages an event so that the law fails. The audit reports it with the
+// right text, and changes nothing.
 func TestAuditFindsViolations(t *testing.T) {
 	t.Parallel()
 	type edit func(ctx context.Context, w *world) error
@@ -166,7 +167,7 @@ func (w *world) dump() string {
 	return fmt.Sprint(append(all, w.rdb.XLen(ctx, w.p.Moves()).Val())...)
 }
 
-// The audit reads large events in pages, and sums up what is too much to list.
+// The audit reads large events in pages, and reports only a sum of the findings beyond its limit.
 func TestAuditOfManyUsers(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(0))

@@ -23,9 +23,9 @@ type benched struct {
 	calls int
 }
 
-// benchUsers measures a call for 200 users, and for one; prepare returns the call. µs/user is the
-// whole call: building it, the round trip and the script. redis-µs/user is the time of the script
-// as Redis reports it.
+// benchUsers measures a call for 200 users and a call for one user; prepare returns the call.
+// µs/user is the time of the whole call: building it, the round trip and the script. redis-µs/user
+// is the time of the script alone, as Redis reports it.
 func benchUsers(b *testing.B, prepare func(w *benched, users []waitingroom.Visitor) func() error) {
 	for _, size := range []int{waitingroom.MostUsers, 1} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
@@ -74,7 +74,7 @@ func newBenched(b *testing.B) *benched {
 	return w
 }
 
-// scriptMicros returns how long scripts ran since the statistics were reset, in µs.
+// scriptMicros returns how long scripts have run in all since Redis's statistics were reset, in µs.
 func (w *benched) scriptMicros() int {
 	stats := w.rdb.Info(w.Context(), "commandstats").Val()
 	_, found, _ := strings.Cut(stats, "cmdstat_evalsha:")
@@ -109,7 +109,7 @@ func BenchmarkEnter(b *testing.B) {
 	})
 }
 
-// Users of three brokers are promoted. The event has slots for all.
+// BenchmarkPromote promotes users of three brokers. The event has free slots for all of them.
 func BenchmarkPromote(b *testing.B) {
 	benchUsers(b, func(w *benched, users []waitingroom.Visitor) func() error {
 		w.capacity(0)

@@ -13,7 +13,7 @@ import (
 )
 
 // While the hash slot of a partition moves from one master of a Redis Cluster to another, each call
-// is refused and changes nothing. Afterwards the room goes on.
+// is refused and changes nothing. After the move, calls work again.
 func TestNothingHappensWhileTheSlotMoves(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 2)

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// Another program has put users into sets that their records contradict. The records are right: the
-// users keep their places and slots, and the sets drop them.
+// Another program has added users to sorted sets that their records contradict. The scripts trust
+// the records: the users keep their places and slots, and leave the wrong sets.
 func TestARecordIsRight(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(1))
@@ -46,7 +46,8 @@ func TestARecordIsRight(t *testing.T) {
 	})
 }
 
-// A closed event without users is deleted, even if records of nobody are left.
+// A closed event without users is deleted, even if Redis still holds records under user ids that
+// never entered.
 func TestForgetWithRecordsOfNobody(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(0))
@@ -63,7 +64,8 @@ func TestForgetWithRecordsOfNobody(t *testing.T) {
 	})
 }
 
-// Seats that were sold are not sold again when the stock is lowered, raised or declared anew.
+// Seats that were sold are never sold again, even if the stock is lowered, raised or declared
+// again.
 func TestStockIsInAll(t *testing.T) {
 	onBoth(t, func(w *world) {
 		declare := func(stock *int64) *int64 {

@@ -28,7 +28,8 @@ type Declared struct {
 }
 
 // Declare creates an event, or replaces its settings. Settings without a mode keep the event's
-// mode; a new event is open. It returns ErrRev if the event has another rev.
+// mode; a new event is open. It returns ErrRev, and changes nothing, if the event has another rev
+// than the caller gave.
 //
 // Twice: SAME.
 func (r events) Declare(ctx context.Context, event string, s Settings, o DeclareOptions) (Declared, error) {
@@ -124,7 +125,7 @@ var counters = []string{
 	"entered", "promoted", "admitted", "completed", "sold", "left", "expired", "no_shows", "refused",
 }
 
-// Snapshots are the states of events of a partition at one instant.
+// Snapshots are the states of several events of one partition, all as of one instant.
 type Snapshots struct {
 	Events   []Snapshot // without unknown events
 	LastMove string     // id of the newest entry of the stream moves
@@ -189,9 +190,9 @@ func newSnapshot(event string, fields map[string]string, waiting, used, users in
 	return s
 }
 
-// Forget dissolves the queue of an event that is closed or sold out, 200 users in a call, and
-// deletes the event when its retention is over. It returns the number of users with a record, and
-// how long there is nothing to do; negative: for ever.
+// Forget removes users from the queue of an event that is closed or sold out, 200 in a call, and
+// deletes the event when its retention is over. It returns the number of users who still have a
+// record, and how long there is nothing more to do; negative: for ever.
 //
 // Twice: removes the next users.
 func (r events) Forget(ctx context.Context, event string) (left int64, wait time.Duration, err error) {
@@ -203,8 +204,8 @@ func (r events) Forget(ctx context.Context, event string) (left int64, wait time
 	return left, wait, reply.failed
 }
 
-// Due returns events of a partition in which something is due now, at most n, and how long nothing
-// is due in the other ones; negative: for ever.
+// Due returns at most n events of a partition in which something is due now, such as a promotion or
+// the end of a place, and how long nothing is due in the other events; negative: for ever.
 func (r events) Due(ctx context.Context, p keyspace.Partition, n int) ([]string, time.Duration, error) {
 	pipe := r.rdb.Pipeline()
 	now := pipe.Time(ctx)
@@ -226,7 +227,8 @@ func (r events) Due(ctx context.Context, p keyspace.Partition, n int) ([]string,
 	return due, -1, nil
 }
 
-// Postpone lets an event wait, whose script has failed, so that other events are not held up.
+// Postpone makes an event due only after d. It is for an event whose script has failed, so that it
+// does not hold up other events.
 func (r events) Postpone(ctx context.Context, p keyspace.Partition, event string, d time.Duration) error {
 	now, err := r.rdb.Time(ctx).Result()
 	if err != nil {
@@ -239,9 +241,9 @@ func (r events) Postpone(ctx context.Context, p keyspace.Partition, event string
 	return nil
 }
 
-// Events returns a page of events of all partitions, and the cursor of the next page, "" at the
-// end. Within a partition events are ordered by when something is due; an event that changes
-// meanwhile may come twice or not at all.
+// Events returns a page of the events of all partitions, and the cursor of the next page, "" after
+// the last one. Within a partition, events are ordered by when something is due; an event that
+// changes meanwhile may be listed twice or not at all.
 func (r events) Events(ctx context.Context, cursor string, limit int) (events []string, next string, err error) {
 	index, offset, err := parseCursor(cursor, r.space.Partitions())
 	if err != nil {

@@ -43,7 +43,8 @@ func TestHeaders(t *testing.T) {
 	require.Len(t, allScripts, len(names))
 }
 
-// evals records the arguments of scripts by the script's hash.
+// evals is a hook of the Redis client that records the arguments of each script call, by the hash
+// of the script.
 type evals struct {
 	mu sync.Mutex
 	of map[string][][]any
@@ -131,8 +132,8 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.Len(t, seen.of, len(allScripts))
 }
 
-// The keys that scripts build are those of package keyspace. The key outbox is never written:
-// allow_oom names it.
+// The names of the keys that the scripts build are those of package keyspace. The key outbox is
+// never written: only the function allow_oom names it.
 func TestKeysOfScripts(t *testing.T) {
 	t.Parallel()
 	space, err := keyspace.New("P:", 1)

@@ -45,7 +45,8 @@ func TestTheWayOfAUser(t *testing.T) {
 		require.Zero(w, s.Free)
 		require.EqualValues(w, 3, s.Tail)
 
-		// The message names the broker of b, and moves names its number.
+		// The dispatch message names the broker of user b, and the stream moves names the user's
+		// number.
 		entries, err := w.rdb.XRange(w.Context(), w.p.Entry(), "-", "+").Result()
 		require.NoError(w, err)
 		require.Len(w, entries, 1)
@@ -75,7 +76,8 @@ func TestDisconnectAndReturn(t *testing.T) {
 		require.Equal(w, []waitingroom.Code{waitingroom.Noted}, codes)
 		require.EqualValues(w, 1, w.snapshot().Away)
 
-		// An away user is passed over, keeps the number, and comes back by another broker.
+		// A user who is away is not promoted, keeps the number, and can come back through another
+		// broker.
 		one := int64(1)
 		_, err = w.Change(w.Context(), event, waitingroom.Changes{Capacity: &one})
 		require.NoError(w, err)
@@ -96,8 +98,8 @@ func TestDisconnectAndReturn(t *testing.T) {
 	})
 }
 
-// With grace 0, on_close release and no_show release, the end of a stream ends everything, as in
-// the user's document.
+// With grace 0, on_close release and no_show release, the end of a stream removes the user in every
+// state, as the requirements document says.
 func TestTheDocumentsBehaviour(t *testing.T) {
 	onBoth(t, func(w *world) {
 		s := defaults(1)
@@ -138,7 +140,8 @@ func TestPolls(t *testing.T) {
 		require.EqualValues(w, 1, w.rdb.ZCard(w.Context(), w.p.RoomAway(event)).Val())
 		require.Zero(w, w.snapshot().Away) // it waits
 
-		// A stream takes the place of the polls, and a poll never takes that of a stream.
+		// When a polling user opens a stream, the record gets the stream's conn. A poll of a user
+		// with an open stream does not remove that conn.
 		require.Equal(w, waitingroom.Back, w.enter("a")[0].Code)
 		require.Zero(w, w.rdb.ZCard(w.Context(), w.p.RoomAway(event)).Val())
 		require.Equal(w, waitingroom.Back, poll(waitingroom.EnterKnown, "a"))
@@ -186,7 +189,8 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// Stock is what is left to sell: never more users are inside, and the last sale ends the event.
+// The stock limits users to the seats that are left: there are never more users inside, and the
+// last sale ends the event.
 func TestStock(t *testing.T) {
 	onBoth(t, func(w *world) {
 		s, stock := defaults(5), int64(2)

@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The users, events and brokers of the model are few, so that short sequences meet them again.
+// The model has few users, events and brokers, so that even a short random sequence uses the same
+// ones again.
 var (
 	modelUsers     = []string{"a", "b", "c", "d", "f", "g", "h"}
 	modelInstances = []string{"00000001", "00000002", "00000003"}
@@ -33,7 +34,8 @@ func (m *model) drawConn() string {
 	return draw(m, "instance", modelInstances...) + "." + draw(m, "number", "1", "2")
 }
 
-// drawUser draws a user, most times one with a record in one of the states.
+// drawUser draws a random user: mostly one whose record has one of the state letters, sometimes
+// any.
 func (m *model) drawUser(event, letters string) string {
 	e := m.view.events[event]
 	if e == nil || rapid.IntRange(0, 7).Draw(m.rt, "anybody") == 0 {
@@ -51,7 +53,7 @@ func (m *model) drawUser(event, letters string) string {
 	return draw(m, "user", fit...)
 }
 
-// drawVisitors draws visitors, most times with the recorded conns.
+// drawVisitors draws one to three random visitors, mostly with the conns that their records have.
 func (m *model) drawVisitors(event, letters string) (list []Visitor) {
 	for range rapid.IntRange(1, 3).Draw(m.rt, "visitors") {
 		v := Visitor{User: m.drawUser(event, letters)}
@@ -131,7 +133,7 @@ func (m *model) actClaim() {
 	m.do(oneCall{"claim", args, func(p *refRooms) []any { return p.claim(event, list) }, nil})
 }
 
-// drawToken draws a user and a fence, most times those of a token.
+// drawToken draws a random user and a fence, mostly a user with a token and the token's fence.
 func (m *model) drawToken(event string) (user, fence string) {
 	user = m.drawUser(event, "P")
 	if fence = m.record(event, user).fence; fence == "" || rapid.IntRange(0, 5).Draw(m.rt, "fence") == 0 {
@@ -211,7 +213,8 @@ func (m *model) declare(d declareCall) {
 	m.do(oneCall{"declare_room", args, func(p *refRooms) []any { return p.declare(d) }, nil})
 }
 
-// drawSettings draws settings with short times. The fields are those of Settings.fields.
+// drawSettings draws random settings of an event with short times. The fields are those that
+// Settings.fields returns.
 func (m *model) drawSettings() [][2]string {
 	n := func(what string, from ...int) string { return strconv.Itoa(draw(m, what, from...)) }
 	rate, burst := draw(m, "rate", "", "", "1", "4", "0.5"), ""
@@ -254,7 +257,7 @@ func (m *model) actChange() {
 	m.declare(declareCall{m.drawEvent(), "change", 0, [][2]string{{field, draw(m, "value", value...)}}})
 }
 
-// actRepeat makes a call again, that was made a moment or longer ago.
+// actRepeat repeats one of the last six calls, as a broker does after a lost answer.
 func (m *model) actRepeat() {
 	m.run(draw(m, "call", m.calls[max(0, len(m.calls)-6):]...))
 }
@@ -263,7 +266,7 @@ func (m *model) actTime() {
 	m.micros += 1000 * draw[int64](m, "ms", 1, 10, 250, 500, 1000, 1500, 2000, 3000)
 }
 
-// actDue sets the clock to about the end of a place, a slot or a token.
+// actDue moves the clock to about the time at which a place, a slot or a token ends.
 func (m *model) actDue() {
 	var times []int64
 	for _, id := range m.view.eventIDs() {
@@ -285,9 +288,10 @@ func (m *model) actDue() {
 	}
 }
 
-// actJump sets Redis's clock back or forward. Before a step back, expire runs once: it runs every
-// second, so a step forward and one back between two of its runs can't be told from time that has
-// passed, and the audit may then rightly find that something is late.
+// actJump moves Redis's clock back or forward. Before a step back it runs expire once, because
+// brokers run it every second. Otherwise the clock could step forward and back between two runs,
+// which a script can't distinguish from passed time: the audit would then rightly report that
+// something is late.
 func (m *model) actJump() {
 	by := draw[int64](m, "ms", -1, -900, -1500, -4000, -3_600_000, 6000, 11_000, 20_000, 7_200_000)
 	if by < 0 {
@@ -296,7 +300,8 @@ func (m *model) actJump() {
 	m.micros += 1000 * by
 }
 
-// actGap lets time pass or step back, in which nobody calls expire. Then expire runs.
+// actGap lets more than 5 s pass without a call of expire, or moves the clock back, and then runs
+// expire: as after a standstill of all brokers.
 func (m *model) actGap() {
 	m.micros += 1000 * draw[int64](m, "ms", 5001, 6000, 6000, -1001, -4000, -3_600_000)
 	for _, event := range []string{"", "e"} {
@@ -312,7 +317,8 @@ func (m *model) actWoken() {
 	m.ref.woken, m.view.wake = false, 0
 }
 
-// actDamage changes the keys of a user, as another program might do.
+// actDamage deletes or overwrites the record of a random user or the user's entry in a sorted set,
+// as another program might do.
 func (m *model) actDamage() {
 	user, ctx := draw(m, "user", modelUsers...), m.rt.Context()
 	m.damaged[user] = true
@@ -323,7 +329,8 @@ func (m *model) actDamage() {
 	} else {
 		set = room + ":" + draw(m, "set", "waiting", "away", "slots")
 	}
-	// The numbers are those of nobody: if two users have one number, nothing can be said of either.
+	// The damaged records have numbers that no user has: if two users had one number, the test
+	// could not say what is right for either.
 	at := draw[int64](m, "score", 1_000_001, 1_000_002, m.micros/1000, m.micros/1000+5000)
 	var err error
 	switch {
@@ -343,7 +350,8 @@ func (m *model) actDamage() {
 	}
 }
 
-// end closes the event. When enough time has passed, nothing is left of it.
+// end closes the event, lets much time pass and runs the cleanup scripts. Then nothing may be left
+// of the event in Redis.
 func (m *model) end() {
 	m.declare(declareCall{"e", "put", 0, m.drawSettings()}) // it may have been deleted
 	m.declare(declareCall{"e", "change", 0, [][2]string{{"mode", "closed"}, {"retention", "0"}}})

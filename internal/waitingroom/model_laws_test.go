@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// lawsOf is what the laws of an event need to know of earlier states.
+// lawsOf is what the test remembers of an event's earlier states, to check laws about changes, such
+// as that no fence is used twice.
 type lawsOf struct {
 	moved   int              // entries of moves from before the event was created
 	owner   map[int64]string // by number
@@ -17,14 +18,14 @@ type lawsOf struct {
 	leeway  int64 // the shortest one since the event was created
 }
 
-// refToken is a token that was not given back and may be valid.
+// refToken is an entry token that was not given back and may still be valid.
 type refToken struct {
 	user           string
 	expires, until int64
 }
 
-// lawful checks the laws R1 to R7 of the design, whatever the reference says. Damaged users are
-// left out.
+// lawful checks the laws R1 to R7 of the design in the state that is stored in Redis, without the
+// reference model. It skips users whose data the test has damaged.
 func (m *model) lawful(c oneCall, before, after *stored) {
 	for id := range m.laws {
 		if after.events[id] == nil {
@@ -89,7 +90,8 @@ func (m *model) lawfulStates(id string, e *storedEvent) {
 	}
 }
 
-// lawfulNumbers checks R3 and R7: each number is in the queue or, once, in moves.
+// lawfulNumbers checks the laws R3 and R7: each number that was given is either in the queue or in
+// exactly one entry of the stream moves.
 func (m *model) lawfulNumbers(id string, e *storedEvent, l *lawsOf, moves []string) {
 	tail, _ := strconv.ParseInt(e.hash["tail"], 10, 64)
 	places, holders := map[int64]int{}, map[int64]string{}

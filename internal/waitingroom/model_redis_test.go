@@ -18,7 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// modelBase is the prefix of the keys of the partition under test.
+// modelBase is the prefix of the keys of the partition that the model test uses.
 const modelBase = "t:{0}:"
 
 // clockKey holds the time on a real Redis, µs.
@@ -44,14 +44,15 @@ end
 return out
 `
 
-// scripted runs the scripts of the package on a server whose time the test sets.
+// scripted runs the scripts of the package on a Redis, or miniredis, whose time the test sets.
 type scripted struct {
 	c       *redis.Client
 	scripts map[string]*call.Script
 	setTime func(pipe redis.Pipeliner, micros int64)
 }
 
-// filesOf returns the files of a script, in the order in which the package loads them.
+// filesOf returns the names of the Lua files that make up a script, in the order in which the
+// package loads them.
 func filesOf(name string) []string {
 	if name == "snapshot" {
 		return []string{"parts/base", "room/" + name}
@@ -59,7 +60,8 @@ func filesOf(name string) []string {
 	return []string{"parts/base", "parts/limiters", "parts/signals", "parts/room", "room/" + name}
 }
 
-// newScripted loads the scripts. On a real server (setTime == nil) they read the time from a key.
+// newScripted loads the scripts. With setTime == nil (a real Redis), it changes them so that they
+// read the time from the key clock.
 func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *scripted {
 	t.Helper()
 	opts.DisableIdentity, opts.Protocol = true, 2
@@ -89,7 +91,7 @@ func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *sc
 	return s
 }
 
-// run calls a script at a time, and returns its reply and the state after it.
+// run calls a script at the given time, and returns its reply and all data in Redis after it.
 func (s *scripted) run(micros int64, script string, args []any) (any, *stored, error) {
 	ctx := context.Background()
 	pipe := s.c.Pipeline()
@@ -127,7 +129,8 @@ func (s *stored) event(id string) *storedEvent {
 	return s.events[id]
 }
 
-// readStored reads the answer of dumpKeys. A key that is none of the design's is an error.
+// readStored parses the answer of dumpKeys, the content of all keys. It returns an error for a key
+// that is not in the design.
 func readStored(dump any) (*stored, error) {
 	s := &stored{events: map[string]*storedEvent{}}
 	var failed error
@@ -192,7 +195,7 @@ func pairs(list []string) map[string]string {
 	return out
 }
 
-// ofState are the fields of an event's hash that are neither settings nor counters.
+// ofState lists the fields of an event's hash that are neither settings nor counters.
 var ofState = []string{"rev", "tail", "change", "fence", "t", "closed", "steps"}
 
 // String shows the state as refRooms.String does.

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// The reference is written from the design and the headers of the scripts. It keeps an event as one
-// map of users, from which everything else follows.
+// The reference is a Go model of the scripts, written from the design and the scripts' headers. It
+// stores an event as one map of users, and computes everything else from this map.
 
 const (
 	refNever = int64(9007199254740991)
@@ -95,7 +95,7 @@ func newReference() *refRooms {
 
 func (p *refRooms) begin(us int64) { p.us, p.now = us, us/1000 }
 
-// every returns the µs between two permits; 0: there is no limit.
+// every returns the time between two permits of the event's rate, in µs; 0: there is no limit.
 func (e *refEvent) every() int64 {
 	rate, _ := strconv.ParseFloat(e.settings["rate"], 64)
 	if rate == 0 {
@@ -104,7 +104,8 @@ func (e *refEvent) every() int64 {
 	return int64(1_000_000 / rate)
 }
 
-// permits returns how many users the rate admits now, and when it admits the next one, ms.
+// permits returns how many users the event's rate allows to promote now, and when it allows the
+// next one, in Unix ms.
 func (p *refRooms) permits(e *refEvent) (n, next int64) {
 	every := e.every()
 	if every == 0 {
@@ -151,8 +152,8 @@ func (e *refEvent) earliest() (kept, slot int64) {
 	return kept, slot
 }
 
-// due returns when something is due. While hold_until lasts, what is overdue is looked at each
-// second, because tokens end meanwhile.
+// due returns the time in ms at which the reference next has something to do for an event. During a
+// hold, an event with overdue places is due each second, because tokens still end.
 func (p *refRooms) due(e *refEvent) int64 {
 	ends := min(e.earliest())
 	if ends <= p.now && p.hold > p.now {
@@ -176,7 +177,8 @@ func (p *refRooms) due(e *refEvent) int64 {
 	return ends
 }
 
-// finish writes what a call has done to the streams and to rooms. It returns the wait.
+// finish ends a call in the reference: it adds the numbers that left the queue to the stream moves,
+// and sets when the event is due next. It returns for how long nothing is due.
 func (p *refRooms) finish(e *refEvent) int64 {
 	if len(e.gone) > 0 {
 		slices.Sort(e.gone)

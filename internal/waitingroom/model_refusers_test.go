@@ -96,8 +96,8 @@ func (*refRooms) state(r *refEntry, u *refUser) {
 
 func shallow(u *refUser) *refUser { c := *u; return &c }
 
-// renewSlot writes the end of a slot again, because the record was written: the leeway may have
-// changed meanwhile.
+// renewSlot computes in the reference when a user's slot ends. A script does so each time it writes
+// the record, because the leeway in the settings may have changed.
 func (p *refRooms) renewSlot(e *refEvent, u *refUser) {
 	u.slot = u.expires
 	if u.letter == 'P' {
@@ -183,7 +183,8 @@ func (p *refRooms) leave(event, user string) []any {
 	return []any{"LEFT", conn}
 }
 
-// byScore returns the users with a score, ordered as a sorted set.
+// byScore returns the users for whom score returns true, in the order of a Redis sorted set: by
+// score, then by id.
 func (e *refEvent) byScore(score func(u *refUser) (int64, bool)) []string {
 	var users []string
 	for user, u := range e.users {
@@ -357,7 +358,9 @@ func (p *refRooms) expire(event string) []any {
 	return []any{n, p.finish(e), p.now, e.mode(), noShows}
 }
 
-// endDue ends places and slots that are over, 200 at most. Some of them are no-shows.
+// endDue does in the reference what the script expire_users does for one event: it removes away
+// users after their grace, no-shows, and users whose token has expired, 200 at most. During a hold
+// it removes only users with expired tokens. n counts all of them, no-shows included.
 func (p *refRooms) endDue(e *refEvent) (n, noShows int) {
 	away := e.byScore(func(u *refUser) (int64, bool) { return u.kept, u.kept != 0 && u.kept <= p.now })
 	if p.hold > p.now {

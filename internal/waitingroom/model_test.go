@@ -18,13 +18,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// On a real Redis TestModel runs rapid `hundreds` times, divided among `callers` goroutines. Each
-// run of rapid tries 100 random sequences, or the number given by -rapid.checks.
+// hundreds is how many times TestModel calls rapid on a real Redis; callers goroutines share these
+// calls. Each call tries 100 random sequences, or the number given by -rapid.checks.
 const callers, hundreds = 2, 10
 
-// TestModel runs random sequences of the scripts, many of them repeated or late, with a clock that
-// also jumps. It compares each reply and the whole state after each script with a reference in
-// memory, and checks the laws R1 to R7 in every state.
+// TestModel runs random sequences of script calls, many of them repeated or late, with a clock that
+// also jumps. It compares each reply, and the whole state after each script, with a reference model
+// in Go, and checks the laws R1 to R7 in every state.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) {
@@ -38,8 +38,9 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// TestModelWithDamage does the same while another program changes or deletes records of some users.
-// No script fails, the laws hold for all other users, and at the end the event can be deleted.
+// TestModelWithDamage runs random sequences while another program changes or deletes records of
+// some users. No script fails, the laws hold for all other users, and at the end the event can be
+// deleted.
 func TestModelWithDamage(t *testing.T) {
 	t.Parallel()
 	onRedis(t, hundreds/4, checkDamage)
@@ -170,8 +171,8 @@ func (m *model) fail(format string, args ...any) {
 	m.t.FailNow()
 }
 
-// run runs a script, and compares its reply and the state with the reference, which makes the same
-// call. It returns the reply.
+// run runs a script in Redis and the same call in the reference, and fails the test if the replies
+// or the states differ. It returns the reply.
 func (m *model) run(c oneCall) any {
 	if m.rt != nil {
 		m.micros += draw[int64](m, "µs before the call", 0, 0, 1000, 7000)
@@ -196,7 +197,8 @@ func (m *model) run(c oneCall) any {
 	return reply
 }
 
-// shownReply leaves out of a reply what the state shows, too. Of an audit it leaves the findings.
+// shownReply returns the part of a reply that the test compares: it omits what the comparison of
+// the states covers. Of the reply of audit_room only the findings remain.
 func (m *model) shownReply(c oneCall, reply any) any {
 	switch all := reply.([]any); c.script {
 	case "audit_room":

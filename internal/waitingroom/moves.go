@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Move is an entry of the stream moves: numbers that have left the queue of an event.
+// Move is an entry of the Redis stream moves: a change of one event's queue, with the numbers that
+// have left it.
 type Move struct {
 	ID     string
 	Event  string
@@ -30,9 +31,9 @@ const (
 	mostNumbers = 1000
 )
 
-// Moves returns the moves behind the entry with the id `after`, at most 1,000. If there are none,
-// it waits for up to block, at most redisx.MaxBlock; 0: not at all. An entry that can't be read
-// has no Event.
+// Moves returns the entries of the stream moves after the entry with the id `after`, at most 1,000.
+// If there are none, it waits for up to block, at most redisx.MaxBlock; 0: not at all. An
+// unreadable entry is returned with an empty Event.
 func (r events) Moves(ctx context.Context, p keyspace.Partition, after string, block time.Duration) ([]Move, error) {
 	args := &redis.XReadArgs{Streams: []string{p.Moves(), after}, Count: mostMoves, Block: -1}
 	rdb := r.rdb
@@ -81,8 +82,8 @@ func parseMove(m redis.XMessage) Move {
 }
 
 // Numbers calls yield with the numbers of all users who are waiting or away, in no order, about
-// 1,000 at a time. A number may come twice. All users who are in the queue from the beginning to
-// the end are found, whatever changes meanwhile.
+// 1,000 at a time. A number may be yielded twice. It finds every user who is in the queue during
+// the whole call, even if other users change state meanwhile.
 func (r events) Numbers(ctx context.Context, event string, yield func(numbers []int64)) error {
 	p := r.space.OfEvent(event)
 	for cursor := uint64(0); ; {

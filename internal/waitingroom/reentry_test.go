@@ -11,8 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// A broker that was silent lets its users enter again, while another broker still sweeps with the
-// list of brokers from before. The users stay present.
+// A broker that was silent repeats enter for user a, while another broker sweeps with an older list
+// of live brokers that does not contain the first. User a stays waiting; user b, for whom enter was
+// not repeated, becomes away.
 func TestReentryDuringASweep(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(0))

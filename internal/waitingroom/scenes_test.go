@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// stage is a partition with the event e: x has a token and y is READY, z waits, q polls, w is away.
+// stage is a partition with an event e for a test: user x has a token, y is READY, z is waiting, q
+// polls, w is away.
 type stage struct {
 	*testing.T
 	s      *scripted
@@ -77,7 +78,8 @@ type scene struct {
 
 func given(args ...any) func(*stage) []any { return func(*stage) []any { return args } }
 
-// late returns the arguments after some time: the clock is then ms later.
+// late returns a function that moves the clock ms forward and then returns these arguments of a
+// script.
 func late(ms int64, args ...any) func(*stage) []any {
 	return func(st *stage) []any {
 		st.micros += 1000 * ms
@@ -148,7 +150,8 @@ var scenes = []scene{
 	{"audit users", "audit_room", false, given("e", "users", 0, 200), "[0 5 ["},
 }
 
-// TestScenes plays each scene: its reply, a wrong type under each key, and full memory.
+// TestScenes runs each scene, a script call with an expected reply: first normally, then once with
+// a wrong Redis type under each key, and once with Redis's memory full.
 func TestScenes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -177,8 +180,8 @@ func TestScenes(t *testing.T) {
 	}
 }
 
-// playSpoiled plays a scene with a key of a wrong type. An error does not undo earlier writes, so
-// the script must notice it before its first write.
+// playSpoiled runs a scene while one key has a wrong Redis type. The script must fail before its
+// first write, because Redis does not undo writes when a script fails.
 func playSpoiled(st *stage, sc scene, args []any, key string) {
 	ctx := st.Context()
 	kind, err := st.s.c.Type(ctx, key).Result()
@@ -196,7 +199,8 @@ func playSpoiled(st *stage, sc scene, args []any, key string) {
 	require.Equal(st, before, st.keys(), "%s is of the wrong type", key)
 }
 
-// playWithoutMemory plays a scene while Redis's memory is full.
+// playWithoutMemory runs a scene while Redis's memory is full. The scene says whether the script
+// must be refused or must run as usual.
 func playWithoutMemory(st *stage, sc scene, args []any, reply, after string) {
 	ctx := st.Context()
 	before := st.keys()

@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// The scripts. The header of each file says what its arguments and replies are.
+// The Lua scripts of the package. The header of each Lua file describes its arguments and replies.
 var (
 	declareScript = call.NewScript("declare_room",
 		lua.Source("parts/base", "parts/limiters", "parts/signals", "parts/room", "room/declare_room"))
@@ -39,8 +39,8 @@ var (
 	snapshotScript = call.NewScript("snapshot", lua.Source("parts/base", "room/snapshot"))
 )
 
-// reply reads the values of a script's reply in order. The first value that is missing or has
-// another type is an error, which failed holds.
+// reply reads the values of a script's reply one after the other. At the first value that is
+// missing or has another type it sets failed, an error that the caller checks at the end.
 type reply struct {
 	values []any
 	failed error

@@ -10,8 +10,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Enter gives users a number, or finds the places that they have. poll is the longest time until a
-// visitor without a conn calls again. It returns ErrUnknown if there is no such event.
+// Enter gives each visitor a number, or finds the place that the visitor has already. poll is the
+// longest time until a visitor without a conn calls again. It returns ErrUnknown if there is no
+// such event.
 //
 // Twice: the same answer, with Back instead of Entered.
 func (r users) Enter(
@@ -42,8 +43,9 @@ func withVisitors(args []any, visitors []Visitor) []any {
 	return args
 }
 
-// Disconnect says that the streams of visitors have ended. The answers are Away, Noted, Gone,
-// NoShow and Stale. Noted and Stale change nothing.
+// Disconnect tells Redis that the streams of these visitors have ended. By the event's settings, a
+// user goes away, is removed (Gone, NoShow), or stays (Noted). Stale: the record has another conn.
+// Noted and Stale change nothing.
 //
 // Twice: Noted or Stale.
 func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor) ([]Code, error) {
@@ -58,8 +60,8 @@ func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor
 	return codes, reply.failed
 }
 
-// Leave removes a user in any state. It returns whether the user was known, and the conn of the
-// user's stream, "" if there is none: its broker has to end the stream.
+// Leave removes a user in any state. It returns whether the user had a record, and the conn of the
+// user's stream, "" if there is none: the caller has to tell the conn's broker to end the stream.
 //
 // Twice: not known.
 func (r users) Leave(ctx context.Context, event, user string) (conn string, left bool, err error) {
@@ -78,8 +80,9 @@ func (r users) Promote(ctx context.Context, event string) (Progress, error) {
 	return r.progress(r.run(ctx, promoteScript, r.space.OfEvent(event), event, MostUsers))
 }
 
-// Expire ends places and slots whose time is over, 200 at most, and notes in the partition that it
-// has run; with event "" it does only the latter.
+// Expire removes the users of an event whose time has ended, 200 at most: away users after their
+// grace, no-shows, and users with an expired token. It also stores in the partition when it ran: a
+// gap of more than 5 s starts a hold. With event "" it only stores the time.
 //
 // Twice: ends the next users.
 func (r users) Expire(ctx context.Context, p keyspace.Partition, event string) (Progress, error) {
@@ -100,8 +103,9 @@ func (r users) progress(reply *reply, err error) (Progress, error) {
 	return p, reply.failed
 }
 
-// Claim begins the tokens of promoted visitors. A visitor without a conn is never Stale. The
-// answers are Claimed, None and Stale.
+// Claim makes promoted visitors IN_PROGRESS: their tokens begin. The answer for each is Claimed;
+// None if the user holds no slot; or Stale if the user has another conn. A visitor without a conn
+// is never Stale.
 //
 // Twice: the same fence and expiry.
 func (r users) Claim(ctx context.Context, event string, visitors ...Visitor) ([]Claim, error) {
@@ -116,7 +120,8 @@ func (r users) Claim(ctx context.Context, event string, visitors ...Visitor) ([]
 	return claims, reply.failed
 }
 
-// Renew extends the life of a token. The answers are Renewed, Over and None.
+// Renew extends the life of the token with this fence. The answers are Renewed, Over (the event's
+// max_session has passed) and None (the token is not valid any more).
 //
 // Twice: the same expiry or a later one.
 func (r users) Renew(ctx context.Context, event, user, fence string) (Claim, error) {
@@ -128,8 +133,8 @@ func (r users) Renew(ctx context.Context, event, user, fence string) (Claim, err
 	return c, reply.failed
 }
 
-// Verify says whether a token is valid now: InProgress with its expiry, or None. It changes
-// nothing.
+// Verify returns whether a token is valid now: the code InProgress with its expiry, or None. It
+// changes nothing.
 func (r users) Verify(ctx context.Context, event, user, fence string) (Claim, error) {
 	p := r.space.OfEvent(event)
 	pipe := r.rdb.Pipeline()
@@ -145,8 +150,8 @@ func (r users) Verify(ctx context.Context, event, user, fence string) (Claim, er
 	return Claim{Code: InProgress, Fence: fence, Expires: rec.expires}, nil
 }
 
-// State returns whether a user waits (Entered), is away (Away), holds a slot (Ready), has a token
-// (InProgress), or has no record (None). It changes nothing.
+// State returns the code of a user's state: Entered (waiting), Away, Ready (holds a slot),
+// InProgress (has a token) or None (no record). It changes nothing.
 func (r users) State(ctx context.Context, event, user string) (Code, error) {
 	p := r.space.OfEvent(event)
 	record, err := r.rdb.HMGet(ctx, p.RoomUsers(event), user).Result()
@@ -161,8 +166,9 @@ func (r users) State(ctx context.Context, event, user string) (Code, error) {
 	return map[byte]Code{'W': Entered, 'A': Away, 'R': Ready, 'P': InProgress}[rec.letter], nil
 }
 
-// Complete ends the session of a user with a token, and gives the slot back. With sold, a seat of
-// the stock is sold. It returns false if the token is not known any more.
+// Complete removes a user who has a token, because the protected service is done with the user, and
+// gives the slot back. With sold, it also takes a seat from the stock. It returns false if the
+// token had ended before.
 //
 // Twice: false, and no second seat is sold.
 func (r users) Complete(ctx context.Context, event, user, fence string, sold bool) (bool, error) {
@@ -177,9 +183,9 @@ func (r users) Complete(ctx context.Context, event, user, fence string, sold boo
 	return reply.code() == "DONE", nil
 }
 
-// Sweep moves waiting users whose conns belong to none of the live brokers to away. It looks at
-// 1,000 users with numbers above from, until 200 are away. It returns the number to continue with
-// (0: the end), how many users are away now, and for how long nothing is swept.
+// Sweep makes away each waiting user whose conn belongs to none of the live brokers. It looks at up
+// to 1,000 users with numbers above from, and stops after 200 such users. It returns the number to
+// continue from (0: done), how many users it made away, and how long a hold still forbids to sweep.
 //
 // Twice: finds nothing more.
 func (r users) Sweep(
@@ -206,7 +212,8 @@ type record struct {
 	expires time.Time
 }
 
-// parseRecord reads letter|number|conn|since|fence|expires|first.
+// parseRecord parses the text of a record, letter|number|conn|since|fence|expires|first. It returns
+// false if the text is no record.
 func parseRecord(text string) (record, bool) {
 	parts := strings.Split(text, "|")
 	if len(parts) != 7 || len(parts[0]) != 1 || !strings.Contains("WARP", parts[0]) {

@@ -3,7 +3,8 @@
 // by Redis's clock. docs/waiting-room.md describes the words and the promises.
 //
 // After an error a caller does not know whether the script ran, so it may repeat any call with the
-// same arguments. Errors that are not listed are those of Redis and of the network.
+// same arguments. The line "Twice:" of a method says what the repeated call answers or does. Errors
+// that are not listed are those of Redis and of the network.
 package waitingroom
 
 import (
@@ -22,7 +23,8 @@ const MostUsers = 200
 var (
 	// ErrUnknown means that there is no such event.
 	ErrUnknown = errors.New("there is no such event")
-	// ErrRev means that the event has another rev than the caller has seen.
+	// ErrRev means that a change was refused because the event has another rev than the caller has
+	// seen.
 	ErrRev = errors.New("the event has been changed meanwhile")
 )
 
@@ -32,7 +34,7 @@ type Rooms struct {
 	events
 }
 
-// users are the calls about users of an event; events are the others.
+// users has the methods about users of an event, events has the others. Rooms embeds both.
 type (
 	users  struct{ *store }
 	events struct{ *store }
@@ -46,8 +48,8 @@ type store struct {
 	observe  func(script string, took time.Duration, err error)
 }
 
-// New returns the rooms of a key space. observe is called with the name, the duration and the error
-// of each script that was run.
+// New returns the Rooms of a key space. observe is called after each script with the script's name,
+// duration and error.
 func New(conn *redisx.Conn, space keyspace.Space, observe func(script string, took time.Duration, err error)) *Rooms {
 	s := &store{rdb: conn.Cmd, blocking: conn.Block, space: space, observe: observe}
 	return &Rooms{users{s}, events{s}}
@@ -74,8 +76,7 @@ type Settings struct {
 	SeatsPending bool // the capacity is to come from the seat service, which has not answered yet
 }
 
-// Visitor is a user of an event and the stream by which the user is connected. A visitor without a
-// Conn polls.
+// Visitor is a user's id and the conn of the user's stream. Without a Conn, the user polls.
 type Visitor struct{ User, Conn string }
 
 // Mode says what Enter does with a user.
@@ -105,7 +106,7 @@ const (
 	Unknown    Code = "UNKNOWN" // there is no such event
 )
 
-// Codes of Disconnect, Claim and Renew; they share None and Stale.
+// Codes that Disconnect, Claim and Renew return, in addition to None and Stale.
 const (
 	Away    Code = "AWAY"    // the user keeps the place for the grace period
 	Noted   Code = "NOTED"   // nothing changed: the slot runs to its end, or the user is away already
@@ -117,8 +118,8 @@ const (
 )
 
 // Entry is the answer of Enter for one user. Number is 0 for codes without a record. Fence and
-// Expires belong to READY (the end of the slot) and IN_PROGRESS (the expiry of the token). Replaced
-// is the conn that the record had before, if it was another.
+// Expires are set for READY (when the slot ends) and IN_PROGRESS (when the token expires). Replaced
+// is the conn that the record had before, if it was another one.
 type Entry struct {
 	Code     Code
 	Number   int64
@@ -141,8 +142,8 @@ type Claim struct {
 	Expires time.Time
 }
 
-// Progress is the answer of Promote and Expire: how many users were moved, and how long nothing is
-// due in the event. At is Redis's time of the call.
+// Progress is the answer of Promote and Expire: how many users the call promoted or removed, and
+// how long nothing is due in the event. At is Redis's time of the call.
 type Progress struct {
 	N       int
 	NoShows int // those of N who were promoted and did not fetch the token

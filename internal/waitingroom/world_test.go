@@ -68,7 +68,7 @@ func (w *world) declare(s waitingroom.Settings) {
 	require.Equal(w, "CREATED", d.Code)
 }
 
-// enter enters users by streams of the broker b and returns their entries.
+// enter enters each user with a stream of the broker b, and returns their entries.
 func (w *world) enter(users ...string) []waitingroom.Entry {
 	w.Helper()
 	var visitors []waitingroom.Visitor

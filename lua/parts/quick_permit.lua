@@ -1,14 +1,15 @@
 -- quick_permit: takes and settles the permit of a call that part quick can serve. It serves only
 -- calls after which the member has permits left: part guard must move a member without permits to
 -- cooling. It writes nothing: the caller writes the fields that it adds to a list.
--- NEEDS  base, limiters, quick
+-- NEEDS  base, limiters
 -- OFFERS
 --   quick_take(g, key, now, fields)
 --                             takes a permit of the member in key for a grant at guard time now
 --   quick_settle(g, key, member, granted, outcome, fields)
 --                             settles the permit of a lease that ends, as settle_permit in part
 --                             guard; granted is the guard time of its grant
--- Both return false where part guard is needed.
+-- Both return false where part guard is needed. g is the table that quick_guard in part quick
+-- returns.
 
 -- permits_left returns the permits that a member has left, the state of its limiter, and the time
 -- before which spent permits can't be moved.

@@ -71,7 +71,8 @@ func (c *Check) Run(ctx context.Context) (found audit.Candidates, open int, err 
 	return r.found, len(ids), nil
 }
 
-// updateKnown forgets the groups that are not open any more, and reads the headers of new ones.
+// updateKnown brings the known groups in line with ids, the open groups: it drops the others and
+// reads the headers of new ones.
 func (c *Check) updateKnown(ctx context.Context, ids []string) error {
 	known := make(map[string]read.Header, len(ids))
 	var unknown []string
@@ -111,12 +112,12 @@ type run struct {
 	found audit.Candidates
 }
 
-// queue adds the commands that read the numbers of a known group.
+// queue adds to a pipeline the commands that read the counts, status and lengths of a known group.
 func (r *run) queue(ctx context.Context, p redis.Pipeliner, g read.Header) func() *read.Group {
 	return read.Numbers.Queue(ctx, p, r.p, g)
 }
 
-// checkTenants checks the groups and the non-ready jobs of some tenants, which are read in one
+// checkTenants checks the groups and the non-ready jobs of several tenants, which it reads in one
 // transaction.
 func (r *run) checkTenants(ctx context.Context, tenants []*tenantGroups) error {
 	type reply struct {
@@ -141,9 +142,9 @@ func (r *run) checkTenants(ctx context.Context, tenants []*tenantGroups) error {
 	return err
 }
 
-// checkLargeTenant checks the first of these tenants, which has many groups. Everything about it is
-// read twice, in several transactions, and its non-ready jobs are judged only if both readings are
-// the same.
+// checkLargeTenant checks tenants[0], which has too many groups for one transaction. It reads
+// everything about the tenant twice, in several transactions, and judges its non-ready jobs only if
+// both readings are equal.
 func (r *run) checkLargeTenant(ctx context.Context, tenants []*tenantGroups) error {
 	t := tenants[0]
 	var sums [2]nonReadyCounts
@@ -178,14 +179,14 @@ func (r *run) checkLargeTenant(ctx context.Context, tenants []*tenantGroups) err
 	return nil
 }
 
-// nonReadyCounts adds up what the groups of a tenant count as non-ready.
+// nonReadyCounts is the sum of the non-ready counts of a tenant's groups.
 type nonReadyCounts struct {
 	total       int64
 	fingerprint uint64   // of the counts of all groups
 	groups      []string // those that count non-ready jobs
-	// unknown says that the sum can't be compared with the sorted sets: a group of the tenant is
-	// cancelled, and its non-ready jobs leave one by one, or the counts of a group could not be
-	// read.
+	// unknown says that the sum can't be compared with the sorted sets, because a group of the
+	// tenant is cancelled, so that its non-ready jobs are being removed one by one, or because the
+	// counts of a group could not be read.
 	unknown bool
 }
 
@@ -200,8 +201,8 @@ func (c *nonReadyCounts) add(g *read.Group) {
 	}
 }
 
-// compareNonReady adds a tenant and its groups with non-ready jobs to the candidates if the tenant
-// has fewer non-ready and suspended jobs than its groups count. Lengths says how many it has.
+// compareNonReady adds a tenant, and its groups with non-ready jobs, to the candidates if the
+// tenant has fewer non-ready and suspended jobs (lengths) than its groups count.
 func (r *run) compareNonReady(tenant string, counted nonReadyCounts, lengths [2]int64) {
 	if lengths[0]+lengths[1] < counted.total && !counted.unknown {
 		r.found.Tenants = append(r.found.Tenants, tenant)
@@ -209,9 +210,9 @@ func (r *run) compareNonReady(tenant string, counted nonReadyCounts, lengths [2]
 	}
 }
 
-// checkGroup adds a group to the candidates if its numbers look wrong, or if jobs are under way. It
-// adds the group's non-ready jobs to nonReady. It forgets a group that was deleted or has other
-// types or another tenant.
+// checkGroup adds a group to the candidates if its numbers look wrong, or if it has ready,
+// in-flight or unreduced jobs. It adds the group's count of non-ready jobs to nonReady. It forgets
+// a group that was deleted, or that has other types or another tenant now.
 func (r *run) checkGroup(g *read.Group, nonReady *nonReadyCounts) {
 	if len(g.WrongTypes) > 0 {
 		r.found.Groups = append(r.found.Groups, g.ID)

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { audittest.Main(m) }
 
-// watch makes an incremental check, and audits the candidates job by job.
+// watch makes an incremental check and audits its candidates job by job. It returns both results.
 func watch(w *audittest.World, s *Check) (audit.Candidates, audit.Report) {
 	found, _, err := s.Run(w.Context())
 	w.OK(err)
@@ -113,7 +113,8 @@ func TestCheckOfALargeTenant(t *testing.T) {
 	require.Len(t, r.Missing, 1)
 	require.Len(t, r.Missing[0].Jobs, 1)
 
-	// A group gets its first type between two checks. Then it is deleted, but stays on the list.
+	// A group gets its first type between two checks. Later it is deleted, but its id stays on the
+	// list of open groups.
 	w.Create("new", "acme", "T")
 	found, _ = watch(w, s)
 	require.Equal(t, []string{"acme"}, found.Tenants)
@@ -149,8 +150,9 @@ func TestCheckFindsNothingWhileJobsMove(t *testing.T) {
 	require.Positive(t, candidates)
 }
 
-// BenchmarkCheck measures what a check and the audit of its candidates cost Redis, with 200 jobs in
-// the ready stream, compared with a full audit.
+// BenchmarkCheck measures the CPU time and bytes that an incremental check and the audit of its
+// candidates cost Redis, with 200 jobs in the ready stream, and the cost of a full audit for
+// comparison.
 func BenchmarkCheck(b *testing.B) {
 	for name, size := range map[string]struct{ groups, jobs int }{"1000 groups": {1000, 5}, "100000 jobs": {1, 100_000}} {
 		b.Run(name, func(b *testing.B) {

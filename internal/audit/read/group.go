@@ -43,11 +43,11 @@ func (r Reader) Headers(ctx context.Context, p keyspace.Partition, ids []string)
 type Detail int
 
 const (
-	// Numbers are the group's counts and status, and the lengths of its states and failures.
+	// Numbers reads the group's counts and status, and the lengths of its states and failures.
 	Numbers Detail = iota
-	// Unfinished are the counts of its unfinished jobs, and whether these may start.
+	// Unfinished reads the counts of the group's unfinished jobs, and whether these may start.
 	Unfinished
-	// Whole is all that Redis holds for the group beside its jobs.
+	// Whole reads all that Redis holds for the group except its jobs.
 	Whole
 )
 
@@ -70,8 +70,8 @@ var details = [...]struct {
 // Commands returns how many commands read this much of a group.
 func (d Detail) Commands(h Header) int { return details[d].commands + len(h.TypeList()) }
 
-// Group is what Redis holds for one group beside its jobs, as of one instant. What the Detail does
-// not contain is empty.
+// Group is what Redis holds for one group except its jobs, as of one instant. Fields outside the
+// Detail that was read are empty.
 type Group struct {
 	Header
 	Detail
@@ -93,9 +93,9 @@ type Group struct {
 	WrongTypes []string // those of its own keys that have the wrong Redis type
 }
 
-// Queue adds the commands that read a group to a pipeline. The function that it returns returns the
-// group, after the pipeline was executed. If it is executed as a transaction, what was read belongs
-// to one instant.
+// Queue adds the commands that read a group to a pipeline. After the pipeline was executed, the
+// returned function returns the group. If the pipeline is a transaction, all of it is as of one
+// instant.
 func (d Detail) Queue(
 	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, h Header,
 ) func() *Group {
@@ -165,11 +165,12 @@ func (g *Group) Queued() (n int64) {
 	return n
 }
 
-// fingerprintSeed makes fingerprints comparable within one process.
+// fingerprintSeed is the random seed of the fingerprints' hash: they can be compared only within
+// one process.
 var fingerprintSeed = maphash.MakeSeed()
 
-// Fingerprint returns a number that changes whenever a field that the Detail names or the length of
-// a queue changes, or whether the group is scheduled.
+// Fingerprint returns a number that changes whenever a field that the Detail reads changes, the
+// length of a queue changes, or the group becomes scheduled or stops being so.
 func (g *Group) Fingerprint() uint64 {
 	var h maphash.Hash
 	h.SetSeed(fingerprintSeed)
@@ -186,8 +187,9 @@ func (g *Group) Fingerprint() uint64 {
 	return h.Sum64()
 }
 
-// QueueNonReady adds the commands that read the lengths of a tenant's non-ready and suspended sets
-// to a pipeline. The function that it returns returns them, after the pipeline was executed.
+// QueueNonReady adds to a pipeline the commands that read the lengths of a tenant's non-ready and
+// suspended sets. After the pipeline was executed, the returned function returns them in this
+// order.
 func QueueNonReady(
 	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, tenant string,
 ) func() [2]int64 {

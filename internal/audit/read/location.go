@@ -24,7 +24,8 @@ const (
 	Ready     = "ready"     // the ready stream of a type
 	Failures  = "failures"  // of a group
 	Results   = "results"   // the results stream
-	// ResultLines is the list of a group's result lines; no repair changes it.
+	// ResultLines is the name of the location that is the list of a group's result lines; no repair
+	// changes it.
 	ResultLines = "result lines"
 )
 
@@ -59,11 +60,11 @@ func (at Location) Key(p keyspace.Partition) string {
 	return p.Results(at.Owner)
 }
 
-// UnknownAttempt stands for the attempt of a job at a location that doesn't record it.
+// UnknownAttempt is an Element's Attempt if the location doesn't record the attempt of its jobs.
 const UnknownAttempt = -1
 
-// Element is what a location holds: a job, its failure or its result, or something that can't be
-// read as one.
+// Element is one element of a location: a job, its failure or its result, or something that can't
+// be read as one of these.
 type Element struct {
 	Job             // the zero Job if the element can't be read
 	Readable bool   // whether the element is what belongs at such a location
@@ -80,9 +81,9 @@ func element(id, group string, ordinal int64, attempt int, typ string, ok bool) 
 	return Element{Job: Job{group, ordinal}, Readable: true, ID: id, Attempt: attempt, Type: typ}
 }
 
-// Elements calls fn with each element of a location. Of a list it reads the first n elements. Other
-// clients may change the location meanwhile: an element that stays is yielded once; in a sorted set
-// or hash perhaps more often.
+// Elements calls fn with each element of a location; of a list only with the first n. Other clients
+// may change the location meanwhile. An element that stays there is yielded once, but in a sorted
+// set or hash perhaps more often.
 func (r Reader) Elements(
 	ctx context.Context, p keyspace.Partition, at Location, n int64, fn func(Element) error,
 ) error {

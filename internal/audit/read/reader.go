@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// PageSize is about the highest number of elements or commands that are read at once.
+	// PageSize is about the most elements or commands that are read in one round trip.
 	PageSize = 500
 	// PageBytes is about how many bytes are read at once.
 	PageBytes = 1 << 20
@@ -30,13 +30,13 @@ const (
 )
 
 // Reader reads large structures of one Redis, a page at a time. A key that does not exist reads as
-// empty. So does a key of the wrong Redis type, which is noted in WrongTypes: it must not keep the
-// audit from reading everything else.
+// empty. A key of the wrong Redis type reads as empty too and is recorded in WrongTypes, so that
+// the audit can read everything else.
 type Reader struct {
 	Cmd   redis.UniversalClient
 	Pacer *Pacer // limits the rate; nil: no limit
-	// WrongTypes holds the keys of the wrong Redis type that were read, each with its group (""
-	// where that is not known). nil: they are not noted.
+	// WrongTypes is filled by the reader with the keys of the wrong Redis type that it met, each
+	// with its group ("" if not known). nil: it doesn't record them.
 	WrongTypes map[string]string
 }
 
@@ -50,11 +50,12 @@ type Pacer struct {
 // NewPacer returns a pacer for a rate in bytes per second. 0: no limit.
 func NewPacer(rate int) *Pacer { return &Pacer{rate: rate} }
 
-// elementBytes is how many bytes an element counts for, in addition to its own.
+// elementBytes is added to the length of each element for the rate limit, for the overhead of a
+// reply.
 const elementBytes = 32
 
-// Wait waits for as long as reading these elements takes at the rate. Waits of less than 50 ms are
-// put together.
+// Wait sleeps as long as it takes, at the pacer's rate, to read this many elements with this many
+// bytes. It adds up waits of less than 50 ms and sleeps later.
 func (p *Pacer) Wait(ctx context.Context, elements, bytes int) error {
 	if p == nil || p.rate <= 0 {
 		return nil
@@ -88,8 +89,8 @@ func (r Reader) Pipeline(ctx context.Context, fill func(redis.Pipeliner)) error 
 	return r.exec(ctx, r.Cmd.Pipeline, fill)
 }
 
-// exec sends the commands, again and again while Redis doesn't answer, up to retryTimeout. Reading
-// twice does no harm.
+// exec sends the commands, and repeats them for up to retryTimeout while Redis doesn't answer. They
+// only read, so repeating them is harmless.
 func (r Reader) exec(ctx context.Context, create func() redis.Pipeliner, fill func(redis.Pipeliner)) error {
 	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: time.Second}
 	for deadline := time.Now().Add(retryTimeout); ; {
@@ -106,8 +107,8 @@ func (r Reader) exec(ctx context.Context, create func() redis.Pipeliner, fill fu
 	}
 }
 
-// Ask asks Redis about items, up to n of them with one call of send, and returns the replies in the
-// order of the items. Send is [Reader.Pipeline] or [Reader.Transaction].
+// Ask adds commands for each item by calling ask, for up to n items in one call of send, and
+// returns the replies in the order of the items. send is [Reader.Pipeline] or [Reader.Transaction].
 func Ask[T, R any](
 	ctx context.Context, send func(context.Context, func(redis.Pipeliner)) error, n int, items []T,
 	ask func(redis.Pipeliner, T) R,
@@ -128,8 +129,8 @@ func Ask[T, R any](
 	return replies, nil
 }
 
-// Batches divides items into batches that need up to PageSize commands and read up to PageBytes,
-// but have at least one item.
+// Batches divides items into batches of at least one item. A batch of more items needs up to
+// PageSize commands and reads up to PageBytes, by the cost that the caller gives for each item.
 func Batches[T any](items []T, cost func(T) (commands int, bytes int64)) iter.Seq[[]T] {
 	return func(yield func([]T) bool) {
 		for len(items) > 0 {
@@ -170,8 +171,8 @@ func (r Reader) firstError(cmds []redis.Cmder, err error) error {
 // type.
 func IsWrongType(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE") }
 
-// noteWrongType notes the key of a command that found it to be of the wrong Redis type. An HMGET
-// gets a reply of empty fields, so that its caller need not check the length.
+// noteWrongType records the key of a command that failed because of the key's Redis type. It sets
+// an HMGET's reply to empty fields, so that its caller need not check the length.
 func (r Reader) noteWrongType(c redis.Cmder) {
 	if fields, ok := c.(*redis.SliceCmd); ok {
 		fields.SetVal(make([]any, len(c.Args())-2))
@@ -182,7 +183,7 @@ func (r Reader) noteWrongType(c redis.Cmder) {
 	}
 }
 
-// pageSizer chooses how many elements to read at once, so that a page has about PageBytes.
+// pageSizer adapts the number of elements per page, so that a page has about PageBytes bytes.
 type pageSizer struct{ n int64 }
 
 // adapt takes the bytes of the last page into account.
@@ -190,8 +191,8 @@ func (s *pageSizer) adapt(bytes int) {
 	s.n = max(1, min(PageSize, 4*s.n, s.n*PageBytes/int64(max(1, bytes))))
 }
 
-// ReadByScore calls fn with the members of a sorted set, by ascending score and in pages. A member
-// that keeps its score is yielded exactly once, also if others come and go.
+// ReadByScore calls fn with the members of a sorted set, in pages and by ascending score. A member
+// whose score doesn't change is yielded exactly once, even if other members come and go.
 func (r Reader) ReadByScore(ctx context.Context, key string, fn func([]string) error) error {
 	from, seen := "-inf", map[string]bool{} // the last score that was read, and its members so far
 	for {
@@ -227,8 +228,9 @@ func (r Reader) ReadByScore(ctx context.Context, key string, fn func([]string) e
 	}
 }
 
-// scan calls fn with what a SCAN command of one key yields: elements of this many texts each. An
-// element that is there the whole time is yielded at least once, perhaps more often.
+// scan calls fn with each element that a SCAN command on one key yields. texts is the number of
+// strings per element, such as 2 for member and score. An element that is there the whole time is
+// yielded at least once, perhaps more often.
 func (r Reader) scan(
 	ctx context.Context, key string, texts int,
 	command func(redis.Pipeliner, context.Context, string, uint64, string, int64) *redis.ScanCmd,
@@ -270,8 +272,8 @@ func (r Reader) ScanHash(ctx context.Context, key string, fn func(field, value s
 	return r.scan(ctx, key, 2, redis.Pipeliner.HScan, func(e []string) error { return fn(e[0], e[1]) })
 }
 
-// ReadStream calls fn with the entries that are in a stream when it begins, each once. Entries that
-// are added later are left out.
+// ReadStream calls fn once with each entry of a Redis stream. Entries that are added after the call
+// began are left out.
 func (r Reader) ReadStream(ctx context.Context, key string, fn func(redis.XMessage) error) error {
 	var newest *redis.XMessageSliceCmd
 	if err := r.Pipeline(ctx, func(p redis.Pipeliner) { newest = p.XRevRangeN(ctx, key, "+", "-", 1) }); err != nil {

@@ -91,7 +91,8 @@ func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 	}
 }
 
-// More members than a page have the same score, and members come and go while they are read.
+// The test gives more members than a page holds the same score, and adds and removes members while
+// they are read.
 func TestReadByScoreYieldsEachMemberOnce(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		c := connect(t, url)
@@ -150,8 +151,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// A group is read as of one instant, with the keys of it that have the wrong Redis type; its
-// fingerprint changes with a count and with the length of a queue.
+// A group is read as of one instant, with its keys of the wrong Redis type. Its fingerprint changes
+// with a count and with the length of a queue.
 func TestGroup(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		c := connect(t, url)

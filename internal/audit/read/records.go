@@ -8,9 +8,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// ParseFailure parses a failure's record, which consists of the error and the job in a form that a
-// later round can run. Field is the record's field in the hash of failures. ok is false if the
-// record is not a failure of this group or not of that field's job.
+// ParseFailure parses the record of a failure: the error, and the job in the form in which the next
+// round can run it. field is the record's field in the hash of failures. ok is false if the record
+// is no failure of this group, or not of the job that the field names.
 func ParseFailure(group, field, record string) (ordinal int64, attempt int, ok bool) {
 	_, blob, ok := strings.Cut(record, "\n")
 	d, err := ledger.ParseJob(blob)
@@ -43,7 +43,7 @@ func ErrorCode(record string) string {
 	return e.Code
 }
 
-// Text returns a value of a Redis reply as a string; "" if it is missing.
+// Text returns a value of a Redis reply as a string; "" if it is nil or no string.
 func Text(v any) string { s, _ := v.(string); return s }
 
 // Int returns a value of a Redis reply as a number; 0 if it is missing or not a number.

@@ -15,9 +15,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// repairs says for each kind of repair what is true after it, and how it is done. Run returns false
-// if it changed nothing because the data has moved: it compares the data with what the audit saw in
-// the same atomic step that changes them.
+// repairs is the table of the repairs by kind. result says in words what is true after the repair;
+// run does it. run returns false if it changed nothing, because the data was not as the audit saw
+// it any more: it compares and changes the data in one atomic step.
 var repairs = map[audit.RepairKind]struct {
 	result func(audit.Finding) string
 	run    func(*partitionRepair, context.Context, audit.Finding) (bool, error)
@@ -44,7 +44,8 @@ func says(result string) func(audit.Finding) string {
 	return func(audit.Finding) string { return result }
 }
 
-// setGroup adds the differences to the counts of a group and sets the lists that name it right.
+// setGroup adds the differences to the counts of a group, and makes the lists of groups name it
+// rightly.
 func (r *partitionRepair) setGroup(ctx context.Context, f audit.Finding) (bool, error) {
 	return ledger.RepairGroup(ctx, r.Cmd, r.p, f.Group, f.Tenant, f.Repair.Version, f.Repair.Differences)
 }
@@ -54,8 +55,8 @@ func (r *partitionRepair) setCounter(ctx context.Context, f audit.Finding) (bool
 	return ledger.RepairCounter(ctx, r.Cmd, r.p, f.Repair.Counter)
 }
 
-// quarantine repairs the finding's locations, and returns whether something of its job was
-// quarantined there, by this or an earlier repair (see repairLocation).
+// quarantine repairs the finding's locations. It returns whether any of them held something of the
+// finding's job that is quarantined now, by this or an earlier repair (see repairLocation).
 func (r *partitionRepair) quarantine(ctx context.Context, f audit.Finding) (some bool, err error) {
 	for _, at := range f.Locations {
 		removed, err := r.repairLocation(ctx, at)
@@ -67,9 +68,9 @@ func (r *partitionRepair) quarantine(ctx context.Context, f audit.Finding) (some
 	return some, nil
 }
 
-// setOwner sets the owner key of a group to its tenant. It does nothing if the tenant that the key
-// names has a group of the same id: then nothing says which of the two is right. It does nothing
-// either if the key has changed.
+// setOwner sets the owner key of a group to its tenant. It changes nothing if the key has changed
+// since the audit, or if the tenant in the key has a group with the same id: then it is not known
+// which of the two tenants is right.
 func (r *partitionRepair) setOwner(ctx context.Context, f audit.Finding) (bool, error) {
 	key, owner := r.space.OfGroup(f.Group).Owner(f.Group), f.Repair.Owner
 	if owner == "" {
@@ -95,8 +96,8 @@ func (r *partitionRepair) setOwner(ctx context.Context, f audit.Finding) (bool, 
 	return err == nil, err
 }
 
-// recountCodes sets a group's error codes to those of its failures. It does nothing if a job fails
-// or is retried in between.
+// recountCodes sets a group's error codes to the codes in its failures. It changes nothing if a job
+// fails or is retried while it counts.
 func (r *partitionRepair) recountCodes(ctx context.Context, f audit.Finding) (bool, error) {
 	before, err := r.readCodes(ctx, f.Group)
 	if err != nil {
@@ -125,7 +126,8 @@ func (r *partitionRepair) recountCodes(ctx context.Context, f audit.Finding) (bo
 	return ledger.RepairGroup(ctx, r.Cmd, r.p, f.Group, f.Tenant, before.version, differences)
 }
 
-// codesReading holds a group's error codes as of one instant, and what changes whenever they do.
+// codesReading holds a group's error codes as of one instant, and the numbers that change whenever
+// the codes do.
 type codesReading struct {
 	version  int64 // of the group's repairs
 	codes    map[string]string

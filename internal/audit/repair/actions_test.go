@@ -8,7 +8,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit"
 )
 
-// Each kind of repair that a finding can have is in the table.
+// The table repairs has an action for each kind of repair that a finding can have.
 func TestEachKindHasARepair(t *testing.T) {
 	t.Parallel()
 	require.NotContains(t, repairs, audit.NoRepair)

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Guards puts members and counters of all guards right, and calls tell for each repair. Calls of
-// guards may go on meanwhile.
+// Guards repairs the members and counters of all guards, and calls tell for each repair. Guards may
+// be in use meanwhile.
 func Guards(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(Result)) error {
 	return audit.EachGuard(ctx, conn, space, func(c *guard.Client, name string) error {
 		repaired, err := c.Repair(ctx, name)

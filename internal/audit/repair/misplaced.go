@@ -8,9 +8,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// repairLocation reads a location once and quarantines what does not belong there. It returns the
-// jobs of which it removed something. If the location was repaired before, it returns the same jobs
-// again.
+// repairLocation reads a location once and quarantines the elements that do not belong there. It
+// returns the jobs of which it removed an element. If the location was repaired before, it only
+// returns the same jobs again.
 func (r *partitionRepair) repairLocation(ctx context.Context, at read.Location) (map[read.Job]bool, error) {
 	if known := r.removed[at]; known != nil {
 		return known, nil
@@ -36,8 +36,8 @@ type locationRepair struct {
 	removed    map[read.Job]bool   // the candidates of which something was quarantined
 }
 
-// run reads the location and then quarantines those elements of candidates that do not belong
-// there.
+// run reads the location and then quarantines those elements of the candidate jobs that do not
+// belong there.
 func (l *locationRepair) run(ctx context.Context) error {
 	if l.at.Name == read.Failures && l.at.Type != "" { // the record of one job
 		ordinal, _ := strconv.ParseInt(l.at.Type, 10, 64) // it was formatted from a number
@@ -65,8 +65,9 @@ func (l *locationRepair) run(ctx context.Context) error {
 	return err
 }
 
-// try quarantines an element of a candidate if Redis confirms that it does not belong here. Redis
-// is told the element of the same job that stays here, so that it can recognize a duplicate.
+// try quarantines an element of a candidate job if a script confirms in Redis that it does not
+// belong at this location. The script is also given the element of the same job that stays, so that
+// it can recognize a duplicate.
 func (l *locationRepair) try(ctx context.Context, e read.Element) error {
 	item := ledger.Misplaced{Location: l.at.Name, Owner: l.at.Owner, Item: e.ID}
 	if l.at.Name == read.Queue {

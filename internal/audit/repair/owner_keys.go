@@ -11,12 +11,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// creationTime is longer than a process takes from reading a group's owner key to creating the
-// group.
+// creationTime is a wait that is longer than any process takes from reading a group's owner key to
+// creating the group.
 const creationTime = time.Second
 
 // OwnerKeys deletes the owner keys whose groups do not exist, waits for creationTime, and calls
-// tell for each of them. If a group was created meanwhile, its owner key is written again instead.
+// tell for each key. If the group of a deleted key was created meanwhile, it writes the key again.
 func OwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(Result)) error {
 	orphans, err := audit.FindOwnerKeysWithoutGroup(ctx, conn, space)
 	if err != nil {
@@ -28,8 +28,8 @@ func OwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tel
 			return fmt.Errorf("delete the owner key of group %s: %w", f.Group, err)
 		}
 	}
-	// A process that is creating the group may have seen its owner key before it was deleted. Then
-	// the group exists soon, and needs the key again.
+	// A process that is creating the group may have read the owner key before its deletion. Then
+	// the group soon exists, and its key must be written again.
 	if len(orphans) > 0 && redisx.Sleep(ctx, creationTime) != nil {
 		return ctx.Err()
 	}

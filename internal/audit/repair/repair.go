@@ -30,12 +30,12 @@ type Result struct {
 	Done      bool   `json:"done"`
 }
 
-// newResult says what was done about a violation, with more after its own detail.
+// newResult returns the result for a violation. more is appended to the violation's detail.
 func newResult(v audit.Violation, more string, done bool) Result {
 	return Result{v.Law, v.Partition, v.Group, v.Ordinal, v.Detail + more, done}
 }
 
-// maxRuns bounds how often everything is audited and repaired: a repair may reveal another
+// maxRuns is the most rounds of audit and repair in one call of Run: a repair may reveal another
 // violation.
 const maxRuns = 8
 
@@ -86,7 +86,7 @@ func Run(
 	}
 }
 
-// partitionRepair repairs what an audit found in one partition.
+// partitionRepair repairs the findings of one partition.
 type partitionRepair struct {
 	read.Reader
 	conn    *redisx.Conn
@@ -96,8 +96,8 @@ type partitionRepair struct {
 	removed map[read.Location]map[read.Job]bool // the repaired locations, and the jobs removed there
 }
 
-// run ends the missing jobs and then repairs the findings. It returns a result for each job that it
-// ended and for each finding, except those about missing jobs that have no repair of their own.
+// run ends the missing jobs as failed and then repairs the findings. It returns a result for each
+// ended job and for each finding, except findings about missing jobs without a repair of their own.
 func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
 	missing := map[read.Job]bool{}
 	for _, m := range r.found.Missing {
@@ -151,9 +151,8 @@ func (r *partitionRepair) run(ctx context.Context) (all []Result, err error) {
 }
 
 // Lose ends missing jobs as failed with code LOST, so that their group can end, and returns the
-// ordinals of those that it ended. A job whose state is not the given one any more is left alone. A
-// worker that still runs a job whose entry in the ready stream is gone loses it: its report will be
-// refused as stale.
+// ordinals of the jobs that it ended. It skips a job whose state has changed. If a worker still
+// runs a job whose stream entry is gone, the worker's report will be refused as stale.
 func Lose(ctx context.Context, conn *redisx.Conn, p keyspace.Partition, m audit.Missing) ([]int64, error) {
 	var lost []int64
 	for some := range slices.Chunk(m.Jobs, ledger.MaxLose) {

@@ -24,8 +24,8 @@ func run(w *audittest.World) audit.Report {
 	return r
 }
 
-// beyondRepair lists the tampers after which a violation stays: the right results or times are not
-// known.
+// beyondRepair names the tampers (ways to damage the data) after which a violation stays, because
+// the right results or times are not known.
 var beyondRepair = []string{
 	"one state too many", "no states", "unknown state letter",
 	"reduced to done", "done to reduced", "reduced to waiting in an ended group",
@@ -33,11 +33,12 @@ var beyondRepair = []string{
 	"partial aggregate gone", "partial aggregate with a higher count", "aggregate with a higher count", "unreadable partial aggregate",
 	"in the wrong partition", "failed below its threshold", "unknown status", "no time of a state", "time of a later state",
 	"times out of order", "unsealed",
-	// Redis leaves these alone: dequeue and reduce skip the duplicate.
+	// The repair leaves these duplicates alone: the scripts dequeue and reduce skip them.
 	"queued job twice", "queued job in two queues, among many", "results entry twice",
 }
 
-// repairAll repairs a world, and returns what is left and what was done.
+// repairAll repairs all data of the test's Redis. It returns the report of the violations that are
+// left, and the results of the repair.
 func repairAll(w *audittest.World) (audit.Report, []repair.Result) {
 	var all []repair.Result
 	r, err := repair.Run(w.Context(), w.Conn, w.Space, audit.Options{}, func(r repair.Result) { all = append(all, r) })
@@ -45,8 +46,8 @@ func repairAll(w *audittest.World) (audit.Report, []repair.Result) {
 	return r, all
 }
 
-// requireRepaired repairs what a tamper has done. Each violation is repaired or gets a reason why
-// not, and a second repair does nothing.
+// requireRepaired repairs the damage that a tamper has done. It requires that each violation is
+// repaired or has a reason why not, and that a second repair does nothing.
 func requireRepaired(w *audittest.World, tamper audittest.Tamper, before audit.Report) {
 	r, repairs := repairAll(w)
 	require.NotEmpty(w, repairs)
@@ -78,8 +79,8 @@ func TestRepairOfTampering(t *testing.T) {
 	})
 }
 
-// A repair while the roles are at work ends the jobs that vanished, unless the worker that held one
-// has ended it, and harms no other job.
+// A repair while the roles run ends the jobs that the test has deleted as failed, except those that
+// their worker has ended before, and changes no other job.
 func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -163,7 +164,7 @@ func TestAuditAndRepairOfACluster(t *testing.T) {
 	require.Empty(t, r.Violations)
 }
 
-// A key of the wrong Redis type stays, and the other groups are repaired all the same.
+// A key of the wrong Redis type is not repaired, but all other groups are.
 func TestKeyOfWrongTypeDoesNotStopARepair(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

@@ -1,7 +1,7 @@
-// Package apikey checks API keys, and stores them in Redis or reads them from a file. It hides that
-// each process has a copy of all keys. An unknown token, or a copy older than ten seconds, makes
-// the process read Redis, at most once a second. All processes refuse a revoked key within ten
-// seconds, but a process that can't reach Redis uses its copy for up to 15 minutes.
+// Package apikey checks API keys. It stores them in Redis, or reads them from a file. It hides that
+// each process has a copy of all keys. If a token is unknown, or the copy is older than ten
+// seconds, the process reads Redis, at most once a second. So a revoked key is refused everywhere
+// within ten seconds; but a process that can't reach Redis uses its copy for up to 15 minutes.
 package apikey
 
 import (
@@ -21,9 +21,9 @@ const (
 	// copyTTL is how long the copy of the keys is valid while Redis can be read. It bounds the time
 	// until a revocation takes effect.
 	copyTTL = 10 * time.Second
-	// OutageTTL is how long the copy is valid while Redis is away. Nobody can revoke a key
-	// meanwhile, unless only this process does not reach Redis: then it can't change anything in
-	// Redis either.
+	// OutageTTL is how long the copy of the keys is valid while Redis is away. No key can be
+	// revoked during an outage. If only this process can't reach Redis, a key that was revoked
+	// meanwhile can't change anything in Redis through it.
 	OutageTTL = 15 * time.Minute
 
 	interval  = 5 * time.Second // pause between two calls of Step
@@ -32,12 +32,12 @@ const (
 )
 
 var (
-	// ErrInvalid says that the token does not belong to a valid key. The answer is 401.
+	// ErrInvalid means that the token is not that of a valid key. The API answers 401.
 	ErrInvalid = errors.New("the API key is not valid")
-	// ErrUnavailable says that nobody can tell now whether the key is valid, because Redis is away.
-	// The answer is 503.
+	// ErrUnavailable means that it is not known whether the key is valid, because Redis is away.
+	// The API answers 503.
 	ErrUnavailable = errors.New("API keys can't be checked now, because Redis is not available: try again")
-	// errSlow says that Redis answers, but that reading all keys takes longer than a copy is valid.
+	// errSlow means that Redis answers, but reading all keys takes longer than a copy is valid.
 	errSlow = fmt.Errorf("read API keys: not all are read after %v, although Redis answers", copyTTL)
 )
 
@@ -49,8 +49,9 @@ type Options struct {
 	Now   func() time.Time // the clock
 }
 
-// Authenticator checks keys. It is safe for concurrent use. A loop has to call Step, which keeps
-// the copy of the keys fresh; between late calls, requests read the keys when the copy is too old.
+// Authenticator checks API keys. It is safe for concurrent use. A loop has to call Step, which
+// keeps the copy of the keys up to date; if it is late, a request that finds the copy too old reads
+// the keys itself.
 type Authenticator struct {
 	store    *Store
 	file     *File
@@ -75,9 +76,9 @@ type copied struct {
 	err     error     // of the last attempt
 }
 
-// outage reports whether the last attempt to read the keys failed because Redis is away. Another
-// error, such as a missing right, does not extend the use of the copy, because keys can be revoked
-// meanwhile.
+// outage reports whether the last read of the keys failed because Redis is away. After another
+// error, such as a missing right, the copy is not used longer than usual, because keys can be
+// revoked meanwhile.
 func (c copied) outage() bool { return call.IsUnavailable(c.err) }
 
 func (c copied) usable(now time.Time) bool {
@@ -107,8 +108,8 @@ func (a *Authenticator) Authenticate(ctx context.Context, token string, client n
 	}
 	p, err := a.find(ctx, token)
 	if err == nil && p.Role != role {
-		// The hash says nothing of the record, so a program that can write to Redis could have
-		// given the key another role.
+		// The token names its role, and so does the record in Redis. They differ if another program
+		// has changed the role in the record: the hash of a token does not protect its record.
 		err = fmt.Errorf("%w: it is a key of another role", ErrInvalid)
 	}
 	switch {
@@ -133,7 +134,8 @@ func (a *Authenticator) find(ctx context.Context, token string) (auth.Principal,
 	hash := a.store.hasher.Hash(token)
 	c, now := a.current(), a.now()
 	if _, known := c.keys[hash]; !known || now.Sub(c.readAt) > copyTTL {
-		// during an outage, known keys don't wait for the attempt of another request
+		// If the key is known and the copy still usable, as during an outage, don't wait for a read
+		// that another request has started.
 		c = a.refresh(ctx, !known || !c.usable(now))
 		now = a.now()
 	}
@@ -149,8 +151,9 @@ func (a *Authenticator) find(ctx context.Context, token string) (auth.Principal,
 	return r.principal(), nil
 }
 
-// Still reports whether a principal that Authenticate has returned is valid, so that a long answer
-// can end when its key is revoked, expires or may do less. It asks nobody.
+// Still reports whether a principal that Authenticate returned earlier is still valid, so that a
+// long answer can end when its key is revoked, expires or loses rights. It uses the process's copy
+// of the keys and does not call Redis.
 func (a *Authenticator) Still(p auth.Principal) bool {
 	if a.file != nil && a.file.has(p) {
 		return true
@@ -169,9 +172,9 @@ func (a *Authenticator) current() copied {
 	return a.copy
 }
 
-// refresh reads the keys from Redis, unless an attempt to do so has ended less than readPause ago.
-// If another goroutine is reading them, refresh waits for it if wait is set, and returns the
-// present copy otherwise.
+// refresh reads the keys from Redis, unless the last read ended less than readPause ago. If another
+// goroutine is reading them, refresh waits for it if wait is set; otherwise it returns the present
+// copy.
 func (a *Authenticator) refresh(ctx context.Context, wait bool) copied {
 	if wait {
 		a.reading.Lock()
@@ -186,7 +189,7 @@ func (a *Authenticator) refresh(ctx context.Context, wait bool) copied {
 }
 
 // read reads the keys from Redis. The caller holds a.reading. The end of ctx does not end the read,
-// because other requests wait for it. A Redis that is slow is not taken for one that is away,
+// because other requests wait for its result. A Redis that is only slow does not count as away,
 // because keys can be revoked in it.
 func (a *Authenticator) read(ctx context.Context) copied {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), copyTTL)
@@ -229,10 +232,9 @@ func (c copied) find(hash auth.Hash, now time.Time) (stored, error) {
 	return r, nil
 }
 
-// Step reads the keys again, and stores which keys were used on a day for the first time. A loop
-// calls it; idle is the pause before the next call, which begins interval after this one. So the
-// copy does not become too old although each read takes long. A file of keys with a mistake is
-// logged once.
+// Step reads the keys again, and stores which keys were used today for the first time. A loop calls
+// it. idle is the wait before the next call: calls begin at least interval apart, so the copy stays
+// fresh even if reading takes long. A mistake in the file of keys is logged once.
 func (a *Authenticator) Step(ctx context.Context) (idle time.Duration, err error) {
 	if a.file != nil {
 		switch changed, err := a.file.Reload(); {
@@ -256,8 +258,8 @@ func (a *Authenticator) Step(ctx context.Context) (idle time.Duration, err error
 	return idle, a.storeUses(ctx, c)
 }
 
-// storeUses stores the last use of keys that were used today. When Redis's memory is full, it
-// stores nothing, because other writes matter more.
+// storeUses stores in Redis the last use of the keys that were used today. When Redis's memory is
+// full, it skips that, because other writes matter more.
 func (a *Authenticator) storeUses(ctx context.Context, c copied) error {
 	today := dayOf(a.now())
 	for _, hash := range a.someUsed() {

@@ -62,7 +62,7 @@ func TestKnownKeysCostNoCommand(t *testing.T) {
 	})
 }
 
-// Requests with one key that come at the same time cost one read.
+// Many requests with one key at the same time cause one read of Redis.
 func TestSimultaneousRequestsShareARead(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Admin})
@@ -96,7 +96,8 @@ func TestNewKeysWorkWithinASecond(t *testing.T) {
 	})
 }
 
-// A revoked key is refused ten seconds later at the latest, also for answers that go on.
+// A revoked key is refused at the latest ten seconds later, and Still returns false for long
+// answers that are being sent.
 func TestRevocation(t *testing.T) {
 	both(t, func(w *world) {
 		a, b := w.create(Request{Role: auth.Admin}), w.create(Request{Role: auth.Reader})
@@ -141,7 +142,8 @@ func TestRotationOverlaps(t *testing.T) {
 	})
 }
 
-// A program that can write to Redis can't give a key another role: the token names the role.
+// A program that can write to Redis can't give a key another role, because the token itself names
+// the role.
 func TestRoleIsThatOfTheToken(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Reader})
@@ -167,7 +169,8 @@ func TestUnusableRecordsAreLoggedOnce(t *testing.T) {
 	})
 }
 
-// slowRedis answers each page of keys after a pause. It has a number of pages with a key each.
+// slowRedis is a fake of Redis that answers each page of keys after a pause. It has a number of
+// pages with one key each.
 type slowRedis struct {
 	pause time.Duration
 	pages []string // hash and record of a key, by page
@@ -193,9 +196,9 @@ func (s *slowRedis) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A Redis that needs long for all keys, but not for one page, is not away: a revoked key is
-// refused. If it needs longer than a copy is valid, no key is accepted that may have been revoked
-// meanwhile.
+// A Redis that needs long for all keys, but answers each page in time, does not count as away: a
+// revoked key is refused. If reading takes longer than a copy is valid, no key is accepted, because
+// it may have been revoked meanwhile.
 func TestSlowRedisIsNotAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := redis.NewClient(&redis.Options{MaxRetries: -1})
@@ -243,7 +246,8 @@ func TestSlowRedisIsNotAway(t *testing.T) {
 	})
 }
 
-// While Redis is away, known keys go on and others get ErrUnavailable, until the copy is too old.
+// While Redis is away, known keys are accepted, and others get ErrUnavailable, until the copy is
+// older than OutageTTL.
 func TestOutage(t *testing.T) {
 	both(t, func(w *world) {
 		k, unknown := w.create(Request{Role: auth.Admin}), NewKey{Token: auth.NewToken(auth.Admin)}
@@ -278,8 +282,8 @@ func (w *world) refusedAsUnknown(k NewKey, want error) {
 	require.ErrorIs(w, err, want)
 }
 
-// An error that does not mean an outage, such as a missing right, does not extend the copy:
-// revocations go on meanwhile.
+// After an error that does not mean an outage, such as a missing right, the copy is not used longer
+// than usual, because keys can still be revoked.
 func TestOtherErrorsDoNotExtendTheCopy(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Admin})
@@ -292,8 +296,8 @@ func TestOtherErrorsDoNotExtendTheCopy(t *testing.T) {
 	})
 }
 
-// During an outage in which Redis does not even refuse, known keys don't wait for the read of
-// another request.
+// During an outage in which Redis does not answer at all, requests with known keys don't wait for
+// the read that another request has started.
 func TestKnownKeysDoNotWaitDuringAnOutage(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Admin})
@@ -320,9 +324,9 @@ func TestKnownKeysDoNotWaitDuringAnOutage(t *testing.T) {
 	})
 }
 
-// 50,000 wrong keys of the right form, from one client and from 50,000: they cost no more than one
-// read a second and a bounded amount of memory, and no valid key is refused meanwhile. The test is
-// not parallel, because it measures the memory of the process.
+// 50,000 unknown tokens of the right form come from one client, and then from 50,000 clients. They
+// cause at most one read a second and use a bounded amount of memory, and no valid key is refused
+// meanwhile. The test is not parallel, because it measures the memory of the process.
 func TestWrongKeys(t *testing.T) {
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, nil)
@@ -377,7 +381,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// Texts that are no tokens never reach Redis. They count as failures.
+// Texts that are no tokens count as failures, but cause no read of Redis.
 func TestMalformedTokens(t *testing.T) {
 	both(t, func(w *world) {
 		for i := range failuresBurst + 5 {
@@ -400,8 +404,8 @@ func TestMalformedTokens(t *testing.T) {
 	})
 }
 
-// The last use is written once a day for each key, however many processes see it, and changes
-// nothing else.
+// The day of the last use is written once a day for each key, even if many processes see the key,
+// and no other field of the record changes.
 func TestLastUse(t *testing.T) {
 	both(t, func(w *world) {
 		a, b := w.create(Request{Role: auth.Admin, Name: "a"}), w.create(Request{Role: auth.Reader, Name: "b"})
@@ -431,7 +435,8 @@ func TestLastUse(t *testing.T) {
 		want.LastUsedDay = "2026-11-26"
 		require.ElementsMatch(w, []Record{want, b.Record}, w.list())
 
-		// A process that has read the key before it was revoked or rotated does not undo that.
+		// A process that has read a key before it was revoked or rotated, and then stores its last
+		// use, does not undo the revocation or rotation.
 		w.step()
 		w.pass(24 * time.Hour)
 		w.accepted(a)
@@ -473,7 +478,8 @@ func TestLastUsesOfManyKeys(t *testing.T) {
 	})
 }
 
-// The keys of a file need no Redis, and go before those of Redis. The file is read again by Step.
+// The keys of a file are valid without Redis, and take precedence over keys in Redis. Step reads a
+// changed file again.
 func TestAuthenticateByFile(t *testing.T) {
 	t.Parallel()
 	k, err := Request{Role: auth.Operator}.New(auth.SHA256, newClock().now())
@@ -552,7 +558,7 @@ func BenchmarkRead(b *testing.B) {
 	b.ReportMetric(perKey, "B/key")
 }
 
-// benchWorld returns a process that knows MaxKeys keys, and one of them.
+// benchWorld returns a process whose copy has MaxKeys keys, and the token of one of them.
 func benchWorld(b *testing.B) (*Authenticator, NewKey) {
 	b.Helper()
 	url, prefix := redistest.Shared(b)

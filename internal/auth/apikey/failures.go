@@ -27,9 +27,10 @@ func (e *TooManyFailuresError) Error() string {
 	return fmt.Sprintf("too many failed authentications: try again in %v", e.RetryAfter)
 }
 
-// failures limits the failed authentications of each client, and of all clients together. Above a
-// limit, the error is a *TooManyFailuresError instead of the cause. A valid key is never limited,
-// so a client can't lock out another one at the same address. A limit saves no command to Redis.
+// failures limits how many failed authentications a client may have, and all clients together.
+// Above a limit, a failure returns a *TooManyFailuresError. A valid key is never limited, so that a
+// client can't lock out another one at the same address. The limits do not reduce the reads of
+// Redis.
 type failures struct {
 	clients *clientaddr.Limiters
 	all     *rate.Limiter
@@ -42,8 +43,8 @@ func newFailures() *failures {
 	}
 }
 
-// failed counts a failure of a client and returns cause, or a *TooManyFailuresError. client is the
-// result of clientaddr.Proxies.ClientOf.
+// failed counts a failed authentication of a client. It returns cause, or a *TooManyFailuresError
+// above a limit. client is the result of clientaddr.Proxies.ClientOf.
 func (f *failures) failed(client netip.Addr, now time.Time, cause error) error {
 	wait := f.clients.Take(client, now)
 	if wait == 0 {

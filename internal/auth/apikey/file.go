@@ -10,13 +10,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// File is the keys of a file, which needs no Redis. Each line is a key:
+// File has the API keys of a file, which are valid without Redis. Each line is a key:
 //
 //	ID ROLE TENANT SHA256
 //
-// TENANT is - for none. SHA256 is that of the token, also where keys in Redis have a pepper. The
-// rest of a line after # is a comment. Keys of a file never expire: a key is revoked by removing
-// its line. It is safe for concurrent use.
+// TENANT is - for none. SHA256 is that of the token, even if keys in Redis have a pepper. The rest
+// of a line after # is a comment. Keys of a file never expire: a key is revoked by removing its
+// line. It is safe for concurrent use.
 type File struct {
 	file *accountsfile.File
 
@@ -25,7 +25,7 @@ type File struct {
 	byID map[string]auth.Principal
 }
 
-// OpenFile reads the file at path. Its error has all mistakes of the file, with their lines.
+// OpenFile reads the file at path. Its error lists all mistakes in the file, with their lines.
 func OpenFile(path string) (*File, error) {
 	f := &File{}
 	f.file = accountsfile.NewFile(path, "API keys", func(r *accountsfile.Reader) func() error {
@@ -47,8 +47,8 @@ func OpenFile(path string) (*File, error) {
 	return f, nil
 }
 
-// Reload reads the file again if it has changed. A file with a mistake is returned once as an
-// error, and the keys that were read before stay in use.
+// Reload reads the file again if it has changed. If the new content has a mistake, the keys that
+// were read before stay in use, and the mistake is returned once.
 func (f *File) Reload() (changed bool, err error) { return f.file.Reload() }
 
 // find returns the principal of the key with a hash.
@@ -59,14 +59,14 @@ func (f *File) find(hash auth.Hash) (auth.Principal, bool) {
 	return p, ok
 }
 
-// has reports whether a principal still is that of a key of the file.
+// has reports whether the file still has a key with exactly this principal.
 func (f *File) has(p auth.Principal) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return p.KeyID != "" && f.byID[p.KeyID] == p
 }
 
-// FileLine returns the line of a file for a new key under an id.
+// FileLine returns the line for a file of keys that contains a new key under this id.
 func FileLine(id string, k NewKey) (string, error) {
 	if !api.ValidID(id) {
 		return "", fmt.Errorf("id %q: must "+api.IDRule, id)
@@ -78,8 +78,8 @@ func FileLine(id string, k NewKey) (string, error) {
 	return fmt.Sprintf("%s %s %s %s", id, k.Role, tenant, auth.SHA256(k.Token)), nil
 }
 
-// parseFile returns the keys of a file. It adds the mistakes to r. They repeat no value that could
-// be a secret in the wrong place.
+// parseFile parses a file of keys. It adds the mistakes to r, without values from the file, because
+// a secret may be in a wrong place.
 func parseFile(r *accountsfile.Reader) map[auth.Hash]auth.Principal {
 	text, ok := r.Text()
 	if !ok {

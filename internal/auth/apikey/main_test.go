@@ -42,8 +42,8 @@ func (c *clock) pass(d time.Duration) {
 	c.t = c.t.Add(d)
 }
 
-// world is a key store, and one process that checks keys. The process has a connection of its own,
-// whose commands are counted and which the test can break.
+// world is a key store for tests, and a process that checks keys. The process has a connection of
+// its own, whose commands are counted and which the test can break.
 type world struct {
 	*testing.T
 	*clock

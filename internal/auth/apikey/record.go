@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// Record is what is stored of a key in Redis, and what commands show of it. It has no secret.
+// Record is what Redis stores of a key, and what commands show of it. It contains no secret.
 type Record struct {
 	ID        string    `json:"id"`
 	Role      auth.Role `json:"role"`
@@ -24,10 +24,10 @@ type Record struct {
 	CreatedAt time.Time `json:"created_at"`
 	CreatedBy string    `json:"created_by"`
 	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero: never
-	// LastUsedDay is the last day (UTC) on which the key was used, such as 2026-11-25, or "". It
-	// may be missing for a day on which Redis could not take it.
+	// LastUsedDay is the last day (UTC) on which the key was used, such as 2026-11-25, or "". A day
+	// may be missing if Redis could not store it.
 	LastUsedDay string `json:"last_used_day"`
-	// ReplacedBy is the id of the key that a rotation has made of this one.
+	// ReplacedBy is the id of the new key, if a rotation has replaced this one.
 	ReplacedBy string `json:"replaced_by,omitempty"`
 }
 
@@ -66,8 +66,8 @@ func (r Record) encode() (string, error) {
 	return strings.TrimSuffix(b.String(), "\n"), nil
 }
 
-// decode reads the record that is stored under a hash. An unknown field is an error, because it may
-// restrict what the key may do.
+// decode parses the record that is stored under a hash. It refuses unknown fields: a newer version
+// may have added one that restricts the key.
 func decode(hash auth.Hash, text string) (Record, error) {
 	var r Record
 	d := json.NewDecoder(strings.NewReader(text))

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// MaxKeys is how many keys Redis may have. Each process that checks keys holds a copy of all.
+	// MaxKeys is the most keys in Redis. Each process that checks keys has a copy of all of them.
 	MaxKeys = 10_000
 
 	// RotationOverlap is how long the old key is valid after a rotation.
@@ -34,11 +34,12 @@ const (
 var (
 	// ErrNoKey says that no key has the id.
 	ErrNoKey = errors.New("there is no key with this id; it may have been revoked")
-	// ErrExpiredKey says that a key can't be rotated, because it has expired.
+	// ErrExpiredKey means that a key can't be rotated, because it has expired.
 	ErrExpiredKey = errors.New("it has expired: create a new key")
 	// ErrFull says that there are MaxKeys keys.
 	ErrFull = fmt.Errorf("there are %d keys, and no more are allowed: revoke some", MaxKeys)
-	// errChanged says that another call has changed a record since it was read.
+	// errChanged means that another call has changed a record since it was read. The write was
+	// refused.
 	errChanged = errors.New("another call has changed it at the same time: try again")
 )
 
@@ -52,8 +53,8 @@ type Store struct {
 	now    func() time.Time
 }
 
-// NewStore returns the keys in the given key space. All processes of an installation must use the
-// same Hasher. now is the clock.
+// NewStore returns the store of the keys in a key space. All processes of an installation must use
+// the same Hasher. now is the clock.
 func NewStore(c redis.UniversalClient, space keyspace.Space, hasher auth.Hasher, now func() time.Time) *Store {
 	return &Store{c: c, key: space.AuthKeys(), hasher: hasher, now: now}
 }
@@ -68,7 +69,8 @@ type Request struct {
 	Lifetime  time.Duration // 0: the key does not expire
 }
 
-// NewKey is a key that was just created. Only its holder knows the token from now on.
+// NewKey is a key that was just created, with its token. The token is stored nowhere, so it can't
+// be shown again.
 type NewKey struct {
 	Token string `json:"key"`
 	Record
@@ -128,8 +130,8 @@ func (s *Store) New(r Request) (NewKey, error) {
 	return k, nil
 }
 
-// Add stores a key that New has returned. If Add returns an error, the key may be stored all the
-// same; List shows it. Add also removes records of keys that expired long ago.
+// Add stores a key that New has returned. After an error, the key may have been stored
+// nevertheless; List shows it. Add also removes the records of keys that expired long ago.
 func (s *Store) Add(ctx context.Context, k NewKey) error {
 	all, err := s.read(ctx, nil)
 	if err != nil {
@@ -168,7 +170,7 @@ func (r Request) Asked() map[string]any {
 	return asked
 }
 
-// unavailable returns err, as an api.ErrUnavailable if Redis does not answer.
+// unavailable returns err, wrapped in api.ErrUnavailable if it means that Redis does not answer.
 func unavailable(err error) error {
 	if call.IsUnavailable(err) {
 		return fmt.Errorf("%w: %w", api.ErrUnavailable, err)
@@ -176,7 +178,7 @@ func unavailable(err error) error {
 	return err
 }
 
-// List returns all keys, the oldest first, and an error for each record that can't be used.
+// List returns all keys, the oldest first, and an error for each unusable record.
 func (s *Store) List(ctx context.Context) (keys []Record, unusable []error, err error) {
 	all, err := s.read(ctx, nil)
 	if err != nil {
@@ -219,9 +221,9 @@ type Rotation struct {
 	changes []change
 }
 
-// NewRotation returns a new key that may do the same as the key with this id, under the same name
-// and with the same lifetime, for Rotate. The old key expires after RotationOverlap, or earlier if
-// it would have anyway. A key is rotated once. NewRotation changes nothing.
+// NewRotation prepares the rotation of the key with this id; Rotate stores it. The new key has the
+// same rights, name and lifetime. The old key will expire after RotationOverlap, or at its own
+// earlier expiry. A key can be rotated only once. NewRotation changes nothing in Redis.
 func (s *Store) NewRotation(ctx context.Context, id, by string) (Rotation, error) {
 	r, err := s.newRotation(ctx, id, by)
 	if err != nil {
@@ -267,8 +269,8 @@ func (s *Store) newRotation(ctx context.Context, id, by string) (r Rotation, err
 	return Rotation{New: k, Old: old, changes: changes}, err
 }
 
-// Rotate stores the new key, and the end of the old one: both happen or neither. If Rotate returns
-// an error, both may have happened all the same: List shows it.
+// Rotate stores the new key and the new expiry of the old one, both or neither. After an error,
+// both may have been stored nevertheless: List shows it.
 func (s *Store) Rotate(ctx context.Context, r Rotation) error {
 	if err := s.apply(ctx, r.changes...); err != nil {
 		return fmt.Errorf("rotate API key %s: %w", r.Old.ID, unavailable(err))
@@ -276,7 +278,8 @@ func (s *Store) Rotate(ctx context.Context, r Rotation) error {
 	return nil
 }
 
-// markUsed stores that a key was used on a day, unless its record has changed since it was read.
+// markUsed stores the day of a key's last use, unless the key's record has changed since it was
+// read.
 func (s *Store) markUsed(ctx context.Context, hash auth.Hash, r stored, today string) error {
 	record := r.Record
 	record.LastUsedDay = today
@@ -290,7 +293,7 @@ func (s *Store) markUsed(ctx context.Context, hash auth.Hash, r stored, today st
 	return nil
 }
 
-// find returns the key with an id, also one whose record can't be used.
+// find returns the key with an id, even if its record is unusable.
 func (s *Store) find(ctx context.Context, id string) (auth.Hash, stored, error) {
 	all, err := s.read(ctx, nil)
 	if err != nil {
@@ -305,8 +308,8 @@ func (s *Store) find(ctx context.Context, id string) (auth.Hash, stored, error) 
 }
 
 // read returns all keys. It reads them in pages, so that Redis serves others in between, and waits
-// for each page up to pageTimeout. A key that exists all the time is among them. known are keys
-// that were read before: their records are decoded again only if they have changed.
+// for each page up to pageTimeout. A key that exists during the whole call is in the result. known
+// has keys that were read before: a record that is unchanged is not decoded again.
 func (s *Store) read(ctx context.Context, known map[auth.Hash]stored) (map[auth.Hash]stored, error) {
 	all := make(map[auth.Hash]stored, len(known))
 	for cursor := uint64(0); ; {
@@ -334,13 +337,15 @@ func (s *Store) read(ctx context.Context, known map[auth.Hash]stored) (map[auth.
 	}
 }
 
-// change replaces the record of a key. An empty text means none.
+// change replaces the record old of a key by text. "" as old means that there is no record, and as
+// text that the record is deleted.
 type change struct {
 	hash      auth.Hash
 	old, text string
 }
 
-// apply makes all changes or none. A repeated call has no further effect.
+// apply makes all changes atomically, or none if a record is not as expected. Repeating the call
+// has no further effect.
 func (s *Store) apply(ctx context.Context, changes ...change) error {
 	args := []any{MaxKeys}
 	for _, c := range changes {

@@ -27,7 +27,8 @@ func TestHeader(t *testing.T) {
 	luaheader.Of(t, header).Takes(t, "change", []any{MaxKeys, "field", "old", "new"})
 }
 
-// What Redis stores is a contract: the name of the hash, its fields, and the fields of a record.
+// The test fixes what Redis stores, because other versions read it: the name of the hash, its
+// fields, and the fields of a record.
 func TestWhatIsStored(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Producer, Tenant: "acme", Name: "shop <1>", CreatedBy: "cli:ann", Lifetime: 720 * time.Hour})
@@ -105,14 +106,16 @@ func TestRotate(t *testing.T) {
 		require.Equal(w, []Record{replaced, k.Record}, w.list())
 		require.NotEqual(w, old.Token, k.Token)
 
-		// Twice: the key that replaces it is named, and there is no third key.
+		// A second rotation of the same key is refused: the error names the key that replaces it,
+		// and no third key is made.
 		_, _, err = w.rotate(old.ID, "cli:bob")
 		require.ErrorContains(w, err, "it was rotated already: key "+k.ID+" replaces it")
 		require.Len(w, w.list(), 2)
 		_, _, err = w.rotate("key_nosuch", "cli:bob")
 		require.ErrorIs(w, err, ErrNoKey)
 
-		// A key with a lifetime: the new one has the same, and the old one never lives longer.
+		// The new key of a key with a lifetime has the same lifetime, and a rotation never extends
+		// the life of the old key.
 		short := w.create(Request{Role: auth.Reader, Lifetime: 48 * time.Hour})
 		w.pass(47 * time.Hour)
 		k, replaced, err = w.rotate(short.ID, "")
@@ -125,7 +128,7 @@ func TestRotate(t *testing.T) {
 	})
 }
 
-// The script does all or nothing, also when it is asked twice.
+// The script that changes records makes all changes or none, and repeating a call changes nothing.
 func TestChange(t *testing.T) {
 	both(t, func(w *world) {
 		hash := func(s string) auth.Hash { return auth.SHA256(s) }
@@ -182,14 +185,15 @@ func TestKeysAreBounded(t *testing.T) {
 		require.NoError(w, w.store.Revoke(w.Context(), keys[0].ID))
 		w.create(Request{Role: auth.Admin})
 
-		// More keys than a process copies: something else writes to the hash.
+		// If the hash has more than 2 * MaxKeys records, something else writes to it: reading
+		// fails.
 		fill(w, w.cmd, w.space.AuthKeys(), 2*MaxKeys+1)
 		_, _, err = w.store.List(w.Context())
 		require.ErrorContains(w, err, "has more than 20000 records")
 	})
 }
 
-// Records of keys that expired long ago make room for new keys.
+// When there are MaxKeys keys, Add removes keys that expired long ago to make room for a new one.
 func TestExpiredKeysAreRemoved(t *testing.T) {
 	both(t, func(w *world) {
 		w.create(Request{Role: auth.Admin, Lifetime: time.Hour})
@@ -200,8 +204,8 @@ func TestExpiredKeysAreRemoved(t *testing.T) {
 	})
 }
 
-// A record that this version can't read completely may restrict its key: the key is refused, the
-// record stays as it is, and the key can be revoked.
+// If a record has fields that this version does not know, they may restrict its key: the key is
+// refused, its record is not changed, and it can be revoked.
 func TestUnusableRecords(t *testing.T) {
 	both(t, func(w *world) {
 		good := w.create(Request{Role: auth.Admin})
@@ -240,7 +244,7 @@ func TestWrongRedisType(t *testing.T) {
 	})
 }
 
-// A key can be revoked when memory is full, and a rotation is refused as a whole.
+// While Redis's memory is full, a key can be revoked, and a rotation is refused without any change.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, redistest.Server(t).URL(), "t:", nil)
@@ -272,8 +276,8 @@ func TestKeysOnACluster(t *testing.T) {
 	require.Len(t, w.list(), 1)
 }
 
-// With a pepper, a key that is stored by its SHA-256 is not valid: a program that can write to
-// Redis, but does not know the pepper, can't make a key.
+// If the process has a pepper, a key that is stored under its plain SHA-256 is refused: a program
+// that can write to Redis, but does not know the pepper, can't make a valid key.
 func TestPepperedStore(t *testing.T) {
 	both(t, func(w *world) {
 		peppered, err := auth.ReadHasher(pepperFile(w.T))

@@ -1,8 +1,9 @@
-// Package session stores who has logged in to the web console. A session has a random token, which
-// only the browser has, and a record in Redis under the hash of the token. The package hides how
-// long sessions last, and that a process remembers the sessions that it has read.
+// Package session stores the sessions of the web console, which begin with a login. A session has a
+// random token, which only the browser has, and a record in Redis under the hash of the token. The
+// package hides how long sessions last, and that each process caches the sessions that it has read.
 //
-// A session does not say that its API key is still valid: the caller asks package apikey.
+// A session does not prove that its API key is still valid: the caller must check that by package
+// apikey.
 package session
 
 import (
@@ -27,8 +28,9 @@ const (
 	Lifetime = 12 * time.Hour
 	// Idle is how long a session lasts without a request.
 	Idle = time.Hour
-	// Fresh is for how long a process believes what it has read of a session. A session that
-	// another process has ended works for so long, and while Redis is away.
+	// Fresh is how long a process uses its cached copy of a session without reading Redis. So long
+	// a session that was ended at another process may still work here; up to 15 minutes while Redis
+	// is away.
 	Fresh = 5 * time.Second
 
 	outage      = 15 * time.Minute // for so long a session that was read before works while Redis is away
@@ -39,13 +41,13 @@ const (
 )
 
 var (
-	// ErrNone says that there is no such session: it was ended, or is over.
+	// ErrNone means that the session does not exist: it was ended or has expired.
 	ErrNone = errors.New("there is no such session")
-	// ErrUnavailable says that nobody can tell now whether there is such a session.
+	// ErrUnavailable means that it is not known whether the session exists, because Redis is away.
 	ErrUnavailable = errors.New("sessions can't be checked now, because Redis is not available: try again")
 )
 
-// Store is the sessions of an installation. It is safe for concurrent use.
+// Store has the sessions of an installation. It is safe for concurrent use.
 type Store struct {
 	redis  redis.Cmdable
 	space  keyspace.Space
@@ -73,15 +75,16 @@ type known struct {
 	readAt time.Time
 }
 
-// New returns the sessions in this Redis. All processes of an installation must use the same
-// Hasher: if it has a pepper, a program that can write to Redis can't make a session. now is the
-// clock.
+// New returns the store of the sessions in this Redis. All processes of an installation must use
+// the same Hasher. If it has a pepper, a program that can write to Redis can't make a session. now
+// is the clock.
 func New(c redis.Cmdable, space keyspace.Space, hasher auth.Hasher, now func() time.Time) *Store {
 	return &Store{redis: c, space: space, hasher: hasher, now: now, known: map[auth.Hash]known{}}
 }
 
-// seal binds a record, except for the time of the last request, to the token of its session. So a
-// program that can write to Redis can't give the session of one key the rights of another one.
+// seal returns a hash over a session's token and its record, without the time of the last request.
+// It is stored in the record, so that a program that can write to Redis can't give the session of
+// one key the rights of another key.
 func (s *Store) seal(token string, r record) (auth.Hash, error) {
 	r.SeenAt, r.Seal = time.Time{}, ""
 	text, err := json.Marshal(r)
@@ -91,8 +94,8 @@ func (s *Store) seal(token string, r record) (auth.Hash, error) {
 	return s.hasher.Hash(token + " " + string(text)), nil
 }
 
-// Create begins a session of a principal, and returns its token. If it returns an error, there may
-// be a session, but nobody knows its token.
+// Create begins a session of a principal, and returns its token. After an error, the session may
+// exist, but nobody has its token.
 func (s *Store) Create(ctx context.Context, p auth.Principal) (token string, err error) {
 	var random [tokenBytes]byte
 	_, _ = rand.Read(random[:]) // it never fails
@@ -114,9 +117,9 @@ func (s *Store) Create(ctx context.Context, p auth.Principal) (token string, err
 	return token, nil
 }
 
-// Find returns the principal of a session. A request counts as a use of the session; what goes on
-// without its user, such as an event stream, does not. The error is ErrNone, ErrUnavailable, or an
-// unexpected one.
+// Find returns the principal of a session. request says that a user's request asks: that keeps the
+// session alive for another hour. Reads without a user's act, such as those of an open event
+// stream, do not. The error is ErrNone, ErrUnavailable, or an unexpected one.
 func (s *Store) Find(ctx context.Context, token string, request bool) (auth.Principal, error) {
 	if len(token) != tokenChars {
 		return auth.Principal{}, ErrNone
@@ -149,8 +152,8 @@ func (s *Store) Find(ctx context.Context, token string, request bool) (auth.Prin
 	return auth.Principal{KeyID: k.Key, Role: k.Role, Tenant: k.Tenant, Payloads: k.Payloads}, nil
 }
 
-// touch stores the time of a request. XX makes sure that a session that was ended meanwhile does
-// not come back. If the write fails, the first request after the next read repeats it.
+// touch stores the time of the latest request in the session's record. It uses XX, so that it does
+// not create the record of an ended session again. If the write fails, a later request repeats it.
 func (s *Store) touch(ctx context.Context, hash auth.Hash, k known) {
 	k.SeenAt = s.now().UTC().Truncate(time.Millisecond)
 	text, err := json.Marshal(k.record)
@@ -193,10 +196,11 @@ func (s *Store) End(ctx context.Context, token string) error {
 	return nil
 }
 
-// FirstUse reports whether a form with this name is sent for the first time in an hour, in any
-// process. If it returns an error, the form may count as sent.
+// FirstUse reports whether a form with this name is sent for the first time within an hour, to any
+// process. After an error, the form may count as sent.
 func (s *Store) FirstUse(ctx context.Context, form string) (first bool, err error) {
-	// no token has a space, so that no record of a form can be taken for a session
+	// The name has a space, which no token has, so that the record of a form can't be taken for a
+	// session.
 	key := keyspace.AuthSession(s.space.Prefix(), string(auth.SHA256("form "+form)))
 	if first, err = s.redis.SetNX(ctx, key, "form", Idle).Result(); err != nil {
 		return false, failed("store that a form was sent", err)
@@ -211,8 +215,8 @@ func failed(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// remember keeps a session. When there are maxSessions, it forgets those that were read long ago,
-// or all: they are read again.
+// remember caches a session. When maxSessions are cached, it drops those that were read longer than
+// Fresh ago, or else all: they are read from Redis again.
 func (s *Store) remember(hash auth.Hash, k known) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -69,7 +69,8 @@ func (w *world) refused(s *session.Store, token string) {
 	require.Zero(w, p)
 }
 
-// Redis has the hash of the token, not the token, and deletes the record after twelve hours.
+// Redis holds the hash of the token, not the token itself, and deletes the record after twelve
+// hours.
 func TestRecord(t *testing.T) {
 	both(t, func(w *world) {
 		token := w.create()
@@ -85,8 +86,8 @@ func TestRecord(t *testing.T) {
 	})
 }
 
-// With a pepper, a program that can write to Redis can neither make a session nor change the key,
-// the rights or the begin of one.
+// With a pepper, a program that can write to Redis can't make a session, nor change the key, the
+// rights or the start of one.
 func TestPepper(t *testing.T) {
 	pepper := filepath.Join(t.TempDir(), "pepper")
 	require.NoError(t, os.WriteFile(pepper, []byte(strings.Repeat("p", 32)), 0o600))
@@ -143,7 +144,7 @@ func TestNoSession(t *testing.T) {
 	})
 }
 
-// Only requests keep a session alive, and none keeps it alive for more than twelve hours.
+// Only users' requests keep a session alive, and for twelve hours at most.
 func TestEnds(t *testing.T) {
 	both(t, func(w *world) {
 		token := w.create()
@@ -166,7 +167,8 @@ func TestEnds(t *testing.T) {
 	})
 }
 
-// A session that is ended at one process ends at all, and a late request does not bring it back.
+// A session that is ended at one process also ends at the others, after Fresh, and a late request
+// does not restore it.
 func TestEnd(t *testing.T) {
 	both(t, func(w *world) {
 		token, other := w.create(), w.process()
@@ -215,7 +217,7 @@ func TestOutage(t *testing.T) {
 	require.ErrorIs(t, err, session.ErrUnavailable)
 }
 
-// A form counts as sent for the first time in one process, once.
+// FirstUse returns true only once for a form, whichever process is asked.
 func TestOnce(t *testing.T) {
 	both(t, func(w *world) {
 		first, err := w.store.FirstUse(w.Context(), "a")

@@ -19,13 +19,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// panicTB fails with a panic, because a goroutine other than the test's may not call FailNow.
+// panicTB is a testing.TB whose failures panic, because only the test's own goroutine may call
+// FailNow.
 type panicTB struct{ tb }
 
 func (panicTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 func (panicTB) FailNow()                          { panic("failed") }
 
-// Churn moves jobs through a world with all scripts at the same time, until it is stopped.
+// Churn is a load for tests of the audit: it calls all scripts of the roles at the same time, with
+// random jobs, until it is stopped.
 type Churn struct {
 	*World
 	Tenants, Types []string
@@ -33,7 +35,8 @@ type Churn struct {
 	groups         atomic.Int64 // how many groups were created
 }
 
-// mover moves jobs of one partition as one process of a role does. Its name is that of a consumer.
+// mover is one process of a role in a Churn. It moves the jobs of one partition; name is its name
+// as a consumer.
 type mover struct {
 	*Churn
 	p    keyspace.Partition
@@ -42,15 +45,15 @@ type mover struct {
 	r    *rand.Rand
 }
 
-// NewChurn returns a churn of a world with these tenants and types.
+// NewChurn returns a Churn on the data of w. It creates groups of these tenants and types.
 func NewChurn(w *World, tenants, types []string) *Churn {
 	moving := *w
 	moving.tb = panicTB{w.tb}
 	return &Churn{World: &moving, Tenants: tenants, Types: types}
 }
 
-// Run starts the movers, in one goroutine each or in turns in a single one. It returns a function
-// that stops them and returns their failures.
+// Run starts the movers, each in a goroutine of its own or, inTurns, all in one. It returns a
+// function that stops them and returns their failures.
 func (c *Churn) Run(ctx context.Context, inTurns bool) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var movers []mover
@@ -92,7 +95,8 @@ func (c *Churn) Run(ctx context.Context, inTurns bool) (stop func() error) {
 	})
 }
 
-// may accepts errors that say that another mover has changed the group in between.
+// may fails the test for an error, except for errors that mean that another mover has changed the
+// group in between.
 func (c *Churn) may(_ any, err error) {
 	if err != nil && !errors.Is(err, api.ErrNotFound) && !errors.Is(err, api.ErrSealed) &&
 		!errors.Is(err, api.ErrConflict) {
@@ -100,7 +104,8 @@ func (c *Churn) may(_ any, err error) {
 	}
 }
 
-// some returns a random group that the churn has created in the partition; "" if there is none.
+// some returns the id of a random group that the Churn has created in the partition; "" if there is
+// none.
 func (m mover) some() string {
 	ids, err := m.C.ZRange(m.Context(), m.p.Groups(), 0, -1).Result()
 	m.OK(err)
@@ -209,7 +214,8 @@ func (m mover) aggregator() {
 	}
 }
 
-// watcher also cancels and reopens groups, as operators do, while its scripts work on them.
+// watcher is a step of the watcher role. It also cancels and reopens groups, as operators do, while
+// the watcher's scripts work on them.
 func (m mover) watcher() {
 	fence, id := m.lead(m.p), m.some()
 	if id == "" {
@@ -234,8 +240,8 @@ func (m mover) watcher() {
 	}
 }
 
-// idle reports whether an ended group has no entry in the streams any more. Only such groups may
-// expire: in production, retention is longer than entries stay in the streams.
+// idle reports whether the streams have no entry of an ended group any more. The Churn deletes only
+// such groups, because in production the retention is longer than entries stay in the streams.
 func (m mover) idle(id string) bool {
 	if strings.ContainsAny(m.C.Get(m.Context(), m.p.States(id)).Val(), "D") {
 		return false

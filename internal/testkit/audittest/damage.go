@@ -19,7 +19,7 @@ func Whole(law, group string) string { return strings.TrimSpace(law + " " + grou
 // Of names a violation that is about a job.
 func Of(law, group string, ordinal int64) string { return fmt.Sprintf("%s %s %d", law, group, ordinal) }
 
-// Summary names the violations, sorted and without repetitions.
+// Summary converts violations to short texts (law, group, ordinal), sorted and without duplicates.
 func Summary(violations []api.Violation) []string {
 	var all []string
 	for _, v := range violations {
@@ -39,7 +39,8 @@ func (b *base) All() keyspace.Partition { return b.Part("all") }
 // Incr adds n to a field of a hash.
 func (d *data) Incr(key, field string, n int64) { d.OK(d.C.HIncrBy(d.Context(), key, field, n).Err()) }
 
-// setState writes one byte of a job's state: at 0 its letter, at 1 its attempt mark.
+// setState overwrites one byte of a job's state: byte 0 is the state letter, byte 1 the attempt
+// mark.
 func (d *data) setState(group string, ordinal int64, at int, to byte) {
 	d.OK(d.C.SetRange(d.Context(), d.Part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
 }
@@ -63,8 +64,8 @@ func (d *data) addEntry(stream string, fields ...any) {
 	d.OK(d.C.XAdd(d.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
 }
 
-// nonReady returns the member in the tenant's sorted set, and the ordinal, of a job of the group
-// "all" that is non-ready for a retry.
+// nonReady finds a job of the group "all" that is non-ready for a retry. It returns the job's
+// member in the tenant's sorted set, and its ordinal.
 func (d *data) nonReady() (blob string, ordinal int64) {
 	for _, blob := range d.C.ZRange(d.Context(), d.All().NonReadyOf("acme"), 0, -1).Val() {
 		if j, err := ledger.ParseJob(blob); err == nil && j.Group == "all" && j.Reason == ledger.ReasonError {
@@ -85,8 +86,8 @@ func Moving(group, typ string, attempt, ordinal int) string {
 	return fmt.Sprintf("%s|%s|%d|0|0|0|0|0|0|1|E|%d|1||{}", group, typ, attempt, ordinal)
 }
 
-// chunk returns the lines in the first chunk of a group's results, and a function that replaces
-// them.
+// chunk returns the lines of the first chunk of a group's list of result lines, and a function that
+// overwrites this chunk.
 func (d *data) chunk(group string) (lines []string, set func([]string)) {
 	key := d.Part(group).Results(group)
 	return strings.Split(d.C.LIndex(d.Context(), key, 0).Val(), "\n"), func(lines []string) {

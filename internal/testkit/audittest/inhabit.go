@@ -91,8 +91,8 @@ func Inhabit(w *World) {
 	}
 	w.Sweep("cancelled")
 
-	// A scheduled group, one of a rate-limited tenant, empty ones, one that is about to end, and a
-	// large one.
+	// Create a scheduled group, a group of a rate-limited tenant, empty groups, a group that is
+	// about to end, and a large one.
 	w.Create("scheduled", "globex", "T", "run_at", strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10))
 	w.Append("scheduled", Jobs(5))
 	w.Create("limited", "umbrella", "limited")

@@ -12,31 +12,32 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Tamper is a change that no script makes. Do makes it, and returns the violations that an audit
-// must find then.
+// Tamper is a kind of damage to the data that no script causes. Do causes it, and returns the
+// violations that an audit must then find.
 type Tamper struct {
 	Name string
 	Do   func(w *World) []string
 }
 
-// The laws that tampers of single jobs break, as the audit names them.
+// Laws, by the names in the audit's violations, that a tamper of a single job may break.
 const (
 	lawLocation = "location"
 	lawResults  = "results"
 )
 
-// maxReported is how many jobs of one group the audit reports for one law; a summary stands for the
-// others.
+// maxReported is the most violations of one law in one group that the audit reports one by one; a
+// summary counts the others.
 const maxReported = 100
 
-// Tampers lists one tamper or more for everything that a law says. Each is made in a world that
-// Inhabit has filled.
+// Tampers lists at least one tamper for each statement of each law. A test applies each one to a
+// fresh world that Inhabit has filled.
 var Tampers = slices.Concat(
 	tampersByCommand(), tampersOfStates(), tampersOfQueues, tampersOfLocations, tampersOfResults, tampersOfGroups,
 )
 
-// EachTamper runs check for each tamper, in a world of three partitions that Inhabit has filled.
-// The worlds are in Redis; some are in miniredis too, enough to see that it behaves as Redis does.
+// EachTamper calls check for each tamper, with a fresh world of three partitions that Inhabit has
+// filled. All worlds are on a redis-server; some tampers are repeated on miniredis, enough to see
+// that it behaves like Redis.
 func EachTamper(t *testing.T, check func(*World, Tamper)) {
 	inhabited := func(t *testing.T, url, prefix string) *World {
 		w := New(t, url, prefix, 3)
@@ -63,7 +64,8 @@ func EachTamper(t *testing.T, check func(*World, Tamper)) {
 // part has the keys of a partition.
 type part = keyspace.Partition
 
-// listOf makes a key that belongs to no group, tenant or type usable in commandTampers.
+// listOf adapts a function that returns a key without an owner (group, tenant or type) to the
+// signature that commandTampers need.
 func listOf(key func(part) string) func(part, string) string {
 	return func(p part, _ string) string { return key(p) }
 }
@@ -72,9 +74,9 @@ func listOf(key func(part) string) func(part, string) string {
 func queueOfT(p part, group string) string { return p.Queue(group, "T") }
 func queueOfU(p part, group string) string { return p.Queue(group, "U") }
 
-// commandTampers are made by Redis commands on one key, in the partition of a tenant. Of is the
-// group, tenant or type that the key belongs to. The key comes behind the name of each command.
-// Want names the violations as Whole and Of do.
+// commandTampers are tampers that run Redis commands on one key, in the partition of a tenant. of
+// is the group, tenant or type that the key belongs to. The key is inserted after the name of each
+// command. want lists the violations as Whole and Of write them.
 var commandTampers = []struct {
 	name, tenant  string
 	key           func(p part, of string) string
@@ -155,8 +157,8 @@ func tampersByCommand() (all []Tamper) {
 	return all
 }
 
-// stateTampers write one byte of a job's state. The job is the n-th of its group, counted from 0,
-// with a state letter. In want, # stands for its ordinal.
+// stateTampers are tampers that overwrite one byte of a job's state. The job is the n-th job of its
+// group, from 0, with this state letter. In want, # stands for its ordinal.
 var stateTampers = []struct {
 	name, group string
 	letter      ledger.Letter
@@ -186,8 +188,8 @@ func tampersOfStates() (all []Tamper) {
 	return all
 }
 
-// ofJob returns a tamper of the n-th job of the group "all", counted from 0, with a state letter.
-// The violation is about this job.
+// ofJob returns a tamper of the n-th job, from 0, of the group "all" with this state letter. do
+// damages it; the only violation is of this law by this job.
 func ofJob(name string, letter ledger.Letter, n int, law string, do func(w *World, ordinal int64)) Tamper {
 	return Tamper{name, func(w *World) []string {
 		ordinal := w.JobIn("all", letter, n)
@@ -196,8 +198,8 @@ func ofJob(name string, letter ledger.Letter, n int, law string, do func(w *Worl
 	}}
 }
 
-// ofNonReady returns a tamper of a job of the group "all" that is non-ready for a retry. The
-// violation is about this job. Blob is its member in the tenant's sorted set.
+// ofNonReady returns a tamper of a job of the group "all" that is non-ready for a retry. The only
+// violation is by this job. blob is its member in the tenant's sorted set.
 func ofNonReady(name string, do func(w *World, blob string, ordinal int64)) Tamper {
 	return Tamper{name, func(w *World) []string {
 		blob, ordinal := w.nonReady()

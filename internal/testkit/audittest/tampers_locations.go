@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// tampersOfLocations change ready streams, non-ready jobs and failures.
+// tampersOfLocations are tampers that change ready streams, non-ready jobs and failures.
 var tampersOfLocations = []Tamper{
 	ofJob("ready entry gone", 'R', 0, lawLocation, func(w *World, n int64) {
 		w.OK(w.C.XDel(w.Context(), w.All().Ready("T"), w.Entry("T", "all", n).ID).Err())
@@ -146,7 +146,7 @@ var tampersOfResults = []Tamper{
 	}},
 }
 
-// tampersOfGroups change counters and indexes of types, tenants and groups.
+// tampersOfGroups are tampers that change counters and index keys of types, tenants and groups.
 var tampersOfGroups = []Tamper{
 	{"counter of a type without jobs", func(w *World) []string {
 		w.Incr(w.All().Load("other"), "waiting", 1)

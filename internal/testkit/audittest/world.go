@@ -28,8 +28,8 @@ import (
 )
 
 // Main runs the tests of a package, checks that no goroutine is left, and exits. Six tests run in
-// parallel, on however few processors, unless -parallel is given: most of the time they wait, for
-// Redis and between the passes of an audit.
+// parallel, even on fewer processors, unless -parallel is given: they mostly wait, for Redis and
+// between the passes of an audit.
 func Main(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
@@ -44,8 +44,8 @@ type tb interface {
 	Context() context.Context
 }
 
-// World is the data of an installation in Redis. Its own methods are the steps that the roles take;
-// a step that fails fails the test.
+// World is the data of an installation in a test's Redis. Its methods do the steps of the roles by
+// the real scripts. If a step fails, the test fails.
 type World struct{ data }
 
 // data reads and damages what is in Redis.
@@ -60,7 +60,7 @@ type base struct {
 	Plans *reducer.Registry
 }
 
-// New returns an empty world in the Redis at this URL. Its keys have the prefix.
+// New returns a World without data, in the Redis at this URL. Its keys have the prefix.
 func New(t testing.TB, url, prefix string, partitions int) *World {
 	t.Helper()
 	space, err := keyspace.New(prefix, partitions)
@@ -76,7 +76,8 @@ func New(t testing.TB, url, prefix string, partitions int) *World {
 // OK fails the test on an error.
 func (b *base) OK(err error) { require.NoError(b, err) }
 
-// did fails the test if a call that also returns something else returns an error.
+// did fails the test for an error. It takes the results of a call that returns a value, which it
+// ignores, and an error.
 func (b *base) did(_ any, err error) { b.OK(err) }
 
 // Part returns the partition of a group.
@@ -92,13 +93,14 @@ func (b *base) Tenant(group string) string {
 // NoLimit allows everything.
 var NoLimit = ledger.Limit{Window: time.Second}
 
-// limited returns a limit of this many permits that are never renewed.
+// limited returns a rate limit with this many permits in a window of about 70 years, so that they
+// are never renewed.
 func limited(permits int64) ledger.Limit {
 	return ledger.Limit{Window: 1 << 41 * time.Millisecond, Permits: permits}
 }
 
-// Create creates a group and, if it has none, its owner key. Fields are names and values of its
-// hash.
+// Create writes the owner key of a group, unless it exists, and creates the group by the script
+// create. fields are further names and values, in turn, of the group's hash.
 func (w *World) Create(group, tenant, typ string, fields ...string) {
 	f := map[string]string{"lane": "normal"}
 	for i := 0; i+1 < len(fields); i += 2 {
@@ -109,7 +111,7 @@ func (w *World) Create(group, tenant, typ string, fields ...string) {
 		ledger.CreateArgs{Group: group, Tenant: tenant, Type: typ, Hash: "h", Fields: f}))
 }
 
-// Jobs returns n small jobs, after the changes have been applied to each of them.
+// Jobs returns n new jobs with small payloads. It applies each function of change to each job.
 func Jobs(n int, change ...func(*ledger.NewJob)) []ledger.NewJob {
 	all := make([]ledger.NewJob, n)
 	for i := range all {
@@ -160,14 +162,14 @@ func (w *World) promote(p keyspace.Partition, types ...string) {
 	}))
 }
 
-// Taken is a job that a worker has read; Start sets its token.
+// Taken is a job that a test has read from a ready stream like a worker. Start sets its token.
 type Taken struct {
 	entry string
 	ledger.Job
 	token int64
 }
 
-// Read reads up to most jobs of a type as a worker process does.
+// Read reads up to most jobs of a type from the ready stream, as a worker process does.
 func (w *World) Read(p keyspace.Partition, typ, consumer string, most int64) []Taken {
 	w.consumers(p.Ready(typ), keyspace.GroupWorkers)
 	var out []Taken
@@ -196,7 +198,8 @@ func (w *World) fresh(stream, group, consumer string, most int64) []redis.XMessa
 	return r[0].Messages
 }
 
-// Start starts jobs as a worker does, and returns those that may run. It sorts jobs.
+// Start starts jobs as a worker does, and returns those that the script allows to run. It sorts the
+// slice jobs.
 func (w *World) Start(p keyspace.Partition, typ string, jobs []Taken) []Taken {
 	slices.SortFunc(jobs, func(a, b Taken) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Ordinal, b.Ordinal))
@@ -243,8 +246,8 @@ func (w *World) reportOutcome(p keyspace.Partition, typ string, g ledger.GroupOu
 	w.did(ledger.Outcome(w.Context(), w.C, p, typ, ledger.Congestion{Cap: time.Hour}, []ledger.GroupOutcome{g}))
 }
 
-// Reduce reads up to most entries of the results stream and reduces them into a partial aggregate,
-// as an aggregator does.
+// Reduce reads up to most entries of the results stream and adds their results to a partial
+// aggregate, as an aggregator does.
 func (w *World) Reduce(p keyspace.Partition, partial string, most int64) {
 	w.consumers(p.ResultStream(), keyspace.GroupAggregator)
 	for _, m := range w.fresh(p.ResultStream(), keyspace.GroupAggregator, partial, most) {
@@ -284,8 +287,7 @@ func (w *World) reduceEntry(p keyspace.Partition, partial string, m redis.XMessa
 	}
 }
 
-// Work runs up to 200 waiting jobs of a type, and all ready ones, as done, and reduces their
-// results.
+// Work makes up to 200 waiting jobs and all ready jobs of a type done, and reduces their results.
 func (w *World) Work(p keyspace.Partition, typ string) {
 	w.Admit(p, typ, 200, NoLimit)
 	w.Done(p, typ, w.Start(p, typ, w.Read(p, typ, "c", 500))...)

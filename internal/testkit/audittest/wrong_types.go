@@ -29,8 +29,8 @@ var WrongTypes = []WrongType{
 	{"stream", "", func(p keyspace.Partition) string { return p.Ready("U") }},
 }
 
-// Do fills a world of one partition: its group "bad" has the key of the wrong Redis type, and its
-// group "good" misses the job 0.
+// Do fills a world of one partition: one key of its group "bad" gets a wrong Redis type, and job 0
+// of its group "good" is removed from its location.
 func (wt WrongType) Do(w *World) {
 	p := w.Space.Partition(0)
 	w.Create("good", "acme", "T")

@@ -26,16 +26,16 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// Pair has the names of the files with a certificate and its key.
+// Pair has the paths of a certificate file and its key file.
 type Pair struct{ CertFile, KeyFile string }
 
 // Option changes a certificate before it is signed.
 type Option func(*x509.Certificate)
 
-// Expired makes a certificate that was valid until an hour ago.
+// Expired is an option: the certificate expired an hour ago.
 func Expired(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Hour) }
 
-// Name makes a certificate that is valid for this DNS name alone.
+// Name is an option: the certificate is valid only for this DNS name, and not for IP addresses.
 func Name(name string) Option {
 	return func(c *x509.Certificate) { c.DNSNames, c.IPAddresses = []string{name}, nil }
 }
@@ -60,8 +60,8 @@ func (a *Authority) Issue(opts ...Option) Pair {
 	return p
 }
 
-// Replace writes another certificate and its key to the files of a pair, and returns it. As a
-// careful administrator does, it replaces each file at once.
+// Replace writes a new certificate and its key to the files of a pair, and returns the certificate.
+// It replaces each file atomically, as a careful administrator does.
 func (a *Authority) Replace(p Pair, opts ...Option) *x509.Certificate {
 	a.t.Helper()
 	template := a.template("bulkaction")

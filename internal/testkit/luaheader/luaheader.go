@@ -13,11 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Argument is a row of the table ARGV in a script's header. The unit "-" stands for text.
+// Argument is a row of the table ARGV in a script's header: a name and a unit. The unit "-" means
+// text.
 type Argument struct{ Name, Unit string }
 
-// Signature is what a header says about KEYS and ARGV: the arguments with a fixed number, and the
-// blocks of arguments behind them, each of which is repeated for each job, group or pair.
+// Signature is what a script's header says about KEYS and ARGV: the keys, the arguments at fixed
+// positions, and the blocks of arguments after them, each of which is repeated, for example for
+// each job.
 type Signature struct {
 	Keys     []string
 	Fixed    []Argument
@@ -34,7 +36,7 @@ var (
 // none is the only row of a table without arguments.
 const none = "--   none"
 
-// Of reads the tables KEYS and ARGV of a header. Their rows are numbered from 1 on.
+// Of parses the tables KEYS and ARGV of a header. It requires that their rows are numbered from 1.
 func Of(t testing.TB, header string) Signature {
 	t.Helper()
 	var s Signature
@@ -89,7 +91,8 @@ func table(t testing.TB, header, title string) []string {
 	return strings.Split(strings.TrimSuffix(found[1], "\n"), "\n")
 }
 
-// Takes checks the arguments of one call: their number, and that those with a unit are numbers.
+// Takes requires that the arguments of one call of a script fit the signature: in their number, and
+// arguments with a unit are numbers.
 func (s Signature) Takes(t testing.TB, script string, args []any) {
 	t.Helper()
 	check := func(arg any, a Argument) {
@@ -128,8 +131,8 @@ var (
 	oneArg     = regexp.MustCompile(`^(?:tonumber\()?ARGV\[(\d+)\]\)?$`)
 )
 
-// localsOf returns the names of the locals that a script assigns an element of ARGV to, in lower
-// case, by the element's number.
+// localsOf returns, by index in ARGV, the names of the Lua locals to which a script assigns that
+// element, in lower case.
 func localsOf(code string) map[int]string {
 	locals := map[int]string{}
 	for _, found := range assignment.FindAllStringSubmatch(code, -1) {
@@ -166,7 +169,7 @@ func splitList(text string) []string {
 	return append(all, strings.TrimSpace(text[from:]))
 }
 
-// Split takes a script apart into its header and its code without comments.
+// Split separates a script into its header and its code without comments.
 func Split(source string) (header, code string) {
 	lines := strings.Split(source, "\n")
 	n := slices.IndexFunc(lines, func(l string) bool { return !strings.HasPrefix(l, "--") })
@@ -178,8 +181,8 @@ func Split(source string) (header, code string) {
 const answered = `(?:(?:return|local reply =|reply\[[^\]]+\] =) \{ |` +
 	`(?:state|result|state, wait|result, from) = )'([A-Z_]+)'`
 
-// Check compares the header of a script with its code. keys are the tables KEYS that a script of
-// this system may have.
+// Check requires that the header of a script has all its parts and agrees with the script's code.
+// keys lists the tables KEYS that are allowed.
 func Check(t testing.TB, name, source string, keys ...[]string) {
 	t.Helper()
 	header, code := Split(source)
@@ -190,7 +193,7 @@ func Check(t testing.TB, name, source string, keys ...[]string) {
 	require.Regexp(t, `(?m)^-- Out of memory: (goes through|refused)`, header)
 	require.Regexp(t, `(?m)^-- Cost: \S`, header)
 
-	// The codes that it can answer are those that the header names.
+	// The reply codes in the script's code must be those that the header lists.
 	codes := func(text, pattern string) []string {
 		var all []string
 		for _, found := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
@@ -202,7 +205,8 @@ func Check(t testing.TB, name, source string, keys ...[]string) {
 	inReply := codes(strings.Join(table(t, header, "Reply"), "\n"), `'([A-Z_]+)'`)
 	require.Equal(t, inReply, codes(code, answered), "reply codes")
 
-	// What it reads of ARGV by number is what the header lists before the repeated part.
+	// The elements of ARGV that the code reads by a constant index must be the arguments that the
+	// header lists before the repeated part.
 	read := map[int]bool{}
 	for _, found := range regexp.MustCompile(`ARGV\[(\d+)\]`).FindAllStringSubmatch(code, -1) {
 		n, err := strconv.Atoi(found[1])

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A header that does not fit its script or its contract is found.
+// The checks of this package fail for a header that does not fit its script or its Go contract.
 func TestSignatures(t *testing.T) {
 	t.Parallel()
 	s := Of(t, strings.Join([]string{

@@ -1,5 +1,5 @@
-// Package oteltest receives the traces of processes under test: an OTLP/HTTP endpoint on loopback
-// that keeps all spans. It hides the protocol's nested messages and encodings.
+// Package oteltest receives the traces of processes under test: it is an OTLP/HTTP endpoint on
+// loopback that stores all spans. It hides the protocol's nested messages and encodings.
 package oteltest
 
 import (
@@ -23,7 +23,7 @@ const (
 	contentType     = "application/x-protobuf"
 )
 
-// Receiver keeps the spans that processes export to it. Its methods are safe for concurrent use.
+// Receiver stores the spans that processes export to it. Its methods are safe for concurrent use.
 type Receiver struct {
 	server *httptest.Server
 

@@ -17,7 +17,8 @@ const EnvBinaries = "BULKACTION_TEST_BIN"
 
 const module = "github.com/bulkaction/bulkaction"
 
-// binaries is the folder of the binaries under test; they are built when the first one is needed.
+// binaries is the folder of the binaries under test, and the function that builds them when a test
+// first needs one.
 type binaries struct {
 	dir  string
 	make func() error // builds the binaries once
@@ -80,7 +81,7 @@ func Path(t testing.TB, name string) string {
 	return path
 }
 
-// path builds the binaries if necessary and returns a binary's path.
+// path returns the path of a binary. It builds the binaries first if that was not done yet.
 func (b *binaries) path(name string) (string, error) {
 	if b == nil {
 		return "", errors.New("TestMain does not call proctest.Main")

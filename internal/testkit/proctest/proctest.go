@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// startTimeout is the time within which a process must listen and be ready.
+// startTimeout is the most time in which a started process must listen and be ready.
 const startTimeout = 60 * time.Second
 
 // Values of the attribute server in the log line "listening".
@@ -67,7 +67,8 @@ func Start(t testing.TB, name string, env map[string]string, args ...string) *Pr
 	return p
 }
 
-// inherited lists environment variables that do not change the behaviour of a process.
+// inherited lists the environment variables that a process under test gets from the test, because
+// they do not change its behaviour.
 var inherited = []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GORACE", "GOTRACEBACK"}
 
 func environ(env map[string]string) []string {

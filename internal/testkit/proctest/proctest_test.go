@@ -136,7 +136,7 @@ func (r *recorder) Fatalf(format string, args ...any) {
 func (r *recorder) Errorf(format string, args ...any) { r.errored = fmt.Sprintf(format, args...) }
 func (r *recorder) Cleanup(fn func())                 { r.cleanups = append(r.cleanups, fn) }
 
-// failing runs a test function with a recorder, including its clean-ups.
+// failing runs a test function, with its clean-ups, on a recorder, and returns the recorder.
 func failing(t *testing.T, test func(testing.TB)) *recorder {
 	t.Helper()
 	r := &recorder{TB: t}

@@ -11,11 +11,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// seedFlag is a flag of rapid. RAPID_SEED sets its default; 0 = no seed.
+// seedFlag is the name of rapid's flag for a seed. RAPID_SEED sets its default; 0 means no seed.
 const seedFlag = "rapid.seed"
 
-// apart is the distance of the seeds of two rounds. Within a round of n checks rapid adds at most
-// about n² / 2 to the seed.
+// apart is the distance between the seeds of two rounds. It must be large, because within a round
+// of n checks rapid adds up to about n² / 2 to the seed.
 const apart = 1 << 40
 
 var (
@@ -25,13 +25,16 @@ var (
 	})
 )
 
-// Check runs rapid.Check for a round of a test; the first round is 0. Each round draws sequences of
-// its own. They follow from the name of the test, so they are the same in each run.
+// Check runs rapid.Check for one round of a test; the first round is 0. Each round draws random
+// sequences of its own. They are derived from the name of the test, so they are the same in each
+// run.
 //
 // The flag -rapid.seed, or RAPID_SEED, selects other sequences: the first one of round 0 has this
-// seed. So the seed that rapid prints for a failure repeats it at once, whichever round found it.
+// seed. So the seed that rapid prints for a failure repeats the failure at once, whichever round
+// found it.
 //
-// A test that calls rapid.Check itself would read the flag while Check sets it for another test.
+// A test that uses Check must not call rapid.Check itself: it would read the flag while Check sets
+// it for another test.
 func Check(t rapid.TB, round int, property func(*rapid.T)) {
 	t.Helper()
 	mu.Lock()

@@ -15,7 +15,8 @@ func drawn(t *testing.T, round int) (all []uint64) {
 	return all
 }
 
-// A round draws the same in each run, also beside other rounds, and no two rounds draw the same.
+// A round draws the same sequences in each run, even if other rounds run at the same time, and two
+// rounds draw different ones.
 func TestCheck(t *testing.T) {
 	alone := map[int][]uint64{}
 	for round := range 10 {

@@ -50,8 +50,8 @@ func startNodes(t testing.TB, n int, o redisproc.Options) []*Redis {
 	return nodes
 }
 
-// form joins the nodes to a cluster and divides the hash slots among the first of them. It waits
-// until each node knows all others.
+// form joins the nodes to a cluster and divides the hash slots among the first ones, the masters.
+// It waits until each node knows all others.
 func form(t testing.TB, nodes []*Redis, masters int) {
 	t.Helper()
 	for i, node := range nodes {

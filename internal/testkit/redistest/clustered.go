@@ -32,7 +32,8 @@ func ClusterWithReplicas(t testing.TB, masters int, opts ...Option) *Clustered {
 	o := redisproc.Options{Args: []string{
 		// on a busy machine a live node may be silent for a second
 		"--cluster-node-timeout", "2500", "--cluster-allow-replica-migration", "no",
-		// on a busy machine a replica must not be regarded as too old for a failover
+		// With factor 0, a replica never counts as too out of date for a failover, even on a busy
+		// machine.
 		"--cluster-replica-validity-factor", "0",
 		"--repl-diskless-sync-delay", "0",
 	}}
@@ -74,12 +75,12 @@ func (c *Clustered) SlotOf(key string) int {
 	return int(slot)
 }
 
-// owners returns the master of each slot, as a serving node sees it.
+// owners returns the address of each slot's master, as one serving node sees it.
 func (r *Redis) owners(ctx context.Context) (map[int]string, error) {
 	if err := r.clusterOK(ctx); err != nil {
 		return nil, err
 	}
-	// Unlike CLUSTER SHARDS, the answer does not name a master that was replaced.
+	// CLUSTER SLOTS is used because CLUSTER SHARDS may still name a master that was replaced.
 	spans, err := r.admin.ClusterSlots(ctx).Result() //nolint:staticcheck // deprecated, see above
 	if err != nil {
 		return nil, err
@@ -93,7 +94,8 @@ func (r *Redis) owners(ctx context.Context) (map[int]string, error) {
 	return owners, nil
 }
 
-// agreed returns the master of each slot, if all running nodes agree and these masters run.
+// agreed returns the master of each slot. It returns an error unless all running nodes name the
+// same masters and these run.
 func (c *Clustered) agreed(ctx context.Context) (map[int]string, error) {
 	var first map[int]string
 	for _, node := range c.running() {
@@ -188,7 +190,8 @@ func (c *Clustered) sameEpochs(ctx context.Context) error {
 		}
 		masters := map[string]string{}
 		for line := range strings.Lines(text) {
-			// id address flags master ping-sent pong-received config-epoch link-state slots...
+			// A line of CLUSTER NODES: id address flags master ping-sent pong-received config-epoch
+			// link-state slots...
 			fields := strings.Fields(line)
 			if len(fields) < 8 || !strings.Contains(fields[2], "master") {
 				continue
@@ -233,7 +236,8 @@ func (c *Clustered) MoveSlot(slot int, to *Redis, between ...func(left int)) {
 			break
 		}
 	}
-	// The new master first: it must accept clients that other nodes redirect to it.
+	// Tell the new master first: other nodes redirect clients to it as soon as they know, and it
+	// must accept them.
 	order := []*Redis{to, from}
 	for _, node := range c.running() {
 		if node != to && node != from {

@@ -83,7 +83,8 @@ func TestSentinelAgainAndAgain(t *testing.T) {
 			other = s.Master
 		}
 		c := r.Client()
-		// Sentinel closes the connections of a server to which it gives another role.
+		// Sentinel closes the client connections of a server whose role (master or replica) it
+		// changes.
 		require.Eventually(t, func() bool {
 			return c.Set(ctx, "k", i, 0).Err() == nil && c.Do(ctx, "wait", 1, 10_000).Val() == int64(1)
 		},

@@ -31,21 +31,22 @@ type Redis struct {
 // Option changes a server before it is started.
 type Option func(*redisproc.Options)
 
-// AOF makes the server write each change to its file before it answers, so that changes survive
-// Kill. It never waits for the disk: that can take seconds while other tests run, and protects only
-// against the end of the whole machine. With everysec, a slow disk would also delay the writes.
+// AOF is an option: the server writes each change to its append-only file before it answers, so
+// that changes survive Kill. It never waits for the disk (fsync): that can take seconds while other
+// tests run, and protects only against the end of the whole machine. With everysec, a slow disk
+// would also delay the writes.
 func AOF(o *redisproc.Options) {
 	o.AOF = true
 	o.Args = append(o.Args, "--appendfsync", "no")
 }
 
-// MaxMemory makes the server refuse writes above this number of bytes.
+// MaxMemory is an option: the server refuses writes while it uses more than this number of bytes.
 func MaxMemory(bytes int64) Option {
 	return func(o *redisproc.Options) { o.MaxMemory = bytes }
 }
 
-// TLS makes the server also serve TLS, with a certificate of an authority, on the port of TLSAddr.
-// Servers use TLS among themselves, and demand a certificate of their clients.
+// TLS is an option: the server also serves TLS, with a certificate of an authority, on the port of
+// TLSAddr. Servers use TLS among themselves, and demand a certificate of their clients.
 func TLS(a *certtest.Authority, opts ...certtest.Option) Option {
 	return func(o *redisproc.Options) {
 		pair := a.Issue(opts...)

@@ -67,7 +67,8 @@ func TestSuspendAndResume(t *testing.T) {
 	require.NoError(t, <-answer)
 }
 
-// stopped reports whether the process is stopped; it reads the state on systems that show it.
+// stopped reports whether the process is suspended (by SIGSTOP), by /proc. On systems other than
+// Linux it returns true.
 func stopped(t *testing.T, pid int) bool {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -95,7 +96,8 @@ func (f *fatalTB) Fatal(args ...any) {
 	runtime.Goexit()
 }
 
-// fatal runs fn, which must end its test with a fatal failure, and returns the message.
+// fatal runs fn on a testing.TB of its own, requires that fn fails this test fatally, and returns
+// the message.
 func fatal(t *testing.T, fn func(testing.TB)) string {
 	t.Helper()
 	f := &fatalTB{TB: t}

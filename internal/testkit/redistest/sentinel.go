@@ -47,9 +47,10 @@ func Sentinel(t testing.TB, opts ...Option) *Sentinels {
 		TLS:  o.TLS,
 		Args: []string{"--sentinel"},
 		Config: fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 1\n"+
-			// Sentinel pings once a second; with a lower value it takes a living master for dead
+			// Sentinel pings once a second: with a lower value it would regard a living master as
+			// down.
 			"sentinel down-after-milliseconds %[1]s 1500\n"+
-			// the next failover starts no earlier than after twice this time
+			// A second failover starts no earlier than twice this time after the first.
 			"sentinel failover-timeout %[1]s 3000\n", masterName, host, port),
 	})
 	scheme := "redis-sentinel://"
@@ -73,8 +74,9 @@ func (s *Sentinels) await(what, want string) {
 	})
 }
 
-// StartFailover tells Sentinel to exchange the master and the replica, as an administrator does
-// before maintenance. Until Sentinel has heard of the replica's state, it answers NOGOODSLAVE.
+// StartFailover tells Sentinel to exchange the roles of master and replica, as an administrator
+// does before maintenance. It repeats the command until Sentinel knows the replica's state and
+// accepts it (before: NOGOODSLAVE).
 func (s *Sentinels) StartFailover() {
 	s.Sentinel.t.Helper()
 	await(s.Sentinel.t, "a replica that Sentinel would promote", func(ctx context.Context) error {
@@ -97,7 +99,7 @@ func (s *Sentinels) AwaitMaster(r *Redis) {
 	})
 }
 
-// Rejoin starts one of the two servers again as the other's replica, and waits until it has all
+// Rejoin starts one of the two servers again as a replica of the other, and waits until it has all
 // data and Sentinel would promote it.
 func (s *Sentinels) Rejoin(r *Redis) {
 	s.Sentinel.t.Helper()
@@ -111,7 +113,8 @@ func (s *Sentinels) Rejoin(r *Redis) {
 	await(s.Sentinel.t, "replica", func(ctx context.Context) error {
 		return lacks(r.admin.Info(ctx, "replication"), "master_link_status:up")
 	})
-	// After its snapshot the master sends nothing until the replica's first ACK, up to 1 s later.
+	// After a full synchronization, the master sends the replica nothing until the replica's first
+	// ACK, up to 1 s later: wait for this ACK.
 	await(s.Sentinel.t, "the replica's first ACK", func(ctx context.Context) error {
 		info, err := master.admin.Info(ctx, "replication").Result()
 		if err == nil && !acked.MatchString(info) {

@@ -62,8 +62,9 @@ func acquire() (*redisproc.Server, error) {
 	return shared.server, nil
 }
 
-// release keeps the server for the next test if the operating system ends it together with the test
-// binary; otherwise it stops the server after the last test.
+// release is called when a test that uses the shared server ends. After the last one it stops the
+// server, unless the operating system ends the server together with the test binary: then it keeps
+// the server for later tests.
 func release() error {
 	shared.Lock()
 	defer shared.Unlock()
@@ -76,8 +77,8 @@ func release() error {
 	return server.Close()
 }
 
-// IgnoreServers makes goleak ignore the goroutine that waits for a redis-server, because the shared
-// server lives as long as the test binary.
+// IgnoreServers returns an option of goleak that ignores the goroutines that wait for child
+// processes: the shared redis-server runs until the test binary ends.
 func IgnoreServers() goleak.Option {
 	return goleak.IgnoreAnyFunction("github.com/bulkaction/bulkaction/internal/childproc.(*Child).run")
 }
@@ -105,8 +106,8 @@ func Both(t *testing.T, test func(t *testing.T, url, prefix string)) {
 	})
 }
 
-// BothAlone runs a test on a redis-server and on a miniredis that no other test uses, as parallel
-// subtests. The test may stop, flush and configure its server.
+// BothAlone runs a test on a redis-server and on a miniredis, as parallel subtests. No other test
+// uses these servers, so the test may stop, flush and configure them.
 func BothAlone(t *testing.T, test func(t *testing.T, url string)) {
 	t.Helper()
 	t.Parallel()

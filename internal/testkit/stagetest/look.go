@@ -22,7 +22,8 @@ import (
 func (w *World) Group(id string) api.Group {
 	w.T.Helper()
 	p := w.partition(id)
-	// Both are read in one step, because other roles may be running.
+	// Read the hash and the states in one transaction, because other roles may change them
+	// meanwhile.
 	var hash *redis.MapStringStringCmd
 	var states *redis.StringCmd
 	_, err := w.Conn.Cmd.TxPipelined(w.ctx(), func(pipe redis.Pipeliner) error {
@@ -54,7 +55,8 @@ func (w *World) Group(id string) api.Group {
 	return g
 }
 
-// countOf names the count of a group that contains the jobs with a state letter.
+// countOf maps each state letter to the count of the group's hash that counts jobs with this
+// letter.
 var countOf = map[ledger.Letter]string{
 	ledger.Waiting:   "waiting",
 	ledger.NonReady:  "non_ready",
@@ -93,7 +95,7 @@ func (w *World) Job(group string, ordinal int64) api.Job {
 }
 
 // Results returns the results in the first partition's results stream, which are not reduced yet,
-// in the order of the stream.
+// in their order in the stream.
 func (w *World) Results() []api.Result {
 	w.T.Helper()
 	entries, err := w.Conn.Cmd.XRange(w.ctx(), w.P.ResultStream(), "-", "+").Result()

@@ -106,8 +106,8 @@ func (w *World) report(jobs []Held, add func(*ledger.GroupOutcome, Held)) {
 	require.EqualValues(w.T, len(jobs), r.Owned)
 }
 
-// ReadResults delivers the entries of the results stream to an aggregator that does
-// not reduce them.
+// ReadResults reads the new entries of the results stream as an aggregator that stops before it
+// reduces them: they stay pending for this consumer.
 func (w *World) ReadResults(consumer string) []redis.XMessage {
 	w.T.Helper()
 	w.ensure(w.P.ResultStream(), keyspace.GroupAggregator)
@@ -125,8 +125,8 @@ func (w *World) ReadResults(consumer string) []redis.XMessage {
 	return got[0].Messages
 }
 
-// Reduce reduces all results that nobody has read, like an aggregator. The groups must not have
-// aggregates.
+// Reduce reads all results that no aggregator has read yet, and reduces them like an aggregator.
+// The groups must not have aggregates.
 func (w *World) Reduce() {
 	w.T.Helper()
 	for _, m := range w.ReadResults("test") {
@@ -152,8 +152,8 @@ func (w *World) Reduce() {
 	}
 }
 
-// Finish runs all waiting and ready jobs of a type, like the other roles: the jobs become done and
-// reduced.
+// Finish makes all waiting and ready jobs of a type done and reduced, by the scripts that the roles
+// would call.
 func (w *World) Finish(typ string) {
 	w.T.Helper()
 	w.Admit(typ)

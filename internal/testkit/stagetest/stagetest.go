@@ -92,10 +92,11 @@ func (w *Installation) NewStore(cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), nil)
 }
 
-// ctx returns a context that does not end with the test, for clean-ups, and may use the store.
+// ctx returns a context that may use the store and is not cancelled at the end of the test, so that
+// clean-ups can use it.
 func (w *Installation) ctx() context.Context { return context.WithoutCancel(Trusted(w.T)) }
 
-// Trusted returns a context with which a test may use the store. It ends with the test.
+// Trusted returns the test's context with the right to use the store without an API key.
 func Trusted(t testing.TB) context.Context { return auth.Trust(t.Context()) }
 
 // Run runs a role in the background until stop is called, at the latest until the end of the test.
@@ -204,7 +205,7 @@ func (w *World) Admit(typ string) {
 	}
 }
 
-// unlimited returns the arguments of a fetcher without a rate limit.
+// unlimited returns the arguments of the script admit for a fetcher without a rate limit.
 func unlimited(typ string) ledger.AdmitArgs {
 	return ledger.AdmitArgs{
 		Type:        typ,

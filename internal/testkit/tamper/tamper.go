@@ -1,6 +1,6 @@
-// Package tamper changes data of the ledger past its scripts, as damage in Redis would, and reads
-// fields that nothing but a test reads. It hides the names of the hash fields. A function that
-// fails ends the test.
+// Package tamper changes data of the ledger directly, without its scripts, as damage in Redis
+// would, and reads fields that only tests read. It hides the names of the hash fields. A function
+// that fails ends the test.
 package tamper
 
 import (
@@ -40,7 +40,7 @@ func SetEntered(
 	require.NoError(t, c.HSet(ctx, p.Group(group), field, at.UnixMilli()).Err())
 }
 
-// LosePayload removes a payload that is stored apart from its job.
+// LosePayload deletes the payload of a job whose payload is stored apart from the job.
 func LosePayload(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64) {
 	t.Helper()
 	field := strconv.FormatInt(ordinal, 10)
@@ -55,8 +55,8 @@ func SetWaiting(t testing.TB, c redis.Cmdable, p keyspace.Partition, typ string,
 	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Load(typ), layout.LoadWaiting, jobs).Err())
 }
 
-// MakeActive makes a tenant active, with this number of unfinished jobs that all want a permit. c
-// may be a pipeline.
+// MakeActive makes a tenant active. It sets both its count of unfinished jobs, and of those that
+// want a permit, to jobs. c may be a pipeline.
 func MakeActive(t testing.TB, c redis.Cmdable, p keyspace.Partition, tenant string, jobs int64) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -64,7 +64,7 @@ func MakeActive(t testing.TB, c redis.Cmdable, p keyspace.Partition, tenant stri
 	require.NoError(t, c.HSet(ctx, p.Tenant(tenant), layout.TenantUnfinished, jobs, layout.TenantActive, jobs).Err())
 }
 
-// SetRenewals sets the counter of the leader lease's renewals.
+// SetRenewals sets the partition's counter of how often the leader lease was renewed.
 func SetRenewals(t testing.TB, c redis.Cmdable, p keyspace.Partition, n int64) {
 	t.Helper()
 	require.NoError(t, c.HSet(context.WithoutCancel(t.Context()), p.Watch(), layout.WatchRenewals, n).Err())
@@ -100,8 +100,8 @@ func Unpause(t testing.TB, c redis.Cmdable, p keyspace.Partition, group string) 
 	require.NoError(t, c.HDel(context.WithoutCancel(t.Context()), p.Group(group), layout.GroupPaused).Err())
 }
 
-// SetLastError replaces the stored errors of a job that waits for a retry with text,
-// which is to be a JSON error.
+// SetLastError overwrites the stored last errors of a job that is non-ready for a retry. text
+// should be a JSON error.
 func SetLastError(
 	t testing.TB, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, text string,
 ) {

@@ -25,8 +25,8 @@ import (
 // Password is the password of all users.
 const Password = "sesame"
 
-// Users gives a server the users of an installation with the default key prefix. They outlive a
-// restart of the server.
+// Users returns an option that gives a server the Redis users of an installation with the default
+// key prefix. They survive a restart of the server.
 func Users(t testing.TB) redistest.Option {
 	t.Helper()
 	lines := []string{"user default on nopass ~* &* +@all"}
@@ -40,7 +40,8 @@ func Users(t testing.TB) redistest.Option {
 	return redistest.Args("--aclfile", file)
 }
 
-// Apply returns the options of a server that package redistest does not start.
+// Apply applies options of package redistest, such as Users, to the options of a server that
+// another package starts.
 func Apply(o redisproc.Options, opts ...redistest.Option) redisproc.Options {
 	for _, opt := range opts {
 		opt(&o)
@@ -88,7 +89,8 @@ func RequireNoDenial(t testing.TB, rdb redis.UniversalClient) {
 	requireNoDenial(t, rdb, "")
 }
 
-// requireNoDenial looks at the denials of one user; "" means all. A wrong password is no denial.
+// requireNoDenial requires that Redis's ACL LOG has no denial for a user; "" means all users. A
+// failed login does not count as a denial.
 func requireNoDenial(t testing.TB, rdb redis.UniversalClient, user string) {
 	t.Helper()
 	denied, err := rdb.Do(context.WithoutCancel(t.Context()), "acl", "log").Slice()

@@ -1,5 +1,6 @@
-// Package dispatch sends messages to single broker processes, each of which reads a stream of its
-// own. It hides the form of the messages, and that the stream of a process that is gone must end.
+// Package dispatch sends messages to single broker processes, each of which reads a Redis stream of
+// its own. It hides the form of the messages, and the expiry of the streams of processes that do
+// not run any more.
 package dispatch
 
 import (
@@ -16,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
 )
 
-// StreamTTL is how long the stream of a broker process lives after a message. Its owner renews it.
-// Without it, the stream of a process that is gone would stay for ever.
+// StreamTTL is how long the dispatch stream of a broker process exists after its last message or
+// renewal. The broker renews it. The TTL removes the streams of processes that do not run any more.
 const StreamTTL = 10 * time.Minute
 
 // Types of the messages.
@@ -27,8 +28,9 @@ const (
 	TypeRemoved  = "entry.removed"  // data: Removed
 )
 
-// Promotion says that users hold a slot. The script promote_users writes it to the stream entry,
-// and a router hands it on. To is the broker of their conns.
+// Promotion is the message that users were promoted and hold a slot. The script promote_users
+// writes it to the Redis stream entry, and a router hands it to the broker To, which has their
+// conns.
 type Promotion struct {
 	Event string         `json:"event"`
 	To    string         `json:"to"`
@@ -43,7 +45,8 @@ type PromotedUser struct {
 	Until int64       `json:"until"` // ms: the user is READY until then
 }
 
-// Replaced says that a user has a newer stream. The broker ends the stream conn.
+// Replaced is the message that a user has opened a newer stream. The broker that gets it ends the
+// older stream, conn.
 type Replaced struct {
 	Event string `json:"event"`
 	User  string `json:"user"`
@@ -56,7 +59,8 @@ const (
 	ReasonRemoved = "removed" // an operator has removed the user
 )
 
-// Removed says that a user has no record any more. The broker ends the stream conn with the reason.
+// Removed is the message that a user has no record any more. The broker that gets it ends the
+// user's stream, conn, and shows the reason.
 type Removed struct {
 	Event  string `json:"event"`
 	User   string `json:"user"`
@@ -71,7 +75,7 @@ type Publisher struct {
 	publisher message.Publisher
 }
 
-// NewPublisher returns a publisher that uses conn, and leaves it open.
+// NewPublisher returns a publisher that uses conn. The caller closes conn.
 func NewPublisher(conn *redisx.Conn, space keyspace.Space) (*Publisher, error) {
 	p, err := wm.NewPublisher(conn)
 	if err != nil {
@@ -80,9 +84,9 @@ func NewPublisher(conn *redisx.Conn, space keyspace.Space) (*Publisher, error) {
 	return &Publisher{conn: conn, space: space, publisher: p}, nil
 }
 
-// Removed sends m to the broker of m.Conn. It does nothing if no broker has made this conn: a user
-// who polls has none. If the message is lost, the broker finds out from the stream moves, or when
-// the token expires.
+// Removed sends m to the broker whose instance is in m.Conn. It sends nothing if m.Conn is no conn
+// of a broker, as for a user who polls. If the message is lost, the broker finds out from the
+// stream moves, or when the token expires.
 func (p *Publisher) Removed(ctx context.Context, m Removed) error {
 	return p.toOwner(ctx, m.Conn, TypeRemoved, m)
 }

@@ -11,12 +11,12 @@ import (
 // MaxWait is the longest time that Wait takes.
 const MaxWait = time.Second
 
-// doubtInterval is the time between two loads because the view has another length than the queue.
-// The numbers of the queue may contradict its length if the data is damaged; then no load helps.
+// doubtInterval is the least time between two loads of a view because its length differs from the
+// length of the queue in Redis. If the data is damaged, the two never agree, and no load helps.
 const doubtInterval = time.Minute
 
-// Event is an event whose positions are followed (see Views.Open). Its methods may be called by
-// several goroutines.
+// Event follows the positions of one event (see Views.Open). Its methods may be called by several
+// goroutines.
 type Event struct {
 	views *Views
 	name  string
@@ -32,7 +32,8 @@ type Event struct {
 	asOf  time.Time // Redis's time of the snapshot that the view began with
 	load  loadState
 
-	// ahead is a change number that Redis has reached, when the last id of moves was aheadAt.
+	// ahead is a change number that Redis had reached when the last id of the stream moves was
+	// aheadAt. If it is missing in the view after reading up to there, entries were lost.
 	ahead   int64
 	aheadAt streamID
 
@@ -43,7 +44,7 @@ type Event struct {
 	changed  chan struct{} // closed when callers of Wait should look again; nil: nobody waits
 }
 
-// Close ends one Open. The view is kept for a while after the last one.
+// Close undoes one call of Open. After the last one the view is kept for another minute.
 func (e *Event) Close() {
 	e.views.mu.Lock()
 	defer e.views.mu.Unlock()
@@ -51,9 +52,9 @@ func (e *Event) Close() {
 	e.usedAt = time.Now()
 }
 
-// Place returns the place of a number. change is the change number that the enter of this user
-// answered: the view must include it, or the position could be higher than one that another broker
-// has shown before.
+// Place returns the place of a number. change is the change number in the answer of the user's call
+// of enter. If the view does not include this change yet, the place is not known: the position
+// could be higher than one that another broker has shown before.
 func (e *Event) Place(number, change int64) Place {
 	e.mu.RLock()
 	for e.view != nil && e.view.Stale() {
@@ -80,9 +81,9 @@ func (e *Event) Place(number, change int64) Place {
 	return p
 }
 
-// Wait waits until the view includes a change number, at most MaxWait. If the event has no view and
-// its queue is not very long, Wait loads it. It returns whether the view includes the change number
-// now.
+// Wait waits until the view includes a change number, for MaxWait at most. If the event has no view
+// and its queue has at most maxLoadByWaiter users, Wait loads the view. It returns whether the view
+// includes the change number now.
 func (e *Event) Wait(ctx context.Context, change int64) bool {
 	ctx, cancel := context.WithTimeout(ctx, MaxWait)
 	defer cancel()
@@ -94,8 +95,8 @@ func (e *Event) Wait(ctx context.Context, change int64) bool {
 		case ctx.Err() != nil:
 			return false
 		case load:
-			// After an error the load is repeated later, by a waiter or by Round, which returns
-			// its errors.
+			// An error of this load is ignored: a caller of Wait or Round loads again later, and
+			// Round returns its errors.
 			_ = e.views.load(ctx, []*Event{e}, maxLoadByWaiter, nil)
 			continue
 		}
@@ -108,8 +109,8 @@ func (e *Event) Wait(ctx context.Context, change int64) bool {
 	}
 }
 
-// await returns whether the view includes change; otherwise whether the caller should load it, and
-// a channel that is closed when something has changed.
+// await returns done = true if the view includes change. Otherwise load says whether the caller
+// should load the view, and changed is closed when the caller should look again.
 func (e *Event) await(change int64) (done, load bool, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -123,7 +124,7 @@ func (e *Event) await(change int64) (done, load bool, changed <-chan struct{}) {
 	return false, load, e.changed
 }
 
-// signal lets callers of Wait look again. The caller holds mu.
+// signal wakes the callers of Wait, so that they check the view again. The caller holds mu.
 func (e *Event) signal() {
 	if e.changed != nil {
 		close(e.changed)
@@ -131,30 +132,30 @@ func (e *Event) signal() {
 	}
 }
 
-// Pace returns the promotions a second, false while they are unknown.
+// Pace returns the promotions per second; false while the pace is not known.
 func (e *Event) Pace() (perSecond float64, ok bool) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return e.pace.perSecond()
 }
 
-// Snapshot returns the latest snapshot of the event, which is about a second old at most while
-// Redis answers. It returns false before the first one. If there is no such event, the field Event
-// is empty.
+// Snapshot returns the latest snapshot of the event, which is at most about a second old while
+// Redis answers; false if there was none yet. If Redis has no such event, the field Event is empty.
 func (e *Event) Snapshot() (waitingroom.Snapshot, bool) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return e.snapshot, e.seen
 }
 
-// isUnknown says whether the latest snapshot knew no such event.
+// isUnknown reports whether, by the latest snapshot, Redis has no such event.
 func (e *Event) isUnknown() bool {
 	s, seen := e.Snapshot()
 	return seen && s.Event == ""
 }
 
-// noteSnapshot takes note of a snapshot of Round, which was requested when the event had had this
-// many loads. last is the last id of moves at the same instant.
+// noteSnapshot stores a snapshot and compares the view with it. loads is how many loads the event
+// had had when the snapshot was requested: after a newer load the view is not compared. last is the
+// last id of moves at the snapshot's instant.
 func (e *Event) noteSnapshot(s waitingroom.Snapshot, at time.Time, last streamID, loads int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -173,14 +174,15 @@ func (e *Event) noteSnapshot(s waitingroom.Snapshot, at time.Time, last streamID
 		e.discard()
 		return
 	}
-	// A number that is not reached yet stays until it is reached or known to be lost. A newer one
-	// each second would move that decision away.
+	// Keep an older change number in ahead until the view reaches it or checkAhead reports it as
+	// missing. A newer number each second would postpone that decision for ever.
 	if e.ahead <= e.view.Change() {
 		e.ahead, e.aheadAt = s.Change, last
 	}
 }
 
-// noteUnknown takes note that Redis did not know the event when it had had this many loads.
+// noteUnknown drops the view because Redis had no such event, unless a load runs or the event was
+// loaded since. loads is how many loads it had had when Redis was asked.
 func (e *Event) noteUnknown(loads int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -193,13 +195,15 @@ func (e *Event) noteUnknown(loads int) {
 	e.load.retryAt = time.Now().Add(firstRetry)
 }
 
-// discard drops the view: what it knows is not true any more. The caller holds mu.
+// discard drops the view, and makes a running load useless, because Redis's data has changed in a
+// way that they don't follow. The caller holds mu.
 func (e *Event) discard() {
 	e.view, e.load.void, e.ahead = nil, true, 0
 	e.signal()
 }
 
-// read adds an entry of moves to the view, or to the queue of the load that runs.
+// read adds an entry of the stream moves to the view and, while a load runs, to the entries that
+// the new view will get.
 func (e *Event) read(m entry) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -208,15 +212,16 @@ func (e *Event) read(m entry) {
 	e.signal()
 }
 
-// apply adds an entry of moves to the view. A view with missing changes gets it too: that lowers
-// positions towards the true ones, so that the load which follows can't raise them. The caller
+// apply adds an entry of moves to the view. A view that misses earlier changes gets it too: this
+// lowers its positions towards the true ones, so that the next load can't raise them. The caller
 // holds mu.
 func (e *Event) apply(m entry) {
 	if e.view == nil || !m.id.after(e.last) {
 		return
 	}
 	if m.move.Change <= e.view.Change() {
-		// The view includes another entry with this number: Redis has lost data.
+		// The view already includes a change with this number, from another entry: Redis has lost
+		// data.
 		e.discard()
 		return
 	}
@@ -225,9 +230,9 @@ func (e *Event) apply(m entry) {
 	}
 }
 
-// checkAhead notes that changes are missing, if the view has not reached a number that Redis had
-// reached before, although all moves up to there have been read: up to read, or to the end of the
-// stream.
+// checkAhead marks the view as missing changes if it has not reached the change number ahead,
+// although moves were read up to the entry that should contain it: up to the id read, or to the end
+// of the stream.
 func (e *Event) checkAhead(read streamID, end bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -243,8 +248,9 @@ func (e *Event) needsLoad() bool {
 	return (e.view == nil || e.view.NeedsLoad()) && e.load.due()
 }
 
-// beginLoad begins to keep the entries of moves for a load. It returns false if there is a view, or
-// another load runs. It comes before the snapshot of the load, so that no entry is missing.
+// beginLoad starts a load: from now on, entries of moves are also stored for the new view. It
+// returns false if a good view exists or another load runs. It must be called before the load's
+// snapshot is taken, so that no entry is missing.
 func (e *Event) beginLoad() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -255,7 +261,8 @@ func (e *Event) beginLoad() bool {
 	return true
 }
 
-// install ends a load with a view as of a snapshot, with the last id of moves at that instant.
+// install ends a load: it makes v, built from the snapshot s, the event's view, and applies the
+// entries that were read during the load. last is the last id of moves at the snapshot's instant.
 func (e *Event) install(v *View, s waitingroom.Snapshot, at time.Time, last streamID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

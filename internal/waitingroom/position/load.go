@@ -6,15 +6,17 @@ import (
 	"math/bits"
 )
 
-// ErrSpan means that the queue reaches over too many numbers for a view.
+// ErrSpan means that the lowest and highest number in a queue are too far apart for the bitmap of a
+// view.
 var ErrSpan = errors.New("the numbers of the queue are too far apart")
 
-// Load returns the view of an event as of a snapshot with this change number and tail. pages yields
-// the numbers that are in the queue, in any order, read after the snapshot was taken; a number may
-// occur twice. All other numbers up to tail have left. The caller then applies the changes after
-// change; those of users who left while the pages were read change nothing any more.
+// Load builds the view of an event from a snapshot with this change number and tail (the last
+// number given). pages yields the numbers that are in the queue, in any order, read after the
+// snapshot; a number may be yielded twice. All other numbers up to tail count as having left. The
+// caller then applies the changes after change; those about users who left during the reading have
+// no further effect.
 //
-// Numbers above tail count as in the queue until a change says otherwise.
+// Numbers above tail count as in the queue until a change says that they have left.
 func Load(change, tail int64, pages func(yield func(numbers []int64)) error) (*View, error) {
 	if change < 0 || tail < 0 || tail > maxNumber {
 		return nil, fmt.Errorf("change %d and tail %d: must be 0 or more, and tail at most %d", change, tail, maxNumber)
@@ -41,7 +43,8 @@ func Load(change, tail int64, pages func(yield func(numbers []int64)) error) (*V
 	return present.view(change, tail), nil
 }
 
-// bitmap is a set of numbers that grows at both ends: the first page may hold any of them.
+// bitmap is a set of numbers that can grow at both ends, because the first page may contain any
+// numbers of the queue.
 type bitmap struct {
 	first int64 // the index of words[0]: it holds the numbers from first * wordBits + 1
 	words []uint64
@@ -50,7 +53,8 @@ type bitmap struct {
 func (b *bitmap) add(number int64) {
 	word := (number - 1) / wordBits
 	if missing := b.first - word; missing > 0 {
-		// At least double the length, so that all growth together costs little.
+		// Grow at the front by at least the present length, so that repeated growth costs linear
+		// time in all.
 		missing = min(max(missing, int64(len(b.words))), b.first)
 		b.words = append(make([]uint64, missing, missing+int64(len(b.words))), b.words...)
 		b.first -= missing
@@ -59,15 +63,16 @@ func (b *bitmap) add(number int64) {
 	b.words[word-b.first] |= 1 << (uint64(number-1) % wordBits)
 }
 
-// reach lets the bitmap have a word, which is not below the first one.
+// reach extends the bitmap at its end so that it has the word with this index, which is not below
+// b.first.
 func (b *bitmap) reach(word int64) {
 	if missing := word - b.first + 1 - int64(len(b.words)); missing > 0 {
 		b.words = append(b.words, make([]uint64, missing)...)
 	}
 }
 
-// view returns the view in which the numbers of the bitmap are in the queue, and the others up to
-// tail have left. It takes the words over.
+// view converts the bitmap to a view: the numbers in the bitmap are in the queue, the others up to
+// tail have left. The view reuses the bitmap's memory.
 func (b *bitmap) view(change, tail int64) *View {
 	if tail > 0 {
 		b.reach((tail - 1) / wordBits)

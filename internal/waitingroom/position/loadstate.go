@@ -9,17 +9,20 @@ import (
 const (
 	// maxLoadByWaiter is the longest queue that a caller of Wait loads itself, in about 75 ms.
 	maxLoadByWaiter = 50_000
-	// maxQueued is the largest number of moves that are kept for a view while it is loaded. The
-	// stream of the whole partition is not longer than that.
+	// maxQueued is the most entries of moves that are stored for a view while it is loaded. The
+	// stream itself is not longer.
 	maxQueued = 1 << 16
-	// firstRetry and lastRetry are the waits between attempts to load an event. They double.
+	// firstRetry and lastRetry are the first and the longest wait before a failed load of an event
+	// is repeated. The wait doubles each time.
 	firstRetry = time.Second
 	lastRetry  = 8 * time.Second
-	// shortRetry is the wait after an error that says nothing about the event.
+	// shortRetry is the wait before a load is repeated after an error of Redis or the network,
+	// which says nothing about the event.
 	shortRetry = 100 * time.Millisecond
 )
 
-// loadState is the state of the loads of one event. Event.mu guards it.
+// loadState says whether a load of one event's view is running and when the next may begin.
+// Event.mu guards it.
 type loadState struct {
 	running bool
 	queue   []entry // what was read of moves while the load runs
@@ -61,7 +64,7 @@ func (l *loadState) keep(m entry) {
 	}
 }
 
-// end ends the load that runs, and decides when the next one may begin.
+// end ends the running load, and sets by its result when the next one may begin.
 func (l *loadState) end(r loadResult) {
 	l.running, l.queue = false, nil
 	wait := time.Duration(0)

@@ -10,12 +10,12 @@ import (
 const (
 	// paceWindow is how far back the pace looks.
 	paceWindow = time.Minute
-	// minPaceWindow is how long promotions are counted before a pace is told. In a shorter time
-	// one batch of promotions would look like a high pace.
+	// minPaceWindow is the least time over which promotions are counted before the pace is shown.
+	// Over a shorter time, one batch of promotions would look like a high pace.
 	minPaceWindow = 3 * time.Second
 )
 
-// pace counts the promotions of an event in the snapshots of the last minute.
+// pace computes the promotions per second of an event from the snapshots of the last minute.
 type pace struct {
 	samples []sample // oldest first
 }
@@ -26,8 +26,8 @@ type sample struct {
 	full           bool // all slots are in use
 }
 
-// add counts a snapshot. While the event is not open, and after a loss of data, the pace is unknown
-// and counting begins anew.
+// add adds a snapshot. If the event is not open, or Redis has lost data, it drops the earlier ones:
+// the pace is then unknown for a while.
 func (p *pace) add(at time.Time, s waitingroom.Snapshot) {
 	if s.Settings.Mode != api.ModeOpen {
 		p.samples = nil
@@ -48,10 +48,9 @@ func (p *pace) add(at time.Time, s waitingroom.Snapshot) {
 	p.samples = p.samples[old:]
 }
 
-// perSecond returns the promotions a second, false while they are unknown. While all slots are in
-// use, users are promoted only as others go: then promotions into slots that nobody had before do
-// not count. Otherwise the first users of an event, who fill its slots at once, would promise a
-// pace that the next ones don't have.
+// perSecond returns the promotions per second; false while they are not known. While all slots are
+// in use, a promotion counts only if another user gave the slot back. Otherwise the first users of
+// an event, who fill its slots at once, would cause a high pace that the next users don't get.
 func (p *pace) perSecond() (float64, bool) {
 	if len(p.samples) < 2 {
 		return 0, false

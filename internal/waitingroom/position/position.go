@@ -1,7 +1,7 @@
-// Package position computes the positions of users in the queues of the waiting room, without work
-// for Redis per user. A broker reads the stream of a partition that says which numbers have left
-// the queues, and keeps a View of each event that has users here. Views holds the views of one
-// partition and hides how they are loaded, followed and repaired.
+// Package position computes the positions of users in the queues of the waiting room, without a
+// Redis call per user. A broker reads the stream moves of a partition, which says which numbers
+// have left the queues, and has a View of each event in which it has users. Views holds the views
+// of one partition and hides how they are loaded, followed and repaired.
 package position
 
 import (
@@ -12,17 +12,18 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// Source reads one partition. Its methods may be called by several goroutines.
+// Source reads one partition of the waiting room from Redis. Its methods may be called by several
+// goroutines.
 type Source interface {
 	// Snapshot returns the states of these events, at most waitingroom.MostUsers of them, and the
 	// last id of the stream moves, all as of one instant. Unknown events are left out.
 	Snapshot(ctx context.Context, events ...string) (waitingroom.Snapshots, error)
-	// Numbers yields the numbers of the users who are waiting or away, in pages. A user who is so
-	// from the begin to the end of the call is not left out, others may be; a number may come
-	// twice. yield may call the source.
+	// Numbers yields the numbers of the users who are waiting or away, in pages. It yields every
+	// user who is in the queue during the whole call; a user who enters or leaves meanwhile may be
+	// omitted. A number may be yielded twice. yield may call the source.
 	Numbers(ctx context.Context, event string, yield func(numbers []int64)) error
 	// Moves returns entries of the stream moves after an id, in their order. If there are none, it
-	// waits for them, at most the time block; a negative block does not wait.
+	// waits for them for up to block; a negative block does not wait.
 	Moves(ctx context.Context, after string, block time.Duration) ([]waitingroom.Move, error)
 }
 
@@ -48,8 +49,8 @@ func (p partition) Moves(ctx context.Context, after string, block time.Duration)
 
 // Place is what a user may be shown of the queue.
 type Place struct {
-	// Known is false while positions of the event are not known here, or the view does not include
-	// the change number that the caller named. Then the other fields are not set.
+	// Known is false if this process has no view of the event, or the view does not include the
+	// change number that the caller gave. Then the other fields are not set.
 	Known bool
 	// Left is true if the number is not in the queue any more; then there is no position.
 	Left     bool
@@ -59,8 +60,8 @@ type Place struct {
 	pace     float64   // promotions a second; 0: unknown
 }
 
-// ETA returns in how many seconds the user is promoted if the pace stays the same. It returns false
-// while the pace is unknown, and while nobody is promoted.
+// ETA returns in how many seconds the user will be promoted if the pace stays the same; false while
+// the pace is not known or nobody is promoted.
 func (p Place) ETA() (seconds float64, ok bool) {
 	if p.pace <= 0 || p.Position <= 0 {
 		return 0, false

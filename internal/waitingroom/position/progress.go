@@ -16,7 +16,7 @@ type progress struct {
 	asOfMS atomic.Int64 // all moves before this time have been read, by Redis's clock
 }
 
-// position returns the last id that was read, false if nothing is to be read.
+// position returns the id up to which the stream moves was read; false if reading has not begun.
 func (p *progress) position() (streamID, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -39,9 +39,9 @@ func (p *progress) reset() {
 	p.read, p.set = streamID{}, false
 }
 
-// follow compares the last id of moves in a snapshot with the position that was valid when the
-// snapshot was requested. If the stream ends before it, an XREAD from there would wait for ever:
-// follow goes back to the end, and returns true because Redis has lost data.
+// follow compares last, the last id of moves in a snapshot, with requested, the read position when
+// the snapshot was requested. If the stream ends before that position, Redis has lost data, and an
+// XREAD from there would wait for ever: follow moves the position back to last and returns true.
 func (p *progress) follow(last, requested streamID, set bool) (lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +66,8 @@ func (p *progress) setClock(at time.Time) {
 	p.clock = time.Until(at)
 }
 
-// advance takes note of a read up to an id; at the end of the stream it had no entry.
+// advance records that moves was read up to an id. end says that the read came to the end of the
+// stream: it got no entry.
 func (p *progress) advance(to streamID, end bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +83,8 @@ func (p *progress) advance(to streamID, end bool) {
 	}
 }
 
-// asOf returns the time as of which a view is exact, if the view began as of began.
+// asOf returns the time as of which positions are exact, in a view that was loaded at began: the
+// later of began and the time up to which moves was read.
 func (p *progress) asOf(began time.Time) time.Time {
 	return time.UnixMilli(max(began.UnixMilli(), p.asOfMS.Load()))
 }

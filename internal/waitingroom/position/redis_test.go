@@ -21,9 +21,9 @@ import (
 
 const event = "sale"
 
-// TestOnRedis loads the queue of 6,000 users again and again, while users enter, go away, come
-// back, leave and are promoted. A user who stays never sees the position rise, whichever view
-// answers; and when all is quiet, each user has the position that counting gives.
+// TestOnRedis loads the view of a queue of 6,000 users again and again, while users enter, go away,
+// come back, leave and are promoted. A user who stays never sees the position rise, whichever view
+// answers. At the end, each user's position equals the one found by counting the queue.
 func TestOnRedis(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -12,11 +12,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// Round does one round of the work of all views: snapshots once a second, loads, and one read of
-// moves, which waits for entries up to the next snapshot. The caller may call it again at once.
-// After a read with few entries (under manyMoves), Round first waits until readInterval has passed;
-// after a full read it reads on at once. Without events it waits for one, for about a second at
-// most. It returns errors of the source; then the caller waits a little before the next call.
+// Round does one round of the work for all views: snapshots once a second, loads, and one read of
+// the stream moves, which waits for entries until the next snapshot is due. The caller calls it in
+// a loop. After a read of few entries (fewer than manyMoves), Round first waits until readInterval
+// has passed; after a full read it reads at once. Without events, it waits about a second for one.
+// It returns errors of the source; the caller should then wait before the next call.
 func (v *Views) Round(ctx context.Context) error {
 	if err := v.pause(ctx); err != nil {
 		return err
@@ -34,7 +34,8 @@ func (v *Views) Round(ctx context.Context) error {
 		v.snapshotAt = at
 	}
 	if err := v.loadDue(ctx, events); err != nil {
-		// The other events go on. An error of Redis meets the read, too.
+		// After a failed load, still read moves for the other events. If Redis is away, this read
+		// fails too.
 		return errors.Join(err, v.readMoves(ctx, events, -1))
 	}
 	return v.readMoves(ctx, events, max(time.Until(v.snapshotAt.Add(snapshotInterval)), time.Millisecond))
@@ -47,7 +48,7 @@ type snapshots struct {
 	at     time.Time
 }
 
-// takeSnapshots compares all views with the present states of their events.
+// takeSnapshots reads snapshots of all events and compares their views with them.
 func (v *Views) takeSnapshots(ctx context.Context, events []*Event) error {
 	for chunk := range slices.Chunk(events, waitingroom.MostUsers) {
 		requested, set := v.progress.position()
@@ -75,7 +76,7 @@ func (v *Views) takeSnapshots(ctx context.Context, events []*Event) error {
 	return nil
 }
 
-// take asks for snapshots of at most waitingroom.MostUsers events.
+// take reads one snapshot of at most waitingroom.MostUsers events.
 func (v *Views) take(ctx context.Context, events []*Event) (snapshots, error) {
 	names := make([]string, len(events))
 	for i, e := range events {
@@ -97,8 +98,8 @@ func (v *Views) take(ctx context.Context, events []*Event) (snapshots, error) {
 	return snapshots{found, last, answer.At}, nil
 }
 
-// loadDue loads events that need it, as many as one snapshot holds. Between pages it reads moves,
-// so that the other events are not late.
+// loadDue loads the views of events that need it, at most as many as one snapshot holds. Between
+// the pages of a load it reads moves, so that the views of other events stay current.
 func (v *Views) loadDue(ctx context.Context, events []*Event) error {
 	var due []*Event
 	for _, e := range events {
@@ -117,8 +118,9 @@ func (v *Views) loadDue(ctx context.Context, events []*Event) error {
 	})
 }
 
-// load loads events that are not being loaded, at most waitingroom.MostUsers. It leaves a queue
-// longer than longest to Round. between, if it is not nil, is called between the pages.
+// load loads the views of these events, at most waitingroom.MostUsers, except those that another
+// goroutine is loading. It does not load a queue longer than longest: Round does that later.
+// between, if not nil, is called between the pages.
 func (v *Views) load(ctx context.Context, events []*Event, longest int64, between func() error) error {
 	var begun []*Event
 	for _, e := range events {
@@ -185,8 +187,8 @@ func (v *Views) loadOne(
 	}
 }
 
-// readMoves reads moves once and hands the entries to their views. events are those that are
-// followed.
+// readMoves reads the stream moves once and hands the entries to the views of events, all followed
+// events.
 func (v *Views) readMoves(ctx context.Context, events []*Event, block time.Duration) error {
 	read, _ := v.progress.position()
 	moves, err := v.source.Moves(ctx, read.String(), block)

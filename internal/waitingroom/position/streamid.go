@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// streamID is the id of an entry of a stream. The zero value is before all entries.
+// streamID is the id of an entry of a Redis stream. The zero value is lower than every id of an
+// entry.
 type streamID struct{ ms, seq uint64 }
 
-// parseStreamID reads an id such as 1700000000000-0. No text is the zero value.
+// parseStreamID parses an id such as 1700000000000-0. The empty string gives the zero value.
 func parseStreamID(text string) (streamID, error) {
 	if text == "" {
 		return streamID{}, nil

@@ -10,20 +10,22 @@ import (
 const (
 	// wordBits is the number of numbers in a word of the bitmap.
 	wordBits = 64
-	// maxNumber is the largest number of a user: Lua counts exactly up to there.
+	// maxNumber is the largest number of a user: up to it, Lua counts exactly.
 	maxNumber = int64(1) << 53
-	// maxSpan is the longest bitmap, from the lowest number in the queue to the last one: 32 MB.
+	// maxSpan is the most numbers in a view's bitmap, from the lowest number in the queue to the
+	// last one given: 32 MB.
 	maxSpan = int64(1) << 28
-	// maxAhead is how far a number in moves may be above the last known one. A load reads the tail
-	// anew, so a broker that has missed more than that recovers.
+	// maxAhead is how far a number in moves may be above the view's tail; a higher one is taken for
+	// an error. A load reads the tail again, so a broker that has really missed more recovers by
+	// it.
 	maxAhead = int64(1) << 24
 )
 
-// View knows which numbers of one event have left the queue, and so the position of each number in
-// it. The position of a number that stays in the queue never rises.
+// View knows which numbers of one event have left the queue, and computes from that the position of
+// each number in it. The position of a number that stays in the queue never rises.
 //
-// A View is for one goroutine. After Rebuild, and until the next change, several goroutines may
-// call its other reading methods.
+// A View is not safe for concurrent use. But after Rebuild, and until the next change, several
+// goroutines may call its reading methods.
 type View struct {
 	change int64 // the last change number of the unbroken sequence that the view includes
 	tail   int64 // the last number that is known to have been given
@@ -37,10 +39,11 @@ type View struct {
 	missed bool // changes are missing, or one could not be understood
 }
 
-// Apply adds one change: the numbers in gone have left the queue. Changes that the view includes
-// already are skipped. Apply returns false if the view needs a load: a change is missing before
-// this one, or its numbers make no sense. A view that misses a change still takes later ones. They
-// lower its positions, which stay too high by the missing change. Change does not advance.
+// Apply adds one change: the numbers in gone have left the queue. It skips a change that the view
+// includes already. It returns false if the view needs a load, because an earlier change is missing
+// or the numbers make no sense. A view that misses a change still applies later ones: that lowers
+// its positions, which are too high only by the missing change. View.Change then stays at the last
+// change before the gap.
 func (v *View) Apply(change int64, gone []waitingroom.Range) bool {
 	if change <= v.change {
 		return !v.missed
@@ -62,8 +65,8 @@ func (v *View) Apply(change int64, gone []waitingroom.Range) bool {
 	return true
 }
 
-// sensible tells whether the ranges can be those of a change. It bounds the memory and the time
-// that they cost.
+// sensible reports whether gone can be the ranges of a real change. This bounds the memory and time
+// that a damaged entry can cost.
 func (v *View) sensible(gone []waitingroom.Range) bool {
 	most := min(v.tail+maxAhead, v.base-1+maxSpan)
 	all := int64(0)
@@ -78,7 +81,7 @@ func (v *View) sensible(gone []waitingroom.Range) bool {
 	return true
 }
 
-// set marks the numbers from first to last, which are at least 1, as having left.
+// set marks the numbers from first to last as having left the queue. Both are at least 1.
 func (v *View) set(first, last int64) {
 	v.tail = max(v.tail, last)
 	first = max(first, v.base)
@@ -104,7 +107,7 @@ func (v *View) set(first, last int64) {
 	v.stale = true
 }
 
-// dropFront removes the words at the front in which every number has left.
+// dropFront removes the words at the front of the bitmap in which every number has left the queue.
 func (v *View) dropFront() {
 	n := 0
 	for n < len(v.left) && v.left[n] == ^uint64(0) {
@@ -115,14 +118,14 @@ func (v *View) dropFront() {
 	}
 }
 
-// place returns the word and the bit of a number, which is at least base.
+// place returns the index of the word and the bit that stand for a number, which is at least base.
 func (v *View) place(number int64) (word int, bit uint64) {
 	i := uint64(number - v.base)
 	return int(i / wordBits), 1 << (i % wordBits)
 }
 
-// Rebuild prepares the view for Position. Position calls it where needed; a caller that shares the
-// view between goroutines calls it itself after changes.
+// Rebuild updates the index that Position needs after changes. Position calls it by itself; a
+// caller that shares the view between goroutines must call it after changes, before they read.
 func (v *View) Rebuild() {
 	if !v.stale {
 		return
@@ -136,7 +139,7 @@ func (v *View) Rebuild() {
 	v.stale = false
 }
 
-// Stale tells whether the view has changed since the last Rebuild.
+// Stale reports whether the view has changed since the last Rebuild.
 func (v *View) Stale() bool { return v.stale }
 
 // Position returns how many lower numbers are in the queue, plus 1. It returns false if the number
@@ -157,7 +160,7 @@ func (v *View) Position(number int64) (pos int64, ok bool) {
 	return number - left, true
 }
 
-// Extend tells the view that numbers up to tail have been given.
+// Extend tells the view that the numbers up to tail have been given to users.
 func (v *View) Extend(tail int64) { v.tail = max(v.tail, tail) }
 
 // Tail returns the last number that is known to have been given.
@@ -166,11 +169,11 @@ func (v *View) Tail() int64 { return v.tail }
 // Total returns the length of the queue.
 func (v *View) Total() int64 { return v.tail - v.gone }
 
-// Change returns the number of the last change that the view includes, with all before it.
+// Change returns the change number up to which the view includes all changes without a gap.
 func (v *View) Change() int64 { return v.change }
 
 // NeedsLoad tells whether changes are missing.
 func (v *View) NeedsLoad() bool { return v.missed }
 
-// Miss notes that changes are missing, so that the view needs a load.
+// Miss marks the view as missing changes, so that it needs a load.
 func (v *View) Miss() { v.missed = true }

@@ -36,7 +36,7 @@ func (q *queue) enter(n int) {
 	}
 }
 
-// leave lets numbers that are in the queue leave it in one change.
+// leave removes numbers from the test's queue in one change, and returns that change.
 func (q *queue) leave(numbers ...int64) waitingroom.Move {
 	slices.Sort(numbers)
 	for _, n := range numbers {
@@ -71,7 +71,7 @@ func gone(pairs ...int64) []waitingroom.Range {
 	return ranges
 }
 
-// draw returns some numbers of the queue: the lowest ones, or any.
+// draw returns some random numbers of the queue: either the lowest ones, or any.
 func (q *queue) draw(t *rapid.T) []int64 {
 	all := q.numbers()
 	if len(all) == 0 {
@@ -105,7 +105,8 @@ func requireEqual(t require.TestingT, q *queue, v *View) {
 	}
 }
 
-// loadOf loads a view of a model. between runs between the pages.
+// loadOf loads a view of the test's queue in pages. between runs after each page and may change the
+// queue.
 func loadOf(t require.TestingT, q *queue, page int, between func()) *View {
 	order := slices.Sorted(maps.Keys(q.in))
 	rand.New(rand.NewPCG(uint64(q.change), 1)).Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
@@ -121,8 +122,8 @@ func loadOf(t require.TestingT, q *queue, page int, between func()) *View {
 }
 
 // TestViewAgainstModel lets users enter and leave, and delivers the changes late, twice or not at
-// all. The positions of numbers that stay never rise, also through loads during which users leave;
-// a view that includes all changes is exact; and one that misses a change says so.
+// all. The positions of numbers that stay never rise, also across loads during which users leave. A
+// view that includes all changes is exact, and a view that misses one says that it needs a load.
 func TestViewAgainstModel(t *testing.T) {
 	t.Parallel()
 	rapidtest.Check(t, 0, func(t *rapid.T) {
@@ -213,8 +214,8 @@ func TestViewAgainstModel(t *testing.T) {
 	})
 }
 
-// TestViewDropsItsFront: the bitmap begins at the lowest number in the queue, however many numbers
-// have been given.
+// TestViewDropsItsFront: the bitmap starts at the lowest number in the queue, so it stays small
+// even if very many numbers have been given.
 func TestViewDropsItsFront(t *testing.T) {
 	t.Parallel()
 	v, err := Load(0, 0, func(func([]int64)) error { return nil })
@@ -233,7 +234,8 @@ func TestViewDropsItsFront(t *testing.T) {
 	require.False(t, ok)
 }
 
-// TestViewRefusesNonsense: ranges that can't be true need a load and no memory.
+// TestViewRefusesNonsense: a change with impossible ranges makes the view need a load, and
+// allocates no memory for them.
 func TestViewRefusesNonsense(t *testing.T) {
 	t.Parallel()
 	for name, ranges := range map[string][]waitingroom.Range{
@@ -293,7 +295,7 @@ func TestLoadRefusesNonsense(t *testing.T) {
 	require.ErrorIs(t, err, broken)
 }
 
-// million returns a view of a queue of 1,000,000 numbers, of which each tenth has left.
+// million returns a view of a queue of 1,000,000 numbers, of which every tenth has left.
 func million(b testing.TB) *View {
 	const n = 1_000_000
 	page := make([]int64, 0, n)
@@ -327,8 +329,9 @@ func BenchmarkPosition(b *testing.B) {
 	}
 }
 
-// BenchmarkApply adds changes of 200 numbers each, as a promotion does, and one of the last
-// numbers, so that the bitmap stays as long. With rebuild, a position can be read after each.
+// BenchmarkApply applies changes of 201 numbers: the 200 that a promotion removes, and the last
+// number given, so that the bitmap keeps its length. The variant with rebuild also prepares the
+// view for reading after each change.
 func BenchmarkApply(b *testing.B) {
 	for name, rebuild := range map[string]bool{"alone": false, "with rebuild": true} {
 		b.Run(name, func(b *testing.B) {

@@ -7,23 +7,23 @@ import (
 )
 
 const (
-	// keepView is how long the view of a known event is kept after its last use.
+	// keepView is how long the view of an existing event is kept after its last Close.
 	keepView = time.Minute
-	// snapshotInterval is the time from one snapshot of the events to the next. No read of moves
-	// blocks for longer.
+	// snapshotInterval is the time from one snapshot of the events to the next. A read of moves
+	// blocks no longer than this.
 	snapshotInterval = time.Second
-	// readInterval is the time from a read of moves with few entries (under manyMoves) to the next
-	// read. Without it a busy partition would be read once for each entry.
+	// readInterval is the pause after a read of moves with few entries (fewer than manyMoves).
+	// Without it, a busy partition would cause one read for each entry.
 	readInterval = 200 * time.Millisecond
-	// wakeInterval is the same while a caller of Wait waits for a change.
+	// wakeInterval replaces readInterval while a caller of Wait waits for a change.
 	wakeInterval = 25 * time.Millisecond
-	// manyMoves is the number of entries from which on a read is full: there are probably more, so
-	// the next read begins at once.
+	// manyMoves is the number of entries from which a read counts as full: probably there are more,
+	// so the next read begins at once.
 	manyMoves = 100
 )
 
-// Views are the views of the events of one partition that have users here. One goroutine calls
-// Round again and again; the other methods may be called by several goroutines.
+// Views are the views of those events of one partition in which this broker has users. One
+// goroutine calls Round in a loop; the other methods may be called by several goroutines.
 type Views struct {
 	source Source
 	wake   chan struct{}
@@ -44,8 +44,8 @@ func New(source Source) *Views {
 	return &Views{source: source, wake: make(chan struct{}, 1), events: map[string]*Event{}}
 }
 
-// Open returns the event of a name, and lets Round follow it until the caller calls Close, and a
-// minute longer. A broker opens an event for each connection and for each poll.
+// Open returns the event with this name. Round follows it until the caller calls Close, and for
+// another minute. A broker opens an event for each connection and for each poll.
 func (v *Views) Open(name string) *Event {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -67,7 +67,8 @@ func (v *Views) Len() int {
 	return len(v.events)
 }
 
-// followed returns the events, after it has dropped those that have not been used for a while.
+// followed returns the events that Round follows. It first drops the events that are closed and
+// were not used for a minute, or do not exist in Redis.
 func (v *Views) followed() []*Event {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -85,7 +86,7 @@ func (v *Views) followed() []*Event {
 	return events
 }
 
-// lookUp returns the event of a name, nil if it is not followed.
+// lookUp returns the event with this name; nil if it is not followed.
 func (v *Views) lookUp(name string) *Event {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -100,9 +101,9 @@ func (v *Views) wakeUp() {
 	}
 }
 
-// pause waits until the next read is due. After a read with few entries (under manyMoves) that is
-// when readInterval has passed; after a full or an empty read it is at once. Without events, pause
-// waits for one, for snapshotInterval at most.
+// pause waits until the next read of moves may begin: after a read of few entries (fewer than
+// manyMoves) until readInterval has passed, after a full or an empty read not at all. Without
+// events it waits until one is opened, for snapshotInterval at most.
 func (v *Views) pause(ctx context.Context) error {
 	wait := time.Duration(0)
 	switch {

@@ -23,7 +23,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 
 var errAway = errors.New("redis is away")
 
-// requireExact requires that the views show the present positions of all numbers.
+// requireExact requires that the views return the true present position of every number in the
+// queues.
 func requireExact(t require.TestingT, w *world, views *Views) {
 	for name, q := range w.queues {
 		e := views.Open(name)
@@ -53,9 +54,9 @@ func rounds(t require.TestingT, views *Views, d time.Duration) {
 }
 
 // TestViewsAgainstModel follows two events in two brokers, while users enter, leave and move from
-// one broker to the other; while moves are trimmed, calls fail, and Redis loses data. What a user
-// is shown never rises, unless Redis has lost data; and some time after the last change all
-// positions are exact.
+// one broker to the other, the stream moves is trimmed, calls fail, and Redis loses data. The
+// position that a user is shown never rises, unless Redis has lost data. Some time after the last
+// change, all positions are exact.
 func TestViewsAgainstModel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -189,8 +190,9 @@ func checkViews(t *rapid.T) {
 			time.Sleep(time.Duration(rapid.IntRange(0, 1500).Draw(t, "ms")) * time.Millisecond)
 		},
 		"trim": func(t *rapid.T) {
-			// The stream keeps 10,000 entries. Changes that were replaced by as many others are not
-			// all trimmed before a broker reads them.
+			// The test does not trim the stream after a loss of data: the real stream has 10,000
+			// entries, so a broker always reads some of the changes that replaced lost ones before
+			// they are trimmed.
 			if !lost {
 				w.trim(rapid.IntRange(0, 3).Draw(t, "keep"))
 			}
@@ -229,7 +231,8 @@ func checkViews(t *rapid.T) {
 	settle()
 }
 
-// TestRoundFollows: a round applies moves, and a position is exact at once afterwards.
+// TestRoundFollows: a round applies the entries of moves, and directly afterwards positions are
+// exact.
 func TestRoundFollows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -254,8 +257,8 @@ func TestRoundFollows(t *testing.T) {
 	})
 }
 
-// TestRoundIsCheap counts calls: about two a second while nothing happens, and about ten while each
-// millisecond brings an entry.
+// TestRoundIsCheap counts the calls of the source: about two per second while nothing happens, and
+// about ten per second while an entry arrives every millisecond.
 func TestRoundIsCheap(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -280,7 +283,8 @@ func TestRoundIsCheap(t *testing.T) {
 	})
 }
 
-// TestFirstCallsFail: Round does not go on without a snapshot, and needs no second to recover.
+// TestFirstCallsFail: if the first calls of the source fail, Round returns the error, and the view
+// is loaded less than a second after the source works again.
 func TestFirstCallsFail(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -299,7 +303,8 @@ func TestFirstCallsFail(t *testing.T) {
 	})
 }
 
-// TestUnusedViewIsDropped a minute after the last use, and nothing is asked any more.
+// TestUnusedViewIsDropped: a view is dropped a minute after its last use, and then Round asks the
+// source for nothing.
 func TestUnusedViewIsDropped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -327,7 +332,8 @@ func TestUnusedViewIsDropped(t *testing.T) {
 	})
 }
 
-// TestWaitLoadsAShortQueue without a round, and leaves a long one to Round.
+// TestWaitLoadsAShortQueue: Wait itself loads the view of a short queue, without a call of Round;
+// the view of a long queue is loaded by Round.
 func TestWaitLoadsAShortQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -350,8 +356,8 @@ func TestWaitLoadsAShortQueue(t *testing.T) {
 	})
 }
 
-// TestWaitIsWoken: a waiter hears of the change as soon as Round has read it, and makes Round read
-// soon although the last read was just now.
+// TestWaitIsWoken: a caller of Wait returns as soon as Round has read the change. Its call also
+// makes Round read moves sooner than readInterval after the last read.
 func TestWaitIsWoken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -381,7 +387,8 @@ func TestWaitIsWoken(t *testing.T) {
 	})
 }
 
-// TestUnknownEvent: there is no view of it, and it is asked for again when it has been declared.
+// TestUnknownEvent: an event that Redis does not have gets no view. Its view is loaded after it has
+// been declared.
 func TestUnknownEvent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -407,8 +414,8 @@ func TestUnknownEvent(t *testing.T) {
 	})
 }
 
-// TestClockThatWentBack: after a failover new ids are lower than the last one that was read. Round
-// goes back to the end of the stream.
+// TestClockThatWentBack: after a failover, new entries of moves have ids below the last one that
+// was read. Round continues at the end of the stream and sees them.
 func TestClockThatWentBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -437,7 +444,8 @@ func TestClockThatWentBack(t *testing.T) {
 	})
 }
 
-// TestFailingEventHarmsNoOther: an event that can't be loaded is tried seldom; the others go on.
+// TestFailingEventHarmsNoOther: the view of an event that can't be loaded is tried again only after
+// growing waits, and the other events are followed as usual.
 func TestFailingEventHarmsNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -515,7 +523,8 @@ func (l *lockedWorld) Moves(ctx context.Context, after string, block time.Durati
 	return moves, err
 }
 
-// TestViewsAreSafe runs rounds, waits, look-ups, loads and losses in goroutines of their own.
+// TestViewsAreSafe calls Round, Wait, Place and others in concurrent goroutines, while views are
+// loaded and data is lost. It is a test for the race detector.
 func TestViewsAreSafe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -597,8 +606,8 @@ func BenchmarkPlace(b *testing.B) {
 	wg.Wait()
 }
 
-// TestOneLoadIsEnough: users leave before, during and after a load, and no second load is needed.
-// The entries that were written before the load's snapshot are read after it.
+// TestOneLoadIsEnough: users leave before, during and after a load, and no second load is needed,
+// although entries that were written before the load's snapshot are read after it.
 func TestOneLoadIsEnough(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -629,7 +638,8 @@ func TestOneLoadIsEnough(t *testing.T) {
 	})
 }
 
-// TestOthersGoOnDuringALoad: while a long queue is loaded, the views of other events follow.
+// TestOthersGoOnDuringALoad: while the view of a long queue is loaded, the views of other events
+// stay current.
 func TestOthersGoOnDuringALoad(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -656,8 +666,9 @@ func TestOthersGoOnDuringALoad(t *testing.T) {
 	})
 }
 
-// TestHistoryThatWasReplaced: Redis loses the changes that a view includes, and makes others with
-// the same numbers before the next snapshot. The view is loaded anew at the first of them.
+// TestHistoryThatWasReplaced: Redis loses changes that a view includes, and then makes other
+// changes with the same numbers before the next snapshot. The view is loaded again when the first
+// of these is read.
 func TestHistoryThatWasReplaced(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -683,9 +694,9 @@ func TestHistoryThatWasReplaced(t *testing.T) {
 	})
 }
 
-// TestLengthIsCompared: an event is declared again, and its changes happen to continue those of the
-// view. The view has another length than the queue: it is loaded anew, but not again and again if
-// that does not help.
+// TestLengthIsCompared: an event is declared again, and by chance its new changes continue the
+// numbers of the view's changes. The view's length differs from the queue's, so it is loaded again,
+// but only once if the load does not help.
 func TestLengthIsCompared(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -711,7 +722,8 @@ func TestLengthIsCompared(t *testing.T) {
 	})
 }
 
-// TestQueueOfALoadIsBounded: a load during which too many moves arrive is begun anew.
+// TestQueueOfALoadIsBounded: if too many entries of moves arrive during a load, the load starts
+// again from the beginning.
 func TestQueueOfALoadIsBounded(t *testing.T) {
 	t.Parallel()
 	e := New(newWorld()).Open("a")
@@ -726,8 +738,8 @@ func TestQueueOfALoadIsBounded(t *testing.T) {
 	require.True(t, e.needsLoad())
 }
 
-// TestLateSnapshot: while an answer for Round is on its way, a waiter loads the event. The answer
-// is older than the view and must not drop it.
+// TestLateSnapshot: while a snapshot for Round is on its way, a caller of Wait loads the event. The
+// snapshot is older than this view and must not cause it to be dropped.
 func TestLateSnapshot(t *testing.T) {
 	t.Parallel()
 	for name, declared := range map[string]bool{"known event": true, "unknown event": false} {

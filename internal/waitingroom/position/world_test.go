@@ -12,9 +12,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// world is a partition in memory: a Source for tests. It behaves as Redis does: the answer of
-// Snapshot is of one instant, Numbers misses nobody who is there throughout, and Moves skips what
-// was trimmed and waits for ever beyond the end of the stream. It is for one goroutine.
+// world is a fake Source for tests: a partition in memory that behaves as Redis does. The answer of
+// Snapshot is of one instant, Numbers yields everybody who is in the queue throughout, and Moves
+// skips trimmed entries, and waits for ever after an id beyond the end of the stream. It is not
+// safe for concurrent use.
 type world struct {
 	queues map[string]*queue
 	stream []waitingroom.Move
@@ -47,7 +48,7 @@ func (w *world) backup() *world {
 	return c
 }
 
-// restore goes back to a copy, as a failover does that loses writes.
+// restore sets the world back to an earlier copy, like a failover that loses the writes since then.
 func (w *world) restore(c *world) {
 	c = c.backup()
 	w.queues, w.stream, w.last = c.queues, c.stream, c.last

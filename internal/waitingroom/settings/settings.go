@@ -49,17 +49,18 @@ func Standard() waitingroom.Settings {
 
 // Rules check settings and fill in defaults.
 type Rules struct {
-	// Defaults are the values of missing settings, from the variables BROKER_*. Only those that
-	// have a default are used: neither the capacity nor stock, rate, mode and return_url.
+	// Defaults are the values of settings that an event does not give, from the variables BROKER_*.
+	// The fields capacity, stock, rate, mode and return_url of it are not used: these settings have
+	// no default.
 	Defaults waitingroom.Settings
-	// ReturnHosts are the hosts that a return_url may have: HOST, or HOST:PORT for one port alone.
-	// Loopback addresses need no entry.
+	// ReturnHosts are the hosts that a return_url may have: HOST for any port, or HOST:PORT for
+	// this port only. Loopback addresses are always allowed.
 	ReturnHosts []string
-	// Seats says that a seat service is configured, so that the capacity may be missing.
+	// Seats says that a seat service is configured: then settings may omit the capacity.
 	Seats bool
 }
 
-// durations are the settings that are a length of time, with their bounds.
+// durations lists the settings that are a length of time, with their bounds.
 var durations = []struct {
 	name     string
 	of       func(*api.EventSettings) *api.Duration
@@ -92,8 +93,8 @@ var durations = []struct {
 	},
 }
 
-// Check returns all bad fields of the settings that an operator asks for, in the order of the
-// document, or nothing.
+// Check returns an error for each bad field of an event's settings, in the order of the document's
+// fields; nil if all are good.
 func (r Rules) Check(set api.EventSettings) []api.FieldError {
 	var c checks
 	if set.Capacity == nil && !r.Seats {
@@ -139,7 +140,7 @@ func (r Rules) Check(set api.EventSettings) []api.FieldError {
 	return c.bad
 }
 
-// CheckRecalibration returns all bad fields of a recalibration, or nothing.
+// CheckRecalibration returns an error for each bad field of a recalibration; nil if all are good.
 func (r Rules) CheckRecalibration(to api.Recalibration) []api.FieldError {
 	var c checks
 	c.count("capacity", to.Capacity)
@@ -178,8 +179,8 @@ func (c *checks) oneOf(field, value string, allowed ...string) {
 	}
 }
 
-// checkURL returns what is wrong with a return_url, or "". Visitors are sent to this address, so a
-// wrong one would hand them to a stranger.
+// checkURL returns what is wrong with a return_url, or "". The waiting room redirects visitors to
+// this address, so a wrong one could send them to an attacker's site.
 func (r Rules) checkURL(text string) string {
 	if len(text) > maxURL {
 		return "must have at most 2,048 bytes"
@@ -216,8 +217,8 @@ func IsLoopback(host string) bool {
 }
 
 // Fill returns the settings with all defaults filled in. The settings must have passed Check.
-// Without a capacity, Settings.SeatsPending is set: the seat service is to be asked. A missing mode
-// has no default, so that a change of another setting does not open an event that is paused.
+// Without a capacity, it sets Settings.SeatsPending: the seat service must be asked for it. It
+// leaves a missing mode empty, so that a change of another setting does not open a paused event.
 func (r Rules) Fill(set api.EventSettings) waitingroom.Settings {
 	d := r.Defaults
 	s := waitingroom.Settings{

@@ -161,7 +161,8 @@ func TestFillGivesDefaults(t *testing.T) {
 	require.EqualValues(t, 9, rules().Fill(api.EventSettings{Rate: new(1.0), Burst: 9}).Burst)
 }
 
-// TestViewCanBeSentBack shows that the settings in a view, as JSON, are those that were given.
+// TestViewCanBeSentBack shows that the settings in a View, as JSON, equal the settings that the
+// operator gave, so that they can be sent back unchanged.
 func TestViewCanBeSentBack(t *testing.T) {
 	t.Parallel()
 	for _, set := range []api.EventSettings{

@@ -7,8 +7,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// View returns an event as operators see it. Its settings can be sent back as they are. The
-// capacity is missing while the seat service has not answered.
+// View is an event as the API shows it to operators. Its settings can be sent back unchanged. The
+// capacity is missing until the seat service has answered.
 func View(s waitingroom.Snapshot) api.RoomEvent {
 	set := s.Settings
 	v := api.RoomEvent{

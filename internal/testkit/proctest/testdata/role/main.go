@@ -1,4 +1,5 @@
-// Command role behaves like one of the project's binaries, as far as package proctest can tell.
+// Command role is a fake of the project's binaries for the tests of package proctest. It behaves
+// like one as far as that package can tell.
 package main
 
 import (
