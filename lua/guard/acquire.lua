@@ -73,7 +73,8 @@ local function denied(after, reason)
   return { 'DENIED', after, reason, free, ms, NOW }
 end
 
--- why names the reason why m can't be lent; of several, the one that lasts longest.
+-- why returns the reason why the member m can't be lent; of several reasons, the one that lasts
+-- longest.
 local function why(m)
   local where, due = standing(m)
   if where == 'off' then return 'disabled' end
@@ -122,9 +123,9 @@ if waiters == 0 then
   end
 end
 
--- first_chance returns the first member that can be lent again, and when, µs: when it is due, or
--- when its lease expires. It returns nil when all members are off. A lease of a member that is off
--- makes none free; when more than 16 come first, the time alone is returned.
+-- first_chance returns the member that can be lent again first, and when (µs): when it is due, or
+-- when its lease expires. It returns nil when all members are off. Leases of members that are off
+-- are skipped; if the first 16 leases are such, it returns the time alone.
 local function first_chance()
   local due = call('ZRANGE', B .. 'cooling', 0, 0, 'WITHSCORES')
   local leases = call('ZRANGE', B .. 'leases', 0, 15, 'WITHSCORES')

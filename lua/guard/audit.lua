@@ -51,7 +51,7 @@ local function found(law, what, id, have, want)
   return repairs
 end
 
--- count_leases returns the numbers of leases and of probes by member. A probe of an older
+-- count_leases returns the number of leases and of probes of each member. A probe of an older
 -- generation does not count.
 local function count_leases(members)
   local held, probes = {}, {}

@@ -1,4 +1,4 @@
--- control: what an operator does with a member.
+-- control: carries out an operator's command on a member.
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
@@ -12,8 +12,8 @@
 --   {'OK', from}     done; from > 0: call again with it. take-back looks at 200 leases in one call
 --   {'UNKNOWN', 0}   there is no such member
 --   {'REFUSED', 0}   the member has no circuit breaker
--- disable: no new lease; leases that are out run on. take-back: the leases of the member end as
--- lost. Their holders learn it at their next renewal.
+-- disable: no new lease is granted; existing leases continue. take-back: the leases of the member
+-- end as lost. Their holders learn it at their next renewal.
 -- Twice: the second call changes nothing more, with two exceptions: open begins again, and
 -- take-back also ends leases that were granted since the first call.
 -- Out of memory: goes through.

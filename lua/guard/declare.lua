@@ -27,7 +27,8 @@ if rev > 0 and G.rev and (rev < G.rev or rev == G.rev and spec ~= G.spec) then
   return { G.rev, 'OLDER', 0 }
 end
 
--- Read all members first: a key of a wrong type is an error before the first write.
+-- All members are read before the first write: a key of a wrong type is then an error without a
+-- change.
 local same, first = spec == G.spec and not (rev > 0 and rev ~= G.rev), rev == 0
 local old = {}
 for i = 1, n do

@@ -1,4 +1,4 @@
--- wait: claims the grants of waiting calls, and is the sign of life of their client.
+-- wait: claims the grants of waiting calls, and records that their client is alive.
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
