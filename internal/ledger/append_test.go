@@ -246,7 +246,8 @@ func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// Large appends in many pieces and of several types keep the order of the jobs.
+// Large submissions that are appended in many pieces, with several types, keep the order of the
+// jobs.
 func TestAppendManyKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -20,7 +20,7 @@ var (
 	reclaim = script("jobs/reclaim", "signals", "states", "blob", "priority", "ready", "non_ready", "endings")
 )
 
-// StartGroup is one group's part of a batch. Its jobs are ordered by ordinal.
+// StartGroup is the jobs of one group in a call of Start, ordered by ordinal.
 type StartGroup struct {
 	Group string
 	Jobs  []StartJob

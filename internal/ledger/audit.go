@@ -19,7 +19,7 @@ type AuditState struct {
 	LookedAt *time.Time       `json:"looked_at"` // of the last incremental check
 	DeepAt   *time.Time       `json:"deep_at"`   // of the last full audit
 	ByLaw    map[string]int64 `json:"by_law"`    // number of open violations
-	// Violations are open ones; the caller of StoreAudit bounds their number.
+	// Violations are the open violations; the caller of StoreAudit bounds their number.
 	Violations []AuditedViolation `json:"violations"`
 }
 

@@ -35,7 +35,8 @@ func ActiveTenants(
 	return tenants, unfinished, next, nil
 }
 
-// StoreBusiest stores what the watcher knows of a partition's busiest tenants. Twice: the same.
+// StoreBusiest stores the document with a partition's busiest tenants, which the watcher has found.
+// Twice: the second call stores the same.
 func StoreBusiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition, document []byte) error {
 	if err := c.Set(ctx, p.Top(), document, 0).Err(); err != nil {
 		return fmt.Errorf("store the busiest tenants of partition %d: %w", p.Index(), err)

@@ -274,7 +274,8 @@ func ReadProgress(ctx context.Context, c redis.Cmdable, groups []GroupRef) ([]Pr
 	return out, nil
 }
 
-// TenantQueue names the waiting groups of one tenant, for one type and lane.
+// TenantQueue selects, for ReadQueues, the groups of one tenant that have waiting jobs of one type
+// and lane.
 type TenantQueue struct{ Type, Lane, Tenant string }
 
 // QueuedGroups are the first groups of a [TenantQueue], in the order in which they are served.

@@ -160,9 +160,9 @@ type RetryChoice struct {
 
 // Reopen opens the next round of an ended group and returns its number. Requeue then moves the
 // chosen failed jobs; the others stay failed. Twice: with the same request id ("": none) the second
-// call returns the same number, whatever has happened since. Errors: api.ErrNotFound;
-// api.ErrConflict if the group has not ended, was cancelled, has no failed jobs among the chosen
-// ones, or Requeue still moves other jobs.
+// call returns the same number, unless another call has opened a later round. Errors:
+// api.ErrNotFound; api.ErrConflict if the group has not ended, was cancelled, has no failed jobs
+// among the chosen ones, or Requeue still moves other jobs.
 func Reopen(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string, choice RetryChoice,
 ) (int, error) {

@@ -25,8 +25,8 @@ const (
 
 var history = call.NewScript("history", lua.Source("processes/history"))
 
-// Sample is the figures of the installation at one time. It has totals and no rates: rates are
-// computed from two samples, whichever processes stored them and whatever time lies between.
+// Sample is the figures of the installation at one time. It has totals and no rates: a rate is
+// computed from two samples, whatever time lies between them.
 type Sample struct {
 	At time.Time `json:"-"` // by Redis
 	api.JobTotals

@@ -24,8 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// script loads a transition. In front of it stand the part base and the named parts. Name a part
-// behind the parts that it needs.
+// script returns a script of package lua, such as jobs/start, with the files that it needs in front
+// of it: the part base and the named parts. Name a part behind the parts that it needs.
 func script(file string, parts ...string) *call.Script {
 	files := []string{"parts/base"}
 	for _, part := range parts {

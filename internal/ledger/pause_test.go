@@ -100,8 +100,8 @@ func TestPauseEverywhere(t *testing.T) {
 	})
 }
 
-// activeBesides returns the expected number of active tenants, out of one, while what is paused.
-// Only a paused type leaves its tenants active.
+// activeBesides returns how many tenants are active while something of this kind is paused, in a
+// partition with one tenant: 1 for a type, otherwise 0.
 func (w *world) activeBesides(what ledger.Pausable) int64 {
 	if what == ledger.PauseType {
 		return 1
