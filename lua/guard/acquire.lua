@@ -2,7 +2,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  id           -   call id
 --   2  client       -   client id
@@ -26,8 +26,8 @@
 --   {'LATE', at}                        came after valid_until
 -- In all replies next is ms until a member can be lent (0 = call again now, -1 = unknown) and at is
 -- guard time, µs.
--- Twice: a call that has its lease gets the same fence, and its lease runs full again. A call that
--- stands in the queue gets its position.
+-- Twice: a call that has its lease gets the same fence, and its lease begins again at full length.
+-- A call that stands in the queue gets its position.
 -- Out of memory: refused.
 -- Cost: constant for an idle guard; a call ends at most 16 leases and makes at most 16 grants.
 local id, client, member, spec = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

@@ -1,5 +1,5 @@
--- audit_room: finds what breaks a law in one page of an event. The other scripts keep the laws, so
--- each finding is an effect of another program or of lost data.
+-- audit_room: finds the violations of laws in one page of an event. The other scripts keep the
+-- laws, so each finding is an effect of another program or of lost data.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
