@@ -66,8 +66,8 @@ func (s *stats) History(ctx context.Context, minutes int) (api.History, error) {
 }
 
 // historyOf turns samples, newest first, into the points of the history since from. The newest
-// sample of each step becomes a point. A sample that is not older than the next one in the list is
-// left out: the clock of Redis was set back.
+// sample of each step becomes a point. A sample that is not older than the one before it in the
+// list is left out: the clock of Redis was set back.
 func historyOf(samples []ledger.Sample, from time.Time, step time.Duration) api.History {
 	h := api.History{StepSeconds: int(step / time.Second), Points: []api.HistoryPoint{}}
 	var kept []ledger.Sample // newest first, one for each step

@@ -186,8 +186,8 @@ func TestLastErrorsOfABatch(t *testing.T) {
 	})
 }
 
-// The errors of jobs that have not failed are deleted when their group expires, and when it is
-// swept after a cancellation.
+// The hash errors:GROUP is deleted when the group expires, and when it is swept after a
+// cancellation. After a sweep a failed job still has its record in failures:GROUP.
 func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h"} {

@@ -196,8 +196,7 @@ do
   end
 end
 
--- count_left counts in the table of tenants of a set (fair or over) that one tenant has left a
--- lane.
+-- count_left subtracts one from the number of tenants in a set (fair or over) of a lane.
 local function count_left(lane, set)
   if set == 'over' then borrowing[lane] = borrowing[lane] - 1 else entitled[lane] = entitled[lane] - 1 end
 end
@@ -317,10 +316,10 @@ end
 
 local finish
 do
-  -- finish returns how many jobs a tenant gets beyond its turn, and even beyond the capacity, to
-  -- complete a group of which n jobs are left: so a small group does not wait between the jobs of a
-  -- large one. It returns 0 unless the jobs are few and quick. For a new tenant the type's mean run
-  -- time counts, and at least one job for each worker is allowed.
+  -- finish returns how many jobs a tenant may get in one turn to complete a group of which n jobs
+  -- are left, even beyond quantum and the capacity: so a small group does not wait between the jobs
+  -- of a large one. It returns 0 unless the jobs are few and quick. For a new tenant the type's
+  -- mean run time counts, and at least one job for each worker is allowed.
   local FEW, FEW_MS = 20, 30
   function finish(t, n)
     if n > FEW or slots == 0 then return 0 end
