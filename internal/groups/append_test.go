@@ -102,8 +102,7 @@ func TestAppendsTogether(t *testing.T) {
 	})
 }
 
-// When a group was deleted and another tenant has used its id again, an append finds the new group,
-// although the store remembers the old group's tenant.
+// When a group was deleted and another tenant has used its id again, an append finds the new group.
 func TestAppendFollowsAGroup(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(t))

@@ -8,8 +8,7 @@ if ARGV[1] == '1' and ARGV[3] ~= '' and ARGV[4] ~= 't' then
   local lease_fence, member, lease_generation = string.match(lease or '', '^(%d+)|([^|]+)|(%d+)|0|')
   local held, generation, used, fails
   if lease_fence == fence then held, _, generation, used, fails = quick_member(member, now) end
-  -- counts: the outcome changes the breaker's count of failures, which a failure increases and a
-  -- success sets to 0. Then part quick can't serve the release.
+  -- The breaker counts a failure, and a success sets the count to 0.
   local counts = held and failures ~= '0' and (outcome == 'f' or outcome == 's' and fails > 0)
   if held and held > 0 and generation == lease_generation and not counts then
     precheck('ZCARD', B .. 'free')

@@ -1,9 +1,9 @@
 -- quick: reads a guard for the most frequent case of acquire and release: no call waits, nothing is
 -- due, the guard has no limiter, the member is as its guard says, and its breaker is closed. Such a
--- call costs less than half of one that uses part guard: creating that part's functions takes as
+-- call costs less than half of one that uses part guard: to make that part's functions takes as
 -- long as all of quick. So the two scripts try it before part guard. In any other case nothing has
--- been written yet, and the script continues with part guard. Both ways write the same; the model
--- test compares both with one reference model.
+-- been written yet, and the script goes on with part guard. Both ways write the same; the model
+-- test holds them to one reference.
 -- NEEDS  base
 -- OFFERS
 --   quick_guard(spec)         nil where part guard is needed. Otherwise the fields fence and
@@ -18,7 +18,7 @@
 --                             ms until a member can be lent, as next_ms in part guard
 --   quick_text(n)             n as text, without an exponent
 
--- The pattern matches a spec without limiter. It captures failures, concurrency, lease and ttl.
+-- A spec without limiter. The captures: failures, concurrency, lease, ttl.
 local QUICK_SPEC = '^none|%d*|%d*|%d*|(%d+)|%d*|%d*|(%d+)|(%d+)|%d+|%d+|(%d+)$'
 
 local function quick_guard(spec)
