@@ -2,5 +2,6 @@
 
 package lua
 
-// guarded is where the chaos harness takes a guard out of a script, to show that it would notice.
+// guarded returns a script's source unchanged. In a build with the tag chaoscontrol it removes a
+// check from the script, so that the chaos tests prove that they would notice its absence.
 func guarded(_, src string) string { return src }

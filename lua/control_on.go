@@ -11,8 +11,8 @@ import (
 // edit takes a guard out of a script, or a part of one.
 type edit struct{ script, guard, instead string }
 
-// controls are the guards that the chaos harness removes, one at a time, to show that it
-// would notice.
+// controls are the edits that remove a check from scripts, by the name of the control. The chaos
+// tests apply one at a time, to prove that they would notice its absence.
 var controls = map[string][]edit{
 	// A report counts whatever became of its attempt meanwhile.
 	"attempt": {
@@ -41,7 +41,8 @@ var controls = map[string][]edit{
 	},
 }
 
-// guarded returns a script's source without what the control in BULKACTION_CHAOS_CONTROL removes.
+// guarded returns a script's source with the edits of the control that BULKACTION_CHAOS_CONTROL
+// names; unchanged if it names none.
 func guarded(name, src string) string {
 	control := os.Getenv("BULKACTION_CHAOS_CONTROL")
 	edits, known := controls[control]

@@ -53,9 +53,9 @@ type EntryJobs struct {
 	Origin  Origin
 }
 
-// AppendEntries adds the jobs of entries of the ingest stream to a group, small ones together. It
-// returns the error of each entry. An entry or message that was added before adds nothing and
-// succeeds. Backpressure is as for Append.
+// AppendEntries adds the jobs of entries of the ingest stream to one group; small entries share
+// script calls. It returns the error of each entry. An entry or message that was added before adds
+// nothing and succeeds. Backpressure is as for Append.
 func (s *appends) AppendEntries(ctx context.Context, group string, entries []EntryJobs) []error {
 	all := make([]*pendingAppend, len(entries))
 	for i, e := range entries {
@@ -71,10 +71,10 @@ func (s *appends) AppendEntries(ctx context.Context, group string, entries []Ent
 	return errs
 }
 
-// requestPrefix returns the prefix of the request ids of an entry. It differs from that of HTTP
-// requests, because producers choose both ids. The ids of further streams are apart from those of
-// others, so that no producer can make messages of another one look repeated; they are remembered
-// as long as message ids, also for entries without one.
+// requestPrefix returns the prefix of the request ids of an entry: by the producer's message id, or
+// else by the entry's id. It differs from the prefix of HTTP requests, because producers choose
+// both ids. Ids of further ingest streams contain the stream's name, so that no producer can make
+// messages of another one look repeated; they are remembered as long as message ids.
 func (e EntryJobs) requestPrefix() string {
 	switch {
 	case e.Stream != "" && e.Message != "":
@@ -114,7 +114,7 @@ func (a *pendingAppend) bytes() (n int) {
 	return n
 }
 
-// fitsOnePiece reports whether one call of the script can take all jobs.
+// fitsOnePiece reports whether one call of the script append can store all jobs of the append.
 func (a *pendingAppend) fitsOnePiece() bool {
 	return len(a.jobs) > 0 && len(a.jobs) <= ledger.MaxAppend && a.bytes() <= ledger.MaxAppendBytes
 }
@@ -161,8 +161,8 @@ func setErrors(appends []*pendingAppend, err error) {
 }
 
 // appendToPartition stores appends to one group in the partition of its tenant and sets the error
-// of each: small appends together, then the others one after the other. The error that it returns
-// means the same as that of appendToGroup.
+// of each: small appends together, then the others one after the other. It returns an error under
+// the same condition as appendToGroup: only when ctx ends.
 func (s *appends) appendToPartition(
 	ctx context.Context, p keyspace.Partition, tenant string, all []*pendingAppend,
 ) error {
@@ -201,8 +201,9 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 	})
 }
 
-// Small appends to a partition that arrive at the same time are stored together, with one script
-// call per group. Each keeps its own request id, and is accepted or refused on its own.
+// The next functions store small appends: those that arrive for a partition at the same time are
+// stored together, with one script call per group. Each keeps its own request id, and is accepted
+// or refused on its own.
 
 // appendInBatch stores small appends together with those of other calls, waits until the replicas
 // have those that were accepted, and sets the error of each. The trace contexts of a published
@@ -331,8 +332,8 @@ func (s *appends) storeRequests(ctx context.Context, p keyspace.Partition, appen
 }
 
 const (
-	// tenantCacheMaxAge is short because groups are deleted, and another tenant may then use the
-	// same group id.
+	// tenantCacheMaxAge is the age at which a tenantCache is emptied. It is short because groups
+	// are deleted, and another tenant may then use the same group id.
 	tenantCacheMaxAge  = time.Second
 	tenantCacheMaxSize = 10_000
 )

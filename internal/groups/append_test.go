@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// poisoned is a connection on which Redis refuses scripts that contain a certain payload.
+// poisoned is a Redis client with which each script call fails whose arguments contain a certain
+// payload.
 type poisoned struct {
 	redis.Cmdable
 	payload string
@@ -47,7 +48,8 @@ func appendEntry(ctx context.Context, s *groups.Store, group string, jobs []mess
 	return s.AppendEntries(ctx, group, []groups.EntryJobs{{Entry: entry, Message: message, Jobs: jobs, Origin: o}})[0]
 }
 
-// Messages that are stored together are accepted or refused one by one, each as a whole and once.
+// Messages whose jobs are stored with one script call are accepted or refused separately, each as a
+// whole and once.
 func TestAppendsTogether(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(t))

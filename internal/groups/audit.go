@@ -10,11 +10,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// maxViolations is how many violations an answer about the audit lists.
+// maxViolations is the most violations that the answer about the audit lists.
 const maxViolations = 100
 
-// Audit returns what the watchers have found when they last audited their partitions. It counts
-// nothing itself.
+// Audit returns the results that the watchers stored after they last audited their partitions. It
+// recounts nothing itself.
 func (s *stats) Audit(ctx context.Context) (api.AuditState, error) {
 	st := api.AuditState{OK: true, Violations: []api.Violation{}, ByLaw: map[string]int64{}}
 	who, err := caller(ctx)

@@ -37,8 +37,8 @@ func TestBacklogIsBounded(t *testing.T) {
 	require.ErrorAs(t, w.Store.Append(stagetest.Trusted(t), "c", stagetest.Numbered(1), "r", now), &full)
 	require.ErrorIs(t, submit("d", 11), api.ErrInvalid) // more than the backlog may ever have
 
-	// The wait is the time in which workers start the jobs above the limit, plus a margin, in
-	// whole seconds.
+	// The Retry-After is the time in which workers start the jobs above the limit, plus a margin,
+	// in whole seconds.
 	require.NoError(t, presence.PublishWorker(stagetest.Trusted(t), w.Conn, w.Space, presence.WorkerReport{
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"T"}}, StartedPerSecond: map[string]float64{"T": 2}}))
 	w.Await("a view with the worker's report", func() bool {
@@ -80,7 +80,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.ErrorAs(t, submit(w.Store), &full)
 	require.Contains(t, full.Reason, "up to 50%")
 
-	// A store without a memory limit gets the error from Redis itself.
+	// A store that has no limit of memory use refuses nothing itself: it returns Redis's own error
+	// that memory is full.
 	blind := w.NewStore(groups.Config{})
 	var err error
 	w.Await("Redis to be full", func() bool {

@@ -59,7 +59,8 @@ func TestCallsShareABatch(t *testing.T) {
 	calls.Wait()
 }
 
-// When a batch panics, no caller takes its item for handled, and the next batch runs.
+// When a batch panics, no caller gets the answer that its item was handled, and the next batch
+// runs.
 func TestPanicOfABatchIsAnErrorForAllItsCallers(t *testing.T) {
 	t.Parallel()
 	q := newTestBatcher(t)

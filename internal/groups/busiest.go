@@ -14,13 +14,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// MaxBusiest is how many of the busiest tenants are known, of each partition and in all.
+// MaxBusiest is the number of busiest tenants that are stored for each partition, and the most that
+// an answer has.
 const MaxBusiest = 100
 
 // busiestPage is how many active tenants MeasureBusiest reads at once.
 const busiestPage = 500
 
-// busiest is the busiest tenants of a partition, as they are stored.
+// busiest is the document with the busiest tenants of a partition, as it is stored in Redis.
 type busiest struct {
 	AsOf    time.Time    `json:"as_of"` // when the first of the partition's tenants was read
 	Tenants []api.Tenant `json:"tenants"`
@@ -28,7 +29,7 @@ type busiest struct {
 
 // MeasureBusiest finds the tenants of a partition with the most unfinished jobs among the active
 // ones, and stores them for BusiestTenants. After each page of n tenants it calls pause, which may
-// wait, and it stops with its error.
+// wait to spread the load; an error of pause ends it.
 func (s *tenants) MeasureBusiest(
 	ctx context.Context, p keyspace.Partition, pause func(ctx context.Context, n int) error,
 ) error {
@@ -90,9 +91,10 @@ func byBacklog(a, b api.Tenant) int {
 	return cmp.Or(cmp.Compare(b.Unfinished, a.Unfinished), cmp.Compare(a.ID, b.ID))
 }
 
-// BusiestTenants returns the active tenants with the most unfinished jobs, at most limit and
-// MaxBusiest, as the watchers have found them last. AsOf is the oldest of their times, nil if no
-// watcher has looked yet. A principal of one tenant gets this tenant as it is now, if it exists.
+// BusiestTenants returns the active tenants with the most unfinished jobs, as the watchers stored
+// them last: at most limit, and at most MaxBusiest. AsOf is the time of the oldest partition's
+// data, nil if no watcher has stored any. A principal of one tenant gets this tenant as it is now,
+// if it exists.
 func (s *tenants) BusiestTenants(ctx context.Context, limit int) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
 	own, err := ownTenant(ctx)

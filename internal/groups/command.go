@@ -19,7 +19,7 @@ type commands struct {
 	durability *durability
 }
 
-// Seal says that no more jobs come to a group or, with total, none after that many.
+// Seal closes a group for further jobs: at once or, with total, as soon as it has total jobs.
 func (s *commands) Seal(ctx context.Context, group string, total *int64) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		_, err := ledger.Seal(ctx, s.conn.Cmd, p, group, total)
@@ -46,8 +46,8 @@ func (s *commands) Cancel(ctx context.Context, group string) (api.Accepted, erro
 	}, func(g ledger.GroupState) bool { return g.Status == api.StatusCancelled })
 }
 
-// Retry opens the next round of an ended group: its failed jobs run again, all or the chosen ones.
-// The watcher moves the jobs.
+// Retry opens the next round of an ended group, in which all or the chosen failed jobs run again.
+// The watcher makes these jobs waiting afterwards.
 func (s *commands) Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error) {
 	round, request := 0, rand.Text() // the random request id lets the script recognize a repeated call
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
@@ -70,9 +70,9 @@ func (s *commands) Resume(ctx context.Context, group string) (api.Accepted, erro
 	}, func(g ledger.GroupState) bool { return !g.Paused })
 }
 
-// command applies a command to a group. applied reports whether a group's state shows the command's
-// effect; with WaitReplicas, command checks by it that no failover has lost the effect. do is
-// repeated while Redis does not answer.
+// command runs do, which sends a command to a group, and repeats it while Redis does not answer.
+// applied reports whether a group's state shows the command's effect; with WaitReplicas, command
+// uses it to check that no failover has lost the effect.
 func (s *commands) command(
 	ctx context.Context, group string,
 	do func(context.Context, keyspace.Partition) error,

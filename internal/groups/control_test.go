@@ -214,7 +214,8 @@ func TestTenantsArePaged(t *testing.T) {
 	}
 }
 
-// counted counts pipelines that read ids of tenants, their commands, and the ids.
+// counted is a hook of the Redis client. It counts the pipelines that list tenants, their commands,
+// and the ids that they return.
 type counted struct{ pipelines, commands, ids int }
 
 func (*counted) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -235,8 +236,8 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// A call reads the tenants of all partitions in one round trip, and not many more ids than it
-// looks at. A page misses no tenant also where one partition has most of them.
+// Tenants reads the ids of all partitions in one round trip, and not many more ids than it looks
+// at. A page misses no tenant, also if one partition has most of them.
 func TestWorkOfTenantsIsBounded(t *testing.T) {
 	t.Parallel()
 	for name, place := range map[string]func(i int) int{
@@ -278,7 +279,7 @@ func TestWorkOfTenantsIsBounded(t *testing.T) {
 	}
 }
 
-// Tenants of groups without a tenant are not listed, and a call looks at a bounded number of them.
+// Implicit tenants are not listed, and a call of Tenants looks at a bounded number of them.
 func TestImplicitTenantsAreLeftOut(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -318,7 +319,8 @@ func TestImplicitTenantsAreLeftOut(t *testing.T) {
 	require.Len(t, got, implicit+2)
 }
 
-// The estimate covers the group's jobs and the tenant's jobs before them, at the tenant's speed.
+// The ETA of a group covers its jobs and the tenant's jobs that are served before them, at the
+// tenant's present speed.
 func TestETA(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

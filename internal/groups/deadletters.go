@@ -14,8 +14,8 @@ import (
 )
 
 // DeadLetterQuery selects a page of dead letters. An empty Tenant, Group, Type or Code matches
-// every dead letter; Since is the oldest time, the zero time sets none; Cursor is that of the page
-// before.
+// every dead letter. Since is the oldest time; the zero time sets no bound. Cursor is the one that
+// the previous page returned.
 type DeadLetterQuery struct {
 	Tenant, Group, Type, Code string
 	Since                     time.Time
@@ -28,7 +28,8 @@ func (q DeadLetterQuery) matches(d api.DeadLetter) bool {
 	return is(q.Tenant, d.Tenant) && is(q.Group, d.Group) && is(q.Type, d.Type) && is(q.Code, d.Code)
 }
 
-// Bounds of one call. Payloads have up to 256 KiB, and a page shows them, so bytes count, too.
+// These constants bound one call of DeadLetters. Payloads have up to 256 KiB, and a page contains
+// them, so bytes count, too.
 const (
 	maxScannedLetters = 10_000   // dead letters that it looks at
 	maxScannedBytes   = 16 << 20 // their size; it ends with the letter that passes this bound
@@ -36,10 +37,10 @@ const (
 	letterChunkBytes  = 8 << 20  // their size, as long as sizes do not change much
 )
 
-// DeadLetters returns a page of dead letters, the newest first. The cursor is that of the last
-// entry that the call has looked at. A principal of one tenant gets those of this tenant. One call
-// looks at a bounded number of dead letters and of bytes, so that a page may be short, or empty,
-// although it has a cursor.
+// DeadLetters returns a page of dead letters, the newest first. The cursor names the last entry
+// that the call has looked at. A principal of one tenant gets only the dead letters of this tenant.
+// One call looks at a bounded number of dead letters and of bytes, so that a page may be short, or
+// empty, although it has a cursor.
 func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	if _, err := ownTenant(ctx); err != nil {
@@ -84,9 +85,9 @@ func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLet
 // letterSize returns about how many bytes a dead letter has in Redis.
 func letterSize(d api.DeadLetter) int { return 256 + len(d.Error) + len(d.Payload) }
 
-// letterScan reads the dead letters of some partitions, the newest first. Of those of the same
-// millisecond, the ones of the lower partition come first. So one entry is enough for a cursor,
-// however many partitions there are.
+// letterScan iterates over the dead letters of some partitions, the newest first. Dead letters of
+// the same millisecond are ordered by partition. So a cursor needs only the last entry, however
+// many partitions there are.
 type letterScan struct {
 	*access
 	parts  []keyspace.Partition
@@ -135,7 +136,7 @@ func newLetterScan(a *access, parts []keyspace.Partition, q DeadLetterQuery) (*l
 	return s, nil
 }
 
-// next returns the newest dead letter that it has not returned yet; false: there is none.
+// next returns the newest dead letter that it has not returned yet; false if there is none.
 func (s *letterScan) next(ctx context.Context) (api.DeadLetter, bool, error) {
 	newest := -1
 	for i := range s.from {
@@ -167,8 +168,8 @@ func (p *letterPart) set(read []api.DeadLetter) {
 	}
 }
 
-// readMore reads the next entries of a partition. The size of those that it gets sets how many the
-// next call reads.
+// readMore reads the next entries of a partition. The average size of these entries sets how many
+// entries the next call reads.
 func (s *letterScan) readMore(ctx context.Context, i int) error {
 	p := &s.from[i]
 	found, err := ledger.DeadLetters(ctx, s.conn.Cmd, s.parts[i], p.before, s.oldest, p.chunk)
@@ -189,7 +190,7 @@ func (s *letterScan) readMore(ctx context.Context, i int) error {
 	return nil
 }
 
-// cursor returns where the next page begins, "" if nothing is left.
+// cursor returns the cursor with which the next page begins; "" if no dead letter is left.
 func (s *letterScan) cursor() string {
 	for _, p := range s.from {
 		if len(p.read) > 0 || !p.ended {

@@ -122,7 +122,7 @@ func TestDeadLettersOfManyPartitions(t *testing.T) {
 	}
 }
 
-// A call ends when it has looked at 16 MiB, and the next one goes on there.
+// A call of DeadLetters ends when it has looked at 16 MiB, and the next call continues there.
 func TestDeadLettersAreBoundedByBytes(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

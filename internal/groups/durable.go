@@ -14,11 +14,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// A write is confirmed when at least REDIS_WAIT_REPLICAS replicas have it. A write that is not
-// confirmed may still exist. Its client is told to repeat the request, which is harmless.
+// This file confirms writes: a write is confirmed when at least REDIS_WAIT_REPLICAS replicas have
+// it. A write that is not confirmed may still exist. Its client is told to repeat the request,
+// which is harmless.
 
-// writeCheck adds to a pipeline the commands that read whether a write is still on its master.
-// After the pipeline has run, present reports whether it is.
+// writeCheck adds to a pipeline the reads that find out whether a write still exists on its master.
+// After the pipeline has run, present reports whether it does.
 type writeCheck func(redis.Pipeliner) (present func() bool)
 
 // errWriteLost says that a failover has lost a write.
@@ -28,15 +29,17 @@ func writeLost(p keyspace.Partition) error {
 	return fmt.Errorf("%w: %w to partition %d: repeat it", api.ErrUnavailable, errWriteLost, p.Index())
 }
 
-// The context of commands that are only queued has no effect: the pipeline's is used.
+// queued is the context of commands that are added to a pipeline. It has no effect: the context
+// with which the pipeline runs counts.
 var queued = context.Background()
 
-// requestsStored checks that a partition remembers all these request ids.
+// requestsStored returns a check that a partition remembers all these request ids.
 func requestsStored(p keyspace.Partition, requests ...string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool { return ledger.QueueRequests(queued, pipe, p, requests...) }
 }
 
-// groupBelongsTo checks that this tenant owns a group. p is the partition of the group's id.
+// groupBelongsTo returns a check that this tenant owns a group. p is the partition of the group's
+// id.
 func groupBelongsTo(p keyspace.Partition, group, tenant string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		owner := ledger.QueueOwner(queued, pipe, p, group)
@@ -44,7 +47,7 @@ func groupBelongsTo(p keyspace.Partition, group, tenant string) writeCheck {
 	}
 }
 
-// bothChecks combines two checks of writes to the same master.
+// bothChecks returns a check that two checks of writes to the same master both succeed.
 func bothChecks(a, b writeCheck) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		a, b := a(pipe), b(pipe)
@@ -52,7 +55,7 @@ func bothChecks(a, b writeCheck) writeCheck {
 	}
 }
 
-// groupSatisfies checks that a group exists and that holds accepts its state.
+// groupSatisfies returns a check that a group exists and that holds returns true for its state.
 func groupSatisfies(p keyspace.Partition, group string, holds func(ledger.GroupState) bool) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		read := ledger.QueueGroupState(queued, pipe, p, group)
@@ -86,9 +89,9 @@ func (s *durability) awaitSubmission(ctx context.Context, p keyspace.Partition, 
 	return s.await(ctx, p, stored)
 }
 
-// await waits until enough replicas of a partition have what was written to it. It returns
+// await waits until WaitReplicas replicas of a partition have what was written to it. It returns
 // api.ErrReplicas when too few have it within WaitTimeout, and errWriteLost when check finds that
-// the write is gone from the master. With WaitReplicas 0 it does nothing.
+// the write no longer exists on the master. With WaitReplicas 0 it does nothing.
 func (s *durability) await(ctx context.Context, p keyspace.Partition, check writeCheck) error {
 	if s.cfg.WaitReplicas == 0 {
 		return nil

@@ -24,7 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// replicated is an installation whose writes must reach a replica.
+// replicated starts a master with one replica, and returns a world whose store waits until the
+// replica has each write.
 func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redistest.Redis) {
 	t.Helper()
 	master := redistest.Server(t, redistest.Args("--repl-diskless-sync-delay", "0"))
@@ -93,8 +94,8 @@ func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	}
 }
 
-// forgetful loses data just before the wait for replicas, like a failover between a write and its
-// wait.
+// forgetful is a Redis client that deletes data just before each wait for replicas, like a failover
+// between a write and its wait.
 type forgetful struct {
 	loss atomic.Pointer[func()]
 }
@@ -163,8 +164,8 @@ func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	require.ErrorContains(t, err, "a failover has lost what was written to partition 0: repeat it")
 }
 
-// dying answers OK to some scripts without running them, like a master that dies before its replica
-// has the writes. unheard chooses them by number, from 0.
+// dying is a Redis client that answers OK to some scripts without running them, like a master that
+// dies before its replica has the writes. unheard chooses these calls by their number, from 0.
 type dying struct {
 	redis.Cmdable
 	unheard func(script int) bool

@@ -11,13 +11,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// etaGroups is the most groups of a tenant that are counted before a group. The estimate of a group
-// behind more of them is too low.
+// etaGroups is the most groups of a tenant that an estimate counts before a group. If there are
+// more, the estimate is too low.
 const etaGroups = 100
 
-// estimate replaces the ETAs of groups of one partition. An ETA is the time that the jobs that are
-// left, and those of their tenant's groups that are served first, take at the speed at which the
-// tenant's jobs end now. A group of which no job can end gets no estimate.
+// estimate replaces the ETAs of groups of one partition. An ETA is the time that the unfinished
+// jobs of the group, and those of its tenant's groups that are served first, take at the speed at
+// which the tenant's jobs end now. A group of which no job can end gets no ETA.
 func (s *views) estimate(ctx context.Context, p keyspace.Partition, views []api.Group) error {
 	speeds := map[string]float64{}
 	known := map[ledger.TenantQueue]bool{}

@@ -21,7 +21,7 @@ func newFailures(a *access) *failures {
 	return &failures{access: a, recent: recent[failureReading]{age: summaryAge, most: maxKeptSummaries}}
 }
 
-// FailureQuery selects failed jobs of a group. With a Limit it selects a page of them.
+// FailureQuery selects the failed jobs of a group; with a Limit, only a page of them.
 type FailureQuery struct {
 	Code     string // "": any
 	Payloads bool   // with the payloads of the jobs
@@ -80,8 +80,8 @@ func (s *failures) failure(ctx context.Context, id string, e *ledger.JobError, p
 	return f, nil
 }
 
-// failurePage calls show with the failed jobs of a page, and returns the cursor of the next page.
-// show returns the size of the payload that it has shown, in bytes.
+// failurePage calls show with each failed job of a page, and returns the cursor of the next page.
+// show returns the size in bytes of the payload that it passed on: a page is bounded in bytes.
 func (s *failures) failurePage(
 	ctx context.Context, id string, q FailureQuery, show func(ledger.JobError) (size int, err error),
 ) (next string, err error) {

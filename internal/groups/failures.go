@@ -12,8 +12,9 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// ReduceFailures reduces the failed jobs of a group that can't advance without it, and stores their
-// partial aggregate. It calls alive from time to time, and stops with its error.
+// ReduceFailures reduces the failed jobs of a group that asked for an aggregate of them, and stores
+// their partial aggregate. The group can't advance before that. It calls alive from time to time,
+// so that the caller can renew its lease; an error of alive ends it.
 func (s *views) ReduceFailures(
 	ctx context.Context, p keyspace.Partition, id string, a ledger.AdvanceReply, alive func(context.Context) error,
 ) error {

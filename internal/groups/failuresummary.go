@@ -22,8 +22,8 @@ const (
 	maxErrorShown   = 500  // bytes of an error in a summary
 	maxSummaryCodes = 100  // codes that a summary shows
 
-	// summaryAge is how long the records that were read are used again, unless the number of failed
-	// jobs of a code changes.
+	// summaryAge is how long FailureSummary uses the same records again, unless the number of
+	// failed jobs of a code changes.
 	summaryAge       = 10 * time.Second
 	maxKeptSummaries = 16 // groups whose records are used again; those of one have 5 MB at most
 )
@@ -35,8 +35,8 @@ type failureReading struct {
 }
 
 // FailureSummary counts the failed jobs of a group by code, and up to summaryRecords of them by
-// fingerprint. For a principal that may not see payloads it reads no record. Records are used again
-// for summaryAge, so that repeated calls don't read them each time.
+// fingerprint. For a principal that may not see payloads it reads no record. Records that were read
+// are used again for summaryAge, so that repeated calls cost little.
 func (s *failures) FailureSummary(ctx context.Context, id string) (sum api.FailureSummary, err error) {
 	p, tenant, err := s.locateGroup(ctx, id)
 	if err != nil {
@@ -68,7 +68,7 @@ func (s *failures) FailureSummary(ctx context.Context, id string) (sum api.Failu
 }
 
 // failureCounts counts failed jobs by code and fingerprint. After the last call of add, goroutines
-// may share it.
+// may use it concurrently.
 type failureCounts struct {
 	seen   int64
 	byCode map[string]*codeCounts

@@ -35,7 +35,8 @@ func TestJobViewHasTheTrace(t *testing.T) {
 	require.Empty(t, jobView("g", 7, ledger.JobStatus{State: "F!"}).TraceID)
 }
 
-// Each number of jobs of a type is summed over the partitions.
+// addStats adds every number that TypeStats has: the numbers of a type are summed over the
+// partitions.
 func TestAddStatsAddsEachNumber(t *testing.T) {
 	var one, sum api.TypeStats
 	for _, f := range reflect.ValueOf(&one).Elem().Fields() {

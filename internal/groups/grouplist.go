@@ -19,7 +19,8 @@ type ListQuery struct {
 	Status api.Status
 	Type   string // the group's, or that of one of its jobs
 	Paused *bool  // whether the group itself is paused
-	// FailedJobs is whether at least one job of the group has failed, in any status.
+	// FailedJobs selects by whether at least one job of the group has failed, in any status; nil:
+	// no condition.
 	FailedJobs *bool
 	Prefix     string    // the beginning of the id
 	Since      time.Time // the group was created then or later
@@ -27,7 +28,8 @@ type ListQuery struct {
 	Limit      int
 }
 
-// list returns the list of groups that the query reads. A tenant's groups are in one list only.
+// list returns the ledger's list of groups that the query reads. The groups of one tenant are in
+// one list only, by creation.
 func (q *ListQuery) list() ledger.GroupList {
 	if q.Tenant != "" {
 		return ledger.AllGroups
@@ -35,15 +37,15 @@ func (q *ListQuery) list() ledger.GroupList {
 	return ledger.ListWith(q.Status)
 }
 
-// selective reports whether the query's list may have many groups that the query does not select.
+// selective reports whether the list may contain many groups that the query does not select.
 func (q *ListQuery) selective() bool {
 	status := q.Status != "" && q.list() != ledger.FailedGroups
 	since := !q.Since.IsZero() && q.list() != ledger.AllGroups
 	return status || since || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
 }
 
-// selects reports whether the query selects a group with these facts. A change of the group
-// meanwhile may make it wrong.
+// selects reports whether the query selects a group with these facts. The group may change after
+// the facts were read.
 func (q *ListQuery) selects(f *ledger.GroupFacts) bool {
 	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
 		(q.Paused == nil || f.Paused == *q.Paused) &&
@@ -53,15 +55,14 @@ func (q *ListQuery) selects(f *ledger.GroupFacts) bool {
 // maxScanned is how many groups one call of Groups looks at.
 const maxScanned = 5000
 
-// scanPage is how many groups a selective query looks at in one step.
+// scanPage is how many groups of the list a selective query reads in one step.
 const scanPage = 500
 
-// Groups returns a page of groups, the newest first. With a status and without a tenant, the newest
-// is the one that was opened or has ended last, except for CANCELLED; otherwise it is the one that
-// was created last. The cursor names the last group that Groups has looked at, so new groups
-// neither shift nor repeat a page. The page may be short, or empty, although it has a cursor: one
-// call looks at maxScanned groups at most. A principal of one tenant gets the groups of this
-// tenant.
+// Groups returns a page of groups, the newest first. With a status other than CANCELLED and without
+// a tenant, groups are ordered by when they were opened or ended last; otherwise by creation. The
+// cursor names the last group that Groups has looked at, so new groups neither shift nor repeat a
+// page. The page may be short, or empty, although it has a cursor: one call looks at maxScanned
+// groups at most. A principal of one tenant gets the groups of this tenant.
 func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	_, tenant, err := callFor(ctx, q.Tenant)
@@ -107,18 +108,19 @@ func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) 
 	return list, nil
 }
 
-// listedGroup is a group at its place in a list, and its partition.
+// listedGroup is an entry of a list of groups, with the partition that it was read from.
 type listedGroup struct {
 	ledger.ListedGroup
 	p keyspace.Partition
 }
 
-// formatCursor returns the cursor of a page that has all of a list up to r.Before.
+// formatCursor returns the cursor for the page that begins after r.Before in the list.
 func formatCursor(r ledger.GroupRange) string {
 	return string(r.List) + strconv.FormatFloat(r.Before.At, 'f', 0, 64) + "." + r.Before.ID
 }
 
-// parseCursor returns the group with which the page before ended, of the same list.
+// parseCursor returns the entry with which the previous page ended. It refuses a cursor of another
+// list.
 func parseCursor(list ledger.GroupList, cursor string) (ledger.ListedGroup, error) {
 	if cursor == "" {
 		return ledger.Newest(), nil
@@ -132,7 +134,7 @@ func parseCursor(list ledger.GroupList, cursor string) (ledger.ListedGroup, erro
 	return ledger.ListedGroup{At: float64(at), ID: id}, nil
 }
 
-// newest returns the limit newest groups of a range in these partitions, newest first.
+// newest returns the first `limit` groups of a range in these partitions, merged, newest first.
 func newest(
 	ctx context.Context, s *access, parts []keyspace.Partition, r ledger.GroupRange, limit int,
 ) ([]listedGroup, error) {
@@ -153,8 +155,8 @@ func newest(
 }
 
 // choose returns the first limit groups of a page that a query selects. scanned is how many groups
-// of the page it has looked at. It leaves out groups that were deleted meanwhile, or that changed
-// their state after it was read.
+// of the page it has looked at. It leaves out groups that were deleted meanwhile, or that no longer
+// fit the query when they are read in full.
 func (s *views) choose(
 	ctx context.Context, page []listedGroup, q *ListQuery, limit int,
 ) (found []api.Group, scanned int, err error) {

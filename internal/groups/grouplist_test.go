@@ -72,8 +72,8 @@ func TestListIsFiltered(t *testing.T) {
 	}
 }
 
-// The list by status is that of the partition, by the time of the last change, and its cursor
-// belongs to it.
+// A list by status contains the groups of that status, ordered by their last change of status; a
+// cursor of another list is refused.
 func TestListByStatus(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -24,7 +24,8 @@ func eachFailure(ctx context.Context, w *stagetest.World, q groups.FailureQuery,
 	return err
 }
 
-// withFailures makes group g of n jobs. Those with an ordinal that every divides have failed.
+// withFailures creates group g of n jobs, all ended: every job whose ordinal is a multiple of every
+// has failed, the others are done.
 func withFailures(t testing.TB, n, every int) *stagetest.World {
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
@@ -120,8 +121,8 @@ func TestFailureSummary(t *testing.T) {
 	require.ErrorIs(t, err, api.ErrNotFound)
 }
 
-// Repeated calls read the failed jobs once, until their number changes. The values are the
-// caller's.
+// Repeated calls of FailureSummary read the failed jobs once, until their number changes. A caller
+// may change the summary that it got.
 func TestFailureSummaryIsReadOnce(t *testing.T) {
 	t.Parallel()
 	w := withFailures(t, 100, 2)
@@ -152,7 +153,7 @@ func TestFailureSummaryIsReadOnce(t *testing.T) {
 	require.Equal(t, []int64{51, 0}, []int64{changed.Total, changed.Seen})
 }
 
-// Callers at the same time share one reading, and a map is shown again for some time.
+// Concurrent calls of JobMap share one read of the states, and the map is reused for some time.
 func TestJobMap(t *testing.T) {
 	t.Parallel()
 	w := withFailures(t, 100_003, 10)

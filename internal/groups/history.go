@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// maxPoints is about how many points an answer about the history has at most.
+// maxPoints is about the most points that an answer about the history has.
 const maxPoints = 1500
 
 // Now returns the time of Redis.
@@ -23,8 +23,8 @@ func (s *stats) Now(ctx context.Context) (time.Time, error) {
 	return now, nil
 }
 
-// Record stores a sample of these figures, which were read at the time at, by Redis. Of each slot
-// of time the first sample is kept, whichever process stores it.
+// Record stores the figures st as a sample; at is when they were read, by Redis. Only the first
+// sample of each slot of time is stored, whichever process sends it.
 func (s *stats) Record(ctx context.Context, at time.Time, st api.Stats) error {
 	sample := ledger.Sample{At: at, JobTotals: st.Totals, Gauges: api.Gauges{ActiveTenants: st.ActiveTenants}}
 	for _, t := range st.Types {
@@ -57,7 +57,7 @@ func (s *stats) History(ctx context.Context, minutes int) (api.History, error) {
 	length := time.Duration(minutes) * time.Minute
 	slots := int(length / ledger.SampleSlot)
 	step := ledger.SampleSlot * time.Duration((slots+maxPoints-1)/maxPoints)
-	// The sample before the first point is read, too: the rates are differences.
+	// The sample before the first point is read, too: a rate is computed from two samples.
 	samples, err := ledger.Samples(ctx, s.conn.Cmd, s.space, slots+int(step/ledger.SampleSlot)+1)
 	if err != nil {
 		return api.History{}, apiError(err)
@@ -65,9 +65,9 @@ func (s *stats) History(ctx context.Context, minutes int) (api.History, error) {
 	return historyOf(samples, now.Add(-length), step), nil
 }
 
-// historyOf returns the points of samples, newest first, that are not older than from. Of each step
-// the newest sample becomes a point. A sample that is not older than the one behind it is left out:
-// the clock of Redis was set back.
+// historyOf turns samples, newest first, into the points of the history since from. The newest
+// sample of each step becomes a point. A sample that is not older than the one before it in the
+// list is left out: the clock of Redis was set back.
 func historyOf(samples []ledger.Sample, from time.Time, step time.Duration) api.History {
 	h := api.History{StepSeconds: int(step / time.Second), Points: []api.HistoryPoint{}}
 	var kept []ledger.Sample // newest first, one for each step
@@ -85,8 +85,8 @@ func historyOf(samples []ledger.Sample, from time.Time, step time.Duration) api.
 	return h
 }
 
-// pointOf returns the point at a sample. A total that has become smaller, because a failover of
-// Redis has lost writes, counts as unchanged.
+// pointOf computes a point of the history from a sample and the one before it. A total that has
+// become smaller, because a failover of Redis has lost writes, counts as unchanged.
 func pointOf(before, s ledger.Sample) api.HistoryPoint {
 	seconds := s.At.Sub(before.At).Seconds()
 	rate := func(total, earlier int64) float64 {

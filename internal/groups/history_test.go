@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// sampled is the state of an installation that accepts 2 jobs a second and ends one, at a time.
+// sampled returns the figures, at this second, of an installation that accepts 2 jobs a second and
+// ends one.
 func sampled(second int64) api.Stats {
 	return api.Stats{
 		ActiveTenants: 3, Totals: api.JobTotals{Accepted: 2 * second, Done: second},
@@ -30,8 +31,8 @@ func TestHistory(t *testing.T) {
 		now, err := w.Store.Now(ctx)
 		require.NoError(w.T, err)
 		begin := now.Truncate(10 * time.Second).Add(-10 * time.Minute)
-		// The times of the samples in seconds: another leader takes some of them, some twice, one
-		// late, and none for a while.
+		// The numbers are the times of the samples in seconds: after a change of leader some come
+		// from another process, some twice, one late, and none for a while.
 		for _, second := range []int64{0, 3, 11, 19, 20, 11, 47, 300, 301, 309, 290} {
 			at := begin.Add(time.Duration(second) * time.Second)
 			require.NoError(w.T, w.Store.Record(ctx, at, sampled(second)))
@@ -50,7 +51,7 @@ func TestHistory(t *testing.T) {
 		}
 		require.Equal(w.T, []int64{11, 20, 47, 300}, at)
 
-		// A failover has lost the latest writes: a rate is never negative.
+		// A failover has lost the latest writes, so totals go back: a rate is never negative.
 		require.NoError(w.T, w.Store.Record(ctx, begin.Add(320*time.Second), sampled(100)))
 		h, err = w.Store.History(ctx, 15)
 		require.NoError(w.T, err)

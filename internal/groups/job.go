@@ -38,15 +38,16 @@ func (s *views) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	if err != nil {
 		return j, apiError(err)
 	}
-	// The job may have moved since the first read: the view shows the state that is explained.
+	// The job may have moved since the first read. The answer has the state that the explanation is
+	// about.
 	if j.State = letter.Word(); mayWait[j.State] {
 		j.Waiting, j.Until, j.Why, j.Key = w.Reason, w.Until, &w, w.Key
 	}
 	return j, nil
 }
 
-// JobQuery selects a page of a group's jobs. With Key it has the job with this key, or none. An
-// empty State is any state.
+// JobQuery selects a page of a group's jobs. With Key the page has only the job with this key, or
+// none. An empty State selects every state.
 type JobQuery struct {
 	State, Key, Cursor string
 	Limit              int
@@ -85,7 +86,8 @@ func (s *views) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList
 	return list, nil
 }
 
-// jobByKey returns a list of the job with a key, if there is one and it is in the state.
+// jobByKey returns a list with the job that has a key, if there is one and its state is the one
+// that the query asks for.
 func (s *views) jobByKey(ctx context.Context, p keyspace.Partition, group string, q JobQuery) (api.JobList, error) {
 	list := api.JobList{Jobs: []api.Job{}}
 	ordinal, unique, err := ledger.FindKey(ctx, s.conn.Cmd, p, group, q.Key)
@@ -136,7 +138,7 @@ func jobView(group string, ordinal int64, status ledger.JobStatus) api.Job {
 	return j
 }
 
-// hideErrors removes the error texts of a job if the principal does not see them.
+// hideErrors removes the error texts from the view of a job if the principal may not see them.
 func hideErrors(ctx context.Context, j *api.Job) {
 	if auth.SeesPayloads(ctx) {
 		return

@@ -26,8 +26,9 @@ func newJobMaps(a *access) *jobMaps {
 	return &jobMaps{access: a, recent: recent[api.JobMap]{age: mapAge, most: maxKeptMaps}}
 }
 
-// JobMap returns the map of a group's jobs with this many buckets, or one a job if the group has
-// fewer jobs. It may be two seconds old: a group of a million jobs has 2 MB of states.
+// JobMap counts a group's jobs by state in this many buckets of consecutive ordinals, or in one
+// bucket a job if the group has fewer jobs. The counts may be two seconds old, because they are
+// reused: the states of a million jobs have 2 MB.
 func (k *jobMaps) JobMap(ctx context.Context, id string, buckets int) (m api.JobMap, err error) {
 	p, tenant, err := k.locateGroup(ctx, id)
 	if err != nil {

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// keyedMutex is a mutex for each group id. With it the appends of this process to one group run one
-// after the other. So each append knows the group's next ordinal and can compose the jobs' blobs;
-// otherwise the script would have to.
+// keyedMutex is a set of mutexes, one for each group id. With it the appends of this process to one
+// group run one after the other. So each append knows the group's next ordinal and can compose the
+// jobs' blobs; otherwise the script would have to.
 type keyedMutex struct {
 	mu    sync.Mutex
 	locks map[string]*groupLock
@@ -19,7 +19,7 @@ type groupLock struct {
 	users       int           // goroutines that hold the lock or wait for it
 }
 
-// maxUnusedLocks is the number of locks at which unused ones are removed.
+// maxUnusedLocks is the number of locks at which a keyedMutex removes the unused ones.
 const maxUnusedLocks = 10_000
 
 // lock waits for the group's lock until ctx ends. Without an error, the caller must call unlock.

@@ -32,8 +32,8 @@ func withoutData(result []byte) []byte {
 	return out
 }
 
-// Results calls yield with the result of each reduced job, in the order in which they were reduced.
-// It stops at an error of yield and returns it.
+// Results calls yield with the result of each reduced job of a group, in the order in which they
+// were reduced. It stops at the first error of yield and returns it.
 func (s *views) Results(ctx context.Context, id string, yield func(result []byte) error) error {
 	if !auth.SeesPayloads(ctx) {
 		all := yield
@@ -42,7 +42,7 @@ func (s *views) Results(ctx context.Context, id string, yield func(result []byte
 	return eachOf(ctx, s.access, id, ledger.Results, yield)
 }
 
-// failedPayload returns the payload of a failed job. One that is lost is null.
+// failedPayload returns the payload of a failed job; null if the payload is lost.
 func failedPayload(ctx context.Context, s *access, group string, e ledger.JobError) (string, error) {
 	if e.Payload != "" {
 		return e.Payload, nil
@@ -58,7 +58,8 @@ func failedPayload(ctx context.Context, s *access, group string, e ledger.JobErr
 	return cmp.Or(large[0], "null"), nil
 }
 
-// eachOf calls yield with each item that read finds in a group. An error of yield stays as it is.
+// eachOf calls yield with each item that read finds in a group. It converts errors of read to those
+// of package api, and returns an error of yield unchanged.
 func eachOf[T any](
 	ctx context.Context, s *access, id string,
 	read func(context.Context, redis.Cmdable, keyspace.Partition, string, func(T) error) error,

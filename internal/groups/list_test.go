@@ -24,8 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Groups of several partitions, many of them created in the same millisecond, are listed once each
-// and in order, with every page size.
+// Lists of groups of several partitions, many of them created in the same millisecond, contain each
+// group once and in order, with every page size.
 func TestListIsPaged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -107,7 +107,7 @@ func TestListIsPaged(t *testing.T) {
 	}
 }
 
-// One call looks at 5,000 groups at most, and the next one goes on there.
+// One call of Groups looks at 5,000 groups at most, and the next call continues there.
 func TestListByStatusIsBounded(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -282,7 +282,8 @@ func TestFailuresWithPayloads(t *testing.T) {
 	})
 }
 
-// A process without a group's reducer shows the rest of the group.
+// A process in which the reducer of a group's aggregate is not registered shows the group without
+// the aggregate.
 func TestViewWithoutItsReducer(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -304,7 +305,7 @@ func TestViewWithoutItsReducer(t *testing.T) {
 	require.Equal(t, "null", string(shown.Aggregate["x"]))
 }
 
-// The summary of a group leaves out an aggregate that is too large, without reading it.
+// GroupSummary leaves out an aggregate that is too large, without reading it.
 func TestGroupSummary(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -355,8 +356,8 @@ func TestGroupSummary(t *testing.T) {
 	require.ErrorIs(t, err, api.ErrNotFound)
 }
 
-// The aggregate of failed jobs is a part of the summary, also if no job is done, and counts towards
-// its size.
+// GroupSummary contains the aggregate of failed jobs, also if no job is done; it counts towards the
+// size limit of aggregates.
 func TestGroupSummaryOfFailures(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -16,8 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// lossy loses the first reply to each command: Redis executes it, and the caller gets a network
-// error. Commands differ if their names differ or, for scripts, the scripts.
+// lossy is a hook of the Redis client that loses the first reply to each different command: Redis
+// executes it, and the caller gets a network error. Commands are different if their names or, for
+// scripts, the scripts are.
 type lossy struct {
 	mu   sync.Mutex
 	seen map[string]bool

@@ -12,9 +12,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// newJobs returns jobs as the ledger takes them. Each has a trace context: a job with its own
-// traceparent, or alone in its message, continues the producer's trace. Every other job starts a
-// trace that is linked to the message's.
+// newJobs converts jobs of a request to the ledger's form. Each gets a trace context: a job with
+// its own traceparent, or alone in its message, continues the producer's trace. Every other job
+// starts a trace that is linked to the message's.
 func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	if !o.Published {
@@ -44,7 +44,7 @@ func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messa
 	return fresh
 }
 
-// newJob returns a job as the ledger takes it, without its trace.
+// newJob converts a job of a request to the ledger's form, without its trace context.
 func newJob(j *messages.Job) ledger.NewJob {
 	fresh := ledger.NewJob{Type: j.Type, Payload: j.Payload, Key: j.Key}
 	if j.RunAt != nil {
@@ -53,8 +53,8 @@ func newJob(j *messages.Job) ledger.NewJob {
 	return fresh
 }
 
-// startSendSpan records the span of sending, for a request over HTTP, whose producer has none. It
-// returns the traceparent that the jobs continue.
+// startSendSpan records the span "send" of a request over HTTP, because only producers of messages
+// record one themselves. It returns the traceparent that the jobs' traces continue.
 func (s *access) startSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
 	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)

@@ -9,14 +9,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// pieces stores the jobs of a group piece by piece. A piece is what one call of the script takes.
+// pieces stores the jobs of a group in pieces. A piece has as many jobs as one call of the script
+// append can store.
 type pieces struct {
 	*access
 	groupLocks keyedMutex
 }
 
-// split divides jobs into pieces that the script can take. Each piece has its own request id.
-// It also starts the jobs' traces, and so records spans.
+// split divides jobs into pieces, each with its own request id. It also starts the jobs' traces,
+// and so records spans.
 func (s *pieces) split(
 	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
 ) []ledger.AppendArgs {
@@ -41,8 +42,8 @@ func (s *pieces) split(
 	return pieces
 }
 
-// store stores pieces in order. skipped are the jobs that were left out because their keys are
-// taken, by their number among all jobs of the pieces.
+// store appends the pieces in order. skipped are the jobs that were left out because their keys are
+// taken, by their index among all jobs of the pieces.
 func (s *pieces) store(
 	ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs,
 ) (skipped []int, err error) {

@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// errNoPrincipal is a fault of the program: a caller without a key must get a principal by
-// auth.Trust.
+// errNoPrincipal is the error for a context without a principal, which is a mistake in the program:
+// a caller without a key must use auth.Trust.
 var errNoPrincipal = errors.New("the call has no principal")
 
 // caller returns the principal of a call.
@@ -23,8 +23,9 @@ func caller(ctx context.Context) (auth.Principal, error) {
 	return p, nil
 }
 
-// callFor returns the principal of a call that names a tenant, or none if named is "", and the
-// tenant of the call. It returns api.ErrTenant if the tenant is not the principal's.
+// callFor returns the principal of a call, and the call's tenant. named is the tenant that the call
+// names; "" if it names none. It returns api.ErrTenant if the principal may not act for that
+// tenant.
 func callFor(ctx context.Context, named string) (p auth.Principal, tenant string, err error) {
 	if p, err = caller(ctx); err != nil {
 		return p, "", err
@@ -36,8 +37,8 @@ func callFor(ctx context.Context, named string) (p auth.Principal, tenant string
 	return p, tenant, nil
 }
 
-// ownTenant returns the only tenant whose data the principal of a call may see. It is "" for a
-// principal that may see all.
+// ownTenant returns the only tenant whose data the principal of a call may see; "" for a principal
+// that may see the data of all tenants.
 func ownTenant(ctx context.Context) (string, error) {
 	p, err := caller(ctx)
 	switch {
@@ -52,7 +53,8 @@ func ownTenant(ctx context.Context) (string, error) {
 	return p.Tenant, nil
 }
 
-// checkTenant returns the error for an unknown tenant if the tenant is not the principal's.
+// checkTenant returns the error for an unknown tenant if the principal of the call may not see this
+// tenant.
 func checkTenant(ctx context.Context, tenant string) error {
 	p, err := caller(ctx)
 	if err == nil && !p.Owns(tenant) {
@@ -65,8 +67,8 @@ func unknownTenant(tenant string) error {
 	return fmt.Errorf("tenant %s: has neither groups nor settings: %w", tenant, api.ErrNotFound)
 }
 
-// idempotencyScope returns what an idempotency key is hashed with. The keys of a tenant are its
-// own; all callers without a tenant share theirs.
+// idempotencyScope returns a prefix for idempotency keys before they are hashed. With it each
+// tenant has keys of its own; all principals without a tenant share theirs.
 func idempotencyScope(p auth.Principal, tenant string) string {
 	if p.Tenant == "" {
 		return ""

@@ -56,8 +56,8 @@ func TestCallsNeedAPrincipal(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("g"))
 }
 
-// The tenant of a group is that of the key. The id of another tenant's group is taken, and the
-// answer does not say by whom.
+// A group belongs to the tenant of the API key. If another tenant's group has the id, the call is
+// refused, and the answer does not say whose group it is.
 func TestTenantComesFromTheKey(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -82,7 +82,8 @@ func TestTenantComesFromTheKey(t *testing.T) {
 	require.Equal(t, "i", a.Tenant)
 }
 
-// An append uses the tenant that a process remembers only for callers of this tenant.
+// The tenant of a group that a process remembers after an append does not let callers of another
+// tenant append to the group.
 func TestForeignAppend(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -161,7 +162,8 @@ func TestListsShowWhatIsTheCallers(t *testing.T) {
 	}
 }
 
-// Dead letters of one tenant lie among those of others. One call looks at a bounded number of them.
+// A principal of one tenant finds its dead letters among those of others. One call looks at a
+// bounded number of them.
 func TestDeadLettersOfATenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -225,7 +227,7 @@ func TestPayloadsAreLeftOut(t *testing.T) {
 	}
 }
 
-// everything returns all that a principal can read of the jobs of group g.
+// everything returns, as text, all that a principal can read of the jobs of group g.
 func everything(ctx context.Context, t *testing.T, w *stagetest.World) string {
 	t.Helper()
 	var out []byte

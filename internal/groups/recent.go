@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// recent keeps what was read of groups a short time ago. Callers that ask for the same at the same
-// time share one reading.
+// recent is a cache of values that were read of groups, for a short time. Concurrent calls for the
+// same key share one read.
 type recent[T any] struct {
 	age  time.Duration // how long a value is used again
 	most int           // values that are kept
@@ -22,8 +22,8 @@ type recentValue[T any] struct {
 	until time.Time
 }
 
-// get returns the value that is kept under a key, if it is not too old and good says that it still
-// holds, and otherwise what read returns. The value is shared: the caller must not change it.
+// get returns the cached value of a key, if it is not too old and good returns true for it;
+// otherwise it calls read and caches the value. The value is shared: the caller must not change it.
 func (r *recent[T]) get(ctx context.Context, key string, good func(T) bool, read func() (T, error)) (T, error) {
 	var none T
 	lock, err := r.reading.lock(ctx, key)
@@ -49,7 +49,7 @@ func (r *recent[T]) find(key string, now time.Time) (T, bool) {
 	return v.value, ok && now.Before(v.until)
 }
 
-// keep keeps a value, unless too many that are not too old are kept.
+// keep caches a value, unless the cache is full of values that are not too old.
 func (r *recent[T]) keep(key string, v T, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

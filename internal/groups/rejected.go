@@ -12,15 +12,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// These limits bound what one page of rejected messages reads: an entry may have 256 KiB of data.
+// These limits bound what one page of rejected messages reads: a message may have 256 KiB of data.
 const (
 	rejectedChunk = 20      // entries read by one command
 	rejectedBytes = 8 << 20 // a page ends with the chunk that exceeds it
 )
 
-// Rejected returns a page of rejected messages, newest first, which may be shorter than limit. The
-// cursor is the id of the last entry of the page before. Without data, the messages have no body.
-// They belong to no tenant, because nobody knows whose they are.
+// Rejected returns a page of rejected messages, newest first, which may be shorter than limit.
+// cursor is that of the previous page: the id of its last entry. With data false, the messages have
+// no body. They belong to no tenant, because nobody knows whose they are.
 func (s *views) Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error) {
 	list := api.RejectedList{Rejected: []api.RejectedMessage{}}
 	who, err := caller(ctx)
@@ -60,8 +60,8 @@ func (s *views) Rejected(ctx context.Context, cursor string, limit int, data boo
 	return list, nil
 }
 
-// rejectedMessage reads an entry as package redisx/stream writes it. A missing or invalid field is
-// empty.
+// rejectedMessage parses an entry of the Redis stream of rejected messages, as package
+// redisx/stream writes it. A missing or invalid field is empty.
 func rejectedMessage(e redis.XMessage) api.RejectedMessage {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	m := api.RejectedMessage{

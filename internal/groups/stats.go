@@ -17,14 +17,14 @@ import (
 // stats counts what is in the installation.
 type stats struct{ *access }
 
-// Stats returns the numbers of the installation: jobs by type in all partitions, used permits, and
+// Stats returns the figures of the installation: jobs by type in all partitions, used permits, and
 // the live processes.
 func (s *stats) Stats(ctx context.Context) (api.Stats, error) {
 	st, err := s.read(ctx)
 	return st, apiError(err)
 }
 
-// ResizeWorker asks a worker process to have n slots. The process takes the number with its next
+// ResizeWorker asks a worker process to have n slots. The process reads the number with its next
 // heartbeat.
 func (s *stats) ResizeWorker(ctx context.Context, id string, n int) error {
 	return apiError(presence.SetPoolSize(ctx, s.conn, s.space, id, n))
@@ -97,7 +97,8 @@ func rolesOf(stages []api.StageStatus, workers int) []api.RoleStatus {
 	return all
 }
 
-// addPartitions adds the numbers of all partitions, of which it reads some at the same time.
+// addPartitions adds the figures of all partitions to the answer. It reads some partitions at the
+// same time.
 func (s *stats) addPartitions(ctx context.Context, st *api.Stats, byType map[string]*api.TypeStats) error {
 	all := s.space.All()
 	parts := make([]partitionStats, len(all))
@@ -153,7 +154,7 @@ func (s *stats) readPartition(ctx context.Context, p keyspace.Partition) (part p
 	return part, nil
 }
 
-// addStats adds the numbers of jobs of a type in one partition.
+// addStats adds the figures of a type in one partition to the sums of this type.
 func addStats(sum *api.TypeStats, t api.TypeStats) {
 	sum.Backlog += t.Backlog
 	sum.Waiting += t.Waiting
@@ -174,7 +175,7 @@ func addTotals(sum *api.JobTotals, t api.JobTotals) {
 	sum.Throttled += t.Throttled
 }
 
-// statsOf returns the entry of a type and adds it if it is missing.
+// statsOf returns the entry of a type in the answer; it adds the entry if it is missing.
 func statsOf(byType map[string]*api.TypeStats, typ string) *api.TypeStats {
 	if byType[typ] == nil {
 		byType[typ] = &api.TypeStats{Type: typ}

@@ -37,7 +37,8 @@ type Config struct {
 	WaitTimeout  time.Duration // the longest wait for the replicas
 }
 
-// Store gives access to all groups of an installation. Each part has one duty.
+// Store gives access to all groups of an installation. It consists of parts, each of which has one
+// duty.
 type Store struct {
 	*submissions
 	*appends
@@ -49,8 +50,8 @@ type Store struct {
 	*stats
 }
 
-// New returns a store. Submissions and appends use appender, which may combine concurrent calls;
-// nil means conn.
+// New returns a store. Submissions and appends use the Redis client appender, which may combine
+// concurrent calls; with nil they use conn.
 func New(
 	cfg Config, conn *redisx.Conn, space keyspace.Space,
 	tel *telemetry.Telemetry, reducers *reducer.Registry, appender redis.Cmdable,
@@ -92,7 +93,7 @@ type access struct {
 	appender redis.Cmdable // runs most commands of submissions and appends
 }
 
-// partitionLimit returns the part of the global rate limit that a partition has.
+// partitionLimit returns the global rate limit in the form in which one partition applies it.
 func (s *access) partitionLimit(p keyspace.Partition) ledger.Limit {
 	return s.cfg.Rate.Of(p.Index(), s.space.Partitions())
 }
@@ -123,8 +124,8 @@ func (s *access) locateGroup(ctx context.Context, group string) (keyspace.Partit
 	return s.space.OfTenant(tenant), tenant, nil
 }
 
-// apiError converts Redis's errors "out of memory" and "does not answer" to those of package api.
-// It returns other errors unchanged.
+// apiError converts Redis's errors "out of memory" and "does not answer" to the errors of package
+// api for them. It returns other errors unchanged.
 func apiError(err error) error {
 	switch {
 	case err == nil:
@@ -147,7 +148,7 @@ func retryUnavailable(ctx context.Context, step func(context.Context) error) err
 }
 
 // retryLost retries all steps from the first one when a failover has lost the effect of a step, for
-// retryTime. Steps whose effect still exists must change nothing.
+// at most retryTime. A repeated step whose effect still exists must change nothing.
 func retryLost(ctx context.Context, steps func(context.Context) error) error {
 	return redisx.RetryWhile(ctx, retryTime, func(err error) bool { return errors.Is(err, errWriteLost) }, steps)
 }

@@ -28,7 +28,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// connection fails before a script has reached Redis, or loses its reply.
+// connection is a faulty Redis client: from a chosen script on calls fail before they reach Redis,
+// or each script's first reply is lost.
 type connection struct {
 	redis.Cmdable
 	mu          sync.Mutex
@@ -72,7 +73,7 @@ func failed(ctx context.Context, err error) *redis.Cmd {
 	return cmd
 }
 
-// through returns a store whose submissions use the failing connection c.
+// through returns a store whose submissions use the faulty connection c.
 func through(w *stagetest.World, c *connection) *groups.Store {
 	c.Cmdable = w.Conn.Cmd
 	return groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), c)
@@ -84,7 +85,8 @@ func large(n int) *messages.SubmitGroup {
 	return &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Seal: true, Jobs: stagetest.Numbered(n)}
 }
 
-// holds checks that all n jobs of a group are waiting: the queue has each once and in order.
+// holds checks that all n jobs of a group are waiting: the group's queue has each of them once and
+// in order.
 func holds(w *stagetest.World, group string, n int) {
 	w.T.Helper()
 	require.Equal(w.T, api.Counts{Accepted: int64(n), Waiting: int64(n)}, w.Counts(group))
@@ -162,7 +164,8 @@ func TestSubmitConflicts(t *testing.T) {
 	})
 }
 
-// A group without a tenant is its own tenant. Its content is the same with and without that name.
+// A group that is submitted without a tenant belongs to the tenant with the group's id. A repeated
+// submission that names this tenant is a duplicate, not a conflict.
 func TestSubmitWithoutATenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -233,8 +236,8 @@ func TestIdempotencyKey(t *testing.T) {
 	})
 }
 
-// The counts of a submission are those of its jobs when they were accepted, in a repeated answer
-// too, whatever has become of the jobs.
+// The answer to a submission has the counts that its jobs had when they were accepted. A repeated
+// request gets the same counts, whatever has happened to the jobs.
 func TestSubmissionHasCounts(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		arrived := time.Now()
@@ -268,7 +271,8 @@ func TestSubmissionHasCounts(t *testing.T) {
 	})
 }
 
-// The record of an idempotency key that an earlier version has stored has no time.
+// Records of idempotency keys that an earlier version has stored contain no time, and are still
+// accepted.
 func TestIdempotencyKeyOfAnEarlierVersion(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		o := now
@@ -352,8 +356,8 @@ func keyed(first, n int) []messages.Job {
 	return jobs
 }
 
-// Jobs whose keys are taken are left out, with their numbers in the whole request, and a repeated
-// request gets the same answer. Jobs are found by key and by state.
+// Jobs whose keys are taken are left out. The answer lists them by their index in the whole
+// request, and a repeated request gets the same answer. Jobs are found by key and by state.
 func TestUniqueKeys(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))

@@ -29,8 +29,8 @@ type Origin struct {
 	GeneratedID    bool      // the client gave no id; the API has generated one
 	TraceParent    string    // traceparent of the producer; "": the producer has sent none
 	At             time.Time // when the submission arrived
-	// Published says that the submission is a message that the producer has published. Then the
-	// producer's own span covers the sending.
+	// Published says that the submission arrived as a message on a stream, not over HTTP. Then the
+	// producer has recorded the span of sending itself.
 	Published bool
 }
 
@@ -46,7 +46,7 @@ type submissions struct {
 // Submit stores a group with its jobs. It may be repeated: the same content under the same group id
 // or the same idempotency key is stored once. It sets g.ID to the group of the first request with
 // the key, and an empty g.Tenant to g.ID. Errors are those of package api, or a
-// *messages.ValidationError. If the principal has a tenant, it is that of the group.
+// *messages.ValidationError. If the principal has a tenant, the group belongs to this tenant.
 func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
 	who, tenant, err := callFor(ctx, g.Tenant)
 	if err != nil {
@@ -114,8 +114,9 @@ func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Ori
 	return a, nil
 }
 
-// newCounts returns the counts of a submission's jobs, without the skipped ones, at the time at
-// which they were accepted. They are not read, so that a repeated request has the same answer.
+// newCounts computes the counts that a submission's jobs had when they were accepted, without the
+// skipped ones. It does not read the present counts, so that a repeated request gets the same
+// answer.
 func newCounts(g *messages.SubmitGroup, skipped []int, at time.Time) (c api.Counts) {
 	left := make(map[int]bool, len(skipped))
 	for _, i := range skipped {
@@ -136,11 +137,12 @@ func newCounts(g *messages.SubmitGroup, skipped []int, at time.Time) (c api.Coun
 	return c
 }
 
-// maxWarnedTypes is how many types without a worker a submission is warned of.
+// maxWarnedTypes is the most types without a worker that the warnings of a submission name.
 const maxWarnedTypes = 10
 
-// warnings says what keeps an accepted group from ending. A group without jobs gets them later, so
-// it is not expected to be sealed yet.
+// warnings returns texts about what would keep an accepted group from ending, such as a type
+// without workers. There is no warning that a group without jobs is not sealed: it gets its jobs
+// later.
 func (s *submissions) warnings(ctx context.Context, g *messages.SubmitGroup) []string {
 	var out []string
 	if !g.Seal && g.Total == nil && len(g.Jobs) > 0 {
@@ -172,8 +174,8 @@ func (s *submissions) warnings(ctx context.Context, g *messages.SubmitGroup) []s
 	return out
 }
 
-// endsWithoutJobs reports whether a submission has no jobs and gets none: it is sealed, or its
-// total is 0.
+// endsWithoutJobs reports whether a submission has no jobs and its group gets none later: it is
+// sealed, or its total is 0.
 func endsWithoutJobs(g *messages.SubmitGroup) bool {
 	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
 }
@@ -200,8 +202,8 @@ func (s *submissions) storeSubmission(
 	return s.pieces.store(ctx, p, pieces)
 }
 
-// registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when the
-// group of another tenant has the id.
+// registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when the id
+// belongs to another tenant.
 func (s *submissions) registerOwner(ctx context.Context, group, tenant string) error {
 	owner, err := ledger.RegisterOwner(ctx, s.appender, s.space.OfGroup(group), group, tenant)
 	if err != nil {
@@ -213,17 +215,18 @@ func (s *submissions) registerOwner(ctx context.Context, group, tenant string) e
 	return nil
 }
 
-// idempotencyRecord is what an idempotency key stores of the first request that used it.
+// idempotencyRecord is what Redis stores under an idempotency key: the first request that used the
+// key.
 type idempotencyRecord struct {
 	Hash  string `json:"hash"`
 	Group string `json:"group"`
 	AtMS  int64  `json:"at_ms"` // when it arrived
 }
 
-// resolveIdempotencyKey returns the first request that used the idempotency key, in any process. If
-// there was none, it is this one. So two equal requests at the same time store one group. It
-// returns api.ErrConflict when the first request had other content. key begins with the scope of
-// the client's key.
+// resolveIdempotencyKey returns the first request that used an idempotency key, in any process. If
+// there was none, it stores this request as the first. So two equal requests at the same time store
+// one group. It returns api.ErrConflict when the first request had other content. key begins with
+// the scope of the client's key.
 func (s *submissions) resolveIdempotencyKey(
 	ctx context.Context, key string, this idempotencyRecord,
 ) (first idempotencyRecord, err error) {
@@ -261,7 +264,7 @@ func (s *submissions) resolveIdempotencyKey(
 	return first, nil
 }
 
-// groupFields returns the fields of the group's hash that come from its submission.
+// groupFields returns those fields of the group's hash whose values come from the submission.
 func (s *submissions) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
 	asked, err := aggregate.Encode(s.reducers, g.Aggregate)
 	if err != nil {

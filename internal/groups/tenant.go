@@ -19,7 +19,7 @@ import (
 // tenants shows tenants and changes their settings.
 type tenants struct{ *access }
 
-// SetTenant replaces a tenant's settings and returns the tenant. Pausing is not a setting, and
+// SetTenant replaces a tenant's settings and returns the tenant. A pause is not a setting, and
 // stays. An unknown tenant becomes known, unless all settings are the defaults.
 func (s *tenants) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	return s.change(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
@@ -27,15 +27,16 @@ func (s *tenants) SetTenant(ctx context.Context, tenant string, set api.TenantSe
 	})
 }
 
-// PatchTenant changes some of a tenant's settings and returns the tenant. Otherwise it is as
-// SetTenant.
+// PatchTenant changes some of a tenant's settings and returns the tenant. An unknown tenant is
+// treated as by SetTenant.
 func (s *tenants) PatchTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
 	return s.change(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.ChangeTenant(ctx, s.conn.Cmd, p, tenant, patch)
 	})
 }
 
-// change changes a tenant by do, which may be repeated, and returns the tenant.
+// change calls do, which changes a tenant and may be repeated, and returns the tenant as it is
+// afterwards.
 func (s *tenants) change(
 	ctx context.Context, tenant string, do func(context.Context, keyspace.Partition) error,
 ) (api.Tenant, error) {
@@ -50,8 +51,8 @@ func (s *tenants) change(
 	return s.view(tenant, st), apiError(err)
 }
 
-// Tenant returns a tenant that has groups or settings or is paused, and api.ErrNotFound for any
-// other.
+// Tenant returns a tenant that has groups or settings, or is paused. For any other id it returns
+// api.ErrNotFound.
 func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error) {
 	if err := checkTenant(ctx, tenant); err != nil {
 		return api.Tenant{}, err
@@ -66,7 +67,7 @@ func (s *tenants) Tenant(ctx context.Context, tenant string) (api.Tenant, error)
 	return s.view(tenant, st), nil
 }
 
-// PreviewTenant returns the tenant as PatchTenant would leave it, without storing the patch. Its
+// PreviewTenant returns the tenant as it would be after PatchTenant, without storing the patch. Its
 // errors are those of Tenant.
 func (s *tenants) PreviewTenant(ctx context.Context, tenant string, patch api.TenantPatch) (api.Tenant, error) {
 	if err := checkTenant(ctx, tenant); err != nil {
@@ -97,7 +98,8 @@ func (s *tenants) PreviewTenant(ctx context.Context, tenant string, patch api.Te
 	return s.view(tenant, st), nil
 }
 
-// tenantsPerCall is how many tenants one call of Tenants looks at, unless limit is higher.
+// tenantsPerCall is how many tenants one call of Tenants looks at, unless the page's limit is
+// higher.
 const tenantsPerCall = 1000
 
 // Tenants lists tenants by id. A call reads a bounded number of tenants (tenantsOfEach), so a page
@@ -149,16 +151,17 @@ func (s *tenants) Tenants(ctx context.Context, cursor string, limit int, all boo
 	return list, apiError(err)
 }
 
-// tenantsOfEach returns how many ids to read of each partition, so that most of all tenants are
-// found: the mean, and four times its standard deviation, because tenants are spread by a hash. All
-// partitions together read about most + 4√(most × partitions) ids, and 4 for each partition.
+// tenantsOfEach returns how many ids to read from each partition to find the first `most` tenants
+// of all partitions with near certainty: the mean, and four times its standard deviation, because
+// tenants are spread by a hash. All partitions together read about most + 4√(most × partitions)
+// ids, and 4 for each partition.
 func tenantsOfEach(most, partitions int) int {
 	mean := float64(most) / float64(partitions)
 	return min(most+1, int(mean+4*math.Sqrt(mean))+4)
 }
 
-// listed returns the first tenants that are not implicit, at most limit, and how many tenants it
-// has looked at for that.
+// listed returns the first tenants of found that are not implicit, at most limit. looked is how
+// many tenants of found it has looked at.
 func (s *tenants) listed(
 	ctx context.Context, found []ledger.TenantRef, limit int,
 ) (page []ledger.TenantRef, looked int, err error) {
@@ -180,7 +183,7 @@ func (s *tenants) listed(
 	return page, looked, nil
 }
 
-// states reads the states of several tenants at the same time.
+// states reads the states of several tenants concurrently.
 func (s *tenants) states(ctx context.Context, of []ledger.TenantRef) ([]ledger.TenantState, error) {
 	states := make([]ledger.TenantState, len(of))
 	reads, ctx := errgroup.WithContext(ctx)
@@ -194,7 +197,7 @@ func (s *tenants) states(ctx context.Context, of []ledger.TenantRef) ([]ledger.T
 	return states, reads.Wait()
 }
 
-// maxConcurrentReads is how many scripts run at the same time to read one list.
+// maxConcurrentReads is how many scripts may run concurrently to read one list of tenants.
 const maxConcurrentReads = 8
 
 func (s *tenants) state(ctx context.Context, p keyspace.Partition, tenant string) (ledger.TenantState, error) {

@@ -63,8 +63,8 @@ func (s *views) GroupSummary(
 	return views[0], complete, nil
 }
 
-// ReadViews returns groups of one partition. If an aggregate can't be computed, it logs that, and
-// the group lacks it. It leaves out groups that do not exist.
+// ReadViews returns the views of groups of one partition. If an aggregate can't be computed, it
+// logs that, and the view lacks the aggregate. It leaves out groups that do not exist.
 func (s *views) ReadViews(ctx context.Context, p keyspace.Partition, ids []string) ([]api.Group, error) {
 	if len(ids) == 0 {
 		return nil, nil
@@ -89,8 +89,8 @@ func (s *views) show(ctx context.Context, p keyspace.Partition, groups []ledger.
 	return views, s.estimate(ctx, p, views)
 }
 
-// View returns the view of a group as it was read at the time at. It estimates the ETA from the
-// group's own speed. After an error, only the aggregate is missing.
+// View converts a group that was read at the time at to the API's form. It estimates the ETA from
+// the group's own speed. If it returns an error, the view is complete except for the aggregate.
 func (s *views) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	g := api.Group{
 		ID:             from.ID,
@@ -139,8 +139,8 @@ func (s *views) Merged(asked string, partials []string) (*reducer.State, error) 
 	return all, nil
 }
 
-// eta estimates how many seconds the group still needs, from its speed since it started; nil if
-// that is unknown. It is for callers that can't read the tenant's speed.
+// eta estimates how many seconds the group still needs, from its speed since it started; nil if the
+// speed is unknown. It serves callers that can't read the tenant's speed.
 func eta(g *api.Group, started, now time.Time) *float64 {
 	ended := g.Counts.Ended()
 	elapsed := now.Sub(started).Seconds()

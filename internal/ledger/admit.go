@@ -55,7 +55,8 @@ type AdmitReply struct {
 	AtUS     int64         // Redis time, µs
 }
 
-// TracedJob is a sampled job that a script has moved. The script has made the id of its span.
+// TracedJob is a sampled job that a script has moved. The script has chosen the id of the span; the
+// caller records it.
 type TracedJob struct {
 	Group, Tenant  string
 	Ordinal        int64

@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// admitFor admits jobs for workers with this number of slots; ahead is how many more jobs may be
-// ready.
+// admitFor admits jobs for workers with this number of slots; the ready stream may hold `ahead`
+// jobs more than there are slots.
 func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	w.Helper()
 	r, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{
@@ -24,8 +24,8 @@ func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	return r
 }
 
-// If the number of worker slots is known, the ready stream holds at most this number of jobs and a
-// few more, whether they are started or not.
+// If the number of worker slots is known, the ready stream holds at most slots + ahead jobs,
+// whether workers have started them or not.
 func TestAdmitForSoManyWorkers(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -83,8 +83,8 @@ func TestAdmitTenantsTakeTurns(t *testing.T) {
 	})
 }
 
-// A tenant that was idle starts at the lane's virtual time: it gets no more than its share for the
-// time of its absence.
+// A tenant that returns after being idle starts at the lane's virtual time: it is not compensated
+// for the time in which it had no jobs.
 func TestAdmitTenantThatComesBack(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -107,7 +107,8 @@ func TestAdmitTenantThatComesBack(t *testing.T) {
 	})
 }
 
-// After a type was retired and is used again, start tags from the time before do not count.
+// After a type was retired and is used again, its tenants' start tags from before the retirement do
+// not count.
 func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -131,7 +132,8 @@ func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	})
 }
 
-// Lanes share by weight, also if the groups of a lane are in the order of the priority formula.
+// Lanes share capacity by weight, also under the priority policy, which orders a lane's groups by
+// the priority formula.
 func TestAdmitLanesByWeight(t *testing.T) {
 	t.Run("fair", func(t *testing.T) { both(t, lanesByWeight) })
 	t.Run("priority", func(t *testing.T) {
@@ -198,7 +200,8 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 			r := w.atSomeTime(w.admitBelow(7, "T", 50, noLimit))
 			require.Equal(w, ledger.AdmitReply{State: ledger.AdmitFull, Wait: -time.Millisecond, Permits: []ledger.Permit{}, Denials: []ledger.Denial{}}, r)
 		})
-		// Entries that a worker has read do not count, whether they are started or not.
+		// Entries that a worker has read do not count towards the most undelivered entries of the
+		// ready stream, whether they are started or not.
 		run := w.readSome("T", "c", 3)
 		require.Equal(w, 3, w.admitBelow(7, "T", 50, noLimit).Moved)
 		w.start("T", run)

@@ -32,8 +32,8 @@ type NewJob struct {
 	Key     string    // the producer's name of the job, without control characters; "": none
 }
 
-// AppendMode says whether a submission ends with these jobs. A call that ends it needs no request
-// id: once a submission has ended, the next such call is a duplicate.
+// AppendMode says whether a call of Append is the last one of its submission. The last call needs
+// no request id: once a submission has ended, the next such call is a duplicate.
 type AppendMode string
 
 // Modes of an Append.
@@ -43,8 +43,8 @@ const (
 	AppendSeal AppendMode = "seal" // it ends with them, and the group is sealed
 )
 
-// SubmissionPrefix begins the request id of a piece of a submission. The piece's number follows,
-// counted from 0.
+// SubmissionPrefix is the prefix of the request ids of a submission's pieces. The piece's number,
+// from 0, follows it.
 const SubmissionPrefix = "="
 
 // ErrGap says that a failover has lost earlier pieces of a submission. The caller repeats the
@@ -52,7 +52,7 @@ const SubmissionPrefix = "="
 var ErrGap = fmt.Errorf("%w: earlier pieces of the submission are missing: repeat it from the first",
 	api.ErrUnavailable)
 
-// EntryRequest is the request id of an entry of the ingest stream.
+// EntryRequest is the request id of the jobs that an entry of the ingest stream adds.
 func EntryRequest(entry string) string { return "@" + entry }
 
 // AppendArgs are the arguments of Append.

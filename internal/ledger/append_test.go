@@ -39,8 +39,8 @@ func TestAppend(t *testing.T) {
 	})
 }
 
-// queue returns the queued blobs of a group and type in order, without the acceptance times, which
-// it checks.
+// queue returns the queued blobs of a group and type in order. It checks their acceptance times and
+// removes them.
 func (w *world) queue(group, typ string) []string {
 	w.Helper()
 	blobs := w.c.LRange(w.Context(), w.p.Queue(group, typ), 0, -1).Val()
@@ -200,7 +200,8 @@ func TestAppendLargePayloads(t *testing.T) {
 	})
 }
 
-// A job with a time of its own is non-ready until then, unless its group comes later anyway.
+// A job with a RunAt of its own is non-ready until then. If the group's run_at is later, the job
+// waits for the group only.
 func TestAppendJobsForLater(t *testing.T) {
 	both(t, func(w *world) {
 		now, soon := time.Now(), time.Now().Add(time.Hour)
@@ -245,7 +246,8 @@ func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// Large appends in many pieces and of several types keep the order of the jobs.
+// Large submissions that are appended in many pieces, with several types, keep the order of the
+// jobs.
 func TestAppendManyKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// The scripts with which a worker works on an attempt, and reclaim, which ends the attempts of dead
-// workers.
+// The variables are the scripts of an attempt. start, renew and outcome are called by workers;
+// reclaim ends the attempts of dead workers.
 var (
 	start   = script("jobs/start", "signals", "states", "ranges", "blob", "pauses", "ready", "non_ready")
 	renew   = script("jobs/renew", "states")
@@ -20,7 +20,7 @@ var (
 	reclaim = script("jobs/reclaim", "signals", "states", "blob", "priority", "ready", "non_ready", "endings")
 )
 
-// StartGroup is one group's part of a batch. Its jobs are ordered by ordinal.
+// StartGroup is the jobs of one group in a call of Start, ordered by ordinal.
 type StartGroup struct {
 	Group string
 	Jobs  []StartJob
@@ -41,7 +41,8 @@ type GroupTerms struct {
 	MaxRetries int           // negative: the worker's default
 }
 
-// TokenCancelled is the token of a job whose group was cancelled while the job was ready.
+// TokenCancelled is the token that Start gives to a job whose group was cancelled while the job was
+// ready: the worker must not run it.
 const TokenCancelled = -2
 
 // StartReply says which jobs were started.
@@ -54,10 +55,11 @@ type StartReply struct {
 	LastErrors map[int]JobError
 }
 
-// Start moves jobs that a worker has read to in flight. The worker must not run a job with token
-// -1: it is stale, its group is cancelled or deleted, or it is paused and suspended now. Start
-// removes the entry of such a job, unless Reclaim has to decide about it. Twice: the second call
-// starts a new attempt of each job, so the worker reports under the tokens of its last call.
+// Start moves jobs that a worker has read to in flight. The worker must not run a job with a
+// negative token: it is stale, its group is cancelled or deleted, or it is paused and now
+// suspended. Start removes the entry of such a job, unless Reclaim has to decide about it. Twice:
+// the second call starts a new attempt of each job, so the worker reports under the tokens of its
+// last call.
 func Start(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, groups []StartGroup,
 ) (StartReply, error) {
@@ -140,9 +142,9 @@ type Held struct {
 	Known        bool // the worker knows that it may be lost: it is not counted as a lost lease
 }
 
-// Renew extends the leases of a worker's jobs of one type. It returns the positions in jobs, from
-// 0, of those that the worker has lost: they were taken back, cancelled, or have ended. Twice: the
-// second call extends them again.
+// Renew extends the leases of a worker's jobs of one type. It returns the indexes in jobs of those
+// whose lease the worker has lost: they were taken back, cancelled, or have ended. Twice: the
+// second call extends the other leases again.
 func Renew(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ, consumer string, jobs []Held,
 ) ([]int, error) {
@@ -182,8 +184,8 @@ type DoneJob struct {
 	Marked  bool   // Redis holds an error or a payload of it, which are deleted
 }
 
-// OtherJob is a job that is not done. Retries, Throttles, Losses and Waits are those that its next
-// moving blob gets: they contain this outcome.
+// OtherJob is the outcome of an attempt that is not done. Retries, Throttles, Losses and Waits are
+// the new values for the job's next moving blob: they already include this attempt.
 type OtherJob struct {
 	Entry     string // id of its entry in the ready stream
 	Ordinal   int64
@@ -194,13 +196,14 @@ type OtherJob struct {
 	Losses    int
 	Waits     string // ms, as in the moving blob: fair|rate|congestion
 	Queued    []byte // the queued blob
-	// Delay is the least wait; of OutcomeThrottled the Retry-After, or -Delay is the least wait; of
-	// OutcomeDeferred the wait.
+	// Delay is, for OutcomeThrottled, the Retry-After, or negative: -Delay is the least wait. For
+	// OutcomeDeferred it is the exact wait; for other outcomes the least wait.
 	Delay      time.Duration
 	Code, Text string // of the error
 }
 
-// GroupOutcome is one group's part of a batch. Each list is ordered by ordinal.
+// GroupOutcome is the outcomes of one group's jobs in a call of Outcome. Each list is ordered by
+// ordinal.
 type GroupOutcome struct {
 	Group  string
 	Took   time.Duration // run time, added up, of its jobs in this batch that ran and were not released
@@ -209,7 +212,7 @@ type GroupOutcome struct {
 	Others []OtherJob
 }
 
-// Congestion says how long jobs wait that are retried or throttled.
+// Congestion is the settings that decide how long retried and throttled jobs wait.
 type Congestion struct {
 	Base, Cap time.Duration // the least and the longest wait; a longer Retry-After is kept
 	RPS       int64         // permits a second for all tenants of the partition; 0: no limit
@@ -269,7 +272,7 @@ func Outcome(
 	return OutcomeReply{Owned: r.num(0), Stale: r.num(1), Failed: r.num(2), Steps: r.list(3).steps()}, err
 }
 
-// appendDone encodes the done jobs of a group as four arguments, however many jobs there are.
+// appendDone encodes the done jobs of a group as four script arguments, whatever their number.
 func appendDone(args []any, jobs []DoneJob) []any {
 	size := 0
 	for i := range jobs {

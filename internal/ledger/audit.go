@@ -19,19 +19,19 @@ type AuditState struct {
 	LookedAt *time.Time       `json:"looked_at"` // of the last incremental check
 	DeepAt   *time.Time       `json:"deep_at"`   // of the last full audit
 	ByLaw    map[string]int64 `json:"by_law"`    // number of open violations
-	// Violations are open ones; the caller of StoreAudit bounds their number.
+	// Violations are the open violations; the caller of StoreAudit bounds their number.
 	Violations []AuditedViolation `json:"violations"`
 }
 
-// AuditedViolation is an open violation, with what another leader needs to go on with it.
+// AuditedViolation is an open violation, with what the next leader needs to continue tracking it.
 type AuditedViolation struct {
 	api.Violation
 	Key  string `json:"key,omitempty"` // Violation.Key
 	Deep bool   `json:"deep"`          // a full audit has found it
 }
 
-// StoreAudit replaces what is stored of the audits of a partition. A process that has lost its
-// leadership without knowing may store an older state; the next check of the leader replaces it.
+// StoreAudit replaces the stored audit state of a partition. A process that has lost its leadership
+// without knowing may store an older state; the next check of the leader replaces it.
 func StoreAudit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, s AuditState) error {
 	document, err := json.Marshal(s)
 	if err == nil {
@@ -43,7 +43,8 @@ func StoreAudit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, s Au
 	return nil
 }
 
-// ReadAudit returns what StoreAudit has stored last; the zero AuditState if it has not.
+// ReadAudit returns the audit state that StoreAudit stored last; the zero AuditState if there is
+// none.
 func ReadAudit(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (s AuditState, err error) {
 	document, err := c.Get(ctx, p.Audit()).Bytes()
 	if errors.Is(err, redis.Nil) {
@@ -61,7 +62,8 @@ func ReadAudit(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (s Au
 	return s, nil
 }
 
-// Leader returns the process that leads a partition by Redis's clock, "" if none does.
+// Leader returns the id of the watcher process whose lease on a partition's leadership is valid by
+// Redis's clock; "" if there is none.
 func Leader(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (string, error) {
 	now, err := c.Time(ctx).Result()
 	if err != nil {

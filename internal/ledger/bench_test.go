@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// batch is the number of jobs that roles under load move in one call.
+// batch is the number of jobs that a benchmark moves in one call, as roles do under load.
 const batch = 200
 
 // bench measures a step that moves a batch of jobs, on a private Redis; prepare returns the step.
@@ -86,8 +86,8 @@ func BenchmarkOutcome(b *testing.B) {
 	})
 }
 
-// BenchmarkOutcomeRetry measures the slow path: every job is retried, for the first time or when it
-// has as many errors as are kept.
+// BenchmarkOutcomeRetry measures the slow path of Outcome: every job is retried. The jobs have had
+// no error before, or as many as are kept.
 func BenchmarkOutcomeRetry(b *testing.B) {
 	for _, before := range []int{0, ledger.KeptErrors} {
 		b.Run(fmt.Sprintf("errors=%d", before), func(b *testing.B) {

@@ -11,9 +11,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// ActiveTenants reads about n of a partition's active tenants at a cursor; 0 begins, and a next
-// cursor of 0 ends. A tenant may come more than once. unfinished has the number of jobs of each
-// tenant that have not ended. It makes two round trips, and one cheap read a tenant.
+// ActiveTenants returns one page of a partition's active tenants, about n, from an SSCAN cursor.
+// Begin with cursor 0; a next cursor of 0 is the end. Pages may repeat a tenant. unfinished has the
+// number of jobs of each tenant that have not ended. It makes two round trips, and one cheap read a
+// tenant.
 func ActiveTenants(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, cursor uint64, n int64,
 ) (tenants []string, unfinished []int64, next uint64, err error) {
@@ -34,7 +35,8 @@ func ActiveTenants(
 	return tenants, unfinished, next, nil
 }
 
-// StoreBusiest stores what the watcher knows of a partition's busiest tenants. Twice: the same.
+// StoreBusiest stores the document with a partition's busiest tenants, which the watcher has found.
+// Twice: the second call stores the same.
 func StoreBusiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition, document []byte) error {
 	if err := c.Set(ctx, p.Top(), document, 0).Err(); err != nil {
 		return fmt.Errorf("store the busiest tenants of partition %d: %w", p.Index(), err)
@@ -42,7 +44,7 @@ func StoreBusiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition, do
 	return nil
 }
 
-// Busiest returns what StoreBusiest has stored last; nil: nothing.
+// Busiest returns the document that StoreBusiest stored last; nil if there is none.
 func Busiest(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]byte, error) {
 	document, err := c.Get(ctx, p.Top()).Bytes()
 	if errors.Is(err, redis.Nil) {

@@ -43,8 +43,8 @@ func TestCancelEverywhere(t *testing.T) {
 		require.NotContains(w, w.c.ZRange(w.Context(), w.p.Open(), 0, -1).Val(), "g")
 		w.unchanged(func() { require.Equal(w, 1, w.sweep("g")) })
 
-		// Jobs of the group that workers have or will read do not run and do not count, and their
-		// entries are removed.
+		// Jobs of the cancelled group that are still in the ready stream, read by a worker or not,
+		// do not run and do not count; their entries are removed.
 		for _, j := range run {
 			jobs := []taken{j}
 			w.start("T", jobs)
@@ -124,8 +124,8 @@ func TestSweepManyJobs(t *testing.T) {
 	})
 }
 
-// There are more non-ready jobs than one call removes. The next call goes on behind the first one,
-// even if other calls promote and add jobs in the meantime.
+// There are more non-ready jobs than one call of Sweep removes. The next call continues from the
+// stored cursor, even if other calls promote and add jobs in the meantime.
 func TestSweepManyNonReadyJobs(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const nonReady = 12_000

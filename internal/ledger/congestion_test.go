@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// waitsOf returns a tenant's non-ready jobs as GROUP.ORDINAL, and how long each waits in ms, both
-// in the order in which they are due.
+// waitsOf returns a tenant's non-ready jobs as GROUP.ORDINAL, and the wait of each from becoming
+// non-ready until due, in ms. Both are ordered by due time.
 func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 	w.Helper()
 	for _, z := range w.c.ZRangeWithScores(w.Context(), w.p.NonReadyOf(tenant), 0, -1).Val() {
@@ -25,8 +25,8 @@ func (w *world) waitsOf(tenant string) (jobs []string, waits []int64) {
 	return jobs, waits
 }
 
-// sendBack creates a group of n jobs with the tenant's name, and lets a downstream API throttle
-// each of them once.
+// sendBack creates a group of n jobs, named like its tenant, and reports each job once as throttled
+// by a downstream API.
 func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 	w.Helper()
 	w.create(tenant, tenant, "T")
@@ -61,8 +61,8 @@ func TestCongestionIsCountedPerTenant(t *testing.T) {
 	})
 }
 
-// A tenant whose own limit is less than a permit a second waits at least as long as that limit
-// takes for a permit. Flat waits depend on no rate, not even on a tenant's own.
+// A throttled job of a tenant with an own limit below one permit a second waits at least until that
+// limit gives a permit. With Flat, waits depend on no rate, not even on a tenant's own.
 func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 	both(t, func(w *world) {
 		waits := func(tenant string, own float64, terms ledger.Congestion) []int64 {
@@ -84,7 +84,8 @@ func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-// Jobs that fail later are due later, over many reports, also if hundreds of them share a second.
+// Jobs that fail later are due later, over many calls of Outcome, also if hundreds of them fail in
+// the same second.
 func TestCongestionKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: 100 * time.Millisecond, Cap: time.Hour, RPS: 50}
@@ -107,8 +108,8 @@ func TestCongestionKeepsTheOrder(t *testing.T) {
 	})
 }
 
-// Statistics are kept for a while after the last event, but not longer than until the tenant's last
-// group has ended.
+// Congestion statistics are deleted KeepStats after a tenant's last event, or when the tenant's
+// last group ends.
 func TestCongestionStatistics(t *testing.T) {
 	both(t, func(w *world) {
 		require.True(w, w.tenant("acme", noLimit).LastEvent.IsZero())
@@ -159,8 +160,9 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 	}
 }
 
-// A tenant without permits is rate-limited, not polled, and a throttle is counted for one job. When
-// permits come, a small group is first.
+// Only the first waiting job of a rate-limited tenant becomes non-ready and counts as throttled,
+// however many others wait. When permits come back, the tenant's small group is admitted before its
+// large one.
 func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const flood = 5000

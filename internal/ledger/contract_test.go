@@ -26,8 +26,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// ownScripts are the scripts of the ledger and of the packages presence and acl. The packages
-// guard, waitingroom, apikey and activity test theirs.
+// ownScripts returns the scripts of the packages ledger, presence and acl. The packages guard,
+// waitingroom, apikey and activity test their own scripts.
 func ownScripts(t *testing.T) []sent {
 	t.Helper()
 	return slices.DeleteFunc(sentScripts(t), func(s sent) bool {
@@ -55,7 +55,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// calls records the keys and arguments that scripts were given, by the script's hash.
+// calls is a hook of the Redis client that records the number of keys and the arguments of each
+// script call, by the script's SHA-1.
 type calls struct{ of map[string][]given }
 
 type given struct {
@@ -78,8 +79,8 @@ func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// The Go contracts send the keys and arguments that the headers list. Every script has a contract
-// and a scene.
+// The Go functions send the number of keys and arguments that the scripts' headers list. Every
+// script has a Go function and a scene that calls it.
 func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -116,7 +117,8 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.Empty(t, seen.of)
 }
 
-// The keys that scripts build are those of keyspace, no more and no less.
+// The keys that scripts build by concatenation are the keys that package keyspace names, no more
+// and no less.
 func TestKeysAgreeWithKeyspace(t *testing.T) {
 	t.Parallel()
 	space, err := keyspace.New("", 1)
@@ -163,7 +165,8 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	}
 }
 
-// patternsOf calls every method of a partition that names a key, with * for ids.
+// patternsOf returns the patterns of all keys that keyspace.Partition names, with * for each id. It
+// calls every method by reflection.
 func patternsOf(p keyspace.Partition) []string {
 	var all []string
 	v, room := reflect.ValueOf(p), reflect.TypeFor[keyspace.RoomKeys]() // of package waitingroom
@@ -184,8 +187,8 @@ func patternsOf(p keyspace.Partition) []string {
 	return all
 }
 
-// keysIn finds the concatenations that begin with B in a script: a literal stands for
-// itself, anything else for *.
+// keysIn returns the keys that a script's source builds by concatenations that begin with B, the
+// base: a literal stands for itself, anything else for *.
 func keysIn(code string) []string {
 	part := regexp.MustCompile(`^ \.\. (?:'([^']*)'|[a-z_]+(?:\.[a-z]+|\[\w+\]|\([^()]*\))*)`)
 	var keys []string
@@ -208,7 +211,7 @@ func keysIn(code string) []string {
 	return keys
 }
 
-// matches says whether a key is of a pattern, in which * stands for one id.
+// matches says whether a key matches a pattern, in which * stands for one id.
 func matches(pattern, key string) bool {
 	want, got := strings.Split(pattern, ":"), strings.Split(key, ":")
 	return len(want) == len(got) && slices.EqualFunc(want, got, func(w, g string) bool { return w == "*" || w == g })

@@ -28,8 +28,8 @@ func TestCreate(t *testing.T) {
 		require.Equal(w, []event{{"g", "CREATED", 1}}, w.events())
 		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake("watcher")).Val())
 
-		// To create the same group again changes nothing; other content under the same id is a
-		// conflict.
+		// Creating the same group again changes nothing; a different submission under the same id
+		// is a conflict.
 		w.unchanged(func() {
 			status, err := ledger.Create(w.Context(), w.c, w.p, a)
 			require.NoError(w, err)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The ordinals of a queue do not always ascend: requeued jobs are in any order. Each job still
+// The ordinals in a queue do not always ascend: requeued jobs are in any order. Each job still
 // becomes ready with its own ordinal.
 func TestDequeueInNoOrder(t *testing.T) {
 	both(t, func(w *world) {

@@ -22,7 +22,7 @@ func number(v any) int64 {
 	return n
 }
 
-// places are the names of a job's states in the ledger, by letter.
+// places are the fields of a group's hash that count its jobs in each state, by state letter.
 var places = map[ledger.Letter]string{
 	ledger.Waiting: "waiting", ledger.NonReady: "non_ready", ledger.Ready: "ready", ledger.InFlight: "in_flight",
 	ledger.Done: "done", ledger.Reduced: "done", ledger.Failed: "failed", ledger.Cancelled: "cancelled",
@@ -46,7 +46,8 @@ func (w *world) states(group string) string {
 	return letters(s)
 }
 
-// ledger returns a group's counts that are not 0, by state. It checks them like balance.
+// ledger returns a group's counts that are not 0, by state. Like balance, it checks that they agree
+// with the states.
 func (w *world) ledger(group string) map[string]int64 {
 	w.Helper()
 	h, err := w.c.HGetAll(w.Context(), w.p.Group(group)).Result()

@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// shared lists the keys that may remain after all groups and tenants are gone.
+// shared lists the keys of a partition that may remain after all groups and tenants are deleted.
 var shared = []string{"outbox", "watch", "dead-letters", "results", "load:T", "load:U", "fair:T", "fair:U", "ready:T", "ready:U", "types", "wake:watcher", "wake:fetcher", "wake:dispatcher"}
 
 // A group with jobs in every state leaves no key after it has expired.
@@ -117,8 +117,8 @@ func TestExpireResults(t *testing.T) {
 	})
 }
 
-// dropConsumer drops a consumer of the ready stream of type T, and returns what the ledger says:
-// whether it was dropped.
+// dropConsumer calls ledger.DropConsumer for the ready stream of type T, and returns whether the
+// consumer was dropped.
 func (w *world) dropConsumer(name string) bool {
 	w.Helper()
 	dropped, err := ledger.DropConsumer(w.Context(), w.c, w.p.Ready("T"), "workers", name, 0)

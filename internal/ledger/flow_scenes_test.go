@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// flowScenes are the scenes of the scripts between the fair queue and the workers.
+// flowScenes are the scenes (see scenes) of the scripts between the fair queue and the workers.
 var flowScenes = []scene{
 	{"admit with borrowed permits", false, func(w *world) act {
 		w.backlog("a", "T", 4)
@@ -219,8 +219,8 @@ func (w *world) choosing(alpha float64) act {
 	return func() error { return ledger.SetPolicy(w.Context(), w.c, w.p, &alpha) }
 }
 
-// dividing returns a call that sets the partition's quota; the global limit is 40 permits and the
-// partition's first quota is 10.
+// dividing returns a call that sets the partition's quota to `to`; the global limit is 40 permits,
+// and before the call the partition's quota is 10.
 func (w *world) dividing(limiter string, to int64) act {
 	l := within(limiter, time.Hour, 40)
 	l.Part, l.Tag = 10, "40/4"

@@ -37,7 +37,7 @@ func each(t *testing.T, story func(w *world, limiter string)) {
 	}
 }
 
-// partitionsOf returns the partitions of one installation, which share a limit.
+// partitionsOf returns n partitions of one installation, which divide one global limit.
 func (w *world) partitionsOf(n int) []*world {
 	w.Helper()
 	space, err := keyspace.New(w.prefix, n)
@@ -49,7 +49,8 @@ func (w *world) partitionsOf(n int) []*world {
 	return all
 }
 
-// stuck makes a type's ready stream look as if it was full for a long time.
+// stuck changes the stored marks of a type's ready stream, so that it counts as full for a long
+// time.
 func (w *world) stuck(typ string) {
 	w.Helper()
 	require.Equal(w, ledger.AdmitFull, w.admitBelow(0, typ, 1, noLimit).State)
@@ -58,8 +59,8 @@ func (w *world) stuck(typ string) {
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Load(typ), "full", full[0]+" "+full[1]+" 1").Err())
 }
 
-// newWindow begins the next window of the global limit and of these tenants' counts, for the fixed
-// limiter and a window that is longer than any test. All rate-limited tenants may return.
+// newWindow begins the next window of the global limit and of these tenants, without waiting: it
+// resets the fixed limiter's counts. All rate-limited tenants may return to the fair queue.
 func (w *world) newWindow(tenants ...string) {
 	w.Helper()
 	keys := []string{w.p.Rate()}
@@ -77,7 +78,7 @@ func (w *world) newWindow(tenants ...string) {
 	}
 }
 
-// backlog creates a group with n waiting jobs; the group has the tenant's name.
+// backlog creates a group with n waiting jobs. The tenant's name is also the group's id.
 func (w *world) backlog(tenant, typ string, n int) {
 	w.Helper()
 	w.create(tenant, tenant, typ)
@@ -102,7 +103,7 @@ func (w *world) set(tenant string, s ledger.TenantSettings) {
 func weight(f float64) ledger.TenantSettings { return ledger.TenantSettings{Weight: &f} }
 func rps(f float64) ledger.TenantSettings    { return ledger.TenantSettings{RPS: &f} }
 
-// perWindow returns tenant settings with n permits in the window that is longer than any test.
+// perWindow returns tenant settings with an own limit of n permits in the window that limit uses.
 func perWindow(n float64) ledger.TenantSettings { return rps(n / limit(1).Window.Seconds()) }
 
 func (w *world) tenant(tenant string, l ledger.Limit) ledger.TenantState {
@@ -112,7 +113,8 @@ func (w *world) tenant(tenant string, l ledger.Limit) ledger.TenantState {
 	return s
 }
 
-// spentOf returns the permits that the fixed limiter has counted in the hash key, in its window.
+// spentOf returns the permits that the fixed limiter has counted in its present window in this
+// hash.
 func (w *world) spentOf(key string) int64 {
 	w.Helper()
 	return number(w.c.HGet(w.Context(), key, "n").Val())

@@ -90,7 +90,8 @@ func ListGroups(
 		since = strconv.FormatInt(r.Since.UnixMilli(), 10)
 	}
 	var groups []ListedGroup
-	// The groups of the same ms as Before that are not older may fill whole pages.
+	// Groups with the same ms as Before that come before it in the list may fill whole pages: they
+	// are skipped.
 	for offset := int64(0); ; offset += int64(limit) {
 		page, err := c.ZRevRangeByScoreWithScores(ctx, key, &redis.ZRangeBy{
 			Min: since, Max: strconv.FormatFloat(r.Before.At, 'f', 0, 64), Offset: offset, Count: int64(limit),
@@ -110,18 +111,18 @@ func ListGroups(
 	}
 }
 
-// GroupFacts are what a list of groups is filtered by. The zero GroupFacts are those of a group
-// that does not exist.
+// GroupFacts is the facts of a group by which lists of groups are filtered. The zero value is that
+// of a group that does not exist.
 type GroupFacts struct {
 	Status api.Status
 	Paused bool
-	// FailedJobs is whether at least one job of the group has failed.
+	// FailedJobs says whether at least one job of the group has failed.
 	FailedJobs bool
 	Created    time.Time // when the group was created; a retry does not change it
 	types      []string
 }
 
-// HasType reports whether a type is the group's or that of one of its jobs.
+// HasType reports whether typ is the group's type or the type of one of its jobs.
 func (f *GroupFacts) HasType(typ string) bool { return slices.Contains(f.types, typ) }
 
 // ReadGroupFacts reads the facts of groups of one partition, in their order, in one round trip.

@@ -36,7 +36,7 @@ type Group struct {
 	Partials   []string // the partial aggregates, encoded by their reducers, in no order
 }
 
-// groupParts are the reads of what a group has outside of its hash, in a pipeline.
+// groupParts are the pending reads, in a pipeline, of the data of a group that is not in its hash.
 type groupParts struct{ codes, aggregate *redis.MapStringStringCmd }
 
 func readParts(ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, id string) groupParts {
@@ -96,8 +96,8 @@ func ReadGroupSummary(
 	return newGroup(fields.Val(), parts), bytes <= maxAggregate, nil
 }
 
-// newGroup returns a group with the fields of its hash, and its parts. It ignores fields that Group
-// does not have.
+// newGroup builds a Group from the fields of its hash and from its parts. It ignores unknown
+// fields.
 func newGroup(fields map[string]string, parts groupParts) Group {
 	num := func(field string) int64 { return integer(fields[field]) }
 	g := Group{
@@ -142,7 +142,7 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 // instant parses a time in ms; it returns the zero time for 0 and for other text.
 func instant(value string) time.Time { return reply{value}.when(0) }
 
-// GroupState holds what submissions and commands change in a group.
+// GroupState is the part of a group that submissions and commands change.
 type GroupState struct {
 	Status    api.Status
 	Round     int
@@ -226,8 +226,9 @@ type GroupRef struct {
 	ID        string
 }
 
-// Progress is how far a group is. The zero Progress is that of a group that does not exist. Times
-// are those of the present round, by Redis's clock; a time that has not come yet is zero.
+// Progress is how far the present round of a group is. Times are by Redis's clock; the time of a
+// step that the round has not reached is zero. The zero Progress is that of a group that does not
+// exist.
 type Progress struct {
 	Status             api.Status
 	Counts             api.Counts
@@ -273,7 +274,8 @@ func ReadProgress(ctx context.Context, c redis.Cmdable, groups []GroupRef) ([]Pr
 	return out, nil
 }
 
-// TenantQueue names the waiting groups of one tenant, for one type and lane.
+// TenantQueue selects, for ReadQueues, the groups of one tenant that have waiting jobs of one type
+// and lane.
 type TenantQueue struct{ Type, Lane, Tenant string }
 
 // QueuedGroups are the first groups of a [TenantQueue], in the order in which they are served.
@@ -288,7 +290,7 @@ type QueuedGroup struct {
 	Waiting int64
 }
 
-// ReadQueues reads up to `most` groups from the front of each queue, in two round trips.
+// ReadQueues reads the first groups of each queue, `most` at most, in two round trips.
 func ReadQueues(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, queues []TenantQueue, most int64,
 ) (map[TenantQueue]QueuedGroups, error) {

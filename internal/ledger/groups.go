@@ -30,10 +30,11 @@ var (
 	reduceFailures = script("groups/reduce_failures", "signals")
 )
 
-// ErrFenced says that another watcher is the partition's leader now.
+// ErrFenced says that the caller's fencing number is old: another watcher is the partition's leader
+// now.
 var ErrFenced = errors.New("another watcher leads the partition")
 
-// GroupFields are the fields of a group that a submission chooses.
+// GroupFields are the settings of a group that its submission chooses.
 type GroupFields struct {
 	Lane             string
 	Name             string
@@ -116,9 +117,9 @@ func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group stri
 	return r.str(0) == "OK", err
 }
 
-// Schedule takes groups whose run_at has come from the schedule, at most `most` of them, and puts
-// them into the fair queue; a paused group enters it when it is resumed. It returns how many it has
-// taken, and the time until the next one; the time is negative if no group is scheduled. Twice: the
+// Schedule puts scheduled groups whose run_at has come into the fair queue, `most` at most; a
+// paused group enters it when it is resumed. It returns the number of groups that it removed from
+// the schedule, and the time until the next group is due, negative if none is scheduled. Twice: the
 // second call takes the next groups.
 func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most int) (int, time.Duration, error) {
 	r, err := run(ctx, c, schedule, p, most)
@@ -126,22 +127,23 @@ func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most i
 }
 
 // Cancel ends a group at once and seals it: none of its jobs starts any more, and the outcomes of
-// jobs in flight are stale. It deletes the group's queues; Sweep then moves the jobs that have not
-// ended to cancelled. Twice: the second call changes nothing. Errors: api.ErrNotFound;
-// api.ErrConflict if the group is completed or failed.
+// jobs in flight are stale. It takes the group's queues out of the fair queue; Sweep empties them
+// later, and moves the jobs that have not ended to cancelled. Twice: the second call changes
+// nothing. Errors: api.ErrNotFound; api.ErrConflict if the group is completed or failed.
 func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
 	_, err := run(ctx, c, cancel, p, group)
 	return err
 }
 
-// SweepJobs is the number of jobs that one Sweep moves: some milliseconds of Redis's time.
+// SweepJobs is the number of jobs that one call of Sweep moves; it costs some milliseconds of
+// Redis's time.
 const SweepJobs = 5000
 
-// Sweep moves a batch of a cancelled group's jobs to cancelled; more says that something may be
-// left to do. steps are the sampled jobs that it has removed from their locations. The last calls
-// remove the waiting, non-ready and suspended jobs, the large payloads and the errors, and put
-// the group among the ended ones. It does nothing to a group that is not cancelled. Twice: the
-// second call moves the next ones.
+// Sweep moves a batch of a cancelled group's jobs to cancelled; more says that another call may be
+// needed. steps are the sampled jobs that it has removed from their locations. The last calls
+// remove the waiting, non-ready and suspended jobs, the large payloads and the errors, and put the
+// group among the ended ones. It does nothing to a group that is not cancelled. Twice: the second
+// call moves the next batch.
 func Sweep(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string,
 ) (more bool, steps []JobStep, err error) {
@@ -149,8 +151,8 @@ func Sweep(
 	return r.str(0) == "MORE", r.list(2).steps(), err
 }
 
-// RetryChoice says which failed jobs run again: those with one of the codes and those with one of
-// the ordinals. The zero value stands for all failed jobs.
+// RetryChoice says which failed jobs a retry runs: those with one of the error codes, and those
+// with one of the ordinals. The zero value stands for all failed jobs.
 type RetryChoice struct {
 	Codes []string `json:"codes,omitempty"`
 	Jobs  []int64  `json:"jobs,omitempty"`
@@ -158,9 +160,9 @@ type RetryChoice struct {
 
 // Reopen opens the next round of an ended group and returns its number. Requeue then moves the
 // chosen failed jobs; the others stay failed. Twice: with the same request id ("": none) the second
-// call returns the same number, whatever has happened since. Errors: api.ErrNotFound;
-// api.ErrConflict if the group has not ended, was cancelled, has no failed jobs among the chosen
-// ones, or Requeue still moves other jobs.
+// call returns the same number, unless another call has opened a later round. Errors:
+// api.ErrNotFound; api.ErrConflict if the group has not ended, was cancelled, has no failed jobs
+// among the chosen ones, or Requeue still moves other jobs.
 func Reopen(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string, choice RetryChoice,
 ) (int, error) {
@@ -177,8 +179,8 @@ func Reopen(
 }
 
 // Requeue moves a batch of a reopened group's failed jobs into the fair queue; more says that
-// others may be left. The jobs of a paused group enter the fair queue when it is resumed. Twice:
-// the second call moves the next ones.
+// another call may be needed. The jobs of a paused group enter the fair queue when it is resumed.
+// Twice: the second call moves the next batch.
 func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
 	r, err := run(ctx, c, requeue, p, group, 100)
 	return r.str(0) == "MORE", err
@@ -192,8 +194,8 @@ type AdvanceReply struct {
 }
 
 // Advance moves a group through its states as far as its counts allow, and removes it from the
-// dirty groups. Each transition is in the outbox. Twice: the second call makes none. Errors:
-// ErrFenced.
+// dirty groups. It adds an event to the outbox for each transition. Twice: the second call makes no
+// transition. Errors: ErrFenced.
 func Advance(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64,
 ) (AdvanceReply, error) {

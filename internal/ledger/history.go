@@ -25,16 +25,16 @@ const (
 
 var history = call.NewScript("history", lua.Source("processes/history"))
 
-// Sample is the figures of the installation at one time. It has totals and no rates, so that it is
-// right whoever stores it, and however long the one before it is ago.
+// Sample is the figures of the installation at one time. It has totals and no rates: a rate is
+// computed from two samples, whatever time lies between them.
 type Sample struct {
 	At time.Time `json:"-"` // by Redis
 	api.JobTotals
 	api.Gauges
 }
 
-// RecordSample stores a sample, unless there is one of its slot or of a later one. It reports
-// whether it has stored it. Twice: the second call stores nothing.
+// RecordSample stores a sample, unless a sample of the same SampleSlot or of a later time is
+// stored. It reports whether it has stored it. Twice: the second call stores nothing.
 func RecordSample(ctx context.Context, c redis.Cmdable, space keyspace.Space, s Sample) (bool, error) {
 	text, err := json.Marshal(s)
 	if err != nil {

@@ -46,14 +46,14 @@ type Job struct {
 // blobFields is the number of fields of a moving blob; the last one is the payload.
 const blobFields = 15
 
-// BlobField is the field of a ready entry that holds an undivided moving blob.
+// BlobField is the field name of a ready entry that holds the whole moving blob as its value.
 const BlobField = "j"
 
 // keyMark is the byte before and after a job's key.
 const keyMark = '\x1f'
 
-// Reason is why a job is non-ready. It is 0 in a ready stream, and for a job that a worker
-// released.
+// Reason says why a job is non-ready. It is 0 for a job in a ready stream, and for a job that a
+// worker released.
 type Reason byte
 
 // Reasons of non-ready jobs.
@@ -97,7 +97,7 @@ type Parser struct {
 	job  Job
 }
 
-// Parse reads an entry's fields into an empty j. After an error j must not be used.
+// Parse reads the fields of a ready entry into an empty j. After an error j must not be used.
 func (p *Parser) Parse(fields []string, j *Job) error {
 	if len(fields) != 2 || fields[0] == "" || fields[0] == BlobField {
 		return j.Parse(EntryBlob(fields))
@@ -136,7 +136,7 @@ func EntryBlob(fields []string) string {
 	return fields[0] + fields[1]
 }
 
-// MessageBlob is EntryBlob for an entry as go-redis returns it.
+// MessageBlob does the same as EntryBlob for an entry as go-redis returns it.
 func MessageBlob(values map[string]any) string {
 	if len(values) != 1 {
 		return ""
@@ -190,14 +190,15 @@ func (j *Job) Key() string {
 	return key
 }
 
-// end is the queued blob behind the trace: the payload, and perhaps a key.
+// end returns the part of the queued blob behind the trace: the payload and, if the job has one,
+// the key.
 func (j *Job) end() string {
 	c := cutter{rest: j.Queued}
 	_, _, _ = c.text(), c.text(), c.text()
 	return c.rest
 }
 
-// QueuedWithTrace is the queued blob with another trace context.
+// QueuedWithTrace returns the queued blob with the given trace context instead of its own.
 func (j *Job) QueuedWithTrace(trace string) string {
 	if trace == j.Trace {
 		return j.Queued
@@ -219,7 +220,7 @@ func cutKey(text string) (payload, key string) {
 	return text[:at], text[at+1 : n-1]
 }
 
-// appendKey adds a key behind a payload; nothing where the key is empty.
+// appendKey appends a job's key, between two key marks, to a blob; nothing if the key is empty.
 func appendKey(to []byte, key string) []byte {
 	if key == "" {
 		return to
@@ -228,7 +229,7 @@ func appendKey(to []byte, key string) []byte {
 	return append(to, keyMark)
 }
 
-// composer composes the queued blobs of jobs that were accepted at the same time.
+// composer composes the queued blobs of jobs that all get the same acceptance time.
 type composer struct{ accepted []byte } // between two bars
 
 func newComposer(now time.Time) composer {
@@ -241,7 +242,8 @@ func (c composer) append(to []byte, ordinal int64, job *NewJob) []byte {
 	return appendKey(append(to, job.Payload...), job.Key)
 }
 
-// cutter takes values off the front of a blob; bad says that a value was missing or was no number.
+// cutter reads the fields of a blob one by one from the front; bad says that a field was missing or
+// was not a number.
 type cutter struct {
 	rest string
 	bad  bool

@@ -9,7 +9,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// A job keeps its key wherever it goes, and no payload shows it.
+// A job keeps its key in every state, and no reader of its payload gets the key as a part of it.
 func TestJobKeyStaysWithTheJob(t *testing.T) {
 	for name, c := range map[string]struct {
 		typ   string // "" is the group's: its blobs are composed by the caller, the others by the script
@@ -54,7 +54,7 @@ func TestJobKeyStaysWithTheJob(t *testing.T) {
 					check(run)
 					return run
 				}
-				// It comes back after an error, fails, and runs again in the next round.
+				// Each job with a key is retried, fails, and runs again in the next round.
 				for _, j := range next() {
 					w.outcome("T", other(ledger.OutcomeRetry, j, 0))
 				}

@@ -10,15 +10,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// ReadJobMap counts the jobs of a group by state, in ranges of consecutive ordinals: as many ranges
-// as asked for, or one a job if the group has fewer jobs. It reads the states in pieces of 64 KiB,
-// so the map is not of one instant. Errors: api.ErrNotFound if the group is deleted meanwhile.
+// ReadJobMap counts the jobs of a group by state, in `buckets` ranges of consecutive ordinals, or
+// one range a job if the group has fewer jobs. It reads the states in pieces of 64 KiB, so the map
+// is not of one instant. Errors: api.ErrNotFound if the group is deleted meanwhile.
 func ReadJobMap(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, buckets int64,
 ) (m api.JobMap, err error) {
 	const (
 		piece = 64 << 10 // bytes
-		// Each round trip waits for the scripts of other clients, so one reads several pieces.
+		// piecesPerTrip is the number of pieces that one round trip reads: each round trip may have
+		// to wait for the scripts of other clients.
 		piecesPerTrip = 8
 	)
 	size, err := c.StrLen(ctx, p.States(group)).Result()

@@ -19,12 +19,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// KeptErrors is how many errors are known of a job: of its latest attempts in this round that have
-// ended with one.
+// KeptErrors is how many errors Redis keeps of a job: those of the latest attempts of this round
+// that have ended with an error.
 const KeptErrors = 3
 
 // JobError is the record of an attempt that ended with an error or was deferred. Scripts write it
-// as JSON.
+// as JSON to errors:GROUP and failures:GROUP.
 type JobError struct {
 	Ordinal  int64  `json:"ordinal"`
 	Code     string `json:"code"`
@@ -41,7 +41,8 @@ type JobError struct {
 // Time returns when the attempt failed.
 func (e *JobError) Time() time.Time { return time.UnixMilli(e.At).UTC() }
 
-// parseFailure reads a record of failures:GROUP: the error, and behind it the job.
+// parseFailure reads a record of failures:GROUP: the error as JSON, a newline, and the job's moving
+// blob.
 func parseFailure(record string) (JobError, error) {
 	text, blob, _ := strings.Cut(record, layout.RecordSeparator)
 	e, err := parseJobError(text)
@@ -89,8 +90,7 @@ type JobStatus struct {
 	Errors []JobError
 }
 
-// LastError returns the error, or the deferral, of the latest attempt that ended with one; nil if
-// there is none.
+// LastError returns the newest record of Errors, which may be a deferral; nil if there is none.
 func (s JobStatus) LastError() *JobError {
 	if len(s.Errors) == 0 {
 		return nil
@@ -122,8 +122,8 @@ func ReadJob(
 	return JobStatus{State: State(state.Val()), Errors: parseErrors(failure.Val(), errs.Val())}, nil
 }
 
-// FindKey returns the ordinal of the job with a key, -1 if the group has no such job. unique says
-// whether the group has unique keys; only such a group has an index of them.
+// FindKey returns the ordinal of the job with a key; -1 if the group has no such job. unique says
+// whether the group has unique keys: without them there is no index, and the ordinal is -1.
 func FindKey(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, key string,
 ) (ordinal int64, unique bool, err error) {
@@ -150,13 +150,13 @@ type ListedJob struct {
 	JobStatus
 }
 
-// listPieces is how many pieces of a group's states one call of ListJobs reads at most: 1 MiB, the
-// states of 524,288 jobs.
+// listPieces is how many pieces of a group's states one call of ListJobs reads at most: together 1
+// MiB, the states of 524,288 jobs.
 const listPieces = 16
 
-// ListJobs returns the jobs of a group from an ordinal on, at most `most` of them and those of at
-// most listPieces; with a state, the name of one in the API, only jobs in that state. next is the
-// ordinal at which the next call goes on, -1 at the end.
+// ListJobs returns jobs of a group from ordinal from on, `most` at most; with a state, named as in
+// the API, only jobs in this state. One call looks at the states in listPieces at most. next is the
+// ordinal for the next call, -1 at the end of the group.
 func ListJobs(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, state string, from int64, most int,
 ) (jobs []ListedJob, next int64, err error) {
@@ -212,8 +212,8 @@ func readErrors(
 	return nil
 }
 
-// parseErrors returns the errors of a job from its records in failures:GROUP and errors:GROUP. It
-// leaves out what it can't read.
+// parseErrors returns the last errors of a job from its records in failures:GROUP and errors:GROUP.
+// It leaves out what it can't read.
 func parseErrors(failure, earlier string) []JobError {
 	errs := parseJobErrors(earlier)
 	if failure == "" {
@@ -261,8 +261,8 @@ type JobRef struct {
 	Ordinal int64
 }
 
-// Payloads reads the payloads of jobs whose blobs do not contain them because they are large, in
-// one round trip. A payload that is lost is "".
+// Payloads reads the large payloads of jobs, which are in payloads:GROUP and not in the jobs'
+// blobs, in one round trip. A payload that is lost is "".
 func Payloads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, jobs []JobRef) ([]string, error) {
 	reads, err := pipelined(ctx, c, jobs, func(pipe redis.Pipeliner, j JobRef) *redis.SliceCmd {
 		return pipe.HMGet(ctx, p.Payloads(j.Group), strconv.FormatInt(j.Ordinal, 10))
@@ -277,7 +277,7 @@ func Payloads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, jobs [
 	return payloads, nil
 }
 
-// NonReadyJob is a non-ready job, as its location describes it.
+// NonReadyJob is what the element of a non-ready or suspended job says about it.
 type NonReadyJob struct {
 	Ordinal int64
 	Type    string
@@ -287,8 +287,8 @@ type NonReadyJob struct {
 }
 
 // FindNonReady finds a job of a group among its tenant's non-ready and suspended jobs; with
-// [NextJob], the one that is due first. It returns false when it finds no such job. It
-// scans all jobs, 1,000 with each command, because they are not ordered by group.
+// [NextJob], the group's job that is due first. It returns false when it finds no such job. It
+// scans all of the tenant's jobs, 1,000 with each command, because they are not ordered by group.
 func FindNonReady(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant, group string, ordinal int64,
 ) (first NonReadyJob, found bool, err error) {
@@ -379,7 +379,8 @@ func FindReady(
 	return ReadyJob{}, false, nil
 }
 
-// delivered counts the entries of a ready stream that worker processes have read.
+// delivered returns the number of entries in a ready stream that worker processes have read and not
+// yet acknowledged.
 func delivered(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string) (int64, error) {
 	pending, err := c.XPending(ctx, p.Ready(typ), keyspace.GroupWorkers).Result()
 	if call.IsNoGroup(err) { // no worker process has served the type yet

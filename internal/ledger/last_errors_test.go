@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// jobErrors reads a record of errors:GROUP, in which each line is an error.
+// jobErrors parses a record of errors:GROUP, in which each line is an error. An unreadable line
+// becomes an error with a code that begins with "unreadable".
 func jobErrors(record string) []ledger.JobError {
 	var all []ledger.JobError
 	for line := range strings.Lines(record) {
@@ -25,7 +26,8 @@ func jobErrors(record string) []ledger.JobError {
 	return all
 }
 
-// retried ends the attempts of jobs in flight with an error, and starts the next ones.
+// retried ends the attempts of jobs in flight with an error, then promotes the jobs, reads them and
+// starts their next attempts.
 func (w *world) retried(typ string, jobs ...taken) []taken {
 	w.Helper()
 	var report []ledger.GroupOutcome
@@ -46,7 +48,7 @@ func (w *world) again(typ string, n int) []taken {
 	return jobs
 }
 
-// lastErrors returns code, text and attempt of each error that is known of a job.
+// lastErrors returns "CODE TEXT ATTEMPT" for each error that is kept of a job, newest first.
 func (w *world) lastErrors(group string, ordinal int64) []string {
 	w.Helper()
 	var all []string
@@ -58,7 +60,8 @@ func (w *world) lastErrors(group string, ordinal int64) []string {
 	return all
 }
 
-// endWith reports the outcome of an attempt, first once and then twice, with an error.
+// endWith reports an attempt's outcome with an error, and then reports it again: the second report
+// is stale and changes nothing.
 func (w *world) endWith(kind ledger.OutcomeKind, j taken, code string) {
 	w.Helper()
 	report := other(kind, j, 0)
@@ -67,8 +70,8 @@ func (w *world) endWith(kind ledger.OutcomeKind, j taken, code string) {
 	w.unchanged(func() { require.EqualValues(w, 1, w.outcome("T", report).Stale) })
 }
 
-// The last errors of a job stay with it while it goes on and when it has failed, and the next
-// attempt learns the last one from its start.
+// The last errors of a job remain while it is retried and after it has failed. Start gives the last
+// error to the next attempt.
 func TestLastErrors(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -128,8 +131,8 @@ func TestLastErrors(t *testing.T) {
 	})
 }
 
-// A job may be deferred any number of times: that does not push its errors out, and it is no error
-// for the next attempt or of a failed job.
+// A job may be deferred any number of times: a deferral does not displace the job's errors, and is
+// neither the last error that the next attempt gets nor an error of a failed job.
 func TestLastErrorsOfADeferredJob(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -153,7 +156,8 @@ func TestLastErrorsOfADeferredJob(t *testing.T) {
 	})
 }
 
-// In a batch each job gets its own error, also if Redis holds a record that can't be read.
+// In a batch each job gets its own last error, also if Redis holds an unreadable record of another
+// job.
 func TestLastErrorsOfABatch(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h", "i"} {
@@ -182,7 +186,8 @@ func TestLastErrorsOfABatch(t *testing.T) {
 	})
 }
 
-// The errors of a group's jobs are deleted when it expires, and when it is swept.
+// The hash errors:GROUP is deleted when the group expires, and when it is swept after a
+// cancellation. After a sweep a failed job still has its record in failures:GROUP.
 func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h"} {
@@ -201,8 +206,8 @@ func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 	})
 }
 
-// Errors that can't be read stop no start: the jobs of other groups in the same call are in flight
-// already.
+// Start does not fail when a group's errors can't be read: when it reads them, the jobs of other
+// groups in the same call are in flight already.
 func TestStartWithUnreadableErrors(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {

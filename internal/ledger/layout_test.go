@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// tables are the fields that package layout lists, by the hash's key without the base. Words in
-// capitals stand for an id.
+// tables returns the fields that package layout lists, by the name of the hash, without the keys'
+// base. Words in capitals stand for an id.
 func tables(t *testing.T) map[string][]string {
 	t.Helper()
 	source, err := os.ReadFile("layout/layout.go")
@@ -42,13 +42,14 @@ func tables(t *testing.T) map[string][]string {
 	return all
 }
 
-// like says whether a name is of a pattern, in which words in capitals stand for anything.
+// like says whether a name matches a pattern, in which each word in capitals stands for any text.
 func like(pattern, name string) bool {
 	text := regexp.MustCompile(`[A-Z]+`).ReplaceAllString(regexp.QuoteMeta(pattern), `[^:]+`)
 	return regexp.MustCompile("^" + text + "$").MatchString(name)
 }
 
-// Each field that a script writes is in a table, and each field of a table is in a script.
+// Each hash field that a script writes is in a table of package layout, and a script writes each
+// field of a table.
 func TestLayoutListsEveryField(t *testing.T) {
 	t.Parallel()
 	all := tables(t)

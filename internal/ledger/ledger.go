@@ -24,8 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// script loads a transition. In front of it stand the part base and the named parts. Name a part
-// behind the parts that it needs.
+// script returns a script of package lua, such as jobs/start, with the files that it needs in front
+// of it: the part base and the named parts. Name a part behind the parts that it needs.
 func script(file string, parts ...string) *call.Script {
 	files := []string{"parts/base"}
 	for _, part := range parts {
@@ -40,12 +40,13 @@ type Permit struct {
 	N      int64
 }
 
-// Denial is a tenant that was refused a permit. The reason is "per_group" if the tenant has spent
+// Denial names a tenant that a call refused a permit. Reason is "per_group" if the tenant has spent
 // its own limit or share, and "global" if all tenants together have spent the limit.
 type Denial struct{ Tenant, Reason string }
 
-// refusal is the error of a reply code. In its text, the verbs %[1]v and %[2]v stand for the values
-// behind the code in the reply, %[3]v and the following ones for the script's arguments.
+// refusal is the Go error for a code with which a script refuses a call. In text, the verbs %[1]v
+// and %[2]v stand for the values behind the code in the reply, %[3]v and the following ones for the
+// script's arguments.
 type refusal struct {
 	text string
 	is   error
@@ -72,7 +73,8 @@ var refusals = map[[2]string]refusal{
 		"group %[3]v: a retry of other jobs has just begun: wait until the group has ended", api.ErrConflict,
 	},
 	{"reopen", "NONE"}: {"group %[3]v: no job has failed, so there is nothing to retry", api.ErrConflict},
-	// The arguments of append are the group, the limit, the request's number of jobs and its piece.
+	// The arguments of append (%[3]v to %[6]v) are the group, the limit, the request's number of
+	// jobs and its piece.
 	{"append", "GAP"}:    {"group %[3]v: piece %[6]v: %[1]v are there", ErrGap},
 	{"append", "SEALED"}: {"group %[3]v is %[1]v and takes no more jobs: start another group", api.ErrSealed},
 	{"append", "TOTAL"}: {
@@ -100,9 +102,9 @@ func run(ctx context.Context, c redis.Cmdable, s *call.Script, p keyspace.Partit
 	return list, nil
 }
 
-// pipelined sends one pipeline, to which each of the items adds its commands by queue. It returns
-// what queue has returned, in the order of the items, and the error of the first command that has
-// failed. Without items it sends nothing.
+// pipelined sends one pipeline; for each item it calls queue, which adds the item's commands to the
+// pipeline. It returns queue's results in the order of the items, and the error of the first
+// command that failed. Without items it sends nothing.
 func pipelined[T, R any](
 	ctx context.Context, c redis.Cmdable, items []T, queue func(pipe redis.Pipeliner, item T) R,
 ) ([]R, error) {
@@ -119,8 +121,9 @@ func pipelined[T, R any](
 	return replies, err
 }
 
-// scan returns the pairs of a hash (field and value) or sorted set (member and score), which page
-// reads at a cursor. A pair may come more than once. After an error there are no more pairs.
+// scan iterates over the pairs of a hash (field and value) or sorted set (member and score). page
+// reads one page of them at a cursor. A pair may be returned more than once. An error ends the
+// iteration.
 func scan(page func(cursor uint64) *redis.ScanCmd) iter.Seq2[[]string, error] {
 	return func(yield func([]string, error) bool) {
 		for cursor := uint64(0); ; {
@@ -141,8 +144,8 @@ func scan(page func(cursor uint64) *redis.ScanCmd) iter.Seq2[[]string, error] {
 	}
 }
 
-// reply is a script's reply, or the values of some fields of a hash. Its methods return zero for a
-// value that is not there.
+// reply is the array that a script replied, or the values of some fields of a hash. Its methods
+// return zero for a value that is missing.
 type reply []any
 
 // refused returns the error of a reply that begins with a code of the table refusals, otherwise
@@ -192,8 +195,8 @@ func (r reply) num(i int) int64 {
 // has reports whether a field exists.
 func (r reply) has(i int) bool { return i < len(r) && r[i] != nil }
 
-// when reads a time in ms. It may be the score of a sorted set, which Redis may write with an
-// exponent. 0, and a value that is no time, is the zero time.
+// when parses a value that is a time in ms. It may be the score of a sorted set, which Redis may
+// write with an exponent. It returns the zero time for 0 and for an invalid value.
 func (r reply) when(i int) time.Time {
 	ms, err := strconv.ParseFloat(r.str(i), 64)
 	if err != nil || !(ms > 0 && ms < 1<<53) {

@@ -21,28 +21,30 @@ var (
 	limitState = script("tenants/limit_state", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 )
 
-// The limiters. lua/parts/limiters.lua says what each of them guarantees.
+// The Limiter constants name the algorithms of a rate limit. lua/parts/limiters.lua says what each
+// of them guarantees.
 const (
 	LimiterFixed   = "fixed"
 	LimiterSliding = "sliding"
 	LimiterToken   = "token"
 )
 
-// Shares say whether other tenants may borrow the unused part of a tenant's share.
+// The Share constants are the policies for the unused part of a tenant's share: may other tenants
+// borrow it?
 const (
 	ShareStatic  = "static"
 	ShareElastic = "elastic" // other tenants may borrow it
 )
 
-// Limit is the global rate limit, as a script of one partition applies it.
+// Limit is the global rate limit in the form in which a script applies it to one partition.
 type Limit struct {
 	Limiter string // "": fixed
 	Share   string // "": static
 	Window  time.Duration
 	Permits int64 // in a window, of all partitions together; 0: no limit
 	Part    int64 // with several partitions: this one's part of Permits until it is rebalanced
-	// Tag names the limit and the number of partitions: a quota of another tag is not valid. ""
-	// with one partition.
+	// Tag identifies the limit and the number of partitions. A quota that was stored under another
+	// tag is not used any more. "" with one partition.
 	Tag string
 }
 
@@ -52,8 +54,8 @@ func (l Limit) args() []any {
 
 func (l Limit) share() string { return cmp.Or(l.Share, ShareStatic) }
 
-// Rate is the rate limit of the whole installation: RPS permits a second, counted in windows. An
-// RPS of 0 is no limit.
+// Rate is the configured rate limit of the whole installation: RPS permits a second, counted in
+// windows. An RPS of 0 is no limit.
 type Rate struct {
 	RPS     int64
 	Window  time.Duration
@@ -70,8 +72,8 @@ func (r Rate) PerWindow() int64 {
 	return max(1, r.RPS*r.Window.Milliseconds()/1000)
 }
 
-// Of returns the global limit with what one partition, counted from 0, needs to apply it: Permits
-// is the whole limit, Part the partition's quota until the quotas are rebalanced. The Parts of all
+// Of returns the limit for the scripts of one partition, whose number counts from 0. Permits is the
+// whole limit; Part is the partition's initial quota, until quotas are rebalanced. The Parts of all
 // partitions add up to Permits.
 func (r Rate) Of(partition, partitions int) Limit {
 	n, i := int64(partitions), int64(partition)
@@ -92,9 +94,9 @@ func (r Rate) RPSOf(partitions int) int64 {
 	return max(1, r.RPS/int64(partitions))
 }
 
-// OwnPermit returns when the tenant's own limit or share allows its next permit. With elastic
-// shares a tenant that has used its share may borrow; then only the time until which the tenant is
-// rate-limited counts.
+// OwnPermit returns the earliest time of the tenant's next permit, without regard to the global
+// limit: the later of NextPermit and RateLimitedUntil. With elastic shares a tenant without an own
+// limit may borrow, so only RateLimitedUntil counts; zero if the tenant is not rate-limited.
 func (r Rate) OwnPermit(st TenantState) time.Time {
 	if r.Share == ShareElastic && st.Settings.RPS == nil || st.RateLimitedUntil.After(st.NextPermit) {
 		return st.RateLimitedUntil
@@ -131,7 +133,7 @@ func (r Rate) PerSecond(permits int64) float64 {
 
 // PermitsUsed returns how many permits of the global limit a partition has spent: in the current
 // window (fixed), in the last Window (sliding), or how many the bucket lacks (token). It is 0
-// without a limit. The numbers of all partitions add up to the number of the installation.
+// without a limit. The sum over all partitions is the number of the installation.
 func PermitsUsed(ctx context.Context, c redis.Cmdable, p keyspace.Partition, limit Limit) (int64, error) {
 	if limit.Permits <= 0 {
 		return 0, nil
@@ -150,19 +152,19 @@ type Quota struct {
 	Active    int64 // number of its active tenants
 }
 
-// Increase tells when an increase of a quota becomes effective: AtOnce permits now, the whole at
-// NotBeforeUS (Redis time, µs). The zero Increase is effective at once.
+// Increase says when an increase of a quota becomes effective: AtOnce permits now, the rest at
+// NotBeforeUS (Redis time, µs). With the zero Increase all of it is effective at once.
 type Increase struct{ NotBeforeUS, AtOnce int64 }
 
-// ReadQuota reads a partition's quota. From then on Redis refuses the calls of earlier leaders,
-// those with a smaller fence.
+// ReadQuota reads a partition's quota, and stores the fence. From then on Redis refuses the calls
+// of earlier quota rebalancers, which have a smaller fence.
 func ReadQuota(ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit) (Quota, error) {
 	return SetQuota(ctx, c, p, fence, limit, -1, Increase{})
 }
 
-// SetQuota changes a partition's quota. A decrease is effective at once. The caller increases a
-// quota only by what it has taken from other partitions before: by Freed at once, by the rest from
-// FromUS on. Twice: the second call changes nothing and returns Freed 0.
+// SetQuota changes a partition's quota. A decrease is effective at once. The caller may increase a
+// quota only by permits that it has taken from other partitions before: their Freed is available at
+// once, the rest from their FromUS on. Twice: the second call changes nothing and returns Freed 0.
 func SetQuota(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, fence int64, limit Limit, permits int64,
 	increase Increase,
@@ -175,14 +177,14 @@ func SetQuota(
 	}, err
 }
 
-// rankGroups is the number of groups that one script ranks. It also ranks all groups that were
-// created in the same ms as the last of them.
+// rankGroups is the number of groups that one call of the script policy ranks. The call also ranks
+// all groups that were created in the same ms as the last of them.
 const rankGroups = 200
 
-// SetPolicy makes a partition choose the next jobs by the priority formula over all groups of a
-// lane, with this ALPHA; nil is by the fair queue. If that is a change, it ranks all open groups,
-// in several calls. Twice: the second call begins again if the first one was interrupted; otherwise
-// it does nothing.
+// SetPolicy chooses how a partition orders waiting jobs: with an alpha, by the priority formula
+// with this ALPHA over all groups of a lane; with nil, by the fair queue. If that is a change, it
+// ranks all open groups, in several calls. Twice: the second call begins again if the first one was
+// interrupted; otherwise it does nothing.
 func SetPolicy(ctx context.Context, c redis.Cmdable, p keyspace.Partition, alpha *float64) error {
 	want := ""
 	if alpha != nil {

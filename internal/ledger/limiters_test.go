@@ -14,13 +14,14 @@ import (
 // spending is a number of permits that was spent at a time (µs, Redis's clock).
 type spending struct{ at, n int64 }
 
-// holds checks that spendings, ordered by time, keep the limiter's guarantee.
+// holds checks that the spendings in log, ordered by time, never exceed what the limiter allows.
 func (w *world) holds(l ledger.Limit, log []spending) {
 	w.Helper()
 	require.Empty(w, exceeded(l, log), "%s, %d in %v: %v", l.Limiter, l.Permits, l.Window, log)
 }
 
-// exceeded describes where spendings break the limiter's guarantee; "" if they do not.
+// exceeded describes the first place where spendings break the limiter's guarantee; "" if none
+// does.
 func exceeded(l ledger.Limit, log []spending) string {
 	width, windows := l.Window.Microseconds(), map[int64]int64{}
 	for i, s := range log {
@@ -46,7 +47,8 @@ func exceeded(l ledger.Limit, log []spending) string {
 	return ""
 }
 
-// Control: the check reports an exceeded limit and accepts a limit that is exactly used.
+// Control of the check: exceeded reports a limit that is exceeded, and accepts a limit that is
+// exactly used.
 func TestExceeded(t *testing.T) {
 	t.Parallel()
 	ms := func(at, n int64) spending { return spending{1_000_000 + at*1000, n} }
@@ -97,9 +99,9 @@ func TestLimiters(t *testing.T) {
 	})
 }
 
-// After the clock was set back, by little or by much, the stored state is in the future. As long as
-// the spent permits count, only the others are given, and no tenant is blocked for longer than two
-// windows.
+// After the clock was set back, by little or by much, the stored times of a limiter are in the
+// future. While the permits spent before still count, only the rest of the limit is given, and no
+// tenant is blocked for longer than two windows.
 func TestLimitersWhenTheClockJumps(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		l := within(limiter, 40*time.Millisecond, 6)
@@ -151,8 +153,9 @@ func TestLimitersWhenTheClockJumps(t *testing.T) {
 	})
 }
 
-// countsUntil returns until when (µs) a spending that is recorded at a future time counts, if it is
-// first seen at the time first; 0 with the token limiter, for which the test does not check it.
+// countsUntil returns the time (µs) until which a spending counts whose recorded time `at` lies in
+// the future, because the clock was set back; first is when a script sees it for the first time. It
+// returns 0 with the token limiter, for which the test does not check it.
 func countsUntil(l ledger.Limit, at, first int64) int64 {
 	width := l.Window.Microseconds()
 	switch l.Limiter {
@@ -167,7 +170,7 @@ func countsUntil(l ledger.Limit, at, first int64) int64 {
 	return 0
 }
 
-// When a limit changes in the middle of a window, the new limit holds from then on, whatever was
+// When a limit changes in the middle of a window, the new limit applies from then on, whatever was
 // spent under the old one.
 func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	each(t, func(w *world, limiter string) {
@@ -191,8 +194,8 @@ func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	})
 }
 
-// After a change of the limiter its counting starts again: the tenant is neither blocked nor
-// without a limit.
+// When the algorithm of a limit is changed, counting starts again: the tenant is neither blocked
+// nor without a limit.
 func TestLimitersWhenTheLimiterChanges(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("acme", "T", 500)
@@ -227,8 +230,8 @@ func TestLimitersOfATenantsOwn(t *testing.T) {
 			w.append("b", 300)
 			var log []spending
 			others := int64(0)
-			// Five windows; on a busy machine up to 30 s longer, until 50 jobs of others have a
-			// permit.
+			// The loop lasts five windows; on a busy machine up to 30 s longer, until other tenants
+			// have got 50 permits.
 			end := w.now() + 5*window.Microseconds()
 			latest := end + (30 * time.Second).Microseconds()
 			for now := w.now(); now < end || (others <= 50 && now < latest); now = w.now() {

@@ -52,9 +52,9 @@ func (w *world) stateOf(group string, ordinal int64) ledger.Missed {
 	return ledger.Missed{Ordinal: ordinal, State: ledger.State(state)}
 }
 
-// vanish deletes the group's queue of a type, the type's ready stream, the tenant's non-ready jobs
-// and the results stream. It returns the group's jobs that must be there: those that have not
-// ended, and done ones that are not reduced.
+// vanish simulates lost data: it deletes the group's queue of a type, the type's ready stream, the
+// tenant's non-ready jobs and the results stream. It returns the group's jobs that are lost by
+// that: those that have not ended, and done jobs that are not reduced.
 func (w *world) vanish(group, typ string) []ledger.Missed {
 	w.Helper()
 	tenant := w.c.HGet(w.Context(), w.p.Group(group), "tenant").Val()
@@ -68,8 +68,8 @@ func (w *world) vanish(group, typ string) []ledger.Missed {
 	return all
 }
 
-// Vanished jobs end as failed, the group's counts and the tenant's counters include them, and the
-// group ends.
+// Lose fails the vanished jobs and updates the group's counts and the tenant's counters, so that
+// the group ends.
 func TestLose(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
@@ -104,7 +104,8 @@ func TestLose(t *testing.T) {
 	})
 }
 
-// A deferred job does not count as congested, so its loss leaves the tenant's counter as it is.
+// A deferred job does not count in the tenant's counter congested, so its loss leaves the counter
+// as it is.
 func TestLoseDeferred(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -124,7 +125,7 @@ func TestLoseDeferred(t *testing.T) {
 	})
 }
 
-// A job that has moved since it was missed, or that may still be in a queue, is not failed as lost.
+// Lose does not fail a job that has moved since it was missed, or that may still be in a queue.
 func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -184,8 +185,8 @@ func TestLostJobsAreRetried(t *testing.T) {
 	})
 }
 
-// In a group with several types the type of a lost job is unknown; the audit repairs the types'
-// counters.
+// In a group with several types the type of a lost job is unknown: Lose leaves the types' counters
+// to the audit's repair.
 func TestLoseOfSeveralTypes(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -200,7 +201,8 @@ func TestLoseOfSeveralTypes(t *testing.T) {
 	})
 }
 
-// A retry must not run such a job as another type with its payload.
+// A retry must not run a lost job of unknown type as a job of another type, with that job's
+// payload.
 func TestLostJobOfSeveralTypesRunsAsNoOther(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -21,8 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// sent is a script as it is sent to Redis: files of package lua in this order, the
-// script itself last. Another file that is no part is a first step of the script.
+// sent is a script as it is sent to Redis: the files of package lua that are joined, in this order.
+// The last file is the script itself; the others are parts, or a script that runs before it.
 type sent struct{ files []string }
 
 func (s sent) name() string   { return s.files[len(s.files)-1] }
@@ -93,7 +93,8 @@ func sentScripts(t *testing.T) []sent {
 	return all
 }
 
-// loads returns the files that a call loads, if all of its arguments are literals.
+// loads returns the files that a Go call expression loads, if all of its arguments are string
+// literals.
 func loads(call *goast.CallExpr, inPackage string) sent {
 	var args []string
 	for _, arg := range call.Args {
@@ -144,7 +145,8 @@ func TestLocalsOfScripts(t *testing.T) {
 				require.LessOrEqual(t, len(f.upvalues), mostUpvalues, "upvalues of the function in line %d", f.line)
 			}
 
-			// Redis counts the same: it accepts exactly as many more locals as fit.
+			// Redis counts locals like this test: with free more locals a script loads, with one
+			// more it does not.
 			pad := func(n int) string {
 				var names strings.Builder
 				for i := range n {
@@ -159,14 +161,15 @@ func TestLocalsOfScripts(t *testing.T) {
 	}
 }
 
-// builtins are the global names that Redis gives to a script, as far as ours use them.
+// builtins are the global names that Redis defines for scripts, as far as scripts of package lua
+// use them.
 var builtins = []string{
 	"KEYS", "ARGV", "redis", "cjson", "string", "table", "math",
 	"ipairs", "next", "pairs", "pcall", "select", "tonumber", "tostring", "type", "unpack",
 }
 
-// foreignFields are the fields by script of tables that the script does not build: it reads them
-// from Redis.
+// foreignFields are, by script, the fields of tables that the script does not build itself but gets
+// from Redis or decodes from JSON.
 var foreignFields = map[string][]string{
 	// of a group's hash
 	"groups/advance": {"failure_threshold", "reduce_failures", "requeue", "round", "sealed", "started", "status", "tenant"},
@@ -179,9 +182,9 @@ var foreignFields = map[string][]string{
 	"repair/repair_misplaced": {"g", "l"},
 }
 
-// A misspelt field is nil for Redis, and a misspelt function is an error only when it is called,
-// perhaps in a rare case. So each field that a script reads must be one that the script sets, and
-// each library function one of Redis's.
+// Reading a misspelt field gives nil, and a misspelt function fails only when it is called, perhaps
+// in a rare case. So each field that a script reads must be set by the script, and each library
+// function must be one of Redis's.
 func TestFieldsOfScripts(t *testing.T) {
 	t.Parallel()
 	url, _ := redistest.Shared(t)
@@ -298,7 +301,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// partSection is what a part's header says under a title, in its line or in the lines below it.
+// partSection returns what a part's header says under a title (NEEDS, OFFERS, ...), on the title's
+// line and on the lines below it.
 func partSection(source, title string) string {
 	found := regexp.MustCompile(`(?m)^-- ` + title + `(?:  (.*)\n|\n((?:--   .*\n)*))`).FindStringSubmatch(source)
 	if found == nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 )
 
-// luaFunc is one function of a Lua chunk, or the chunk itself.
+// luaFunc is one function of a Lua chunk, or the chunk itself, in the parser of this test.
 type luaFunc struct {
 	parent   *luaFunc
 	line     int
@@ -18,7 +18,7 @@ type luaFunc struct {
 	upvalues map[*luaVar]bool
 }
 
-// luaVar is a local variable. The lines are those of the chunk.
+// luaVar is a local variable of a Lua chunk. Its lines are line numbers of the chunk.
 type luaVar struct {
 	name     string
 	function *luaFunc
@@ -40,8 +40,8 @@ type luaChunk struct {
 	f       *luaFunc
 }
 
-// walkLua parses a chunk and counts variables by the rules of Lua 5.1 (lparser.c): a for loop has
-// three hidden locals, a function with ... has one (arg).
+// walkLua parses a Lua chunk and counts its local variables by the rules of Lua 5.1 (lparser.c): a
+// for loop has three hidden locals, a function with ... has one (arg).
 func walkLua(t *testing.T, source string) *luaChunk {
 	t.Helper()
 	stmts, err := parse.Parse(strings.NewReader(source), "chunk")
@@ -58,8 +58,8 @@ func (w *luaChunk) function(line int, params []string, hidden int, stmts []ast.S
 	w.f = w.f.parent
 }
 
-// block walks statements in a scope of their own. The scope begins with the named locals and with
-// hidden ones. An until belongs to the scope of its loop.
+// block walks Lua statements in a scope of their own. names are the scope's first locals, hidden
+// the number of its unnamed ones. The condition of a repeat-until belongs to the scope of its loop.
 func (w *luaChunk) block(line int, names []string, hidden int, stmts []ast.Stmt, until ast.Expr) {
 	before := w.f.active
 	w.scopes = append(w.scopes, map[string]*luaVar{})
@@ -85,8 +85,8 @@ func (w *luaChunk) declare(line int, names ...string) {
 	w.f.locals = max(w.f.locals, w.f.active)
 }
 
-// use resolves a name. Every function between the one that declares the variable and the one that
-// uses it holds the variable as an upvalue.
+// use records the use of a variable. If an outer function declares the variable, every function
+// between the two holds it as an upvalue.
 func (w *luaChunk) use(name string, line int, write bool) {
 	v := w.local(name)
 	if v == nil {
@@ -103,7 +103,7 @@ func (w *luaChunk) use(name string, line int, write bool) {
 	}
 }
 
-// local returns the local variable that a name means; nil: the name is a global.
+// local returns the local variable that a name refers to; nil if the name is a global.
 func (w *luaChunk) local(name string) *luaVar {
 	for i := len(w.scopes) - 1; i >= 0; i-- {
 		if v := w.scopes[i][name]; v != nil {
@@ -113,7 +113,8 @@ func (w *luaChunk) local(name string) *luaVar {
 	return nil
 }
 
-// field notes the read or the assignment of a table's field, if its name is in the code.
+// field records the read or the assignment of a table's field, if its name is a constant in the
+// code.
 func (w *luaChunk) field(e *ast.AttrGetExpr, write bool) {
 	key, ok := e.Key.(*ast.StringExpr)
 	if !ok {

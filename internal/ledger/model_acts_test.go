@@ -22,8 +22,8 @@ func (m *model) actWork() {
 	m.work(typ)
 }
 
-// actWorkAgain reclaims jobs whose workers are only slow and promotes them; a worker then reads and
-// starts some.
+// actWorkAgain reclaims jobs of a type, as if their workers were lost, and promotes them; a worker
+// then reads and starts some. The earlier workers may still report these jobs.
 func (m *model) actWorkAgain() {
 	typ := m.typ()
 	m.takeBack(typ, 3)
@@ -46,8 +46,8 @@ func (m *model) consumer() string {
 	return rapid.SampledFrom([]string{"c1", "c2"}).Draw(m.rt, "consumer")
 }
 
-// receive reads jobs and checks the values of each blob (retries, throttles, losses) against the
-// reference, which notes the entries as read.
+// receive reads jobs from a ready stream, as a worker. It compares the retries, throttles and
+// losses in each blob with the reference, and records the entries in it as read.
 func (m *model) receive(typ, consumer string, most int64) []taken {
 	m.readers(typ)
 	all := m.take(typ, consumer, most)
@@ -63,7 +63,8 @@ func (m *model) receive(typ, consumer string, most int64) []taken {
 	return all
 }
 
-// actLoseReaders deletes a consumer group: all entries of the stream will be delivered again.
+// actLoseReaders deletes the consumer group of a ready stream: Redis will deliver all of its
+// entries again.
 func (m *model) actLoseReaders() {
 	typ := m.typ()
 	m.c.XGroupDestroy(m.Context(), m.p.Ready(typ), keyspace.GroupWorkers)
@@ -71,8 +72,8 @@ func (m *model) actLoseReaders() {
 	m.reading[typ] = false
 }
 
-// actComeBack puts a job of an earlier attempt back where it was admitted or made non-ready, as a
-// script leaves it that was torn by a crash of Redis.
+// actComeBack adds a job's blob of an earlier attempt to the ready stream or to the non-ready jobs
+// again. A script that a crash of Redis interrupted can leave such a blob.
 func (m *model) actComeBack() {
 	for _, j := range some(m, m.past, 1) {
 		tenant := m.tenantOf(j.Group)
@@ -101,7 +102,8 @@ func (m *model) readers(typ string) {
 	}
 }
 
-// actStart starts some of the held jobs, some of them again, and some that are no longer held.
+// actStart starts up to four random jobs that workers hold or held before. Some held jobs were
+// started already.
 func (m *model) actStart() {
 	picked := some(m, slices.Concat(m.held, m.past), 4)
 	for _, typ := range types {
@@ -116,7 +118,8 @@ func (m *model) actStart() {
 	}
 }
 
-// launch starts jobs of one type, in Redis and in the reference, and compares the tokens.
+// launch starts jobs of one type, in Redis and in the reference, and compares the tokens that both
+// give.
 func (m *model) launch(typ string, batch []taken) {
 	if len(batch) == 0 {
 		return
@@ -129,7 +132,7 @@ func (m *model) launch(typ string, batch []taken) {
 	require.Equal(m, m.reference.start(typ, batch), got, "tokens of %v", batch)
 }
 
-// drop moves an entry from the held jobs to the past ones, of which the latest eight are kept.
+// drop moves a job from m.held to m.past, which holds at most the latest eight.
 func (m *model) drop(j taken) {
 	m.held = slices.DeleteFunc(m.held, func(h taken) bool {
 		if h.entry != j.entry || h.Type != j.Type {
@@ -141,8 +144,8 @@ func (m *model) drop(j taken) {
 	m.past = m.past[max(0, len(m.past)-8):]
 }
 
-// actRenew renews leases of held jobs, and of jobs that were held before, and compares which of
-// them are lost.
+// actRenew renews the leases of jobs that workers hold or held before, and compares with the
+// reference which of the leases are lost.
 func (m *model) actRenew() {
 	picked, consumer := some(m, slices.Concat(m.held, m.past), 4), m.consumer()
 	for _, typ := range types {
@@ -165,7 +168,8 @@ func (m *model) actRenew() {
 // outcomeDone stands for the outcome of a job that is done.
 const outcomeDone ledger.OutcomeKind = "done"
 
-// anything lists the outcomes from which a job's outcome is drawn.
+// anything lists the outcomes from which report draws at random. Frequent ones are listed more than
+// once.
 var anything = []ledger.OutcomeKind{
 	outcomeDone, outcomeDone, ledger.OutcomeRetry, ledger.OutcomeThrottled, ledger.OutcomeDeferred, ledger.OutcomeFailed,
 	ledger.OutcomeReleased, ledger.OutcomeUnstarted,
@@ -175,8 +179,9 @@ func (m *model) actReport()     { m.report(some(m, slices.Concat(m.held, m.past)
 func (m *model) actReportLate() { m.report(some(m, m.past, 5), anything) }
 func (m *model) actReportDone() { m.report(some(m, m.held, 5), []ledger.OutcomeKind{outcomeDone}) }
 
-// report reports outcomes of random kinds, per type in one batch and some batches twice, and
-// compares the replies with the reference. The picked jobs are not held any more.
+// report reports outcomes, drawn from kinds, of the picked jobs. It sends one batch for each type,
+// some batches twice, and compares the replies with the reference. The picked jobs are no longer in
+// m.held.
 func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 	for _, typ := range types {
 		byGroup := map[string]*ledger.GroupOutcome{}
@@ -218,21 +223,22 @@ func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 	}
 }
 
-// actCrash makes workers forget up to four of the jobs that they hold, as in a crash.
+// actCrash removes up to four jobs from m.held, as if their worker had crashed: nobody reports
+// them.
 func (m *model) actCrash() {
 	for _, j := range some(m, m.held, 4) {
 		m.drop(j)
 	}
 }
 
-// takeBack reclaims all entries of a type that were read, in Redis and in the reference, and
-// compares the replies. A job with more losses than most fails.
+// takeBack reclaims all entries of a type that workers have read, in Redis and in the reference,
+// and compares the replies. A job with more losses than `most` fails.
 func (m *model) takeBack(typ string, most int) {
 	require.Equal(m, m.reference.reclaim(typ, most), m.reclaim(typ, most), "what workers held of %s", typ)
 }
 
-// actReduce reads results, or takes results read before, and reduces some of them together into one
-// of two partial aggregates.
+// actReduce picks entries of the results stream that were read now or earlier, and reduces each
+// into one of two partial aggregates. It tries old versions and repeated calls, too.
 func (m *model) actReduce() {
 	m.results = append(m.results, m.readResults(2)...)
 	for _, e := range some(m, m.results, 2) {
@@ -256,8 +262,8 @@ func (m *model) actReduce() {
 	}
 }
 
-// settle reduces results, in Redis and in the reference. If some may not be reduced, it reduces
-// none and returns the ordinals of these.
+// settle reduces an entry's results, in Redis and in the reference. If some of them may not be
+// reduced, it reduces none and returns the ordinals of these jobs.
 func (m *model) settle(partial string, e results) []int64 {
 	bad, r := m.reference.reduce(e.group, e.ordinals), m.reduceInto(partial, e)
 	require.Equal(m, bad, r.Bad, "results %+v", e)
@@ -342,8 +348,8 @@ func (m *model) actPause(on bool) {
 	}
 }
 
-// halt pauses (on) or resumes, in Redis and in the reference. It checks that a group is refused if,
-// and only if, it has ended.
+// halt pauses (on) or resumes (not on), in Redis and in the reference. It checks that the call for
+// a group is refused if, and only if, the group has ended.
 func (m *model) halt(on bool, what ledger.Pausable, id string) {
 	do := ledger.Resume
 	if on {
@@ -381,7 +387,7 @@ func (m *model) actSet() {
 	m.set(rapid.SampledFrom(owners).Draw(m.rt, "tenant"), s)
 }
 
-// freely resumes everything that is paused and clears the settings of all tenants.
+// freely resumes everything that is paused and removes the settings of all tenants.
 func (m *model) freely() {
 	for _, g := range groups {
 		m.halt(false, ledger.PauseGroup, g)

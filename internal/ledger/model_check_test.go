@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// sight is everything that one look finds, by group, type or tenant.
+// sight is the replies of one pipeline that reads all data that check compares. Keys of the maps
+// are groups, types or tenants.
 type sight struct {
 	group, load, tenant, errs                                     map[string]*redis.MapStringStringCmd
 	states                                                        map[string]*redis.StringCmd
@@ -29,7 +30,7 @@ type sight struct {
 	resultStream                                                  *redis.XMessageSliceCmd
 }
 
-// look reads everything that check compares, in one round trip.
+// look reads all data that check compares, in one round trip.
 func (m *model) look() *sight {
 	ctx, pipe := m.Context(), m.c.Pipeline()
 	s := &sight{
@@ -151,7 +152,8 @@ func (m *model) check() {
 	equal(m, extra, number(s.rate.Val()["xw"]), "what active tenants weigh beyond 1")
 }
 
-// The location of a job by its letter, and the location of its result line.
+// lies is the location of a job (queue W, non-ready N, ready stream R) by its state letter,
+// recorded the location of its result line.
 var (
 	lies     = map[ledger.Letter]string{ledger.Waiting: "W", ledger.NonReady: "N", ledger.Ready: "R", ledger.InFlight: "R"}
 	recorded = map[ledger.Letter]string{ledger.Done: "stream", ledger.Reduced: "list"}
@@ -199,7 +201,8 @@ func (m *model) checkGroup(s *sight, g string, lie []string, lines map[int64]str
 	}
 }
 
-// errorsIn returns the reason and the attempt of each error of a record, as the reference has them.
+// errorsIn returns the reason and the attempt of each error of a record, in the format of job.errs
+// in the reference.
 func errorsIn(record string) string {
 	b := strings.Builder{}
 	for _, e := range jobErrors(record) {
@@ -208,7 +211,8 @@ func errorsIn(record string) string {
 	return b.String()
 }
 
-// standsInLine checks the entries of a waiting group and its tenant in the fair queue.
+// standsInLine checks that a group with waiting jobs, and its tenant, have the right entries in the
+// fair queue.
 func (m *model) standsInLine(s *sight, g, typ string) {
 	tenant := m.tenantOf(g)
 	require.NoError(m, s.inTenant[g+typ].Err(), "%s waits, so it stands in its tenant's queue", g)
@@ -222,8 +226,8 @@ func (m *model) standsInLine(s *sight, g, typ string) {
 	require.True(m, (s.inLane[g+typ].Err() == nil) != (s.inOver[g+typ].Err() == nil), "%s is not rate-limited, so it is in the lane, with permits of its own or without", tenant)
 }
 
-// resultLines returns the location of each job's result line, by group and ordinal. Two lines of
-// one job are a failure.
+// resultLines returns where each job's result line is (stream or list), by group and ordinal. The
+// test fails if a job has two lines.
 func (m *model) resultLines(s *sight) map[string]map[int64]string {
 	lines := map[string]map[int64]string{}
 	each := func(group, chunk string, f func(of map[int64]string, job int64)) {
@@ -254,8 +258,8 @@ func (m *model) resultLines(s *sight) map[string]map[int64]string {
 	return lines
 }
 
-// finish brings every job and group to its end, like the roles, and checks the data before and
-// after.
+// finish acts as all roles until every job and group has ended. It checks the data before and after
+// that.
 func (m *model) finish() {
 	m.check()
 	m.held = nil // every worker crashes
@@ -296,7 +300,7 @@ func (m *model) finish() {
 	m.nothingLeft()
 }
 
-// collectResults reads all entries of the results stream, including those that other
+// collectResults reads all entries of the results stream into m.results, including those that other
 // aggregators have read.
 func (m *model) collectResults() {
 	m.results = nil
@@ -305,7 +309,7 @@ func (m *model) collectResults() {
 	}
 }
 
-// reduceRest reduces the collected results that are not reduced yet.
+// reduceRest reduces those of the collected results whose jobs are not reduced yet.
 func (m *model) reduceRest() {
 	for _, e := range m.results {
 		e.ordinals = nil
@@ -321,8 +325,9 @@ func (m *model) reduceRest() {
 	m.results = nil
 }
 
-// nothingLeft lets workers remove the remaining entries, and expires the groups. It checks that
-// every job is counted once, that the streams are empty, and that only shared keys remain.
+// nothingLeft removes the remaining ready entries as workers do, and expires the groups. It checks
+// that every job was counted once, that the streams are empty, and that only the keys in shared
+// remain.
 func (m *model) nothingLeft() {
 	for _, typ := range types {
 		m.takeBack(typ, 0)                          // entries of cancelled groups that a consumer holds

@@ -9,9 +9,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// reference is the expected state: every job as the accepted transitions have left it. It computes
-// what each fenced transition must answer and change. Which jobs become ready is the scripts'
-// choice; moved copies it after it has checked that the choice was allowed.
+// reference is the Go reference model of the ledger: every job as the accepted transitions have
+// left it. It computes what each fenced transition must answer and change. Which jobs become ready
+// is the scripts' choice: moved copies it after it has checked that the choice was allowed.
 type reference struct {
 	groups      map[string]*book
 	paused      map[string]bool             // tenants and types
@@ -27,7 +27,7 @@ type book struct {
 	sealed, submitted, started, requeue, paused bool
 }
 
-// job is a job in the reference: the values of its state and its blob.
+// job is a job of the reference model: its state and the values of its blob.
 type job struct {
 	typ                        string
 	letter                     ledger.Letter
@@ -36,7 +36,8 @@ type job struct {
 	errs                       string // reason and attempt of each kept error, newest first, such as "E3 A2 "
 }
 
-// note keeps an error, or the deferral G, with which the job's attempt has ended.
+// note adds the error, or the deferral (reason G), with which the job's attempt has ended to the
+// last errors. A new record replaces an older deferral.
 func (j *job) note(reason ledger.Reason, attempt int) {
 	kept := []string{fmt.Sprintf("%c%d ", reason, attempt)}
 	for _, e := range strings.SplitAfter(j.errs, " ") {
@@ -47,20 +48,22 @@ func (j *job) note(reason ledger.Reason, attempt int) {
 	j.errs = strings.Join(kept[:min(len(kept), ledger.KeptErrors)], "")
 }
 
-// repeated is the job that a batch names a second time, as a script sees it: no attempt fits.
+// repeated stands for a job that a batch names for the second time: a script finds no valid attempt
+// of it.
 var repeated = job{letter: ledger.Ready, attempt: -1}
 
 func (j job) is(letter ledger.Letter, attempt int) bool {
 	return j.letter == letter && j.attempt >= 0 && j.attempt%90 == attempt%90
 }
 
-// owned reports whether the job is in flight under this attempt.
+// owned reports whether the job is ready or in flight under this attempt, so that a worker's report
+// of it is valid.
 func (j job) owned(attempt int) bool {
 	return j.is(ledger.Ready, attempt) || j.is(ledger.InFlight, attempt)
 }
 
-// open reports whether the job is ready or in flight. Then only reclaim may remove entries of other
-// attempts.
+// open reports whether the job is ready or in flight. If it is, only reclaim may remove entries of
+// its other attempts.
 func (j job) open() bool { return j.letter == ledger.Ready || j.letter == ledger.InFlight }
 
 func (b *book) live() bool { return b.status != "CANCELLED" }
@@ -68,7 +71,7 @@ func (b *book) ended() bool {
 	return slices.Contains([]string{"COMPLETED", "FAILED", "CANCELLED"}, b.status)
 }
 
-// states returns the jobs' states as they must be in the group's string.
+// states returns the string states:GROUP that the group's jobs must have in Redis.
 func (b *book) states() string {
 	s := make([]byte, 0, 2*len(b.jobs))
 	for _, j := range b.jobs {
@@ -77,7 +80,7 @@ func (b *book) states() string {
 	return string(s)
 }
 
-// counts returns the numbers of jobs in each state, and of those that are reduced.
+// counts returns the number of jobs in each state of the ledger, and the number of reduced jobs.
 func (b *book) counts() (by map[string]int64, reduced int64) {
 	by = map[string]int64{}
 	for _, j := range b.jobs {
@@ -89,8 +92,8 @@ func (b *book) counts() (by map[string]int64, reduced int64) {
 	return by, reduced
 }
 
-// batch returns the jobs with these ordinals as a script sees them: the second one with the
-// same ordinal is repeated.
+// batch returns the jobs with these ordinals as a script sees them: where an ordinal comes for the
+// second time, the job is repeated.
 func (b *book) batch(n int, ordinal func(i int) int64) []job {
 	seen, named := make([]job, n), map[int64]bool{}
 	for i := range n {
@@ -103,13 +106,14 @@ func (b *book) batch(n int, ordinal func(i int) int64) []job {
 	return seen
 }
 
-// held reports whether a ready job may not start, because something is paused.
+// held reports whether a ready job may not start, because its group, tenant or type is paused.
 func (l *reference) held(b *book, typ string) bool {
 	return b.paused || l.paused["type "+typ] || l.paused["tenant "+b.tenant]
 }
 
-// start returns the attempts under which the jobs of a batch start (negative: refused), in the
-// order of the batch, which is sorted by job. It updates the reference.
+// start returns the tokens that Start must give to the jobs of a batch: the attempt, or negative if
+// the start is refused. Tokens are in the order of the batch, which is sorted by job. It updates
+// the reference.
 func (l *reference) start(typ string, batch []taken) []int64 {
 	var tokens []int64
 	for len(batch) > 0 {
@@ -155,7 +159,8 @@ var noted = map[ledger.OutcomeKind]ledger.Reason{
 // outcome returns the expected reply of the script outcome, and updates the reference.
 func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.OutcomeReply {
 	var r ledger.OutcomeReply
-	// unstarted: the outcome is also valid for a job that was not started
+	// settle moves a job of a batch to its next state, if the outcome is valid. unstarted: the
+	// outcome is also valid for a job that was not started.
 	settle := func(b *book, seen job, entry string, ordinal int64, attempt int, to ledger.Letter, unstarted bool) bool {
 		if !b.live() || seen.attempt%90 == attempt%90 || !seen.open() {
 			delete(l.unacked[typ], entry)
@@ -214,7 +219,7 @@ func (l *reference) outcome(typ string, groups []ledger.GroupOutcome) ledger.Out
 }
 
 // reclaim returns the expected reply of the script reclaim, for all entries that were read and are
-// still in the stream, and updates the reference. A job with more losses than most fails.
+// still in the stream, and updates the reference. A job with more losses than `most` fails.
 func (l *reference) reclaim(typ string, most int) ledger.ReclaimReply {
 	var r ledger.ReclaimReply
 	entries := make([]taken, 0, len(l.unacked[typ]))
@@ -254,7 +259,8 @@ func compareIDs(a, b string) int {
 	return cmp.Or(cmp.Compare(number(ams), number(bms)), cmp.Compare(number(an), number(bn)))
 }
 
-// renew returns the indexes of jobs whose lease is lost, and counts them in l.lost.
+// renew returns the expected reply of the script renew: the indexes of the jobs whose lease is
+// lost. It counts them in l.lost.
 func (l *reference) renew(typ string, jobs []ledger.Held) []int {
 	lost := []int{}
 	for i, h := range jobs {
@@ -266,7 +272,8 @@ func (l *reference) renew(typ string, jobs []ledger.Held) []int {
 	return lost
 }
 
-// reduce returns the ordinals that may not be reduced. If there are none, all jobs become reduced.
+// reduce returns the ordinals of jobs that may not be reduced. If there are none, it makes all of
+// the jobs reduced in the reference.
 func (l *reference) reduce(group string, ordinals []int64) (bad []int64) {
 	b := l.groups[group]
 	for _, o := range ordinals {
@@ -282,7 +289,7 @@ func (l *reference) reduce(group string, ordinals []int64) (bad []int64) {
 	return bad
 }
 
-// advance moves a group to its next states and returns the number of transitions.
+// advance moves a group of the reference to its next states and returns the number of transitions.
 func (l *reference) advance(group string) (n int) {
 	b := l.groups[group]
 	by, reduced := b.counts()

@@ -19,9 +19,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// On a real Redis TestModel runs rapid `hundreds` times, divided among `callers` goroutines. Each
-// run of rapid tries 100 random sequences, or the number given by -rapid.checks. They are the same
-// in each run of the tests; `make soak` tries others.
+// On a real Redis TestModel calls rapid's check `hundreds` times, divided among `callers`
+// goroutines. Each call tries 100 random sequences, or the number given by -rapid.checks. All runs
+// of the tests try the same sequences; `make soak` tries others.
 const callers, hundreds = 8, 40
 
 // TestModel runs random sequences of transitions, many of them repeated or late, and compares each
@@ -55,7 +55,8 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// quick leaves out helpers that only cost time: rapid itself shows where a check has failed.
+// quick is rapid's T without Helper, which only costs time: rapid itself shows where a check has
+// failed.
 type quick struct{ *rapid.T }
 
 func (quick) Helper() {}
@@ -96,7 +97,8 @@ func checkModel(t *testing.T, c *redis.Client, round int) {
 	})
 }
 
-// acts are the steps of a sequence. Frequent steps of workers are listed more than once.
+// acts are the steps that TestModel draws from. Frequent steps of workers are listed more than
+// once.
 var acts = map[string]func(m *model){
 	"work":         (*model).actWork,
 	"work more":    (*model).actWork,
@@ -128,7 +130,8 @@ var acts = map[string]func(m *model){
 	"set tenant":   (*model).actSet,
 }
 
-// model is a world with workers and callers, and the reference for it.
+// model is the state of one random sequence: a partition in Redis (world), the reference for it,
+// and what the workers and callers know.
 type model struct {
 	*world
 	rt        *rapid.T
@@ -210,7 +213,8 @@ func (m *model) actSeal() {
 	}
 }
 
-// end seals a group, and checks that this is refused if, and only if, the group was cancelled.
+// end seals a group in Redis and in the reference, and checks that this is refused if, and only if,
+// the group was cancelled.
 func (m *model) end(group string) {
 	b := m.reference.groups[group]
 	_, err := ledger.Seal(m.Context(), m.c, m.p, group, nil)
@@ -245,7 +249,7 @@ func (m *model) actPromote() {
 	m.bringBack(caps, m.limit())
 }
 
-// admitJobs admits jobs, and copies into the reference which ones; see moved.
+// admitJobs admits jobs, and copies into the reference which jobs the script chose; see moved.
 func (m *model) admitJobs(limitOfReady int, typ string, most int, l ledger.Limit) ledger.AdmitReply {
 	r := m.admitBelow(limitOfReady, typ, most, l)
 	if r.Moved+r.NonReady > 0 {
@@ -254,16 +258,17 @@ func (m *model) admitJobs(limitOfReady int, typ string, most int, l ledger.Limit
 	return r
 }
 
-// bringBack promotes due jobs, and copies into the reference which ones; see moved.
+// bringBack promotes due jobs, and copies into the reference which jobs the script chose; see
+// moved.
 func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
 	if r := m.promoteBelow(caps, l); r.Moved > 0 {
 		require.Equal(m, map[ledger.Letter]int{ledger.Ready: r.Moved, ledger.NonReady: 0}, m.moved(ledger.NonReady, types...))
 	}
 }
 
-// moved copies into the reference which jobs have become ready or non-ready, and counts them by
-// their new state. Each must have been in the state from, of a type that was asked for, and not
-// paused.
+// moved compares the states in Redis with the reference, and copies those that differ: jobs that
+// have become ready or non-ready. Each must have been in the state from, of a type that was asked
+// for, and not paused. It returns the number of these jobs by new state.
 func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	n, pipe := map[ledger.Letter]int{ledger.Ready: 0, ledger.NonReady: 0}, m.c.Pipeline()
 	var got []*redis.StringCmd
@@ -291,8 +296,8 @@ func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	return n
 }
 
-// later makes everything due that is non-ready, scheduled or rate-limited, and gives the spent
-// permits back.
+// later is a script that lets time pass: it makes everything due that is non-ready, scheduled or
+// rate-limited, and gives the spent permits back.
 var later = redis.NewScript(`
 for i, key in ipairs(KEYS) do
   local what = string.match(key, ':([a-z-]+)[^{}]*$')
@@ -319,7 +324,7 @@ func (m *model) timePasses() {
 	m.schedule(10)
 }
 
-// actDrain brings all jobs to an outcome and advances the groups, so that some groups end and
+// actDrain runs all jobs until they have ended and advances the groups, so that some groups end and
 // can be retried.
 func (m *model) actDrain() {
 	m.timePasses()

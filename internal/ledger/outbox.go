@@ -23,8 +23,9 @@ type OutboxEntry struct {
 	Round  string
 	Status api.Status
 	At     time.Time
-	// After is the group as it was then. But its error codes and partial aggregates are read now.
-	// They may be newer, until the group has ended; then they no longer change in this round.
+	// After is the group as it was when it entered the status. But its error codes and partial
+	// aggregates are those of now. Both may be newer than the status, until the group has ended;
+	// then they no longer change in this round.
 	After  Group
 	Err    error // the entry can't be read, and the fields above mean nothing
 	values map[string]any
@@ -58,7 +59,8 @@ func ReadOutbox(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n in
 	return all, nil
 }
 
-// outboxEntry reads an entry, as the scripts write it. It uses the map fields.
+// outboxEntry parses an entry that a script has written. fields is a map that it overwrites, so
+// that callers need not allocate one for each entry.
 func outboxEntry(e redis.XMessage, id string, parts groupParts, fields map[string]string) OutboxEntry {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	at, err := strconv.ParseInt(text("at"), 10, 64)
@@ -109,8 +111,8 @@ func readSnapshot(text string, set func(field, value string)) error {
 	return nil
 }
 
-// cutString parses the JSON string at the beginning of text. It returns the string and the text
-// behind it.
+// cutString parses the JSON string at the start of text. It returns the decoded string and the rest
+// of text.
 func cutString(text string) (s, rest string, err error) {
 	if !strings.HasPrefix(text, `"`) {
 		return "", "", errSnapshot

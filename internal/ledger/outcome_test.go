@@ -39,8 +39,8 @@ func TestOutcomeDone(t *testing.T) {
 	})
 }
 
-// kinds lists the outcomes, the state that each leads to, and for a job that will run again its
-// attempt, retries, throttles, losses and reason.
+// kinds lists outcomes and the state that each leads to. For a job that will run again, it also has
+// attempt, retries, throttles and losses, as in the moving blob, and the reason.
 var kinds = []struct {
 	kind                  ledger.OutcomeKind
 	place, counts, reason string
@@ -188,7 +188,7 @@ func TestOutcomeStale(t *testing.T) {
 	}
 }
 
-// A job that was read but not started returns to the end of the ready stream, under a new attempt.
+// A job that a worker returns unstarted goes to the end of the ready stream, under a new attempt.
 func TestOutcomeUnstarted(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -203,8 +203,8 @@ func TestOutcomeUnstarted(t *testing.T) {
 		require.Len(w, again, 1)
 		require.Equal(w, []any{int64(0), 2, 0, 0, 0, run[0].Waits, run[0].Payload}, []any{again[0].Ordinal, again[0].Attempt, again[0].Retries, again[0].Throttles, again[0].Losses, again[0].Waits, again[0].Payload})
 
-		// If the reply to a start was lost, the worker does not know whether it took effect. If it
-		// did, the job spends a permit again.
+		// After a start whose reply was lost, a worker reports the job as unstarted. Because the
+		// start took effect, the job becomes non-ready, and spends a permit again.
 		w.start("T", run[1:])
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeUnstarted, run[1], 0)))
 		require.Equal(w, "RN", w.states("g"))
@@ -252,7 +252,7 @@ func TestOutcomeFailed(t *testing.T) {
 	})
 }
 
-// One batch with outcomes of several groups, of all kinds, some of them stale.
+// One batch has outcomes of several groups, of all kinds, some of them stale.
 func TestOutcomeMixed(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b", "c"} {
@@ -374,8 +374,8 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	})
 }
 
-// A failover has lost the start but not the entry. A report of the worker that started it must not
-// remove the entry, because another worker will run the job.
+// A failover has lost the start of a job, but not its entry in the ready stream. A report of the
+// worker that started the job must not remove the entry, because another worker will run the job.
 func TestOutcomeOfALostStart(t *testing.T) {
 	both(t, func(w *world) {
 		for _, kind := range []ledger.OutcomeKind{outcomeDone, ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {

@@ -29,9 +29,9 @@ func GroupOwner(ctx context.Context, c redis.Cmdable, p keyspace.Partition, grou
 // UnknownGroup returns the error for a group that does not exist.
 func UnknownGroup(group string) error { return fmt.Errorf("group %s: %w", group, api.ErrNotFound) }
 
-// RegisterOwner makes tenant the owner of a group that has none, and returns the owner. p is the
-// partition of the group's id. Two tenants can't own the same group. The owner is "" if the key was
-// deleted during the call. Twice: the second call returns the owner.
+// RegisterOwner makes tenant the owner of a group that has no owner, and returns the group's owner.
+// p is the partition of the group's id. Two tenants can't own the same group. The owner is "" if
+// the key was deleted during the call. Twice: the second call returns the owner.
 func RegisterOwner(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, tenant string,
 ) (owner string, err error) {
@@ -53,9 +53,9 @@ func QueueOwner(ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition,
 	return pipe.Get(ctx, p.Owner(group)).Val
 }
 
-// QueueRequests adds to a pipeline the question whether a partition remembers all these request ids
-// of appends. After the pipeline has run, the returned function gives the answer: false also after
-// an error.
+// QueueRequests adds reads to a pipeline that find out whether a partition remembers all these
+// request ids of appends. After the pipeline has run, the returned function gives the answer; false
+// also after an error.
 func QueueRequests(
 	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, requests ...string,
 ) (stored func() bool) {
@@ -68,8 +68,8 @@ func QueueRequests(
 	}
 }
 
-// requestsKey returns the key of the sorted set that remembers a request id: append.lua keeps those
-// of stream entries apart, because their ids contain a time.
+// requestsKey returns the key of the sorted set that remembers a request id. append.lua stores the
+// ids of stream entries in a set of their own, because these ids contain a time.
 func requestsKey(p keyspace.Partition, request string) string {
 	if entry, ok := strings.CutPrefix(request, EntryRequest("")); ok {
 		if ms, _, ok := strings.Cut(entry, "-"); ok {

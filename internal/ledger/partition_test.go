@@ -54,8 +54,8 @@ func TestPausedTypes(t *testing.T) {
 	})
 }
 
-// Beside any number of paused tenants, the types that are asked for are complete, and the cost of a
-// call is bounded.
+// However many tenants are paused, PausedTypes reports the types that are asked for correctly, and
+// the number of Redis calls is bounded.
 func TestPausedTypesBesideManyTenants(t *testing.T) {
 	both(t, func(w *world) {
 		for batch := range 30 {

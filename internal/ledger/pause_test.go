@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// pausables lists the kinds that can be paused, each with an id to which group g belongs.
+// pausables lists a group, a tenant and a type to pause, each of which contains the jobs of group
+// g.
 var pausables = map[ledger.Pausable]string{ledger.PauseGroup: "g", ledger.PauseTenant: "acme", ledger.PauseType: "T"}
 
 // eachPausable runs a test for each kind that can be paused.
@@ -25,7 +26,7 @@ func eachPausable(t *testing.T, story func(w *world, what ledger.Pausable, id st
 }
 
 // settle acts as fetcher, dispatcher and worker of a type, without rate limits, until no job moves
-// any more. All jobs that start become done.
+// any more. Each job that starts becomes done.
 func (w *world) settle(typ string) {
 	w.Helper()
 	for quiet := 0; quiet < 2; {
@@ -99,8 +100,8 @@ func TestPauseEverywhere(t *testing.T) {
 	})
 }
 
-// activeBesides returns how many tenants stay active while something is paused: a paused type
-// leaves its tenants active.
+// activeBesides returns how many tenants are active while something of this kind is paused, in a
+// partition with one tenant: 1 for a type, otherwise 0.
 func (w *world) activeBesides(what ledger.Pausable) int64 {
 	if what == ledger.PauseType {
 		return 1
@@ -108,7 +109,8 @@ func (w *world) activeBesides(what ledger.Pausable) int64 {
 	return 0
 }
 
-// overdueNow makes a tenant's non-ready jobs due, and its permits come back.
+// overdueNow makes a tenant's non-ready jobs due, gives its permits back, and lets it return if it
+// is rate-limited.
 func (w *world) overdueNow(tenant string) {
 	w.Helper()
 	w.overdue(tenant)
@@ -120,8 +122,8 @@ func (w *world) overdueNow(tenant string) {
 	}
 }
 
-// A pause does not change the times of scheduled jobs and held groups: a job starts only when its
-// time has come and nothing is paused.
+// A pause does not change the due times of scheduled jobs and scheduled groups: a job starts only
+// when its time has come and nothing is paused.
 func TestPauseWhatIsScheduled(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.create("g", "acme", "T", "run_at", inAnHour())
@@ -157,7 +159,8 @@ func TestPauseWhatIsScheduled(t *testing.T) {
 	})
 }
 
-// A held group that is paused and resumed before its time is unchanged; only wake tokens are added.
+// A scheduled group that is paused and resumed before its time is as it was before; only wake
+// tokens are added.
 func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T", "run_at", inAnHour())
@@ -256,8 +259,9 @@ func TestPauseRefuses(t *testing.T) {
 	})
 }
 
-// More than one piece was suspended, by several groups: each comes back when it is resumed, also
-// when another one was resumed before and its jobs are on their way.
+// Jobs of several groups are suspended, more than one call of promote moves back. All jobs of a
+// group come back when it is resumed, also while jobs of another resumed group are still being
+// moved back.
 func TestPauseManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 130
@@ -293,7 +297,8 @@ func TestPauseManyJobs(t *testing.T) {
 	})
 }
 
-// A tenant that is rate-limited when it is paused, and longer.
+// A rate-limited tenant, or its only group, is paused until after its next permit. After the
+// resumption all jobs run.
 func TestPauseARateLimitedTenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.spent("acme")

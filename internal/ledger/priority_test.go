@@ -23,14 +23,15 @@ type ranked struct {
 	total, ended, waiting int64
 }
 
-// priority returns -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done)), where
-// base_priority is the group's plus its tenant's, and done counts all jobs that have ended.
+// priority returns the model's priority of a group: -created_ms + base_priority + ALPHA * (-1 +
+// total / max(1, total - done)), where base_priority is the group's plus its tenant's, and done
+// counts all jobs that have ended.
 func (g *ranked) priority(alpha float64, tenantBase int64) float64 {
 	return -float64(g.createdMS) + float64(g.base) + float64(tenantBase) + alpha*(-1+float64(g.total)/float64(max(1, g.total-g.ended)))
 }
 
-// The jobs of a lane are admitted in the order of the formula over the groups of all tenants, while
-// counts of ended jobs, totals and base priorities change.
+// With the priority policy, the jobs of a lane are admitted in the order of the formula over the
+// groups of all tenants, while counts of ended jobs, totals and base priorities change.
 func TestPriorityIsTheFormula(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -128,7 +129,7 @@ func (m *priorityModel) actAdmit() {
 
 func (m *priorityModel) priority(g *ranked) float64 { return g.priority(m.alpha, m.bases[g.tenant]) }
 
-// order returns the model's order of groups, for messages of failed tests.
+// order describes all groups of the model with their priorities, for messages of failed tests.
 func (m *priorityModel) order() []string {
 	var all []string
 	for id, g := range m.groups {
@@ -151,7 +152,7 @@ func (m *priorityModel) actFinish() {
 	}
 }
 
-// actLoseWorker fails all jobs that are in flight, because their worker is lost for the last time.
+// actLoseWorker reclaims all jobs in flight. No losses are allowed, so all of them fail.
 func (m *priorityModel) actLoseWorker() {
 	require.Equal(m, len(m.run), m.reclaim("T", 0).Failed)
 	for _, j := range m.run {
@@ -190,7 +191,8 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 			w.admit("T", 1, noLimit)
 		}
 		require.Equal(w, "oldoldold", w.admitted("T", group), "the older one goes first")
-		// 10,000 * (-1 + 10 / (10 - 9)) = a priority higher by 90,000 ms.
+		// By the formula, this group has a priority that is higher by 10,000 * (-1 + 10 / (10 - 9))
+		// = 90,000 ms.
 		require.NoError(w, w.c.HSet(w.Context(), w.p.Group("new"), "done", 8).Err())
 		w.outcome("T", done(func() taken {
 			w.pause(ledger.PauseGroup, "old")
@@ -221,8 +223,8 @@ func TestPriorityFallsInTheNextRound(t *testing.T) {
 	})
 }
 
-// The policy can be switched to priority and back, with more waiting groups than one script call
-// ranks, and all jobs are admitted.
+// The policy can be switched to priority and back while more groups wait than one script call
+// ranks; all jobs are admitted.
 func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const groups = 450

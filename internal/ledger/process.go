@@ -21,16 +21,16 @@ var (
 
 // Lead makes a watcher the leader of a partition until the lease ends, or extends its lease. A
 // lease of 0 ends the leadership. It returns the fencing number, which grows with each change of
-// leader, or 0 while another watcher is the leader and for a lease of 0. Twice: the leader keeps
-// its number.
+// leader; 0 if another watcher is the leader, or if the lease is 0. Twice: the leader keeps its
+// number.
 func Lead(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, watcher string, lease time.Duration,
 ) (fence int64, err error) {
 	return acquireLease(ctx, c, p, watcher, lease, "watch")
 }
 
-// LeadRebalancing does the same as Lead for the process that rebalances the quotas of all
-// partitions. Call it on partition 0.
+// LeadRebalancing does the same as Lead for the quota rebalancer, the process that rebalances the
+// quotas of all partitions. Call it on partition 0.
 func LeadRebalancing(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, lease time.Duration,
 ) (fence int64, err error) {
@@ -45,7 +45,8 @@ func acquireLease(
 }
 
 // CountRenewal adds one to the counter of the leader lease's renewals and returns it. The counter
-// outlives a change of leader. If it goes back, Redis has lost writes that it had confirmed.
+// survives a change of leader. If its value is lower than the one returned before, Redis has lost
+// writes that it had confirmed.
 func CountRenewal(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (int64, error) {
 	n, err := c.HIncrBy(ctx, p.Watch(), layout.WatchRenewals, 1).Result()
 	if err != nil {
@@ -54,8 +55,8 @@ func CountRenewal(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (i
 	return n, nil
 }
 
-// TakeDeletedFound returns whether [Reclaim] has found pending entries that are gone from their
-// ready stream since the last call, and deletes the mark that says so.
+// TakeDeletedFound returns whether, since the last call, [Reclaim] has found pending entries that
+// are no longer in their ready stream. It deletes the mark that says so.
 func TakeDeletedFound(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (bool, error) {
 	removed, err := c.HDel(ctx, p.Watch(), layout.WatchSuspicious).Result()
 	if err != nil {

@@ -38,8 +38,7 @@ func TestPromote(t *testing.T) {
 	})
 }
 
-// due adds a non-ready job of a new group of a tenant under a due time in ms, as if it had come
-// back.
+// due creates a group with one job, which is non-ready after an error, and sets its due time to ms.
 func (w *world) due(group, tenant, typ string, ms float64) {
 	w.Helper()
 	w.create(group, tenant, typ)
@@ -92,7 +91,7 @@ func TestPromoteSpendsPermits(t *testing.T) {
 		for _, key := range []string{w.p.Rate(), w.p.Tenant("acme")} {
 			require.Equal(w, "4", w.c.HGet(w.Context(), key, "n").Val(), key)
 		}
-		// No permit is left in this window, neither for promote nor for admit.
+		// Now no permit is left in this window, neither for promote nor for admit.
 		w.create("h", "beta", "T")
 		w.append("h", 1)
 		require.Equal(w, ledger.AdmitLimited, w.admit("T", 1, l).State)
@@ -103,7 +102,7 @@ func TestPromoteSpendsPermits(t *testing.T) {
 	})
 }
 
-// A tenant has its share of the permits, also when all that it has is non-ready.
+// A tenant gets its share of the permits, also when it has non-ready jobs only.
 func TestPromoteSharesPermits(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("b", "beta", "T")
@@ -142,7 +141,7 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 				w.c.HDel(w.Context(), w.p.Tenant(string(rune('a'+i))), "n")
 			}
 			w.c.HDel(w.Context(), w.p.Rate(), "n")
-			// Tenants whose due time is the next window become due now, after the others.
+			// Tenants whose due time was moved to the next window become due now, after the others.
 			for i, z := range w.c.ZRangeByScoreWithScores(w.Context(), w.p.NonReady(), &redis.ZRangeBy{Min: "1000000000", Max: "+inf"}).Val() {
 				w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Score: float64(1000*(window+1) + i), Member: z.Member})
 			}
@@ -198,7 +197,8 @@ func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
-// Even more blocked jobs than one call can check do not delay other types.
+// Due jobs of a type with a full ready stream do not delay other types, even if there are more of
+// them than one call can check.
 func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const blocked, behind = 2300, 1050
@@ -228,8 +228,9 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	})
 }
 
-// A type can be new since the dispatcher read the list of types, so that the call has no cap for
-// it. Its due jobs stay due: the tenant does not wait as long as it would for a full ready stream.
+// A type can be newer than the dispatcher's list of types, so that a call of promote has no cap for
+// it. Its due jobs stay due, and the tenant is tried again sooner than it would be for a full ready
+// stream.
 func TestPromoteTypeWithoutCapSoonAgain(t *testing.T) {
 	both(t, func(w *world) {
 		w.nonReady("g", 1)
@@ -270,7 +271,8 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 		w.sweep("g")
 		require.Equal(w, map[string]int64{"cancelled": 2}, w.ledger("g"))
 
-		// A blob of an earlier attempt, which a torn script may leave.
+		// The non-ready jobs contain a blob of an earlier attempt, as a script may leave that a
+		// crash of Redis interrupted.
 		w.due("h", "beta", "T", 1)
 		blob := w.c.ZRange(w.Context(), w.p.NonReadyOf("beta"), 0, -1).Val()[0]
 		require.Equal(w, 1, w.promote(noLimit, "T").Moved)
@@ -340,8 +342,8 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 	})
 }
 
-// If a ready stream has free capacity for one job at a time, as with long jobs, due jobs get it
-// every second time: waiting jobs do not starve retries.
+// If a ready stream has free capacity for one job at a time, as with long jobs, every second one
+// goes to a due job, so that waiting jobs do not starve retries.
 func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("a", "acme", "T")

@@ -15,8 +15,8 @@ var large = []byte(`"` + strings.Repeat("x", 5000) + `"`)
 
 func inAnHour() string { return timestamp(time.Now().Add(time.Hour)) }
 
-// hold creates a group of n jobs with a run_at in an hour, and makes it due at once in the sorted
-// set of scheduled groups. Its hash keeps the later run_at.
+// hold creates a group of n jobs with a run_at in an hour. In the sorted set of scheduled groups it
+// makes the group due at once; its hash keeps the later run_at.
 func (w *world) hold(group string, n int) {
 	w.Helper()
 	w.create(group, "acme", "T", "run_at", inAnHour())
@@ -24,8 +24,8 @@ func (w *world) hold(group string, n int) {
 	require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: group}).Err())
 }
 
-// spent creates the group g with three jobs of a tenant, and makes the tenant have spent more
-// permits of the window than any limit has.
+// spent creates the group g with three waiting jobs of a tenant, and sets the tenant's spent
+// permits of the window above any limit.
 func (w *world) spent(tenant string) {
 	w.Helper()
 	w.create("g", tenant, "T")
@@ -68,8 +68,8 @@ func (w *world) failed(group string, n int) {
 	require.Equal(w, "FAILED", w.status(group))
 }
 
-// everywhere makes a group with a job at every place: waiting, non-ready for each reason, ready, in
-// flight, done and failed.
+// everywhere creates a group with a job in every state: waiting, non-ready for each reason, ready,
+// in flight, done and failed.
 func (w *world) everywhere(group string) {
 	w.Helper()
 	w.create(group, "acme", "T")

@@ -13,13 +13,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// quota sets a partition's quota at once, or with -1 leaves it as it is, and returns it.
+// quota sets a partition's quota, effective at once, and returns it. With -1 it only reads the
+// quota.
 func (w *world) quota(fence int64, l ledger.Limit, permits int64) ledger.Quota {
 	w.Helper()
 	return w.increase(fence, l, permits, ledger.Increase{})
 }
 
-// increase sets a partition's quota on these terms, and returns it.
+// increase sets a partition's quota, which becomes effective as terms say, and returns it.
 func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledger.Increase) ledger.Quota {
 	w.Helper()
 	p, err := ledger.SetQuota(w.Context(), w.c, w.p, fence, l, permits, terms)
@@ -27,8 +28,8 @@ func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledge
 	return p
 }
 
-// A lower quota holds at once. The spent part of the reduction becomes free when the
-// window is over.
+// A lower quota is effective at once. Permits of the reduction that are spent already become free
+// for other partitions when the window is over.
 func TestQuota(t *testing.T) {
 	both(t, func(w *world) {
 		l := limit(40)
@@ -71,8 +72,8 @@ func TestQuota(t *testing.T) {
 	})
 }
 
-// Demand counts only jobs that could use a permit: not paused jobs, not jobs that are due later,
-// and not jobs that the workers can't take.
+// The demand of a partition counts only jobs that could use a permit: no paused jobs, no jobs that
+// are due later, and no jobs that the workers have no capacity for.
 func TestQuotaDemand(t *testing.T) {
 	both(t, func(w *world) {
 		l := ledger.Rate{RPS: 100, Window: time.Second}.Of(0, 2)
@@ -91,8 +92,8 @@ func TestQuotaDemand(t *testing.T) {
 }
 
 // All partitions together never exceed the limit, even if another process takes over rebalancing,
-// and if calls are repeated or come too late. A process takes permits before it gives them, and
-// changes nothing until the last change is effective.
+// and if calls are repeated or come too late. A rebalancer takes permits from a partition before it
+// gives them to another, and makes no change until the last one is effective.
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		for run := range 3 {

@@ -22,8 +22,8 @@ func TestReclaim(t *testing.T) {
 		w.start("T", run[:1])
 		require.Equal(w, "IRR", w.states("g"))
 
-		// Only pending entries are reclaimed; the jobs are due at once. Only a job that was started
-		// counts the loss of its worker.
+		// Only pending entries are reclaimed, and their jobs are due at once. A job counts a loss
+		// only if the lost worker had started it.
 		require.Equal(w, ledger.ReclaimReply{Taken: 2}, w.reclaim("T", 3))
 		require.Equal(w, "NNR", w.states("g"))
 		require.Equal(w, map[string]int64{"non_ready": 2, "ready": 1}, w.ledger("g"))
@@ -49,7 +49,8 @@ func TestReclaim(t *testing.T) {
 	})
 }
 
-// The script that reclaims a job checks its lease in the same step.
+// The script checks that an entry was idle for a lease in the same step in which it reclaims the
+// job.
 func TestReclaimOnlyWhatIsIdle(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -109,7 +110,8 @@ func TestReclaimFailsWhatKillsItsWorkers(t *testing.T) {
 	})
 }
 
-// An entry that was deleted while pending is an incident: the reply names it.
+// If another program has deleted a pending entry from the ready stream, the reply names this entry
+// as missing.
 func TestReclaimReportsDeletedEntries(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -125,7 +127,8 @@ func TestReclaimReportsDeletedEntries(t *testing.T) {
 	})
 }
 
-// Entries that are no jobs, or stand for nothing any more, are taken away.
+// Reclaim removes pending entries that can't be read as a job, or whose job is in another state or
+// attempt by now.
 func TestReclaimGarbage(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

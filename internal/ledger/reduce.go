@@ -12,14 +12,15 @@ import (
 
 var reduce = script("jobs/reduce", "signals", "states", "ranges")
 
-// Fields of an entry of the stream results, which holds results of jobs of one group.
+// The Field constants name the fields of an entry of the stream results. An entry has results of
+// jobs of one group.
 const (
 	ResultsGroup  = "g" // the group's id
 	ResultsLines  = "l" // the result lines, divided by newlines
 	ResultsTraces = "t" // for each sampled job a line "ordinal traceparent"
 )
 
-// ReduceArgs are results of one group that are added to one partial aggregate.
+// ReduceArgs are the results of one group that one call adds to one partial aggregate.
 type ReduceArgs struct {
 	Group    string
 	Partial  string   // number of the partial aggregate
@@ -50,9 +51,9 @@ type ReduceReply struct {
 
 // Reduce stores a partial aggregate to which the caller has added results, and the result lines,
 // and removes the Entries from the stream results. It changes nothing unless all jobs are done and
-// not reduced yet, and the partial aggregate has the given version. So each result counts once. If
-// the group does not exist, it only removes the Entries. Twice: the second call replies
-// ReduceVersion.
+// not reduced yet, and the stored partial aggregate has the given version; therefore each result
+// counts once. If the group does not exist, it only removes the Entries. Twice: the second call
+// replies ReduceVersion.
 func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a ReduceArgs) (ReduceReply, error) {
 	var ranges jobRanges
 	for _, o := range a.Ordinals {

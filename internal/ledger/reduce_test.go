@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// reported creates a sealed group of n done jobs, reported one by one, and reads their results: one
-// entry a job.
+// reported creates a sealed group of n done jobs. Each job is reported in a call of its own. It
+// returns their results as read from the stream: one entry a job.
 func (w *world) reported(group string, n int) []results {
 	w.Helper()
 	w.create(group, "acme", "T")
@@ -48,8 +48,8 @@ func TestReduce(t *testing.T) {
 		require.Equal(w, []string{"a " + e[1].entry}, w.pending(w.p.ResultStream()))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Dirty()).Val(), "one result is missing yet")
 
-		// The same call again has an old version; with the new version its jobs are
-		// already reduced.
+		// The same call again has an old version and is refused. With the new version it is
+		// refused, too, because its jobs are already reduced.
 		w.unchanged(func() {
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: 1}, w.reduce(a))
 			a.Version = 1
@@ -80,7 +80,7 @@ func TestReduceNothing(t *testing.T) {
 	})
 }
 
-// Only done jobs are reduced, and each once, whatever the caller names.
+// Reduce refuses a call that names a job that is not done, or a job twice.
 func TestReduceWhatIsNotDone(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g") // DFNIRNNW
@@ -149,7 +149,8 @@ func (w *world) ordinalOf(line string) int64 {
 	return n
 }
 
-// reduceInto reduces an entry into a partial aggregate, whose state is the number of jobs in it.
+// reduceInto reduces an entry of the results stream into a partial aggregate. The state of the
+// partial aggregate is the number of jobs in it.
 func (w *world) reduceInto(partial string, e results) ledger.ReduceReply {
 	w.Helper()
 	have := w.c.HMGet(w.Context(), w.p.Aggregate(e.group), "version:"+partial, "partial:"+partial).Val()
@@ -161,8 +162,8 @@ func (w *world) reduceInto(partial string, e results) ledger.ReduceReply {
 	return r
 }
 
-// reduceAll reduces all entries of the results stream that nobody has read, like an aggregator,
-// into one partial aggregate.
+// reduceAll reads all unread entries of the results stream and reduces them into one partial
+// aggregate, like an aggregator.
 func (w *world) reduceAll() {
 	w.Helper()
 	for batch := w.readResults(100); len(batch) > 0; batch = w.readResults(100) {

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// results lists the reply codes that are no errors, for each script. A new code must be put here or
-// into the table refusals, because run passes on a code that it does not know.
+// results lists the reply codes that are no errors, for each script. A new code must be added here
+// or to the table refusals: run does not treat unknown codes as errors.
 var results = map[string][]string{
 	"admit":           {"FULL", "PAUSED"},
 	"advance":         {"OK"},

@@ -56,7 +56,7 @@ func TestRenew(t *testing.T) {
 		}
 		require.Empty(w, w.renew("c"), "nothing is held")
 
-		// An entry that another consumer has claimed is claimed back for the worker that owns the
+		// Renew gives an entry that another consumer has claimed back to the worker that owns the
 		// attempt.
 		require.NoError(w, w.c.XClaim(w.Context(), &redis.XClaimArgs{
 			Stream: w.p.Ready("T"), Group: keyspace.GroupWorkers, Consumer: "thief", Messages: []string{started[0].entry},
@@ -66,7 +66,7 @@ func TestRenew(t *testing.T) {
 	})
 }
 
-// idle returns the time since the lease of an entry was renewed.
+// idle returns the time since the lease of a ready entry was last renewed.
 func (w *world) idle(entry string) time.Duration {
 	w.Helper()
 	p, err := w.c.XPendingExt(w.Context(), &redis.XPendingExtArgs{

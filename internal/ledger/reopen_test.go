@@ -87,8 +87,8 @@ func TestReopenAndRequeue(t *testing.T) {
 	})
 }
 
-// A repeated request gets the same answer and opens no second round, even if its round has ended
-// meanwhile.
+// A repeated request of a retry gets the same answer and opens no second round, even if its round
+// has ended meanwhile.
 func TestReopenRepeated(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 1)
@@ -174,7 +174,8 @@ func (w *world) failSome(group string, n int) int64 {
 	return r.Owned
 }
 
-// A group with more failed jobs than one HSCAN call returns is requeued completely.
+// A group with more failed jobs than one HSCAN call returns is requeued completely, in several
+// steps.
 func TestRequeueManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 3000

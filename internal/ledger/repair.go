@@ -18,11 +18,11 @@ var (
 	lose            = script("jobs/lose", "signals", "states", "blob", "tenants", "priority", "fair_queue", "endings")
 )
 
-// RepairGroup corrects the counts of a group, and the lists that name it. It adds each of the
-// differences to the field of that name; code:X is the count of error code X. The caller has read
-// version, the field repaired of the group, before it recounted. RepairGroup reports false, and
-// changes nothing, if the group was repaired since then. If the group does not exist, it removes
-// its id from the lists and reports true. Twice: the second call reports false.
+// RepairGroup corrects the counts of a group, and the lists that name it. It adds each difference
+// to the field of the group's hash with its name; a name code:X stands for the count of error code
+// X. The caller has read version, the field repaired of the group, before it recounted. RepairGroup
+// reports false, and changes nothing, if the group was repaired since then. If the group does not
+// exist, it removes its id from the lists and reports true. Twice: the second call reports false.
 func RepairGroup(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	group, tenant string, version int64, differences map[string]int64,
@@ -44,9 +44,10 @@ type Counter struct {
 	Want   int64  // what was counted
 }
 
-// RepairCounter sets a counter to what was counted. With the counter active it also adds the tenant
-// to the set of active tenants, or removes it. It reports false, and changes nothing, if the
-// counter has another value than Have. Twice: the second call reports false, or sets the same.
+// RepairCounter sets a counter to the recounted value. With the counter active it also adds the
+// tenant to the set of active tenants, or removes it. It reports false, and changes nothing, if the
+// counter does not have the value Have any more. Twice: the second call reports false, or sets the
+// same.
 func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n Counter) (bool, error) {
 	scope := "type"
 	if n.Tenant {
@@ -56,19 +57,20 @@ func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n
 	return r.num(0) == 1, err
 }
 
-// Misplaced is an element at a location: a job that may be misplaced, or something that is no job.
+// Misplaced names an element of a location for RepairMisplaced: a job that seems to be misplaced,
+// or something that is no job.
 type Misplaced struct {
 	Location string // queue, non-ready, suspended, ready, results or failures
-	// the group of a queue or of failures, the tenant of non-ready or suspended jobs, the type of a
-	// ready stream
+	// Owner is the group of a queue or of failures, the tenant of non-ready or suspended jobs, or
+	// the type of a ready stream.
 	Owner string
 	Type  string // of a queue; "": another location
 	Item  string // the element, the entry's id in a stream, or the ordinal in failures
 	Twin  string // another element of the same job: only one is removed; "": none
 }
 
-// RepairMisplaced quarantines a misplaced job, an element that is no job, or one of two elements of
-// a job. It reports whether it has. Twice: the second call reports false.
+// RepairMisplaced checks an element again, and quarantines it if it is a misplaced job, no job, or
+// one of two elements of a job. It reports whether it has. Twice: the second call reports false.
 func RepairMisplaced(ctx context.Context, c redis.Cmdable, p keyspace.Partition, m Misplaced) (bool, error) {
 	r, err := run(ctx, c, repairMisplaced, p, m.Location, m.Owner, m.Type, m.Item, m.Twin)
 	return r.num(0) == 1, err
@@ -77,15 +79,17 @@ func RepairMisplaced(ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 // MaxLose is the most jobs of one Lose.
 const MaxLose = 200
 
-// Missed is a job that was at none of its possible locations, and the state that it had then.
+// Missed is a job that the audit found at none of its possible locations, and the state that the
+// job had then.
 type Missed struct {
 	Ordinal int64
 	State   State
 }
 
-// Lose fails jobs of a group that vanished from Redis, with code LOST. typ is their type, "" if
-// they may be of several types. It returns the ordinals of the jobs that have failed: not those of
-// jobs that have moved since they were missed. Twice: the second call finds that they have failed.
+// Lose fails jobs of a group that have vanished from Redis, with code LOST. typ is their type, ""
+// if they may be of several types. It returns the ordinals of the jobs that it has failed. It
+// leaves out jobs that have moved since they were missed. Twice: the second call fails none,
+// because they have ended.
 func Lose(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, typ string, jobs []Missed,
 ) ([]int64, error) {

@@ -180,7 +180,8 @@ func TestRepairMisplacedSparesJobs(t *testing.T) {
 		require.Equal(w, before, w.ledger("g"))
 		require.EqualValues(w, 3, w.c.LLen(w.Context(), w.p.Quarantine()).Val())
 
-		// What a job does whose states are lost can't be told, so nothing of it is touched.
+		// Without the string states:GROUP nobody can tell the states of the group's jobs, so
+		// RepairMisplaced leaves their elements.
 		w.c.Del(w.Context(), w.p.States("g"))
 		spare(ledger.Misplaced{Location: "ready", Owner: "T", Item: ready[0].ID})
 		spare(ledger.Misplaced{Location: "non-ready", Owner: "acme", Item: nonReady[0]})

@@ -19,11 +19,12 @@ import (
 // resultChunks is how many chunks of results one read returns; a chunk can have several MB.
 const resultChunks = 10
 
-// maxJobs bounds the ordinals of jobs: their states are in one string, of at most 512 MB.
+// maxJobs bounds the ordinals of jobs: the states of a group are one string, which in Redis has at
+// most 512 MB.
 const maxJobs = 512 << 20 / StateBytes
 
-// Results calls yield with the result line of each reduced job, in the order of reduction. It
-// returns the first error of yield.
+// Results calls yield with the result line of each reduced job of a group, in the order of
+// reduction. It stops at the first error of yield and returns it.
 func Results(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, yield func(line []byte) error,
 ) error {
@@ -45,8 +46,8 @@ func Results(
 	}
 }
 
-// Failures calls yield once with the record of each failed job, in no order. It returns the first
-// error of yield.
+// Failures calls yield once with the error record of each failed job of a group, in no order. It
+// stops at the first error of yield and returns it.
 func Failures(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, yield func(JobError) error,
 ) error {
@@ -74,8 +75,8 @@ func Failures(
 	return nil
 }
 
-// SomeFailures returns the records of up to `most` failed jobs of a group, in no order. Which ones
-// does not depend on the errors.
+// SomeFailures returns the error records of up to `most` failed jobs of a group, in no order. Which
+// jobs these are does not depend on their errors.
 func SomeFailures(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, most int,
 ) ([]JobError, error) {
@@ -107,7 +108,8 @@ func FailureCodes(
 	return countsByCode(codes), nil
 }
 
-// countsByCode parses the hash codes:GROUP. It leaves out codes that no job has any more.
+// countsByCode parses the hash codes:GROUP. It leaves out codes whose count is 0: their jobs were
+// requeued.
 func countsByCode(codes map[string]string) map[string]int64 {
 	counts := map[string]int64{}
 	for code, value := range codes {
@@ -118,7 +120,7 @@ func countsByCode(codes map[string]string) map[string]int64 {
 	return counts
 }
 
-// bitset is a set of ordinals. A group may have millions of jobs.
+// bitset is a set of ordinals, one bit for each: a group may have millions of jobs.
 type bitset []uint64
 
 // add adds an ordinal and returns false if the set had it.
@@ -152,9 +154,9 @@ func DeadLetters(
 	return all, nil
 }
 
-// deadLetter reads an entry, as fail_job in lua/parts/endings.lua writes it. Other programs may
-// write to the stream as well: a missing or invalid field is empty, and the result can always be
-// written as JSON.
+// deadLetter parses an entry of the stream dead-letters, as fail_job in lua/parts/endings.lua
+// writes it. Other programs may write to the stream as well: a missing or invalid field is empty,
+// and the result can always be encoded as JSON.
 func deadLetter(e redis.XMessage) api.DeadLetter {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	const year9999 = 253402300799999 // the last time that JSON can express

@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// retire retires a type as if this time had passed since a worker last served it.
+// retire calls ledger.Retire for a type, as if the time ahead had passed since now. It returns
+// whether the type was retired.
 func (w *world) retire(typ string, ahead time.Duration) bool {
 	w.Helper()
 	retired, err := ledger.Retire(w.Context(), w.c, w.p, typ, time.Now().Add(ahead))

@@ -49,7 +49,8 @@ func TestRetryChoice(t *testing.T) {
 		codes := w.c.HGetAll(w.Context(), w.p.Codes("g")).Val()
 		require.Equal(w, []string{"0", "1", "2"}, []string{codes["A"], codes["B"], codes["C"]})
 
-		// One of them fails again; the others end. Then all failed jobs run again.
+		// One of the three requeued jobs fails again; the other two are done. Then a retry without
+		// a choice runs all failed jobs.
 		w.admit("T", 6, noLimit)
 		again := w.read("T", "c")
 		require.Len(w, again, 3)

@@ -21,8 +21,9 @@ type scene struct {
 	prepare   func(w *world) act
 }
 
-// scenes make every script execute every one of its writes: each scene prepares a partition and
-// returns the call.
+// scenes are calls of all scripts, which together execute every write of every script. A scene
+// prepares a partition and returns the call. Tests of common properties, such as a repeated call,
+// run them all.
 var scenes = slices.Concat(lifeScenes, flowScenes)
 
 var lifeScenes = []scene{

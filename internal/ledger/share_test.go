@@ -24,14 +24,15 @@ func TestShareLendsWhatIsLeft(t *testing.T) {
 	})
 }
 
-// promoteNone checks that no job is due, so that the rest of the test concerns waiting jobs only.
+// promoteNone calls promote and checks that no job was due, so that the rest of the test is about
+// waiting jobs only.
 func (w *world) promoteNone() {
 	w.Helper()
 	require.Zero(w, w.promote(limit(1000), "T", "U").Moved)
 }
 
-// A tenant whose share was lent has it again in the next window, in whichever order tenants are
-// served.
+// A tenant whose unused share was borrowed has its full share again in the next window, in
+// whichever order tenants are served.
 func TestShareComesBackInTheNextWindow(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 200)
@@ -48,9 +49,9 @@ func TestShareComesBackInTheNextWindow(t *testing.T) {
 	})
 }
 
-// served exhausts a limit, which these tenants must use up, and returns the permits of each. Any
-// tenant may get the remainder of the division: if the second one has it, served counts it for the
-// first.
+// served admits until the limit is exhausted, checks that these tenants have all of its permits,
+// and returns the permits of each. If the second tenant has more than 4, because it got the
+// remainder of the division, served counts the surplus for the first one.
 func (w *world) served(l ledger.Limit, tenants ...string) map[string]int64 {
 	w.Helper()
 	got := w.exhaust("T", 100, l)
@@ -116,8 +117,8 @@ func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-// Permits are lent only if no other jobs have a claim to them: lanes of other types and due
-// non-ready jobs.
+// A tenant may borrow only permits that others have no claim to: lanes of other types and due
+// non-ready jobs come first.
 func TestShareReserves(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 100)
@@ -155,7 +156,7 @@ func TestShareReservesWhatIsDue(t *testing.T) {
 		require.Equal(w, map[string]int64{"busy": 6}, w.exhaust("T", 100, l), "5 of its own, 1 that is lent")
 		require.Equal(w, map[string]int64{"small": 4}, permitsOf(w.promote(l, "T").Permits))
 
-		// In the other direction: due jobs may borrow permits that waiting jobs leave.
+		// Due jobs may also borrow the permits that waiting jobs leave.
 		w.newWindow("busy", "small")
 		for i := range 12 {
 			w.due(fmt.Sprint("more", i), "small", "V", float64(10+i))
@@ -197,8 +198,8 @@ func TestShareByWeight(t *testing.T) {
 			require.InDelta(w, 40<<i, got[tenant], 10, tenant)
 		}
 
-		// A changed weight counts at once, and a tenant that leaves takes its weight out of the
-		// sum.
+		// A changed weight counts at once, and the weight of a tenant that has no jobs any more
+		// leaves the sum.
 		w.set("c", weight(1))
 		require.Equal(w, map[string]int64{"a": 10, "b": 20, "c": 10}, w.exhaust("T", 100, limit(40)))
 		w.cancel("b")
@@ -251,7 +252,8 @@ func TestShareByDuration(t *testing.T) {
 	})
 }
 
-// The difference between charged and real run time is charged the next time the tenant is served.
+// If a job's run time differs from the estimate by which its tenant was charged, the difference is
+// charged the next time that jobs of the tenant are dequeued.
 func TestShareChargesWhatIsOwed(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("a", "T", 100)
@@ -301,7 +303,8 @@ func TestOneMarkerATenant(t *testing.T) {
 	})
 }
 
-// A tenant with no waiting job, but with one that is due again, counts once among those that share.
+// A tenant with no waiting job, but with a due non-ready one, counts as one of the tenants that
+// share the limit.
 func TestShareOfATenantThatIsDue(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 1)

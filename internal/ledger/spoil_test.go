@@ -11,8 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// quiet takes the tokens away that scripts leave for idle roles, so that a script
-// has to leave new ones.
+// quiet removes the wake tokens of idle roles, so that a script has to push new ones.
 func (w *world) quiet() {
 	for _, role := range []string{"fetcher", "dispatcher", "watcher"} {
 		require.NoError(w, w.c.Del(w.Context(), w.p.Wake(role)).Err())
@@ -72,7 +71,8 @@ func changes(before, after map[string]string) []string {
 	return keys
 }
 
-// spoil replaces a key by one of another Redis type than content has.
+// spoil replaces a key by a key of another Redis type. content, as dump returns it, says which type
+// the key has.
 func (w *world) spoil(key, content string) {
 	w.Helper()
 	require.NoError(w, w.c.Del(w.Context(), key).Err())
@@ -122,7 +122,8 @@ var (
 	numbers   = regexp.MustCompile(`[0-9.]+(e\+[0-9]+)?`)
 )
 
-// shape returns a dump without numbers, because most numbers are times.
+// shape returns a dump without its numbers, because most numbers are times and differ from run to
+// run.
 func shape(dump map[string]string) map[string]string {
 	out := map[string]string{}
 	for key, v := range dump {

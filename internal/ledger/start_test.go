@@ -33,7 +33,8 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// A worker whose reply was lost repeats the start: the job gets a new attempt and counts once.
+// A worker that did not get the reply repeats the start: the job gets a new attempt and counts
+// once.
 func TestStartTwice(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -43,7 +44,8 @@ func TestStartTwice(t *testing.T) {
 		require.Equal(w, int64(2), run[0].token)
 		require.Equal(w, map[string]int64{"in_flight": 2}, w.ledger("g"))
 
-		// With the first token the job belongs to another attempt; its entry stays for reclaim.
+		// A start with the job's first token is refused, because the job has another attempt now;
+		// the job's entry stays for reclaim.
 		lost := slices.Clone(run)
 		w.unchanged(func() { w.start("T", lost) })
 		require.Equal(w, int64(-1), lost[0].token)
@@ -89,8 +91,8 @@ func TestStartStale(t *testing.T) {
 	})
 }
 
-// After a consumer group was lost and created again, entries are delivered again under their old
-// ids while the first readers still hold them.
+// After a consumer group was deleted and created again, Redis delivers its entries again under
+// their old ids while the first readers still hold them.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -112,16 +114,16 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 		require.Equal(w, []int64{2, 2, 2, 1}, tokens(second), "a job that runs gets another attempt")
 		require.Equal(w, map[string]int64{"in_flight": 4}, w.ledger("g"))
 
-		// Reports of the first readers are stale, whatever their kind, and do not affect the second
-		// reader.
+		// Reports of the first readers are stale, whatever their outcome, and do not affect the
+		// second reader.
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(first[0])))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeFailed, first[1], 0)))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeRetry, first[2], 0)))
 		require.Len(w, w.pending(w.p.Ready("T")), 4)
 		require.Equal(w, ledger.OutcomeReply{Owned: 2}, w.outcome("T", done(second[0], second[3])))
 
-		// The group is lost once more: a third reader does not get the jobs while the second may
-		// run them ...
+		// The consumer group is deleted once more: a third reader may not start the jobs while the
+		// second reader may still run them.
 		require.NoError(w, w.c.XGroupDestroy(w.Context(), w.p.Ready("T"), keyspace.GroupWorkers).Err())
 		third := w.read("T", "third")
 		require.Len(w, third, 2)
@@ -129,7 +131,8 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 		require.Equal(w, []int64{-1, -1}, tokens(third))
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", done(second[1])))
 
-		// ... and the jobs are not lost: the third reader's entry is reclaimed when it is idle.
+		// The jobs of the third reader's entries are not lost: reclaim takes its entry back when it
+		// is idle.
 		require.Equal(w, ledger.ReclaimReply{Taken: 1}, w.reclaim("T", 3))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(second[2])))
 		w.promoteAll("T", 1)
@@ -160,7 +163,8 @@ func TestStartNamedTwice(t *testing.T) {
 	})
 }
 
-// start works for jobs far apart in a group, and for more attempts than there are attempt marks.
+// Start works for jobs whose ordinals are far apart, and for attempts above the number of attempt
+// marks, 90.
 func TestStartFarApartAndOften(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -4,9 +4,9 @@ import (
 	"strconv"
 )
 
-// A job's state is two bytes in the string states:GROUP, at twice its ordinal: the state letter and
-// the mark of its attempt. The report of another attempt is stale. A person can read the string in
-// redis-cli.
+// This file encodes and decodes states. A job's state is two bytes in the string states:GROUP, at
+// twice its ordinal: the state letter and the mark of its attempt. A report of another attempt is
+// stale. A person can read the string in redis-cli.
 
 // Letter is the state letter of a job: the first byte of its state.
 type Letter byte
@@ -59,7 +59,7 @@ func (s State) Attempt() int { return int(s[1]) - firstMark }
 // IsOf says whether the state's mark is that of an attempt.
 func (s State) IsOf(attempt int) bool { return s[1] == mark(attempt) }
 
-// An attempt's mark is a printable byte, so that a person can read states.
+// The marks of attempts are printable bytes from '!' on, so that a person can read states.
 const (
 	firstMark = '!'
 	marks     = 90
@@ -67,8 +67,8 @@ const (
 
 func mark(attempt int) byte { return byte(firstMark + attempt%marks) }
 
-// jobRanges encodes jobs of one group for scripts: each range of consecutive ordinals with the same
-// attempt as 'first n attempt', joined by spaces.
+// jobRanges builds the argument with which scripts get jobs of one group: each range of consecutive
+// ordinals with the same attempt as 'first n attempt', joined by spaces.
 type jobRanges struct {
 	b       []byte
 	lo, n   int64

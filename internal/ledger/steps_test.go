@@ -11,7 +11,7 @@ import (
 
 const sampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-// seven appends a group of seven jobs; the even ones are sampled.
+// seven creates the group g with seven jobs; those with even ordinals are sampled.
 func (w *world) seven() {
 	w.create("g", "acme", "T")
 	jobs := jobs(7)
@@ -23,7 +23,8 @@ func (w *world) seven() {
 	w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: jobs})
 }
 
-// steps returns steps by ordinal and without their traces, which must be those of seven.
+// steps sorts the steps by ordinal, checks that their traces are those of seven's sampled jobs, and
+// removes the traces.
 func (w *world) steps(got []ledger.JobStep) []ledger.JobStep {
 	w.Helper()
 	for i := range got {

@@ -24,7 +24,8 @@ var (
 // Pausable says what is paused.
 type Pausable string
 
-// A group, a tenant or a type can be paused. A type is paused in each partition separately.
+// The Pausable constants are the kinds of things that Pause can pause. A type is paused in each
+// partition separately.
 const (
 	PauseGroup  Pausable = "group"
 	PauseTenant Pausable = "tenant"
@@ -56,9 +57,9 @@ type TenantRef struct {
 }
 
 // Tenants returns known tenants of these partitions whose id is greater than after, ordered by id;
-// after "" means from the first one on. It reads at most n ids of each partition, in one round
-// trip, and leaves out no tenant before the last one that it returns. more says whether there may
-// be others; then it returns at least n.
+// with after "" from the first one on. It reads at most n ids of each partition, in one round trip.
+// It skips no id before the last one that it returns. more says that there may be others; then it
+// returns at least n.
 func Tenants(
 	ctx context.Context, c redis.Cmdable, parts []keyspace.Partition, after string, n int,
 ) (found []TenantRef, more bool, err error) {
@@ -115,22 +116,22 @@ func ImplicitTenants(ctx context.Context, c redis.Cmdable, tenants []TenantRef) 
 	return implicit, nil
 }
 
-// TenantSettings are an operator's settings of a tenant; nil means the default.
+// TenantSettings are the settings that an operator has made for a tenant; nil means the default.
 type TenantSettings struct {
 	RPS          *float64 // a rate limit of its own, permits a second, above 0; it never borrows then
 	Weight       *float64 // above 0; the default is 1
 	BasePriority *int64   // added to the priority of all its groups, with FAIR_QUEUE_POLICY=priority
 }
 
-// SetTenant replaces all settings of a tenant; a nil field removes one. The next admission follows
-// them. Twice: the same settings.
+// SetTenant replaces all settings of a tenant; a nil field removes that setting. The next admission
+// uses the new settings. Twice: the second call stores the same settings.
 func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, s TenantSettings) error {
 	_, err := run(ctx, c, setting, p, tenant, orEmpty(s.RPS), orEmpty(s.Weight), orEmpty(s.BasePriority), "")
 	return err
 }
 
-// ChangeTenant changes those settings of a tenant that the patch has; the others stay as they are.
-// The next admission follows them. Twice: the same settings.
+// ChangeTenant changes those settings of a tenant that the patch contains; the others stay as they
+// are. The next admission uses the new settings. Twice: the second call stores the same settings.
 func ChangeTenant(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, change api.TenantPatch,
 ) error {
@@ -149,7 +150,7 @@ func ChangeTenant(
 	return err
 }
 
-// orEmpty returns the value of an argument that may be absent; "" for nil.
+// orEmpty returns the script argument for an optional value: "" for nil.
 func orEmpty[T any](value *T) any {
 	if value == nil {
 		return ""
@@ -163,21 +164,22 @@ type TenantState struct {
 	Settings TenantSettings
 	Paused   bool
 	Active   bool // it has jobs that want a permit, and is not paused
-	// Jobs that want a permit: waiting ones, except for those of scheduled and paused groups, and
-	// markers.
+	// Wanting is the number of jobs that want a permit: markers, and waiting jobs except those of
+	// scheduled and paused groups.
 	Wanting    int64
 	Unfinished int64   // jobs that have not ended
 	NonReady   int64   // non-ready jobs, suspended ones too
 	PerSecond  float64 // jobs a second that were done or failed, over the last 5 to 10 s; 0: none, or not known
-	// Congestion statistics, kept for CONGESTION_STATS_RETENTION after the last event, or until the
-	// tenant's last group ends.
+	// The next fields are congestion statistics, kept for CONGESTION_STATS_RETENTION after the last
+	// event, or until the tenant's last group ends.
 	Throttles   int64         // times that one of its jobs became the marker, because it got no permit
 	Returns     int64         // times that a downstream API or a transient error sent one of its jobs back
 	Waits       time.Duration // sum of the waits that these returns set
 	LongestWait time.Duration // the longest of these waits
 	LastEvent   time.Time     // the last throttle or return; zero: none
 
-	// Permits of the current window: spent ones, and the tenant's own limit or share; 0: no limit.
+	// Used is the number of permits that the tenant has spent in the current window, Limit its own
+	// limit or share of the window; 0: no limit.
 	Used, Limit             int64
 	GlobalUsed, GlobalLimit int64     // the same of all tenants of the partition, whose limit is its quota
 	ActiveTenants           int64     // among which the partition's limit is divided, this one among them
@@ -187,8 +189,8 @@ type TenantState struct {
 	RateLimitedUntil        time.Time // the latest of all types; zero: it is not rate-limited
 }
 
-// Tenant reads a tenant's state. It changes nothing but a limiter's time that is in the future,
-// because the clock was set back.
+// Tenant reads a tenant's state. It writes only if a limiter's stored time is in the future,
+// because the clock was set back: it corrects that time.
 func Tenant(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit,
 ) (TenantState, error) {
@@ -249,8 +251,9 @@ func readTenant(
 	return s, nil
 }
 
-// pace returns the speed, jobs a second, since the older of the two marks that outcome.lua writes:
-// "ms count ms count". If the older mark is too old, it takes the newer one.
+// pace returns the tenant's present speed: ended jobs a second since the older of two marks, which
+// outcome.lua writes as "ms count ms count". If the older mark is more than 12 s old, it uses the
+// newer one.
 func pace(marks string, ended int64, now time.Time) float64 {
 	const tooOld, tooYoung = 12 * time.Second, 200 * time.Millisecond
 	var at, n, newer, count int64

@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// A tenant's jobs may have ended faster than a limit allows that was set afterwards.
+// Bound limits a measured speed to the tenant's limits: jobs may have ended faster before a limit
+// was set.
 func TestSpeedHoldsToTheLimits(t *testing.T) {
 	t.Parallel()
 	half := 0.5
@@ -83,7 +84,8 @@ func TestTenants(t *testing.T) {
 	})
 }
 
-// Patches of different settings at the same time all have their effect, in any order and repeated.
+// Concurrent patches of different settings all take effect, in any order and also if they are
+// repeated.
 func TestChangeTenant(t *testing.T) {
 	both(t, func(w *world) {
 		settings := func() ledger.TenantSettings {
@@ -115,8 +117,8 @@ func TestChangeTenant(t *testing.T) {
 	})
 }
 
-// A preview of settings has the limit that the tenant has after it got them, whether it is active
-// or not, and changes nothing.
+// TenantWith predicts the limit that an active or idle tenant has after it got the settings, and
+// changes nothing.
 func TestPreviewOfSettings(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 20)

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// totals returns what has happened to jobs of a type, and to those of retired types.
+// totals returns the totals of a type and, separately, the totals of all retired types.
 func (w *world) totals(typ string) (of, retired api.JobTotals) {
 	w.Helper()
 	loads, err := ledger.Loads(w.Context(), w.c, w.p, []string{typ})
@@ -20,7 +20,7 @@ func (w *world) totals(typ string) (of, retired api.JobTotals) {
 	return loads[0].Totals, st.Retired
 }
 
-// The totals count what takes effect, once, and outlive the type.
+// The totals count each event that takes effect once, and survive the retirement of the type.
 func TestTotals(t *testing.T) {
 	both(t, func(w *world) {
 		is := func(want api.JobTotals) {

@@ -23,8 +23,8 @@ func Types(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string
 	return types, nil
 }
 
-// Loads returns, for each of the types, how many of its jobs wait and run in one partition, and how
-// many stale reports and lost leases were counted. It makes one round trip. A type whose ready
+// Loads returns, for each of the types, its waiting, non-ready, ready and in-flight jobs in one
+// partition, and its stale reports and lost leases. It makes one round trip. A type whose ready
 // stream has no consumer group yet has no jobs in flight.
 func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []string) ([]api.TypeStats, error) {
 	type replies struct {
@@ -63,7 +63,8 @@ func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []s
 	return out, nil
 }
 
-// totals are the fields of load:TYPE, and of the hash watch for retired types, that only grow.
+// totals names the fields of load:TYPE that only grow. The hash watch has the same fields for
+// retired types.
 var totals = []string{
 	layout.LoadAccepted, layout.LoadStarted, layout.LoadDone, layout.LoadFailed, layout.LoadRetried,
 	layout.LoadThrottled,
@@ -74,19 +75,21 @@ var loadFields = append([]string{
 	layout.LoadWaiting, layout.LoadNonReady, layout.LoadStale, layout.LoadLost,
 }, totals...)
 
-// totals reads the fields in the order of the variable totals.
+// totals converts the values of the fields in the variable totals, in that order.
 func (r reply) totals() api.JobTotals {
 	return api.JobTotals{
 		Accepted: r.num(0), Started: r.num(1), Done: r.num(2), Failed: r.num(3), Retried: r.num(4), Throttled: r.num(5),
 	}
 }
 
-// maxPausePages is how many pages of 1,000 pauses one call of PausedTypes reads.
+// maxPausePages is the number of pages, 1,000 pauses each, that one call of PausedTypes reads at
+// most.
 const maxPausePages = 10
 
-// PausedTypes returns paused types in alphabetical order: all of the given ones, and others, such
-// as types without jobs. The pauses of tenants lie beside those of types; where there are more than
-// about 10,000, the others may be incomplete, so that one call costs a bounded time.
+// PausedTypes returns paused types in alphabetical order: all paused ones of the given types, and
+// other paused types, such as types without jobs. The hash pauses holds tenants, too: if it has
+// more than about 10,000 fields, some of the other types may be missing, so that the cost of a call
+// is bounded.
 func PausedTypes(ctx context.Context, c redis.Cmdable, p keyspace.Partition, known []string) ([]string, error) {
 	failed := func(err error) error { return fmt.Errorf("read pauses of partition %d: %w", p.Index(), err) }
 	var types []string
@@ -160,7 +163,7 @@ type PartitionStats struct {
 	Retired       api.JobTotals // what retired types had counted
 }
 
-// ReadPartition reads a partition's numbers in one round trip.
+// ReadPartition reads the figures of a partition that PartitionStats has, in one round trip.
 func ReadPartition(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (PartitionStats, error) {
 	var types *redis.StringSliceCmd
 	var groups, active, dead *redis.IntCmd

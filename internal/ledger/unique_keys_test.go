@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// keyed returns jobs with these keys. They name the type if the script is to compose their blobs.
+// keyed returns one new job for each of the keys. typ, if not "", is their type, which makes the
+// script compose their blobs instead of Append.
 func keyed(typ string, keys ...string) []ledger.NewJob {
 	all := jobs(len(keys))
 	for i, key := range keys {
@@ -19,8 +20,8 @@ func keyed(typ string, keys ...string) []ledger.NewJob {
 	return all
 }
 
-// A group with unique keys leaves out each job whose key another of its jobs has. A repeated
-// request returns the same answer, and keys point at the jobs.
+// Append to a group with unique keys leaves out each job whose key another job of the group has. A
+// repeated request gets the same answer, and FindKey finds the jobs.
 func TestUniqueKeys(t *testing.T) {
 	for name, typ := range map[string]string{"composed by the caller": "", "composed by the script": "T"} {
 		t.Run(name, func(t *testing.T) {
@@ -65,7 +66,8 @@ func TestUniqueKeys(t *testing.T) {
 	}
 }
 
-// The limit and the announced total count only the jobs that are added.
+// The limit of a group and its announced total count only jobs that are added, not those that are
+// left out.
 func TestUniqueKeysAndTotal(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T", "unique_keys", "1", "total", "3")
@@ -91,7 +93,7 @@ func TestKeysWithoutIndex(t *testing.T) {
 	})
 }
 
-// A list of jobs looks at a bounded number of them, and goes on where it stopped.
+// ListJobs looks at a bounded number of jobs; the next call continues where it stopped.
 func TestListJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

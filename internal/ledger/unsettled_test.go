@@ -8,8 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// A group is unsettled from its cancellation until the last sweep, and from its reopening until the
-// last requeueing.
+// Unsettled returns a group from its cancellation until the last sweep, and from its reopening
+// until the last requeueing.
 func TestUnsettled(t *testing.T) {
 	both(t, func(w *world) {
 		unsettled := func() map[string]bool {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What the script writes of a failed attempt is read without a change.
+// parseJobError reads every error record that a script can write, and gives the same values.
 func FuzzParseJobError(f *testing.F) {
 	f.Add(`{"ordinal":1,"code":"X","error":"no","attempts":2,"at":3,"until":4,"reason":"E"}`)
 	f.Add(`{"ordinal":"1"}`)

@@ -16,8 +16,8 @@ var why = script("jobs/why", "priority")
 // NextJob stands for the ordinal of the group's next waiting job.
 const NextJob = -1
 
-// WaitingJob is what one read tells of a job that may be waiting, of its group and of the jobs
-// before it.
+// WaitingJob is what the script why returns of a job that may be waiting, of its group and of the
+// jobs before it.
 type WaitingJob struct {
 	Now          time.Time // Redis's clock
 	State        Letter    // 0 when NextJob was asked for and no job of the group is in the fair queue
@@ -36,14 +36,14 @@ type WaitingJob struct {
 	JobsBefore       int64     // waiting jobs of these groups
 	Started          time.Time // when the first job of the group's round started; zero: none has
 
-	// Counts of the group. Ended jobs are done, failed or cancelled.
+	// The next fields are counts of the group. Ended jobs are done, failed or cancelled.
 	Accepted, NonReady, Ready, InFlight, Ended int64
 
 	Key string // of a waiting job whose Place is known; "": it has none
 }
 
-// Why reads a job, or with NextJob the one that its group would dequeue next. It looks at no more
-// than most types of the group and most groups before it: beyond that, JobsBefore is too low.
+// Why reads a job, or with NextJob the job that its group would dequeue next. It looks at no more
+// than `most` types of the group and `most` groups before it: beyond that, JobsBefore is too low.
 // Errors: api.ErrNotFound.
 func Why(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, most int,

@@ -13,7 +13,7 @@ import (
 )
 
 func init() {
-	// A scene must change something, and a look changes nothing: another call does it.
+	// A scene must change data, and why changes nothing. So the scene also cancels the group.
 	scenes = append(scenes, struct {
 		name      string
 		takesMore bool
@@ -103,8 +103,8 @@ func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 	})
 }
 
-// For a job that is not waiting, why returns its state letter; for a group without waiting jobs it
-// returns the group's counts.
+// Why returns the state letter of a job that is not waiting, and the counts of a group without
+// waiting jobs.
 func TestWhyOutOfTheQueue(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -22,15 +22,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// tb has the methods that tests, benchmarks and rapid's checks share.
+// tb is the interface of the methods that testing.T, testing.B and rapid's T have in common.
 type tb interface {
 	require.TestingT
 	Helper()
 	Context() context.Context
 }
 
-// world is one partition on one server, with methods for the steps of the roles. A step that fails
-// ends the test.
+// world is one partition on a Redis server or miniredis, with methods that make the steps of the
+// roles. A step that fails ends the test.
 type world struct {
 	tb
 	c      redis.UniversalClient
@@ -72,7 +72,8 @@ func client(t testing.TB, url string) *redis.Client {
 	return c
 }
 
-// noLimit is no limit; limit(n) is n permits in a window that is longer than any test.
+// noLimit is a Limit without permits to count: nothing is limited. limit(n) allows n permits in a
+// window that is longer than any test.
 var noLimit = ledger.Limit{Window: time.Second}
 
 func limit(permits int64) ledger.Limit {
@@ -91,7 +92,8 @@ func (w *world) create(group, tenant, typ string, fields ...string) {
 	require.NoError(w, err)
 }
 
-// jobs returns n jobs whose payload is their ordinal, if they are the first jobs of their group.
+// jobs returns n new jobs with payloads {"n":0}, {"n":1} and so on. In a group without jobs these
+// numbers are their ordinals.
 func jobs(n int) []ledger.NewJob {
 	all := make([]ledger.NewJob, n)
 	for i := range all {
@@ -139,7 +141,7 @@ func (w *world) sweep(group string) int {
 	}
 }
 
-// retry opens the next round of a group and requeues its failed jobs.
+// retry opens the next round of a group and requeues its failed jobs completely.
 func (w *world) retry(group string) {
 	w.Helper()
 	_, err := ledger.Reopen(w.Context(), w.c, w.p, group, "", ledger.RetryChoice{})
@@ -187,7 +189,7 @@ func (w *world) promoteBelow(caps map[string]int, limit ledger.Limit) ledger.Pro
 	return r
 }
 
-// promoteAll waits until n jobs of a type have become due and were promoted.
+// promoteAll promotes until n jobs of a type are ready again; it waits for their due times.
 func (w *world) promoteAll(typ string, n int) {
 	w.Helper()
 	moved := 0
@@ -198,7 +200,7 @@ func (w *world) promoteAll(typ string, n int) {
 	require.Equal(w, n, moved)
 }
 
-// eventually calls ok until it returns true, because time must pass on Redis's clock. The test
+// eventually calls ok until it returns true, for conditions that depend on Redis's clock. The test
 // fails after 20 seconds.
 func (w *world) eventually(ok func() bool) {
 	w.Helper()
@@ -214,8 +216,8 @@ func (w *world) eventually(ok func() bool) {
 	}
 }
 
-// taken is a job that a worker has read. The token is the attempt under which the worker reports
-// it; -1 if it was not started, or the start was refused.
+// taken is a job that a worker has read from the ready stream. token is the attempt under which the
+// worker reports it; -1 if the job was not started, negative if the start was refused.
 type taken struct {
 	entry string
 	ledger.Job
@@ -235,7 +237,7 @@ func (w *world) readSome(typ, consumer string, most int64) []taken {
 	return w.take(typ, consumer, most)
 }
 
-// take does the same as readSome, for an existing consumer group.
+// take reads ready entries like readSome, but requires that the consumer group exists.
 func (w *world) take(typ, consumer string, most int64) []taken {
 	w.Helper()
 	r, err := w.c.XReadGroup(w.Context(), &redis.XReadGroupArgs{
@@ -262,7 +264,8 @@ func (w *world) consumerGroup(stream, group string) {
 	}
 }
 
-// start starts jobs of one type in one call, and stores their tokens and terms. It sorts jobs.
+// start starts jobs of one type in one call, and stores their tokens, terms and last errors in
+// them. It sorts jobs.
 func (w *world) start(typ string, jobs []taken) {
 	w.Helper()
 	slices.SortFunc(jobs, byJob)
@@ -319,7 +322,8 @@ func done(jobs ...taken) []ledger.GroupOutcome {
 	return groups
 }
 
-// other returns a worker's report of a job that will run again or has failed.
+// other returns the report of a worker whose attempt of a job ended with this outcome, other than
+// done.
 func other(kind ledger.OutcomeKind, j taken, delay time.Duration) []ledger.GroupOutcome {
 	o := ledger.OtherJob{
 		Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(j.token), Kind: kind, Retries: j.Retries, Throttles: j.Throttles, Losses: j.Losses,
@@ -355,7 +359,7 @@ func (w *world) outcomeIn(terms ledger.Congestion, typ string, groups []ledger.G
 	return r
 }
 
-// reclaim reclaims pending entries, however short they were idle. A job with more losses than
+// reclaim reclaims all pending entries, as if the lease were 0. A job with more losses than
 // maxLosses fails.
 func (w *world) reclaim(typ string, maxLosses int) ledger.ReclaimReply {
 	w.Helper()

@@ -28,7 +28,8 @@ allow_oom()
 local g, flat = {}, call('HGETALL', key)
 for i = 1, #flat, 2 do g[flat[i]] = flat[i + 1] end
 local function n(field) return tonumber(g[field] or 0) end
--- set writes a field in the copy of the group's hash, which goes to the outbox: {field, value, …}.
+-- set writes a field in the local copy of the group's hash, a list {field, value, …}, which goes to
+-- the outbox.
 local function set(field, value)
   if not g[field] then flat[#flat + 1], flat[#flat + 2] = field, value end
   for i = 1, #flat, 2 do

@@ -28,12 +28,14 @@ precheck('SCARD', B .. 'suspended', B .. 'resuming')
 precheck('HLEN', B .. 'rate')
 precheck('LLEN', B .. 'wake:fetcher', B .. 'wake:dispatcher')
 
--- mark_resumed stores the time up to which promote looks at suspended jobs again.
+-- mark_resumed stores the time of this resumption in the field resumed: promote looks only at
+-- suspended jobs with a score up to it.
 local function mark_resumed()
   local last = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   call('HSET', B .. 'rate', 'resumed', string.format('%.0f', math.max(now, last + 2)))
 end
--- bring_back makes promote look at a tenant's suspended jobs, and wakes dispatcher and fetcher.
+-- bring_back makes promote look at a tenant's suspended jobs, to make them non-ready again, and
+-- wakes dispatcher and fetcher.
 local function bring_back(tenant)
   if call('SISMEMBER', B .. 'suspended', tenant) == 1 then
     mark_resumed()

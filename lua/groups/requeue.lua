@@ -1,5 +1,6 @@
--- requeue: moves a batch of the failed jobs of a reopened group into the fair queue, all or those
--- that reopen has noted. Those of a paused group enter it when the group is resumed.
+-- requeue: moves a batch of the failed jobs of a reopened group into the fair queue, all of them or
+-- those that reopen has stored as chosen. Those of a paused group enter it when the group is
+-- resumed.
 -- State: failed → waiting
 --
 -- KEYS
@@ -98,7 +99,7 @@ if #scanned > 0 then
   call('HDEL', B .. 'errors:' .. group, unpack(scanned))
   call('HDEL', failures, unpack(scanned))
 end
--- A complete scan has returned all failures that were there when it began.
+-- The scan is complete: it has returned all failures that were there when it began.
 if cursor ~= '0' or cut then
   call('HSET', key, 'requeue', cursor)
   return { 'MORE', moved }

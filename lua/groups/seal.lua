@@ -1,5 +1,5 @@
 -- seal: seals a group: it gets no more jobs. With a total that it has not reached, it is sealed as
--- soon as it has that many jobs. Its jobs go on as before.
+-- soon as it has that many jobs. Its jobs run as before.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition

@@ -14,8 +14,8 @@
 --   {'MORE', n, steps}  n jobs were moved; more may be left. steps has the sampled jobs that were
 --                       removed from their locations (see parts/blob.lua)
 --   {'DONE', 0, steps}  no job is left to move, or the group is not cancelled
--- Cursors in the group's hash hold where the next call goes on.
--- Twice: the second call goes on behind the first.
+-- Cursors in the group's hash say where the next call continues.
+-- Twice: the second call moves the next jobs.
 -- Out of memory: goes through.
 -- Cost: about 0.3 µs a job.
 local group, most = ARGV[1], tonumber(ARGV[2])
@@ -47,7 +47,7 @@ if at < accepted then
   call('HSET', key, 'sweep', math.min(accepted, at + most))
   return { 'MORE', n, steps }
 end
--- Then remove the group's waiting jobs, which cancel has renamed.
+-- When all states are written, remove the group's waiting jobs, whose queues cancel has renamed.
 for typ in string.gmatch(g[6] or '', '[^|]+') do
   local queue = B .. 'cancelled:' .. group .. ':' .. typ
   local blobs = call('LRANGE', queue, 0, most - 1)
@@ -61,8 +61,9 @@ for typ in string.gmatch(g[6] or '', '[^|]+') do
     return { 'MORE', 0, steps }
   end
 end
--- Then remove the group's non-ready and suspended jobs, so that no job that is scheduled for next
--- year stays in memory. The cursor of the suspended ones, which come second, begins with s.
+-- At the end, remove the group's non-ready and suspended jobs, so that no job that is scheduled for
+-- next year stays in memory. The non-ready ones are first; a cursor that begins with s belongs to
+-- the suspended ones.
 local cursor = g[5] or '0'
 local suspended = string.sub(cursor, 1, 1) == 's'
 local jobs = B .. (suspended and 'suspended:' or 'non-ready:') .. tenant

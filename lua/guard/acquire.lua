@@ -2,7 +2,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  id           -   call id
 --   2  client       -   client id
@@ -26,8 +26,8 @@
 --   {'LATE', at}                        came after valid_until
 -- In all replies next is ms until a member can be lent (0 = call again now, -1 = unknown) and at is
 -- guard time, µs.
--- Twice: a call that has its lease gets the same fence, and its lease runs full again. A call that
--- stands in the queue gets its position.
+-- Twice: a call that has its lease gets the same fence, and its lease begins again at full length.
+-- A call that stands in the queue gets its position.
 -- Out of memory: refused.
 -- Cost: constant for an idle guard; a call ends at most 16 leases and makes at most 16 grants.
 local id, client, member, spec = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -73,7 +73,8 @@ local function denied(after, reason)
   return { 'DENIED', after, reason, free, ms, NOW }
 end
 
--- why names the reason why m can't be lent; of several, the one that lasts longest.
+-- why returns the reason why the member m can't be lent; of several reasons, the one that lasts
+-- longest.
 local function why(m)
   local where, due = standing(m)
   if where == 'off' then return 'disabled' end
@@ -122,9 +123,9 @@ if waiters == 0 then
   end
 end
 
--- first_chance returns the first member that can be lent again, and when, µs: when it is due, or
--- when its lease expires. It returns nil when all members are off. A lease of a member that is off
--- makes none free; when more than 16 come first, the time alone is returned.
+-- first_chance returns the member that can be lent again first, and when (µs): when it is due, or
+-- when its lease expires. It returns nil when all members are off. Leases of members that are off
+-- are skipped; if the first 16 leases are such, it returns the time alone.
 local function first_chance()
   local due = call('ZRANGE', B .. 'cooling', 0, 0, 'WITHSCORES')
   local leases = call('ZRANGE', B .. 'leases', 0, 15, 'WITHSCORES')

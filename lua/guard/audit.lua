@@ -1,10 +1,10 @@
--- audit: finds what breaks a law in one page of a guard, and repairs it if asked. Every other
--- script of a guard keeps the laws, so each finding is an effect of another program or of lost
--- data.
+-- audit: finds the violations of laws in one page of a guard, and repairs them if asked. Every
+-- other script of a guard keeps the laws, so each finding is an effect of another program or of
+-- lost data.
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  mode  -  check, which writes nothing, or repair
 --   2  list  -  members, free, cooling, leases or queue: the list to read
@@ -51,7 +51,7 @@ local function found(law, what, id, have, want)
   return repairs
 end
 
--- count_leases returns the numbers of leases and of probes by member. A probe of an older
+-- count_leases returns the number of leases and of probes of each member. A probe of an older
 -- generation does not count.
 local function count_leases(members)
   local held, probes = {}, {}

@@ -1,8 +1,8 @@
--- control: what an operator does with a member.
+-- control: carries out an operator's command on a member.
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  id        -  the member's id
 --   2  action    -  disable, enable, open, close or take-back
@@ -12,8 +12,8 @@
 --   {'OK', from}     done; from > 0: call again with it. take-back looks at 200 leases in one call
 --   {'UNKNOWN', 0}   there is no such member
 --   {'REFUSED', 0}   the member has no circuit breaker
--- disable: no new lease; leases that are out run on. take-back: the leases of the member end as
--- lost. Their holders learn it at their next renewal.
+-- disable: no new lease is granted; existing leases continue. take-back: the leases of the member
+-- end as lost. Their holders learn it at their next renewal.
 -- Twice: the second call changes nothing more, with two exceptions: open begins again, and
 -- take-back also ends leases that were granted since the first call.
 -- Out of memory: goes through.

@@ -2,7 +2,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  rev   n    number of the declaration; 0 = the newest wins, and the reply says its number,
 --                 which the next pieces carry
@@ -27,7 +27,8 @@ if rev > 0 and G.rev and (rev < G.rev or rev == G.rev and spec ~= G.spec) then
   return { G.rev, 'OLDER', 0 }
 end
 
--- Read all members first: a key of a wrong type is an error before the first write.
+-- All members are read before the first write: a key of a wrong type is then an error without a
+-- change.
 local same, first = spec == G.spec and not (rev > 0 and rev ~= G.rev), rev == 0
 local old = {}
 for i = 1, n do

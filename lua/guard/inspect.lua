@@ -2,7 +2,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  from  n  the first member, lease and waiter of the page, counted from 0
 --   2  n     n  how many of each, 0 to 200

@@ -3,7 +3,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  n  n  number of leases, at most 200
 --   then, for each lease:

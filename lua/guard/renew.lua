@@ -2,7 +2,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  lease_ms  ms  length of the leases from now on; 0 = as in the spec
 --   then, for each of at most 200 leases:

@@ -1,8 +1,8 @@
--- wait: claims the grants of waiting calls, and is the sign of life of their client.
+-- wait: claims the grants of waiting calls, and records that their client is alive.
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
---   2  absent  a key that never exists: the guard stands still while its slot moves
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  client  -  client id
 --   then, for each of at most 1,000 calls:
@@ -11,7 +11,7 @@
 --   {of_call, ..., next, at}  next: ms until a member can be lent (0 = call again now, -1 =
 --                             unknown); at: guard time, µs. of_call is one of:
 --   {'GRANTED', fence, member, generation, probe, lease}
---                             the lease, which is claimed now and runs full; lease: its length, ms
+--                             the lease, now claimed, at its full length; lease: that length, ms
 --   {'QUEUED', position}      still in the queue
 --   {'GONE'}                  neither in the queue nor granted
 -- Twice: the second call answers the same.

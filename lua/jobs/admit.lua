@@ -64,8 +64,8 @@ local entries, undelivered = stream_depth(stream)
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
 local full_at = slots > 0 and slots + floor(ahead * 0.75) - (ahead < 2 and 1 or 0) or 1000000000
--- store_full makes refill wake the fetcher when the ready stream has at most `entries_at` entries,
--- and at most half of cap undelivered. It writes the field full of load:TYPE.
+-- store_full stores in the field full of load:TYPE that the ready stream is full. Its values are
+-- when refill wakes the fetcher: at most `entries_at` entries, and at most half of cap undelivered.
 local function store_full(entries_at)
   local text = floor(cap / 2) .. ' ' .. entries_at
   if load[1] and string.match(load[1], '^%d+ %d+') == text then return end
@@ -74,8 +74,8 @@ local function store_full(entries_at)
 end
 local capacity -- most jobs that this call admits; finish may add a few
 do
-  -- If due jobs found the stream full (see promote), they get up to half of its free capacity. If
-  -- there is space for one job only, the due jobs get it every other time.
+  -- If due jobs found the stream full (see promote), admit leaves them up to half of its free
+  -- capacity. If there is space for one job only, it leaves it to due jobs every other time.
   local asked_at, asked = string.match(load[3] or '', '^(%d+) (%d+)$')
   local shared, yields = asked_at and math.abs(now - asked_at) < 200, false
   if shared then
@@ -119,7 +119,8 @@ do
   local factor = alpha()
   by_group = factor ~= nil -- priority orders the groups of a lane
 
-  -- end_rate_limit puts a tenant whose next permit has come back into its lanes.
+  -- end_rate_limit ends the rate limitation of a tenant: it enters its lanes again. admit calls it
+  -- for tenants whose next permit has come.
   local function end_rate_limit(tenant)
     precheck('HLEN', B .. 'tenant:' .. tenant)
     enter_lanes(typ, tenant, factor, true)
@@ -138,8 +139,8 @@ local g = global(total, tonumber(ARGV[9]), ARGV[10])
 local limited = total > 0
 local any_due = limited and count_due(g, now)
 local lanes = call('HMGET', fair, 't:high', 't:normal', 't:low', 'v', 'gen')
--- By lane: tag, its start tag; entitled, how many tenants are in fair:TYPE:LANE, with permits of
--- their own; borrowing, how many are in over:TYPE:LANE.
+-- Each table is by lane. tag: its start tag; entitled: how many tenants are in fair:TYPE:LANE, with
+-- permits of their own; borrowing: how many are in over:TYPE:LANE.
 local tag, entitled, borrowing = {}, {}, {}
 for i, lane in ipairs(LANES) do
   tag[lane], entitled[lane] = tonumber(lanes[i] or 0), call('ZCARD', fair .. ':' .. lane)
@@ -148,9 +149,9 @@ end
 local virtual = tonumber(lanes[4] or 0)
 local state, wait = 'EMPTY', -1
 
--- quick is the mean run time (ms) of the tenant whose jobs of this type were the quickest in the
--- last QUICK_MS (see outcome). The run time of a new tenant's jobs is not known: they count as
--- quick, and the tenant is charged for the rest when they have ended.
+-- quick is the mean run time (ms) of the jobs of the tenant whose jobs of this type were the
+-- quickest in the last QUICK_MS (see outcome). The run time of a new tenant's jobs is not known: it
+-- is taken as quick, and the tenant is charged for the difference when the jobs have ended.
 local quick = tonumber(load[4] or nil)
 if quick and math.abs(now - tonumber(load[5] or 0)) > QUICK_MS then quick = nil end
 
@@ -195,7 +196,7 @@ do
   end
 end
 
--- count_left counts one tenant less in a set (fair or over) of a lane.
+-- count_left subtracts one from the number of tenants in a set (fair or over) of a lane.
 local function count_left(lane, set)
   if set == 'over' then borrowing[lane] = borrowing[lane] - 1 else entitled[lane] = entitled[lane] - 1 end
 end
@@ -315,10 +316,10 @@ end
 
 local finish
 do
-  -- finish returns how many jobs a tenant gets so that the last few jobs of a group go together,
-  -- even beyond the capacity: a small group does not wait between the jobs of a large one. The jobs
-  -- must be few and quick; the tenant's tag is charged for them. The jobs of a new tenant count as
-  -- those of the others, and it gets at least one for each worker.
+  -- finish returns how many jobs a tenant may get in one turn to complete a group of which n jobs
+  -- are left, even beyond quantum and the capacity: so a small group does not wait between the jobs
+  -- of a large one. It returns 0 unless the jobs are few and quick. For a new tenant the type's
+  -- mean run time counts, and at least one job for each worker is allowed.
   local FEW, FEW_MS = 20, 30
   function finish(t, n)
     if n > FEW or slots == 0 then return 0 end
@@ -330,9 +331,9 @@ end
 
 local capacity_for, kept
 do
-  -- capacity_for returns how many jobs a tenant may get, because a job in flight can't be
-  -- interrupted: if other tenants have had quick jobs in the last QUICK_MS, tenants with long jobs
-  -- leave three of ten workers (kept) free for these. For other tenants it returns many.
+  -- capacity_for returns how many jobs a tenant may get. If other tenants had quick jobs in the
+  -- last QUICK_MS, tenants with long jobs leave three of ten workers (kept) free for quick ones,
+  -- because a job in flight can't be interrupted. For other tenants it returns many: no bound.
   local LONG_MS, LONG = 100, 10
   kept = math.max(0, math.min(math.ceil(slots * 0.3), slots - 1))
   function capacity_for(t)
@@ -350,8 +351,8 @@ local function next_lane(count)
   return lane
 end
 
--- deny_global stores that the global limit has no permit left for a tenant. It sets the reply's
--- denials, state (LIMITED) and wait (until the next permit).
+-- deny_global records that a tenant got no permit because the global limit has none left. It sets
+-- the reply's denials, state (LIMITED) and wait (until the next permit).
 local function deny_global(tenant)
   deny(tenant, 'global')
   rate_bound(B .. 'rate', g.rs, g.rd, now)
@@ -364,12 +365,12 @@ local function deny_global(tenant)
 end
 
 -- by_fairness serves lanes and tenants that have permits of their own. Tenants that have spent
--- theirs move to `over` (the tenants that have spent their share and may borrow), if shares are
--- elastic; otherwise they are rate-limited. It returns whether tenants in `over` may borrow now: no
--- other tenant is left that could be served.
+-- theirs move to the sets `over`, if shares are elastic, because they may borrow; otherwise they
+-- are rate-limited. It returns whether tenants in `over` may borrow now: no other tenant is left to
+-- be served.
 local function by_fairness()
   -- with_permits returns the first borrowing tenant of a lane and its start tag, if it has permits
-  -- of its own again or is paused; otherwise nil.
+  -- of its own again or is paused, so that it must leave the set over; otherwise nil.
   local function with_permits(lane)
     if borrowing[lane] == 0 then return nil end
     local first = call('ZRANGE', over .. ':' .. lane, 0, 0, 'WITHSCORES')
@@ -381,11 +382,13 @@ local function by_fairness()
     if not t.can or t.can > 0 or t.paused then return t, tonumber(first[2]) end
     return nil
   end
-  -- By lane: what with_permits returned, and whether that is up to date.
+  -- The tables cache, by lane, what with_permits returned; up_to_date says whether the entry is
+  -- valid.
   local eligible, eligible_start, up_to_date = {}, {}, {}
-  -- A tenant with long jobs that gets no worker now is skipped. The first such tenant is next_long.
-  -- When the turn comes to a tenant of its lane whose tag is higher by the cost of more than two of
-  -- its jobs, the call stops: the fetcher is woken when a worker is free for next_long.
+  -- A tenant with long jobs for which capacity_for leaves no worker is skipped. The first such
+  -- tenant is next_long. It must not starve: at the turn of a tenant of its lane whose tag is
+  -- higher by the cost of more than two of its jobs, the call stops, and the fetcher is woken when
+  -- a worker is free for next_long.
   local skipped, next_long = { high = 0, normal = 0, low = 0 }, nil
   local function await_next_long()
     if moved > 0 then return end

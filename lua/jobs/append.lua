@@ -49,26 +49,28 @@ local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'se
   'submitted', 'pieces', 'paused', 'unique_keys')
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
 local first, sealed, replies = accepted, g[6] or status == 'CANCELLED', {}
--- Request ids to be remembered: in entries and messages {score, id, …}, in applied as keys.
+-- These lists hold the ids of accepted requests, which the script stores at its end: entries and
+-- messages are {score, id, …} for two sorted sets; applied has the ids as keys.
 local entries, messages, applied, pieces = {}, {}, {}, nil
--- Of a group with unique keys: key_index is {key, ordinal, …} of the new jobs, new_keys has these
--- keys, and skips has the skipped jobs by request.
+-- These lists are for a group with unique keys: key_index is {key, ordinal, …} of the new jobs,
+-- new_keys has their keys as a set, and skips has the skipped jobs of each request.
 local key_index, new_keys, skips = {}, {}, {}
 
 local now = now_ms()
 local group_run_at = tonumber(g[8] or 0)
--- The jobs of a held group do not enter the fair queue: schedule or pause enqueues them later. A
--- group whose run_at has come is held until schedule has done so, so that its jobs want a permit
--- once only.
+-- held: the group is scheduled or paused. Its jobs do not enter the fair queue: schedule or pause
+-- enqueues them later. A group whose run_at has come is held until schedule has released it, so
+-- that its jobs are counted once as wanting a permit.
 local scheduled = group_run_at > 0 and (group_run_at > now or call('ZSCORE', B .. 'scheduled', group) ~= false)
 local held = scheduled or g[12]
 local factor = alpha()
--- By type: queues, the queued blobs of waiting jobs; later, {due time, moving blob, …} of non-ready
--- jobs. order has the types. states are those of all jobs. large: {ordinal, payload, …}.
+-- By type, queues has the queued blobs of waiting jobs, and later {due time, moving blob, …} of
+-- non-ready jobs; order lists the types. states has the states of all new jobs, large {ordinal,
+-- payload, …}.
 local queues, later, order, states, large, waiting = {}, {}, {}, {}, {}, 0
 
--- judge returns the reply to a request of n jobs. It notes the id of an accepted request, which the
--- script stores at its end.
+-- judge returns the reply to a request of n jobs: accepted, a duplicate, or refused. It adds the id
+-- of an accepted request to the ids that the script stores at its end.
 local function judge(request, n)
   if not tenant then return { 'NOGROUP' } end
   -- Pieces of the submission come in order. The group's hash counts them as long as the group
@@ -77,8 +79,9 @@ local function judge(request, n)
   if piece and piece > tonumber(g[11] or 0) then return { 'GAP', g[11] or 0 } end
   if mode ~= '' and g[10] then return { 'DUP' } end
   if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end
-  -- An entry of the ingest stream is delivered again only while it is pending there. So the ids of
-  -- entries have a set of their own and are remembered for a shorter time.
+  -- An entry of the ingest stream is delivered again only while it is pending there. So the request
+  -- ids of entries are in a sorted set of their own and are remembered for a shorter time than
+  -- others.
   local entry_ms = string.match(request, '^@(%d+)%-')
   local known = B .. (entry_ms and 'entries' or 'messages')
   if request ~= '' and not piece and (applied[request] or call('ZSCORE', known, request)) then return { 'DUP' } end
@@ -96,8 +99,8 @@ local function judge(request, n)
   return { 'OK', accepted, n }
 end
 
--- queued returns the blob of the next job and counts the job in accepted. A large payload goes to
--- the list large instead of the blob.
+-- queued returns the queued blob of the next job, whose ordinal is the count accepted, and adds 1
+-- to accepted. A large payload goes to the list large instead of the blob.
 local at_ms = string.format('|%.0f|', now)
 local function queued(trace, payload)
   if #payload > LARGE then
@@ -115,19 +118,20 @@ local function queue_of(typ)
   if not queues[typ] then queues[typ], later[typ], order[#order + 1] = {}, {}, typ end
   return queues[typ], later[typ]
 end
--- as_guessed says whether the caller has guessed right: a blob has the group's next ordinal, and a
--- time that is at most a second ago and at most 0.1 s ahead of Redis's clock.
+-- as_guessed says whether a blob that the caller has composed has the right ordinal and acceptance
+-- time: the group's next ordinal, and a time at most 1 s before and 0.1 s after Redis's clock.
 local function as_guessed(blob)
   local ordinal, at = string.match(blob, '^(%d+)|(%d+)|')
   at = tonumber(at or nil)
   return tonumber(ordinal or nil) == accepted and at and at >= now - 1000 and at <= now + 100
 end
--- key_of returns the key of the i-th job, from 0, of the present request; '' = none.
+-- key_of returns the key of the i-th job, from 0, of the present request; '' = it has none.
 local function key_of(i)
   local _, job_key = payload_and_key(ARGV[composed and arg + i or arg + 4 * i + 3])
   return job_key
 end
--- find_skipped returns which of n jobs have the key of another job: a list of numbers, and a set.
+-- find_skipped returns which of the request's n jobs have a key that another job of the group, or
+-- an earlier job of this call, has: as a list of numbers from 0, and as a set.
 local function find_skipped(n)
   local list, set, job_keys = {}, {}, {}
   if not g[13] or n == 0 then return list, set end
@@ -141,7 +145,8 @@ local function find_skipped(n)
   end
   return list, set
 end
--- note_keys notes the keys of n jobs, which get the next ordinals.
+-- note_keys records the keys of n new jobs, which get the next ordinals; jobs in skip are left out.
+-- The script stores them at its end.
 local function note_keys(n, skip)
   local ordinal = accepted
   for i = 0, n - 1 do
@@ -153,9 +158,10 @@ local function note_keys(n, skip)
     if not skip[i] then ordinal = ordinal + 1 end
   end
 end
--- read_composed reads n jobs in the form ready. If the first blob is as guessed, it takes the blobs
--- as they are, because Lua hashes all of each string that it makes; that would cost more than
--- everything else here. It leaves out the skipped jobs; kept is the number of the others.
+-- read_composed reads n jobs in the form ready, as blobs that the caller has composed. If the first
+-- blob is as guessed, it uses the blobs unchanged: composing them again would cost more than
+-- everything else here, because Lua hashes each new string. It leaves out the skipped jobs; kept is
+-- the number of the others.
 local function read_composed(n, skip, kept)
   local q, guessed = queue_of(group_type), kept == n and as_guessed(ARGV[arg])
   for i = arg, arg + n - 1 do

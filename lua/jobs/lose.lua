@@ -79,7 +79,7 @@ for i = 1, #ords do
       message = message .. ', its payload too: submit it again in a new group'
     end
     fail_job(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
-    -- Without the payload, a retry can't run the job as another type.
+    -- Without a payload in the record, a retry can't run the job as another type.
     if not type_known then call('HDEL', B .. 'payloads:' .. group, ords[i]) end
   end
 end

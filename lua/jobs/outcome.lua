@@ -60,8 +60,8 @@ local typ, least, cap, rps = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonu
 local keep, groups, all_entries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local job, arg = 0, 8 + all_entries -- number of the job that was read last; index of the next argument
 local stream = B .. 'ready:' .. typ
--- kept has the numbers of jobs whose entries stay. refused counts stale outcomes of groups that are
--- not cancelled.
+-- kept has the numbers, in ARGV, of jobs whose entries stay in the ready stream. refused counts the
+-- stale outcomes of groups that are not cancelled.
 local now, kept, owned, stale, refused = now_ms(), {}, 0, 0, 0
 local all_done, all_failed, all_retried = 0, 0, 0
 local since = string.format('%.0f', now)
@@ -75,7 +75,8 @@ allow_oom()
 local active, factor = math.max(1, call('SCARD', B .. 'active')), alpha()
 local load = call('HMGET', B .. 'load:' .. typ, 'est', 'quick', 'quick_at')
 local est = tonumber(load[1] or nil)
--- charged is what admit has charged for a job of a tenant without run times of its own.
+-- charged is the run time (ms) that admit has charged for a job of a tenant whose mean run time was
+-- not known.
 local charged = load[2] and now - tonumber(load[3]) <= QUICK_MS and tonumber(load[2]) or est or 1
 local quickest -- the lowest mean run time of a tenant in this batch, ms
 
@@ -95,19 +96,19 @@ local function congestion(n, delay, own)
   return math.min(cap, math.max(floor(wait), delay))
 end
 
--- next_entry decides whether the entry of the next job stays: then it notes the job in kept. It
--- must be called once for each job, in the order of ARGV. An entry is removed with its outcome.
--- But the entry of a stale outcome may belong to a later attempt (see start), or to a job whose
--- start Redis has lost in a failover. So it stays while the job is ready or in flight, and reclaim
--- decides.
+-- next_entry decides whether the next job's entry stays in the ready stream, and then adds the job
+-- to kept. It must be called once for each job, in the order of ARGV. An entry is removed with its
+-- outcome. But the entry of a stale outcome may belong to a later attempt (see start), or to a job
+-- whose start Redis has lost in a failover. So it stays while the job is ready or in flight, and
+-- reclaim decides.
 local function next_entry(live, owned, state)
   job = job + 1
   if live and not owned and string.find(state, '^[RI]') then kept[job] = true end
 end
 
--- check_each checks each of the done jobs and writes nothing. It returns the result lines of those
--- that the worker owns, a function that selects their items from a list, and a function that writes
--- their states.
+-- check_each checks the done jobs of a group one by one and writes nothing. It returns the result
+-- lines of the jobs that the worker owns, a function that selects these jobs' items from a list,
+-- and a function that writes their states.
 local function check_each(group, live, ranges, text)
   local ords, attempts = expand(ranges)
   local new, lines, mine_at, i = {}, {}, {}, 0
@@ -129,7 +130,8 @@ local function check_each(group, live, ranges, text)
   return lines, only_mine, function() store_states(group, ords, new, span) end
 end
 
--- note_cancelled notes a sampled job of a cancelled group, if the worker that reports held the job.
+-- note_cancelled adds a sampled job of a cancelled group to steps, if the worker that reports held
+-- the job.
 local function note_cancelled(group, tenant, ordinal, attempt, trace)
   local state = call('GETRANGE', B .. 'states:' .. group, ordinal * 2, ordinal * 2 + 1)
   if string.find(state, '^[CIR]') and string.sub(state, 2) == mark(attempt) then
@@ -175,7 +177,7 @@ local function store_done(group, live, tenant)
   return n
 end
 
--- REASONS has the reason of a non-ready job by the kind of its outcome.
+-- REASONS is the reason of a non-ready job, by the kind of its outcome.
 local REASONS = { r = 'E', t = 'A', h = '', d = 'G' }
 
 -- store_others reads n jobs that are not done from ARGV, moves those that the worker owns, and
@@ -203,7 +205,8 @@ local function store_others(group, live, tenant, round, n)
     local counts = '|' .. ARGV[at + 3] .. '|' .. ARGV[at + 4] .. '|' .. ARGV[at + 5] .. '|' .. ARGV[at + 6] .. '|'
       .. since .. '|'
     local head = group .. '|' .. typ .. '|' .. attempt .. counts
-    -- If the reply to a start was lost, the worker does not know that the job was started.
+    -- A worker that reports a job as unstarted may be wrong: Redis started the job, and the reply
+    -- was lost.
     if kind == 'u' and state == 'I' .. m then kind = 'h' end
     local mine = live and (state == (kind == 'u' and 'R' or 'I') .. m or kind == 'd' and state == 'R' .. m)
     next_entry(live, mine, state)
@@ -263,10 +266,10 @@ local function store_others(group, live, tenant, round, n)
   return failed, non_ready, unstarted, readied
 end
 
--- store_tenant stores what admit needs to know of a tenant: est, the mean run time of its jobs of
--- the type, and owe, the run time that they took beyond what the tenant was charged (it may be
--- negative); a job is charged at least 1 ms. It also counts ended jobs and stores pace, two marks
--- of time and this count: the speed over the last 5 to 10 s. The type's est and quickest follow.
+-- store_tenant stores what admit needs to charge a tenant: est, the mean run time of its jobs of
+-- the type, and owe, the run time that its jobs took beyond what was charged (it may be negative);
+-- a job costs at least 1 ms. It also counts ended jobs and stores pace, two marks of time and this
+-- count, which give the speed over the last 5 to 10 s. It then updates the type's est and quickest.
 local PACE_MS = 5000
 local function store_tenant(tenant, took, ran, ended)
   local key = B .. 'tenant:' .. tenant

@@ -42,9 +42,9 @@ local most, total, elastic = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'e
 local seed, full_wait = ARGV[8], tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 -- LOOK is the most due jobs that one call looks at, of all tenants. If the call ends there and has
--- found no job of the last tenant that may go, the next call goes on behind that tenant's jobs
--- (field look of the tenant). So jobs of a type whose ready stream is full don't hide the tenant's
--- jobs of other types.
+-- found no job of the last tenant that may become ready, the next call continues behind that
+-- tenant's jobs (field look of the tenant). So jobs of a type whose ready stream is full don't hide
+-- the tenant's jobs of other types.
 local LOOK = 1000
 -- A type without a cap is new since the caller read the list of types. Its jobs stay due; the
 -- tenant is looked at again after NEW_TYPE_MS.
@@ -56,7 +56,7 @@ local moved, skipped, looked = 0, 0, 0
 local pauses = any_paused()
 local status = {} -- by group: {gone, paused}
 
--- group_status returns two fields of a group: gone (it is deleted or cancelled) and paused.
+-- group_status returns whether a group is deleted or cancelled (gone), and whether it is paused.
 local function group_status(group)
   local s = status[group]
   if s == nil then
@@ -77,8 +77,8 @@ local function bring_back(tenant)
   local suspended, key = B .. 'suspended:' .. tenant, B .. 'tenant:' .. tenant
   precheck('ZCARD', suspended, B .. 'non-ready', B .. 'non-ready:' .. tenant)
   precheck_activate(tenant)
-  -- A job that is paused for another reason gets a score behind the latest resumption, so that no
-  -- later batch of this resumption reads it again.
+  -- A job that is still paused for another reason gets a score later than the latest resumption, so
+  -- that no later batch of this resumption reads it again.
   local upto = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   local page = call('ZRANGEBYSCORE', suspended, '-inf', upto, 'WITHSCORES', 'LIMIT', 0, most)
   local back, gone, stay, wanted, congested = {}, {}, {}, 0, 0
@@ -125,7 +125,7 @@ if #due > 0 then
     local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
     local _, undelivered = stream_depth(B .. 'ready:' .. typ)
     local free = tonumber(ARGV[i + 1]) - undelivered
-    -- Waiting jobs of the type get the other half of the free capacity.
+    -- The other half of the free capacity is left to waiting jobs of the type (see admit).
     if tonumber(load[1] or 0) > 0 then free = math.ceil(free / 2) end
     capacity[typ], asked[typ] = free, load[2] or ''
   end
@@ -137,10 +137,10 @@ if #due > 0 then
   if limited then count_due(g, now) end
 end
 
--- look reads a tenant. Of the result, limit, left and next_at are as in admit. can is how many of
--- its due jobs may become ready: if waiting jobs of the tenant want permits, they keep up to half
--- of those that are left. borrows: the permits are of other tenants. offset is the field look.
--- spare counts the permits that no waiting tenant may claim; look reads it once in a call.
+-- look reads a tenant. In the result, limit, left and next_at are as in admit. can is how many of
+-- its due jobs may become ready: if waiting jobs of the tenant want permits, half of the permits
+-- stay for them. borrows says that the permits are other tenants' unused ones. offset is the field
+-- look. spare is the number of permits that no waiting tenant may claim; it is read once in a call.
 local F = LIMIT_FIELDS[LIMITER]
 local spare
 local function look(tenant)
@@ -202,8 +202,8 @@ local function choose(tenant, t)
         elseif capacity[j.typ] <= 0 and j.losses == 0 then
           skipped, not_before, full[j.typ] = skipped + 1, not_before or now + full_wait, (full[j.typ] or 0) + 1
         elseif #c.going >= t.can then
-          -- A tenant that was denied by the global limit only keeps its place in the order of
-          -- tenants.
+          -- A tenant that was denied only because the global limit is spent keeps its place in the
+          -- order of tenants: its score does not change.
           local own = not limited or t.left - #c.going <= 0
           deny(tenant, (own or g.left > 0) and 'per_group' or 'global')
           if own and not t.borrows then return c, math.ceil(t.next_at / 1000) end
@@ -220,8 +220,8 @@ local function choose(tenant, t)
   return c, not_before
 end
 
--- to_ready adds one job to its ready stream under its next attempt, and writes its state. It
--- reports a sampled job in traced. It changes j.
+-- to_ready adds one job to its ready stream under its next attempt, and writes its state. It adds a
+-- sampled job to traced. It changes the fields of j.
 local function to_ready(tenant, j, blob)
   local waited = math.max(0, now - j.since)
   if j.reason == 'R' then
@@ -238,9 +238,9 @@ local function to_ready(tenant, j, blob)
   call('SETRANGE', B .. 'states:' .. j.group, j.ordinal * 2, 'R' .. mark(j.attempt))
 end
 
--- promote_tenant does with a tenant's due jobs what choose has decided: it makes them ready and
--- spends their permits, suspends them, removes the dropped ones and quarantines the unreadable
--- ones. Then it writes the counts and the tenant's score in non-ready.
+-- promote_tenant carries out what choose has decided about a tenant's due jobs: it makes them ready
+-- and spends their permits, suspends them, removes the dropped ones and quarantines the unreadable
+-- ones. Then it writes the counts and the tenant's score in the sorted set non-ready.
 local function promote_tenant(tenant, t)
   local set = B .. 'non-ready:' .. tenant
   precheck('ZCARD', B .. 'suspended:' .. tenant)
@@ -296,7 +296,8 @@ for _, tenant in ipairs(due) do
     promote_tenant(tenant, t)
   end
 end
--- For due jobs that found their stream full, admit leaves a part of the stream free for a while.
+-- The field due records when due jobs last found their stream full, and how many: admit then leaves
+-- a part of the stream free for them for a while.
 for typ, had in pairs(asked) do
   if full[typ] then call('HSET', B .. 'load:' .. typ, 'due', string.format('%.0f ', now) .. full[typ]) end
   if not full[typ] and had ~= '' then call('HDEL', B .. 'load:' .. typ, 'due') end

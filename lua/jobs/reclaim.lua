@@ -19,8 +19,8 @@
 --     steps   the sampled ones among these jobs (see parts/blob.lua)
 -- The script checks the idle times itself, in the step that moves the jobs. Only a job that was in
 -- flight counts a loss. One loss makes it a suspect, which a worker process runs alone: so each
--- further loss is its own. For deleted entries, the field suspicious of the hash watch makes the
--- watcher look for their jobs.
+-- further loss is certainly caused by this job. For deleted entries, the field suspicious of the
+-- hash watch makes the watcher look for their jobs.
 -- Twice: the second call does not find the entries.
 -- Out of memory: goes through.
 -- Cost: some µs an entry.

@@ -16,7 +16,8 @@
 -- Reply
 --   {position, …}  positions (from 1) of lost jobs: taken back, cancelled or ended
 -- The counter lost of load:TYPE counts lost jobs that the worker did not know of. The states say
--- which worker holds a job. So renew also takes back an entry that another consumer has claimed.
+-- which worker holds a job. So if another consumer has claimed an entry, renew claims it back for
+-- the worker.
 -- Twice: the second call extends the leases again.
 -- Out of memory: goes through.
 -- Cost: about 1 µs a job.

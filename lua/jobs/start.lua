@@ -45,7 +45,7 @@ precheck_mark_dirty()
 allow_oom()
 
 -- suspend moves paused jobs from the ready stream to suspended:TENANT, and writes their states and
--- counts. at has their positions in entries. It reads their blobs from the stream, because the
+-- counts. at lists their indexes in entries. It reads their blobs from the stream, because the
 -- worker sends only the ids of their entries.
 local function suspend(group, tenant, entries, ords, attempts, at)
   precheck_non_ready(tenant, typ)
@@ -70,7 +70,8 @@ local function suspend(group, tenant, entries, ords, attempts, at)
 end
 
 -- begin starts the jobs of a group one at a time, and suspends those that are paused. It returns
--- the tokens, and how many jobs went from ready to in flight. Entries to remove it adds to gone.
+-- the tokens, and how many jobs went from ready to in flight. It adds the entries that must be
+-- removed to gone.
 local function begin(group, g, held, ranges, ids)
   local ords, attempts = expand(ranges)
   local entries, own = {}, {}
@@ -103,8 +104,8 @@ local function begin(group, g, held, ranges, ids)
   return own, begun
 end
 
--- last_errors returns the two newest errors of each of these jobs; none if they can't be read,
--- since the jobs of other groups have been started before.
+-- last_errors returns the two newest errors of each of these jobs. It returns none if they can't be
+-- read: an error would stop the script, which has already started the jobs of other groups.
 local function last_errors(group, list)
   local ords = {}
   for ordinal in string.gmatch(list, '%d+') do ords[#ords + 1] = ordinal end

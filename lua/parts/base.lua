@@ -23,8 +23,8 @@ local function now_ms() return floor(now_us() / 1000) end
 
 -- precheck reads keys that the script will write, by a command for their Redis type. A key of
 -- another type or in a migrating slot is then an error before the first write: Redis does not undo
--- what a script wrote before its error. For a function of a part that writes, the part offers a
--- precheck of its own (precheck_NAME), or the script prechecks the keys.
+-- what a script wrote before its error. A part whose function writes offers a precheck for it
+-- (precheck_NAME), or the script prechecks the keys itself.
 local function precheck(command, ...)
   for i = 1, select('#', ...) do call(command, (select(i, ...))) end
 end

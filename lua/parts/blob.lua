@@ -53,7 +53,8 @@ local function entry_blob(fields)
   return fields[1] == 'j' and fields[2] or fields[1] .. fields[2]
 end
 
--- compose is the inverse of parse. blob is the one that was parsed: it has the payload.
+-- compose is the inverse of parse: it returns the moving blob of the fields j, with the payload of
+-- blob, the text from which j was parsed.
 local function compose(j, blob)
   return j.group .. '|' .. j.typ .. '|' .. j.attempt .. '|' .. j.retries .. '|' .. j.throttles .. '|' ..
     j.losses .. '|' .. j.wf .. '|' .. j.wr .. '|' .. j.wc .. '|' .. string.format('%.0f', j.since) .. '|' ..
@@ -79,15 +80,16 @@ local function new_span(seed, group, ordinal, tenant, trace, ...)
   return string.sub(trace, 1, 36) .. id .. string.sub(trace, 53)
 end
 
--- note_step adds a sampled job to steps. name is fail, cancel or reclaim; code says why it failed.
+-- note_step adds a sampled job to the list steps. name is fail, cancel or reclaim; code is the
+-- error code of a failed job.
 local steps = {}
 local function note_step(name, group, ordinal, tenant, trace, attempt, code)
   if trace == '' then return end
   for _, v in ipairs({ name, group, ordinal, tenant, trace, attempt, code }) do steps[#steps + 1] = v end
 end
 
--- quarantine stores the first 1024 bytes of a text, behind the location where it was found, in a
--- list of the newest 1000 that operators read. The caller removes the text from its location.
+-- quarantine adds the location where a text was found, and its first 1024 bytes, to a list of the
+-- newest 1000 such texts for operators. The caller removes the text from its location.
 local function quarantine(where, what)
   call('LPUSH', B .. 'quarantine', where .. ' ' .. string.sub(what, 1, 1024))
   call('LTRIM', B .. 'quarantine', 0, 999)

@@ -24,8 +24,8 @@ do
   local byte, format = string.byte, string.format
   local WAITING = byte('W')
 
-  -- next_group returns the tenant's next group, and how many jobs it has waiting. It removes groups
-  -- without waiting jobs from the fair queue.
+  -- next_group returns the group of a tenant that is served next, and the number of its waiting
+  -- jobs. It removes groups without waiting jobs from the fair queue.
   function next_group(lane, tenant)
     local of = fair .. ':' .. lane .. ':' .. tenant
     while true do
@@ -45,9 +45,9 @@ do
   --   accepted, trace of all jobs
   --   attempt         of all jobs; the take functions set it
 
-  -- alike counts the blobs that belong to the segment that begins with s. To make a string of the
-  -- head of each blob would cost more than everything else here. So alike compares the last digit
-  -- of the ordinal apart from the digits in front of it, which change for each tenth job only.
+  -- alike counts how many blobs from s on are one segment. Making a string of the head of each blob
+  -- would cost more than everything else here. So alike compares the last digit of the ordinal
+  -- apart from the digits in front of it, which change for each tenth job only.
   local function alike(blobs, s)
     local tail, first = '|' .. s.accepted .. '||', match(blobs[s.at], '^%d+')
     local digits, digit, front, n = #first, s.lo % 10, sub(first, 1, -2), 1
@@ -64,7 +64,7 @@ do
     return n
   end
 
-  -- segments divides queued blobs into segments and blobs that can't be read.
+  -- segments divides queued blobs into a list of segments and a list of blobs that can't be read.
   local function segments(blobs)
     local all, unreadable, i, n = {}, {}, 1, #blobs
     while i <= n do
@@ -80,9 +80,9 @@ do
     return all, unreadable
   end
 
-  -- take_whole moves segments with one read and one write of their states. It returns how many jobs
-  -- it moved; or nil, without having moved any, if a job does not wait or the ordinals are far
-  -- apart.
+  -- take_whole moves segments of waiting jobs with one read and one write of their states. It
+  -- returns how many jobs it moved; or nil, without having moved any, if a job is not waiting any
+  -- more or the ordinals are far apart.
   local function take_whole(group, all, place, blobs)
     local key, lo, last = B .. 'states:' .. group, all[1].lo, all[#all]
     local hi = last.lo + last.n - 1
@@ -109,7 +109,8 @@ do
     return went
   end
 
-  -- take_each moves the jobs that still wait, one at a time. It returns how many it moved.
+  -- take_each moves the jobs of segments that are still waiting, one job at a time. It returns how
+  -- many it moved.
   local function take_each(group, all, place, blobs)
     local ords, ones, new, went = {}, {}, {}, 0
     for _, s in ipairs(all) do
@@ -146,8 +147,8 @@ do
     return went, #popped
   end
 
-  -- waited divides a job's wait (ms): until bound it waited for the fair queue, from bound on for
-  -- the rate limit. Without bound, no permit was denied.
+  -- waited returns how long (ms) a job has waited for the fair queue, until bound, and for the rate
+  -- limit, from bound on. bound is since when permits are denied; nil = they are not.
   local function waited(accepted, bound)
     local all = math.max(0, now - accepted)
     local rate = bound and math.max(0, math.min(all, now - bound)) or 0

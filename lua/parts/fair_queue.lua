@@ -76,8 +76,9 @@ local function enqueue(typ, lane, tenant, group, n, now, factor)
   if factor then call('ZADD', B .. 'priority:' .. typ .. ':' .. lane, rank(group, factor), group) end
   if not in_lane(typ, lane, tenant) then enter_lane(typ, lane, tenant) end
 end
--- waiting_by_type returns how many waiting jobs a group has by type, and in all. It reads the keys
--- that enqueue and withdraw write. types is the field types of the group's hash.
+-- waiting_by_type returns the number of a group's waiting jobs, as a table by type and in all. It
+-- also prechecks, for each type, the keys that enqueue and withdraw write: call it before the first
+-- write. types is the field types of the group's hash, TYPE|TYPE|…
 local function waiting_by_type(group, types, lane, tenant)
   local waiting, all = {}, 0
   for typ in string.gmatch(types or '', '[^|]+') do

@@ -134,9 +134,10 @@ local function count(field)
   set(field, G[field])
 end
 
--- limits reads the limiter's state of m: the permits that are left, and when the next one comes.
--- The state was written under the limit m.was. A limit of another kind takes over the permits that
--- are left under the old one. Permits that were spent before m.since can't be moved or given back.
+-- limits computes the limiter's state of the member m: the permits that are left, and when the next
+-- one comes. The state was written under the limit m.was. A limit of another kind takes over the
+-- number of permits that are left. Permits that were spent before m.since can't be moved or given
+-- back.
 local function limits(m)
   WIDTH, BURST, US = m.window, m.burst, NOW
   m.left, m.next, m.state = left[m.kind](m.key, m.a, m.b, m.permits)
@@ -215,7 +216,8 @@ local function load(id)
   if m.kind ~= 'none' or m.was ~= '' and m.was ~= m.limit then
     read_limit(m, h[15] or nil, h[16] or nil, h[17] or nil)
   end
-  -- Without a policy nothing closes a breaker. An open one stays open for its time.
+  -- A spec without breaker (failures 0) has no successes that could close a breaker. So a half-open
+  -- one closes at once, and an open one when its time has passed.
   if m.failures == 0 and (m.breaker == 'H' or m.breaker == 'O' and m.open_until <= NOW) then
     change_breaker(m, 'C')
   end
@@ -229,12 +231,13 @@ local function save(m)
   m.changed = {}
 end
 
--- standing returns off, busy, cooling or free; for cooling also the time, µs, from which on the
--- member may be lent.
+-- standing returns the state of a member (off, busy, cooling or free); for cooling also the time,
+-- µs, from which on the member may be lent.
 local function standing(m)
   if m.off then return 'off' end
   if m.concurrency > 0 and m.held >= m.concurrency then return 'busy' end
-  -- A new policy may ask for fewer successes than there are: then one more probe closes it.
+  -- A new spec may ask for fewer successes than the breaker has had already: then one more probe
+  -- closes it.
   if m.breaker == 'H' and m.probes >= math.max(1, m.successes - m.good) then return 'busy' end
   local due = m.throttled
   if m.breaker == 'O' then due = math.max(due, m.open_until) end
@@ -243,7 +246,8 @@ local function standing(m)
   return 'free'
 end
 
--- first returns the first member of a sorted set and its score; false if there is none.
+-- first returns the first member of a sorted set and its score, and caches them in FIRST; false if
+-- the set is empty.
 local function first(key)
   if FIRST[key] == nil then
     local found = call('ZRANGE', B .. key, 0, 0, 'WITHSCORES')
@@ -252,7 +256,7 @@ local function first(key)
   return FIRST[key]
 end
 
--- added and removed keep what first knows true after a ZADD and a ZREM.
+-- added and removed update the cache FIRST of first after the script's own ZADD or ZREM.
 local function added(key, id, score)
   local known = FIRST[key]
   if known == false or known and known[1] ~= id and score < known[2] then
@@ -285,7 +289,8 @@ local function place(m)
   end
 end
 
--- fit_member moves each member that it finds unfit to its right place, so it meets each one once.
+-- fit_member returns the least recently used member that can be lent now. It moves each unfit
+-- member that it meets to the right set, so that it meets each one once.
 local function fit_member()
   for _ = 1, TRIES do
     local id = call('ZRANGE', B .. 'free', 0, 0)[1]
@@ -359,9 +364,9 @@ local function claim(id, lease, ms)
   if not lease.claimed then call('HSET', B .. 'lease', id, string.sub(lease.text, 1, -2) .. '1') end
 end
 
--- settle_permit gives the permit of an unused lease back where that is exact. With the sliding
--- limiter, the permit of any other lease counts as spent now: the downstream API sees the call at
--- some time between grant and release.
+-- settle_permit gives the permit of an unused lease back if the limiter can do that exactly. With
+-- the sliding limiter, the permit of any other lease counts as spent now: the downstream API sees
+-- the call at some time between grant and release.
 local function settle_permit(m, lease, outcome)
   if m.kind == 'none' or lease.granted < m.since then return end
   if outcome == 'u' then
@@ -376,8 +381,8 @@ local function settle_permit(m, lease, outcome)
   limits(m)
 end
 
--- settle_breaker applies the outcome of a call to the breaker. The outcome l of a probe is a
--- failure: its process has died.
+-- settle_breaker applies the outcome of a call to the breaker of the member. A lost probe (outcome
+-- l) is a failure: its process has died.
 local function settle_breaker(m, probe, outcome, delay)
   if outcome == 't' then
     delay = math.min(delay, 86400000)
@@ -494,7 +499,8 @@ local function maintain()
     else
       count('expired')
       end_lease(id, lease, 'u', 0)
-      -- a client that has given a sign since the grant lives: Redis or the network was slow
+      -- A waiter did not claim its grant in time. If its client has called since the grant, the
+      -- client is alive (Redis or the network was slow), so only a silent client is removed.
       local sign = tonumber(call('ZSCORE', B .. 'clients', lease.client) or nil)
       if sign and MS - math.max(sign, floor(G.since / 1000)) >= CLAIM then
         call('ZREM', B .. 'clients', lease.client)
@@ -519,7 +525,8 @@ local function maintain()
   MORE = MORE or #over == STEP or #due == STEP or #silent == STEP
 end
 
--- serve grants members to the first living waiters, and removes the dead ones before them.
+-- serve grants members to the first waiters that are alive, and removes the dead waiters before
+-- them from the queue.
 local function serve()
   if IDLE then return true end
   local gone = 0

@@ -74,7 +74,8 @@ function spend.fixed(key, s, n)
   call('HSET', key, 'w', string.format('%.0f', s.at), 'n', s.n)
 end
 function spend.token(key, s, n, into)
-  -- A double holds today's time to a quarter of a µs. Rounding up keeps the limit.
+  -- A double represents today's time in µs to a quarter of a µs. Rounding up never allows more than
+  -- the limit.
   s.at = math.ceil((s.at + n * s.each) * 4) / 4
   store(key, into, 't', string.format('%.2f', s.at))
 end
@@ -127,8 +128,9 @@ do -- sliding
     store(key, into, 's', s.log, 'n', s.n)
   end
 
-  -- cut takes one permit, spent at the time `at`, out of the log of s. It returns false when the
-  -- permit has left the span. Permits that were spent in one 64th of WIDTH are in one entry.
+  -- cut takes one permit that was spent at the time `at` out of s, the log of a sliding limiter. It
+  -- returns false when the permit has left the span. All permits that were spent in one 64th of
+  -- WIDTH are in one entry.
   local function cut(s, at)
     local slot, i = WIDTH * 1000 / 64, #s.log - ENTRY + 1
     while i > 0 do

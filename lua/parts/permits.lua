@@ -22,8 +22,9 @@ local function spend_permits(g, t, n)
   spend[LIMITER](B .. 'rate', g.state, n)
 end
 
--- deny notes that a tenant was refused a permit. The reason is global (all permits of the partition
--- are used up) or per_group (those of the tenant are; this is the name in the metric's label).
+-- deny adds a tenant that was refused a permit to the list denials. The reason is global (all
+-- permits of the partition are spent) or per_group (the tenant's own are; the metric's label has
+-- this name).
 local function deny(tenant, reason)
   denials[#denials + 1] = tenant
   denials[#denials + 1] = reason

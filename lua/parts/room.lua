@@ -54,7 +54,8 @@ local function open_room(event)
     closed = tonumber(h[16] or 0), tail = tonumber(h[17] or 0), change = tonumber(h[18] or 0),
     fence = tonumber(h[19] or 0), limiter_state = h[20], steps = tonumber(h[21] or 0),
     waiting = call('ZCARD', WAITING), used = call('ZCARD', SLOTS), users = call('HLEN', USERS),
-    -- until then absent users keep their places, because expire_users did not run for a while
+    -- hold is the time (ms) until which absent users keep their places, because expire_users did
+    -- not run for a while.
     hold = tonumber(call('HGET', B .. 'cleanup', 'hold_until') or 0),
   }
   WIDTH, BURST = 1000, tonumber(h[6])
@@ -116,9 +117,10 @@ local function load_users(list, from, step)
 end
 local function record_of(user) return users[user].is end
 
--- Another program may have written or deleted a record. A user without a readable record, who is
--- lost, counts as what the set says. The first put of a lost user writes or removes the user in
--- each set. Otherwise the record is right, and a set that contradicts it drops the user.
+-- lost is for a loaded user who is in a set but has no readable record, because another program has
+-- written or deleted it: it returns the record that the set implies. The user's first put then
+-- corrects all sets. If a record is readable, it is right, and drop removes the user from a set
+-- that contradicts it.
 local function lost(user, letter, number)
   local u = users[user]
   u.lost = true
@@ -180,7 +182,8 @@ local function ranges(numbers)
   return table.concat(all, ' ')
 end
 
--- scores returns the scores of a user in the sets of the event; nil: not in the set.
+-- scores returns the scores of a user in the sorted sets of the event; nil where the user is not in
+-- the set.
 local function scores(r)
   if not r then return nil, nil, nil end
   if r.letter == 'W' then return r.number, r.conn == '' and r.kept or nil, nil end
@@ -188,7 +191,7 @@ local function scores(r)
   return nil, nil, r.letter == 'P' and r.expires + R.leeway or r.expires
 end
 
--- write_users adds users to their new sets before it removes them from the old ones.
+-- write_users adds the changed users to their new sets before it removes them from the old ones.
 local function write_users()
   local keys, adds, rems, records, deleted = { WAITING, AWAY, SLOTS }, { {}, {}, {} }, { {}, {}, {} }, {}, {}
   for _, user in ipairs(touched) do
@@ -224,7 +227,8 @@ local function lowest(key)
   return tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or NEVER)
 end
 
--- due returns the time (ms) at which something is due in the event.
+-- due returns the time (ms) at which the brokers have to do something next in the event; NEVER:
+-- nothing.
 local function due()
   local kept, held = lowest(AWAY), lowest(SLOTS)
   local ends = math.min(kept, held)
@@ -245,8 +249,9 @@ local function due()
   return math.min(at, ends)
 end
 
--- close_room writes the counters first. When memory is full, Redis refuses that first write, and
--- enter changes nothing. Without it, enter could still delete a user, which Redis never refuses.
+-- close_room writes the counters first, because that write adds data: when memory is full, Redis
+-- refuses it, and enter has changed nothing. With another first write enter could delete a user
+-- before it is refused.
 local function close_room()
   for name, n in pairs(counts) do call('HINCRBY', ROOM, name, n) end
   write_users()

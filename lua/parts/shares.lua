@@ -47,9 +47,9 @@ local function global(total, part, tag)
   return g
 end
 
--- count_due says whether non-ready jobs are due. Their tenants could use permits now, so it adds
--- those that are not active to g.active, up to TENANTS of them, but not the tenant except. The set
--- active stays as it is.
+-- count_due returns whether any non-ready jobs are due. Their tenants could use permits now, so it
+-- adds those that are not active to the number g.active, up to TENANTS of them, but not the tenant
+-- except. It does not write the set active.
 local function count_due(g, now, except)
   local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, TENANTS)
   for _, tenant in ipairs(due) do
@@ -111,7 +111,8 @@ do
           for _, lane in ipairs({ 'high', 'normal', 'low' }) do
             claim = claim + shares_of(fair .. ':' .. lane, g, equal)
           end
-          -- A full stream is refilled when it has at most this many undelivered jobs (see refill).
+          -- By refill, a full ready stream counts as full until it has at most this many
+          -- undelivered jobs.
           if load[2] then claim = math.min(claim, tonumber(string.match(load[2], '^%d+') or nil) or 0) end
           sum = sum + math.min(waiting, claim)
         end

@@ -7,7 +7,7 @@
 --   precheck_mark_dirty()    reads the keys that mark_dirty writes
 --   mark_dirty(group)        asks the watcher to look at a group
 
--- wake pushes a token for the idle processes of a role, unless there is one.
+-- wake pushes a wake token for the idle processes of a role, unless there is one already.
 local function wake(role)
   local key = B .. 'wake:' .. role
   if call('LLEN', key) == 0 then call('LPUSH', key, '1') end
@@ -20,7 +20,7 @@ local function announce(group, status, round, at, hash)
     'snapshot', cjson.encode(hash))
 end
 
--- mark_dirty adds a group to the set of those that the watcher has to look at, and wakes the
+-- mark_dirty adds a group to the dirty groups, which the watcher has to look at, and wakes the
 -- watcher.
 local function precheck_mark_dirty()
   precheck('SCARD', B .. 'dirty')

@@ -30,8 +30,8 @@ local function load_states(group, ords)
     end
     return got, s
   end
-  -- A job that is named twice counts once: the second one gets a state that no attempt has, so no
-  -- script acts on it.
+  -- If a job is named twice in a batch, the second one gets a state that fits no attempt, so that
+  -- no script acts on the job twice.
   local named = {}
   for i = 1, n do
     got[i] = named[ords[i]] and 'R ' or call('GETRANGE', key, ords[i] * 2, ords[i] * 2 + 1)

@@ -56,7 +56,8 @@ local function check_last(tenant)
   set_inactive(tenant)
   call('HDEL', key, 'active', 'congested')
   call('UNLINK', B .. 'congestion:' .. tenant)
-  -- When the tenant has had many types, delete what the hash holds for each of them.
+  -- The hash of a tenant with jobs of many types has fields for each type. When it is large, delete
+  -- these fields.
   if call('HLEN', key) < 100 then return end
   for _, field in ipairs(call('HKEYS', key)) do
     if string.find(field, '^est:') or string.find(field, '^owe:') or string.find(field, '^tag:') then

@@ -10,8 +10,8 @@
 -- Reply
 --   {1}  it was stored
 --   {0}  the slot, or a later one, has a sample
--- So it does no harm that a process that leads no more stores a sample, or an old one. Samples of
--- the future are deleted: the clock of Redis was set back.
+-- So a sample of a former leader, or an old sample, does no harm. Samples of the future are
+-- deleted: the clock of Redis was set back.
 -- Twice: the second call answers 0.
 -- Out of memory: refused, unless it deletes a sample of the future.
 -- Cost: constant.

@@ -1,6 +1,6 @@
 -- retire: deletes a job type, if it has no jobs (waiting, non-ready, ready, in flight) and was not
 -- served for long. So types that users invent don't accumulate. A new job creates it again. The
--- hash watch keeps what the type has counted.
+-- type's totals are added to those of retired types in the hash watch.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition

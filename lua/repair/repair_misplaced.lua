@@ -21,8 +21,8 @@
 local location, owner, typ, item, twin = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 precheck('LLEN', B .. 'quarantine')
 
--- state_of returns a job's letter and mark. The letter is '' if there is no such job, and ? if the
--- group has it but its state can't be read: the script then changes nothing.
+-- state_of returns the state letter and attempt mark of a job. The letter is '' if there is no such
+-- job, and ? if the group has the job but its state can't be read: the script then changes nothing.
 local function state_of(group, ordinal)
   if #tostring(ordinal) > 9 then return '', '' end -- no group has as many jobs
   local state = call('GETRANGE', B .. 'states:' .. group, ordinal * 2, ordinal * 2 + 1)

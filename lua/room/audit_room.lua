@@ -1,5 +1,5 @@
--- audit_room: finds what breaks a law in one page of an event. The other scripts keep the laws, so
--- each finding is an effect of another program or of lost data.
+-- audit_room: finds the violations of laws in one page of an event. The other scripts keep the
+-- laws, so each finding is an effect of another program or of lost data.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -29,8 +29,8 @@
 --       fence     the fence is missing, or later than the last one that was given
 --       early     the slot (have) ends before the READY user's time or the token (want)
 --       seats     seats that are left (have), and those declared less those sold (want); -1: none
--- It writes nothing. A page is as of one instant. A user who is there all the time is found, and
--- may be found twice.
+-- It writes nothing. Each page is read at one instant. A user who exists during the whole scan is
+-- read at least once.
 -- Twice: reads again.
 -- Out of memory: goes through.
 -- Cost: some µs an element.
@@ -49,7 +49,8 @@ local function found(law, what, number, have, want)
   reply[#reply + 1] = finding
 end
 
--- steady says whether the times in rooms are those of the present clock.
+-- steady says whether the due times in rooms were written under the present clock: no step back of
+-- the clock is still to be corrected.
 local function steady()
   local c = call('HMGET', B .. 'cleanup', 'last_run', 'steps')
   return c[1] and tonumber(c[1]) <= NOW + 1000 and tonumber(c[2] or 0) == R.steps

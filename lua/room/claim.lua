@@ -1,4 +1,4 @@
--- claim: the token of promoted users begins.
+-- claim: begins the entry tokens of promoted users: they are IN_PROGRESS from now on.
 -- State: R → P
 --
 -- KEYS

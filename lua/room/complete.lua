@@ -1,4 +1,5 @@
--- complete: a user with a token is done, and gives the slot back.
+-- complete: ends the entry of a user with a token, and gives the slot back: the protected service
+-- is done with the user.
 -- State: P → nobody
 --
 -- KEYS
@@ -12,8 +13,8 @@
 -- Reply
 --   {'DONE'}  the user has no record any more
 --   {'NONE'}  the token is unknown, or its slot has ended
--- It also works in the leeway behind the token's expiry, as long as the user has the slot:
--- verifiers allow some of it. When the last seat is sold, the event is sold out.
+-- It also works shortly after the token has expired, while the user still has the slot, because
+-- verifiers allow some leeway. When the last seat is sold, the event is sold out.
 -- Twice: NONE, and no second seat is sold.
 -- Out of memory: goes through.
 -- Cost: constant.

@@ -44,7 +44,8 @@ elseif seats then
   new['declared_stock'] = seats
   if seats ~= '' then new['stock'] = string.format('%.0f', math.max(0, tonumber(seats) - sold)) end
 end
--- An event without seats is sold out, and one that has seats again, or no stock any more, is open.
+-- The mode follows the seats: an event without seats left is sold out; a sold-out event that has
+-- seats again, or no stock any more, is open.
 local mode, stock = new['mode'] or R.mode or 'open', R.stock
 if new['stock'] then stock = tonumber(new['stock']) end
 local no_stock = not stock and R.stock and new['mode'] ~= 'sold_out'

@@ -1,4 +1,4 @@
--- disconnect: the streams of users have ended.
+-- disconnect: records that the streams of users have ended.
 -- State: W → A, or nobody without grace; R, P → nobody if the event says so
 --
 -- KEYS

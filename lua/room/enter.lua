@@ -30,10 +30,11 @@
 --        fence     of READY and IN_PROGRESS
 --        replaced  the conn that the record had before, if it was another
 --        new       1: this call has given the number
--- A user who polls keeps the place for three times poll, at least for the event's grace. A call
--- without a conn never takes a record from an open stream. If nobody waits and a slot is free, a
--- new user is READY at once: the number leaves the queue, and the caller calls claim. A user whose
--- token has expired counts as unknown. Mode new then gives the slot back before it gives a number.
+-- A user who polls keeps the place for three times poll, at least for the event's grace. A user who
+-- polls (a call without a conn) never replaces an open stream. If nobody waits and a slot is free,
+-- a new user is READY at once: the number leaves the queue, and the caller calls claim. A user
+-- whose token has expired counts as unknown. Mode new then gives the slot back before it gives a
+-- number.
 -- Twice: the same answer, with BACK instead of ENTERED.
 -- Out of memory: refused.
 -- Cost: some µs a user; at most 200 users.
@@ -42,7 +43,8 @@ if not open_room(event) then return { 'UNKNOWN' } end
 load_users(ARGV, 4, 2)
 local kept = NOW + math.max(R.grace, 3 * poll)
 
--- newcomer gives an unknown user a number, and a slot if nobody is before the user.
+-- newcomer gives an unknown user a number. If nobody is waiting and a slot is free, the user also
+-- gets the slot at once. It refuses users of a closed, sold-out or full event.
 local function newcomer(user, conn)
   local result
   if R.mode == 'closed' then
@@ -75,7 +77,8 @@ local function newcomer(user, conn)
   return result
 end
 
--- known finds the place of a user with a record. It returns the conn that the caller replaces.
+-- known looks up the present state of a user with a record, and makes an away user waiting again.
+-- It also returns the conn that the caller's conn replaces.
 local function known(user, r, conn)
   local replaced = ''
   local waits = r.letter == 'W' or r.letter == 'A'
@@ -83,7 +86,8 @@ local function known(user, r, conn)
     return R.mode == 'closed' and 'CLOSED' or 'SOLD_OUT', replaced
   end
   local polls = conn == '' and (r.letter == 'A' or r.letter == 'W' and r.conn == '')
-  -- Mode again renews since: a sweep may still run with a list of brokers without this one.
+  -- In the mode again the field since is renewed: a sweep with a list of live brokers that does not
+  -- contain this broker yet may still run, and spares recent streams.
   if conn ~= '' and r.conn ~= conn or r.letter == 'A' or polls or mode == 'again' and r.letter == 'W' then
     if conn ~= '' and r.conn ~= conn then replaced = r.conn end
     local is = {

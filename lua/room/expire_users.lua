@@ -1,11 +1,12 @@
--- expire_users: ends places and slots whose time is over, and notes that it has run.
+-- expire_users: removes users whose time is over: away users after their grace, users who do not
+-- poll any more, no-shows, and users with an expired token. It also stores the time of this run.
 -- State: A, W (polls), R, P → nobody
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists (lua/README.md, rule 7)
 -- ARGV
---   1  event  -  the event's id, empty: only note that expire has run
+--   1  event  -  the event's id, empty: only store the time of the run
 -- Reply
 --   {n, wait, at, mode, no_shows}
 --        n         users who have no record any more
@@ -17,7 +18,7 @@
 -- end as usual. If the clock has stepped back by more than 1 s, all events are due at once, up to
 -- 5,000. The next call for an event sets the times of absent users and of READY users to at most
 -- their full length; it does so for about 500 users of both kinds.
--- Twice: ends the next users.
+-- Twice: removes the next users.
 -- Out of memory: goes through.
 -- Cost: some µs a user; at most 200 users.
 local event = ARGV[1]
@@ -44,8 +45,9 @@ if not known then
   return { 0, -1, NOW, '', 0 }
 end
 
--- shorten lowers the times of users in a set that are later than `most`. It looks at MANY users,
--- and changes about 500.
+-- shorten lowers the end times of users in a set to `most`, where they are later: after the clock
+-- was set back they would be too far in the future. It looks at MANY users at most, and stops after
+-- about 500 changes.
 local function shorten(key, most, inside)
   local n, page = 0, 500
   for from = 0, MANY - page, page do
@@ -89,7 +91,8 @@ if R.hold <= NOW then
   end
   count('expired', n)
 end
--- READY users who are kept stay at the head of the set, so more are read then.
+-- During a hold READY users stay in the set although their time is over. They are at its head, so
+-- more users are read then, to reach the tokens that have expired.
 local due = call('ZRANGEBYSCORE', SLOTS, '-inf', NOW, 'LIMIT', 0, R.hold > NOW and 5 * MOST or MOST)
 load_users(due, 1, 1)
 for _, user in ipairs(due) do

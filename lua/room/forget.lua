@@ -28,7 +28,8 @@ if R.waiting + R.used + call('ZCARD', AWAY) == 0 and NOW >= R.closed + R.retenti
   call('UNLINK', ROOM, WAITING, AWAY, SLOTS, USERS)
   return { 0, -1 }
 end
--- Users who poll are in both sets. So away is dissolved when nobody is waiting any more.
+-- Users who poll are in both sets, waiting and away. So the set away is emptied only after the set
+-- waiting.
 local key, letter = WAITING, 'W'
 if R.waiting == 0 then key, letter = AWAY, 'A' end
 local list, n = call('ZRANGE', key, 0, 199, 'WITHSCORES'), 0

@@ -13,8 +13,8 @@
 --        wait  ms until something is due in the event, -1 = never
 --        at    Redis time, ms
 --        mode  of the event, empty: there is no such event
--- Each broker with promoted users gets a message entry.promoted in the stream entry, with at most
--- 100 users. Users who poll get none: their next call of enter answers READY.
+-- Each broker with promoted users gets messages entry.promoted in the Redis stream entry, with at
+-- most 100 users each. Users who poll get none: their next call of enter answers READY.
 -- Twice: promotes the next users.
 -- Out of memory: goes through.
 -- Cost: some µs a user.

@@ -15,8 +15,8 @@
 --        n     users who are away now
 --        hold  ms for which nothing is swept: Redis or all brokers stood still, and users may still
 --              return
--- Such a user keeps the place for the event's grace, at least 10 s. Streams younger than 10 s are
--- left out: a broker that has just started is not yet in the caller's list.
+-- A user who was moved keeps the place for the event's grace, at least 10 s. Streams younger than
+-- 10 s are left out: a broker that has just started is not yet in the caller's list.
 -- Twice: finds nothing more.
 -- Out of memory: goes through.
 -- Cost: about 1 µs a user; reads 1,000 users a call, and moves at most 200.

@@ -1,5 +1,6 @@
--- policy: sets how the next jobs are chosen: by the priority formula over all groups of a lane, and
--- it ranks all open groups, a batch in each call; or by the fair queue, which ends all priorities.
+-- policy: sets the order of waiting jobs. With a factor it is the priority formula over all groups
+-- of a lane: the script ranks all open groups, a batch in each call. Without a factor it is the
+-- fair queue: the script deletes all ranks.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -12,8 +13,8 @@
 -- Reply
 --   {1, from}  more groups are left: call again with this from
 --   {0}        all groups are ranked, or the fair queue is set
--- Paused and scheduled groups are not ranked: they are when they enter the fair queue. The hash
--- rate has '?' in the field ranked until all groups are ranked: a process that finds it begins
+-- Paused and scheduled groups are not ranked: they are ranked when they enter the fair queue. The
+-- hash rate has '?' in the field ranked until all groups are ranked: a process that finds it begins
 -- again.
 -- Twice: the second call ranks the same groups by what they are then.
 -- Out of memory: refused, except for a change to the fair queue.

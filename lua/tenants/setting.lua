@@ -1,4 +1,4 @@
--- setting: changes an operator's settings of a tenant. The next admission follows them. A tenant
+-- setting: changes an operator's settings of a tenant. The next admission uses them. A tenant
 -- without settings is forgotten if nothing else needs it (see parts/tenants.lua).
 --
 -- KEYS

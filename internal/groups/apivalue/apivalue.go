@@ -1,5 +1,5 @@
-// Package apivalue brings times and numbers into the form that the API's documents about groups and
-// tenants have. It hides which digits the documents leave out.
+// Package apivalue converts times and numbers to the form that the API's answers about groups and
+// tenants have. It hides how they are rounded.
 package apivalue
 
 import (

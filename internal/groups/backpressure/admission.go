@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// drainAverageTime is the time over which the drain rate is averaged.
+// drainAverageTime is the time constant of the moving average of the drain rate.
 const drainAverageTime = 5 * time.Second
 
-// admission decides by the latest view of the backlog. Each ingest process accepts jobs up to its
-// share of the free backlog, and reserves its share of what drains. So all processes together do
-// not exceed the limit, and nothing is reserved twice.
+// admission decides by the latest view of the backlog whether jobs are accepted. Each ingest
+// process accepts jobs up to its share of the free backlog, and reserves its share of the drain. So
+// all processes together do not exceed the limit, and nothing is reserved twice.
 type admission struct {
 	limit        int64 // most jobs in the backlog
 	reservations *reservationQueue
@@ -24,7 +24,8 @@ func newAdmission(limit int64) admission {
 	return admission{limit: limit, reservations: newReservationQueue(), processes: 1}
 }
 
-// update takes a new view. elapsed is the time since the one before.
+// update replaces the view of the backlog by one that was just read. elapsed is the time since the
+// view before.
 func (a *admission) update(backlog, peers int64, drain float64, elapsed time.Duration) {
 	// Reservations are made minutes ahead, so a rate measured over half a second must be averaged.
 	if a.drainRate == 0 {
@@ -44,8 +45,8 @@ func (a *admission) exceedsShare(jobs int64) bool {
 }
 
 // accept accepts jobs and counts them, or makes a reservation and returns how long the client has
-// to wait. While blocked is above 0, no jobs are accepted, and it is the expected time until that
-// changes.
+// to wait. With blocked above 0 it accepts no jobs: blocked is the expected time until jobs are
+// accepted again.
 func (a *admission) accept(now time.Time, cl client, jobs int64, blocked time.Duration) (wait time.Duration, ok bool) {
 	d := demand{
 		client:    cl,

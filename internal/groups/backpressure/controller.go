@@ -23,9 +23,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// The greatest age of the view by which jobs are accepted. The view is the size of the backlog and
-// the rate at which it drains, as last read from Redis. A request that wants more than this
-// process's share of the free backlog needs a fresher view.
+// The constants are the greatest ages of the view by which jobs are accepted. The view is the size
+// of the backlog and the rate at which it drains, as last read from Redis. A request that may never
+// fit into this process's share (exceedsShare) needs the fresher view.
 const (
 	viewMaxAge      = 200 * time.Millisecond
 	freshViewMaxAge = 20 * time.Millisecond
@@ -36,10 +36,11 @@ const (
 // short, because all requests wait for it while Redis is away.
 const readRetryTime = 500 * time.Millisecond
 
-// stuckMemoryWait is the wait while memory is full and its use does not fall.
+// stuckMemoryWait is the Retry-After while Redis's memory is full and its use does not fall.
 const stuckMemoryWait = 5 * time.Second
 
-// ingestRole is the role of ingest processes in their published status.
+// ingestRole is the name of the role ingest in the heartbeats of processes, by which the controller
+// counts ingest processes.
 const ingestRole = "ingest"
 
 // Config holds the limits. 0 means no limit.
@@ -60,8 +61,8 @@ type Controller struct {
 	err       error     // of the last read of the view
 	memory    memory
 
-	// inTransit counts jobs that were accepted and whose requests have not ended. They may not be
-	// in the backlog yet.
+	// inTransit is the number of accepted jobs whose requests have not ended yet. These jobs may
+	// not be in the backlog yet.
 	inTransit atomic.Int64
 }
 
@@ -193,7 +194,7 @@ func (c *Controller) readView(ctx context.Context) error {
 	return c.readMemory(ctx, until)
 }
 
-// retry repeats a read until Redis answers, or no longer than until. It returns the last error.
+// retry repeats a read until Redis answers, or until the time `until`. It returns the last error.
 func retry[T any](
 	ctx context.Context, until time.Time, read func(context.Context) (T, error),
 ) (value T, err error) {

@@ -51,7 +51,8 @@ func withRequest(ctx context.Context, cl client) (context.Context, *Request) {
 	return context.WithValue(ctx, requestKey{}, r), r
 }
 
-// End says that the request's jobs are stored by now, or never will be.
+// End tells the controller that the request's jobs are stored now, or never will be: they are no
+// longer counted as on their way.
 func (r *Request) End() {
 	if n := r.jobs.Swap(0); n > 0 {
 		r.controller.inTransit.Add(-n)

@@ -15,8 +15,8 @@ const (
 	maxReservedWait = 10 * time.Minute       // no reservation is made further ahead
 	noDrainWait     = 10 * time.Second       // the wait while no worker starts jobs
 
-	// The part of the measured drain rate that may be reserved. It falls when space was not free in
-	// time and rises when it was.
+	// The factors bound the part of the measured drain rate that may be reserved. The part falls
+	// when space was not free in time and rises when it was.
 	maxDrainFactor, minDrainFactor = 0.9, 0.1
 )
 
@@ -46,7 +46,7 @@ type reservation struct {
 	closed bool // used or withdrawn; its bucket still lists it
 }
 
-// demand is what a client wants to add, and the view by which it is accepted.
+// demand is a client's request to add jobs, and the view by which it is accepted or refused.
 type demand struct {
 	client
 	jobs      int64
@@ -115,9 +115,9 @@ func (q *reservationQueue) keepsReservations(now time.Time, d demand, drain floa
 	return true
 }
 
-// reserve makes a reservation behind ahead other jobs and returns the wait until it falls due. It
-// makes none when nothing drains, when the wait would exceed maxReservedWait, or when the client
-// retries by itself.
+// reserve makes a reservation behind `ahead` other jobs and returns the wait until it is due. It
+// makes no reservation, and returns only a wait, when nothing drains, when the wait would exceed
+// maxReservedWait, or when the client retries by itself.
 func (q *reservationQueue) reserve(now time.Time, d demand, ahead int64, drain float64) time.Duration {
 	if drain < 1 {
 		return max(noDrainWait, roundUpToSeconds(d.blocked))

@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// simulation is a backlog with many producers and some ingest processes. It has its own clock.
+// simulation has the settings of a simulated backlog with many producers and some ingest processes.
+// The simulation has its own clock.
 type simulation struct {
 	limit          int64   // of the backlog, in jobs
 	drainRate      float64 // mean, in jobs per second
@@ -26,7 +27,7 @@ type simulation struct {
 	duration       time.Duration
 }
 
-// arrival is one try of a producer to add its jobs, at an ingest process.
+// arrival is one attempt of a producer to add its jobs, at one of the ingest processes.
 type arrival struct {
 	at       time.Time
 	client   client
@@ -180,7 +181,8 @@ func TestReservationsAreKept(t *testing.T) {
 		})
 	}
 
-	// When all producers have the same key, newcomers can't be told from returning producers.
+	// When all producers have the same key, the admission controller can't tell newcomers from
+	// returning producers.
 	m := standard
 	m.sameKey, m.newcomers = true, 1.5
 	o := m.run(1)

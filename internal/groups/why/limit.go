@@ -18,7 +18,7 @@ const (
 	scopeGlobal = "global"
 )
 
-// rateLimited applies to a job whose tenant, or the whole installation, has no permit left.
+// rateLimited sets the reason of a job whose tenant, or the whole installation, has no permit left.
 func (j *job) rateLimited(ctx context.Context, w *api.Why) error {
 	if j.State == ledger.Ready { // it has spent its permit
 		return nil
@@ -39,12 +39,12 @@ func (j *job) rateLimited(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// now returns the latest time at which the job or its tenant was read.
+// now returns the time, by Redis, of the later of the two reads: of the job and of its tenant.
 func (j *job) now() time.Time { return apivalue.Latest(j.Now, j.tenantState.Now) }
 
-// nextPermit returns when the tenant's own limit or share has a permit for the job again; not
+// nextPermit returns when the tenant may get a permit for the job, by its own limit or share; not
 // before the time until which the tenant is rate-limited. A tenant whose share is used up may
-// borrow, but what is left can be reserved for others.
+// borrow, but the rest of the limit can be reserved for others: then its next own permit counts.
 func (j *job) nextPermit() time.Time {
 	st := j.tenantState
 	next := apivalue.Latest(j.e.rate.OwnPermit(*st), j.RateLimitedUntil)
@@ -78,7 +78,7 @@ func (j *job) usedUpLimit() *api.WhyLimit {
 	return l
 }
 
-// describeLimit says which limit is used up, as the beginning of a sentence. With several
+// describeLimit returns the beginning of a sentence that says which limit is used up. With several
 // partitions, a tenant shares the partition's quota with the tenants of its partition.
 func (j *job) describeLimit(l *api.WhyLimit) string {
 	all, partitioned := j.e.rate.PerWindow(), j.e.space.Partitions() > 1

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// hourly gives w a store with a global limit of 3,600 permits an hour. It returns a function that
-// admits jobs of type T until no permit is left for them, in the partition w.P.
+// hourly gives w a store with a global limit of 3,600 permits an hour. The function that it returns
+// admits jobs of type T in the partition w.P until no permit is left for them.
 func hourly(w *stagetest.World, share string, partitions int) func() {
 	w.T.Helper()
 	rate := ledger.Rate{RPS: 1, Window: time.Hour, Limiter: ledger.LimiterFixed, Share: share}

@@ -13,11 +13,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 )
 
-// Each method below checks one reason. If the reason applies, the method sets w.Reason and the
-// details.
+// Each function below checks one reason for which a job is not running. If the reason applies, it
+// sets w.Reason and the details.
 
-// paused applies to a job whose group, tenant or type is paused. It is checked first, because no
-// other reason counts before the pause ends.
+// paused applies to a job whose group, tenant or type is paused. This reason is checked first:
+// until the pause ends, no other one matters.
 func (j *job) paused(_ context.Context, w *api.Why) error {
 	var named []string
 	for _, what := range []struct {
@@ -45,7 +45,7 @@ func (j *job) paused(_ context.Context, w *api.Why) error {
 	return nil
 }
 
-// scheduled applies before the start time that was asked for, of the group or of the job alone.
+// scheduled applies before the start time that was requested for the group or for the job alone.
 func (j *job) scheduled(_ context.Context, w *api.Why) error {
 	start := j.HeldUntil
 	if j.State == ledger.NonReady && j.reason == ledger.ReasonScheduled {
@@ -60,8 +60,8 @@ func (j *job) scheduled(_ context.Context, w *api.Why) error {
 	return nil
 }
 
-// unserved applies when no live worker process serves the job's type, or when those that do can get
-// no permission for a job of a gated type.
+// unserved applies when no live worker process serves the job's type, or when no process that
+// serves it can get a permission for a job of a gated type.
 func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	if j.Type == "" {
 		return nil
@@ -96,7 +96,8 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// unpermitted applies to a ready job of a gated type if no worker can get a permission now.
+// unpermitted applies to a ready job of a gated type if no worker process can get a permission now.
+// Until is when the first process may get one.
 func unpermitted(j *job, w *api.Why) {
 	if j.State != ledger.Ready || len(j.workers) == 0 {
 		return
@@ -116,8 +117,8 @@ func unpermitted(j *job, w *api.Why) {
 	w.Detail = "It is ready, but what its type needs is busy until " + formatTime(first) + ", such as all accounts."
 }
 
-// nonReady applies to a job that was retried, throttled, deferred or released, and to a tenant's
-// marker.
+// nonReady applies to a non-ready job that was retried, throttled, deferred or released, and to a
+// tenant's marker.
 func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	if j.State != ledger.NonReady || j.reason == ledger.ReasonScheduled || j.reason == ledger.ReasonPaused {
 		return nil
@@ -159,8 +160,8 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// overdue describes a job whose due time has passed, and sets its position and the estimate. The
-// tenant's jobs that were due earlier come before it.
+// overdue returns the text about a non-ready job whose due time has passed, and sets its position
+// and the estimate. The tenant's jobs that were due earlier come before it.
 func (j *job) overdue(ctx context.Context, w *api.Why) (string, error) {
 	before, err := ledger.DueBefore(ctx, j.e.conn.Cmd, j.p, j.Tenant, j.due)
 	if err != nil {
@@ -175,7 +176,7 @@ func (j *job) overdue(ctx context.Context, w *api.Why) (string, error) {
 	return detail, nil
 }
 
-// behindOthers applies when no other reason does: other jobs come first.
+// behindOthers applies when no other reason does: the job waits because other jobs come first.
 func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
 	w.Reason = api.WhyFairness
 	switch j.State {
@@ -204,8 +205,8 @@ func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// describePlace describes the jobs that are dequeued before a waiting job, and sets its position
-// and the estimate.
+// describePlace returns the text about the jobs that are dequeued before a waiting job, and sets
+// its position and the estimate.
 func (j *job) describePlace(w *api.Why) string {
 	if j.State != ledger.Waiting {
 		return ""
@@ -239,8 +240,8 @@ func setStart(w *api.Why, now, start time.Time) {
 	w.EstimateSeconds = &seconds
 }
 
-// setEstimate sets how long the jobs before the job, and the job itself, take at a speed in jobs
-// per second. It sets nothing if the speed is unknown.
+// setEstimate sets the estimated time until the job has ended: the time that it and the jobs before
+// it take at a speed in jobs per second. It sets nothing if the speed is unknown.
 func (j *job) setEstimate(w *api.Why, speed float64) {
 	if speed = j.e.rate.Bound(*j.tenantState, speed); speed > 0 {
 		seconds := apivalue.Round(float64(*w.Position+1)/speed, 10)
@@ -248,8 +249,8 @@ func (j *job) setEstimate(w *api.Why, speed float64) {
 	}
 }
 
-// codeOf returns the error code of a failed attempt in brackets. It returns "" if there was no such
-// attempt or its failure has no code.
+// codeOf returns a failed attempt's error code in parentheses; "" if there was no such attempt or
+// its error has no code.
 func codeOf(e *ledger.JobError) string {
 	if e == nil || e.Code == "" {
 		return ""
@@ -257,8 +258,8 @@ func codeOf(e *ledger.JobError) string {
 	return " (" + e.Code + ")"
 }
 
-// textOf returns the text of a job's last error in brackets, if the principal of ctx sees such
-// texts.
+// textOf returns the text of a job's last error in parentheses; "" if the principal of ctx may not
+// see error texts.
 func textOf(ctx context.Context, e *ledger.JobError) string {
 	if e == nil || e.Error == "" || !auth.SeesPayloads(ctx) {
 		return ""

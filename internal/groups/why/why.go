@@ -23,7 +23,8 @@ const (
 	maxTries = 3   // for a job that moves while it is read
 )
 
-// errMoved says that a job was not at the location that its state names.
+// errMoved says that a job was not at the location of the state that was read: the caller reads
+// again.
 var errMoved = errors.New("the job moved while it was read")
 
 // Explainer explains why jobs wait.
@@ -33,7 +34,7 @@ type Explainer struct {
 	rate  ledger.Rate // the global rate limit
 }
 
-// New returns an explainer for an installation with this global rate limit.
+// New returns an Explainer for an installation with this global rate limit.
 func New(conn *redisx.Conn, space keyspace.Space, rate ledger.Rate) *Explainer {
 	return &Explainer{conn: conn, space: space, rate: rate}
 }
@@ -45,8 +46,8 @@ func (e *Explainer) Group(ctx context.Context, p keyspace.Partition, group strin
 }
 
 // Job says why a job is not running. lastErr is the record of its latest failed attempt, nil for
-// none. The job may move meanwhile: the letter is the state that the answer explains. Errors:
-// api.ErrNotFound.
+// none. The job may move meanwhile: the returned letter is the state that the explanation is about.
+// Errors: api.ErrNotFound.
 func (e *Explainer) Job(
 	ctx context.Context, p keyspace.Partition, group string, ordinal int64, lastErr *ledger.JobError,
 ) (ledger.Letter, api.Why, error) {
@@ -104,7 +105,8 @@ func (j *job) id() string {
 	return j.group + "." + strconv.FormatInt(j.Ordinal, 10)
 }
 
-// explain returns the first reason that applies. It returns errMoved when the job was not found.
+// explain returns the explanation with the first reason that applies. It returns errMoved when the
+// job was not at its location.
 func (j *job) explain(ctx context.Context) (api.Why, error) {
 	if j.Ordinal < 0 {
 		if detail := j.noneToStart(); detail != "" {
@@ -147,7 +149,8 @@ var notWaiting = map[ledger.Letter]string{
 	ledger.Cancelled: "It was cancelled.",
 }
 
-// noneToStart says what a group without a job to start waits for; "" if it has such a job.
+// noneToStart returns a text about what a group waits for that has no job left to start; "" if it
+// has such a job.
 func (j *job) noneToStart() string {
 	switch {
 	case j.Status.Ended():
@@ -167,9 +170,9 @@ func (j *job) noneToStart() string {
 	return "Its jobs are on their way from one place to the next: look again."
 }
 
-// find reads what ledger.Why leaves open: the ordinal and type of a group's next job, the due time
-// and reason of a non-ready job, the number of jobs before a waiting or ready one, and whether the
-// type is paused. It returns errMoved if the job is not at its location.
+// find reads what ledger.Why does not tell: the ordinal and type of a group's next job, the due
+// time and reason of a non-ready job, the number of jobs before a waiting or ready one, and whether
+// the type is paused. It returns errMoved if the job is not at its location.
 func (j *job) find(ctx context.Context) error {
 	var err error
 	switch {
@@ -180,7 +183,8 @@ func (j *job) find(ctx context.Context) error {
 		err = j.findReady(ctx)
 	case j.State == ledger.NonReady && len(j.Types) == 1 &&
 		j.lastErr != nil && j.lastErr.Until > j.Now.UnixMilli() && j.lastErr.Reason != "":
-		// The error record has the answer: no search among all of the tenant's non-ready jobs.
+		// The error record has the due time and the reason, so no search among all of the tenant's
+		// non-ready jobs is needed.
 		j.due, j.reason, j.Type = time.UnixMilli(j.lastErr.Until), ledger.Reason(j.lastErr.Reason[0]), j.Types[0]
 	case j.State == ledger.NonReady, j.State == 0 && j.NonReady > 0:
 		err = j.findNonReady(ctx)

@@ -26,7 +26,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()
 
 var now = groups.Origin{At: time.Now()}
 
-// served makes a worker process alive, for some seconds, that serves these types.
+// served publishes the heartbeat of a worker process that serves these types; the process counts as
+// alive for some seconds.
 func served(w *stagetest.World, types ...string) {
 	w.T.Helper()
 	require.NoError(w.T, presence.PublishWorker(context.WithoutCancel(stagetest.Trusted(w.T)), w.Conn, w.Space, presence.WorkerReport{
@@ -40,7 +41,7 @@ func job(w *stagetest.World, group string, ordinal int64) api.Job {
 	return w.Job(group, ordinal)
 }
 
-// whyOf explains a group's next job while a worker process serves T and U.
+// whyOf returns the explanation of a group's next job while a worker process serves T and U.
 func whyOf(w *stagetest.World, group string) api.Why {
 	w.T.Helper()
 	served(w, "T", "U")
@@ -50,7 +51,7 @@ func whyOf(w *stagetest.World, group string) api.Why {
 	return why
 }
 
-// back reports a job as its worker would; the job is due again after delay.
+// back reports a job with this outcome, as its worker would; the job is due again after delay.
 func back(w *stagetest.World, h stagetest.Held, kind ledger.OutcomeKind, delay time.Duration) {
 	w.T.Helper()
 	r, err := ledger.Outcome(context.WithoutCancel(stagetest.Trusted(w.T)), w.Conn.Cmd, w.P, h.Type, ledger.Congestion{Cap: 10 * time.Hour}, []ledger.GroupOutcome{{Group: h.Group, Others: []ledger.OtherJob{{
@@ -80,8 +81,8 @@ func TestWhyFairness(t *testing.T) {
 	})
 }
 
-// Only jobs of its own type are before a job. They are counted exactly, also after the first ones
-// were dequeued.
+// The position of a job counts only jobs of its own type before it. It is exact, also after the
+// first jobs were dequeued.
 func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -104,8 +105,8 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	require.Contains(t, whyOf(w, "lower").Detail, "No live worker serves the type t: start one. Did you mean T? ")
 }
 
-// Jobs that a later round has requeued are not in the order of ordinals; their place is counted
-// from the states.
+// Jobs that a retry has requeued are not in the order of ordinals. Then the position of a job is
+// counted from the states.
 func TestWhyFairnessOutOfOrder(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -261,7 +262,8 @@ func TestWhyAmongManyNonReadyJobs(t *testing.T) {
 		require.Equal(t, api.WhyScheduled, j.Waiting)
 		require.Equal(t, later.UnixMilli(), j.Until.UnixMilli())
 	}
-	// A job that is at no location is on its way: it waits for no reason.
+	// A job that is at no location is just being moved: the answer gives no reason, and says that
+	// the job is on its way.
 	require.NoError(t, w.Conn.Cmd.Del(stagetest.Trusted(t), w.P.NonReadyOf("acme")).Err())
 	j := job(w, "g1", 5)
 	require.Equal(t, "non_ready", j.State)
@@ -392,7 +394,8 @@ func TestWhyNoJobWaits(t *testing.T) {
 	}
 }
 
-// Jobs move all the time while they are read: each answer must fit the state that it comes with.
+// Jobs move all the time while the explainer reads them: each explanation must fit the state that
+// it is returned with.
 func TestWhyWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -426,7 +429,8 @@ func TestWhyWhileJobsMove(t *testing.T) {
 	}
 }
 
-// A ready job of a gated type names the resource if no worker can get a permission for it.
+// The explanation of a ready job of a gated type names the resource if no worker can get a
+// permission for the job.
 func TestReadyWithoutPermission(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
