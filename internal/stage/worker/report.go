@@ -113,8 +113,8 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	}
 }
 
-// countRepeats adds the jobs of a type that will run again, because they were throttled, deferred or
-// are retried, to the metrics.
+// countRepeats adds the jobs of a type that will run again to the metrics: those that were
+// throttled, deferred, or are retried.
 func (p *partitionFeed) countRepeats(typ string, groups []ledger.GroupOutcome) {
 	retried := 0
 	for _, g := range groups {
