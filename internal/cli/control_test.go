@@ -285,6 +285,11 @@ func TestDevRefusesWrongSettings(t *testing.T) {
 	require.Contains(t, got.err, `BULKACTION_WORKER_TYPES: there is no processor for type \"SEND_MAIL\"`)
 }
 
+func TestDevSaysThatItsRedisIsElsewhere(t *testing.T) {
+	require.Empty(t, otherRedis("redis://127.0.0.1:6379/0"))
+	require.Contains(t, otherRedis("redis://127.0.0.1:63790/0"), "export BULKACTION_REDIS_URL=redis://127.0.0.1:63790/0")
+}
+
 func TestSubmitWarnsOfARunAtInThePast(t *testing.T) {
 	f := newFakeAPI(t)
 	for at, says := range map[string]string{"2020-01-31T09:00:00Z": "--run-at 2020-01-31T09:00:00Z is in the past: the jobs start at once.\n", "10m": ""} {
