@@ -3,10 +3,9 @@ package processor
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"reflect"
-	"strings"
+
+	"github.com/bulkaction/bulkaction/internal/jsonfit"
 )
 
 // Typed returns a processor of the jobs of type typ, whose payload is the JSON of a P. fn gets the
@@ -35,18 +34,8 @@ func Typed[P, R any](typ string, fn func(ctx context.Context, job Job, payload P
 // decode reads and validates a payload. Its errors contain no values, which may be personal; those
 // of the payload's own methods may.
 func decode[P any](data json.RawMessage, payload *P) error {
-	err := json.Unmarshal(data, payload)
-	var wrong *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &wrong):
-		field := "payload"
-		if wrong.Field != "" {
-			field += "." + wrong.Field
-		}
-		is, _, _ := strings.Cut(wrong.Value, " ") // behind "number" stands the number
-		return fmt.Errorf("%s: must be %s, is %s", field, jsonName(wrong.Type), is)
-	case err != nil:
-		return fmt.Errorf("payload: %w", err)
+	if err := jsonfit.Decode("payload", data, payload); err != nil {
+		return err
 	}
 	for _, v := range []any{*payload, payload} { // the method may have a pointer receiver
 		if v, ok := v.(interface{ Validate() error }); ok {
@@ -57,24 +46,4 @@ func decode[P any](data json.RawMessage, payload *P) error {
 		}
 	}
 	return nil
-}
-
-// jsonName says what the JSON of a Go type is.
-func jsonName(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.String:
-		return "a string"
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Float32, reflect.Float64:
-		return "a number"
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		return "a whole number in the range of " + t.Kind().String()
-	case reflect.Slice, reflect.Array:
-		return "a list"
-	case reflect.Map, reflect.Struct:
-		return "an object"
-	}
-	return "the JSON of " + t.String()
 }

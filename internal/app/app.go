@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/bulkaction/bulkaction/internal/telemetry"
@@ -76,6 +77,9 @@ func Run(ctx context.Context, o Options, run func(context.Context, *Process) err
 		usage(flags)
 		return ExitOK
 	case err != nil:
+		if variable := variableFor(err); variable != "" {
+			fmt.Fprintf(o.Stderr, "%s: set the environment variable %s instead\n", flags.Name(), variable)
+		}
 		fmt.Fprintf(o.Stderr, "%s: -help lists the flags and the variables\n", flags.Name())
 		return ExitUsage
 	case flags.NArg() > 0:
@@ -211,6 +215,17 @@ func report(w io.Writer, name string, err error) int {
 //
 //go:embed help.txt
 var variablesHelp string
+
+// variableFor returns the variable that sets what an unknown flag asks for, such as
+// BULKACTION_REDIS_URL for -redis-url; "" if there is none. Some subcommands have such flags.
+func variableFor(err error) string {
+	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	variable := "BULKACTION_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	if !ok || !strings.Contains(variablesHelp, " "+variable+"=") {
+		return ""
+	}
+	return variable
+}
 
 func usage(flags *flag.FlagSet) {
 	fmt.Fprintf(flags.Output(), "%s is configured by environment variables alone. Flags:\n", flags.Name())

@@ -200,7 +200,9 @@ func TestExitCodes(t *testing.T) {
 			stderr: []string{"bulkaction-worker: wrong configuration:", `BULKACTION_WORKER_COUNT="ten": must be`, `BULKACTION_PARTITIONS="0": must be`},
 		},
 		"unknown flag": {args: []string{"-verbose"}, run: neverRun, code: ExitUsage, stderr: []string{"-verbose", "\nbulkaction-worker: -help lists the flags and the variables\n"}},
-		"argument":     {args: []string{"now"}, run: neverRun, code: ExitUsage, stderr: []string{"takes no arguments"}},
+		"variable as a flag": {args: []string{"--redis-url", "x"}, run: neverRun, code: ExitUsage, stderr: []string{
+			"-redis-url", "\nbulkaction-worker: set the environment variable BULKACTION_REDIS_URL instead\n"}},
+		"argument": {args: []string{"now"}, run: neverRun, code: ExitUsage, stderr: []string{"takes no arguments"}},
 		"help": {args: []string{"-help"}, run: neverRun, code: ExitOK,
 			stderr: []string{"-healthcheck", "BULKACTION_REDIS_URL=redis://127.0.0.1:6379/0", "Worker pool", "Jobs that one worker process runs at once",
 				"BULKACTION_SMTP_PORT=25\n        The TCP port of the mail server."}},

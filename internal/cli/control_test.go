@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strconv"
@@ -37,6 +38,13 @@ func TestResizeWorker(t *testing.T) {
 	for _, args := range [][]string{{"w-1"}, {"w-1", "-1"}, {"w-1", "10001"}, {"w-1", "many"}, {"w/1", "1"}} {
 		require.Equal(t, exitUsage, f.exec(t.Context(), console{}, append([]string{"worker", "resize", "--"}, args...)...).code, args)
 	}
+	gone := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		problem(w, http.StatusNotFound, "worker w-1: no live process has this id: not found")
+	}))
+	t.Cleanup(gone.Close)
+	got := console{}.exec(t.Context(), "--api", gone.URL, "worker", "resize", "w-1", "3")
+	require.Equal(t, exitError, got.code)
+	require.Contains(t, got.err, "`bulkaction stats` lists the worker processes")
 }
 
 func (f *fakeAPI) listTenants(w http.ResponseWriter, r *http.Request) {
@@ -275,6 +283,11 @@ func TestDevRefusesWrongSettings(t *testing.T) {
 	got = console{}.exec(t.Context(), "dev", "--addr", "127.0.0.1:0")
 	require.Equal(t, exitUsage, got.code)
 	require.Contains(t, got.err, `BULKACTION_WORKER_TYPES: there is no processor for type \"SEND_MAIL\"`)
+}
+
+func TestDevSaysThatItsRedisIsElsewhere(t *testing.T) {
+	require.Empty(t, otherRedis("redis://127.0.0.1:6379/0"))
+	require.Contains(t, otherRedis("redis://127.0.0.1:63790/0"), "export BULKACTION_REDIS_URL=redis://127.0.0.1:63790/0")
 }
 
 func TestSubmitWarnsOfARunAtInThePast(t *testing.T) {

@@ -105,8 +105,21 @@ func unreachable(ctx context.Context, address string) string {
 	return ""
 }
 
+// defaultRedis is the address at which programs look for Redis unless they are told another one.
+const defaultRedis = "127.0.0.1:6379"
+
+// otherRedis says what to do if the embedded Redis is not at the default address. Programs without
+// its URL would use the Redis that has this address.
+func otherRedis(url string) string {
+	if strings.Contains(url, defaultRedis+"/") {
+		return ""
+	}
+	return fmt.Sprintf("Another process has the address %s. For commands and programs that use this Redis: "+
+		"export BULKACTION_REDIS_URL=%s", defaultRedis, url)
+}
+
 func newDev(r *Root) *cobra.Command {
-	o := dev.Options{RedisAddr: "127.0.0.1:6379"} // the default of BULKACTION_REDIS_URL
+	o := dev.Options{RedisAddr: defaultRedis} // the default of BULKACTION_REDIS_URL
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run all roles in one process, on an embedded Redis or on --redis-url",
@@ -157,6 +170,9 @@ func newDev(r *Root) *cobra.Command {
 						"--payload '{}' --wait",
 					at, redis,
 				)
+				if note := otherRedis(redis); embedded && note != "" {
+					r.Notef("%s", note)
+				}
 				if mail != "" {
 					r.Notef("No mail server accepts connections at %s, so jobs of the type SEND_EMAIL will fail. "+
 						"Set BULKACTION_SMTP_HOST and BULKACTION_SMTP_PORT, or use `bulkaction demo`, which starts "+

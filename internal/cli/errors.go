@@ -142,6 +142,12 @@ func advice(err error) string {
 	if isOtherServer(err) {
 		return "This may be a broker; the API is ingest, by default http://127.0.0.1:8080 (--api or BULKACTION_API)."
 	}
+	switch e.Problem.Code {
+	case api.NotAllowed:
+		return "Use an API key with another role or tenant: docs/security.md says which role may make which calls."
+	case api.WrongTenant:
+		return "Leave out --tenant, which is then that of the API key, or use a key of the tenant."
+	}
 	switch e.Status {
 	case http.StatusUnauthorized:
 		return "Give an API key with --api-key-file, BULKACTION_API_KEY_FILE or BULKACTION_API_KEY."

@@ -153,7 +153,7 @@ func (j *jobFile) checkHeader() error {
 			"A CSV file begins with a header row, which names the payload's fields.")
 	case errors.As(err, &bad) && bad.Option != "":
 		bad.Option = strings.ReplaceAll(bad.Option, "_", "-")
-		return usagef("--%v of %s", bad, j.name)
+		return usagef("%s: --%v", j.name, bad)
 	case errors.As(err, &bad) && bad.Looks != 0:
 		return withHint(fmt.Errorf("read %s: %w", j.name, err),
 			"Give --delimiter %s, or --delimiter ',' if it is right.", shellQuoted(bad.Looks))
@@ -264,6 +264,9 @@ func open(path string, stdin io.Reader) (io.ReadCloser, error) {
 		return io.NopCloser(stdin), nil
 	}
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, withHint(err, "Let this user read the file, or give it as standard input with -.")
+	}
 	if err != nil {
 		return nil, withHint(err, "Give the path of a file, or - for standard input.")
 	}

@@ -202,6 +202,23 @@ func TestMistakesWithKeys(t *testing.T) {
 	require.NotContains(t, got.err, "secret")
 }
 
+func TestKeyThatMayNotDoThis(t *testing.T) {
+	for code, want := range map[api.ProblemCode]string{
+		api.NotAllowed:  "Use an API key with another role or tenant: docs/security.md says",
+		api.WrongTenant: "Leave out --tenant",
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusForbidden)
+			_ = json.NewEncoder(w).Encode(api.Problem{Code: code, Status: http.StatusForbidden, Detail: "no"})
+		}))
+		t.Cleanup(server.Close)
+		got := console{}.exec(t.Context(), "--api", server.URL, "submit", "--type", "T", "--payload", "{}")
+		require.Equal(t, exitError, got.code)
+		require.Contains(t, got.err, want)
+	}
+}
+
 func TestAPIKeyOfCommands(t *testing.T) {
 	token := auth.NewToken(auth.Reader)
 	var sent []string

@@ -262,7 +262,7 @@ func TestMistakeSameIDAgain(t *testing.T) {
 	require.Equal(t, "Group g has accepted these jobs before: nothing is new.\n", submit(first, "--no-seal").err)
 	got := submit(writeFile(t, "c.ndjson", "x\n"))
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "none of 1 lines was accepted; group g keeps the jobs that it had")
+	require.Contains(t, got.err, "none of 1 lines was accepted; group g keeps the jobs that it had\nCorrect the lines and submit the file again.")
 	require.EqualValues(t, "CREATED", f.groupByID(t, "g").Status)
 	got = submit(second)
 	require.Equal(t, run{exitOK, "g\n", "Group g had 2 jobs already, and has 3 now; it is sealed now. " +

@@ -166,7 +166,7 @@ func TestSubmitWithBadLines(t *testing.T) {
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--file", writeFile(t, "b.ndjson", "x\n"))
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "bulkaction: none of 1 lines was accepted, so group i is cancelled\n")
+	require.Contains(t, got.err, "bulkaction: none of 1 lines was accepted, so group i is cancelled\nCorrect the lines and submit the file again, under another --id")
 	require.Empty(t, got.out)
 	require.EqualValues(t, "CANCELLED", f.groupByID(t, "i").Status)
 }

@@ -32,7 +32,11 @@ func newWorker(r *Root) *cobra.Command {
 				if err != nil {
 					return api.PoolSize{}, err
 				}
-				return a.ResizeWorker(ctx, args[0], n)
+				size, err := a.ResizeWorker(ctx, args[0], n)
+				if isNotFound(err) && !isOtherServer(err) {
+					err = withHint(err, "`bulkaction stats` lists the worker processes that are alive.")
+				}
+				return size, err
 			}, func(t table, p api.PoolSize) { t.row(p.ID, p.Workers) }),
 		}))
 }

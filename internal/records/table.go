@@ -258,7 +258,7 @@ func (c *csvRow) split(row []byte) error {
 		c.ends = append(c.ends, len(c.text))
 	}
 	if !utf8.Valid(row) {
-		return &RowError{"is not UTF-8"}
+		return &RowError{"is not UTF-8: save the file in this encoding"}
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package email
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	stdmail "net/mail"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/wneessen/go-mail"
 
+	"github.com/bulkaction/bulkaction/internal/jsonfit"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -41,7 +41,7 @@ func parsePayload(content []byte) (request, error) {
 		Subject string `json:"subject"`
 		Body    string `json:"body"`
 	}
-	if err := json.Unmarshal(content, &payload); err != nil {
+	if err := jsonfit.Decode("", content, &payload); err != nil {
 		return request{}, err
 	}
 	to, err := stdmail.ParseAddress(payload.To)

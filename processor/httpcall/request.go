@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bulkaction/bulkaction/internal/jsonfit"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -35,7 +36,7 @@ func newRequest(job processor.Job) (*http.Request, error) {
 		Headers map[string]string `json:"headers"`
 		Body    json.RawMessage   `json:"body"`
 	}
-	if err := json.Unmarshal(job.Payload, &payload); err != nil {
+	if err := jsonfit.Decode("", job.Payload, &payload); err != nil {
 		return nil, err
 	}
 	target, err := url.Parse(payload.URL)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/jsonfit"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -92,7 +93,7 @@ func asksNothing(payload []byte) bool {
 
 func parse(raw []byte) (payload, error) {
 	var p payload
-	if err := json.Unmarshal(raw, &p); err != nil {
+	if err := jsonfit.Decode("", raw, &p); err != nil {
 		return p, err
 	}
 	switch p.Fail {
