@@ -88,10 +88,9 @@ func (w *waits) remove(one *waiter) {
 	}
 }
 
-// queued registers that Redis has put a call into the queue, at a position, so that heartbeats ask
-// for it. It starts the subscription to announcements and waits until it works, at most for
-// claimTime. It returns true if the call must ask Redis once whether it was granted before the
-// subscription worked.
+// queued registers a call that Redis has put into the queue, at a position. It subscribes to
+// announcements and waits until that works, at most for claimTime. It returns true if the call must
+// ask Redis once whether it was granted before.
 func (w *waits) queued(ctx context.Context, one *waiter, position int64, next time.Duration) (ask bool) {
 	w.mu.Lock()
 	of := w.guards[one.g]
@@ -125,9 +124,8 @@ func (w *waits) queued(ctx context.Context, one *waiter, position int64, next ti
 	return true
 }
 
-// nextAsk returns when to ask Redis again whether a member is free; zero if that is not known. next
-// is the time until a member can be lent. Without the first waiter in the queue, this client asks
-// 250 ms later than the client that has it (first).
+// nextAsk returns when to ask Redis again whether a member is free; zero if that is not known. first
+// says that this client has the first waiter; other clients ask 250 ms later.
 func nextAsk(first bool, next time.Duration) time.Time {
 	if next < 0 {
 		return time.Time{}
@@ -148,8 +146,7 @@ func poke(wake chan<- struct{}) {
 	}
 }
 
-// loop reads announced grants and starts heartbeats until the Client is closed. It must never
-// block: a subscriber that does not read makes PUBLISH wait on some servers.
+// loop must never block: a subscriber that does not read makes PUBLISH wait on some servers.
 func (w *waits) loop() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -180,9 +177,8 @@ func (w *waits) loop() {
 	}
 }
 
-// subscribed is called when the subscription works, for the first time or again after a break.
-// After a break, announcements may have been missed, so it makes the heartbeats of all guards due
-// at once.
+// subscribed is called when the subscription works, for the first time or after a break. Then
+// announcements may have been missed, so it makes all heartbeats due at once.
 func (w *waits) subscribed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -212,8 +208,7 @@ func (w *waits) announced(id string) {
 	}
 }
 
-// repeat repeats a failed cancellation in the background. Its caller is the loop, a task of the
-// Client, so Close waits for the new task as well.
+// repeat repeats a failed cancellation in the background. Close waits for it.
 func (w *waits) repeat(id string, c cancellation) {
 	delete(w.cancelled, id)
 	again := func() { w.cancelUntil(c.g, id, c.until) }
@@ -222,8 +217,7 @@ func (w *waits) repeat(id string, c cancellation) {
 	}
 }
 
-// beatDue starts the heartbeats and repeats the failed cancellations that are due. It returns the
-// time until the next of them is due.
+// beatDue starts heartbeats and cancellations that are due. It returns the time until the next one.
 func (w *waits) beatDue(now time.Time) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -298,8 +292,7 @@ func (w *waits) beat(g *shared, of *waiting, ids []string) {
 }
 
 // deliver hands the answer of a heartbeat to the call that waits for it. A call that is not
-// registered any more needs no answer: it has claimed its grant by itself, or it was given up and
-// is cancelled.
+// registered any more needs none: it has claimed its grant, or is cancelled.
 func (w *waits) deliver(id string, a answer, sent time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -336,8 +329,7 @@ func (w *waits) cancel(g *shared, id string) { w.cancelUntil(g, id, time.Now().A
 func (w *waits) cancelUntil(g *shared, id string, until time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), claimTime)
 	defer cancel()
-	// The cancellation uses the same pipeline as acquire, so that it can't reach Redis before the
-	// acquire of the call that its caller has given up.
+	// in the pipeline of acquire, so that it can't reach Redis before the call's own acquire
 	reply, err := w.c.pipelined(ctx, releaseScript, g.keys, releaseArgs(ending{call: id, outcome: Unused}))
 	if err == nil {
 		var h hint
@@ -368,8 +360,7 @@ func (w *waits) begin() bool {
 	return !w.c.closed
 }
 
-// left returns a channel that is closed when no call of this process stands in a queue. Call it
-// after the Client was marked as closed, when no further call can begin.
+// left returns a channel that is closed when no call of this Client stands in a queue any more.
 func (w *waits) left() <-chan struct{} {
 	left := make(chan struct{})
 	go func() {
@@ -379,8 +370,7 @@ func (w *waits) left() <-chan struct{} {
 	return left
 }
 
-// cancelLater cancels a call, whose caller has given up, in the background; after Close, before it
-// returns.
+// cancelLater cancels a call in the background, because its caller has given up.
 func (w *waits) cancelLater(g *shared, id string) {
 	if !w.c.start(func() { w.cancel(g, id) }) {
 		w.cancel(g, id)

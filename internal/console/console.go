@@ -51,8 +51,7 @@ type Options struct {
 	// {ordinal}. "": pages have no links to traces.
 	TraceURL string
 	NoAPI    bool // the console's address does not serve the API
-	// Closing is a context that ends when the server stops, which ends event streams. nil: they end
-	// only when their clients disconnect.
+	// Closing ends when the server stops. nil: event streams end only when clients disconnect.
 	Closing context.Context //nolint:containedctx // the server's, not a call's
 }
 
@@ -157,8 +156,7 @@ type view struct {
 	title string
 	data  any
 	topic string // what the page follows live, see topics; "": nothing
-	// refused says why a form that was sent to this page was refused, and what was typed into it.
-	// nil: no form was refused.
+	// refused says why a form of this page was refused, and what was typed. nil: none was refused.
 	refused *refusal
 }
 

@@ -41,9 +41,8 @@ const (
 // Backend is the store behind the API. Its errors wrap those of package api. It must not keep
 // references to the values that it returns.
 type Backend interface {
-	// Submit stores a group with its jobs in one step, so that readers see all of it or nothing.
-	// The group always has an id. If its idempotency key was used before, Submit stores nothing and
-	// returns the first answer.
+	// Submit stores a group, which has an id, with its jobs; readers see all of it or nothing. If
+	// its idempotency key was used before, Submit stores nothing and returns the first answer.
 	Submit(ctx context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error)
 	// Append adds up to 500 jobs with up to 512 KiB of lines. With a request id that the group has
 	// seen before it adds nothing and succeeds, even if the group is sealed by now. If it returns
@@ -93,9 +92,8 @@ type Backend interface {
 	// in the order of reduction. It stops at an error of yield and returns it. For an unknown group
 	// it returns an error without calling yield.
 	Results(ctx context.Context, id string, yield func(line []byte) error) error
-	// Failures calls yield with each failed job that q selects. Without a limit these are all, in
-	// no order. With a limit they are a page, and next is the cursor of the next page. Its errors
-	// are like those of Results.
+	// Failures calls yield with each failed job that q selects: all, in no order, or with a limit a
+	// page; next is the cursor of the next page. Its errors are like those of Results.
 	Failures(ctx context.Context, id string, q FailureQuery, yield func(api.Failure) error) (next string, err error)
 	// FailureSummary counts the failed jobs of a group by code and fingerprint.
 	FailureSummary(ctx context.Context, id string) (api.FailureSummary, error)
@@ -107,8 +105,7 @@ type Backend interface {
 	Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error)
 	// DeadLetters returns a page of dead letters, newest first.
 	DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error)
-	// Rejected returns a page of rejected messages, newest first, and their data only if data is
-	// true.
+	// Rejected returns a page of rejected messages, newest first, with their data if data is true.
 	Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error)
 	// ResizeWorker asks a live worker process to have n slots.
 	ResizeWorker(ctx context.Context, id string, n int) error
