@@ -124,8 +124,8 @@ func (w *waits) queued(ctx context.Context, one *waiter, position int64, next ti
 	return true
 }
 
-// nextAsk returns when to ask Redis again whether a member is free; zero if that is not known. first
-// says that this client has the first waiter; other clients ask 250 ms later.
+// nextAsk returns when to ask Redis again whether a member is free; zero if that is not known. If
+// first is true, this client has the first waiter; other clients ask 250 ms later.
 func nextAsk(first bool, next time.Duration) time.Time {
 	if next < 0 {
 		return time.Time{}
