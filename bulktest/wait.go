@@ -75,7 +75,6 @@ func (s *System) Wait(group string) Ended {
 				waited = s.why(group)
 			}
 			s.skip(due)
-			s.pass(pause) // until the worker has announced itself: before, Why says that there is none
 			left -= restart
 			continue
 		}
@@ -111,12 +110,14 @@ func (s *System) Sleep(d time.Duration) {
 	}
 }
 
-// skip stops the roles, lets the bubble's time pass until due, and starts the roles again.
+// skip lets the bubble's time pass until due. It stops the roles, and starts them again shortly
+// before due, so that the worker has announced itself by then: before, Why says that there is none.
 func (s *System) skip(due time.Time) {
 	s.t.Helper()
 	s.stop()
-	s.pass(time.Until(due))
+	s.pass(time.Until(due) - pause)
 	s.start()
+	s.pass(pause)
 }
 
 // pass waits for the time d. The test's context does not end the wait early: it ends only after the

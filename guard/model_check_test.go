@@ -15,8 +15,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-
-	"github.com/bulkaction/bulkaction/lua"
 )
 
 // check holds a test to what must be true.
@@ -85,23 +83,6 @@ type scripted struct {
 // clockKey holds the time on a real Redis.
 const clockKey = "clock"
 
-// filesOf returns the files of a script, in the order in which the package loads them.
-func filesOf(name string) []string {
-	files := []string{"parts/base"}
-	quick := name == "acquire" || name == "release"
-	if quick {
-		files = append(files, "parts/quick", "guard/"+name+"_quick")
-	}
-	files = append(files, "parts/limiters")
-	if quick {
-		files = append(files, "parts/quick_permit", "guard/"+name+"_limited")
-	}
-	if name != "take" {
-		files = append(files, "parts/guard")
-	}
-	return append(files, "guard/"+name)
-}
-
 // newScripted loads the scripts. With setTime nil, for a real Redis, the scripts are changed to
 // read the time from a key.
 func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *scripted {
@@ -111,9 +92,8 @@ func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *sc
 	c := redis.NewClient(opts)
 	t.Cleanup(func() { _ = c.Close() })
 	s := &scripted{c: c, scripts: map[string]source{"dump": dumpKeys}}
-	names := []string{"acquire", "control", "declare", "inspect", "release", "renew", "take", "wait"}
-	for _, name := range names {
-		text := lua.Source(filesOf(name)...)
+	for name, script := range allScripts {
+		text := script.Source()
 		if setTime == nil {
 			const now = "  local t = call('TIME')\n  return t[1] * 1000000 + t[2]\n"
 			require.Equal(t, 1, strings.Count(text, now))

@@ -216,12 +216,13 @@ func report(w io.Writer, name string, err error) int {
 //go:embed help.txt
 var variablesHelp string
 
-// variableFor returns the variable that sets what an unknown flag asks for, such as
-// BULKACTION_REDIS_URL for -redis-url; "" if there is none. Some subcommands have such flags.
+// variableFor returns the environment variable with the name of an unknown flag, such as
+// BULKACTION_REDIS_URL for -redis-url, which is a flag of some subcommands. It returns "" if no
+// variable has this name, or if err is another error.
 func variableFor(err error) string {
 	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
-	variable := "BULKACTION_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-	if !ok || !strings.Contains(variablesHelp, " "+variable+"=") {
+	variable := envPrefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	if !ok || !slices.ContainsFunc(Variables(), func(v Variable) bool { return v.Name == variable }) {
 		return ""
 	}
 	return variable

@@ -177,7 +177,7 @@ func (r *Root) noteOver(v api.RoomEvent) {
 // hintKnownRoom is like hintRoom, for commands that need an existing event: it does not suggest to
 // create one.
 func hintKnownRoom(event string, err error) error {
-	if isNotFound(err) && !isOtherServer(err) {
+	if isUnknownID(err) {
 		return withHint(err, "`bulkaction room ls` lists the events.")
 	}
 	return hintRoom(event, err)

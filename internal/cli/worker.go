@@ -33,7 +33,7 @@ func newWorker(r *Root) *cobra.Command {
 					return api.PoolSize{}, err
 				}
 				size, err := a.ResizeWorker(ctx, args[0], n)
-				if isNotFound(err) && !isOtherServer(err) {
+				if isUnknownID(err) {
 					err = withHint(err, "`bulkaction stats` lists the worker processes that are alive.")
 				}
 				return size, err

@@ -292,10 +292,8 @@ func (s *appends) storeCall(ctx context.Context, p keyspace.Partition, appends [
 	case err == nil:
 	case len(appends) > 1 && errors.As(err, &refused) && !call.IsUnavailable(err) && !call.IsOOM(err):
 		// One append that Redis refuses must not fail the others.
-		for _, a := range appends {
-			if err := s.storeRequests(ctx, p, []*pendingAppend{a}); err != nil { // else it has set a.err
-				a.err = err
-			}
+		for i := range appends {
+			s.storeCall(ctx, p, appends[i:i+1])
 		}
 	default:
 		setErrors(appends, err)

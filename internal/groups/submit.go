@@ -237,19 +237,11 @@ func (s *submissions) resolveIdempotencyKey(
 		return first, err
 	}
 	err = retryUnavailable(ctx, func(ctx context.Context) error {
-		for {
-			if err := s.conn.Cmd.SetNX(ctx, at, mine, s.cfg.KeepIdempotencyKeys).Err(); err != nil {
-				return err
-			}
-			have, err := s.conn.Cmd.Get(ctx, at).Bytes()
-			if errors.Is(err, redis.Nil) {
-				continue // the earlier record has expired between the two commands
-			}
-			if err != nil {
-				return err
-			}
-			return json.Unmarshal(have, &first)
+		stored, err := s.storeIfNone(ctx, at, mine)
+		if err != nil {
+			return err
 		}
+		return json.Unmarshal(stored, &first)
 	})
 	if err != nil {
 		return first, fmt.Errorf("reserve idempotency key: %w", err)
@@ -262,6 +254,20 @@ func (s *submissions) resolveIdempotencyKey(
 		first.AtMS = this.AtMS
 	}
 	return first, nil
+}
+
+// storeIfNone stores the record of an idempotency key unless the key has one, and returns the record
+// that the key has afterwards.
+func (s *submissions) storeIfNone(ctx context.Context, key string, record []byte) (stored []byte, err error) {
+	for {
+		if err := s.conn.Cmd.SetNX(ctx, key, record, s.cfg.KeepIdempotencyKeys).Err(); err != nil {
+			return nil, err
+		}
+		stored, err = s.conn.Cmd.Get(ctx, key).Bytes()
+		if !errors.Is(err, redis.Nil) { // Nil: an earlier record has expired between the two commands
+			return stored, err
+		}
+	}
 }
 
 // groupFields returns those fields of the group's hash whose values come from the submission.
