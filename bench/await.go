@@ -196,7 +196,7 @@ func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
 }
 
 // reachedAt returns the time since the start at which `done` jobs were done, by linear
-// interpolation between samples; -1 if so many were never done.
+// interpolation between samples; -1 if the run ended with fewer jobs done.
 func reachedAt(samples []sample, done int) time.Duration {
 	for i := 1; i < len(samples); i++ {
 		before, after := samples[i-1], samples[i]

@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	// killTokenTTL, killLeeway and killReady are settings of the event in the part kill. They are
-	// long, so that a user who was promoted while the broker died still has the slot after
-	// returning. The slot of a user who never returns becomes free within a minute.
+	// killTokenTTL, killLeeway and killReady are settings of the event in the part kill. A broker
+	// may die just after one of its users was promoted. The times are long enough for this user to
+	// reach another broker and still have the slot. If a user never returns, the slot is free
+	// within a minute.
 	killTokenTTL, killLeeway, killReady = 30 * time.Second, 5 * time.Second, 30 * time.Second
 	killSession                         = time.Second
 	// slotsPatience is a time after the last user has left: a slot that is still in use then has

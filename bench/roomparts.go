@@ -122,8 +122,8 @@ func (c *crowd) endStreams(
 // pacedEntries is the number of users a second who enter while the time of entering is measured.
 const pacedEntries = 3000
 
-// enter measures POST …/ticket, by which users enter: first as many as the brokers can answer, then
-// at a steady rate.
+// enter measures POST …/ticket, the request with which a user enters. It measures two loads: as
+// many requests as the brokers can answer, and a steady rate of pacedEntries.
 func (b *roomBench) enter(ctx context.Context) (*RoomEnter, *RoomEnterCosts, error) {
 	out, costs := &RoomEnter{}, &RoomEnterCosts{}
 	for i, perSecond := range []float64{0, pacedEntries} {

@@ -49,7 +49,7 @@ func (c *calls) watch(next processor.Handler) processor.Handler {
 const mostReported = 3
 
 // report describes the processors that have not returned: which job each runs, and the stack of its
-// goroutine. It returns "" if there are none.
+// goroutine. It returns "" if all processors have returned.
 func (c *calls) report() string {
 	c.mu.Lock()
 	running := maps.Clone(c.running)

@@ -59,7 +59,8 @@ type BrokerConfig struct {
 	PromoteInterval time.Duration `env:"PROMOTE_INTERVAL" envDefault:"1s" min:"10ms" max:"1m"`
 	// Silence on a stream after which a comment is sent.
 	Heartbeat time.Duration `env:"HEARTBEAT" envDefault:"15s" min:"10ms" max:"5m"`
-	// Longest time to write one frame; then the connection is closed.
+	// Longest time to write one frame (server-sent event) of a stream; then the connection is
+	// closed.
 	WriteTimeout time.Duration `env:"WRITE_TIMEOUT" envDefault:"10s" min:"10ms" max:"5m"`
 	// Time over which a broker that stops hands its streams to other brokers.
 	Drain time.Duration `env:"DRAIN" envDefault:"10s" min:"0s" max:"5m"`

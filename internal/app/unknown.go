@@ -33,8 +33,9 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 	return found
 }
 
-// Nearest returns the known name that is most similar to an unknown one: it differs in a few
-// letters or has a section's prefix in addition. It returns "" if there is none.
+// Nearest returns the known name that is most similar to an unknown name. Two names are similar if
+// they differ in a few letters, or if the unknown name only lacks the prefix of a section. Nearest
+// returns "" if no known name is similar.
 func Nearest(name string, names []string) string {
 	own := strings.TrimPrefix(name, envPrefix)
 	best, least := "", len(own)/4+1

@@ -135,7 +135,7 @@ func newRetry(r *Root) *cobra.Command {
 	return cmd
 }
 
-// first returns the first item that a list yields; nil if there is none.
+// first returns the first item of a list; nil if the list is empty.
 func first[T any](items iter.Seq2[T, error]) (*T, error) {
 	for item, err := range items {
 		return &item, err

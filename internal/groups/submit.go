@@ -256,7 +256,7 @@ func (s *submissions) resolveIdempotencyKey(
 	return first, nil
 }
 
-// storeIfNone stores the record of an idempotency key unless the key has one, and returns the record
+// storeIfNone stores the record of an idempotency key unless the key has one. It returns the record
 // that the key has afterwards.
 func (s *submissions) storeIfNone(ctx context.Context, key string, record []byte) (stored []byte, err error) {
 	for {

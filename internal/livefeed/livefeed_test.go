@@ -75,8 +75,8 @@ func TestViewersShareAPoller(t *testing.T) {
 	})
 }
 
-// A slow viewer gets the newest value. It gets the last value of a topic even if other viewers have
-// meanwhile started a new poller for the topic.
+// A slow viewer gets the newest value. If a topic's poller has ended, a slow viewer still gets the
+// poller's last value, even if another viewer has started a new poller for the topic.
 func TestSlowViewerGetsTheLastValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := New[int]()

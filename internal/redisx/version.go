@@ -32,8 +32,8 @@ func (c *Conn) CheckVersion(ctx context.Context) error {
 	})
 }
 
-// isOld reports whether a version is older than oldestVersion. A version that is not two numbers
-// with a dot, or more of them, is unknown and not old.
+// isOld reports whether a version is older than oldestVersion. It compares the first two numbers,
+// such as 7.4 of 7.4.2. A version that does not begin with two numbers is unknown, and not old.
 func isOld(version string) bool {
 	major, minor, ok := parseVersion(version)
 	oldMajor, oldMinor, _ := parseVersion(oldestVersion)

@@ -103,7 +103,7 @@ func RoomRules(c app.BrokerConfig) settings.Rules {
 	}
 }
 
-// blockingReadsOfBroker is how many blocking reads of Redis a broker does at once: in each
-// partition one for wake tokens, one of the stream entry and one of moves; and one of its dispatch
+// blockingReadsOfBroker is how many blocking reads of Redis a broker does at once: three in each
+// partition (of wake tokens, and of the Redis streams "entry" and "moves"), and one of its dispatch
 // messages.
 func blockingReadsOfBroker(partitions int) int { return 3*partitions + 1 }

@@ -99,11 +99,11 @@ if #scanned > 0 then
   call('HDEL', B .. 'errors:' .. group, unpack(scanned))
   call('HDEL', failures, unpack(scanned))
 end
--- The scan is complete: it has returned all failures that were there when it began.
 if cursor ~= '0' or cut then
   call('HSET', key, 'requeue', cursor)
   return { 'MORE', moved }
 end
+-- HSCAN has reached its end: it has returned all failures that were there when the scan began.
 call('HDEL', key, 'requeue')
 mark_dirty(group)
 return { 'DONE', moved }

@@ -158,10 +158,11 @@ local function note_keys(n, skip)
     if not skip[i] then ordinal = ordinal + 1 end
   end
 end
--- read_composed reads n jobs in the form ready, as blobs that the caller has composed. If the first
--- blob is as guessed, it uses the blobs unchanged: composing them again would cost more than
--- everything else here, because Lua hashes each new string. It leaves out the skipped jobs; kept is
--- the number of the others.
+-- read_composed reads n jobs in the form ready (see ARGV). Each is a queued blob, for which the
+-- caller has guessed the ordinal and the time of acceptance. If the first blob is guessed right
+-- (see as_guessed) and no job is skipped, all blobs are used unchanged. To compose them again would
+-- cost more than the rest of the script, because Lua hashes each new string. skip is the set of the
+-- jobs to leave out (see find_skipped); kept is the number of the others.
 local function read_composed(n, skip, kept)
   local q, guessed = queue_of(group_type), kept == n and as_guessed(ARGV[arg])
   for i = arg, arg + n - 1 do

@@ -185,8 +185,8 @@ func cutTail(server *redisproc.Server, n int64) error {
 	return os.Truncate(newest, max(info.Size()/2, info.Size()-n))
 }
 
-// elsewhere returns a world on a Redis Cluster or a Redis with Sentinel, without proxies and
-// breaker.
+// elsewhere returns a world on a Redis Cluster or a Redis with Sentinel. It has neither proxies nor
+// a breaker, the part that causes faults: the phase itself causes them.
 func elsewhere(t testing.TB, s scene, url string, partitions int) *world {
 	w := &world{t: t, phase: newPhase(s.name), began: time.Now()}
 	w.start(s, func(int) string { return url }, url, partitions)

@@ -17,7 +17,8 @@ import (
 // Redis has a clock that is so wrong.
 const futureAge = 24 * time.Hour
 
-// maxRenumbered is the largest number of entries that one call renumbers.
+// maxRenumbered is the largest number of ids in the future that one call replaces. If there are
+// more, the call changes nothing.
 const maxRenumbered = 10_000
 
 // renumberScript replaces ids that are in the future by new ids, which are larger than all others
