@@ -1,0 +1,117 @@
+package console
+
+import (
+	"bytes"
+	"maps"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+)
+
+func upload(w *testConsole, fields map[string]string, name, text string) *httptest.ResponseRecorder {
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		require.NoError(w, form.WriteField(field, fields[field]))
+	}
+	file, err := form.CreateFormFile("file", name)
+	require.NoError(w, err)
+	_, err = file.Write([]byte(text))
+	require.NoError(w, err)
+	require.NoError(w, form.Close())
+	r := httptest.NewRequestWithContext(w.Context(), http.MethodPost, "/ui/submit", &body)
+	r.Header.Set("Content-Type", form.FormDataContentType())
+	return w.do(r)
+}
+
+// A submitted file becomes a group, which stays paused until the whole file is stored.
+func TestSubmit(t *testing.T) {
+	t.Parallel()
+	fields := map[string]string{"type": "NOOP", "id": "g1", "tenant": "acme"}
+	for name, c := range map[string]struct{ file, text, pasted, payload string }{
+		"csv":    {"a.csv", "to,n\nann,1\nbob,2\n", "", `{"to":"ann","n":"1"}`},
+		"ndjson": {"a.ndjson", "{\"payload\":1}\n{\"payload\":2}\n", "", "1"},
+		"pasted": {"", "", `{"payload":1}` + "\n" + `{"payload":2}`, "1"},
+		"table":  {"", "", "to\nann\nbob", `{"to":"ann"}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newTestConsole(t)
+			f := maps.Clone(fields)
+			f["jobs"] = c.pasted
+			answer := upload(w, f, c.file, c.text)
+			require.Equal(t, http.StatusSeeOther, answer.Code, answer.Body.String())
+			require.Equal(t, "/ui/groups/g1?done=submitted", answer.Header().Get("Location"))
+			require.Equal(t, []string{"submit g1 acme NOOP", "pause g1", "append g1 2", "seal g1", "resume g1"}, w.backend.calls)
+			require.JSONEq(t, c.payload, string(w.backend.jobs["g1"][0].Payload))
+			require.Empty(t, w.log.entries, "submissions are not recorded")
+		})
+	}
+}
+
+// If an outage makes a page show old data to several readers, each copy of the form still gets its
+// own id, so that no file counts as a repetition of another one.
+func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	first := formIDOf(w.page("/ui/submit"))
+	w.backend.err = api.ErrUnavailable
+	answer := w.get("/ui/submit")
+	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
+	second := formIDOf(parse(t, answer.Body.String()))
+	require.NotEmpty(t, second)
+	require.NotEqual(t, first, second)
+}
+
+// A file with a wrong line creates no group, or its group is cancelled. The page names the line.
+func TestSubmitRefuses(t *testing.T) {
+	t.Parallel()
+	good := map[string]string{"type": "NOOP", "id": "g1"}
+	late := `{"payload":"` + strings.Repeat("x", maxPasted/5) + "\"}\n" // the bad line is not among the first bytes
+	for name, c := range map[string]struct {
+		fields     map[string]string
+		file, text string
+		want       string
+		calls      []string
+	}{
+		"a bad line": {good, "a.ndjson", "{\"payload\":1}\n{\"x\"}\n", "1 line is no job, so no group was created. line 2", []string{}},
+		"late":       {good, "a.ndjson", strings.Repeat(late, 7) + "{\"x\"}\n", "1 line is no job, so the group g1 was cancelled, with 7 jobs. line 8", nil},
+		"no rows":    {good, "a.csv", "to\n", "The text has no jobs", []string{}},
+		"a word":     {map[string]string{"type": "NOOP", "jobs": "hello"}, "", "", "The text has no jobs", []string{}},
+		"same names": {good, "a.csv", "to,to\na,b\n", "repeats the name", []string{}},
+		"no key":     {map[string]string{"type": "NOOP", "jobs": "to\nann", "key_column": "id"}, "", "", "id", []string{}},
+		"no type":    {map[string]string{"id": "g1"}, "a.csv", "to\na\n", "type", []string{}},
+		"no jobs":    {good, "", "", "The form has no jobs", []string{}},
+		"long field": {map[string]string{"type": strings.Repeat("x", 600)}, "a.csv", "to\na\n", "type must be at most 512 bytes", []string{}},
+		"delimiter":  {map[string]string{"type": "NOOP", "delimiter": "x"}, "a.csv", "to\na\n", "delimiter", []string{}},
+		"types":      {map[string]string{"type": "NOOP", "types": "x"}, "a.csv", "to\na\n", "types", []string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newTestConsole(t)
+			answer := upload(w, c.fields, c.file, c.text)
+			require.Equal(t, http.StatusUnprocessableEntity, answer.Code, answer.Body.String())
+			require.Contains(t, parse(t, answer.Body.String()).text, c.want)
+			if c.calls != nil {
+				require.ElementsMatch(t, c.calls, w.backend.calls)
+			} else {
+				require.Contains(t, w.backend.calls, "cancel g1")
+			}
+		})
+	}
+	w := newTestConsole(t)
+	w.backend.refuse = &api.BackpressureError{RetryAfter: time.Second, Reason: "the backlog is full"}
+	answer := upload(w, good, "a.csv", "to\na\n")
+	require.Contains(t, answer.Body.String(), "the backlog is full")
+	require.Contains(t, w.backend.calls, "cancel g1")
+	require.Equal(t, http.StatusUnprocessableEntity, w.post("/ui/submit", url.Values{"type": {"NOOP"}}).Code)
+}
