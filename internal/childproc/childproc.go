@@ -85,6 +85,17 @@ func (c *Child) Signal(sig os.Signal) error {
 	return nil
 }
 
+// Suspend stops the process with SIGSTOP; SIGCONT continues it. On Linux Suspend returns when all
+// threads of the process have stopped. After the signal alone they go on until one of them has
+// handled it, which takes long on a busy machine. The error is [os.ErrProcessDone] when the process
+// has ended.
+func (c *Child) Suspend() error {
+	if err := c.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	return awaitStop(c.PID())
+}
+
 // Kill ends the process at once, like a crash, and waits for its end.
 func (c *Child) Kill() {
 	_ = c.cmd.Process.Kill() // fails only if the process has ended

@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,6 +22,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv("CHILDPROC_TEST_PARENT") != "" {
 		beParent()
 	}
+	if os.Getenv("CHILDPROC_TEST_BUSY") != "" {
+		beBusy()
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -33,6 +38,21 @@ func beParent() {
 	fmt.Println(c.PID())
 	<-c.Done()
 	os.Exit(1)
+}
+
+// beBusy is the main function of a helper process, in which four threads are busy. It prints lines
+// until its end.
+func beBusy() {
+	for range 3 {
+		go func() {
+			for {
+				runtime.Gosched()
+			}
+		}()
+	}
+	for {
+		fmt.Println("busy")
+	}
 }
 
 func TestState(t *testing.T) {
@@ -82,6 +102,45 @@ func TestStop(t *testing.T) {
 			require.Equal(t, tc.want, c.State().ExitCode())
 		})
 	}
+}
+
+// TestSuspend: when Suspend returns, each thread of the process has stopped. Then SIGCONT continues
+// the process.
+func TestSuspend(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Log("on this system Suspend does not wait")
+		return
+	}
+	binary, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(binary)
+	cmd.Env = append(os.Environ(), "CHILDPROC_TEST_BUSY=1", "GOMAXPROCS=4")
+	out, in := io.Pipe()
+	cmd.Stdout = in
+	c, err := Start(cmd)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = out.Close() // otherwise Kill would wait until the output is read
+		c.Kill()
+	})
+	lines := bufio.NewReader(out)
+	for range 20 {
+		_, err = lines.ReadString('\n')
+		require.NoError(t, err)
+		require.NoError(t, c.Suspend())
+		threads, err := filepath.Glob("/proc/" + strconv.Itoa(c.PID()) + "/task/*/stat")
+		require.NoError(t, err)
+		require.Greater(t, len(threads), 4)
+		for _, thread := range threads {
+			stat, err := os.ReadFile(thread)
+			require.NoError(t, err)
+			require.Contains(t, string(stat), ") T ")
+		}
+		require.NoError(t, c.Signal(syscall.SIGCONT))
+	}
+	require.NoError(t, out.Close())
+	c.Kill()
+	require.ErrorIs(t, c.Suspend(), os.ErrProcessDone)
 }
 
 // When a test binary is killed, its child processes end too.

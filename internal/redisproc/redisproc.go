@@ -191,6 +191,9 @@ func (s *Server) Running() bool { return s.current().Running() }
 // Signal sends sig to the server's process, and to no other.
 func (s *Server) Signal(sig os.Signal) error { return s.current().Signal(sig) }
 
+// Suspend stops the server's process with SIGSTOP and waits until it has stopped.
+func (s *Server) Suspend() error { return s.current().Suspend() }
+
 // Kill ends the process like a crash, and waits for its end.
 func (s *Server) Kill() {
 	s.lifecycle.Lock()

@@ -238,7 +238,7 @@ func (f *fleet) hold(role string) (resume func() error, err error) {
 			continue // it is being replaced
 		}
 		held[s] = p
-		if err := ignoreGone(p.Signal(syscall.SIGSTOP)); err != nil {
+		if err := ignoreGone(p.Suspend()); err != nil {
 			return resume, err
 		}
 	}

@@ -241,7 +241,7 @@ func (s *slot) stop(ctx context.Context, d time.Duration) error {
 		return fmt.Errorf("stop a %s: there is none", s.role)
 	}
 	from := time.Now()
-	if err := p.Signal(syscall.SIGSTOP); err != nil {
+	if err := p.Suspend(); err != nil {
 		return ignoreGone(err)
 	}
 	err := redisx.Sleep(ctx, d)

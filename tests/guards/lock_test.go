@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/guard"
@@ -135,22 +136,23 @@ func TestSuspendedHolder(t *testing.T) {
 	store := &fencedStore{}
 	suspended := 0
 	var resumed sync.WaitGroup
-	store.suspend = func(pid int) { // called with the store's lock
+	children := map[int]*childproc.Child{} // by process id; guarded by the store's lock
+	store.suspend = func(pid int) {        // called with the store's lock
 		if suspended == stops || store.accepted < (suspended+1)*writes/(stops+1) {
 			return
 		}
 		suspended++
-		require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+		assert.NoError(t, children[pid].Suspend())
 		resumed.Go(func() {
 			<-time.After(3 * lease)
-			_ = syscall.Kill(pid, syscall.SIGCONT) // the process may have ended with the test
+			_ = children[pid].Signal(syscall.SIGCONT) // the process may have ended with the test
 		})
 	}
 	web := httptest.NewServer(store)
 	defer web.Close()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	var children []*childproc.Child
+	store.mu.Lock()
 	for range processes {
 		cmd := exec.Command(self) //nolint:noctx // childproc ends it with this process
 		cmd.Env = append(os.Environ(), "GUARDS_STORE="+web.URL, "GUARDS_REDIS="+server.Addr())
@@ -158,8 +160,9 @@ func TestSuspendedHolder(t *testing.T) {
 		child, err := childproc.Start(cmd)
 		require.NoError(t, err)
 		t.Cleanup(child.Kill)
-		children = append(children, child)
+		children[child.PID()] = child
 	}
+	store.mu.Unlock()
 	for _, child := range children {
 		select {
 		case <-child.Done():

@@ -68,7 +68,7 @@ func TestStoppedWorkerComesBack(t *testing.T) {
 		Aggregate: []client.Aggregate{{As: "runs", Op: "count"}},
 	})
 	s.await("the worker is full", func() bool { return hanging.Load() == 20 })
-	frozen.Signal(syscall.SIGSTOP)
+	frozen.Suspend()
 	stopped.Store(true)
 	second := s.add("worker")
 	g := s.wait("g") // the jobs run elsewhere while the worker is stopped
@@ -121,7 +121,7 @@ func TestLateOutcomesAreRefused(t *testing.T) {
 		Aggregate: []client.Aggregate{{As: "runs", Op: "count"}},
 	})
 	s.await("all run", func() bool { return requests.Load() == n })
-	frozen.Signal(syscall.SIGSTOP)
+	frozen.Suspend()
 	close(first) // the stopped worker finds the answers when it continues
 	for range n {
 		s.add("worker") // each runs one of the jobs alone

@@ -51,7 +51,7 @@ func TestVanishedDataEndsWithinAMinute(t *testing.T) {
 		},
 		"DEL of the results stream": func(s *system, p keyspace.Partition) int64 {
 			aggregator := s.proc("aggregator", 0)
-			aggregator.Signal(syscall.SIGSTOP) // otherwise results are reduced within milliseconds
+			aggregator.Suspend() // otherwise results are reduced within milliseconds
 			s.await("results", func() bool { return s.rdb.XLen(s.ctx(), p.ResultStream()).Val() > 0 })
 			var entries *redis.IntCmd
 			_, err := s.rdb.TxPipelined(s.ctx(), func(tx redis.Pipeliner) error {

@@ -113,6 +113,14 @@ func (p *Process) Signal(sig os.Signal) {
 	}
 }
 
+// Suspend stops the process with SIGSTOP and waits until it has stopped. SIGCONT continues it.
+func (p *Process) Suspend() {
+	p.t.Helper()
+	if err := p.child.Suspend(); err != nil {
+		p.t.Fatalf("%s: %v", p.name, err)
+	}
+}
+
 // Kill ends the process like a crash, and waits for its end.
 func (p *Process) Kill() { p.child.Kill() }
 

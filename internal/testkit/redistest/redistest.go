@@ -167,7 +167,9 @@ func (r *Redis) snapshotFile() string { return filepath.Join(r.server.Dir(), "du
 // machine.
 func (r *Redis) Suspend() {
 	r.t.Helper()
-	r.signal(syscall.SIGSTOP)
+	if err := r.server.Suspend(); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 // Resume continues a suspended server.
