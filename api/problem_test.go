@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// docs/problems.md describes each code as this package does.
+// TestProblemsAreDocumented: docs/problems.md describes each code as this package does.
 func TestProblemsAreDocumented(t *testing.T) {
 	document, err := os.ReadFile("../docs/problems.md")
 	require.NoError(t, err)

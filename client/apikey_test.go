@@ -147,7 +147,7 @@ func TestAPIKeyIsInNoError(t *testing.T) {
 	}
 }
 
-// Ports and names are compared as browsers do it.
+// TestOrigin: Ports and names are compared as browsers do it.
 func TestOrigin(t *testing.T) {
 	t.Parallel()
 	for a, b := range map[string]string{

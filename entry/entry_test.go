@@ -279,7 +279,7 @@ func TestLeeway(t *testing.T) {
 	})
 }
 
-// A token may be issued by a clock that is ahead of ours.
+// TestClockBehind: a token may be issued by a clock that is ahead of ours.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)

@@ -110,7 +110,7 @@ func TestJWKSOutage(t *testing.T) {
 	}, newSigner)
 }
 
-// A service may start before the brokers do.
+// TestBrokersAreAwayAtStart: a service may start before the brokers do.
 func TestBrokersAreAwayAtStart(t *testing.T) {
 	inBubble(t, func(w *world) {
 		s := newSigner(w)

@@ -195,7 +195,7 @@ func TestRepairServesTheQueue(t *testing.T) {
 	})
 }
 
-// The audit reads guards of each size in pages.
+// TestAuditReadsAllPages: the audit reads guards of each size in pages.
 func TestAuditReadsAllPages(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

@@ -437,7 +437,7 @@ func TestOutage(t *testing.T) {
 	require.False(t, c.Health(ctx).Healthy)
 }
 
-// Mistakes are errors that name the field; nothing is sent.
+// TestMistakes: mistakes are errors that name the field; nothing is sent.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

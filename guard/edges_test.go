@@ -72,7 +72,7 @@ func TestLargeRevIsExact(t *testing.T) {
 	require.ErrorContains(t, err, "rev 9007199254740993: must be 0 to 9007199254740992")
 }
 
-// A refused declaration changes nothing: the pool goes on.
+// TestRefusedDeclarationChangesNothing: a refused declaration changes nothing: the pool goes on.
 func TestRefusedDeclarationChangesNothing(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -146,7 +146,7 @@ func TestKeysOutliveLeasesAndThrottling(t *testing.T) {
 	outlive("semaphore/s", 20*time.Minute, "guard", "m:1", "cooling", "members")
 }
 
-// When Close returns, no call stands in a queue any more.
+// TestCloseLeavesQueues: when Close returns, no call stands in a queue any more.
 func TestCloseLeavesQueues(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

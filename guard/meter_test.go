@@ -91,7 +91,7 @@ func series(name, labels string) string {
 	return name + "{" + labels + "}"
 }
 
-// The names and labels of metrics are contracts.
+// TestMetrics: the names and labels of metrics are contracts.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
@@ -188,7 +188,7 @@ func TestMeasureIsBounded(t *testing.T) {
 	require.Equal(t, []string{"pool/a", "pool/z", "semaphore/s", "breaker/b", "lock/a"}, firstGuards(slices.Clone(names)))
 }
 
-// A large pool is measured without a look at each member.
+// TestMeasureOfALargePool: a large pool is measured without a look at each member.
 func TestMeasureOfALargePool(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t) // miniredis needs seconds for so many members

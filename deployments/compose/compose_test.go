@@ -266,7 +266,7 @@ func TestCollector(t *testing.T) {
 	require.Contains(t, services(t), host)
 }
 
-// The image is built with the Go version of go.mod.
+// TestDockerfileFollowsGoMod: the image is built with the Go version of go.mod.
 func TestDockerfileFollowsGoMod(t *testing.T) {
 	mod, err := os.ReadFile("../../go.mod")
 	require.NoError(t, err)

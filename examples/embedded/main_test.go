@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// One attempt, as a worker runs it and decides about it.
+// TestCharge: one attempt, as a worker runs it and decides about it.
 func TestCharge(t *testing.T) {
 	attempt := func(in Invoice) bulktest.Outcome {
 		job := processor.Job{Payload: bulktest.JSON(t, in)}
@@ -72,7 +72,7 @@ func TestBankIsAway(t *testing.T) {
 	})
 }
 
-// Invoices of tomorrow are not charged today.
+// TestTomorrow: invoices of tomorrow are not charged today.
 func TestTomorrow(t *testing.T) {
 	procs := []processor.Processor{processor.Typed(invoiceType, charge)}
 	bulktest.Run(t, run.Config{}, procs, func(t *testing.T, s *bulktest.System) {

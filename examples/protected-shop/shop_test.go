@@ -222,7 +222,7 @@ func TestTheWayThroughTheShop(t *testing.T) {
 	require.Equal(t, http.StatusFound, b.do("GET", "/buy").status, "the next ticket needs a new entry")
 }
 
-// One entry buys one ticket, however often the form is sent.
+// TestBuyTwice: one entry buys one ticket, however often the form is sent.
 func TestBuyTwice(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)

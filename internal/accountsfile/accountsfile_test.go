@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/accountsfile"
 )
 
-// Mistakes contain no part of a value, because the value may be a secret in the wrong place.
+// TestMistakesShowNoValues: mistakes contain no part of a value, because the value may be a secret
+// in the wrong place.
 func TestMistakesShowNoValues(t *testing.T) {
 	for content, want := range map[string]string{
 		"accounts:\n  - id: a\n    password: *secret\n":                 "yaml: unknown anchor referenced",

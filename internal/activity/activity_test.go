@@ -115,8 +115,8 @@ func TestNoEntryNoChange(t *testing.T) {
 	require.Empty(t, w.lines.String())
 }
 
-// An entry is stored even if Redis's memory is full: operators must then be able to cancel groups,
-// and a change needs an entry.
+// TestEntryIsStoredWhenMemoryIsFull: an entry is stored even if Redis's memory is full: operators
+// must then be able to cancel groups, and a change needs an entry.
 func TestEntryIsStoredWhenMemoryIsFull(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.Args("--maxmemory", "1", "--maxmemory-policy", "noeviction"))
@@ -173,8 +173,8 @@ func TestReadFiltersAndPages(t *testing.T) {
 	require.Len(t, objects(activity.Query{Since: time.Now().Add(-time.Hour)}), 50)
 }
 
-// One call of Read reads at most 10,000 entries, even if none matches. Its cursor lets the next
-// call continue there.
+// TestReadIsBounded: one call of Read reads at most 10,000 entries, even if none matches. Its
+// cursor lets the next call continue there.
 func TestReadIsBounded(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.c.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
@@ -196,8 +196,8 @@ func TestReadIsBounded(t *testing.T) {
 	require.Empty(t, second.Cursor)
 }
 
-// Entries that other programs wrote are read as far as possible, and values that are too long are
-// cut or left out.
+// TestStrangeEntries: entries that other programs wrote are read as far as possible, and values
+// that are too long are cut or left out.
 func TestStrangeEntries(t *testing.T) {
 	w := newWorld(t)
 	require.NoError(t, w.c.XAdd(t.Context(), &redis.XAddArgs{Stream: w.space.Activity(), Values: []string{"at", "yesterday", "before", "{", "x", "y"}}).Err())

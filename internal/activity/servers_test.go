@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// The script that stores entries works on a real Redis, and on the embedded server of `bulkaction
-// dev`.
+// TestEntryOnBothServers: the script that stores entries works on a real Redis, and on the embedded
+// server of `bulkaction dev`.
 func TestEntryOnBothServers(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()

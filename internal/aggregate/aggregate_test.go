@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// A plan that was encoded and compiled again reduces results as the group asked.
+// TestPlanIsWhatWasEncoded: a plan that was encoded and compiled again reduces results as the group
+// asked.
 func TestPlanIsWhatWasEncoded(t *testing.T) {
 	t.Parallel()
 	registry := reducer.NewRegistry()

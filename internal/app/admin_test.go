@@ -75,7 +75,8 @@ func TestAdminServer(t *testing.T) {
 	require.Equal(t, http.StatusOK, get("/metrics", p.AdminAddr(), "0123456789abcdef"))
 }
 
-// The server closes the connection of a request whose body never ends.
+// TestAdminServerReadsNoEndlessBody: the server closes the connection of a request whose body never
+// ends.
 func TestAdminServerReadsNoEndlessBody(t *testing.T) {
 	t.Parallel()
 	p := start(t)

@@ -20,7 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor/push"
 )
 
-// The names and defaults of the variables are a contract.
+// TestDefaults: the names and defaults of the variables are a contract.
 func TestDefaults(t *testing.T) {
 	c, unknown, err := Load(nil)
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestDefaults(t *testing.T) {
 	}, c.Broker)
 }
 
-// The values of variables in the requirements document are accepted.
+// TestValuesOfTheDocument: the values of variables in the requirements document are accepted.
 func TestValuesOfTheDocument(t *testing.T) {
 	c, _, err := Load([]string{"BULKACTION_WORKER_TIMEOUT=5s"})
 	require.NoError(t, err)
@@ -204,7 +204,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// Only callers on the same host need no key by default.
+// TestAuthMode: only callers on the same host need no key by default.
 func TestAuthMode(t *testing.T) {
 	for environ, want := range map[string]string{
 		"": AuthOff, "API_ADDR=[::1]:0": AuthOff, "API_ADDR=localhost:80": AuthOff, "AUTH=keys": AuthKeys,
@@ -333,7 +333,8 @@ func TestSecretsAreNeverShown(t *testing.T) {
 	}
 }
 
-// Every secret can be read from a file, so that it need not be in a process list or a manifest.
+// TestSecretsFromFiles: every secret can be read from a file, so that it need not be in a process
+// list or a manifest.
 func TestSecretsFromFiles(t *testing.T) {
 	t.Parallel()
 	file := func(content string) string {

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Any value of any variable is either accepted, or refused with an error that names the variable;
-// it never causes a panic.
+// FuzzLoad: any value of any variable is either accepted, or refused with an error that names the
+// variable; it never causes a panic.
 func FuzzLoad(f *testing.F) {
 	all := Variables()
 	for i, v := range all {

@@ -25,7 +25,8 @@ func TestReadinessReport(t *testing.T) {
 	require.Equal(t, ReadyReport{Status: "draining"}, r.Report(t.Context(), ForWork))
 }
 
-// When Redis is away, load balancers still send requests to a process that works otherwise.
+// TestReadinessForTraffic: when Redis is away, load balancers still send requests to a process that
+// works otherwise.
 func TestReadinessForTraffic(t *testing.T) {
 	r := NewReadiness()
 	redis, start := errors.New("away"), errors.New("waiting for redis")
@@ -108,7 +109,8 @@ func TestHangingCheckDoesNotPileUp(t *testing.T) {
 	})
 }
 
-// When the request that started a check is cancelled, the other requests still get the result.
+// TestCheckOutlivesTheFirstRequest: when the request that started a check is cancelled, the other
+// requests still get the result.
 func TestCheckOutlivesTheFirstRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewReadiness()

@@ -91,8 +91,9 @@ func TestCertificateIsLoadedAgain(t *testing.T) {
 	require.Equal(t, third.SerialNumber, serial())
 }
 
-// The file of client authorities is reloaded like the certificate. If the new file has no
-// authority, the earlier ones stay in force: otherwise the server would be open to every client.
+// TestAuthoritiesOfClients: the file of client authorities is reloaded like the certificate. If the
+// new file has no authority, the earlier ones stay in force: otherwise the server would be open to
+// every client.
 func TestAuthoritiesOfClients(t *testing.T) {
 	t.Parallel()
 	ca, other := certtest.New(t), certtest.New(t)

@@ -63,7 +63,8 @@ func TestViolationAsJSON(t *testing.T) {
 		{"law":"location","partition":0,"group":"g","ordinal":0,"detail":"it is waiting at attempt 0, but not in the group's queues"}]}`, string(b))
 }
 
-// The number of results in an aggregate is checked even if the audit doesn't have its reducer.
+// TestUnknownReducer: the number of results in an aggregate is checked even if the audit doesn't
+// have its reducer.
 func TestUnknownReducer(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -85,7 +86,8 @@ func TestUnknownReducer(t *testing.T) {
 	require.Equal(t, []string{audittest.Whole(LawResults, "g")}, audittest.Summary(run(w, Options{}).Violations))
 }
 
-// A tenant with more groups and non-ready jobs than fit into one page is recounted.
+// TestLargeTenant: a tenant with more groups and non-ready jobs than fit into one page is
+// recounted.
 func TestLargeTenant(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()
@@ -115,8 +117,9 @@ func TestStops(t *testing.T) {
 	require.ErrorContains(t, err, "audit partition 0: read groups: ")
 }
 
-// A worker that reads a job of a cancelled group removes the job, even before the watcher's sweep
-// has completed the cancellation. The audit reports no violation for that.
+// TestCancelledMeanwhile: a worker that reads a job of a cancelled group removes the job, even
+// before the watcher's sweep has completed the cancellation. The audit reports no violation for
+// that.
 func TestCancelledMeanwhile(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -139,7 +142,8 @@ func TestCancelledMeanwhile(t *testing.T) {
 	require.Empty(t, run(w, Options{}).Violations)
 }
 
-// In each of the streams, an entry that was delivered and that no consumer owns is a violation.
+// TestUnownedEntries: in each of the streams, an entry that was delivered and that no consumer owns
+// is a violation.
 func TestUnownedEntries(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A job is not reported as duplicated only because a scan yields its element twice.
+// TestElementThatAScanRepeatsIsNotADuplicate: a job is not reported as duplicated only because a
+// scan yields its element twice.
 func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

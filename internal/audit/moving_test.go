@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// While all scripts move jobs, an audit reports no false violation, and it reports one that the
-// test has caused.
+// TestAuditOfAMovingWorld: while all scripts move jobs, an audit reports no false violation, and it
+// reports one that the test has caused.
 func TestAuditOfAMovingWorld(t *testing.T) {
 	audits, size := map[string]int{"redis": 15, "miniredis": 6}, map[string]int{"redis": 600, "miniredis": 100}
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

@@ -63,8 +63,8 @@ func (w *roomWorld) violations() []Violation {
 	return report.Violations
 }
 
-// Each law of events can fail: the violation names the law, the partition, the event and what is
-// wrong, and no user.
+// TestCheckRooms: each law of events can fail: the violation names the law, the partition, the
+// event and what is wrong, and no user.
 func TestCheckRooms(t *testing.T) {
 	t.Parallel()
 	const event = "e7"
@@ -127,7 +127,8 @@ func TestCheckRooms(t *testing.T) {
 	}
 }
 
-// If the list of events has the wrong Redis type, the audit still finds each event by its keys.
+// TestCheckRoomsWithoutAList: if the list of events has the wrong Redis type, the audit still finds
+// each event by its keys.
 func TestCheckRoomsWithoutAList(t *testing.T) {
 	t.Parallel()
 	eachRoomWorld(t, func(w *roomWorld) {

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
 )
 
-// An audit finds exactly the violations that a tamper causes.
+// TestTampering: an audit finds exactly the violations that a tamper causes.
 func TestTampering(t *testing.T) {
 	audittest.EachTamper(t, func(w *audittest.World, tamper audittest.Tamper) {
 		want := tamper.Do(w)

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A key of the wrong Redis type is reported by its name, and the other groups are audited all the
-// same.
+// TestKeyOfWrongTypeIsReported: a key of the wrong Redis type is reported by its name, and the
+// other groups are audited all the same.
 func TestKeyOfWrongTypeIsReported(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

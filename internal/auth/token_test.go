@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// The expected values were computed in Python (zlib, hashlib, hmac and base64), independently of
-// this code.
+// TestTokensOfAnotherImplementation: the expected values were computed in Python (zlib, hashlib,
+// hmac and base64), independently of this code.
 func TestTokensOfAnotherImplementation(t *testing.T) {
 	t.Parallel()
 	for token, want := range map[string]struct {

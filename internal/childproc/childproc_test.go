@@ -143,7 +143,7 @@ func TestSuspend(t *testing.T) {
 	require.ErrorIs(t, c.Suspend(), os.ErrProcessDone)
 }
 
-// When a test binary is killed, its child processes end too.
+// TestChildDiesWithItsParent: when a test binary is killed, its child processes end too.
 func TestChildDiesWithItsParent(t *testing.T) {
 	if !DiesWithParent {
 		t.Log("this system leaves children behind")

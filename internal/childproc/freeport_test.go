@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FreePort returns a port that is free and outside the range of ephemeral ports, and does not
-// return it again soon, even if nobody listens on it.
+// TestFreePort: FreePort returns a port that is free and outside the range of ephemeral ports, and
+// does not return it again soon, even if nobody listens on it.
 func TestFreePort(t *testing.T) {
 	seen := map[int]bool{}
 	for range 300 {
@@ -22,7 +22,7 @@ func TestFreePort(t *testing.T) {
 	}
 }
 
-// Two processes have different blocks of ports, as long as blocks are free.
+// TestTakeBlock: two processes have different blocks of ports, as long as blocks are free.
 func TestTakeBlock(t *testing.T) {
 	first, lock := takeBlock()
 	require.NotNil(t, lock)
@@ -35,7 +35,7 @@ func TestTakeBlock(t *testing.T) {
 	}
 }
 
-// A port on which a process listens is passed over.
+// TestFreePortPassesOver: a port on which a process listens is passed over.
 func TestFreePortPassesOver(t *testing.T) {
 	port := FreePort()
 	l, err := net.Listen("tcp", loopback(port))

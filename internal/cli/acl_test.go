@@ -25,8 +25,8 @@ func passwordFiles(t *testing.T, users ...string) string {
 	return dir
 }
 
-// The ACL file in deployments is what `bulkaction acl` prints, so that a change of a role's rights
-// is visible there.
+// TestACLFileInDeployments: the ACL file in deployments is what `bulkaction acl` prints, so that a
+// change of a role's rights is visible there.
 func TestACLFileInDeployments(t *testing.T) {
 	t.Parallel()
 	want, err := os.ReadFile("../../deployments/redis/users.acl")
@@ -37,8 +37,8 @@ func TestACLFileInDeployments(t *testing.T) {
 	require.Contains(t, r.out, "user default off\n")
 }
 
-// Redis accepts the printed file and the printed commands. Each user can then connect, except for
-// the default user.
+// TestACLOnRedis: Redis accepts the printed file and the printed commands. Each user can then
+// connect, except for the default user.
 func TestACLOnRedis(t *testing.T) {
 	t.Parallel()
 	all := append(acl.Names(), adminUser)
@@ -99,8 +99,8 @@ func rulesOf(lines []string) (all [][]string) {
 	return all
 }
 
-// The Redis user of an additional ingest stream may add to this stream, and has no right to any
-// other key.
+// TestACLOfIngestStreams: the Redis user of an additional ingest stream may add to this stream, and
+// has no right to any other key.
 func TestACLOfIngestStreams(t *testing.T) {
 	t.Parallel()
 	dir := passwordFiles(t, "producer-acme", "producer-shop")
@@ -133,7 +133,8 @@ func TestACLOfIngestStreams(t *testing.T) {
 	require.Regexp(t, `^ACL SETUSER producer-shop reset on #SHA256-OF-THE-PASSWORD-OF-producer-shop .*~bulk-action:ingest:shop resetchannels\n$`, r.out)
 }
 
-// Redis refuses a user with a placeholder for the password's hash, so nobody runs it by mistake.
+// TestACLPlaceholders: Redis refuses a user with a placeholder for the password's hash, so nobody
+// runs it by mistake.
 func TestACLPlaceholders(t *testing.T) {
 	t.Parallel()
 	r := console{}.exec(t.Context(), "acl", "--role", "worker", "--prefix", "x:")

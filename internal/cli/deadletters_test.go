@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The command lets the server filter dead letters. One call searches only a limited number of them,
-// so the command calls again until the server is at the end.
+// TestDeadLettersFilters: the command lets the server filter dead letters. One call searches only a
+// limited number of them, so the command calls again until the server is at the end.
 func TestDeadLettersFilters(t *testing.T) {
 	f := newFakeAPI(t)
 	f.deadLetterCount = 7

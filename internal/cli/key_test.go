@@ -155,7 +155,8 @@ func TestKeyWithPepper(t *testing.T) {
 	require.NotContains(t, got.err, "short")
 }
 
-// To create a key for a file of keys needs no Redis. The printed line can be added to such a file.
+// TestKeyForFile: to create a key for a file of keys needs no Redis. The printed line can be added
+// to such a file.
 func TestKeyForFile(t *testing.T) {
 	t.Setenv("BULKACTION_REDIS_URL", "redis://"+freeAddress(t))
 	got := console{}.exec(t.Context(), "key", "create", "--role", "metrics", "--name", "prometheus", "--for-file")

@@ -111,7 +111,8 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// Another process, for example a second `bulkaction dev`, listens on the API's port.
+// TestMistakePortTaken: another process, for example a second `bulkaction dev`, listens on the
+// API's port.
 func TestMistakePortTaken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -135,8 +136,8 @@ func TestMistakeURLOfRedis(t *testing.T) {
 	require.NotContains(t, got.err, "BULKACTION_REDIS_URL")
 }
 
-// If Redis does not answer, dev at once says so and what to do, and then waits for Redis. In this
-// test the context has ended, so that dev returns.
+// TestMistakeRedisUnreachable: if Redis does not answer, dev at once says so and what to do, and
+// then waits for Redis. In this test the context has ended, so that dev returns.
 func TestMistakeRedisUnreachable(t *testing.T) {
 	address := freeAddress(t)
 	require.Equal(t, address, unreachableRedis(t.Context(), "redis://"+address+"/0"))
@@ -207,8 +208,8 @@ func TestMistakeDevWithAVariableForRedis(t *testing.T) {
 	require.Contains(t, got.err, "dev does not use BULKACTION_REDIS_URL")
 }
 
-// The server warns of a type that no worker serves, of a type in lower case, and of a group that is
-// not sealed. The command prints these warnings.
+// TestMistakeWarnings: the server warns of a type that no worker serves, of a type in lower case,
+// and of a group that is not sealed. The command prints these warnings.
 func TestMistakeWarnings(t *testing.T) {
 	f := newFakeAPI(t)
 	f.warnings = []string{"No live worker serves the type noop: its jobs wait until one does. Did you mean NOOP?"}
@@ -249,8 +250,8 @@ func TestMistakeMessageOfTheStream(t *testing.T) {
 	require.Contains(t, got.out, `"data":"{}"`)
 }
 
-// Another file is submitted under the id of a group that exists. The command says whether its jobs
-// were added or refused.
+// TestMistakeSameIDAgain: another file is submitted under the id of a group that exists. The
+// command says whether its jobs were added or refused.
 func TestMistakeSameIDAgain(t *testing.T) {
 	f := newFakeAPI(t)
 	f.keepOpen = true
@@ -294,8 +295,8 @@ func TestMistakeDurationAsStartTime(t *testing.T) {
 	}
 }
 
-// watch warns that a group that is not sealed does not end. It prints past states without counts,
-// because the server has only the present counts.
+// TestMistakeWatchOfAGroupThatIsNotSealed: watch warns that a group that is not sealed does not
+// end. It prints past states without counts, because the server has only the present counts.
 func TestMistakeWatchOfAGroupThatIsNotSealed(t *testing.T) {
 	f := newFakeAPI(t)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)

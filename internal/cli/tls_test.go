@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// The TLS flags and variables work with an API that speaks https, and the command explains each
-// mistake with them.
+// TestHTTPS: the TLS flags and variables work with an API that speaks https, and the command
+// explains each mistake with them.
 func TestHTTPS(t *testing.T) {
 	ca, other := certtest.New(t), certtest.New(t)
 	server, own, wrong := ca.Issue(), ca.Issue(), ca.Issue(certtest.Name("bulk.example"))
@@ -64,7 +64,7 @@ func TestHTTPS(t *testing.T) {
 	require.Equal(t, exitOK, tenants("--api", open).code)
 }
 
-// Commands that go to Redis use the variables of the roles.
+// TestAuditOverTLS: Commands that go to Redis use the variables of the roles.
 func TestAuditOverTLS(t *testing.T) {
 	ca := certtest.New(t)
 	own := ca.Issue()

@@ -78,7 +78,8 @@ func TestAudit(t *testing.T) {
 	require.Nil(t, unaudited.LookedAt)
 }
 
-// An open page searches the dead letters for lost jobs at most once per lostInterval.
+// TestAuditLooksForLostJobsRarely: an open page searches the dead letters for lost jobs at most
+// once per lostInterval.
 func TestAuditLooksForLostJobsRarely(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -102,7 +102,8 @@ func TestDeadLetters(t *testing.T) {
 	require.Contains(t, w.get("/ui/dead-letters").Body.String(), "Redis does not answer")
 }
 
-// A page of dead letters has its filters in the form, in its links, and in the live topic.
+// TestDeadLetterFilters: a page of dead letters has its filters in the form, in its links, and in
+// the live topic.
 func TestDeadLetterFilters(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -148,8 +149,8 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.Contains(t, w.page("/ui/dead-letters?group=g").text, "No dead letter fits the filters.")
 }
 
-// Open pages of dead letters, rejected messages and jobs are updated live. A row's HTML id does not
-// change when newer rows come before it.
+// TestLettersLive: Open pages of dead letters, rejected messages and jobs are updated live. A row's
+// HTML id does not change when newer rows come before it.
 func TestLettersLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

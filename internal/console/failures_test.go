@@ -92,7 +92,8 @@ func TestFailures(t *testing.T) {
 	require.Contains(t, w.get("/ui/groups/failed-1/failures").Body.String(), "Redis does not answer")
 }
 
-// The page and the download are served only to principals with the right scope and tenant.
+// TestFailuresAccess: the page and the download are served only to principals with the right scope
+// and tenant.
 func TestFailuresAccess(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/ui/groups/failed-1/failures", "/ui/groups/failed-1/failures.ndjson"} {
@@ -128,7 +129,8 @@ func TestFailuresDownload(t *testing.T) {
 	require.Empty(t, answer.Header().Get("Content-Disposition"))
 }
 
-// After an error, a download breaks the connection, so that it does not look complete.
+// TestFailuresDownloadBreaks: after an error, a download breaks the connection, so that it does not
+// look complete.
 func TestFailuresDownloadBreaks(t *testing.T) {
 	t.Parallel()
 	for name, breaks := range map[string]func(w *testConsole){

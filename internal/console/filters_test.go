@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// A list of groups has its filters in the form, in the link of the next page, and in the live
-// topic.
+// TestGroupFilters: a list of groups has its filters in the form, in the link of the next page, and
+// in the live topic.
 func TestGroupFilters(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

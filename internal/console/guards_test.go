@@ -161,8 +161,8 @@ func buttons(d document) map[string]string {
 	return all
 }
 
-// A member has the buttons that fit its state. An action that ends something asks first, and names
-// what it ends.
+// TestGuardButtons: a member has the buttons that fit its state. An action that ends something asks
+// first, and names what it ends.
 func TestGuardButtons(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -178,7 +178,8 @@ func TestGuardButtons(t *testing.T) {
 	require.NotContains(t, buttons(w.page("/ui/guards/lock%2Freport")), "open-1", "a lock has no breaker")
 }
 
-// Each action is carried out once and recorded in the activity log. Only admins may do it.
+// TestGuardActions: each action is carried out once and recorded in the activity log. Only admins
+// may do it.
 func TestGuardActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -212,8 +213,8 @@ func TestGuardActions(t *testing.T) {
 	}
 }
 
-// The open pages of guards are updated live, with their filters. The page of a large guard is read
-// less often.
+// TestGuardTopics: the open pages of guards are updated live, with their filters. The page of a
+// large guard is read less often.
 func TestGuardTopics(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -43,7 +43,8 @@ func TestJobMap(t *testing.T) {
 	require.Contains(t, w.page("/ui/groups/other-1").text, "bulkaction append other-1")
 }
 
-// An open page reads the map of a group's jobs less often than the group's other data.
+// TestJobMapInterval: an open page reads the map of a group's jobs less often than the group's
+// other data.
 func TestJobMapInterval(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -130,8 +130,8 @@ func formIDOf(d document) string {
 	return ""
 }
 
-// Only the answer to the form has the secret of a new key. The form creates one key, however often
-// it is sent.
+// TestCreateKey: only the answer to the form has the secret of a new key. The form creates one key,
+// however often it is sent.
 func TestCreateKey(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -220,7 +220,8 @@ func TestRevokeKey(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, w.post("/ui/keys/a%20b/revoke", nil).Code)
 }
 
-// If the API asks for no keys, the page names the command that creates one, and has no forms.
+// TestKeysOff: if the API asks for no keys, the page names the command that creates one, and has no
+// forms.
 func TestKeysOff(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

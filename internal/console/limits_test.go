@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// The requests of a session, and the bodies that it sends, count towards the limits of its API key.
+// TestLimitsOfKey: the requests of a session, and the bodies that it sends, count towards the
+// limits of its API key.
 func TestLimitsOfKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := as(t, acme)

@@ -81,8 +81,8 @@ func (s *stream) until(want func(event string, data map[string]string) bool) {
 	}
 }
 
-// A stream begins with all live regions of the page, with the same text as in the page. Then it
-// sends each change.
+// TestStream: a stream begins with all live regions of the page, with the same text as in the page.
+// Then it sends each change.
 func TestStream(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -143,7 +143,7 @@ func TestTopics(t *testing.T) {
 	}
 }
 
-// Readers share a poller only with those who see the same.
+// TestStreamsAreOfTheirReaders: readers share a poller only with those who see the same.
 func TestStreamsAreOfTheirReaders(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -170,8 +170,8 @@ func TestStreamsAreOfTheirReaders(t *testing.T) {
 	require.NotContains(t, fmt.Sprint(data), "failed-1")
 }
 
-// A topic is read as often for many readers as for one. After the last reader has left, nothing is
-// read.
+// TestReadersShareReads: a topic is read as often for many readers as for one. After the last
+// reader has left, nothing is read.
 func TestReadersShareReads(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -204,7 +204,8 @@ func TestReadersShareReads(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// There are limits for the open streams of an API key, and for the groups that one process follows.
+// TestStreamLimits: there are limits for the open streams of an API key, and for the groups that
+// one process follows.
 func TestStreamLimits(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -256,7 +257,8 @@ func TestStreamLimits(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, answered.Code)
 }
 
-// A stream ends when its API key is revoked, when its session ends, and when the server stops.
+// TestStreamsEnd: a stream ends when its API key is revoked, when its session ends, and when the
+// server stops.
 func TestStreamsEnd(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(w *testConsole, token string){
@@ -288,8 +290,9 @@ func TestStreamsEnd(t *testing.T) {
 	}
 }
 
-// Only the unfiltered first page of groups is read each second, because reads of other lists cost
-// more. Readers who see different data of a list count as readers of different topics.
+// TestListsOfGroupsAreReadSeldom: only the unfiltered first page of groups is read each second,
+// because reads of other lists cost more. Readers who see different data of a list count as readers
+// of different topics.
 func TestListsOfGroupsAreReadSeldom(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -79,7 +79,8 @@ func TestLoginFails(t *testing.T) {
 	require.Empty(t, answer.Header().Get("Set-Cookie"))
 }
 
-// Over https the name of the session's cookie has the prefix that binds it to this host.
+// TestSecureCookie: over https the name of the session's cookie has the prefix that binds it to
+// this host.
 func TestSecureCookie(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -88,7 +89,7 @@ func TestSecureCookie(t *testing.T) {
 	require.Equal(t, "__Host-bulkaction=session-1; Path=/; Max-Age=43200; HttpOnly; Secure; SameSite=Strict", answer.Header().Get("Set-Cookie"))
 }
 
-// A session ends with its key, and with any change of it.
+// TestRevokedKey: a session ends with its key, and with any change of it.
 func TestRevokedKey(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -116,8 +117,8 @@ func TestSessionsAway(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, w.post("/ui/logout", nil).Code, "the browser forgets the session all the same")
 }
 
-// Requests that an open page makes by itself, polls and event streams, do not keep its session
-// alive.
+// TestOpenPagesDoNotUseSessions: requests that an open page makes by itself, polls and event
+// streams, do not keep its session alive.
 func TestOpenPagesDoNotUseSessions(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -134,8 +135,8 @@ func TestOpenPagesDoNotUseSessions(t *testing.T) {
 	require.Contains(t, string(assets["app.js"].text), `"`+pollHeader+`"`)
 }
 
-// One deadline covers both the check of the session and the data of a page. If the data does not
-// come in time, the page shows its last data.
+// TestOneDeadlineForAPage: one deadline covers both the check of the session and the data of a
+// page. If the data does not come in time, the page shows its last data.
 func TestOneDeadlineForAPage(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -155,7 +156,7 @@ func TestOneDeadlineForAPage(t *testing.T) {
 	require.Equal(t, http.StatusGatewayTimeout, w.get("/ui/groups?type=NOOP").Code, "this page was not shown before")
 }
 
-// Without keys there is no login.
+// TestWithoutKeys: without keys there is no login.
 func TestWithoutKeys(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -73,7 +73,7 @@ func (f *fakeBackend) callsOf(word string) (found []string) {
 	return found
 }
 
-// The overview shows the history, the audit and the busiest tenants.
+// TestOverviewOfTheLastHours: the overview shows the history, the audit and the busiest tenants.
 func TestOverviewOfTheLastHours(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -150,8 +150,8 @@ func TestOverviewOfTheAudit(t *testing.T) {
 	require.Contains(t, show(api.AuditState{}).text, "Audit – not all partitions were looked at")
 }
 
-// Each role sees the figures to which it has the right. The key of a tenant sees no figures of the
-// whole system.
+// TestOverviewRights: each role sees the figures to which it has the right. The key of a tenant
+// sees no figures of the whole system.
 func TestOverviewRights(t *testing.T) {
 	t.Parallel()
 	own := auth.Principal{KeyID: "own", Role: auth.Reader, Tenant: "acme"}
@@ -183,8 +183,8 @@ func TestOverviewRights(t *testing.T) {
 	}
 }
 
-// Slowly changing data is read once in seldomInterval for all pages, topics and readers together.
-// Open pages get it only when it has changed.
+// TestOverviewReadsLittle: slowly changing data is read once in seldomInterval for all pages,
+// topics and readers together. Open pages get it only when it has changed.
 func TestOverviewReadsLittle(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -215,7 +215,7 @@ func TestOverviewReadsLittle(t *testing.T) {
 	require.Equal(t, 1, failed)
 }
 
-// A full history makes charts of a bounded size.
+// TestHistoryView: a full history makes charts of a bounded size.
 func TestHistoryView(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -259,7 +259,7 @@ func TestHistoryView(t *testing.T) {
 	require.Empty(t, newHistoryView(api.History{}, 60, now).Charts)
 }
 
-// A short window has its own number of permits.
+// TestPermitsOfAWindow: a short window has its own number of permits.
 func TestPermitsOfAWindow(t *testing.T) {
 	t.Parallel()
 	for want, l := range map[string]api.RateLimit{

@@ -32,7 +32,7 @@ var paths = []string{
 	"/ui/workers", "/ui/audit", "/ui/activity?actor=key_a", "/ui/keys", "/ui/api", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
 }
 
-// Each page and each action says who may use it.
+// TestTablesAreComplete: each page and each action says who may use it.
 func TestTablesAreComplete(t *testing.T) {
 	t.Parallel()
 	c := newTestConsole(t).console
@@ -58,8 +58,8 @@ func logins(t *testing.T) []document {
 	return []document{parse(t, w.get("/ui/login").Body.String()), parse(t, w.post("/ui/login", url.Values{"key": {"x"}}).Body.String())}
 }
 
-// Texts from users are shown literally. Pages contain nothing that their Content-Security-Policy
-// would block.
+// TestPagesAreSafe: texts from users are shown literally. Pages contain nothing that their
+// Content-Security-Policy would block.
 func TestPagesAreSafe(t *testing.T) {
 	t.Parallel()
 	for _, path := range paths {
@@ -91,7 +91,7 @@ func TestPagesAreSafe(t *testing.T) {
 	}
 }
 
-// Pages have what people need who use a screen reader or no mouse.
+// TestPagesAreAccessible: pages have what people need who use a screen reader or no mouse.
 func TestPagesAreAccessible(t *testing.T) {
 	t.Parallel()
 	all := map[string]document{}
@@ -145,7 +145,8 @@ func firstElement(n *html.Node) *html.Node {
 	return nil
 }
 
-// Templates have no inline styles, scripts and handlers, and nothing turns off their escaping.
+// TestSources: templates have no inline styles, scripts and handlers, and nothing turns off their
+// escaping.
 func TestSources(t *testing.T) {
 	t.Parallel()
 	files, err := fs.Glob(templateFiles, "templates/*.gohtml")
@@ -209,7 +210,7 @@ func TestHeaders(t *testing.T) {
 	require.Equal(t, "max-age=31536000", w.get("/ui/").Header().Get("Strict-Transport-Security"))
 }
 
-// What each role sees in the navigation, and which forms it gets.
+// TestRoles: what each role sees in the navigation, and which forms it gets.
 func TestRoles(t *testing.T) {
 	t.Parallel()
 	nav := func(d document) (names []string) {
@@ -253,7 +254,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// Another tenant's group does not exist.
+// TestTenancy: another tenant's group does not exist.
 func TestTenancy(t *testing.T) {
 	t.Parallel()
 	w := as(t, globex)
@@ -265,7 +266,7 @@ func TestTenancy(t *testing.T) {
 	require.Empty(t, w.log.entries)
 }
 
-// The overview: figures, types, missing roles, groups.
+// TestOverview: the overview: figures, types, missing roles, groups.
 func TestOverview(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -345,15 +346,16 @@ func TestGroup(t *testing.T) {
 	require.Contains(t, asks, "Run 100 failed jobs of failed-1 again.")
 }
 
-// A reader without the right to payloads sees no results and error texts: the store leaves them
-// out, and the page says so.
+// TestWithoutPayloads: a reader without the right to payloads sees no results and error texts: the
+// store leaves them out, and the page says so.
 func TestWithoutPayloads(t *testing.T) {
 	t.Parallel()
 	require.Contains(t, as(t, reader).page("/ui/groups/failed-1/jobs/7").text, "Your key does not show results and error texts.")
 	require.NotContains(t, as(t, operator).page("/ui/groups/failed-1/jobs/7").text, "Your key does not")
 }
 
-// Actions are recorded in the activity log, with the principal, before they are carried out.
+// TestActions: actions are recorded in the activity log, with the principal, before they are
+// carried out.
 func TestActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -411,7 +413,7 @@ func TestBulkActions(t *testing.T) {
 	require.True(t, strings.HasPrefix(answer.Header().Get("Location"), "/ui/groups?"))
 }
 
-// While Redis is away, a page shows its last data, and says how old it is.
+// TestRedisAway: while Redis is away, a page shows its last data, and says how old it is.
 func TestRedisAway(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -434,7 +436,8 @@ func TestRedisAway(t *testing.T) {
 	require.NotContains(t, answer.Body.String(), "secret")
 }
 
-// While Redis is away, a page never shows data that only a reader with more rights has seen.
+// TestLastViewsArePrivate: while Redis is away, a page never shows data that only a reader with
+// more rights has seen.
 func TestLastViewsArePrivate(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -465,8 +468,8 @@ func TestNumbers(t *testing.T) {
 
 func nan() float64 { z := 0.0; return z / z }
 
-// The error page of a refused action links back to the page of the action, or to the overview if
-// there is none.
+// TestWayBackFromARefusedForm: the error page of a refused action links back to the page of the
+// action, or to the overview if there is none.
 func TestWayBackFromARefusedForm(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -484,7 +487,8 @@ func TestWayBackFromARefusedForm(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/ui/events?topics=overview", nil)).Code)
 }
 
-// The overview and the page of a tenant explain their terms, without a script.
+// TestWordsAreExplained: the overview and the page of a tenant explain their terms, without a
+// script.
 func TestWordsAreExplained(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// The page shows each call, schema and error code of the API, and each of its links leads to an
-// element of the page.
+// TestReference: the page shows each call, schema and error code of the API, and each of its links
+// leads to an element of the page.
 func TestReference(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -75,7 +75,7 @@ func TestReference(t *testing.T) {
 	t.Logf("%d calls, %d bytes, %d packed", calls, answer.Body.Len(), packed.Len())
 }
 
-// The curl lines use the address under which the browser reaches the console.
+// TestReferenceAddress: the curl lines use the address under which the browser reaches the console.
 func TestReferenceAddress(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -96,8 +96,8 @@ func TestReferenceAddress(t *testing.T) {
 	require.Contains(t, address("ops.example.com"), "This address serves the console alone")
 }
 
-// Command lines of bulkaction have --api unless the API has the default address, also in live
-// regions.
+// TestCommandLinesNameTheAPI: Command lines of bulkaction have --api unless the API has the default
+// address, also in live regions.
 func TestCommandLinesNameTheAPI(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

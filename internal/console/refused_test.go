@@ -94,8 +94,8 @@ func TestRefusedFormsKeepWhatWasTyped(t *testing.T) {
 	require.NotContains(t, answer.Body.String(), `id="refused"`, "there is no page of such an event")
 }
 
-// A refused submission keeps the fields and the pasted text. The form keeps its id, so that sending
-// it again can't create two groups.
+// TestRefusedSubmissionsKeepWhatWasTyped: a refused submission keeps the fields and the pasted
+// text. The form keeps its id, so that sending it again can't create two groups.
 func TestRefusedSubmissionsKeepWhatWasTyped(t *testing.T) {
 	t.Parallel()
 	fields := map[string]string{

@@ -182,7 +182,8 @@ func TestRoom(t *testing.T) {
 	require.NotContains(t, forms, "/ui/rooms/closed/close")
 }
 
-// Each action is carried out once and recorded in the activity log. Only admins may do it.
+// TestRoomActions: each action is carried out once and recorded in the activity log. Only admins
+// may do it.
 func TestRoomActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -229,8 +230,8 @@ func TestRoomActions(t *testing.T) {
 	}
 }
 
-// Without API keys, only callers on this machine may see or change events. The API has the same
-// rule.
+// TestRoomsAreForLoopback: without API keys, only callers on this machine may see or change events.
+// The API has the same rule.
 func TestRoomsAreForLoopback(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -293,8 +294,8 @@ func TestRoomTopics(t *testing.T) {
 	s.until(func(event string, _ map[string]string) bool { return event == "gone" })
 }
 
-// The pace is that of the last minute. It is unknown at first, after a loss of data, and for events
-// beyond maxPaces.
+// TestPaces: the pace is that of the last minute. It is unknown at first, after a loss of data, and
+// for events beyond maxPaces.
 func TestPaces(t *testing.T) {
 	t.Parallel()
 	p := &paces{all: map[string][]reading{}}

@@ -33,7 +33,7 @@ func upload(w *testConsole, fields map[string]string, name, text string) *httpte
 	return w.do(r)
 }
 
-// A submitted file becomes a group, which stays paused until the whole file is stored.
+// TestSubmit: a submitted file becomes a group, which stays paused until the whole file is stored.
 func TestSubmit(t *testing.T) {
 	t.Parallel()
 	fields := map[string]string{"type": "NOOP", "id": "g1", "tenant": "acme"}
@@ -58,8 +58,9 @@ func TestSubmit(t *testing.T) {
 	}
 }
 
-// If an outage makes a page show old data to several readers, each copy of the form still gets its
-// own id, so that no file counts as a repetition of another one.
+// TestFormsOfAnOutageHaveTheirNames: if an outage makes a page show old data to several readers,
+// each copy of the form still gets its own id, so that no file counts as a repetition of another
+// one.
 func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -72,7 +73,8 @@ func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
 	require.NotEqual(t, first, second)
 }
 
-// A file with a wrong line creates no group, or its group is cancelled. The page names the line.
+// TestSubmitRefuses: a file with a wrong line creates no group, or its group is cancelled. The page
+// names the line.
 func TestSubmitRefuses(t *testing.T) {
 	t.Parallel()
 	good := map[string]string{"type": "NOOP", "id": "g1"}

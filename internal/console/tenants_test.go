@@ -135,7 +135,8 @@ func TestTenantsByLoad(t *testing.T) {
 	require.Contains(t, w.page("/ui/tenants?sort=backlog").text, "No tenant has unfinished jobs")
 }
 
-// A preview shows the typed settings in the form and what they would change. It changes nothing.
+// TestTenantPreview: a preview shows the typed settings in the form and what they would change. It
+// changes nothing.
 func TestTenantPreview(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -198,7 +199,8 @@ func hasAttribute(n *html.Node, name string) bool {
 	return false
 }
 
-// Open pages of tenants are updated live. Lists are read less often than single tenants.
+// TestTenantsLive: Open pages of tenants are updated live. Lists are read less often than single
+// tenants.
 func TestTenantsLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -21,7 +21,8 @@ func (b traced) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	return j, err
 }
 
-// Pages of groups and jobs link to a trace if every value that TraceURL needs is known.
+// TestTraceLinks: pages of groups and jobs link to a trace if every value that TraceURL needs is
+// known.
 func TestTraceLinks(t *testing.T) {
 	t.Parallel()
 	const id = "0af7651916cd43dd8448eb211c80319c"

@@ -86,7 +86,8 @@ func TestWorkers(t *testing.T) {
 	require.Contains(t, w.get("/ui/workers").Body.String(), "Redis does not answer")
 }
 
-// Open pages of processes and of the audit are updated live, for principals who may see them.
+// TestSystemTopics: Open pages of processes and of the audit are updated live, for principals who
+// may see them.
 func TestSystemTopics(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -97,8 +97,8 @@ func TestTokenHasTheClaimsOfTheDesign(t *testing.T) {
 	require.True(t, parsed.Valid)
 }
 
-// The comment of maxTokenBytes says how long a token's claims may be for a token of 600 bytes: the
-// test checks it.
+// TestTokenLength: the comment of maxTokenBytes says how long a token's claims may be for a token
+// of 600 bytes: the test checks it.
 func TestTokenLength(t *testing.T) {
 	t.Parallel()
 	c := claims()
@@ -274,7 +274,8 @@ func TestWriteKeys(t *testing.T) {
 	require.Len(t, entries, 1, "no temporary file stays")
 }
 
-// Every process derives the same key ids and cookie keys from the same token keys.
+// TestDerivedValuesAreStable: every process derives the same key ids and cookie keys from the same
+// token keys.
 func TestDerivedValuesAreStable(t *testing.T) {
 	t.Parallel()
 	text := generate(t, 2)
@@ -299,7 +300,8 @@ func TestDerivedValuesAreStable(t *testing.T) {
 	require.Equal(t, "97aYvmAAEYGNa12UI5Snb8rgyXAhuWoODt4W4W1Dajk", base64.RawURLEncoding.EncodeToString(keys.CookieKeys()[0]))
 }
 
-// During a rotation, a token of the old key is accepted as long as the file contains the key.
+// TestRotation: during a rotation, a token of the old key is accepted as long as the file contains
+// the key.
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	oldKey, newKey := string(generate(t, 1)), string(generate(t, 1))

@@ -48,8 +48,8 @@ func appendEntry(ctx context.Context, s *groups.Store, group string, jobs []mess
 	return s.AppendEntries(ctx, group, []groups.EntryJobs{{Entry: entry, Message: message, Jobs: jobs, Origin: o}})[0]
 }
 
-// Messages whose jobs are stored with one script call are accepted or refused separately, each as a
-// whole and once.
+// TestAppendsTogether: messages whose jobs are stored with one script call are accepted or refused
+// separately, each as a whole and once.
 func TestAppendsTogether(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(t))
@@ -102,7 +102,8 @@ func TestAppendsTogether(t *testing.T) {
 	})
 }
 
-// A message that Redis refuses does not make a refused one look stored.
+// TestRefusedAppendBesidePoison: a message that Redis refuses does not make a refused one look
+// stored.
 func TestRefusedAppendBesidePoison(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		total := int64(1)
@@ -118,7 +119,8 @@ func TestRefusedAppendBesidePoison(t *testing.T) {
 	})
 }
 
-// When a group was deleted and another tenant has used its id again, an append finds the new group.
+// TestAppendFollowsAGroup: when a group was deleted and another tenant has used its id again, an
+// append finds the new group.
 func TestAppendFollowsAGroup(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(t))

@@ -59,8 +59,8 @@ func TestCallsShareABatch(t *testing.T) {
 	calls.Wait()
 }
 
-// When a batch panics, no caller gets the answer that its item was handled, and the next batch
-// runs.
+// TestPanicOfABatchIsAnErrorForAllItsCallers: when a batch panics, no caller gets the answer that
+// its item was handled, and the next batch runs.
 func TestPanicOfABatchIsAnErrorForAllItsCallers(t *testing.T) {
 	t.Parallel()
 	q := newTestBatcher(t)
@@ -80,8 +80,8 @@ func TestPanicOfABatchIsAnErrorForAllItsCallers(t *testing.T) {
 	require.NoError(t, q.do(t.Context(), func(context.Context, []int) {}, 3))
 }
 
-// The caller that starts a batch may be cancelled. The batch still runs, for the calls
-// that joined it.
+// TestBatchSurvivesTheCancellationOfItsFirstCaller: the caller that starts a batch may be
+// cancelled. The batch still runs, for the calls that joined it.
 func TestBatchSurvivesTheCancellationOfItsFirstCaller(t *testing.T) {
 	t.Parallel()
 	q := newTestBatcher(t)

@@ -23,7 +23,8 @@ import (
 
 func noPause(context.Context, int) error { return nil }
 
-// The busiest tenants of all partitions are merged: the active ones with the most unfinished jobs.
+// TestBusiestTenants: the busiest tenants of all partitions are merged: the active ones with the
+// most unfinished jobs.
 func TestBusiestTenants(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -83,7 +84,7 @@ func TestBusiestTenants(t *testing.T) {
 	require.Equal(t, all.Tenants, list(admin, 100).Tenants, "the next search repairs it")
 }
 
-// More tenants than one page of the scan.
+// TestBusiestOfManyTenants: more tenants than one page of the scan.
 func TestBusiestOfManyTenants(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -51,7 +51,8 @@ func TestPauseAGroup(t *testing.T) {
 	})
 }
 
-// A type is paused in all partitions. Stats show paused types, also those without jobs.
+// TestPauseAType: a type is paused in all partitions. Stats show paused types, also those without
+// jobs.
 func TestPauseAType(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -236,8 +237,8 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// Tenants reads the ids of all partitions in one round trip, and not many more ids than it looks
-// at. A page misses no tenant, also if one partition has most of them.
+// TestWorkOfTenantsIsBounded: tenants reads the ids of all partitions in one round trip, and not
+// many more ids than it looks at. A page misses no tenant, also if one partition has most of them.
 func TestWorkOfTenantsIsBounded(t *testing.T) {
 	t.Parallel()
 	for name, place := range map[string]func(i int) int{
@@ -279,7 +280,8 @@ func TestWorkOfTenantsIsBounded(t *testing.T) {
 	}
 }
 
-// Implicit tenants are not listed, and a call of Tenants looks at a bounded number of them.
+// TestImplicitTenantsAreLeftOut: implicit tenants are not listed, and a call of Tenants looks at a
+// bounded number of them.
 func TestImplicitTenantsAreLeftOut(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -319,8 +321,8 @@ func TestImplicitTenantsAreLeftOut(t *testing.T) {
 	require.Len(t, got, implicit+2)
 }
 
-// The ETA of a group covers its jobs and the tenant's jobs that are served before them, at the
-// tenant's present speed.
+// TestETA: the ETA of a group covers its jobs and the tenant's jobs that are served before them, at
+// the tenant's present speed.
 func TestETA(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

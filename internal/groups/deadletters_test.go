@@ -19,7 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// The filters select among the dead letters of all partitions; pages have no gap and no repetition.
+// TestDeadLetterFilters: the filters select among the dead letters of all partitions; pages have no
+// gap and no repetition.
 func TestDeadLetterFilters(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -87,8 +88,8 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.Empty(t, got, "its jobs are in group g1")
 }
 
-// Pages have no gap and no repetition either if many partitions have entries of the same
-// millisecond. The cursor stays short.
+// TestDeadLettersOfManyPartitions: pages have no gap and no repetition either if many partitions
+// have entries of the same millisecond. The cursor stays short.
 func TestDeadLettersOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -122,7 +123,8 @@ func TestDeadLettersOfManyPartitions(t *testing.T) {
 	}
 }
 
-// A call of DeadLetters ends when it has looked at 16 MiB, and the next call continues there.
+// TestDeadLettersAreBoundedByBytes: a call of DeadLetters ends when it has looked at 16 MiB, and
+// the next call continues there.
 func TestDeadLettersAreBoundedByBytes(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -148,7 +150,7 @@ func TestDeadLettersAreBoundedByBytes(t *testing.T) {
 	require.Equal(t, 64, none.Scanned)
 }
 
-// Stats names each role, also those without a live process.
+// TestStatsOfRoles: Stats names each role, also those without a live process.
 func TestStatsOfRoles(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

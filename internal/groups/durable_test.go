@@ -41,8 +41,9 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 	return w, replica
 }
 
-// While the replica does not answer, every submission, append and command gets an error, although
-// Redis may have stored it. The repeated request succeeds and stores nothing twice.
+// TestNothingIsAcceptedWithoutReplicas: while the replica does not answer, every submission, append
+// and command gets an error, although Redis may have stored it. The repeated request succeeds and
+// stores nothing twice.
 func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	ctx := auth.Trust(context.Background())
@@ -113,8 +114,8 @@ func (f *forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-// The store detects that a failover has lost a write. It stores submissions and appends again; for
-// a command it returns an error.
+// TestWhatAFailoverLostIsStoredAgain: the store detects that a failover has lost a write. It stores
+// submissions and appends again; for a command it returns an error.
 func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	t.Parallel()
 	ctx := auth.Trust(context.Background())
@@ -205,8 +206,8 @@ func (d *dying) of(w *stagetest.World, cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), d)
 }
 
-// A failover between two scripts of a submission loses the writes of the first one. Without
-// replicas to wait for, only the loss of the last script stays undetected.
+// TestSubmitOutlivesALostScript: a failover between two scripts of a submission loses the writes of
+// the first one. Without replicas to wait for, only the loss of the last script stays undetected.
 func TestSubmitOutlivesALostScript(t *testing.T) {
 	t.Parallel()
 	const n, scripts = 2*ledger.MaxAppend + 50, 4 // the first of them creates the group
@@ -229,7 +230,8 @@ func TestSubmitOutlivesALostScript(t *testing.T) {
 	}
 }
 
-// An append is accepted when all its pieces are stored. Only missing pieces are stored again.
+// TestAppendOutlivesALostPiece: an append is accepted when all its pieces are stored. Only missing
+// pieces are stored again.
 func TestAppendOutlivesALostPiece(t *testing.T) {
 	t.Parallel()
 	const n, pieces = 2*ledger.MaxAppend + 50, 3
@@ -257,9 +259,9 @@ func TestAppendOutlivesALostPiece(t *testing.T) {
 	}
 }
 
-// When pieces are lost again and again, the submission is repeated until retryTime is over or, as
-// here, its context ends; then the caller gets an error. The repeated request stores the missing
-// pieces.
+// TestSubmitGivesUpOnLostPieces: when pieces are lost again and again, the submission is repeated
+// until retryTime is over or, as here, its context ends; then the caller gets an error. The
+// repeated request stores the missing pieces.
 func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	t.Parallel()
 	const n = 2*ledger.MaxAppend + 50
@@ -284,7 +286,8 @@ func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	holds(w, "g", n)
 }
 
-// Calls that arrive during a wait share the next wait. Each gets its own answer.
+// TestWaitsAreShared: calls that arrive during a wait share the next wait. Each gets its own
+// answer.
 func TestWaitsAreShared(t *testing.T) {
 	t.Parallel()
 	ctx := auth.Trust(context.Background())

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// No field of a job is forgotten on its way into the ledger.
+// TestNewJobHasAllFields: no field of a job is forgotten on its way into the ledger.
 func TestNewJobHasAllFields(t *testing.T) {
 	at := time.Now()
 	job := messages.Job{Key: "customer-7", Payload: json.RawMessage(`1`), Type: "T", RunAt: &at, TraceParent: "00-"}
@@ -24,7 +24,7 @@ func TestNewJobHasAllFields(t *testing.T) {
 	requireAllFields(t, fresh)
 }
 
-// A failed job shows its trace, if it was sampled.
+// TestJobViewHasTheTrace: a failed job shows its trace, if it was sampled.
 func TestJobViewHasTheTrace(t *testing.T) {
 	for trace, want := range map[string]string{
 		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01": "0af7651916cd43dd8448eb211c80319c", "": "", "odd": "",
@@ -35,8 +35,8 @@ func TestJobViewHasTheTrace(t *testing.T) {
 	require.Empty(t, jobView("g", 7, ledger.JobStatus{State: "F!"}).TraceID)
 }
 
-// addStats adds every number that TypeStats has: the numbers of a type are summed over the
-// partitions.
+// TestAddStatsAddsEachNumber: addStats adds every number that TypeStats has: the numbers of a type
+// are summed over the partitions.
 func TestAddStatsAddsEachNumber(t *testing.T) {
 	var one, sum api.TypeStats
 	for _, f := range reflect.ValueOf(&one).Elem().Fields() {

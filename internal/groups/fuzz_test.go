@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// A valid cursor, parsed and formatted again, names the same group.
+// FuzzParseCursor: a valid cursor, parsed and formatted again, names the same group.
 func FuzzParseCursor(f *testing.F) {
 	for _, seed := range []string{"", "1700000000000.group-1", "1.a.b", "-1.a", "9223372036854775807.a", "x", ".", "1.", "+5.a", "f1700000000000.g"} {
 		f.Add(seed)

@@ -72,8 +72,8 @@ func TestListIsFiltered(t *testing.T) {
 	}
 }
 
-// A list by status contains the groups of that status, ordered by their last change of status; a
-// cursor of another list is refused.
+// TestListByStatus: a list by status contains the groups of that status, ordered by their last
+// change of status; a cursor of another list is refused.
 func TestListByStatus(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

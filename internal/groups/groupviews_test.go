@@ -121,8 +121,8 @@ func TestFailureSummary(t *testing.T) {
 	require.ErrorIs(t, err, api.ErrNotFound)
 }
 
-// Repeated calls of FailureSummary read the failed jobs once, until their number changes. A caller
-// may change the summary that it got.
+// TestFailureSummaryIsReadOnce: repeated calls of FailureSummary read the failed jobs once, until
+// their number changes. A caller may change the summary that it got.
 func TestFailureSummaryIsReadOnce(t *testing.T) {
 	t.Parallel()
 	w := withFailures(t, 100, 2)
@@ -153,7 +153,8 @@ func TestFailureSummaryIsReadOnce(t *testing.T) {
 	require.Equal(t, []int64{51, 0}, []int64{changed.Total, changed.Seen})
 }
 
-// Concurrent calls of JobMap share one read of the states, and the map is reused for some time.
+// TestJobMap: concurrent calls of JobMap share one read of the states, and the map is reused for
+// some time.
 func TestJobMap(t *testing.T) {
 	t.Parallel()
 	w := withFailures(t, 100_003, 10)
@@ -190,7 +191,7 @@ func TestJobMap(t *testing.T) {
 	require.Equal(t, api.MapBucket{From: 2, To: 2, Waiting: 1}, m.Buckets[2])
 }
 
-// The states of a large group are read in several round trips.
+// TestJobMapOfALargeGroup: the states of a large group are read in several round trips.
 func TestJobMapOfALargeGroup(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -23,8 +23,8 @@ func sampled(second int64) api.Stats {
 	}
 }
 
-// Rates are right, however long the samples are apart and whoever stores them. A slot has one
-// sample.
+// TestHistory: Rates are right, however long the samples are apart and whoever stores them. A slot
+// has one sample.
 func TestHistory(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := stagetest.Trusted(w.T)
@@ -71,7 +71,7 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-// A day has 8,640 samples, and an answer about 1,500 points at most.
+// TestLongHistory: a day has 8,640 samples, and an answer about 1,500 points at most.
 func TestLongHistory(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -24,8 +24,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Lists of groups of several partitions, many of them created in the same millisecond, contain each
-// group once and in order, with every page size.
+// TestListIsPaged: lists of groups of several partitions, many of them created in the same
+// millisecond, contain each group once and in order, with every page size.
 func TestListIsPaged(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -107,7 +107,8 @@ func TestListIsPaged(t *testing.T) {
 	}
 }
 
-// One call of Groups looks at 5,000 groups at most, and the next call continues there.
+// TestListByStatusIsBounded: one call of Groups looks at 5,000 groups at most, and the next call
+// continues there.
 func TestListByStatusIsBounded(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -257,7 +258,8 @@ func TestResultsAndFailures(t *testing.T) {
 	require.ErrorIs(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{}, func(api.Failure) error { return stop }), stop)
 }
 
-// Failures have their payloads if asked, also those that are stored separately or lost.
+// TestFailuresWithPayloads: Failures have their payloads if asked, also those that are stored
+// separately or lost.
 func TestFailuresWithPayloads(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		large := `"` + strings.Repeat("x", 5000) + `"`
@@ -282,8 +284,8 @@ func TestFailuresWithPayloads(t *testing.T) {
 	})
 }
 
-// A process in which the reducer of a group's aggregate is not registered shows the group without
-// the aggregate.
+// TestViewWithoutItsReducer: a process in which the reducer of a group's aggregate is not
+// registered shows the group without the aggregate.
 func TestViewWithoutItsReducer(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -305,7 +307,7 @@ func TestViewWithoutItsReducer(t *testing.T) {
 	require.Equal(t, "null", string(shown.Aggregate["x"]))
 }
 
-// GroupSummary leaves out an aggregate that is too large, without reading it.
+// TestGroupSummary: GroupSummary leaves out an aggregate that is too large, without reading it.
 func TestGroupSummary(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -356,8 +358,8 @@ func TestGroupSummary(t *testing.T) {
 	require.ErrorIs(t, err, api.ErrNotFound)
 }
 
-// GroupSummary contains the aggregate of failed jobs, also if no job is done; it counts towards the
-// size limit of aggregates.
+// TestGroupSummaryOfFailures: GroupSummary contains the aggregate of failed jobs, also if no job is
+// done; it counts towards the size limit of aggregates.
 func TestGroupSummaryOfFailures(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -26,7 +26,8 @@ func submission(id, tenant string) *messages.SubmitGroup {
 	return &messages.SubmitGroup{ID: id, Tenant: tenant, Type: "T", Seal: true, Jobs: stagetest.Numbered(1)}
 }
 
-// A call without a principal is refused, so that no path into the store is open by mistake.
+// TestCallsNeedAPrincipal: a call without a principal is refused, so that no path into the store is
+// open by mistake.
 func TestCallsNeedAPrincipal(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -56,8 +57,8 @@ func TestCallsNeedAPrincipal(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("g"))
 }
 
-// A group belongs to the tenant of the API key. If another tenant's group has the id, the call is
-// refused, and the answer does not say whose group it is.
+// TestTenantComesFromTheKey: a group belongs to the tenant of the API key. If another tenant's
+// group has the id, the call is refused, and the answer does not say whose group it is.
 func TestTenantComesFromTheKey(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -82,8 +83,8 @@ func TestTenantComesFromTheKey(t *testing.T) {
 	require.Equal(t, "i", a.Tenant)
 }
 
-// The tenant of a group that a process remembers after an append does not let callers of another
-// tenant append to the group.
+// TestForeignAppend: the tenant of a group that a process remembers after an append does not let
+// callers of another tenant append to the group.
 func TestForeignAppend(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -100,7 +101,8 @@ func TestForeignAppend(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g"))
 }
 
-// The idempotency keys of a tenant are its own, also those that a service uses for the tenant.
+// TestIdempotencyKeysBelongToATenant: the idempotency keys of a tenant are its own, also those that
+// a service uses for the tenant.
 func TestIdempotencyKeysBelongToATenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -162,8 +164,8 @@ func TestListsShowWhatIsTheCallers(t *testing.T) {
 	}
 }
 
-// A principal of one tenant finds its dead letters among those of others. One call looks at a
-// bounded number of them.
+// TestDeadLettersOfATenant: a principal of one tenant finds its dead letters among those of others.
+// One call looks at a bounded number of them.
 func TestDeadLettersOfATenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -197,7 +199,8 @@ func TestDeadLettersOfATenant(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Without the flag payloads, a key sees no payload, no data of results and no error text.
+// TestPayloadsAreLeftOut: without the flag payloads, a key sees no payload, no data of results and
+// no error text.
 func TestPayloadsAreLeftOut(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

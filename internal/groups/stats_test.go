@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// Stats adds up the permits that all partitions have spent, with each limiter.
+// TestStatsOfPermits: Stats adds up the permits that all partitions have spent, with each limiter.
 func TestStatsOfPermits(t *testing.T) {
 	t.Parallel()
 	for _, limiter := range []string{ledger.LimiterFixed, ledger.LimiterSliding, ledger.LimiterToken} {

@@ -100,8 +100,8 @@ func holds(w *stagetest.World, group string, n int) {
 	}
 }
 
-// A submission that is too large for one script is stored in pieces. After a crash between two
-// pieces, the repeated submission stores the missing ones.
+// TestSubmitIsRepeatedAfterACrash: a submission that is too large for one script is stored in
+// pieces. After a crash between two pieces, the repeated submission stores the missing ones.
 func TestSubmitIsRepeatedAfterACrash(t *testing.T) {
 	t.Parallel()
 	const n, pieces = 2*ledger.MaxAppend + 50, 3
@@ -132,7 +132,7 @@ func TestSubmitOutlivesLostReplies(t *testing.T) {
 	holds(w, "g", 2*ledger.MaxAppend+50)
 }
 
-// Jobs with large payloads are divided into pieces by size.
+// TestSubmitCutsBySize: jobs with large payloads are divided into pieces by size.
 func TestSubmitCutsBySize(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -164,8 +164,8 @@ func TestSubmitConflicts(t *testing.T) {
 	})
 }
 
-// A group that is submitted without a tenant belongs to the tenant with the group's id. A repeated
-// submission that names this tenant is a duplicate, not a conflict.
+// TestSubmitWithoutATenant: a group that is submitted without a tenant belongs to the tenant with
+// the group's id. A repeated submission that names this tenant is a duplicate, not a conflict.
 func TestSubmitWithoutATenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -236,8 +236,8 @@ func TestIdempotencyKey(t *testing.T) {
 	})
 }
 
-// The answer to a submission has the counts that its jobs had when they were accepted. A repeated
-// request gets the same counts, whatever has happened to the jobs.
+// TestSubmissionHasCounts: the answer to a submission has the counts that its jobs had when they
+// were accepted. A repeated request gets the same counts, whatever has happened to the jobs.
 func TestSubmissionHasCounts(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		arrived := time.Now()
@@ -271,8 +271,8 @@ func TestSubmissionHasCounts(t *testing.T) {
 	})
 }
 
-// Records of idempotency keys that an earlier version has stored contain no time, and are still
-// accepted.
+// TestIdempotencyKeyOfAnEarlierVersion: Records of idempotency keys that an earlier version has
+// stored contain no time, and are still accepted.
 func TestIdempotencyKeyOfAnEarlierVersion(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		o := now
@@ -297,7 +297,7 @@ func TestIdempotencyKeyOfAnEarlierVersion(t *testing.T) {
 	})
 }
 
-// An invalid submission does not use up its idempotency key.
+// TestInvalidUsesNoIdempotencyKey: an invalid submission does not use up its idempotency key.
 func TestInvalidUsesNoIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -356,8 +356,9 @@ func keyed(first, n int) []messages.Job {
 	return jobs
 }
 
-// Jobs whose keys are taken are left out. The answer lists them by their index in the whole
-// request, and a repeated request gets the same answer. Jobs are found by key and by state.
+// TestUniqueKeys: jobs whose keys are taken are left out. The answer lists them by their index in
+// the whole request, and a repeated request gets the same answer. Jobs are found by key and by
+// state.
 func TestUniqueKeys(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
@@ -441,7 +442,7 @@ func TestCommands(t *testing.T) {
 	})
 }
 
-// While Redis is away, each caller gets an error soon.
+// TestRedisIsAway: while Redis is away, each caller gets an error soon.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

@@ -45,8 +45,8 @@ func TestWarningsOfASubmission(t *testing.T) {
 	}
 }
 
-// A group id that was used without a tenant can't be used again with a tenant. The answer does not
-// say whose id it is.
+// TestReusedIDWithoutTenant: a group id that was used without a tenant can't be used again with a
+// tenant. The answer does not say whose id it is.
 func TestReusedIDWithoutTenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

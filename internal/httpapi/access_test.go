@@ -55,8 +55,8 @@ func TestRouteWithoutScopeOrObjectPanics(t *testing.T) {
 	}
 }
 
-// Scopes returns the scopes of all calls that need a key, also of calls that a server offers only
-// with certain options.
+// TestScopes: scopes returns the scopes of all calls that need a key, also of calls that a server
+// offers only with certain options.
 func TestScopes(t *testing.T) {
 	want := map[string]auth.Scope{}
 	for _, rt := range Routes() {
@@ -96,7 +96,8 @@ func TestAnswersToKeys(t *testing.T) {
 	require.Equal(t, "6", rec.Header().Get("Retry-After"))
 }
 
-// If the API has keys, callers on other hosts may make the calls on the waiting room.
+// TestRoomCallsWithKeys: if the API has keys, callers on other hosts may make the calls on the
+// waiting room.
 func TestRoomCallsWithKeys(t *testing.T) {
 	k := &fakeKeys{principal: auth.Principal{KeyID: "key_s", Role: auth.Service}}
 	o := roomOptions(newFakeRooms())
@@ -110,8 +111,9 @@ func TestRoomCallsWithKeys(t *testing.T) {
 	require.Equal(t, api.NotAllowed, requireProblem(t, rec, 403, "").Code)
 }
 
-// A revoked key ends its open streams. Authenticator.Still says so at most seven seconds after the
-// revocation (see package apikey), and the stream asks it every stillInterval.
+// TestRevokedKeyEndsStreams: a revoked key ends its open streams. Authenticator.Still says so at
+// most seven seconds after the revocation (see package apikey), and the stream asks it every
+// stillInterval.
 func TestRevokedKeyEndsStreams(t *testing.T) {
 	require.LessOrEqual(t, 7*time.Second+stillInterval, 10*time.Second)
 	endless := newFakeBackend().withGroup("g")
@@ -147,7 +149,7 @@ func TestRevokedKeyEndsStreams(t *testing.T) {
 	}
 }
 
-// A revoked key stores no more batches of a streamed body.
+// TestRevokedKeyEndsAppends: a revoked key stores no more batches of a streamed body.
 func TestRevokedKeyEndsAppends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")

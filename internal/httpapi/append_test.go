@@ -134,8 +134,8 @@ func TestBodySentAgainAddsNothingTwice(t *testing.T) {
 	require.Len(t, f.payloads("other"), 1400, "the same key of another group adds the body there")
 }
 
-// A body that broke off is sent again from the beginning. Each job must be stored once, wherever
-// the body broke off.
+// TestBrokenBodyIsCompletedByItsRepetition: a body that broke off is sent again from the beginning.
+// Each job must be stored once, wherever the body broke off.
 func TestBrokenBodyIsCompletedByItsRepetition(t *testing.T) {
 	body := numbered(1700)
 	for _, cut := range []int{0, 1, 500, 9000, 18_000, len(body) - 1} {
@@ -198,8 +198,8 @@ func TestErrorInTheMiddleOfAnAppendReportsWhatIsStored(t *testing.T) {
 	}
 }
 
-// An endless line is read only up to a limit. Then the request ends, and the answer says which jobs
-// were stored before.
+// TestEndlessLineEndsWithAnError: an endless line is read only up to a limit. Then the request
+// ends, and the answer says which jobs were stored before.
 func TestEndlessLineEndsWithAnError(t *testing.T) {
 	line := &lineGenerator{left: 1 << 40, line: bytes.Repeat([]byte("x"), 1<<20)}
 	for typ, head := range map[string]string{ndjson: numbered(maxBatchLines + 1), "text/csv": "a\n" + strings.Repeat("1\n", maxBatchLines+1) + "\""} {
@@ -218,8 +218,8 @@ func TestEndlessLineEndsWithAnError(t *testing.T) {
 	requireProblem(t, rec, 413, "")
 }
 
-// A client that is still sending its body must get the problem as an answer, not a broken
-// connection.
+// TestProblemReachesAClientThatStillSends: a client that is still sending its body must get the
+// problem as an answer, not a broken connection.
 func TestProblemReachesAClientThatStillSends(t *testing.T) {
 	f := newFakeBackend().withGroup("g")
 	f.onAppend = func(call int) error {
@@ -249,7 +249,8 @@ func TestProblemReachesAClientThatStillSends(t *testing.T) {
 	require.Contains(t, string(body), `"accepted":1500`)
 }
 
-// When the client's connection breaks, the complete batches are stored and the handler returns.
+// TestConnectionThatBreaksLeavesWholeBatches: when the client's connection breaks, the complete
+// batches are stored and the handler returns.
 func TestConnectionThatBreaksLeavesWholeBatches(t *testing.T) {
 	f := newFakeBackend().withGroup("g")
 	ended := make(chan struct{})

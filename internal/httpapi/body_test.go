@@ -56,8 +56,8 @@ func send(t *testing.T, client *http.Client, target, typ string, size int64, pau
 	return answered
 }
 
-// Clients that announce large bodies, or send some chunks, and then send no more reserve no memory
-// that other clients need. They are refused after slowStart.
+// TestSendersThatStopBlockNoOthers: clients that announce large bodies, or send some chunks, and
+// then send no more reserve no memory that other clients need. They are refused after slowStart.
 func TestSendersThatStopBlockNoOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := serve(t, New(options(newFakeBackend())))
@@ -119,7 +119,7 @@ func TestSlowBodiesAreRefused(t *testing.T) {
 	}
 }
 
-// The server's own time does not count as the client's.
+// TestSlowStoreUsesNoCredit: the server's own time does not count as the client's.
 func TestSlowStoreUsesNoCredit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
@@ -129,8 +129,8 @@ func TestSlowStoreUsesNoCredit(t *testing.T) {
 	})
 }
 
-// If all bodies that hold memory need more, they don't block each other: one waits, the others are
-// refused, and the memory that they free lets it continue.
+// TestBodiesDoNotWaitForEachOther: if all bodies that hold memory need more, they don't block each
+// other: one waits, the others are refused, and the memory that they free lets it continue.
 func TestBodiesDoNotWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newBodyMemory()

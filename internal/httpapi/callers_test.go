@@ -26,8 +26,8 @@ func (anyKey) Authenticate(_ context.Context, token string, _ netip.Addr) (auth.
 
 func (anyKey) Still(auth.Principal) bool { return true }
 
-// An API key may send maxAppends bodies at once, independently of other keys. After the end of a
-// body it may send another one.
+// TestAppendsOfOneCaller: an API key may send maxAppends bodies at once, independently of other
+// keys. After the end of a body it may send another one.
 func TestAppendsOfOneCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend().withGroup("g")
@@ -80,8 +80,8 @@ func TestAppendsOfOneCaller(t *testing.T) {
 	})
 }
 
-// An API key may have maxKeyStreams open streams, independently of other keys. After the end of a
-// stream it may open another one.
+// TestStreamsOfOneKey: an API key may have maxKeyStreams open streams, independently of other keys.
+// After the end of a stream it may open another one.
 func TestStreamsOfOneKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFakeBackend()
@@ -159,7 +159,7 @@ func TestRequestRateOfKey(t *testing.T) {
 	})
 }
 
-// The limiters of idle keys are removed, so that memory is bounded.
+// TestRatesAreBounded: the limiters of idle keys are removed, so that memory is bounded.
 func TestRatesAreBounded(t *testing.T) {
 	c := newCallers(10)
 	now := time.Now()

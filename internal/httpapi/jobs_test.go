@@ -40,8 +40,8 @@ func TestListJobs(t *testing.T) {
 	require.Equal(t, 404, call(t, h, "GET", "/v1/groups/none/jobs", "").Code)
 }
 
-// With unique keys, a line whose key another job of the group has is rejected, with its line
-// number. The other lines are stored.
+// TestLinesWithTakenKeysAreRejected: with unique keys, a line whose key another job of the group
+// has is rejected, with its line number. The other lines are stored.
 func TestLinesWithTakenKeysAreRejected(t *testing.T) {
 	t.Parallel()
 	f := newFakeBackend().withGroup("g")

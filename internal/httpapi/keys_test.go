@@ -111,7 +111,7 @@ func TestPagesOfKeys(t *testing.T) {
 	requireProblem(t, call(t, h, "GET", "/v1/keys?cursor=x", ""), 422, "cursor")
 }
 
-// An API that asks for no keys manages none.
+// TestNoKeyStore: an API that asks for no keys manages none.
 func TestNoKeyStore(t *testing.T) {
 	h := New(options(newFakeBackend()))
 	requireProblem(t, call(t, h, "GET", "/v1/keys", ""), 409, "")

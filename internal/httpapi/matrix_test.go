@@ -201,9 +201,9 @@ func want(rt httpapi.Route, caller, which string) int {
 	return 200
 }
 
-// Every route answers every kind of caller, for every kind of object, with the status that follows
-// from mayUse and wants. The answers for objects of another tenant and for unknown objects are the
-// same.
+// TestEveryCallerAtEveryRoute: every route answers every kind of caller, for every kind of object,
+// with the status that follows from mayUse and wants. The answers for objects of another tenant and
+// for unknown objects are the same.
 func TestEveryCallerAtEveryRoute(t *testing.T) {
 	t.Parallel()
 	in := newInstallation(t)
@@ -292,8 +292,8 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// Any number of requests with wrong keys costs Redis only a bounded number of commands. They never
-// keep out a valid key, not even from the same address.
+// TestFloodOfWrongKeys: any number of requests with wrong keys costs Redis only a bounded number of
+// commands. They never keep out a valid key, not even from the same address.
 func TestFloodOfWrongKeys(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

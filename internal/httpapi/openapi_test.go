@@ -115,7 +115,8 @@ func TestEveryRetryableStatusHasRetryAfter(t *testing.T) {
 	}
 }
 
-// The schemas must have the fields of the Go types, and require the fields that are never omitted.
+// TestDocumentAndTypesAgree: the schemas must have the fields of the Go types, and require the
+// fields that are never omitted.
 func TestDocumentAndTypesAgree(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)
@@ -185,8 +186,8 @@ func jsonFields(typ reflect.Type) (all, always []string) {
 	return all, always
 }
 
-// All calls whose operation id begins with list have cursor and limit, and no other calls do. The
-// description of the OpenAPI document names this form.
+// TestListsHaveOneForm: all calls whose operation id begins with list have cursor and limit, and no
+// other calls do. The description of the OpenAPI document names this form.
 func TestListsHaveOneForm(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)

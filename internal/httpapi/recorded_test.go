@@ -62,8 +62,8 @@ var changes = map[string][]string{
 	"DELETE /v1/keys/key_a":                         {``, `key.revoke key_a  `},
 }
 
-// Each change, except submissions and appends, is recorded before it is carried out. If it can't be
-// recorded, it is not carried out.
+// TestChangesAreRecordedFirst: each change, except submissions and appends, is recorded before it
+// is carried out. If it can't be recorded, it is not carried out.
 func TestChangesAreRecordedFirst(t *testing.T) {
 	for target, c := range changes {
 		method, path, _ := strings.Cut(target, " ")
@@ -102,7 +102,8 @@ func TestChangesAreRecordedFirst(t *testing.T) {
 	}
 }
 
-// The activity log records every change of the API except submissions and appends.
+// TestEveryChangeIsRecorded: the activity log records every change of the API except submissions
+// and appends.
 func TestEveryChangeIsRecorded(t *testing.T) {
 	recorded := []string{
 		"POST /v1/groups", "POST /v1/groups/{id}/jobs", "POST /v1/entry-tokens/verify", "POST /v1/entry-tokens/renew",
@@ -123,8 +124,8 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 	require.ElementsMatch(t, all, recorded)
 }
 
-// A command on a group that does not exist for the caller is not recorded, so that nobody can fill
-// the log with failed attempts.
+// TestUnknownGroupsAreNotRecorded: a command on a group that does not exist for the caller is not
+// recorded, so that nobody can fill the log with failed attempts.
 func TestUnknownGroupsAreNotRecorded(t *testing.T) {
 	log := &fakeActivity{}
 	o := options(newFakeBackend())

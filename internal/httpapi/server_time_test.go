@@ -18,8 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// A streamed body may take any time as long as it sends data. It is aborted after a silence of
-// idleTimeout.
+// TestSlowBodyMayTakeLongWhileItMoves: a streamed body may take any time as long as it sends data.
+// It is aborted after a silence of idleTimeout.
 func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
@@ -55,8 +55,8 @@ func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	})
 }
 
-// An error that does not depend on the body is answered at once, even if the client never sends the
-// body.
+// TestProblemDoesNotWaitForTheBody: an error that does not depend on the body is answered at once,
+// even if the client never sends the body.
 func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := NewServer("127.0.0.1:0", options(newFakeBackend()))
@@ -78,8 +78,8 @@ func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 	})
 }
 
-// The read deadline of a body must not end a request whose body is complete but whose store is
-// slow.
+// TestSlowStoreIsNotCutOffByTheBodysDeadline: the read deadline of a body must not end a request
+// whose body is complete but whose store is slow.
 func TestSlowStoreIsNotCutOffByTheBodysDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
@@ -116,7 +116,8 @@ func (s slowStore) Cancel(ctx context.Context, _ string) (api.Accepted, error) {
 	}
 }
 
-// The store finishes a command although its client disconnects.
+// TestStoreFinishesWhenTheClientLeaves: the store finishes a command although its client
+// disconnects.
 func TestStoreFinishesWhenTheClientLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stored := make(chan error, 1)
@@ -145,8 +146,8 @@ func (b slowRetryBackend) Retry(ctx context.Context, _ string, _ api.RetryChoice
 	return api.Accepted{}, nil
 }
 
-// A client that does not read its answer is disconnected, so that it does not occupy
-// memory for ever.
+// TestClientThatDoesNotReadIsDisconnected: a client that does not read its answer is disconnected,
+// so that it does not occupy memory for ever.
 func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
@@ -169,8 +170,8 @@ func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	})
 }
 
-// A stopping server ends event streams and streamed appends at once, although their clients do not
-// end them.
+// TestStopEndsStreams: a stopping server ends event streams and streamed appends at once, although
+// their clients do not end them.
 func TestStopEndsStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := showingGroup(groupInStates(1, created)).withGroup("g")
@@ -211,8 +212,8 @@ func TestStopEndsStreams(t *testing.T) {
 	})
 }
 
-// A stopping server lets other requests finish within the grace period, and answers those that are
-// left at its end.
+// TestStopWaitsForRequests: a stopping server lets other requests finish within the grace period,
+// and answers those that are left at its end.
 func TestStopWaitsForRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		grace  time.Duration

@@ -170,7 +170,8 @@ func TestEventsOfAnEndedGroup(t *testing.T) {
 	}
 }
 
-// States that a client gets again after a reconnect have the present counts, and say so.
+// TestEventsSayWhenTheGroupWasRead: states that a client gets again after a reconnect have the
+// present counts, and say so.
 func TestEventsSayWhenTheGroupWasRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		group := withDone(groupInStates(1, created, dispatched, running, aggregating, completed), 7)

@@ -36,7 +36,8 @@ func ask(h http.Handler, method, path, accept string) *httptest.ResponseRecorder
 	return w
 }
 
-// Requests to the console pass the same checks as those to the API, except for the one of API keys.
+// TestUI: requests to the console pass the same checks as those to the API, except for the one of
+// API keys.
 func TestUI(t *testing.T) {
 	t.Parallel()
 	h := New(Options{Backend: newFakeBackend(), UI: fakeUI})
@@ -57,7 +58,7 @@ func TestUI(t *testing.T) {
 	require.Equal(t, http.StatusMisdirectedRequest, ask(local.Handler, http.MethodGet, "/ui/x", "").Code)
 }
 
-// Browsers get the console at the root, programs the index.
+// TestRoot: browsers get the console at the root, programs the index.
 func TestRoot(t *testing.T) {
 	t.Parallel()
 	const browser = "text/html,application/xhtml+xml,*/*;q=0.8"
@@ -86,7 +87,7 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// AppendAll divides a text as an append of the API does.
+// TestAppendAll: AppendAll divides a text as an append of the API does.
 func TestAppendAll(t *testing.T) {
 	t.Parallel()
 	b := newFakeBackend().withGroup("g")

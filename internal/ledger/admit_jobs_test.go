@@ -24,8 +24,8 @@ func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	return r
 }
 
-// If the number of worker slots is known, the ready stream holds at most slots + ahead jobs,
-// whether workers have started them or not.
+// TestAdmitForSoManyWorkers: if the number of worker slots is known, the ready stream holds at most
+// slots + ahead jobs, whether workers have started them or not.
 func TestAdmitForSoManyWorkers(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -43,8 +43,8 @@ func TestAdmitForSoManyWorkers(t *testing.T) {
 	})
 }
 
-// A sampled job's trace context names the span of its admission; an unsampled job has no trace
-// context.
+// TestAdmitMintsSpans: a sampled job's trace context names the span of its admission; an unsampled
+// job has no trace context.
 func TestAdmitMintsSpans(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -67,7 +67,8 @@ func TestAdmitMintsSpans(t *testing.T) {
 	})
 }
 
-// With many tenants and types every job is admitted exactly once, and the counts agree.
+// TestAdmitEverything: with many tenants and types every job is admitted exactly once, and the
+// counts agree.
 func TestAdmitEverything(t *testing.T) {
 	both(t, func(w *world) {
 		var groups []string

@@ -83,8 +83,8 @@ func TestAdmitTenantsTakeTurns(t *testing.T) {
 	})
 }
 
-// A tenant that returns after being idle starts at the lane's virtual time: it is not compensated
-// for the time in which it had no jobs.
+// TestAdmitTenantThatComesBack: a tenant that returns after being idle starts at the lane's virtual
+// time: it is not compensated for the time in which it had no jobs.
 func TestAdmitTenantThatComesBack(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -107,8 +107,8 @@ func TestAdmitTenantThatComesBack(t *testing.T) {
 	})
 }
 
-// After a type was retired and is used again, its tenants' start tags from before the retirement do
-// not count.
+// TestAdmitTenantAfterItsTypeWasRetired: after a type was retired and is used again, its tenants'
+// start tags from before the retirement do not count.
 func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -132,8 +132,8 @@ func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	})
 }
 
-// Lanes share capacity by weight, also under the priority policy, which orders a lane's groups by
-// the priority formula.
+// TestAdmitLanesByWeight: lanes share capacity by weight, also under the priority policy, which
+// orders a lane's groups by the priority formula.
 func TestAdmitLanesByWeight(t *testing.T) {
 	t.Run("fair", func(t *testing.T) { both(t, lanesByWeight) })
 	t.Run("priority", func(t *testing.T) {
@@ -163,7 +163,7 @@ func lanesByWeight(w *world) {
 	}
 }
 
-// The share of an empty lane goes to the other lanes.
+// TestAdmitLanesShareWhatIsUnused: the share of an empty lane goes to the other lanes.
 func TestAdmitLanesShareWhatIsUnused(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("l", "a", "T", "lane", "low")
@@ -212,8 +212,8 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 	})
 }
 
-// With concurrent callers of admit and promote the limit holds in every aligned window. The time of
-// each admission is Redis's.
+// TestAdmitNeverExceedsTheLimit: with concurrent callers of admit and promote the limit holds in
+// every aligned window. The time of each admission is Redis's.
 func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 	both(t, func(w *world) {
 		const permits, window = 7, 100 * time.Millisecond
@@ -304,8 +304,8 @@ func TestAdmitGlobalLimit(t *testing.T) {
 	})
 }
 
-// A tenant without a permit is rate-limited in all lanes: its first waiting job becomes non-ready,
-// as its marker.
+// TestAdmitRateLimitsATenant: a tenant without a permit is rate-limited in all lanes: its first
+// waiting job becomes non-ready, as its marker.
 func TestAdmitRateLimitsATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

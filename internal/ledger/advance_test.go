@@ -64,7 +64,7 @@ func (w *world) countersOf(tenant string) map[string]string {
 	return h
 }
 
-// A group without jobs goes through every state, too.
+// TestAdvanceAGroupWithoutJobs: a group without jobs goes through every state, too.
 func TestAdvanceAGroupWithoutJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -105,7 +105,8 @@ func TestAdvanceByThreshold(t *testing.T) {
 	})
 }
 
-// When a group ends, its tenant stays active if it has other unfinished jobs.
+// TestAdvanceKeepsABusyTenant: when a group ends, its tenant stays active if it has other
+// unfinished jobs.
 func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("other", "acme", "U")
@@ -118,8 +119,8 @@ func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	})
 }
 
-// A cancelled group counts for its tenant until it is completely swept, even if other groups of the
-// tenant end meanwhile.
+// TestAdvanceBesideAnUnsweptGroup: a cancelled group counts for its tenant until it is completely
+// swept, even if other groups of the tenant end meanwhile.
 func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")

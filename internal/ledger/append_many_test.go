@@ -55,8 +55,8 @@ func TestAppendMany(t *testing.T) {
 	})
 }
 
-// The request with which the announced total is reached seals the group; later requests of the same
-// call are refused.
+// TestAppendManySeals: the request with which the announced total is reached seals the group; later
+// requests of the same call are refused.
 func TestAppendManySeals(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -74,8 +74,8 @@ func TestAppendManySeals(t *testing.T) {
 	})
 }
 
-// The acceptance time of jobs is Redis's, even if the clock of the process that composed their
-// blobs is wrong.
+// TestAppendByRedisClock: the acceptance time of jobs is Redis's, even if the clock of the process
+// that composed their blobs is wrong.
 func TestAppendByRedisClock(t *testing.T) {
 	t.Parallel()
 	server, url := redistest.Mini(t)
@@ -86,7 +86,7 @@ func TestAppendByRedisClock(t *testing.T) {
 	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
 }
 
-// A request's id may be any text.
+// TestAppendUnderAnyID: a request's id may be any text.
 func TestAppendUnderAnyID(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

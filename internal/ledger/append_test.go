@@ -54,7 +54,7 @@ func (w *world) queue(group, typ string) []string {
 	return blobs
 }
 
-// A repeated call, or message, changes nothing.
+// TestAppendTwice: a repeated call, or message, changes nothing.
 func TestAppendTwice(t *testing.T) {
 	both(t, func(w *world) {
 		calls := map[string]ledger.AppendArgs{
@@ -80,8 +80,8 @@ func TestAppendTwice(t *testing.T) {
 	})
 }
 
-// The group's hash counts the pieces of its submission, so that a repeated piece is recognized as
-// long as the group exists.
+// TestAppendPieces: the group's hash counts the pieces of its submission, so that a repeated piece
+// is recognized as long as the group exists.
 func TestAppendPieces(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -104,7 +104,8 @@ func TestAppendPieces(t *testing.T) {
 	})
 }
 
-// A failover may lose an acknowledged piece. Later pieces are refused until it is appended again.
+// TestAppendAfterALostPiece: a failover may lose an acknowledged piece. Later pieces are refused
+// until it is appended again.
 func TestAppendAfterALostPiece(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -187,7 +188,8 @@ func TestAppendRefuses(t *testing.T) {
 	})
 }
 
-// Payloads over 4 KiB are stored in the group's payloads hash, not in the blob.
+// TestAppendLargePayloads: payloads over 4 KiB are stored in the group's payloads hash, not in the
+// blob.
 func TestAppendLargePayloads(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -200,8 +202,8 @@ func TestAppendLargePayloads(t *testing.T) {
 	})
 }
 
-// A job with a RunAt of its own is non-ready until then. If the group's run_at is later, the job
-// waits for the group only.
+// TestAppendJobsForLater: a job with a RunAt of its own is non-ready until then. If the group's
+// run_at is later, the job waits for the group only.
 func TestAppendJobsForLater(t *testing.T) {
 	both(t, func(w *world) {
 		now, soon := time.Now(), time.Now().Add(time.Hour)
@@ -228,7 +230,7 @@ func TestAppendJobsForLater(t *testing.T) {
 	})
 }
 
-// A group with run_at is held as a whole until that time.
+// TestAppendToAGroupThatIsHeld: a group with run_at is held as a whole until that time.
 func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
 		soon := time.Now().Add(time.Hour)
@@ -246,8 +248,8 @@ func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// Large submissions that are appended in many pieces, with several types, keep the order of the
-// jobs.
+// TestAppendManyKeepsTheOrder: large submissions that are appended in many pieces, with several
+// types, keep the order of the jobs.
 func TestAppendManyKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -268,8 +270,8 @@ func TestAppendManyKeepsTheOrder(t *testing.T) {
 	})
 }
 
-// Many new types cost hardly more than one, however many types the group has: the list of its types
-// is read and written once.
+// TestAppendOfManyTypes: many new types cost hardly more than one, however many types the group
+// has: the list of its types is read and written once.
 func TestAppendOfManyTypes(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.create("g", "t", "T")

@@ -90,7 +90,8 @@ func TestCancelAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// A huge group is swept in chunks; the tenant's non-ready jobs of other groups stay.
+// TestSweepManyJobs: a huge group is swept in chunks; the tenant's non-ready jobs of other groups
+// stay.
 func TestSweepManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const waiting, nonReady = 2*ledger.SweepJobs + 100, 600
@@ -124,8 +125,8 @@ func TestSweepManyJobs(t *testing.T) {
 	})
 }
 
-// There are more non-ready jobs than one call of Sweep removes. The next call continues from the
-// stored cursor, even if other calls promote and add jobs in the meantime.
+// TestSweepManyNonReadyJobs: there are more non-ready jobs than one call of Sweep removes. The next
+// call continues from the stored cursor, even if other calls promote and add jobs in the meantime.
 func TestSweepManyNonReadyJobs(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const nonReady = 12_000
@@ -157,7 +158,7 @@ func TestSweepManyNonReadyJobs(t *testing.T) {
 	})
 }
 
-// A group can be cancelled while its failed jobs are being requeued.
+// TestCancelWhileRequeueing: a group can be cancelled while its failed jobs are being requeued.
 func TestCancelWhileRequeueing(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 3)
@@ -175,8 +176,8 @@ func TestCancelWhileRequeueing(t *testing.T) {
 	})
 }
 
-// A tenant whose last group is cancelled keeps its start tag: cancelling gives no advantage in the
-// fair queue.
+// TestCancelKeepsTheTag: a tenant whose last group is cancelled keeps its start tag: cancelling
+// gives no advantage in the fair queue.
 func TestCancelKeepsTheTag(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -38,8 +38,8 @@ func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 	w.outcomeIn(terms, "T", report)
 }
 
-// Waiting times are computed for each tenant: many retries of one tenant do not delay the
-// retries of another.
+// TestCongestionIsCountedPerTenant: waiting times are computed for each tenant: many retries of one
+// tenant do not delay the retries of another.
 func TestCongestionIsCountedPerTenant(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: time.Second, Cap: time.Hour, RPS: 10}
@@ -61,8 +61,9 @@ func TestCongestionIsCountedPerTenant(t *testing.T) {
 	})
 }
 
-// A throttled job of a tenant with an own limit below one permit a second waits at least until that
-// limit gives a permit. With Flat, waits depend on no rate, not even on a tenant's own.
+// TestCongestionOfATenantWithALimitOfItsOwn: a throttled job of a tenant with an own limit below
+// one permit a second waits at least until that limit gives a permit. With Flat, waits depend on no
+// rate, not even on a tenant's own.
 func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 	both(t, func(w *world) {
 		waits := func(tenant string, own float64, terms ledger.Congestion) []int64 {
@@ -84,8 +85,8 @@ func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-// Jobs that fail later are due later, over many calls of Outcome, also if hundreds of them fail in
-// the same second.
+// TestCongestionKeepsTheOrder: jobs that fail later are due later, over many calls of Outcome, also
+// if hundreds of them fail in the same second.
 func TestCongestionKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: 100 * time.Millisecond, Cap: time.Hour, RPS: 50}
@@ -108,8 +109,8 @@ func TestCongestionKeepsTheOrder(t *testing.T) {
 	})
 }
 
-// Congestion statistics are deleted KeepStats after a tenant's last event, or when the tenant's
-// last group ends.
+// TestCongestionStatistics: Congestion statistics are deleted KeepStats after a tenant's last
+// event, or when the tenant's last group ends.
 func TestCongestionStatistics(t *testing.T) {
 	both(t, func(w *world) {
 		require.True(w, w.tenant("acme", noLimit).LastEvent.IsZero())
@@ -160,9 +161,9 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 	}
 }
 
-// Only the first waiting job of a rate-limited tenant becomes non-ready and counts as throttled,
-// however many others wait. When permits come back, the tenant's small group is admitted before its
-// large one.
+// TestCongestionASmallGroupPassesANonReadyFlood: only the first waiting job of a rate-limited
+// tenant becomes non-ready and counts as throttled, however many others wait. When permits come
+// back, the tenant's small group is admitted before its large one.
 func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const flood = 5000
@@ -186,8 +187,8 @@ func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	})
 }
 
-// Waiting jobs and due jobs share a tenant's permits: neither of them starves, whether a window has
-// many permits or one.
+// TestCongestionSharesWithWhatWaits: waiting jobs and due jobs share a tenant's permits: neither of
+// them starves, whether a window has many permits or one.
 func TestCongestionSharesWithWhatWaits(t *testing.T) {
 	both(t, func(w *world) {
 		for _, permits := range []int64{1, 8} {
@@ -229,8 +230,8 @@ func TestCongestionSharesWithWhatWaits(t *testing.T) {
 	})
 }
 
-// While a ready stream is nearly full all the time, due jobs do not take all of its free capacity:
-// waiting jobs are admitted, too.
+// TestCongestionSharesAFullStream: while a ready stream is nearly full all the time, due jobs do
+// not take all of its free capacity: waiting jobs are admitted, too.
 func TestCongestionSharesAFullStream(t *testing.T) {
 	both(t, func(w *world) {
 		w.sendBack("back", 400, soon)

@@ -79,8 +79,8 @@ func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// The Go functions send the number of keys and arguments that the scripts' headers list. Every
-// script has a Go function and a scene that calls it.
+// TestContractsKeepToTheHeaders: the Go functions send the number of keys and arguments that the
+// scripts' headers list. Every script has a Go function and a scene that calls it.
 func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -117,8 +117,8 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.Empty(t, seen.of)
 }
 
-// The keys that scripts build by concatenation are the keys that package keyspace names, no more
-// and no less.
+// TestKeysAgreeWithKeyspace: the keys that scripts build by concatenation are the keys that package
+// keyspace names, no more and no less.
 func TestKeysAgreeWithKeyspace(t *testing.T) {
 	t.Parallel()
 	space, err := keyspace.New("", 1)

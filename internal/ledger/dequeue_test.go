@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The ordinals in a queue do not always ascend: requeued jobs are in any order. Each job still
-// becomes ready with its own ordinal.
+// TestDequeueInNoOrder: the ordinals in a queue do not always ascend: requeued jobs are in any
+// order. Each job still becomes ready with its own ordinal.
 func TestDequeueInNoOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// An invalid entry in any queue, sorted set or stream of jobs makes no script fail, and the valid
-// job beside it runs and counts once.
+// FuzzGarbage: an invalid entry in any queue, sorted set or stream of jobs makes no script fail,
+// and the valid job beside it runs and counts once.
 func FuzzGarbage(f *testing.F) {
 	for _, seed := range []string{
 		"", "junk", "\x00\xff", "0|1||x", "-1|1||x", "7|1||x", "99999999999999999999|1||x", "1e9|1||",

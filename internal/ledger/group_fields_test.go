@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// GroupFields that Encode has encoded are read back by ReadGroups and by the scripts.
+// TestGroupFields: GroupFields that Encode has encoded are read back by ReadGroups and by the
+// scripts.
 func TestGroupFields(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, map[string]string{"lane": "normal", "name": "", "base_priority": "0"}, (&ledger.GroupFields{Lane: "normal"}).Encode())

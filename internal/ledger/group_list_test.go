@@ -43,8 +43,8 @@ func TestListGroups(t *testing.T) {
 	})
 }
 
-// ListWith names a list with all groups of the status, for every status: also while a cancelled
-// group is not swept yet, and after a retry.
+// TestListWith: ListWith names a list with all groups of the status, for every status: also while a
+// cancelled group is not swept yet, and after a retry.
 func TestListWith(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("failed", 2)

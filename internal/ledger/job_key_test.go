@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// A job keeps its key in every state, and no reader of its payload gets the key as a part of it.
+// TestJobKeyStaysWithTheJob: a job keeps its key in every state, and no reader of its payload gets
+// the key as a part of it.
 func TestJobKeyStaysWithTheJob(t *testing.T) {
 	for name, c := range map[string]struct {
 		typ   string // "" is the group's: its blobs are composed by the caller, the others by the script

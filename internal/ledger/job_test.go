@@ -40,7 +40,8 @@ func TestParseJobRefuses(t *testing.T) {
 	}
 }
 
-// A job's key is behind its payload, wherever the payload is and whatever either contains.
+// TestJobKey: a job's key is behind its payload, wherever the payload is and whatever either
+// contains.
 func TestJobKey(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ end, payload, key string }{
@@ -93,7 +94,7 @@ func parseSimply(blob string) (j ledger.Job, key string, ok bool) {
 	return j, key, true
 }
 
-// The codec parses a blob like parseSimply, and composes the same blob again.
+// FuzzParseJob: the codec parses a blob like parseSimply, and composes the same blob again.
 func FuzzParseJob(f *testing.F) {
 	f.Add("g|T|1|0|0|0|0|0|0|1||0|1||1")
 	f.Add("g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}")
@@ -124,8 +125,8 @@ func FuzzParseJob(f *testing.F) {
 	})
 }
 
-// The parser returns the same job wherever the entry's blob is divided into field and value, and
-// whichever entry it has parsed before.
+// FuzzParser: the parser returns the same job wherever the entry's blob is divided into field and
+// value, and whichever entry it has parsed before.
 func FuzzParser(f *testing.F) {
 	f.Add("g|T|1|0|0|0|0|0|0|1||0|1||1", 23, "g|T|1|0|0|0|0|0|0|1||")
 	f.Add("g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}", 36, "")

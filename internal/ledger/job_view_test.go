@@ -63,7 +63,7 @@ func TestReadJob(t *testing.T) {
 	})
 }
 
-// The states of more jobs are counted than one command reads.
+// TestCountWaiting: the states of more jobs are counted than one command reads.
 func TestCountWaiting(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 40_000

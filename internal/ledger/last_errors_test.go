@@ -70,8 +70,8 @@ func (w *world) endWith(kind ledger.OutcomeKind, j taken, code string) {
 	w.unchanged(func() { require.EqualValues(w, 1, w.outcome("T", report).Stale) })
 }
 
-// The last errors of a job remain while it is retried and after it has failed. Start gives the last
-// error to the next attempt.
+// TestLastErrors: the last errors of a job remain while it is retried and after it has failed.
+// Start gives the last error to the next attempt.
 func TestLastErrors(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -131,8 +131,9 @@ func TestLastErrors(t *testing.T) {
 	})
 }
 
-// A job may be deferred any number of times: a deferral does not displace the job's errors, and is
-// neither the last error that the next attempt gets nor an error of a failed job.
+// TestLastErrorsOfADeferredJob: a job may be deferred any number of times: a deferral does not
+// displace the job's errors, and is neither the last error that the next attempt gets nor an error
+// of a failed job.
 func TestLastErrorsOfADeferredJob(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -156,8 +157,8 @@ func TestLastErrorsOfADeferredJob(t *testing.T) {
 	})
 }
 
-// In a batch each job gets its own last error, also if Redis holds an unreadable record of another
-// job.
+// TestLastErrorsOfABatch: in a batch each job gets its own last error, also if Redis holds an
+// unreadable record of another job.
 func TestLastErrorsOfABatch(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h", "i"} {
@@ -186,8 +187,9 @@ func TestLastErrorsOfABatch(t *testing.T) {
 	})
 }
 
-// The hash errors:GROUP is deleted when the group expires, and when it is swept after a
-// cancellation. After a sweep a failed job still has its record in failures:GROUP.
+// TestLastErrorsAreDeletedWithTheGroup: the hash errors:GROUP is deleted when the group expires,
+// and when it is swept after a cancellation. After a sweep a failed job still has its record in
+// failures:GROUP.
 func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h"} {
@@ -206,8 +208,8 @@ func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 	})
 }
 
-// Start does not fail when a group's errors can't be read: when it reads them, the jobs of other
-// groups in the same call are in flight already.
+// TestStartWithUnreadableErrors: Start does not fail when a group's errors can't be read: when it
+// reads them, the jobs of other groups in the same call are in flight already.
 func TestStartWithUnreadableErrors(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {

@@ -48,8 +48,8 @@ func like(pattern, name string) bool {
 	return regexp.MustCompile("^" + text + "$").MatchString(name)
 }
 
-// Each hash field that a script writes is in a table of package layout, and a script writes each
-// field of a table.
+// TestLayoutListsEveryField: each hash field that a script writes is in a table of package layout,
+// and a script writes each field of a table.
 func TestLayoutListsEveryField(t *testing.T) {
 	t.Parallel()
 	all := tables(t)

@@ -16,7 +16,8 @@ func (w *world) used(l ledger.Limit) int64 {
 	return n
 }
 
-// PermitsUsed counts what admit and promote spend, with every limiter, and changes nothing.
+// TestPermitsUsed: PermitsUsed counts what admit and promote spend, with every limiter, and changes
+// nothing.
 func TestPermitsUsed(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		l := within(limiter, 1000*time.Hour, 100)
@@ -36,8 +37,8 @@ func TestPermitsUsed(t *testing.T) {
 	})
 }
 
-// A partition whose quota was lowered still reports all permits that it has spent, even more than
-// its new quota.
+// TestPermitsUsedAboveTheQuota: a partition whose quota was lowered still reports all permits that
+// it has spent, even more than its new quota.
 func TestPermitsUsedAboveTheQuota(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		if limiter == ledger.LimiterToken {

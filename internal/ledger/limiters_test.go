@@ -47,8 +47,8 @@ func exceeded(l ledger.Limit, log []spending) string {
 	return ""
 }
 
-// Control of the check: exceeded reports a limit that is exceeded, and accepts a limit that is
-// exactly used.
+// TestExceeded: Control of the check: exceeded reports a limit that is exceeded, and accepts a
+// limit that is exactly used.
 func TestExceeded(t *testing.T) {
 	t.Parallel()
 	ms := func(at, n int64) spending { return spending{1_000_000 + at*1000, n} }
@@ -68,8 +68,8 @@ func TestExceeded(t *testing.T) {
 	}
 }
 
-// With admissions at random times the limit is never exceeded, and the next permit comes at the
-// time that the script has announced.
+// TestLimiters: with admissions at random times the limit is never exceeded, and the next permit
+// comes at the time that the script has announced.
 func TestLimiters(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		random := rand.New(rand.NewPCG(1, uint64(len(limiter))))
@@ -99,9 +99,9 @@ func TestLimiters(t *testing.T) {
 	})
 }
 
-// After the clock was set back, by little or by much, the stored times of a limiter are in the
-// future. While the permits spent before still count, only the rest of the limit is given, and no
-// tenant is blocked for longer than two windows.
+// TestLimitersWhenTheClockJumps: after the clock was set back, by little or by much, the stored
+// times of a limiter are in the future. While the permits spent before still count, only the rest
+// of the limit is given, and no tenant is blocked for longer than two windows.
 func TestLimitersWhenTheClockJumps(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		l := within(limiter, 40*time.Millisecond, 6)
@@ -170,8 +170,8 @@ func countsUntil(l ledger.Limit, at, first int64) int64 {
 	return 0
 }
 
-// When a limit changes in the middle of a window, the new limit applies from then on, whatever was
-// spent under the old one.
+// TestLimitersWhenTheLimitChanges: when a limit changes in the middle of a window, the new limit
+// applies from then on, whatever was spent under the old one.
 func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		w.backlog("acme", "T", 200)
@@ -194,8 +194,8 @@ func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	})
 }
 
-// When the algorithm of a limit is changed, counting starts again: the tenant is neither blocked
-// nor without a limit.
+// TestLimitersWhenTheLimiterChanges: when the algorithm of a limit is changed, counting starts
+// again: the tenant is neither blocked nor without a limit.
 func TestLimitersWhenTheLimiterChanges(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("acme", "T", 500)
@@ -217,8 +217,8 @@ func TestLimitersWhenTheLimiterChanges(t *testing.T) {
 	})
 }
 
-// With each limiter a tenant's own limit holds for this tenant alone, and a change takes effect at
-// once.
+// TestLimitersOfATenantsOwn: with each limiter a tenant's own limit holds for this tenant alone,
+// and a change takes effect at once.
 func TestLimitersOfATenantsOwn(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		window := 30 * time.Millisecond
@@ -256,7 +256,7 @@ func TestLimitersOfATenantsOwn(t *testing.T) {
 	})
 }
 
-// Windows may be shorter than a second.
+// TestRateOfShortWindows: windows may be shorter than a second.
 func TestRateOfShortWindows(t *testing.T) {
 	t.Parallel()
 	for window, want := range map[time.Duration]int64{10 * time.Millisecond: 1, 100 * time.Millisecond: 5, 250 * time.Millisecond: 12, 10 * time.Second: 500} {

@@ -68,8 +68,8 @@ func (w *world) vanish(group, typ string) []ledger.Missed {
 	return all
 }
 
-// Lose fails the vanished jobs and updates the group's counts and the tenant's counters, so that
-// the group ends.
+// TestLose: Lose fails the vanished jobs and updates the group's counts and the tenant's counters,
+// so that the group ends.
 func TestLose(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
@@ -104,8 +104,8 @@ func TestLose(t *testing.T) {
 	})
 }
 
-// A deferred job does not count in the tenant's counter congested, so its loss leaves the counter
-// as it is.
+// TestLoseDeferred: a deferred job does not count in the tenant's counter congested, so its loss
+// leaves the counter as it is.
 func TestLoseDeferred(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -125,7 +125,8 @@ func TestLoseDeferred(t *testing.T) {
 	})
 }
 
-// Lose does not fail a job that has moved since it was missed, or that may still be in a queue.
+// TestLoseOnlyWhatHasNotMoved: Lose does not fail a job that has moved since it was missed, or that
+// may still be in a queue.
 func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -155,7 +156,8 @@ func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	})
 }
 
-// The next round runs a lost job only if its payload still exists; otherwise the worker fails it.
+// TestLostJobsAreRetried: the next round runs a lost job only if its payload still exists;
+// otherwise the worker fails it.
 func TestLostJobsAreRetried(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -185,8 +187,8 @@ func TestLostJobsAreRetried(t *testing.T) {
 	})
 }
 
-// In a group with several types the type of a lost job is unknown: Lose leaves the types' counters
-// to the audit's repair.
+// TestLoseOfSeveralTypes: in a group with several types the type of a lost job is unknown: Lose
+// leaves the types' counters to the audit's repair.
 func TestLoseOfSeveralTypes(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -201,8 +203,8 @@ func TestLoseOfSeveralTypes(t *testing.T) {
 	})
 }
 
-// A retry must not run a lost job of unknown type as a job of another type, with that job's
-// payload.
+// TestLostJobOfSeveralTypesRunsAsNoOther: a retry must not run a lost job of unknown type as a job
+// of another type, with that job's payload.
 func TestLostJobOfSeveralTypesRunsAsNoOther(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

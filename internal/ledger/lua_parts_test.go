@@ -182,9 +182,9 @@ var foreignFields = map[string][]string{
 	"repair/repair_misplaced": {"g", "l"},
 }
 
-// Reading a misspelt field gives nil, and a misspelt function fails only when it is called, perhaps
-// in a rare case. So each field that a script reads must be set by the script, and each library
-// function must be one of Redis's.
+// TestFieldsOfScripts: reading a misspelt field gives nil, and a misspelt function fails only when
+// it is called, perhaps in a rare case. So each field that a script reads must be set by the
+// script, and each library function must be one of Redis's.
 func TestFieldsOfScripts(t *testing.T) {
 	t.Parallel()
 	url, _ := redistest.Shared(t)
@@ -212,8 +212,8 @@ func TestFieldsOfScripts(t *testing.T) {
 	}
 }
 
-// A part's header lists what the part needs, what it offers and what scripts set. A script loads
-// the parts that it uses and the parts that these need, and no others.
+// TestParts: a part's header lists what the part needs, what it offers and what scripts set. A
+// script loads the parts that it uses and the parts that these need, and no others.
 func TestParts(t *testing.T) {
 	t.Parallel()
 	needs := map[string][]string{}

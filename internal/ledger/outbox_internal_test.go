@@ -12,7 +12,8 @@ var notSnapshots = []string{
 	``, `[]`, `{}`, `["id"]`, `["id","g"`, `["id","g",]`, `["id","g"]]`, `["id",1]`, `["id","g\"]`, `["id","\x"]`, `["id""g"]`, `["id","g" "x"]`,
 }
 
-// readSnapshot reads the same fields as encoding/json, from each text that encoding/json can read.
+// FuzzReadSnapshot: readSnapshot reads the same fields as encoding/json, from each text that
+// encoding/json can read.
 func FuzzReadSnapshot(f *testing.F) {
 	for _, text := range append(notSnapshots, `["id","g","name",""]`, `["aggregate","[{\"op\":\"sum\"}]","a\/b","\\","ü\u0001","\ud83d\ude00 \ud83d"]`) {
 		f.Add(text)

@@ -78,8 +78,9 @@ func TestOutcomeKinds(t *testing.T) {
 	})
 }
 
-// A job is deferred whether it was started or not, as often as needed: it uses neither a retry nor
-// a throttle, waits exactly as long as asked, and lets no other job of its tenant wait longer.
+// TestOutcomeDeferred: a job is deferred whether it was started or not, as often as needed: it uses
+// neither a retry nor a throttle, waits exactly as long as asked, and lets no other job of its
+// tenant wait longer.
 func TestOutcomeDeferred(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -120,7 +121,8 @@ func TestOutcomeDeferred(t *testing.T) {
 	})
 }
 
-// Of two jobs in one batch, the deferred one does not lengthen the wait of the retried one.
+// TestOutcomeDeferredBesideRetried: of two jobs in one batch, the deferred one does not lengthen
+// the wait of the retried one.
 func TestOutcomeDeferredBesideRetried(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -138,8 +140,9 @@ func TestOutcomeDeferredBesideRetried(t *testing.T) {
 	})
 }
 
-// A stale outcome of any kind changes nothing but the entry in the ready stream and the counter of
-// stale reports: after a reclaim, of an older start, of a group that was cancelled or is gone.
+// TestOutcomeStale: a stale outcome of any kind changes nothing but the entry in the ready stream
+// and the counter of stale reports: after a reclaim, of an older start, of a group that was
+// cancelled or is gone.
 func TestOutcomeStale(t *testing.T) {
 	stale := map[string]func(w *world, j *taken){
 		"taken back": func(w *world, _ *taken) {
@@ -188,7 +191,8 @@ func TestOutcomeStale(t *testing.T) {
 	}
 }
 
-// A job that a worker returns unstarted goes to the end of the ready stream, under a new attempt.
+// TestOutcomeUnstarted: a job that a worker returns unstarted goes to the end of the ready stream,
+// under a new attempt.
 func TestOutcomeUnstarted(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -252,7 +256,7 @@ func TestOutcomeFailed(t *testing.T) {
 	})
 }
 
-// One batch has outcomes of several groups, of all kinds, some of them stale.
+// TestOutcomeMixed: one batch has outcomes of several groups, of all kinds, some of them stale.
 func TestOutcomeMixed(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b", "c"} {
@@ -280,8 +284,8 @@ func TestOutcomeMixed(t *testing.T) {
 	})
 }
 
-// If a key has the wrong Redis type, only the groups before it in the batch take effect, and these
-// completely.
+// TestOutcomeBesideASpoiledGroup: if a key has the wrong Redis type, only the groups before it in
+// the batch take effect, and these completely.
 func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -300,9 +304,9 @@ func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	})
 }
 
-// A throttled job waits for base + floor(n / rate) seconds, where n of the tenant's jobs are
-// non-ready before it and rate is the tenant's share. Within a second the jobs are spread in their
-// order. A cap bounds the wait.
+// TestOutcomeCongestion: a throttled job waits for base + floor(n / rate) seconds, where n of the
+// tenant's jobs are non-ready before it and rate is the tenant's share. Within a second the jobs
+// are spread in their order. A cap bounds the wait.
 func TestOutcomeCongestion(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 10
@@ -357,7 +361,7 @@ func TestOutcomeCongestion(t *testing.T) {
 	})
 }
 
-// The last outcome of a sealed group wakes the watcher.
+// TestOutcomeCallsTheWatcherAtTheEnd: the last outcome of a sealed group wakes the watcher.
 func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -374,8 +378,9 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	})
 }
 
-// A failover has lost the start of a job, but not its entry in the ready stream. A report of the
-// worker that started the job must not remove the entry, because another worker will run the job.
+// TestOutcomeOfALostStart: a failover has lost the start of a job, but not its entry in the ready
+// stream. A report of the worker that started the job must not remove the entry, because another
+// worker will run the job.
 func TestOutcomeOfALostStart(t *testing.T) {
 	both(t, func(w *world) {
 		for _, kind := range []ledger.OutcomeKind{outcomeDone, ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {

@@ -33,7 +33,7 @@ func TestReadPartition(t *testing.T) {
 	})
 }
 
-// More tenants are paused than one page of HSCAN holds.
+// TestPausedTypes: more tenants are paused than one page of HSCAN holds.
 func TestPausedTypes(t *testing.T) {
 	both(t, func(w *world) {
 		read := func() []string {
@@ -54,8 +54,8 @@ func TestPausedTypes(t *testing.T) {
 	})
 }
 
-// However many tenants are paused, PausedTypes reports the types that are asked for correctly, and
-// the number of Redis calls is bounded.
+// TestPausedTypesBesideManyTenants: however many tenants are paused, PausedTypes reports the types
+// that are asked for correctly, and the number of Redis calls is bounded.
 func TestPausedTypesBesideManyTenants(t *testing.T) {
 	both(t, func(w *world) {
 		for batch := range 30 {

@@ -51,8 +51,8 @@ func (w *world) settle(typ string) {
 	}
 }
 
-// A paused job in any state does not start, a running job finishes, and after the resumption all
-// jobs run, each once.
+// TestPauseEverywhere: a paused job in any state does not start, a running job finishes, and after
+// the resumption all jobs run, each once.
 func TestPauseEverywhere(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.everywhere("g") // DFNIRNNW
@@ -122,8 +122,8 @@ func (w *world) overdueNow(tenant string) {
 	}
 }
 
-// A pause does not change the due times of scheduled jobs and scheduled groups: a job starts only
-// when its time has come and nothing is paused.
+// TestPauseWhatIsScheduled: a pause does not change the due times of scheduled jobs and scheduled
+// groups: a job starts only when its time has come and nothing is paused.
 func TestPauseWhatIsScheduled(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.create("g", "acme", "T", "run_at", inAnHour())
@@ -159,8 +159,8 @@ func TestPauseWhatIsScheduled(t *testing.T) {
 	})
 }
 
-// A scheduled group that is paused and resumed before its time is as it was before; only wake
-// tokens are added.
+// TestPauseAndResumeWhatIsHeld: a scheduled group that is paused and resumed before its time is as
+// it was before; only wake tokens are added.
 func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T", "run_at", inAnHour())
@@ -181,7 +181,8 @@ func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 	})
 }
 
-// Jobs that are appended while their group, tenant or type is paused do not start either.
+// TestPauseWhileMoreComes: jobs that are appended while their group, tenant or type is paused do
+// not start either.
 func TestPauseWhileMoreComes(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.failed("old", 3)
@@ -216,7 +217,8 @@ func TestPauseWhileMoreComes(t *testing.T) {
 	})
 }
 
-// A group that is cancelled while it, its tenant or its type is paused leaves no key behind.
+// TestPauseAndCancel: a group that is cancelled while it, its tenant or its type is paused leaves
+// no key behind.
 func TestPauseAndCancel(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.everywhere("g")
@@ -259,9 +261,9 @@ func TestPauseRefuses(t *testing.T) {
 	})
 }
 
-// Jobs of several groups are suspended, more than one call of promote moves back. All jobs of a
-// group come back when it is resumed, also while jobs of another resumed group are still being
-// moved back.
+// TestPauseManyJobs: jobs of several groups are suspended, more than one call of promote moves
+// back. All jobs of a group come back when it is resumed, also while jobs of another resumed group
+// are still being moved back.
 func TestPauseManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 130
@@ -297,8 +299,8 @@ func TestPauseManyJobs(t *testing.T) {
 	})
 }
 
-// A rate-limited tenant, or its only group, is paused until after its next permit. After the
-// resumption all jobs run.
+// TestPauseARateLimitedTenant: a rate-limited tenant, or its only group, is paused until after its
+// next permit. After the resumption all jobs run.
 func TestPauseARateLimitedTenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.spent("acme")

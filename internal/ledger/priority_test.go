@@ -30,8 +30,9 @@ func (g *ranked) priority(alpha float64, tenantBase int64) float64 {
 	return -float64(g.createdMS) + float64(g.base) + float64(tenantBase) + alpha*(-1+float64(g.total)/float64(max(1, g.total-g.ended)))
 }
 
-// With the priority policy, the jobs of a lane are admitted in the order of the formula over the
-// groups of all tenants, while counts of ended jobs, totals and base priorities change.
+// TestPriorityIsTheFormula: with the priority policy, the jobs of a lane are admitted in the order
+// of the formula over the groups of all tenants, while counts of ended jobs, totals and base
+// priorities change.
 func TestPriorityIsTheFormula(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -178,7 +179,8 @@ func (m *priorityModel) actSet() {
 	m.bases[tenant] = base
 }
 
-// A group that is nearly done passes an older group, as in the formula's example.
+// TestPriorityRisesWithWhatIsDone: a group that is nearly done passes an older group, as in the
+// formula's example.
 func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
@@ -204,7 +206,7 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	})
 }
 
-// Jobs that a new round takes back have not ended any more.
+// TestPriorityFallsInTheNextRound: jobs that a new round takes back have not ended any more.
 func TestPriorityFallsInTheNextRound(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
@@ -223,8 +225,8 @@ func TestPriorityFallsInTheNextRound(t *testing.T) {
 	})
 }
 
-// The policy can be switched to priority and back while more groups wait than one script call
-// ranks; all jobs are admitted.
+// TestPriorityIsSwitchedWithABacklog: the policy can be switched to priority and back while more
+// groups wait than one script call ranks; all jobs are admitted.
 func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const groups = 450
@@ -266,7 +268,8 @@ func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 	})
 }
 
-// If a process dies while it ranks groups, the next process ranks the rest.
+// TestPriorityAfterARankingThatWasCutShort: if a process dies while it ranks groups, the next
+// process ranks the rest.
 func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("a", "T", 1)
@@ -278,8 +281,8 @@ func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	})
 }
 
-// Rate limits hold with the priority policy, too: a tenant without a permit is skipped, and its
-// groups keep their ranks.
+// TestPriorityWithLimits: Rate limits hold with the priority policy, too: a tenant without a permit
+// is skipped, and its groups keep their ranks.
 func TestPriorityWithLimits(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
@@ -304,7 +307,8 @@ func TestPriorityWithLimits(t *testing.T) {
 	})
 }
 
-// One call looks at a bounded number of groups, also when none of them may be admitted.
+// TestPriorityLooksAtFewGroups: one call looks at a bounded number of groups, also when none of
+// them may be admitted.
 func TestPriorityLooksAtFewGroups(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.byPriority(1)

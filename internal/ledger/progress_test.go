@@ -50,8 +50,8 @@ func TestReadProgress(t *testing.T) {
 	})
 }
 
-// Progress of a group that is COMPLETED has the time at which its last job ended and the time at
-// which it was complete.
+// TestReadProgressOfACompletedGroup: Progress of a group that is COMPLETED has the time at which
+// its last job ended and the time at which it was complete.
 func TestReadProgressOfACompletedGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -102,7 +102,8 @@ func TestPromoteSpendsPermits(t *testing.T) {
 	})
 }
 
-// A tenant gets its share of the permits, also when it has non-ready jobs only.
+// TestPromoteSharesPermits: a tenant gets its share of the permits, also when it has non-ready jobs
+// only.
 func TestPromoteSharesPermits(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("b", "beta", "T")
@@ -118,8 +119,8 @@ func TestPromoteSharesPermits(t *testing.T) {
 	})
 }
 
-// With more tenants than permits in a window, tenants alternate: a tenant that got a permit comes
-// after those that got none.
+// TestPromoteTenantsTakeTurnsOverWindows: with more tenants than permits in a window, tenants
+// alternate: a tenant that got a permit comes after those that got none.
 func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 	both(t, func(w *world) {
 		const tenants, permits = 6, 2
@@ -150,7 +151,8 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 	})
 }
 
-// A full ready stream delays only jobs of its own type, not other types and not other tenants.
+// TestPromoteBesideAFullReadyStream: a full ready stream delays only jobs of its own type, not
+// other types and not other tenants.
 func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	both(t, func(w *world) {
 		const blocked = 250
@@ -179,8 +181,9 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
-// A suspect becomes ready although the stream is full, because it waits for an empty process and
-// not for a slot. Other jobs of the same dead worker wait until there is capacity.
+// TestPromoteSuspectsBesideAFullReadyStream: a suspect becomes ready although the stream is full,
+// because it waits for an empty process and not for a slot. Other jobs of the same dead worker wait
+// until there is capacity.
 func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -197,8 +200,8 @@ func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
-// Due jobs of a type with a full ready stream do not delay other types, even if there are more of
-// them than one call can check.
+// TestPromoteBehindVeryManyThatAreBlocked: due jobs of a type with a full ready stream do not delay
+// other types, even if there are more of them than one call can check.
 func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const blocked, behind = 2300, 1050
@@ -228,9 +231,9 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	})
 }
 
-// A type can be newer than the dispatcher's list of types, so that a call of promote has no cap for
-// it. Its due jobs stay due, and the tenant is tried again sooner than it would be for a full ready
-// stream.
+// TestPromoteTypeWithoutCapSoonAgain: a type can be newer than the dispatcher's list of types, so
+// that a call of promote has no cap for it. Its due jobs stay due, and the tenant is tried again
+// sooner than it would be for a full ready stream.
 func TestPromoteTypeWithoutCapSoonAgain(t *testing.T) {
 	both(t, func(w *world) {
 		w.nonReady("g", 1)
@@ -250,7 +253,7 @@ func TestPromoteTypeWithoutCapSoonAgain(t *testing.T) {
 	})
 }
 
-// Due jobs of a type that the dispatcher does not ask for stay non-ready.
+// TestPromoteUnknownType: due jobs of a type that the dispatcher does not ask for stay non-ready.
 func TestPromoteUnknownType(t *testing.T) {
 	both(t, func(w *world) {
 		w.nonReady("g", 1)
@@ -292,7 +295,8 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 	})
 }
 
-// Two blobs of one job, and a blob that can't be parsed, do not block other jobs.
+// TestPromoteQuarantinesWhatCantBeRead: two blobs of one job, and a blob that can't be parsed, do
+// not block other jobs.
 func TestPromoteQuarantinesWhatCantBeRead(t *testing.T) {
 	both(t, func(w *world) {
 		w.due("g", "acme", "T", 5)
@@ -342,8 +346,9 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 	})
 }
 
-// If a ready stream has free capacity for one job at a time, as with long jobs, every second one
-// goes to a due job, so that waiting jobs do not starve retries.
+// TestPromoteGetsItsTurnOfASinglePlace: if a ready stream has free capacity for one job at a time,
+// as with long jobs, every second one goes to a due job, so that waiting jobs do not starve
+// retries.
 func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("a", "acme", "T")

@@ -28,8 +28,8 @@ func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledge
 	return p
 }
 
-// A lower quota is effective at once. Permits of the reduction that are spent already become free
-// for other partitions when the window is over.
+// TestQuota: a lower quota is effective at once. Permits of the reduction that are spent already
+// become free for other partitions when the window is over.
 func TestQuota(t *testing.T) {
 	both(t, func(w *world) {
 		l := limit(40)
@@ -72,8 +72,8 @@ func TestQuota(t *testing.T) {
 	})
 }
 
-// The demand of a partition counts only jobs that could use a permit: no paused jobs, no jobs that
-// are due later, and no jobs that the workers have no capacity for.
+// TestQuotaDemand: the demand of a partition counts only jobs that could use a permit: no paused
+// jobs, no jobs that are due later, and no jobs that the workers have no capacity for.
 func TestQuotaDemand(t *testing.T) {
 	both(t, func(w *world) {
 		l := ledger.Rate{RPS: 100, Window: time.Second}.Of(0, 2)
@@ -91,9 +91,10 @@ func TestQuotaDemand(t *testing.T) {
 	})
 }
 
-// All partitions together never exceed the limit, even if another process takes over rebalancing,
-// and if calls are repeated or come too late. A rebalancer takes permits from a partition before it
-// gives them to another, and makes no change until the last one is effective.
+// TestQuotaIsNeverExceeded: all partitions together never exceed the limit, even if another process
+// takes over rebalancing, and if calls are repeated or come too late. A rebalancer takes permits
+// from a partition before it gives them to another, and makes no change until the last one is
+// effective.
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		for run := range 3 {

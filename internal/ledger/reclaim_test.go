@@ -49,8 +49,8 @@ func TestReclaim(t *testing.T) {
 	})
 }
 
-// The script checks that an entry was idle for a lease in the same step in which it reclaims the
-// job.
+// TestReclaimOnlyWhatIsIdle: the script checks that an entry was idle for a lease in the same step
+// in which it reclaims the job.
 func TestReclaimOnlyWhatIsIdle(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -110,8 +110,8 @@ func TestReclaimFailsWhatKillsItsWorkers(t *testing.T) {
 	})
 }
 
-// If another program has deleted a pending entry from the ready stream, the reply names this entry
-// as missing.
+// TestReclaimReportsDeletedEntries: if another program has deleted a pending entry from the ready
+// stream, the reply names this entry as missing.
 func TestReclaimReportsDeletedEntries(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -127,8 +127,8 @@ func TestReclaimReportsDeletedEntries(t *testing.T) {
 	})
 }
 
-// Reclaim removes pending entries that can't be read as a job, or whose job is in another state or
-// attempt by now.
+// TestReclaimGarbage: Reclaim removes pending entries that can't be read as a job, or whose job is
+// in another state or attempt by now.
 func TestReclaimGarbage(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

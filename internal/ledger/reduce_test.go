@@ -68,8 +68,8 @@ func TestReduce(t *testing.T) {
 	})
 }
 
-// If all results of an entry are already reduced, the entry is removed and the partial aggregate
-// is unchanged.
+// TestReduceNothing: if all results of an entry are already reduced, the entry is removed and the
+// partial aggregate is unchanged.
 func TestReduceNothing(t *testing.T) {
 	both(t, func(w *world) {
 		e := w.reported("g", 1)
@@ -80,7 +80,7 @@ func TestReduceNothing(t *testing.T) {
 	})
 }
 
-// Reduce refuses a call that names a job that is not done, or a job twice.
+// TestReduceWhatIsNotDone: Reduce refuses a call that names a job that is not done, or a job twice.
 func TestReduceWhatIsNotDone(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g") // DFNIRNNW
@@ -173,8 +173,8 @@ func (w *world) reduceAll() {
 	}
 }
 
-// The aggregate of a round's failures is stored before the group ends, and deleted with the next
-// round.
+// TestReduceFailures: the aggregate of a round's failures is stored before the group ends, and
+// deleted with the next round.
 func TestReduceFailures(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T", "reduce_failures", "1")

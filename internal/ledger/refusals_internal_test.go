@@ -33,7 +33,8 @@ var results = map[string][]string{
 	"why":             {"OK"},
 }
 
-// Each reply code of a script is either an error of the table refusals or a result.
+// TestEachReplyCodeIsARefusalOrAResult: each reply code of a script is either an error of the table
+// refusals or a result.
 func TestEachReplyCodeIsARefusalOrAResult(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../lua/*/*.lua")

@@ -87,8 +87,8 @@ func TestReopenAndRequeue(t *testing.T) {
 	})
 }
 
-// A repeated request of a retry gets the same answer and opens no second round, even if its round
-// has ended meanwhile.
+// TestReopenRepeated: a repeated request of a retry gets the same answer and opens no second round,
+// even if its round has ended meanwhile.
 func TestReopenRepeated(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 1)
@@ -174,8 +174,8 @@ func (w *world) failSome(group string, n int) int64 {
 	return r.Owned
 }
 
-// A group with more failed jobs than one HSCAN call returns is requeued completely, in several
-// steps.
+// TestRequeueManyJobs: a group with more failed jobs than one HSCAN call returns is requeued
+// completely, in several steps.
 func TestRequeueManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 3000
@@ -200,8 +200,8 @@ func TestRequeueManyJobs(t *testing.T) {
 	})
 }
 
-// A job that fails again in the new round, while other jobs of its group are not requeued yet, is
-// not requeued a second time.
+// TestRequeueBesideJobsThatFailAgain: a job that fails again in the new round, while other jobs of
+// its group are not requeued yet, is not requeued a second time.
 func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 250
@@ -220,7 +220,8 @@ func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
 	})
 }
 
-// A failure record that can't be parsed is quarantined and does not block the others.
+// TestRequeueGarbage: a failure record that can't be parsed is quarantined and does not block the
+// others.
 func TestRequeueGarbage(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 2)
@@ -233,7 +234,7 @@ func TestRequeueGarbage(t *testing.T) {
 	})
 }
 
-// Requeueing a failed job of a retired type makes the type known again.
+// TestRequeueBringsATypeBack: requeueing a failed job of a retired type makes the type known again.
 func TestRequeueBringsATypeBack(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 1)

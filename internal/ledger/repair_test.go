@@ -80,7 +80,7 @@ func (w *world) repairing(group string, differences map[string]int64) act {
 	}
 }
 
-// A ledger is repaired once, however often it is asked for.
+// TestRepairGroup: a ledger is repaired once, however often it is asked for.
 func TestRepairGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")
@@ -129,8 +129,8 @@ func TestRepairCounter(t *testing.T) {
 	})
 }
 
-// RepairMisplaced never quarantines a job at the right location, nor one of two elements of a job
-// unless both exist.
+// TestRepairMisplacedSparesJobs: RepairMisplaced never quarantines a job at the right location, nor
+// one of two elements of a job unless both exist.
 func TestRepairMisplacedSparesJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")

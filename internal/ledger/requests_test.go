@@ -9,7 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// QueueRequests looks for each request id in the sorted set in which append has stored it.
+// TestQueueRequests: QueueRequests looks for each request id in the sorted set in which append has
+// stored it.
 func TestQueueRequests(t *testing.T) {
 	both(t, func(w *world) {
 		stored := func(requests ...string) bool {

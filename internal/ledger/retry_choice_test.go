@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// A retry runs the chosen failed jobs, and the others stay failed, until another retry chooses
-// them. The dead letters of jobs that run again are deleted.
+// TestRetryChoice: a retry runs the chosen failed jobs, and the others stay failed, until another
+// retry chooses them. The dead letters of jobs that run again are deleted.
 func TestRetryChoice(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

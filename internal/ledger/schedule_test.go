@@ -50,8 +50,8 @@ func TestSchedule(t *testing.T) {
 	})
 }
 
-// Jobs that are appended between a group's run_at and the call of Schedule that releases it count
-// once in the tenant's counter active.
+// TestScheduleAfterALateAppend: jobs that are appended between a group's run_at and the call of
+// Schedule that releases it count once in the tenant's counter active.
 func TestScheduleAfterALateAppend(t *testing.T) {
 	both(t, func(w *world) {
 		w.hold("g", 2)
@@ -77,8 +77,8 @@ func TestScheduleTakesAFewAtATime(t *testing.T) {
 	})
 }
 
-// Schedule removes a group that was cancelled or deleted meanwhile from the schedule and changes
-// nothing else.
+// TestScheduleGroupsThatEnded: Schedule removes a group that was cancelled or deleted meanwhile
+// from the schedule and changes nothing else.
 func TestScheduleGroupsThatEnded(t *testing.T) {
 	both(t, func(w *world) {
 		w.hold("g", 1)

@@ -47,7 +47,8 @@ func TestSealCancelled(t *testing.T) {
 	})
 }
 
-// A total that is announced before its jobs seals the group when all of them are appended.
+// TestSealWithATotalBeforeTheJobs: a total that is announced before its jobs seals the group when
+// all of them are appended.
 func TestSealWithATotalBeforeTheJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

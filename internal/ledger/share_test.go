@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// The unused part of shares is lent to tenants that need it, unless shares are static.
+// TestShareLendsWhatIsLeft: the unused part of shares is lent to tenants that need it, unless
+// shares are static.
 func TestShareLendsWhatIsLeft(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 100)
@@ -31,8 +32,8 @@ func (w *world) promoteNone() {
 	require.Zero(w, w.promote(limit(1000), "T", "U").Moved)
 }
 
-// A tenant whose unused share was borrowed has its full share again in the next window, in
-// whichever order tenants are served.
+// TestShareComesBackInTheNextWindow: a tenant whose unused share was borrowed has its full share
+// again in the next window, in whichever order tenants are served.
 func TestShareComesBackInTheNextWindow(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 200)
@@ -66,7 +67,7 @@ func (w *world) served(l ledger.Limit, tenants ...string) map[string]int64 {
 	return got
 }
 
-// The remainder of the division is used, too.
+// TestShareUsesTheRemainder: the remainder of the division is used, too.
 func TestShareUsesTheRemainder(t *testing.T) {
 	both(t, func(w *world) {
 		for _, tenant := range []string{"a", "b", "c"} {
@@ -83,8 +84,8 @@ func TestShareUsesTheRemainder(t *testing.T) {
 	})
 }
 
-// A tenant in several lanes has one share. A tenant with a limit of its own never exceeds
-// it, in any lane.
+// TestShareOfATenantInSeveralLanes: a tenant in several lanes has one share. A tenant with a limit
+// of its own never exceeds it, in any lane.
 func TestShareOfATenantInSeveralLanes(t *testing.T) {
 	both(t, func(w *world) {
 		for _, lane := range []string{"high", "normal", "low"} {
@@ -117,8 +118,8 @@ func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-// A tenant may borrow only permits that others have no claim to: lanes of other types and due
-// non-ready jobs come first.
+// TestShareReserves: a tenant may borrow only permits that others have no claim to: lanes of other
+// types and due non-ready jobs come first.
 func TestShareReserves(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 100)
@@ -173,7 +174,7 @@ func TestShareReservesWhatIsDue(t *testing.T) {
 	})
 }
 
-// Permits and the order of tenants follow the weights.
+// TestShareByWeight: permits and the order of tenants follow the weights.
 func TestShareByWeight(t *testing.T) {
 	both(t, func(w *world) {
 		tenants := []string{"a", "b", "c"}
@@ -221,8 +222,8 @@ func TestShareByWeight(t *testing.T) {
 	})
 }
 
-// Tenants are charged by the run time of their jobs: a tenant whose jobs take 50 times as long gets
-// a 50th of the jobs.
+// TestShareByDuration: tenants are charged by the run time of their jobs: a tenant whose jobs take
+// 50 times as long gets a 50th of the jobs.
 func TestShareByDuration(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.backlog("long", "T", 3000)
@@ -252,8 +253,8 @@ func TestShareByDuration(t *testing.T) {
 	})
 }
 
-// If a job's run time differs from the estimate by which its tenant was charged, the difference is
-// charged the next time that jobs of the tenant are dequeued.
+// TestShareChargesWhatIsOwed: if a job's run time differs from the estimate by which its tenant was
+// charged, the difference is charged the next time that jobs of the tenant are dequeued.
 func TestShareChargesWhatIsOwed(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("a", "T", 100)
@@ -286,8 +287,8 @@ func countOf(s string, of rune) (n int) {
 	return n
 }
 
-// A tenant whose share is one permit in a window has one marker, however many windows pass, and its
-// jobs are not throttled one by one.
+// TestOneMarkerATenant: a tenant whose share is one permit in a window has one marker, however many
+// windows pass, and its jobs are not throttled one by one.
 func TestOneMarkerATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.set("acme", perWindow(1))
@@ -303,8 +304,8 @@ func TestOneMarkerATenant(t *testing.T) {
 	})
 }
 
-// A tenant with no waiting job, but with a due non-ready one, counts as one of the tenants that
-// share the limit.
+// TestShareOfATenantThatIsDue: a tenant with no waiting job, but with a due non-ready one, counts
+// as one of the tenants that share the limit.
 func TestShareOfATenantThatIsDue(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 1)

@@ -18,9 +18,9 @@ func (w *world) quiet() {
 	}
 }
 
-// An error does not undo earlier writes of a script. So a script must notice a key of the
-// wrong Redis type before its first write. The test replaces every key that a scene changes,
-// one at a time.
+// TestWrongTypesChangeNothing: an error does not undo earlier writes of a script. So a script must
+// notice a key of the wrong Redis type before its first write. The test replaces every key that a
+// scene changes, one at a time.
 func TestWrongTypesChangeNothing(t *testing.T) {
 	for _, s := range scenes {
 		t.Run(s.name, func(t *testing.T) {
@@ -83,8 +83,8 @@ func (w *world) spoil(key, content string) {
 	}
 }
 
-// When Redis's memory is full, scripts that take work in are refused without any change, and all
-// other scripts work as usual.
+// TestOutOfMemory: when Redis's memory is full, scripts that take work in are refused without any
+// change, and all other scripts work as usual.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

@@ -33,8 +33,8 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// A worker that did not get the reply repeats the start: the job gets a new attempt and counts
-// once.
+// TestStartTwice: a worker that did not get the reply repeats the start: the job gets a new attempt
+// and counts once.
 func TestStartTwice(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -54,7 +54,8 @@ func TestStartTwice(t *testing.T) {
 	})
 }
 
-// A job that was reclaimed meanwhile is not started, and an entry without a job is removed.
+// TestStartStale: a job that was reclaimed meanwhile is not started, and an entry without a job is
+// removed.
 func TestStartStale(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -91,8 +92,8 @@ func TestStartStale(t *testing.T) {
 	})
 }
 
-// After a consumer group was deleted and created again, Redis delivers its entries again under
-// their old ids while the first readers still hold them.
+// TestStartAfterTheConsumerGroupWasLost: after a consumer group was deleted and created again,
+// Redis delivers its entries again under their old ids while the first readers still hold them.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -145,7 +146,7 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	})
 }
 
-// A job that is named twice in one call is counted once.
+// TestStartNamedTwice: a job that is named twice in one call is counted once.
 func TestStartNamedTwice(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -163,8 +164,8 @@ func TestStartNamedTwice(t *testing.T) {
 	})
 }
 
-// Start works for jobs whose ordinals are far apart, and for attempts above the number of attempt
-// marks, 90.
+// TestStartFarApartAndOften: Start works for jobs whose ordinals are far apart, and for attempts
+// above the number of attempt marks, 90.
 func TestStartFarApartAndOften(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Bound limits a measured speed to the tenant's limits: jobs may have ended faster before a limit
-// was set.
+// TestSpeedHoldsToTheLimits: Bound limits a measured speed to the tenant's limits: jobs may have
+// ended faster before a limit was set.
 func TestSpeedHoldsToTheLimits(t *testing.T) {
 	t.Parallel()
 	half := 0.5
@@ -39,8 +39,8 @@ func TestSpeedHoldsToTheLimits(t *testing.T) {
 	require.Zero(t, ledger.Rate{}.PerSecond(5), "without a limit")
 }
 
-// With elastic shares a tenant that has used its share may borrow, unless it is rate-limited or has
-// a limit of its own.
+// TestOwnPermit: with elastic shares a tenant that has used its share may borrow, unless it is
+// rate-limited or has a limit of its own.
 func TestOwnPermit(t *testing.T) {
 	t.Parallel()
 	rps := 1.0
@@ -84,8 +84,8 @@ func TestTenants(t *testing.T) {
 	})
 }
 
-// Concurrent patches of different settings all take effect, in any order and also if they are
-// repeated.
+// TestChangeTenant: concurrent patches of different settings all take effect, in any order and also
+// if they are repeated.
 func TestChangeTenant(t *testing.T) {
 	both(t, func(w *world) {
 		settings := func() ledger.TenantSettings {
@@ -117,8 +117,8 @@ func TestChangeTenant(t *testing.T) {
 	})
 }
 
-// TenantWith predicts the limit that an active or idle tenant has after it got the settings, and
-// changes nothing.
+// TestPreviewOfSettings: TenantWith predicts the limit that an active or idle tenant has after it
+// got the settings, and changes nothing.
 func TestPreviewOfSettings(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 20)
@@ -150,7 +150,8 @@ func TestPreviewOfSettings(t *testing.T) {
 	})
 }
 
-// A tenant whose only group has the tenant's id is implicit, unless it has settings or is paused.
+// TestImplicitTenants: a tenant whose only group has the tenant's id is implicit, unless it has
+// settings or is paused.
 func TestImplicitTenants(t *testing.T) {
 	both(t, func(w *world) {
 		for group, tenant := range map[string]string{

@@ -20,7 +20,8 @@ func (w *world) totals(typ string) (of, retired api.JobTotals) {
 	return loads[0].Totals, st.Retired
 }
 
-// The totals count each event that takes effect once, and survive the retirement of the type.
+// TestTotals: the totals count each event that takes effect once, and survive the retirement of the
+// type.
 func TestTotals(t *testing.T) {
 	both(t, func(w *world) {
 		is := func(want api.JobTotals) {

@@ -20,8 +20,8 @@ func keyed(typ string, keys ...string) []ledger.NewJob {
 	return all
 }
 
-// Append to a group with unique keys leaves out each job whose key another job of the group has. A
-// repeated request gets the same answer, and FindKey finds the jobs.
+// TestUniqueKeys: Append to a group with unique keys leaves out each job whose key another job of
+// the group has. A repeated request gets the same answer, and FindKey finds the jobs.
 func TestUniqueKeys(t *testing.T) {
 	for name, typ := range map[string]string{"composed by the caller": "", "composed by the script": "T"} {
 		t.Run(name, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestUniqueKeys(t *testing.T) {
 	}
 }
 
-// The limit of a group and its announced total count only jobs that are added, not those that are
-// left out.
+// TestUniqueKeysAndTotal: the limit of a group and its announced total count only jobs that are
+// added, not those that are left out.
 func TestUniqueKeysAndTotal(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T", "unique_keys", "1", "total", "3")
@@ -81,7 +81,7 @@ func TestUniqueKeysAndTotal(t *testing.T) {
 	})
 }
 
-// Without unique keys, a group has no index of them.
+// TestKeysWithoutIndex: without unique keys, a group has no index of them.
 func TestKeysWithoutIndex(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -93,7 +93,8 @@ func TestKeysWithoutIndex(t *testing.T) {
 	})
 }
 
-// ListJobs looks at a bounded number of jobs; the next call continues where it stopped.
+// TestListJobs: ListJobs looks at a bounded number of jobs; the next call continues where it
+// stopped.
 func TestListJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -8,8 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// Unsettled returns a group from its cancellation until the last sweep, and from its reopening
-// until the last requeueing.
+// TestUnsettled: unsettled returns a group from its cancellation until the last sweep, and from its
+// reopening until the last requeueing.
 func TestUnsettled(t *testing.T) {
 	both(t, func(w *world) {
 		unsettled := func() map[string]bool {

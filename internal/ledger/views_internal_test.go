@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// parseJobError reads every error record that a script can write, and gives the same values.
+// FuzzParseJobError: parseJobError reads every error record that a script can write, and gives the
+// same values.
 func FuzzParseJobError(f *testing.F) {
 	f.Add(`{"ordinal":1,"code":"X","error":"no","attempts":2,"at":3,"until":4,"reason":"E"}`)
 	f.Add(`{"ordinal":"1"}`)
@@ -28,7 +29,7 @@ func FuzzParseJobError(f *testing.F) {
 	})
 }
 
-// A dead letter that another program wrote can always be written as JSON.
+// FuzzDeadLetter: a dead letter that another program wrote can always be written as JSON.
 func FuzzDeadLetter(f *testing.F) {
 	f.Add("1-1", "g.1", "1", "2", "1700000000000", `{"a":1}`)
 	f.Add("1-1", "", "-1", "x", "99999999999999999999", "{")

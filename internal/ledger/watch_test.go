@@ -22,7 +22,7 @@ func TestCountRenewal(t *testing.T) {
 	})
 }
 
-// The suspicion is taken once.
+// TestTakeDeletedFound: the suspicion is taken once.
 func TestTakeDeletedFound(t *testing.T) {
 	both(t, func(w *world) {
 		take := func() bool {

@@ -103,8 +103,8 @@ func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 	})
 }
 
-// Why returns the state letter of a job that is not waiting, and the counts of a group without
-// waiting jobs.
+// TestWhyOutOfTheQueue: Why returns the state letter of a job that is not waiting, and the counts
+// of a group without waiting jobs.
 func TestWhyOutOfTheQueue(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

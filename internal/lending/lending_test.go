@@ -105,8 +105,8 @@ func TestAccountsHaveTheirLimits(t *testing.T) {
 	})
 }
 
-// While all members are in use, it is not known when one is free. So Availability names no time,
-// and the worker still reads jobs.
+// TestAccountsThatAreInUse: while all members are in use, it is not known when one is free. So
+// Availability names no time, and the worker still reads jobs.
 func TestAccountsThatAreInUse(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -178,8 +178,8 @@ func TestOutcomesReachTheGuard(t *testing.T) {
 	}
 }
 
-// An account without a rate and a bound on concurrency has only a breaker. 1,000 calls at the same
-// time share its permissions.
+// TestAccountsWithoutLimits: an account without a rate and a bound on concurrency has only a
+// breaker. 1,000 calls at the same time share its permissions.
 func TestAccountsWithoutLimits(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -212,8 +212,8 @@ func TestAccountsWithoutLimits(t *testing.T) {
 	back(t, n, "breaker/push.a", loans[0], credential.Outcome{Kind: credential.Success})
 }
 
-// Three failures in a row open the breaker for all processes, and revoke the loans of calls that
-// have not begun. After OpenFor one call at a time probes.
+// TestAnAccountWithoutLimitsFails: three failures in a row open the breaker for all processes, and
+// revoke the loans of calls that have not begun. After OpenFor one call at a time probes.
 func TestAnAccountWithoutLimitsFails(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -284,7 +284,8 @@ func TestAnAccountWithoutLimitsFails(t *testing.T) {
 	}, patience, time.Millisecond)
 }
 
-// When a service asks for a pause, no process uses that account during the pause.
+// TestAnAccountWithoutLimitsIsThrottled: when a service asks for a pause, no process uses that
+// account during the pause.
 func TestAnAccountWithoutLimitsIsThrottled(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -303,7 +304,7 @@ func TestAnAccountWithoutLimitsIsThrottled(t *testing.T) {
 	}
 }
 
-// Accounts with limits serve when those without can't.
+// TestBothKindsOfAccounts: accounts with limits serve when those without can't.
 func TestBothKindsOfAccounts(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -350,8 +351,8 @@ func TestMistakesOfAPool(t *testing.T) {
 	require.ErrorContains(t, err, "at most 123 characters")
 }
 
-// While Redis is away, a call is denied with the reason "Redis is unavailable", and no pool can be
-// declared.
+// TestRedisIsAway: while Redis is away, a call is denied with the reason "Redis is unavailable",
+// and no pool can be declared.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -364,8 +365,8 @@ func TestRedisIsAway(t *testing.T) {
 	require.ErrorIs(t, err, guard.ErrUnavailable)
 }
 
-// A process that stops waits until the accounts that its last jobs have just returned are free in
-// Redis.
+// TestCloseWaitsForLoansOnTheirWayBack: a process that stops waits until the accounts that its last
+// jobs have just returned are free in Redis.
 func TestCloseWaitsForLoansOnTheirWayBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -389,8 +390,8 @@ func TestCloseWaitsForLoansOnTheirWayBack(t *testing.T) {
 	require.Zero(t, view.Members[0].Held)
 }
 
-// If the lease of a loan is lost, Revoked says so, so that the job does not use an account that
-// others may have by now.
+// TestALostLeaseIsRevoked: if the lease of a loan is lost, Revoked says so, so that the job does
+// not use an account that others may have by now.
 func TestALostLeaseIsRevoked(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -407,8 +408,8 @@ func TestALostLeaseIsRevoked(t *testing.T) {
 	loan.Return(credential.Outcome{Kind: credential.Unused})
 }
 
-// Accounts with neither a limit nor a breaker are lent in turn, whatever the outcomes of their
-// calls.
+// TestAccountsThatNothingGuards: accounts with neither a limit nor a breaker are lent in turn,
+// whatever the outcomes of their calls.
 func TestAccountsThatNothingGuards(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -40,7 +40,8 @@ func giveBack(o credential.Outcome, loans ...credential.Loan) {
 	}
 }
 
-// Calls that began before the breaker opened do not count as its probes, whatever their outcome.
+// TestLateOutcomesAreNoProbes: calls that began before the breaker opened do not count as its
+// probes, whatever their outcome.
 func TestLateOutcomesAreNoProbes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -67,8 +68,8 @@ func TestLateOutcomesAreNoProbes(t *testing.T) {
 	giveBack(success, probes...)
 }
 
-// A failure of a call that began before the breaker opened does not keep the breaker open for
-// longer.
+// TestLateFailuresDoNotCount: a failure of a call that began before the breaker opened does not
+// keep the breaker open for longer.
 func TestLateFailuresDoNotCount(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -82,7 +83,8 @@ func TestLateFailuresDoNotCount(t *testing.T) {
 	giveBack(success, loans[1:197]...)
 }
 
-// After a throttle is over, the breaker counts failures as before: one failure does not open it.
+// TestAFailureAfterAThrottle: after a throttle is over, the breaker counts failures as before: one
+// failure does not open it.
 func TestAFailureAfterAThrottle(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -103,8 +105,8 @@ func TestAFailureAfterAThrottle(t *testing.T) {
 	giveBack(success, borrow(t, other, 1)...)
 }
 
-// While all probes are out, further calls are denied. The probes that succeed still close the
-// breaker.
+// TestMoreCallsThanProbes: while all probes are out, further calls are denied. The probes that
+// succeed still close the breaker.
 func TestMoreCallsThanProbes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -75,8 +75,9 @@ func TestViewersShareAPoller(t *testing.T) {
 	})
 }
 
-// A slow viewer gets the newest value. If a topic's poller has ended, a slow viewer still gets the
-// poller's last value, even if another viewer has started a new poller for the topic.
+// TestSlowViewerGetsTheLastValue: a slow viewer gets the newest value. If a topic's poller has
+// ended, a slow viewer still gets the poller's last value, even if another viewer has started a new
+// poller for the topic.
 func TestSlowViewerGetsTheLastValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := New[int]()
@@ -159,7 +160,7 @@ func TestPanicEndsThePoller(t *testing.T) {
 	require.NotContains(t, err.Error(), "secret-payload")
 }
 
-// The last viewer stops a poll that is running.
+// TestCloseStopsAPoll: the last viewer stops a poll that is running.
 func TestCloseStopsAPoll(t *testing.T) {
 	begun := make(chan struct{})
 	v := New[int]().Watch("a", func() Poll[int] {

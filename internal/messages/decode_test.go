@@ -364,7 +364,7 @@ func TestDecodeJobRefuses(t *testing.T) {
 	}
 }
 
-// Errors contain no values from the body, because they may be logged.
+// TestErrorsDoNotContainValues: Errors contain no values from the body, because they may be logged.
 func TestErrorsDoNotContainValues(t *testing.T) {
 	const secret = "hunter2 "
 	for _, field := range []string{

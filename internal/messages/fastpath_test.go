@@ -12,7 +12,8 @@ import (
 
 const plainJob = `{"payload":{"to":"a@example.com","n":[1,-0.5e+3,true,null],"text":"ä\"\u00e4 and longer than eight bytes"}}`
 
-// The fast path accepts the kinds of messages that most producers send.
+// TestFastPathReadsPlainMessages: the fast path accepts the kinds of messages that most producers
+// send.
 func TestFastPathReadsPlainMessages(t *testing.T) {
 	for _, job := range []string{plainJob, `{"payload":null}`, ` {"payload" : 0 , "type" : "T" } `, `{"traceparent":"00-","payload":[{}]}`} {
 		_, end := fastDecodeJob([]byte(job), 0)
@@ -22,7 +23,8 @@ func TestFastPathReadsPlainMessages(t *testing.T) {
 	}
 }
 
-// The fast path returns -1 for an invalid message, and for a valid one that is not simple.
+// TestFastPathLeavesOtherMessages: the fast path returns -1 for an invalid message, and for a valid
+// one that is not simple.
 func TestFastPathLeavesOtherMessages(t *testing.T) {
 	long := strings.Repeat("x", MaxPayloadBytes)
 	deep := strings.Repeat("[", fastMaxDepth+2) + strings.Repeat("]", fastMaxDepth+2)
@@ -73,8 +75,8 @@ func FuzzFastPath(f *testing.F) {
 	})
 }
 
-// Each field of a job is read by both decoders, or the fast path rejects it, and each changes the
-// content hash. So a new field can't be forgotten in one of them.
+// TestEachFieldOfAJob: each field of a job is read by both decoders, or the fast path rejects it,
+// and each changes the content hash. So a new field can't be forgotten in one of them.
 func TestEachFieldOfAJob(t *testing.T) {
 	values := map[string]string{
 		"payload": `{"n":2}`, "type": `"OTHER"`, "run_at": `"2030-01-01T00:00:00Z"`,
@@ -108,7 +110,8 @@ func TestEachFieldOfAJob(t *testing.T) {
 	}
 }
 
-// Both decoders accept the same keys, and the error of a bad one names the field and the limit.
+// TestKeyOfAJob: both decoders accept the same keys, and the error of a bad one names the field and
+// the limit.
 func TestKeyOfAJob(t *testing.T) {
 	for key, ok := range map[string]bool{
 		"customer-7": true, "auth0|7": true, "ü": true, strings.Repeat("k", 128): true, "": true,

@@ -64,8 +64,8 @@ func TestEndlessRecordUsesBoundedMemory(t *testing.T) {
 	require.LessOrEqual(t, cap(r.buf), 2<<20)
 }
 
-// A record with more than Longest bytes ends the reading with an error, even if it has no end. A
-// shorter one that exceeds the limit is only truncated.
+// TestEndlessRecordIsAnError: a record with more than Longest bytes ends the reading with an error,
+// even if it has no end. A shorter one that exceeds the limit is only truncated.
 func TestEndlessRecordIsAnError(t *testing.T) {
 	for format, text := range map[Format]endless{NDJSON: "x", CSV: "x\n"} {
 		body := io.MultiReader(strings.NewReader("a\n"+strings.Repeat("x", 2*limit)+"\n\""), text)

@@ -104,7 +104,7 @@ func TestRestartWhereThePortIsTaken(t *testing.T) {
 	require.False(t, s.Running())
 }
 
-// probe refuses another server that answers at the same port.
+// TestProbeTellsServersApart: probe refuses another server that answers at the same port.
 func TestProbeTellsServersApart(t *testing.T) {
 	s := run(t, Options{})
 	require.NoError(t, probe(t.Context(), s.Addr(), s.PID()))

@@ -79,8 +79,8 @@ func TestTLSToSentinels(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Cmd.Get(t.Context(), "k").Val() == "v" }, patience, glance)
 }
 
-// Each mistake with certificates, protocols and ports is an error at the start that says what to
-// do.
+// TestTLSRefusals: each mistake with certificates, protocols and ports is an error at the start
+// that says what to do.
 func TestTLSRefusals(t *testing.T) {
 	t.Parallel()
 	ca, other := certtest.New(t), certtest.New(t)
@@ -146,8 +146,9 @@ func TestTLSRefusals(t *testing.T) {
 	})
 }
 
-// While a process runs, a Redis certificate that the process does not trust counts as an outage:
-// IsUnavailable is true and calls are repeated, because the certificate can be replaced.
+// TestRefusedCertificateIsAnOutage: while a process runs, a Redis certificate that the process does
+// not trust counts as an outage: IsUnavailable is true and calls are repeated, because the
+// certificate can be replaced.
 func TestRefusedCertificateIsAnOutage(t *testing.T) {
 	t.Parallel()
 	ca, other := certtest.New(t), certtest.New(t)
@@ -174,8 +175,8 @@ func TestRefusedCertificateIsAnOutage(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Ping(t.Context()) == nil }, patience, glance)
 }
 
-// A new password in the password file is used for the next connection, without a restart of the
-// process.
+// TestPasswordFileIsReadAgain: a new password in the password file is used for the next connection,
+// without a restart of the process.
 func TestPasswordFileIsReadAgain(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -16,9 +16,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// While a hash slot migrates, some keys of a partition are on the source master and some on the
-// target. A script that declares two keys, one of them missing, runs on neither. A script that
-// declares a single key is redirected to the target and would see only a part of the data.
+// TestNoScriptRunsOnHalfAPartition: while a hash slot migrates, some keys of a partition are on the
+// source master and some on the target. A script that declares two keys, one of them missing, runs
+// on neither. A script that declares a single key is redirected to the target and would see only a
+// part of the data.
 func TestNoScriptRunsOnHalfAPartition(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -62,8 +63,9 @@ return found`)
 	require.Equal(t, "2", c.Cmd.Get(ctx, p.Base()+"runs").Val(), "what was refused has changed nothing")
 }
 
-// A dead master redirects no command. After its replica was promoted, each kind of command (single,
-// pipeline, script, blocking read) reaches the new master without a long wait.
+// TestHeirIsFoundAtOnce: a dead master redirects no command. After its replica was promoted, each
+// kind of command (single, pipeline, script, blocking read) reaches the new master without a long
+// wait.
 func TestHeirIsFoundAtOnce(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -104,7 +106,8 @@ func TestHeirIsFoundAtOnce(t *testing.T) {
 	}
 }
 
-// After all nodes of a cluster were down, the client finds them again at the same addresses.
+// TestClusterComesBack: after all nodes of a cluster were down, the client finds them again at the
+// same addresses.
 func TestClusterComesBack(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -118,8 +118,8 @@ func TestConnectWithoutRedis(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Ping(ctx) == nil }, patience, glance)
 }
 
-// After the command timeout a server that hangs counts as unavailable; the command may have been
-// executed.
+// TestSilentServerIsUnavailable: after the command timeout a server that hangs counts as
+// unavailable; the command may have been executed.
 func TestSilentServerIsUnavailable(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -198,8 +198,8 @@ func TestConnectSentinel(t *testing.T) {
 	require.Equal(t, "v", direct.Cmd.Get(ctx, "k").Val())
 }
 
-// All blocking reads can wait at the same time, even if their number exceeds the connections for
-// commands.
+// TestBlockingReadsHaveRoom: all blocking reads can wait at the same time, even if their number
+// exceeds the connections for commands.
 func TestBlockingReadsHaveRoom(t *testing.T) {
 	t.Parallel()
 	_, url := redistest.Mini(t)

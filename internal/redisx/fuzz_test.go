@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each accepted URL can be dialled. Neither String nor an error shows its password.
+// FuzzParseURL: each accepted URL can be dialled. Neither String nor an error shows its password.
 func FuzzParseURL(f *testing.F) {
 	const secret = "s3cr3t"
 	for _, seed := range []string{

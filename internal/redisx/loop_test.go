@@ -19,7 +19,8 @@ type reply string
 func (r reply) Error() string { return string(r) }
 func (reply) RedisError()     {}
 
-// An outage is logged once. The move of a hash slot is a warning, any other reason an error.
+// TestLoopsLogAnOutageOnce: an outage is logged once. The move of a hash slot is a warning, any
+// other reason an error.
 func TestLoopsLogAnOutageOnce(t *testing.T) {
 	t.Parallel()
 	const moved, failed, works = "level=WARN msg=moved\n", "level=ERROR msg=failed\n", "level=INFO msg=works\n"

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// A server inside the process is reached by its registered address until it is removed.
+// TestServeInMemory: a server inside the process is reached by its registered address until it is
+// removed.
 func TestServeInMemory(t *testing.T) {
 	t.Parallel()
 	mini := miniredis.NewMiniRedis()

@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A process whose Redis user loses a right while it runs logs that once, and is not ready until the
-// right is back.
+// TestRightsTakenAway: a process whose Redis user loses a right while it runs logs that once, and
+// is not ready until the right is back.
 func TestRightsTakenAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -64,7 +64,7 @@ func TestRightsTakenAway(t *testing.T) {
 	require.Equal(t, 1, strings.Count(said.String(), "the redis user has all rights again"))
 }
 
-// A process with several roles, such as dev, needs the rights of all.
+// TestRightsOfSeveralRoles: a process with several roles, such as dev, needs the rights of all.
 func TestRightsOfSeveralRoles(t *testing.T) {
 	t.Parallel()
 	p := &app.Process{Role: "dev", Tel: telemetry.Nop()}

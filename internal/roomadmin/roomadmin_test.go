@@ -205,7 +205,7 @@ func TestSetEvent(t *testing.T) {
 	require.Equal(t, v, now)
 }
 
-// Browsers send the entry cookie to the brokers' host alone.
+// TestReturnURLOfAnotherHost: browsers send the entry cookie to the brokers' host alone.
 func TestReturnURLOfAnotherHost(t *testing.T) {
 	w := newWorld(t)
 	capacity := int64(1)
@@ -444,8 +444,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// A token that was renewed is refused after its own expiry, although the user's newer token is
-// still valid.
+// TestExpiredTokenOfARenewedSession: a token that was renewed is refused after its own expiry,
+// although the user's newer token is still valid.
 func TestExpiredTokenOfARenewedSession(t *testing.T) {
 	w := newWorld(t)
 	w.declare(api.EventSettings{Capacity: new(int64(1))})

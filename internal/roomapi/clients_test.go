@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/clientaddr"
 )
 
-// 1,000 visitors enter from one address. Those without a cookie are refused above the rate limit;
-// visitors with a cookie, and visitors from another address, are not.
+// TestRateOfNewVisitors: 1,000 visitors enter from one address. Those without a cookie are refused
+// above the rate limit; visitors with a cookie, and visitors from another address, are not.
 func TestRateOfNewVisitors(t *testing.T) {
 	t.Parallel()
 	room := newFakeRoom()

@@ -62,8 +62,9 @@ func TestCrossSite(t *testing.T) {
 	}
 }
 
-// A known visitor who follows a link on another site to the waiting page does not enter and gets no
-// token by that request. The page that it shows then reloads itself, and that request counts.
+// TestForeignLinkOfAKnownVisitor: a known visitor who follows a link on another site to the waiting
+// page does not enter and gets no token by that request. The page that it shows then reloads
+// itself, and that request counts.
 func TestForeignLinkOfAKnownVisitor(t *testing.T) {
 	t.Parallel()
 	room := newFakeRoom()

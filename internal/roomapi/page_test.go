@@ -131,7 +131,8 @@ func TestPageKeepsItsPolicy(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, call(t, a, "GET", "/assets/wait-0000000000000000.js").Code)
 }
 
-// Without JavaScript the page shows all states, one after the other, by reloading itself.
+// TestPageWithoutJavaScript: without JavaScript the page shows all states, one after the other, by
+// reloading itself.
 func TestPageWithoutJavaScript(t *testing.T) {
 	t.Parallel()
 	room := newFakeRoom()
@@ -221,8 +222,8 @@ func TestPageOfProblems(t *testing.T) {
 	}
 }
 
-// Text of a request is escaped in the page, and a return_url with an unsafe scheme, such as
-// javascript:, is not in the page.
+// TestPageEscapes: Text of a request is escaped in the page, and a return_url with an unsafe
+// scheme, such as javascript:, is not in the page.
 func TestPageEscapes(t *testing.T) {
 	t.Parallel()
 	room := newFakeRoom()

@@ -121,7 +121,7 @@ func TestRetryIsRandom(t *testing.T) {
 	require.Greater(t, len(seen), 10)
 }
 
-// A position frame costs no allocation.
+// BenchmarkPositionFrame: a position frame costs no allocation.
 func BenchmarkPositionFrame(b *testing.B) {
 	s := NewStream()
 	s.State("IN_ENTRY", "open")

@@ -96,8 +96,8 @@ func TestStreamAfterTheEnd(t *testing.T) {
 	<-s.left
 }
 
-// A temporary problem is answered with status 200 and a frame, because an EventSource gives up at
-// any other status.
+// TestTemporaryProblemsOfStreams: a temporary problem is answered with status 200 and a frame,
+// because an EventSource gives up at any other status.
 func TestTemporaryProblemsOfStreams(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -239,7 +239,7 @@ func TestHugeCookiesAreRefused(t *testing.T) {
 	require.Zero(t, room.number())
 }
 
-// Many streams get positions while clients come and go.
+// TestManyStreams: many streams get positions while clients come and go.
 func TestManyStreams(t *testing.T) {
 	t.Parallel()
 	const users, rounds = 50, 20

@@ -125,8 +125,8 @@ func TestNewJobTraceBeginsALinkedTrace(t *testing.T) {
 	require.Empty(t, recorder.Ended()[1].Links(), "an empty link is none")
 }
 
-// The sampler and the SDK must make the same decision. Otherwise sampled jobs would have no trace,
-// or jobs would carry a trace that is not recorded.
+// TestNewJobTraceSamplesTheRatio: the sampler and the SDK must make the same decision. Otherwise
+// sampled jobs would have no trace, or jobs would carry a trace that is not recorded.
 func TestNewJobTraceSamplesTheRatio(t *testing.T) {
 	tel, recorder := traced(t, sdktrace.ParentBased(sdktrace.TraceIDRatioBased(0.25)))
 	sampled := 0

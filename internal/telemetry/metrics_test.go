@@ -75,7 +75,8 @@ func TestMetricsExistFromTheStart(t *testing.T) {
 	require.Contains(t, types, "process_cpu_seconds_total")
 }
 
-// The metric names are a contract: exactly these names, without a suffix added by the exporter.
+// TestMetricNames: the metric names are a contract: exactly these names, without a suffix added by
+// the exporter.
 func TestMetricNames(t *testing.T) {
 	clearOTel(t)
 	tel := setup(t, testOptions)

@@ -152,7 +152,7 @@ func TestSamplerFromEnv(t *testing.T) {
 	}
 }
 
-// Shutdown exports all spans over OTLP, under the service's name.
+// TestSpansAreFlushedOverOTLP: Shutdown exports all spans over OTLP, under the service's name.
 func TestSpansAreFlushedOverOTLP(t *testing.T) {
 	for name, service := range map[string]string{"": "bulkaction-test", "shop-mailer": "shop-mailer"} {
 		t.Run("OTEL_SERVICE_NAME="+name, func(t *testing.T) {

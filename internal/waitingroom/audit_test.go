@@ -42,8 +42,8 @@ func audited(w *world) {
 	require.NoError(w, err)
 }
 
-// For each law, the test damages an event so that the law fails. The audit reports it with the
-// right text, and changes nothing.
+// TestAuditFindsViolations: for each law, the test damages an event so that the law fails. The
+// audit reports it with the right text, and changes nothing.
 func TestAuditFindsViolations(t *testing.T) {
 	t.Parallel()
 	type edit func(ctx context.Context, w *world) error
@@ -167,7 +167,8 @@ func (w *world) dump() string {
 	return fmt.Sprint(append(all, w.rdb.XLen(ctx, w.p.Moves()).Val())...)
 }
 
-// The audit reads large events in pages, and reports only a sum of the findings beyond its limit.
+// TestAuditOfManyUsers: the audit reads large events in pages, and reports only a sum of the
+// findings beyond its limit.
 func TestAuditOfManyUsers(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(0))
@@ -204,7 +205,7 @@ func TestAuditOfManyUsers(t *testing.T) {
 	})
 }
 
-// While users move, the audit finds nothing.
+// TestAuditWhileUsersMove: while users move, the audit finds nothing.
 func TestAuditWhileUsersMove(t *testing.T) {
 	onBoth(t, func(w *world) {
 		s := defaults(20)

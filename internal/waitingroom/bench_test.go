@@ -102,7 +102,7 @@ func (w *benched) promote() error {
 	return err
 }
 
-// New users enter a queue that grows.
+// BenchmarkEnter: new users enter a queue that grows.
 func BenchmarkEnter(b *testing.B) {
 	benchUsers(b, func(w *benched, users []waitingroom.Visitor) func() error {
 		return func() error { return w.enter(users) }
@@ -135,7 +135,7 @@ func BenchmarkClaim(b *testing.B) {
 	})
 }
 
-// The audit reads 10,000 waiting users.
+// BenchmarkAudit: the audit reads 10,000 waiting users.
 func BenchmarkAudit(b *testing.B) {
 	w := newBenched(b)
 	const users = 10_000

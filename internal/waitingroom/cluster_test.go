@@ -12,8 +12,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// While the hash slot of a partition moves from one master of a Redis Cluster to another, each call
-// is refused and changes nothing. After the move, calls work again.
+// TestNothingHappensWhileTheSlotMoves: while the hash slot of a partition moves from one master of
+// a Redis Cluster to another, each call is refused and changes nothing. After the move, calls work
+// again.
 func TestNothingHappensWhileTheSlotMoves(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 2)

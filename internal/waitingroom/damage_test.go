@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// Another program has added users to sorted sets that their records contradict. The scripts trust
-// the records: the users keep their places and slots, and leave the wrong sets.
+// TestARecordIsRight: another program has added users to sorted sets that their records contradict.
+// The scripts trust the records: the users keep their places and slots, and leave the wrong sets.
 func TestARecordIsRight(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(1))
@@ -46,8 +46,8 @@ func TestARecordIsRight(t *testing.T) {
 	})
 }
 
-// A closed event without users is deleted, even if Redis still holds records under user ids that
-// never entered.
+// TestForgetWithRecordsOfNobody: a closed event without users is deleted, even if Redis still holds
+// records under user ids that never entered.
 func TestForgetWithRecordsOfNobody(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(0))
@@ -64,8 +64,8 @@ func TestForgetWithRecordsOfNobody(t *testing.T) {
 	})
 }
 
-// Seats that were sold are never sold again, even if the stock is lowered, raised or declared
-// again.
+// TestStockIsInAll: seats that were sold are never sold again, even if the stock is lowered, raised
+// or declared again.
 func TestStockIsInAll(t *testing.T) {
 	onBoth(t, func(w *world) {
 		declare := func(stock *int64) *int64 {

@@ -66,7 +66,7 @@ func (e *evals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// The Go contracts send the arguments that the headers list.
+// TestContractsKeepToTheHeaders: the Go contracts send the arguments that the headers list.
 func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -132,8 +132,8 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.Len(t, seen.of, len(allScripts))
 }
 
-// The names of the keys that the scripts build are those of package keyspace. The key outbox is
-// never written: only the function allow_oom names it.
+// TestKeysOfScripts: the names of the keys that the scripts build are those of package keyspace.
+// The key outbox is never written: only the function allow_oom names it.
 func TestKeysOfScripts(t *testing.T) {
 	t.Parallel()
 	space, err := keyspace.New("P:", 1)

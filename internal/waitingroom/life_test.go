@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// A user enters, waits, is promoted, gets a token, and gives the slot back.
+// TestTheWayOfAUser: a user enters, waits, is promoted, gets a token, and gives the slot back.
 func TestTheWayOfAUser(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(1))
@@ -98,8 +98,8 @@ func TestDisconnectAndReturn(t *testing.T) {
 	})
 }
 
-// With grace 0, on_close release and no_show release, the end of a stream removes the user in every
-// state, as the requirements document says.
+// TestTheDocumentsBehaviour: with grace 0, on_close release and no_show release, the end of a
+// stream removes the user in every state, as the requirements document says.
 func TestTheDocumentsBehaviour(t *testing.T) {
 	onBoth(t, func(w *world) {
 		s := defaults(1)
@@ -189,8 +189,8 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// The stock limits users to the seats that are left: there are never more users inside, and the
-// last sale ends the event.
+// TestStock: the stock limits users to the seats that are left: there are never more users inside,
+// and the last sale ends the event.
 func TestStock(t *testing.T) {
 	onBoth(t, func(w *world) {
 		s, stock := defaults(5), int64(2)

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Each script handles at most 200 users in a call, and the next call handles the next ones. The
-// test compares this with the reference.
+// TestModelOfManyUsers: each script handles at most 200 users in a call, and the next call handles
+// the next ones. The test compares this with the reference.
 func TestModelOfManyUsers(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")

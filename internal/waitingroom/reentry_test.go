@@ -11,9 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// A broker that was silent repeats enter for user a, while another broker sweeps with an older list
-// of live brokers that does not contain the first. User a stays waiting; user b, for whom enter was
-// not repeated, becomes away.
+// TestReentryDuringASweep: a broker that was silent repeats enter for user a, while another broker
+// sweeps with an older list of live brokers that does not contain the first. User a stays waiting;
+// user b, for whom enter was not repeated, becomes away.
 func TestReentryDuringASweep(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(0))
@@ -38,7 +38,7 @@ func TestReentryDuringASweep(t *testing.T) {
 	})
 }
 
-// A sweep looks at 1,000 users a call, and moves at most 200.
+// TestSweepInPages: a sweep looks at 1,000 users a call, and moves at most 200.
 func TestSweepInPages(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(0))

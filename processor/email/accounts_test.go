@@ -540,7 +540,7 @@ func TestNothingIsSentAfterClose(t *testing.T) {
 	require.EqualValues(t, 1, sink.Received())
 }
 
-// Some servers repeat what they refuse.
+// TestAPasswordIsInNoError: some servers repeat what they refuse.
 func TestAPasswordIsInNoError(t *testing.T) {
 	const password = "hunter2"
 	encode := base64.StdEncoding.EncodeToString

@@ -416,7 +416,7 @@ func TestUnknownCredentials(t *testing.T) {
 	require.Equal(t, processor.Defer, processor.Classify(err).Kind, "the host has none any more")
 }
 
-// A mistake that a job finds is not lost for the log.
+// TestMistakeThatAJobFinds: a mistake that a job finds is not lost for the log.
 func TestMistakeThatAJobFinds(t *testing.T) {
 	all, f := lenders{}, newFolder(t)
 	p := startGuarded(t, f.config(t, file(line("a", "h.example.com"))), httpcall.WithChoice(all.choose))

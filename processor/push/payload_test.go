@@ -186,7 +186,7 @@ func FuzzParsePayload(f *testing.F) {
 	})
 }
 
-// Objects are split as encoding/json splits them.
+// FuzzParseObject: objects are split as encoding/json splits them.
 func FuzzParseObject(f *testing.F) {
 	for _, seed := range []string{
 		toFCM, toApple, `{}`, ` { } `, `{"a":1,"b" : [ {"c":"]}"} ] ,"c":null}`, `{"\u0061\"":"\\","a":"\""}`, `{"a":{}}`,

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The checks of all tests find the mistakes of a bad page.
+// TestMistakesAreFound: the checks of all tests find the mistakes of a bad page.
 func TestMistakesAreFound(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()

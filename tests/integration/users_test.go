@@ -37,7 +37,7 @@ func (s *system) requireNoDenial() {
 	}))
 }
 
-// A denial would be found.
+// TestDenialsAreFound: a denial would be found.
 func TestDenialsAreFound(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, userstest.Users(t))

@@ -108,7 +108,7 @@ func TestLicences(t *testing.T) {
 	}
 }
 
-// Licences that are not allowed would be found.
+// TestLicencesAreFound: licences that are not allowed would be found.
 func TestLicencesAreFound(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string][]string{

@@ -29,7 +29,7 @@ func watch(w *audittest.World, s *Check) (audit.Candidates, audit.Report) {
 	return found, r
 }
 
-// An incremental check finds what keeps a group from ending.
+// TestCheckFindsWhatStopsAGroup: an incremental check finds what keeps a group from ending.
 func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 	online := []string{
 		"accepted", "two counts whose errors cancel out", "negative count", "no states", "one state too many", "queued job gone", "queue gone", "ready entry gone",
@@ -65,7 +65,7 @@ func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 	}
 }
 
-// Groups are candidates while they have jobs in streams.
+// TestCheckNamesGroupsWithJobsInStreams: groups are candidates while they have jobs in streams.
 func TestCheckNamesGroupsWithJobsInStreams(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -91,7 +91,7 @@ func TestCheckNamesGroupsWithJobsInStreams(t *testing.T) {
 	require.Empty(t, candidates())
 }
 
-// A tenant with more groups than fit into one transaction is read twice.
+// TestCheckOfALargeTenant: a tenant with more groups than fit into one transaction is read twice.
 func TestCheckOfALargeTenant(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -129,8 +129,8 @@ func TestCheckOfALargeTenant(t *testing.T) {
 	watch(w, s)
 }
 
-// While all scripts move jobs, incremental checks and the audits of their candidates find no
-// violation.
+// TestCheckFindsNothingWhileJobsMove: while all scripts move jobs, incremental checks and the
+// audits of their candidates find no violation.
 func TestCheckFindsNothingWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -194,8 +194,8 @@ func usage(w *audittest.World) (cpu, out float64) {
 	return number("CPU", "used_cpu_user") + number("CPU", "used_cpu_sys"), number("Stats", "total_net_output_bytes")
 }
 
-// A key of the wrong Redis type makes its group a candidate, and the other groups are checked all
-// the same.
+// TestGroupWithKeyOfWrongTypeIsACandidate: a key of the wrong Redis type makes its group a
+// candidate, and the other groups are checked all the same.
 func TestGroupWithKeyOfWrongTypeIsACandidate(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

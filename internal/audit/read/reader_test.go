@@ -35,8 +35,8 @@ func numbers(from, to int) []any {
 	return all
 }
 
-// ReadQueue yields each element that stays exactly once, while other clients take elements from the
-// head and add some at the end.
+// TestReadQueueYieldsEachElementOnceWhileItMoves: ReadQueue yields each element that stays exactly
+// once, while other clients take elements from the head and add some at the end.
 func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 	t.Parallel()
 	const all = 3 * read.PageSize
@@ -91,8 +91,8 @@ func TestReadQueueYieldsEachElementOnceWhileItMoves(t *testing.T) {
 	}
 }
 
-// The test gives more members than a page holds the same score, and adds and removes members while
-// they are read.
+// TestReadByScoreYieldsEachMemberOnce: the test gives more members than a page holds the same
+// score, and adds and removes members while they are read.
 func TestReadByScoreYieldsEachMemberOnce(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		c := connect(t, url)
@@ -118,7 +118,7 @@ func TestReadByScoreYieldsEachMemberOnce(t *testing.T) {
 	})
 }
 
-// Batches holds each batch to both bounds, unless a single item exceeds one.
+// TestBatches: Batches holds each batch to both bounds, unless a single item exceeds one.
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	type item struct {
@@ -151,8 +151,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// A group is read as of one instant, with its keys of the wrong Redis type. Its fingerprint changes
-// with a count and with the length of a queue.
+// TestGroup: a group is read as of one instant, with its keys of the wrong Redis type. Its
+// fingerprint changes with a count and with the length of a queue.
 func TestGroup(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		c := connect(t, url)

@@ -38,7 +38,7 @@ func TestParseResultLinesAndBlobs(t *testing.T) {
 	require.Zero(t, broken.Reason)
 }
 
-// The fast parser of result lines accepts everything that encoding/json accepts.
+// FuzzResult: the fast parser of result lines accepts everything that encoding/json accepts.
 func FuzzResult(f *testing.F) {
 	for _, seed := range []string{`{"ordinal":1,"data":{}}`, `{"ordinal":01,"x":1}`, `{"ordinal":-1}`, `{"ordinal":1`, `{"ordinal":1}}`, `{"data":1,"ordinal":2}`, `{"ordinal":1,"ordinal":2}`, `null`, ``, `{"ordinal":99999999999999999999}`} {
 		f.Add(seed)
@@ -53,7 +53,8 @@ func FuzzResult(f *testing.F) {
 	})
 }
 
-// No input makes the parsers of queued blobs, moving blobs and failures return an invalid job.
+// FuzzBlobs: no input makes the parsers of queued blobs, moving blobs and failures return an
+// invalid job.
 func FuzzBlobs(f *testing.F) {
 	for _, seed := range []string{"0|1||{}", "-1|1||", "x", "", "{\"round\":1}\ng|T|1|0|0|0|0|0|0|0||7|1||{}", "\ng|T|1|0|0|0|0|0|0|0||7|1||", "g|T|1|0|0|0|0|0|0|1|S|7|1||"} {
 		f.Add(seed)

@@ -8,7 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit"
 )
 
-// The table repairs has an action for each kind of repair that a finding can have.
+// TestEachKindHasARepair: the table repairs has an action for each kind of repair that a finding
+// can have.
 func TestEachKindHasARepair(t *testing.T) {
 	t.Parallel()
 	require.NotContains(t, repairs, audit.NoRepair)

@@ -71,7 +71,7 @@ func requireRepaired(w *audittest.World, tamper audittest.Tamper, before audit.R
 	}
 }
 
-// What a tamper has done is repaired.
+// TestRepairOfTampering: what a tamper has done is repaired.
 func TestRepairOfTampering(t *testing.T) {
 	audittest.EachTamper(t, func(w *audittest.World, tamper audittest.Tamper) {
 		tamper.Do(w)
@@ -79,8 +79,8 @@ func TestRepairOfTampering(t *testing.T) {
 	})
 }
 
-// A repair while the roles run ends the jobs that the test has deleted as failed, except those that
-// their worker has ended before, and changes no other job.
+// TestRepairOfAMovingWorld: a repair while the roles run ends the jobs that the test has deleted as
+// failed, except those that their worker has ended before, and changes no other job.
 func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -135,8 +135,8 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Logf("%d moves, %d jobs vanished, %d ended as lost", c.Moves.Load(), len(vanished), lost)
 }
 
-// In a cluster, all keys that a transaction of the audit reads are in one hash slot, and so are
-// those that a repair changes.
+// TestAuditAndRepairOfACluster: in a cluster, all keys that a transaction of the audit reads are in
+// one hash slot, and so are those that a repair changes.
 func TestAuditAndRepairOfACluster(t *testing.T) {
 	t.Parallel()
 	url, _ := redistest.Cluster(t, 3)
@@ -164,7 +164,8 @@ func TestAuditAndRepairOfACluster(t *testing.T) {
 	require.Empty(t, r.Violations)
 }
 
-// A key of the wrong Redis type is not repaired, but all other groups are.
+// TestKeyOfWrongTypeDoesNotStopARepair: a key of the wrong Redis type is not repaired, but all
+// other groups are.
 func TestKeyOfWrongTypeDoesNotStopARepair(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

@@ -46,7 +46,7 @@ func (w *world) refused(k NewKey, want error) {
 
 func (w *world) commands() int64 { return w.link.commands.Load() }
 
-// A known key costs no command, however often it is used.
+// TestKnownKeysCostNoCommand: a known key costs no command, however often it is used.
 func TestKnownKeysCostNoCommand(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Producer, Tenant: "acme"})
@@ -62,7 +62,8 @@ func TestKnownKeysCostNoCommand(t *testing.T) {
 	})
 }
 
-// Many requests with one key at the same time cause one read of Redis.
+// TestSimultaneousRequestsShareARead: many requests with one key at the same time cause one read of
+// Redis.
 func TestSimultaneousRequestsShareARead(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Admin})
@@ -96,8 +97,8 @@ func TestNewKeysWorkWithinASecond(t *testing.T) {
 	})
 }
 
-// A revoked key is refused at the latest ten seconds later, and Still returns false for long
-// answers that are being sent.
+// TestRevocation: a revoked key is refused at the latest ten seconds later, and Still returns false
+// for long answers that are being sent.
 func TestRevocation(t *testing.T) {
 	both(t, func(w *world) {
 		a, b := w.create(Request{Role: auth.Admin}), w.create(Request{Role: auth.Reader})
@@ -142,8 +143,8 @@ func TestRotationOverlaps(t *testing.T) {
 	})
 }
 
-// A program that can write to Redis can't give a key another role, because the token itself names
-// the role.
+// TestRoleIsThatOfTheToken: a program that can write to Redis can't give a key another role,
+// because the token itself names the role.
 func TestRoleIsThatOfTheToken(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Reader})
@@ -196,9 +197,9 @@ func (s *slowRedis) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A Redis that needs long for all keys, but answers each page in time, does not count as away: a
-// revoked key is refused. If reading takes longer than a copy is valid, no key is accepted, because
-// it may have been revoked meanwhile.
+// TestSlowRedisIsNotAway: a Redis that needs long for all keys, but answers each page in time, does
+// not count as away: a revoked key is refused. If reading takes longer than a copy is valid, no key
+// is accepted, because it may have been revoked meanwhile.
 func TestSlowRedisIsNotAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := redis.NewClient(&redis.Options{MaxRetries: -1})
@@ -246,8 +247,8 @@ func TestSlowRedisIsNotAway(t *testing.T) {
 	})
 }
 
-// While Redis is away, known keys are accepted, and others get ErrUnavailable, until the copy is
-// older than OutageTTL.
+// TestOutage: while Redis is away, known keys are accepted, and others get ErrUnavailable, until
+// the copy is older than OutageTTL.
 func TestOutage(t *testing.T) {
 	both(t, func(w *world) {
 		k, unknown := w.create(Request{Role: auth.Admin}), NewKey{Token: auth.NewToken(auth.Admin)}
@@ -282,8 +283,8 @@ func (w *world) refusedAsUnknown(k NewKey, want error) {
 	require.ErrorIs(w, err, want)
 }
 
-// After an error that does not mean an outage, such as a missing right, the copy is not used longer
-// than usual, because keys can still be revoked.
+// TestOtherErrorsDoNotExtendTheCopy: after an error that does not mean an outage, such as a missing
+// right, the copy is not used longer than usual, because keys can still be revoked.
 func TestOtherErrorsDoNotExtendTheCopy(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Admin})
@@ -296,8 +297,8 @@ func TestOtherErrorsDoNotExtendTheCopy(t *testing.T) {
 	})
 }
 
-// During an outage in which Redis does not answer at all, requests with known keys don't wait for
-// the read that another request has started.
+// TestKnownKeysDoNotWaitDuringAnOutage: during an outage in which Redis does not answer at all,
+// requests with known keys don't wait for the read that another request has started.
 func TestKnownKeysDoNotWaitDuringAnOutage(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Admin})
@@ -324,9 +325,10 @@ func TestKnownKeysDoNotWaitDuringAnOutage(t *testing.T) {
 	})
 }
 
-// 50,000 unknown tokens of the right form come from one client, and then from 50,000 clients. They
-// cause at most one read a second and use a bounded amount of memory, and no valid key is refused
-// meanwhile. The test is not parallel, because it measures the memory of the process.
+// TestWrongKeys: 50,000 unknown tokens of the right form come from one client, and then from 50,000
+// clients. They cause at most one read a second and use a bounded amount of memory, and no valid
+// key is refused meanwhile. The test is not parallel, because it measures the memory of the
+// process.
 func TestWrongKeys(t *testing.T) {
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, nil)
@@ -381,7 +383,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// Texts that are no tokens count as failures, but cause no read of Redis.
+// TestMalformedTokens: texts that are no tokens count as failures, but cause no read of Redis.
 func TestMalformedTokens(t *testing.T) {
 	both(t, func(w *world) {
 		for i := range failuresBurst + 5 {
@@ -404,8 +406,8 @@ func TestMalformedTokens(t *testing.T) {
 	})
 }
 
-// The day of the last use is written once a day for each key, even if many processes see the key,
-// and no other field of the record changes.
+// TestLastUse: the day of the last use is written once a day for each key, even if many processes
+// see the key, and no other field of the record changes.
 func TestLastUse(t *testing.T) {
 	both(t, func(w *world) {
 		a, b := w.create(Request{Role: auth.Admin, Name: "a"}), w.create(Request{Role: auth.Reader, Name: "b"})
@@ -452,7 +454,7 @@ func TestLastUse(t *testing.T) {
 	})
 }
 
-// The last uses of many keys are stored in batches.
+// TestLastUsesOfManyKeys: the last uses of many keys are stored in batches.
 func TestLastUsesOfManyKeys(t *testing.T) {
 	both(t, func(w *world) {
 		var all []NewKey
@@ -478,8 +480,8 @@ func TestLastUsesOfManyKeys(t *testing.T) {
 	})
 }
 
-// The keys of a file are valid without Redis, and take precedence over keys in Redis. Step reads a
-// changed file again.
+// TestAuthenticateByFile: the keys of a file are valid without Redis, and take precedence over keys
+// in Redis. Step reads a changed file again.
 func TestAuthenticateByFile(t *testing.T) {
 	t.Parallel()
 	k, err := Request{Role: auth.Operator}.New(auth.SHA256, newClock().now())

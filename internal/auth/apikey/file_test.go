@@ -53,7 +53,7 @@ func line(t *testing.T, id string, k NewKey) string {
 	return text
 }
 
-// The line that a command prints is one that the file takes.
+// TestFileLine: the line that a command prints is one that the file takes.
 func TestFileLine(t *testing.T) {
 	t.Parallel()
 	var lines, tokens []string
@@ -73,7 +73,8 @@ func TestFileLine(t *testing.T) {
 	}
 }
 
-// All mistakes are reported together, with their lines, and none repeats a secret.
+// TestMistakesOfAFile: all mistakes are reported together, with their lines, and none repeats a
+// secret.
 func TestMistakesOfAFile(t *testing.T) {
 	t.Parallel()
 	hash, token := string(auth.SHA256("x")), auth.NewToken(auth.Admin)

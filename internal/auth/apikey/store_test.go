@@ -27,8 +27,8 @@ func TestHeader(t *testing.T) {
 	luaheader.Of(t, header).Takes(t, "change", []any{MaxKeys, "field", "old", "new"})
 }
 
-// The test fixes what Redis stores, because other versions read it: the name of the hash, its
-// fields, and the fields of a record.
+// TestWhatIsStored: the test fixes what Redis stores, because other versions read it: the name of
+// the hash, its fields, and the fields of a record.
 func TestWhatIsStored(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Producer, Tenant: "acme", Name: "shop <1>", CreatedBy: "cli:ann", Lifetime: 720 * time.Hour})
@@ -128,7 +128,8 @@ func TestRotate(t *testing.T) {
 	})
 }
 
-// The script that changes records makes all changes or none, and repeating a call changes nothing.
+// TestChange: the script that changes records makes all changes or none, and repeating a call
+// changes nothing.
 func TestChange(t *testing.T) {
 	both(t, func(w *world) {
 		hash := func(s string) auth.Hash { return auth.SHA256(s) }
@@ -193,7 +194,8 @@ func TestKeysAreBounded(t *testing.T) {
 	})
 }
 
-// When there are MaxKeys keys, Add removes keys that expired long ago to make room for a new one.
+// TestExpiredKeysAreRemoved: when there are MaxKeys keys, Add removes keys that expired long ago to
+// make room for a new one.
 func TestExpiredKeysAreRemoved(t *testing.T) {
 	both(t, func(w *world) {
 		w.create(Request{Role: auth.Admin, Lifetime: time.Hour})
@@ -204,8 +206,8 @@ func TestExpiredKeysAreRemoved(t *testing.T) {
 	})
 }
 
-// If a record has fields that this version does not know, they may restrict its key: the key is
-// refused, its record is not changed, and it can be revoked.
+// TestUnusableRecords: if a record has fields that this version does not know, they may restrict
+// its key: the key is refused, its record is not changed, and it can be revoked.
 func TestUnusableRecords(t *testing.T) {
 	both(t, func(w *world) {
 		good := w.create(Request{Role: auth.Admin})
@@ -244,7 +246,8 @@ func TestWrongRedisType(t *testing.T) {
 	})
 }
 
-// While Redis's memory is full, a key can be revoked, and a rotation is refused without any change.
+// TestOutOfMemory: while Redis's memory is full, a key can be revoked, and a rotation is refused
+// without any change.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, redistest.Server(t).URL(), "t:", nil)
@@ -260,7 +263,7 @@ func TestOutOfMemory(t *testing.T) {
 	require.Empty(t, w.list())
 }
 
-// On a cluster the hash has one slot, like any key.
+// TestKeysOnACluster: on a cluster the hash has one slot, like any key.
 func TestKeysOnACluster(t *testing.T) {
 	t.Parallel()
 	url, _ := redistest.Cluster(t, 3)
@@ -276,8 +279,8 @@ func TestKeysOnACluster(t *testing.T) {
 	require.Len(t, w.list(), 1)
 }
 
-// If the process has a pepper, a key that is stored under its plain SHA-256 is refused: a program
-// that can write to Redis, but does not know the pepper, can't make a valid key.
+// TestPepperedStore: if the process has a pepper, a key that is stored under its plain SHA-256 is
+// refused: a program that can write to Redis, but does not know the pepper, can't make a valid key.
 func TestPepperedStore(t *testing.T) {
 	both(t, func(w *world) {
 		peppered, err := auth.ReadHasher(pepperFile(w.T))

@@ -69,8 +69,8 @@ func (w *world) refused(s *session.Store, token string) {
 	require.Zero(w, p)
 }
 
-// Redis holds the hash of the token, not the token itself, and deletes the record after twelve
-// hours.
+// TestRecord: Redis holds the hash of the token, not the token itself, and deletes the record after
+// twelve hours.
 func TestRecord(t *testing.T) {
 	both(t, func(w *world) {
 		token := w.create()
@@ -86,8 +86,8 @@ func TestRecord(t *testing.T) {
 	})
 }
 
-// With a pepper, a program that can write to Redis can't make a session, nor change the key, the
-// rights or the start of one.
+// TestPepper: with a pepper, a program that can write to Redis can't make a session, nor change the
+// key, the rights or the start of one.
 func TestPepper(t *testing.T) {
 	pepper := filepath.Join(t.TempDir(), "pepper")
 	require.NoError(t, os.WriteFile(pepper, []byte(strings.Repeat("p", 32)), 0o600))
@@ -144,7 +144,7 @@ func TestNoSession(t *testing.T) {
 	})
 }
 
-// Only users' requests keep a session alive, and for twelve hours at most.
+// TestEnds: only users' requests keep a session alive, and for twelve hours at most.
 func TestEnds(t *testing.T) {
 	both(t, func(w *world) {
 		token := w.create()
@@ -167,8 +167,8 @@ func TestEnds(t *testing.T) {
 	})
 }
 
-// A session that is ended at one process also ends at the others, after Fresh, and a late request
-// does not restore it.
+// TestEnd: a session that is ended at one process also ends at the others, after Fresh, and a late
+// request does not restore it.
 func TestEnd(t *testing.T) {
 	both(t, func(w *world) {
 		token, other := w.create(), w.process()
@@ -192,7 +192,7 @@ func TestEnd(t *testing.T) {
 	})
 }
 
-// While Redis is away, sessions that were read before go on.
+// TestOutage: while Redis is away, sessions that were read before go on.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	mini, url := redistest.Mini(t)
@@ -217,7 +217,7 @@ func TestOutage(t *testing.T) {
 	require.ErrorIs(t, err, session.ErrUnavailable)
 }
 
-// FirstUse returns true only once for a form, whichever process is asked.
+// TestOnce: FirstUse returns true only once for a form, whichever process is asked.
 func TestOnce(t *testing.T) {
 	both(t, func(w *world) {
 		first, err := w.store.FirstUse(w.Context(), "a")

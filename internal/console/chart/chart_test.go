@@ -39,7 +39,7 @@ func TestLines(t *testing.T) {
 	require.Equal(t, "03:05:00 UTC: started 37", c.Marks[1].Title)
 }
 
-// A missing value is a gap, not a zero.
+// TestGaps: a missing value is a gap, not a zero.
 func TestGaps(t *testing.T) {
 	t.Parallel()
 	c, ok := chart.NewLines(600, 200, []chart.Series{
@@ -64,7 +64,7 @@ func TestNoLines(t *testing.T) {
 	require.Equal(t, []string{"56,178"}, c.Lines[0].Paths)
 }
 
-// The labels of the axis are short, however large the values are.
+// TestAxis: the labels of the axis are short, however large the values are.
 func TestAxis(t *testing.T) {
 	t.Parallel()
 	for most, want := range map[float64][]string{
@@ -77,7 +77,7 @@ func TestAxis(t *testing.T) {
 	}
 }
 
-// Many points and long spans have few ticks and marks.
+// TestTicksAreFew: many points and long spans have few ticks and marks.
 func TestTicksAreFew(t *testing.T) {
 	t.Parallel()
 	for _, span := range []time.Duration{time.Second, 15 * time.Minute, 7 * time.Hour, 24 * time.Hour, 90 * 24 * time.Hour, 9000 * time.Hour} {
@@ -110,7 +110,7 @@ func labels(ticks []chart.Tick) (all []string) {
 	return all
 }
 
-// The parts fill the bar, and a part whose value is not 0 has a visible width.
+// TestDivide: the parts fill the bar, and a part whose value is not 0 has a visible width.
 func TestDivide(t *testing.T) {
 	t.Parallel()
 	parts := chart.Divide(600, []chart.Value{

@@ -146,8 +146,8 @@ func (m simulation) run(seed uint64) simulationResult {
 	return out
 }
 
-// A producer that returns when it was told to is accepted, although other producers come meanwhile.
-// The backlog never exceeds its limit.
+// TestReservationsAreKept: a producer that returns when it was told to is accepted, although other
+// producers come meanwhile. The backlog never exceeds its limit.
 func TestReservationsAreKept(t *testing.T) {
 	standard := simulation{limit: 100_000, drainRate: 2000, drainVariation: 0.1, processes: 1, sameProcess: true, atStart: 1000, smallest: 1, largest: 500, duration: 3 * time.Minute}
 	for name, change := range map[string]func(*simulation){

@@ -58,7 +58,7 @@ func TestWhyShare(t *testing.T) {
 	}
 }
 
-// A partition has only a part of the global limit.
+// TestWhyPartOfTheLimit: a partition has only a part of the global limit.
 func TestWhyPartOfTheLimit(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -81,8 +81,8 @@ func TestWhyFairness(t *testing.T) {
 	})
 }
 
-// The position of a job counts only jobs of its own type before it. It is exact, also after the
-// first jobs were dequeued.
+// TestWhyFairnessOfSeveralTypes: the position of a job counts only jobs of its own type before it.
+// It is exact, also after the first jobs were dequeued.
 func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -105,8 +105,8 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	require.Contains(t, whyOf(w, "lower").Detail, "No live worker serves the type t: start one. Did you mean T? ")
 }
 
-// Jobs that a retry has requeued are not in the order of ordinals. Then the position of a job is
-// counted from the states.
+// TestWhyFairnessOutOfOrder: jobs that a retry has requeued are not in the order of ordinals. Then
+// the position of a job is counted from the states.
 func TestWhyFairnessOutOfOrder(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -160,8 +160,8 @@ func TestWhyReady(t *testing.T) {
 	})
 }
 
-// The next job of a group with running and ready jobs counts the entries that are really before it.
-// A job whose entry no consumer owns is neither running nor waiting for a worker.
+// TestWhyUnowned: the next job of a group with running and ready jobs counts the entries that are
+// really before it. A job whose entry no consumer owns is neither running nor waiting for a worker.
 func TestWhyUnowned(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
@@ -244,7 +244,7 @@ func TestWhyNonReady(t *testing.T) {
 	})
 }
 
-// A job is found among many non-ready jobs of its tenant.
+// TestWhyAmongManyNonReadyJobs: a job is found among many non-ready jobs of its tenant.
 func TestWhyAmongManyNonReadyJobs(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -394,8 +394,8 @@ func TestWhyNoJobWaits(t *testing.T) {
 	}
 }
 
-// Jobs move all the time while the explainer reads them: each explanation must fit the state that
-// it is returned with.
+// TestWhyWhileJobsMove: jobs move all the time while the explainer reads them: each explanation
+// must fit the state that it is returned with.
 func TestWhyWhileJobsMove(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -429,8 +429,8 @@ func TestWhyWhileJobsMove(t *testing.T) {
 	}
 }
 
-// The explanation of a ready job of a gated type names the resource if no worker can get a
-// permission for the job.
+// TestReadyWithoutPermission: the explanation of a ready job of a gated type names the resource if
+// no worker can get a permission for the job.
 func TestReadyWithoutPermission(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -70,8 +70,8 @@ func (w world) check(u acl.User, want acl.User) error {
 	return acl.Check(w.Context(), conn, want)
 }
 
-// Each Redis user that has exactly the printed rights passes the check, and so does a user that may
-// do everything.
+// TestRightsSuffice: each Redis user that has exactly the printed rights passes the check, and so
+// does a user that may do everything.
 func TestRightsSuffice(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -85,7 +85,8 @@ func TestRightsSuffice(t *testing.T) {
 	require.Empty(t, w.admin.Do(t.Context(), "acl", "log").Val())
 }
 
-// A Redis user that lacks one right of its role is refused, and the error names this right.
+// TestMissingRights: a Redis user that lacks one right of its role is refused, and the error names
+// this right.
 func TestMissingRights(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -130,7 +131,7 @@ func TestMissingRights(t *testing.T) {
 	}
 }
 
-// The check accepts a server that can't report rights.
+// TestWithoutRightsInTheServer: the check accepts a server that can't report rights.
 func TestWithoutRightsInTheServer(t *testing.T) {
 	t.Parallel()
 	_, url := redistest.Mini(t)
@@ -140,7 +141,7 @@ func TestWithoutRightsInTheServer(t *testing.T) {
 	require.NoError(t, acl.Check(t.Context(), conn, of(t, "worker")))
 }
 
-// A Redis that is away is not a missing right.
+// TestCheckWithoutRedis: a Redis that is away is not a missing right.
 func TestCheckWithoutRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -154,7 +155,7 @@ func TestCheckWithoutRedis(t *testing.T) {
 	require.NotErrorAs(t, err, &missing)
 }
 
-// On a Cluster each master has users of its own.
+// TestEachMasterIsAsked: on a Cluster each master has users of its own.
 func TestEachMasterIsAsked(t *testing.T) {
 	t.Parallel()
 	url, nodes := redistest.Cluster(t, 3)
@@ -180,7 +181,7 @@ func TestEachMasterIsAsked(t *testing.T) {
 	}
 }
 
-// What users may not do at all, whatever their role.
+// TestNobodyMay: what users may not do at all, whatever their role.
 func TestNobodyMay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -44,8 +44,8 @@ func TestCommandsOfMethods(t *testing.T) {
 	}
 }
 
-// commands.txt has every command that the Redis of the tests has. Otherwise CommandsOf would miss a
-// call of a script.
+// TestAllCommandsAreKnown: commands.txt has every command that the Redis of the tests has.
+// Otherwise CommandsOf would miss a call of a script.
 func TestAllCommandsAreKnown(t *testing.T) {
 	t.Parallel()
 	names, err := redistest.Server(t).Client().Do(t.Context(), "command", "list").StringSlice()
@@ -56,8 +56,8 @@ func TestAllCommandsAreKnown(t *testing.T) {
 	}
 }
 
-// Each script writes each command that it calls as a string literal in capitals, so that CommandsOf
-// finds it.
+// TestScriptsNameTheirCommands: each script writes each command that it calls as a string literal
+// in capitals, so that CommandsOf finds it.
 func TestScriptsNameTheirCommands(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../lua/*/*.lua")

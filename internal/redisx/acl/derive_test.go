@@ -11,8 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/acl/derive"
 )
 
-// The generated table of each role's needs (roles_gen.go) is the same as package derive finds now
-// in the code. This takes about 40 s of CPU time, so the test does not run under the race detector.
+// TestTheTableIsThatOfTheCode: the generated table of each role's needs (roles_gen.go) is the same
+// as package derive finds now in the code. This takes about 40 s of CPU time, so the test does not
+// run under the race detector.
 func TestTheTableIsThatOfTheCode(t *testing.T) {
 	t.Parallel()
 	needs, err := derive.Of("../../..", derive.Commands{

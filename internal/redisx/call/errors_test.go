@@ -95,7 +95,8 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
-// The codes of real servers are recognized, for plain commands and for commands inside scripts.
+// TestErrorCodesOfServers: the codes of real servers are recognized, for plain commands and for
+// commands inside scripts.
 func TestErrorCodesOfServers(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

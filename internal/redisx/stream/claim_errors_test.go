@@ -43,7 +43,8 @@ func (f *failingReads) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A consumer whose reads fail now and then still claims the entries of a dead one.
+// TestErrorsNowAndThenDoNotStopClaims: a consumer whose reads fail now and then still claims the
+// entries of a dead one.
 func TestErrorsNowAndThenDoNotStopClaims(t *testing.T) {
 	t.Parallel()
 	s := redistest.Server(t)

@@ -218,7 +218,7 @@ func TestConsumerDeliversEverythingOfACluster(t *testing.T) {
 	deliversEverything(t, url, 500)
 }
 
-// A handler gets each entry as it was written.
+// TestEntriesArriveAsWritten: a handler gets each entry as it was written.
 func TestEntriesArriveAsWritten(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -239,8 +239,8 @@ func TestEntriesArriveAsWritten(t *testing.T) {
 	})
 }
 
-// An entry that the handler wants delivered again later does not delay the other entries of its
-// batch.
+// TestRetryDelaysNoOther: an entry that the handler wants delivered again later does not delay the
+// other entries of its batch.
 func TestRetryDelaysNoOther(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -271,7 +271,8 @@ func TestRetryDelaysNoOther(t *testing.T) {
 	})
 }
 
-// While a handler works on a large entry, other handlers get the entries that were read with it.
+// TestLargeEntryDelaysNoOther: while a handler works on a large entry, other handlers get the
+// entries that were read with it.
 func TestLargeEntryDelaysNoOther(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -293,7 +294,8 @@ func TestLargeEntryDelaysNoOther(t *testing.T) {
 	})
 }
 
-// A panic rejects the entry that causes it. The others of its batch are handled.
+// TestPanicCostsOneEntry: a panic rejects the entry that causes it. The others of its batch are
+// handled.
 func TestPanicCostsOneEntry(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -321,8 +323,9 @@ func TestPanicCostsOneEntry(t *testing.T) {
 	})
 }
 
-// A rejected entry is quarantined with the reason and all its fields. Fields that are too long are
-// cut. While the quarantine can't be written, the entry stays in the stream.
+// TestRejectedEntryIsQuarantined: a rejected entry is quarantined with the reason and all its
+// fields. Fields that are too long are cut. While the quarantine can't be written, the entry stays
+// in the stream.
 func TestRejectedEntryIsQuarantined(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -374,7 +377,8 @@ func TestInFlightIsBounded(t *testing.T) {
 	})
 }
 
-// Handlers may finish after the consumer was stopped. Their contexts end after CloseTimeout.
+// TestHandlerOutlivesItsConsumer: handlers may finish after the consumer was stopped. Their
+// contexts end after CloseTimeout.
 func TestHandlerOutlivesItsConsumer(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -401,8 +405,8 @@ func TestHandlerOutlivesItsConsumer(t *testing.T) {
 	})
 }
 
-// While an entry waits for its next delivery, later entries are delivered. When a consumer stops,
-// another consumer gets the entries that it delays at once.
+// TestStopHandsBack: while an entry waits for its next delivery, later entries are delivered. When
+// a consumer stops, another consumer gets the entries that it delays at once.
 func TestStopHandsBack(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -434,7 +438,8 @@ func TestStopHandsBack(t *testing.T) {
 	})
 }
 
-// An entry stays with a slow handler, although other consumers claim the entries of dead consumers.
+// TestEntryOfASlowHandlerIsNotClaimed: an entry stays with a slow handler, although other consumers
+// claim the entries of dead consumers.
 func TestEntryOfASlowHandlerIsNotClaimed(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
@@ -463,8 +468,8 @@ func TestEntryOfASlowHandlerIsNotClaimed(t *testing.T) {
 	})
 }
 
-// The control of TestEntryOfASlowHandlerIsNotClaimed: if the process of a slow handler has lost its
-// connection to Redis, another consumer claims its entries.
+// TestDeadConsumersEntriesAreTakenOver: the control of TestEntryOfASlowHandlerIsNotClaimed: if the
+// process of a slow handler has lost its connection to Redis, another consumer claims its entries.
 func TestDeadConsumersEntriesAreTakenOver(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		stream := unique("ingest")
@@ -489,8 +494,8 @@ func TestDeadConsumersEntriesAreTakenOver(t *testing.T) {
 	})
 }
 
-// When a reply of XREADGROUP is lost, the entries in it are pending, but no process has them. The
-// consumer claims and delivers them.
+// TestLostBatchIsFound: when a reply of XREADGROUP is lost, the entries in it are pending, but no
+// process has them. The consumer claims and delivers them.
 func TestLostBatchIsFound(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

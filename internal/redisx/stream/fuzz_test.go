@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A reply of any shape is either refused with an error or decoded exactly.
+// FuzzDecodeBatches: a reply of any shape is either refused with an error or decoded exactly.
 func FuzzDecodeBatches(f *testing.F) {
 	f.Add([]byte("[[s[[1-1[ab]][2-0[]]]]]"))
 	f.Add([]byte("[[s[[1-1n]n]]]"))

@@ -63,8 +63,8 @@ func TestInFlightBoundsBytes(t *testing.T) {
 	require.Zero(t, f.bytes)
 }
 
-// Entries that wait to be delivered again do not block the entries behind them, until all bytes are
-// used.
+// TestBytesInWorkAreBounded: entries that wait to be delivered again do not block the entries
+// behind them, until all bytes are used.
 func TestBytesInWorkAreBounded(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)
@@ -81,8 +81,8 @@ func TestBytesInWorkAreBounded(t *testing.T) {
 	})
 }
 
-// An entry that waits to be delivered again is dropped if another consumer has claimed it
-// meanwhile.
+// TestInFlightForgetsLost: an entry that waits to be delivered again is dropped if another consumer
+// has claimed it meanwhile.
 func TestInFlightForgetsLost(t *testing.T) {
 	t.Parallel()
 	f := newInFlight(100, 1<<20)

@@ -46,7 +46,8 @@ func TestOldestPending(t *testing.T) {
 	})
 }
 
-// OldestPending itself sends the acknowledgements that the consumer has collected and not sent yet.
+// TestOldestPendingFlushes: OldestPending itself sends the acknowledgements that the consumer has
+// collected and not sent yet.
 func TestOldestPendingFlushes(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -66,8 +67,8 @@ func TestOldestPendingFlushes(t *testing.T) {
 	})
 }
 
-// OldestPending also returns an older entry that no consumer owns, because it is delivered again
-// later.
+// TestOldestPendingSeesUnownedEntries: OldestPending also returns an older entry that no consumer
+// owns, because it is delivered again later.
 func TestOldestPendingSeesUnownedEntries(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

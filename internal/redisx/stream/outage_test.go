@@ -43,8 +43,8 @@ func continues(t *testing.T, c *redisx.Conn, stream string, out <-chan delivered
 	awaitEmpty(t, c, stream)
 }
 
-// A consumer group that is created again delivers all entries again. Those that handlers of this
-// process still have are not handled twice.
+// TestConsumerSurvivesLostGroup: a consumer group that is created again delivers all entries again.
+// Those that handlers of this process still have are not handled twice.
 func TestConsumerSurvivesLostGroup(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)

@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Renew reports entries that another consumer has claimed, and does not claim them back.
+// TestRenewDoesNotSteal: Renew reports entries that another consumer has claimed, and does not
+// claim them back.
 func TestRenewDoesNotSteal(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

@@ -93,8 +93,8 @@ func testRecreates(t *testing.T, read func(*Reader, context.Context, []string, i
 	})
 }
 
-// If a stream is deleted during a blocking read, Redis answers with another error code than
-// NOGROUP.
+// TestVanishedStreamIsNoGroup: if a stream is deleted during a blocking read, Redis answers with
+// another error code than NOGROUP.
 func TestVanishedStreamIsNoGroup(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -111,7 +111,8 @@ func TestVanishedStreamIsNoGroup(t *testing.T) {
 	require.True(t, call.IsNoGroup(<-replies))
 }
 
-// One read serves several streams with the same hash tag, on whichever cluster node they are.
+// TestReaderOfACluster: one read serves several streams with the same hash tag, on whichever
+// cluster node they are.
 func TestReaderOfACluster(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -174,8 +175,9 @@ func TestReaderClaims(t *testing.T) {
 	})
 }
 
-// When a consumer claims, Redis reports once which pending entries were deleted from the stream
-// (miniredis does not report them). Each of them is an incident: its job may be lost.
+// TestReaderClaimCountsDeleted: when a consumer claims, Redis reports once which pending entries
+// were deleted from the stream (miniredis does not report them). Each of them is an incident: its
+// job may be lost.
 func TestReaderClaimCountsDeleted(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

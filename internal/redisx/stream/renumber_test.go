@@ -13,8 +13,8 @@ import (
 
 const largestID = "18446744073709551615-18446744073709551615"
 
-// An entry with the largest possible id blocks its stream. It is handled once, under another id,
-// and the stream takes further entries.
+// TestConsumerRecoversFromTheLargestID: an entry with the largest possible id blocks its stream. It
+// is handled once, under another id, and the stream takes further entries.
 func TestConsumerRecoversFromTheLargestID(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

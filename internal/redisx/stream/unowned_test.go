@@ -75,8 +75,8 @@ func TestClaimUnowned(t *testing.T) {
 	})
 }
 
-// Entries that XGROUP SETID makes a group skip are unowned. Pending ones to which it goes back are
-// not.
+// TestClaimUnownedAfterSetID: entries that XGROUP SETID makes a group skip are unowned. Pending
+// ones to which it goes back are not.
 func TestClaimUnownedAfterSetID(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -106,8 +106,8 @@ func TestClaimUnownedAfterSetID(t *testing.T) {
 	require.Equal(t, map[string]string{ids[0]: "me", ids[1]: "me", ids[2]: "unowned"}, owners(t, c))
 }
 
-// The search for unowned entries reads the stream page by page: pages of pending entries, and pages
-// of unowned ones.
+// TestClaimUnownedInPages: the search for unowned entries reads the stream page by page: pages of
+// pending entries, and pages of unowned ones.
 func TestClaimUnownedInPages(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
@@ -139,7 +139,8 @@ func TestClaimUnownedInPages(t *testing.T) {
 	})
 }
 
-// A consumer handles entries that no consumer owns at the latest after one and a half leases.
+// TestConsumerHandlesUnownedEntries: a consumer handles entries that no consumer owns at the latest
+// after one and a half leases.
 func TestConsumerHandlesUnownedEntries(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

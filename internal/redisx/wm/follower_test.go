@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// A follower gets all messages of a stream, and deletes from the stream those that it has read.
+// TestFollower: a follower gets all messages of a stream, and deletes from the stream those that it
+// has read.
 func TestFollower(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx, cancel := context.WithCancel(context.Background())

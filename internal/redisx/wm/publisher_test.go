@@ -38,7 +38,8 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 	})
 }
 
-// The messages of one call are published together and in order, however many they are.
+// TestPublisherSendsTogether: the messages of one call are published together and in order, however
+// many they are.
 func TestPublisherSendsTogether(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

@@ -21,7 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// Users of two brokers are admitted in the order in which they have entered, each with one token.
+// TestUsersAreAdmittedInOrder: users of two brokers are admitted in the order in which they have
+// entered, each with one token.
 func TestUsersAreAdmittedInOrder(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -47,7 +48,7 @@ func TestUsersAreAdmittedInOrder(t *testing.T) {
 	require.EqualValues(t, 6, w.snapshot().Used)
 }
 
-// A user who finds a free slot and an empty queue gets the token at once.
+// TestEmptyQueue: a user who finds a free slot and an empty queue gets the token at once.
 func TestEmptyQueue(t *testing.T) {
 	w := shared(t)
 	w.declare(2)
@@ -80,8 +81,8 @@ func (d *dropDispatch) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// All dispatch messages are lost. The brokers still find out that users were promoted, and deliver
-// their tokens.
+// TestLostMessages: all dispatch messages are lost. The brokers still find out that users were
+// promoted, and deliver their tokens.
 func TestLostMessages(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -103,7 +104,8 @@ func TestLostMessages(t *testing.T) {
 	require.True(t, left)
 }
 
-// A newer stream of a user replaces the older one, at the same broker and at another one.
+// TestNewerStreamReplacesTheOlder: a newer stream of a user replaces the older one, at the same
+// broker and at another one.
 func TestNewerStreamReplacesTheOlder(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -122,8 +124,8 @@ func TestNewerStreamReplacesTheOlder(t *testing.T) {
 	require.Equal(t, "W", letter)
 }
 
-// A stream that breaks off costs nothing: the user becomes away, is passed over by promotions, and
-// after a new connect has the same number, or the token.
+// TestReconnect: a stream that breaks off costs nothing: the user becomes away, is passed over by
+// promotions, and after a new connect has the same number, or the token.
 func TestReconnect(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -152,8 +154,9 @@ func TestReconnect(t *testing.T) {
 	require.EqualValues(t, 2, w.snapshot().Used)
 }
 
-// With grace 0 and the settings on_close and no_show "release", the end of a stream frees the
-// user's place or slot at once, also the slot of a promoted user who is not connected.
+// TestTheDocumentsBehaviour: with grace 0 and the settings on_close and no_show "release", the end
+// of a stream frees the user's place or slot at once, also the slot of a promoted user who is not
+// connected.
 func TestTheDocumentsBehaviour(t *testing.T) {
 	w := shared(t)
 	w.declare(1, func(s *waitingroom.Settings) { s.Grace, s.OnClose, s.NoShow = 0, "release", "release" })
@@ -171,8 +174,8 @@ func TestTheDocumentsBehaviour(t *testing.T) {
 	w.await("all are gone", func() bool { s := w.snapshot(); return s.Used+s.Waiting+s.Away == 0 })
 }
 
-// The status that a broker publishes says how many streams it has, and how old the positions are
-// that it shows.
+// TestStatus: the status that a broker publishes says how many streams it has, and how old the
+// positions are that it shows.
 func TestStatus(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -191,8 +194,8 @@ func TestStatus(t *testing.T) {
 	w.await("nobody is there", func() bool { return counts()["streams"] == 0 && counts()["position_age_ms"] == 0 })
 }
 
-// A broker that stops sends its users a frame "reconnect". They connect to another broker and keep
-// their numbers, and none was away.
+// TestStop: a broker that stops sends its users a frame "reconnect". They connect to another broker
+// and keep their numbers, and none was away.
 func TestStop(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -217,8 +220,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// Redis stands still for longer than a broker's status is valid (presence.TTL). No connected user
-// loses the place.
+// TestRedisStandsStill: Redis stands still for longer than a broker's status is valid
+// (presence.TTL). No connected user loses the place.
 func TestRedisStandsStill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes 7 seconds")
@@ -240,7 +243,7 @@ func TestRedisStandsStill(t *testing.T) {
 	require.EqualValues(t, 2, w.snapshot().Used)
 }
 
-// An event whose data is broken waits; the others go on.
+// TestBrokenEventHarmsNoOther: an event whose data is broken waits; the others go on.
 func TestBrokenEventHarmsNoOther(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -278,7 +281,8 @@ func TestEventEnds(t *testing.T) {
 	w.await("the queue is dissolved", func() bool { return w.snapshot().Waiting == 0 })
 }
 
-// A stream ends with the reason "gone" when the user's token expires, and the slot becomes free.
+// TestTokenExpires: a stream ends with the reason "gone" when the user's token expires, and the
+// slot becomes free.
 func TestTokenExpires(t *testing.T) {
 	w := shared(t)
 	w.declare(2, func(s *waitingroom.Settings) { s.TokenTTL, s.Leeway = time.Second, 0 })
@@ -289,8 +293,8 @@ func TestTokenExpires(t *testing.T) {
 	w.await("the slot is free", func() bool { return w.snapshot().Used == 0 })
 }
 
-// The number of seats of an event that nobody has declared comes from the seat service, here a
-// fake. While it does not answer, users wait.
+// TestSeats: the number of seats of an event that nobody has declared comes from the seat service,
+// here a fake. While it does not answer, users wait.
 func TestSeats(t *testing.T) {
 	w := shared(t)
 	var known atomic.Bool
@@ -342,7 +346,8 @@ func (s *slowFirst) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// Visitors who enter while a call of enter runs share the next call, and each gets a number.
+// TestVisitorsShareCalls: visitors who enter while a call of enter runs share the next call, and
+// each gets a number.
 func TestVisitorsShareCalls(t *testing.T) {
 	const users = 50
 	w := shared(t)

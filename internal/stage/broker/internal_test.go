@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// A broker that can't keep up shows positions behind nearPosition in fewer rounds, and in each
-// round again when it can.
+// TestFrameThrottle: a broker that can't keep up shows positions behind nearPosition in fewer
+// rounds, and in each round again when it can.
 func TestFrameThrottle(t *testing.T) {
 	t.Parallel()
 	var throttle frameThrottle
@@ -34,7 +34,8 @@ func TestFrameThrottle(t *testing.T) {
 	require.Equal(t, 10, shown(10, time.Second))
 }
 
-// A user at the head of the queue polls every two seconds, one far behind every 20 s.
+// TestPollAfter: a user at the head of the queue polls every two seconds, one far behind every 20
+// s.
 func TestPollAfter(t *testing.T) {
 	t.Parallel()
 	for position, want := range map[int64]time.Duration{
@@ -45,7 +46,7 @@ func TestPollAfter(t *testing.T) {
 	}
 }
 
-// A clock that is more than 2 s off Redis's is reported.
+// TestCheckClock: a clock that is more than 2 s off Redis's is reported.
 func TestCheckClock(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

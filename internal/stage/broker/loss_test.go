@@ -14,9 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// An event is closed and opened again before its queue is dissolved. A user whose stream was ended
-// by the closing does not wait any more: the user is away, or gone if the promoter dissolved the
-// queue in between.
+// TestReopenedAtOnce: an event is closed and opened again before its queue is dissolved. A user
+// whose stream was ended by the closing does not wait any more: the user is away, or gone if the
+// promoter dissolved the queue in between.
 func TestReopenedAtOnce(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -31,7 +31,8 @@ func TestReopenedAtOnce(t *testing.T) {
 	w.await("a does not wait", func() bool { _, letter := w.number("a"); return letter != "W" })
 }
 
-// A visitor closes the connection while the script enter runs. The user is away afterwards.
+// TestGoneWhileEntering: a visitor closes the connection while the script enter runs. The user is
+// away afterwards.
 func TestGoneWhileEntering(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -64,8 +65,8 @@ func TestGoneWhileEntering(t *testing.T) {
 	w.await("a is away", func() bool { _, letter := w.number("a"); return letter == "A" })
 }
 
-// Redis loses a promotion in a failover, after the broker has heard of it. The user's stream stays
-// open, and the user gets a token after the next promotion.
+// TestLostPromotion: Redis loses a promotion in a failover, after the broker has heard of it. The
+// user's stream stays open, and the user gets a token after the next promotion.
 func TestLostPromotion(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -102,8 +103,8 @@ func TestLostPromotion(t *testing.T) {
 	require.NotEmpty(t, a.next("admitted").Token)
 }
 
-// Redis loses changes of a queue, so that its change number goes back. Users who entered with a
-// higher change number still see their positions again.
+// TestLostChanges: Redis loses changes of a queue, so that its change number goes back. Users who
+// entered with a higher change number still see their positions again.
 func TestLostChanges(t *testing.T) {
 	w := shared(t)
 	w.declare(0)

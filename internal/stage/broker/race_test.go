@@ -51,8 +51,9 @@ var status = regexp.MustCompile(`brokers [0-9a-f]{8} `)
 
 func isEnter(text, mode string) bool { return strings.Contains(text, " "+event+" "+mode+" ") }
 
-// After a silence, a broker repeats enter for its users. A user whose first call of enter still
-// runs has no place yet; the repetition leaves this user out, and does not end the stream.
+// TestConnectingDuringReentry: after a silence, a broker repeats enter for its users. A user whose
+// first call of enter still runs has no place yet; the repetition leaves this user out, and does
+// not end the stream.
 func TestConnectingDuringReentry(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -92,8 +93,8 @@ func TestConnectingDuringReentry(t *testing.T) {
 	c.at(2)
 }
 
-// The dispatch message about a promotion may come before the answer of the script enter. The last
-// state that the user sees is IN_PROGRESS nevertheless.
+// TestPromotedBeforeTheAnswer: the dispatch message about a promotion may come before the answer of
+// the script enter. The last state that the user sees is IN_PROGRESS nevertheless.
 func TestPromotedBeforeTheAnswer(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -122,8 +123,8 @@ func TestPromotedBeforeTheAnswer(t *testing.T) {
 	c.next("admitted")
 }
 
-// An event is declared shortly after a visitor has asked for it and got 404. The first user sees
-// its mode, and gets a token with the right times.
+// TestDeclaredAfterItWasUnknown: an event is declared shortly after a visitor has asked for it and
+// got 404. The first user sees its mode, and gets a token with the right times.
 func TestDeclaredAfterItWasUnknown(t *testing.T) {
 	w := shared(t)
 	var statuses atomic.Int64
@@ -150,8 +151,8 @@ func TestDeclaredAfterItWasUnknown(t *testing.T) {
 	require.WithinDuration(t, claims.ExpiresAt, claims.IssuedAt.Add(5*time.Minute), time.Second)
 }
 
-// Redis has lost its data: the streams of users with lost places end with the reason "gone", also
-// if the event is declared again and has other users.
+// TestRedisLosesItsData: Redis has lost its data: the streams of users with lost places end with
+// the reason "gone", also if the event is declared again and has other users.
 func TestRedisLosesItsData(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -177,7 +178,8 @@ func TestRedisLosesItsData(t *testing.T) {
 	}
 }
 
-// An event is closed and deleted between two snapshots. The streams of its users end.
+// TestEventIsDeleted: an event is closed and deleted between two snapshots. The streams of its
+// users end.
 func TestEventIsDeleted(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -188,8 +190,8 @@ func TestEventIsDeleted(t *testing.T) {
 	require.Contains(t, []string{"closed", "gone"}, a.next("ended").Reason)
 }
 
-// Unreadable messages in the stream of a broker, or a key of another Redis type in its place, keep
-// no user from the token.
+// TestGarbageInTheStreamOfABroker: unreadable messages in the stream of a broker, or a key of
+// another Redis type in its place, keep no user from the token.
 func TestGarbageInTheStreamOfABroker(t *testing.T) {
 	w := shared(t)
 	w.declare(0)

@@ -108,7 +108,8 @@ func TestMessagesOfTheStreamAreHandled(t *testing.T) {
 	})
 }
 
-// A message that can't be accepted is quarantined with the reason. It does not stop other messages.
+// TestInvalidMessagesAreRejected: a message that can't be accepted is quarantined with the reason.
+// It does not stop other messages.
 func TestInvalidMessagesAreRejected(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		addEntry(w, "group.submit", `{"type":`)
@@ -136,8 +137,9 @@ func TestInvalidMessagesAreRejected(t *testing.T) {
 	})
 }
 
-// After an administrator's commands, such as XGROUP SETID, delivered messages are in no pending
-// list. They are stored all the same, and before a later seal takes effect.
+// TestMessagesThatNobodyOwnsAreHandled: after an administrator's commands, such as XGROUP SETID,
+// delivered messages are in no pending list. They are stored all the same, and before a later seal
+// takes effect.
 func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -167,8 +169,8 @@ func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts("h"))
 }
 
-// After a message with the largest possible id, Redis accepts no more. That message is stored once,
-// and the stream then takes messages again.
+// TestMessageWithTheLargestID: after a message with the largest possible id, Redis accepts no more.
+// That message is stored once, and the stream then takes messages again.
 func TestMessageWithTheLargestID(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -191,7 +193,8 @@ func TestMessageWithTheLargestID(t *testing.T) {
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// A seal without a total waits for older entries, which another process may be handling.
+// TestSealWaitsForOlderEntries: a seal without a total waits for older entries, which another
+// process may be handling.
 func TestSealWaitsForOlderEntries(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -209,7 +212,8 @@ func TestSealWaitsForOlderEntries(t *testing.T) {
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// A message that fails by an error of Redis is retried, because the cause may be repaired.
+// TestMessageIsRetriedAfterARedisError: a message that fails by an error of Redis is retried,
+// because the cause may be repaired.
 func TestMessageIsRetriedAfterARedisError(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -250,7 +254,8 @@ func TestAddressInUseIsAnError(t *testing.T) {
 	require.ErrorContains(t, err, "set BULKACTION_API_ADDR to another address")
 }
 
-// Two processes share the stream: each message is handled once.
+// TestTwoProcessesHandleEachMessageOnce: two processes share the stream: each message is handled
+// once.
 func TestTwoProcessesHandleEachMessageOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -267,8 +272,8 @@ func TestTwoProcessesHandleEachMessageOnce(t *testing.T) {
 	}
 }
 
-// While the backlog is full, messages wait: they are neither rejected nor stored beyond the limit,
-// and they don't delay a cancellation that is behind them.
+// TestMessagesWaitWhileTheBacklogIsFull: while the backlog is full, messages wait: they are neither
+// rejected nor stored beyond the limit, and they don't delay a cancellation that is behind them.
 func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -305,8 +310,8 @@ func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
 	require.GreaterOrEqual(t, w.Conn.Cmd.XLen(ctx, w.Space.Ingest()).Val(), int64(waiting-limit))
 }
 
-// Many large messages wait for their group. The group's submission, which is behind them, is still
-// read.
+// TestSubmissionBehindLargeAppendsIsRead: many large messages wait for their group. The group's
+// submission, which is behind them, is still read.
 func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -322,8 +327,8 @@ func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// Each ingest process publishes its status, because the admission controllers divide the free
-// backlog by the number of live ingest processes.
+// TestStatusIsPublished: each ingest process publishes its status, because the admission
+// controllers divide the free backlog by the number of live ingest processes.
 func TestStatusIsPublished(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

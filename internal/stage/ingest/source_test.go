@@ -49,9 +49,9 @@ func awaitHandled(w *stagetest.World) {
 	})
 }
 
-// The messages of a further stream belong to its tenant, whether they name it or not. Messages that
-// name another tenant, or a group of another tenant, are rejected; such a group and an unknown
-// group give the same reason.
+// TestFurtherStreamsHaveOneTenant: the messages of a further stream belong to its tenant, whether
+// they name it or not. Messages that name another tenant, or a group of another tenant, are
+// rejected; such a group and an unknown group give the same reason.
 func TestFurtherStreamsHaveOneTenant(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("of-acme", "T", 1)
@@ -90,9 +90,9 @@ func TestFurtherStreamsHaveOneTenant(t *testing.T) {
 	})
 }
 
-// Several streams may have entries with the same ids, and producers may choose the same message
-// ids: a message is not mistaken for one of another stream. A repeated message of the same stream
-// is stored once.
+// TestSameIDsInSeveralStreams: several streams may have entries with the same ids, and producers
+// may choose the same message ids: a message is not mistaken for one of another stream. A repeated
+// message of the same stream is stored once.
 func TestSameIDsInSeveralStreams(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		for _, tenant := range []string{"acme", "globex"} {
@@ -129,8 +129,9 @@ func TestSameIDsInSeveralStreams(t *testing.T) {
 	})
 }
 
-// While the backlog is full, the messages of a further stream wait, too. Cancellations behind them
-// are applied early, but not those of another tenant's groups.
+// TestFurtherStreamsWaitWhileTheBacklogIsFull: while the backlog is full, the messages of a further
+// stream wait, too. Cancellations behind them are applied early, but not those of another tenant's
+// groups.
 func TestFurtherStreamsWaitWhileTheBacklogIsFull(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

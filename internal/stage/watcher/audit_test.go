@@ -78,8 +78,8 @@ func requireSound(w *stagetest.World) {
 	}
 }
 
-// A job that vanishes from any location is found, published as a violation and ended as LOST, and
-// then its group can complete.
+// TestVanishedJobsEndAsLost: a job that vanishes from any location is found, published as a
+// violation and ended as LOST, and then its group can complete.
 func TestVanishedJobsEndAsLost(t *testing.T) {
 	for name, tt := range map[string]struct {
 		vanish func(ctx context.Context, w *stagetest.World) error
@@ -138,7 +138,8 @@ func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 	require.NoError(w.T, err)
 }
 
-// A worker that runs a job whose entry was deleted can still report the outcome within a lease.
+// TestRunningJobIsNotLostAtOnce: a worker that runs a job whose entry was deleted can still report
+// the outcome within a lease.
 func TestRunningJobIsNotLostAtOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -156,7 +157,8 @@ func TestRunningJobIsNotLostAtOnce(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g"))
 }
 
-// Jobs that vanish with their stream end as LOST while other jobs of their group make progress.
+// TestVanishedJobsOfABusyGroupEndAsLost: jobs that vanish with their stream end as LOST while other
+// jobs of their group make progress.
 func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 	for name, vanish := range map[string]func(context.Context, *stagetest.World) error{
 		"DEL of the ready stream": func(ctx context.Context, w *stagetest.World) error {
@@ -194,8 +196,8 @@ func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 	}
 }
 
-// When the script reclaim finds that the entry of a job in flight was deleted, the next incremental
-// check runs at once, however long the interval is.
+// TestReclaimOfALeaseWithoutItsJobStartsAnAudit: when the script reclaim finds that the entry of a
+// job in flight was deleted, the next incremental check runs at once, however long the interval is.
 func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -217,8 +219,8 @@ func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	require.False(t, suspicious)
 }
 
-// A violation is published once, although its group moves and the counts in its detail change
-// meanwhile.
+// TestViolationOfAMovingGroupIsAnnouncedOnce: a violation is published once, although its group
+// moves and the counts in its detail change meanwhile.
 func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -240,7 +242,8 @@ func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	require.Equal(t, 1, count())
 }
 
-// The metric counts all violations, also those that one published violation summarizes.
+// TestAllViolationsAreCounted: the metric counts all violations, also those that one published
+// violation summarizes.
 func TestAllViolationsAreCounted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -256,7 +259,7 @@ func TestAllViolationsAreCounted(t *testing.T) {
 	w.Await("the published violations", func() bool { return len(violations(w)) == 101 })
 }
 
-// A violation is published again only after it was gone.
+// TestViolationsAreAnnouncedOnce: a violation is published again only after it was gone.
 func TestViolationsAreAnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -287,8 +290,8 @@ func TestViolationsAreAnnouncedOnce(t *testing.T) {
 	wrong(1, 2)
 }
 
-// If the counter of leader-lease renewals in Redis goes back, Redis has lost confirmed writes: that
-// is a violation of the law durability.
+// TestLostRenewalsBreakDurability: if the counter of leader-lease renewals in Redis goes back,
+// Redis has lost confirmed writes: that is a violation of the law durability.
 func TestLostRenewalsBreakDurability(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 100)
@@ -306,7 +309,8 @@ func TestLostRenewalsBreakDurability(t *testing.T) {
 	})
 }
 
-// The full audit finds what no group's counts and lengths show, such as an unreadable entry.
+// TestFullAuditFindsWhatNoGroupShows: the full audit finds what no group's counts and lengths show,
+// such as an unreadable entry.
 func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -319,7 +323,7 @@ func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 	require.Equal(t, audit.LawLocation, violations(w)[0].Violation.Law)
 }
 
-// The full audit also recounts the events of the waiting room.
+// TestFullAuditOfTheWaitingRoom: the full audit also recounts the events of the waiting room.
 func TestFullAuditOfTheWaitingRoom(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -116,8 +116,8 @@ func TestTrimsWhatIsPastItsRetention(t *testing.T) {
 	})
 }
 
-// The id of an entry is kept while an older entry of the ingest stream is pending, since the entry
-// may then be delivered again.
+// TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain: the id of an entry is kept while an older entry
+// of the ingest stream is pending, since the entry may then be delivered again.
 func TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

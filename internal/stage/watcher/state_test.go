@@ -21,8 +21,8 @@ func auditState(w *stagetest.World) api.AuditState {
 	return st
 }
 
-// GET /v1/audit shows what the watcher's last audits have found: their times, and the open
-// violations, until they are gone.
+// TestStateOfTheAuditIsStored: GET /v1/audit shows what the watcher's last audits have found: their
+// times, and the open violations, until they are gone.
 func TestStateOfTheAuditIsStored(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -67,7 +67,8 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 	require.Empty(t, auditState(w).Violations)
 }
 
-// A new leader keeps the violations of the earlier leader's last full audit until it audits itself.
+// TestStateOutlivesALeader: a new leader keeps the violations of the earlier leader's last full
+// audit until it audits itself.
 func TestStateOutlivesALeader(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -92,7 +93,8 @@ func TestStateOutlivesALeader(t *testing.T) {
 	require.Equal(t, first.Partitions[0].DeepAt, second.Partitions[0].DeepAt)
 }
 
-// A stored state of the audit that can't be read does not stop the audit, which replaces it.
+// TestUnreadableState: a stored state of the audit that can't be read does not stop the audit,
+// which replaces it.
 func TestUnreadableState(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -117,7 +119,7 @@ func TestStateOfTheAuditIsForTheSystem(t *testing.T) {
 	require.Error(t, err)
 }
 
-// The watcher finds the busiest tenants.
+// TestBusiestTenantsAreFound: the watcher finds the busiest tenants.
 func TestBusiestTenantsAreFound(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -129,8 +131,8 @@ func TestBusiestTenantsAreFound(t *testing.T) {
 	})
 }
 
-// The watcher stores samples in the history. With two watchers, too, each period of 10 s has one
-// sample.
+// TestHistoryIsRecorded: the watcher stores samples in the history. With two watchers, too, each
+// period of 10 s has one sample.
 func TestHistoryIsRecorded(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -32,8 +32,8 @@ func (h afterReading) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 	}
 }
 
-// A watcher that is stopped after it has read a group's details and before it has published the
-// event leaves the event in the outbox: the next watcher publishes it.
+// TestStopBetweenReadAndEvent: a watcher that is stopped after it has read a group's details and
+// before it has published the event leaves the event in the outbox: the next watcher publishes it.
 func TestStopBetweenReadAndEvent(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

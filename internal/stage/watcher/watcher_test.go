@@ -155,8 +155,8 @@ func TestGroupEndsAsCompletedOrFailed(t *testing.T) {
 	}
 }
 
-// If a watcher dies after it has published an event and before it has removed it from the outbox,
-// the next watcher publishes it again with the same id.
+// TestRepeatedEventHasTheSameID: if a watcher dies after it has published an event and before it
+// has removed it from the outbox, the next watcher publishes it again with the same id.
 func TestRepeatedEventHasTheSameID(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -175,8 +175,8 @@ func TestRepeatedEventHasTheSameID(t *testing.T) {
 	require.Equal(t, all[i], all[i+1])
 }
 
-// An unreadable entry of the outbox is removed only when it is quarantined. Until then it does not
-// delay the events behind it.
+// TestUnreadableEventStaysUntilItIsQuarantined: an unreadable entry of the outbox is removed only
+// when it is quarantined. Until then it does not delay the events behind it.
 func TestUnreadableEventStaysUntilItIsQuarantined(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -202,8 +202,8 @@ func TestUnreadableEventStaysUntilItIsQuarantined(t *testing.T) {
 	require.Len(t, ids(w, "g"), 2)
 }
 
-// Only one of several watchers leads: each group's events are published once. When the leader
-// stops, another watcher takes over.
+// TestOneWatcherLeads: only one of several watchers leads: each group's events are published once.
+// When the leader stops, another watcher takes over.
 func TestOneWatcherLeads(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -225,8 +225,8 @@ func TestOneWatcherLeads(t *testing.T) {
 	require.NotEqual(t, leader, tamper.Leader(t, w.Conn.Cmd, w.P))
 }
 
-// After a leader has died, another watcher takes over when the leader lease ends, and what the old
-// leader still tries is refused.
+// TestDeadLeaderIsFenced: after a leader has died, another watcher takes over when the leader lease
+// ends, and what the old leader still tries is refused.
 func TestDeadLeaderIsFenced(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -245,8 +245,9 @@ func TestDeadLeaderIsFenced(t *testing.T) {
 	require.ErrorIs(t, ledger.Expire(t.Context(), w.Conn.Cmd, w.P, "g", fence, false), ledger.ErrFenced)
 }
 
-// Aggregates over failed or ended jobs are computed at the end of each round, from the jobs that
-// are failed then: failures of an earlier round that were retried do not count.
+// TestFailuresAreReducedInEachRound: aggregates over failed or ended jobs are computed at the end
+// of each round, from the jobs that are failed then: failures of an earlier round that were retried
+// do not count.
 func TestFailuresAreReducedInEachRound(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(4), Aggregate: []messages.Aggregate{
@@ -287,7 +288,8 @@ func TestFailuresAreReducedInEachRound(t *testing.T) {
 	})
 }
 
-// A group that could advance and is not marked dirty is found by the pass over all open groups.
+// TestGroupThatIsNotMarkedDirtyAdvances: a group that could advance and is not marked dirty is
+// found by the pass over all open groups.
 func TestGroupThatIsNotMarkedDirtyAdvances(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -305,8 +307,8 @@ func TestGroupThatIsNotMarkedDirtyAdvances(t *testing.T) {
 	w.Await("the end of the last group", func() bool { return w.Group("g249").Status == api.StatusCompleted })
 }
 
-// If the process that cancels a group dies before all its jobs are cancelled, the watcher cancels
-// the rest.
+// TestCompletesACancellation: if the process that cancels a group dies before all its jobs are
+// cancelled, the watcher cancels the rest.
 func TestCompletesACancellation(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(w.T.Context())
@@ -323,8 +325,8 @@ func TestCompletesACancellation(t *testing.T) {
 	})
 }
 
-// The event of a group whose aggregate this process can't compute is published without the
-// aggregate.
+// TestPublishesAGroupWithoutItsAggregate: the event of a group whose aggregate this process can't
+// compute is published without the aggregate.
 func TestPublishesAGroupWithoutItsAggregate(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -364,8 +366,8 @@ func TestPublishesUntilItWorks(t *testing.T) {
 	awaitIDs(w, "g", "1.created", "1.dispatched")
 }
 
-// Only one of several watchers shows the gauges of queues, which count the jobs of the whole
-// system, so that their sum over all processes is right.
+// TestOneWatcherShowsTheQueues: only one of several watchers shows the gauges of queues, which
+// count the jobs of the whole system, so that their sum over all processes is right.
 func TestOneWatcherShowsTheQueues(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// With -race: the lease renewal and the watchdog read tasks of a gated type while these are
-// started.
+// TestJobsWithAPassAreStartedWhileLeasesAreRenewed: with -race: the lease renewal and the watchdog
+// read tasks of a gated type while these are started.
 func TestJobsWithAPassAreStartedWhileLeasesAreRenewed(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -36,8 +36,8 @@ func (hookedError) Error() string { return "broken" }
 
 func (e hookedError) As(any) bool { e.look(); return false }
 
-// A job that gets its pass just when a suspect arrives is released, and not started beside the
-// suspect.
+// TestNoAdmittedJobStartsBesideASuspect: a job that gets its pass just when a suspect arrives is
+// released, and not started beside the suspect.
 func TestNoAdmittedJobStartsBesideASuspect(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -80,7 +80,8 @@ func TestNoAdmittedJobStartsBesideASuspect(t *testing.T) {
 	w.AwaitCounts("suspect", api.Counts{Accepted: 1, Done: 1})
 }
 
-// Jobs of other types run although there are always jobs of a gated type with a pass.
+// TestGatedJobsLeaveSlotsToOthers: jobs of other types run although there are always jobs of a
+// gated type with a pass.
 func TestGatedJobsLeaveSlotsToOthers(t *testing.T) {
 	t.Parallel()
 	for name, slots := range map[string]int{"one slot": 1, "three slots": 3} {
@@ -109,7 +110,7 @@ func TestGatedJobsLeaveSlotsToOthers(t *testing.T) {
 	}
 }
 
-// A process without slots keeps no pass.
+// TestAProcessWithoutSlotsGivesPassesBack: a process without slots keeps no pass.
 func TestAProcessWithoutSlotsGivesPassesBack(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -130,8 +131,9 @@ func TestAProcessWithoutSlotsGivesPassesBack(t *testing.T) {
 	w.AwaitCounts("g", api.Counts{Accepted: 3, Done: 1, NonReady: 2})
 }
 
-// A group's own timeout is chosen by a tenant and says nothing about the account. A job that it
-// ends fails, but its pass is returned with context.Canceled and not with a timeout.
+// TestAShortTimeoutOfAGroup: a group's own timeout is chosen by a tenant and says nothing about the
+// account. A job that it ends fails, but its pass is returned with context.Canceled and not with a
+// timeout.
 func TestAShortTimeoutOfAGroup(t *testing.T) {
 	t.Parallel()
 	for name, process := range map[string]func(context.Context, processor.Job) error{
@@ -163,7 +165,7 @@ func TestAShortTimeoutOfAGroup(t *testing.T) {
 	}
 }
 
-// A processor may say that next to nothing is available.
+// TestHardlyAnyPasses: a processor may say that next to nothing is available.
 func TestHardlyAnyPasses(t *testing.T) {
 	t.Parallel()
 	for _, perSecond := range []float64{1e-300, math.NaN(), math.Inf(-1), -1} {
@@ -178,8 +180,8 @@ func TestHardlyAnyPasses(t *testing.T) {
 	}
 }
 
-// A stopping worker does not wait for a call of Admit for a suspect, if Admit ignores the end of
-// its context.
+// TestStopDoesNotWaitForAdmitOfASuspect: a stopping worker does not wait for a call of Admit for a
+// suspect, if Admit ignores the end of its context.
 func TestStopDoesNotWaitForAdmitOfASuspect(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -210,7 +212,7 @@ func (p panickingPass) Return(error)                                            
 
 func (p panickingPass) Process(context.Context, processor.Job) (any, error) { return nil, nil }
 
-// A panic of Return ends neither the job nor the process.
+// TestAPassThatPanics: a panic of Return ends neither the job nor the process.
 func TestAPassThatPanics(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -149,7 +149,8 @@ func TestADeferredJobIsNotStarted(t *testing.T) {
 	})
 }
 
-// An error of Admit that is no deferral decides about the job, and Process is not called.
+// TestErrorsOfAdmit: an error of Admit that is no deferral decides about the job, and Process is
+// not called.
 func TestErrorsOfAdmit(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -181,7 +182,7 @@ func TestErrorsOfAdmit(t *testing.T) {
 	}
 }
 
-// A pass is returned with the error of Process, however the job ends.
+// TestPassesComeBack: a pass is returned with the error of Process, however the job ends.
 func TestPassesComeBack(t *testing.T) {
 	t.Parallel()
 	failure := processor.Permanent("NO", errors.New("never"))
@@ -227,8 +228,8 @@ func TestPassesComeBack(t *testing.T) {
 	}
 }
 
-// A job whose group is cancelled while it waits for a pass is given back, and the context of its
-// call of Admit ends.
+// TestACancelledGroupWaitsForNoPass: a job whose group is cancelled while it waits for a pass is
+// given back, and the context of its call of Admit ends.
 func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -250,8 +251,8 @@ func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 	require.Empty(t, g.started)
 }
 
-// If Redis refuses to start a job that has a pass, the pass is returned unused. Here the group was
-// cancelled after the worker had checked its status.
+// TestAPassOfAJobThatIsNotStarted: if Redis refuses to start a job that has a pass, the pass is
+// returned unused. Here the group was cancelled after the worker had checked its status.
 func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -269,7 +270,8 @@ func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
 	require.Empty(t, g.started)
 }
 
-// A process reads no more jobs ahead than will get a pass and a slot, but at least two.
+// TestHowManyJobsWaitForAPass: a process reads no more jobs ahead than will get a pass and a slot,
+// but at least two.
 func TestHowManyJobsWaitForAPass(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -308,8 +310,8 @@ func TestHowManyJobsWaitForAPass(t *testing.T) {
 	}
 }
 
-// Jobs with a pass wait for a slot. While all slots are busy, the process reads only two jobs
-// ahead.
+// TestJobsWithAPassWaitForASlot: jobs with a pass wait for a slot. While all slots are busy, the
+// process reads only two jobs ahead.
 func TestJobsWithAPassWaitForASlot(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -332,7 +334,7 @@ func TestJobsWithAPassWaitForASlot(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 20, Ready: 17, NonReady: 3}, w.Counts("g"))
 }
 
-// While it is known that no job gets a pass, none is read.
+// TestNoJobIsReadWhileNoPassIsExpected: while it is known that no job gets a pass, none is read.
 func TestNoJobIsReadWhileNoPassIsExpected(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -363,7 +365,8 @@ func TestTheReportSaysHowManyPassesThereAre(t *testing.T) {
 	})
 }
 
-// A stopping worker does not wait for a processor whose Admit ignores the end of its context.
+// TestStopDoesNotWaitForAdmit: a stopping worker does not wait for a processor whose Admit ignores
+// the end of its context.
 func TestStopDoesNotWaitForAdmit(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -385,7 +388,7 @@ func TestStopDoesNotWaitForAdmit(t *testing.T) {
 	require.Equal(t, processor.Defer, processor.Classify(err).Kind)
 }
 
-// The lease of a job that waits for a pass is renewed.
+// TestWaitingJobsKeepTheirLease: the lease of a job that waits for a pass is renewed.
 func TestWaitingJobsKeepTheirLease(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -414,7 +417,8 @@ func TestWaitingJobsKeepTheirLease(t *testing.T) {
 	}
 }
 
-// A suspect of a gated type gets a pass before it is started, alone in its process.
+// TestASuspectOfAGatedType: a suspect of a gated type gets a pass before it is started, alone in
+// its process.
 func TestASuspectOfAGatedType(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -437,8 +441,8 @@ func TestASuspectOfAGatedType(t *testing.T) {
 	require.True(t, back)
 }
 
-// Three workers share few passes: each job is done once, without a retry, and no more jobs run at
-// the same time than there are accounts.
+// TestFewPassesForManyJobs: three workers share few passes: each job is done once, without a retry,
+// and no more jobs run at the same time than there are accounts.
 func TestFewPassesForManyJobs(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -23,8 +23,8 @@ func lastErrorText(j processor.Job) string {
 	return fmt.Sprintf("%s: %s (attempt %d)", e.Code, e.Text, e.Attempt)
 }
 
-// The processor sees how the attempt before has failed. Of the four errors of a job, the API shows
-// the last three.
+// TestAnAttemptKnowsTheLastError: the processor sees how the attempt before has failed. Of the four
+// errors of a job, the API shows the last three.
 func TestAnAttemptKnowsTheLastError(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 2)
@@ -80,8 +80,8 @@ func TestAnAttemptKnowsTheLastError(t *testing.T) {
 	})
 }
 
-// For a job of a gated type, the script start delivers the last error. So Process sees it, and
-// Admit, which is called before the start, does not.
+// TestAnAttemptOfAGatedTypeKnowsTheLastError: for a job of a gated type, the script start delivers
+// the last error. So Process sees it, and Admit, which is called before the start, does not.
 func TestAnAttemptOfAGatedTypeKnowsTheLastError(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -223,8 +223,8 @@ func TestThrottledUsesNoRetry(t *testing.T) {
 	}
 }
 
-// A deferred job waits as long as its processor says. It may be deferred again and again: that uses
-// no retry and no throttle.
+// TestDeferredUsesNoRetry: a deferred job waits as long as its processor says. It may be deferred
+// again and again: that uses no retry and no throttle.
 func TestDeferredUsesNoRetry(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

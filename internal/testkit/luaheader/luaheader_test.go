@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The checks of this package fail for a header that does not fit its script or its Go contract.
+// TestSignatures: the checks of this package fail for a header that does not fit its script or its
+// Go contract.
 func TestSignatures(t *testing.T) {
 	t.Parallel()
 	s := Of(t, strings.Join([]string{

@@ -15,8 +15,8 @@ func drawn(t *testing.T, round int) (all []uint64) {
 	return all
 }
 
-// A round draws the same sequences in each run, even if other rounds run at the same time, and two
-// rounds draw different ones.
+// TestCheck: a round draws the same sequences in each run, even if other rounds run at the same
+// time, and two rounds draw different ones.
 func TestCheck(t *testing.T) {
 	alone := map[int][]uint64{}
 	for round := range 10 {
@@ -37,7 +37,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// The sequences are the same in all processes, unless a seed is given.
+// TestSequencesAreFixed: the sequences are the same in all processes, unless a seed is given.
 func TestSequencesAreFixed(t *testing.T) {
 	fixed, got := []uint64{0x2, 0x5, 0x0, 0x56e5, 0xd, 0x180464, 0x6a7b9, 0xe99}, drawn(t, 0)[:8]
 	if given() == 0 {

@@ -116,7 +116,7 @@ func TestSharedIsOneServerWithAPrefixEach(t *testing.T) {
 	require.Regexp(t, `^t[0-9a-f]{8}:$`, prefix1)
 }
 
-// On both servers keys expire as time passes.
+// TestBoth: on both servers keys expire as time passes.
 func TestBoth(t *testing.T) {
 	var servers []string
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

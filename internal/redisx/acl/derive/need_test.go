@@ -12,8 +12,8 @@ import (
 	"golang.org/x/tools/go/ssa/ssautil"
 )
 
-// A key's pattern is found even if the function that returns the key calls another function for a
-// part of it.
+// TestPatternOfKey: a key's pattern is found even if the function that returns the key calls
+// another function for a part of it.
 func TestPatternOfKey(t *testing.T) {
 	t.Parallel()
 	const source = `package keyspace
