@@ -88,8 +88,9 @@ func (b *guardBench) limitUsed() (ratio float64, over int, err error) {
 	return measure.Ratio(float64(used), float64(windows*members*permits)), overdraws(r.Events, t), nil
 }
 
-// overdraws returns how many calls exceed the rate of the task, plus how many leases exceed the
-// concurrency of a member.
+// overdraws returns how often calls have broken the limits of t. For each key or member it counts
+// the calls that exceed t.Rate, the starts of work under a lease that exceed t.Rate, and the leases
+// that exceed the concurrency t.Capacity. So one lease may count more than once.
 func overdraws(events []guardEvent, t guardTask) (n int) {
 	byName := map[string][]guardEvent{}
 	for _, e := range events {

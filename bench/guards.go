@@ -47,8 +47,9 @@ type GuardTakes struct {
 	// process, each of which calls again at once.
 	TakePerSecond        float64 `json:"take_per_second"`
 	SlidingTakePerSecond float64 `json:"sliding_take_per_second"`
-	// TakeP99MS is measured at 5,000 calls a second: from the time at which a call was due until
-	// its answer.
+	// TakeP99MS is the 99th percentile of the time of Limiter.Take (token bucket), in ms, at 5,000
+	// calls a second of all processes together. The time of a call begins when the call is due,
+	// which may be before it is made.
 	TakeP99MS float64 `json:"take_p99_ms"`
 }
 

@@ -94,8 +94,9 @@ func (c *crowd) await(
 // patience is how long await accepts that no count of users changes.
 const patience = 20 * time.Second
 
-// enterWaiting lets users enter, each with a stream of its own, and waits until all have been shown
-// their positions.
+// enterWaiting lets b.Users users enter, each with a stream of its own, and waits until each stream
+// has shown a position. It also returns, without an error, when the counts of users do not change
+// for the time patience: the judgement of the benchmark reports the missing users.
 func (b *roomBench) enterWaiting(ctx context.Context, t roomload.Task) (*crowd, error) {
 	t.Users, t.Parallel = b.Users, 64
 	c, err := b.crowd(t)

@@ -24,7 +24,8 @@ type Policy struct {
 	RefusePublic bool           // a public address may be called only if it is in AllowedCIDRs
 }
 
-// Validate returns an error for each entry of AllowedCIDRs that is not a network.
+// Validate returns an error for each entry of AllowedCIDRs that is not a valid network, or that is
+// an IPv4 network in the notation of IPv6, such as ::ffff:10.1.0.0/112.
 func (p Policy) Validate() []error {
 	var errs []error
 	for _, prefix := range p.AllowedCIDRs {

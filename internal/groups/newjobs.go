@@ -18,7 +18,7 @@ import (
 func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	if !o.Published {
-		message = s.startSendSpan(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
+		message = s.recordSendSpan(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
 	}
 	link := telemetry.ParseTraceParent(message)
 	fresh := make([]ledger.NewJob, len(jobs))
@@ -31,7 +31,7 @@ func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messa
 		}
 		switch {
 		case j.TraceParent != "" && !o.Published:
-			parent := s.startSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1)
+			parent := s.recordSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1)
 			fresh[i].Trace = s.tel.ContinueJobTrace(parent, "ingest", o.At, attrs)
 		case j.TraceParent != "":
 			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
@@ -53,9 +53,10 @@ func newJob(j *messages.Job) ledger.NewJob {
 	return fresh
 }
 
-// startSendSpan records the span "send" of a request over HTTP, because only producers of messages
-// record one themselves. It returns the traceparent that the jobs' traces continue.
-func (s *access) startSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
+// recordSendSpan records the span "send ingest" of a request over HTTP, or of one of its jobs that
+// has a traceparent of its own. The span lasts from the time at until now. The producers of
+// messages record this span themselves. It returns the traceparent that the jobs' traces continue.
+func (s *access) recordSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
 	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)
 	}

@@ -55,8 +55,8 @@ type Backend interface {
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
 	// Retry opens the next round of an ended group, with its failed jobs or the chosen ones.
 	Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error)
-	// Pause stops a group: none of its jobs starts any more. Resume undoes it. Both may be
-	// repeated.
+	// Pause keeps the jobs of a group from starting; jobs in flight go on. Resume lets jobs start
+	// again. A repeated call changes nothing.
 	Pause(ctx context.Context, group string) (api.Accepted, error)
 	Resume(ctx context.Context, group string) (api.Accepted, error)
 	// PauseTenant and PauseType stop all groups of a tenant, or all jobs of a type. The tenant or

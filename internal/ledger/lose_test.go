@@ -68,8 +68,8 @@ func (w *world) vanish(group, typ string) []ledger.Missed {
 	return all
 }
 
-// TestLose: Lose fails the vanished jobs and updates the group's counts and the tenant's counters,
-// so that the group ends.
+// TestLose: Lose makes vanished jobs failed, with the code LOST. It corrects the group's counts and
+// the tenant's counters, so that the group can end. A second call changes nothing.
 func TestLose(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")

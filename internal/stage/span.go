@@ -19,7 +19,7 @@ func SpanSeed() string {
 }
 
 // RecordSteps records a span for each sampled job in steps: the jobs that a script has failed,
-// cancelled or reclaimed. destination is the stream or queue where the jobs were.
+// cancelled or reclaimed. For destination see [telemetry.Telemetry.RecordStep].
 func (p Process) RecordSteps(ctx context.Context, destination string, steps []ledger.JobStep) {
 	for _, s := range steps {
 		p.Tel.RecordStep(ctx, destination, telemetry.JobStep(s))

@@ -33,8 +33,9 @@ type JobStep struct {
 	Code          string // of the error, if the job failed
 }
 
-// RecordStep records the span of a step, which ends now. destination is the stream or queue where
-// the job was.
+// RecordStep records the step of a job as a span without duration, which begins and ends now.
+// destination is the span's attribute messaging.destination.name: the key of the job's ready
+// stream, of the group's hash if the group is cancelled, or of the dead letters if the job is lost.
 func (t *Telemetry) RecordStep(ctx context.Context, destination string, s JobStep) {
 	attrs := func() []attribute.KeyValue {
 		a := MessagingAttributes(OpSettle, s.Name, destination)

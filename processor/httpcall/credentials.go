@@ -192,8 +192,8 @@ func poolName(t target) string {
 	return name[:min(len(name), maxPoolName)]
 }
 
-// leastHidden is the length of the shortest token that is hidden even without the scheme before it,
-// such as Bearer. Shorter tokens occur in many texts by chance.
+// leastHidden is the length, in bytes, of the shortest token that results and errors hide even
+// without the scheme before it, such as Bearer. Shorter tokens occur in many texts by chance.
 const leastHidden = 4
 
 // hiddenTexts returns the texts of a secret that results and errors must not show: the secret

@@ -44,8 +44,8 @@ func (m *message) silent() bool { return m.title == "" && m.body == "" }
 // field decodes the value of one field.
 type field func(json.RawMessage) error
 
-// fields returns for the name of a field the function that decodes its value; nil for an unknown
-// name.
+// fields is a function that returns, for the name of a field, the function that decodes its value;
+// nil for an unknown name.
 type fields func(name string) field
 
 // parsePayload reads the short form {deviceToken, title, message} or the full form, which has the

@@ -63,7 +63,9 @@ func (p *phase) violate(format string, args ...any) {
 // red returns true if a promise was broken.
 func (p *phase) red() bool { return p.Lost > 0 || p.DuplicateEffects > 0 || len(p.Violations) > 0 }
 
-// add adds a phase to the report: to the list of phases, and to the sums over all phases.
+// add adds a phase to the report: to the list of phases, and to the totals of all phases. The total
+// of a longest time is the maximum, and RecoveryP99 is computed again from all recoveries. Answers
+// has no total.
 func (r *report) add(p *phase) {
 	r.Phases = append(r.Phases, p)
 	r.Jobs += p.Jobs

@@ -61,7 +61,8 @@ func TestPublisherSendsTogether(t *testing.T) {
 			require.Equal(t, msgs[i].UUID, e.Values["id"])
 		}
 
-		// After an invalid message, the other messages of the same call are not published either.
+		// If one message of a call is invalid, no message of the call is published, not even those
+		// before it.
 		err = p.Publish("t", running("fine"), message.NewMessage("typeless", nil))
 		require.ErrorContains(t, err, "typeless")
 		require.ErrorContains(t, err, "metadata type is missing")

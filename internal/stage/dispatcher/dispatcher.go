@@ -43,8 +43,8 @@ type Config struct {
 const batchPause = 10 * time.Millisecond
 
 // maxBatch and reclaimBatch are the most jobs that one script call promotes and reclaims.
-// consumerInterval is the time between two removals of consumers that have been idle for
-// consumerIdle and have no pending entries.
+// consumerInterval is the time between two removals of consumers from the ready streams and the
+// results stream: of those that have been idle for consumerIdle and have no pending entries.
 const (
 	maxBatch         = 200
 	reclaimBatch     = 100

@@ -31,8 +31,8 @@ func (p *partition) keepLead(ctx context.Context) error {
 	return p.countRenewal(ctx)
 }
 
-// setFence records the fencing number of this process's leader lease; 0: this process does not
-// lead.
+// setFence stores the fencing number of this process's leader lease; 0: this process does not lead.
+// A new number also stores now as the begin of the leadership; 0 deletes the begin.
 func (p *partition) setFence(fence int64) {
 	switch {
 	case fence == 0:
