@@ -238,9 +238,11 @@ type AuthConfig struct {
 
 // RetentionConfig sets how long data of ended groups and messages is kept.
 type RetentionConfig struct {
-	// Ended groups, with their counts and aggregates.
+	// Ended groups, with their counts, aggregates and failures. If message ids or idempotency keys
+	// are kept for longer, a repeated submission of a deleted group runs again, perhaps without
+	// some of its jobs.
 	Groups time.Duration `env:"GROUPS" envDefault:"168h" min:"1s" max:"87600h"`
-	// The results and failures of an ended group's jobs.
+	// The results of an ended group's jobs.
 	Results time.Duration `env:"RESULTS" envDefault:"168h" min:"1s" max:"87600h"`
 	// Message ids, by which repeated messages are recognized.
 	MessageIDs time.Duration `env:"MESSAGE_IDS" envDefault:"24h" min:"1s" max:"87600h"`

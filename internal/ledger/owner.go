@@ -30,21 +30,22 @@ func GroupOwner(ctx context.Context, c redis.Cmdable, p keyspace.Partition, grou
 func UnknownGroup(group string) error { return fmt.Errorf("group %s: %w", group, api.ErrNotFound) }
 
 // RegisterOwner makes tenant the owner of a group that has no owner, and returns the group's owner.
-// p is the partition of the group's id. Two tenants can't own the same group. The owner is "" if
-// the key was deleted during the call. Twice: the second call returns the owner.
+// p is the partition of the group's id. Two tenants can't own the same group. Twice: the second
+// call returns the owner.
 func RegisterOwner(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, tenant string,
 ) (owner string, err error) {
 	key := p.Owner(group)
-	ok, err := c.SetNX(ctx, key, tenant, 0).Result()
-	if err != nil || ok {
-		return tenant, err
+	for {
+		ok, err := c.SetNX(ctx, key, tenant, 0).Result()
+		if err != nil || ok {
+			return tenant, err
+		}
+		owner, err = c.Get(ctx, key).Result()
+		if !errors.Is(err, redis.Nil) { // Nil: the key was deleted between the two commands
+			return owner, err
+		}
 	}
-	owner, err = c.Get(ctx, key).Result()
-	if errors.Is(err, redis.Nil) { // it was deleted in between
-		err = nil
-	}
-	return owner, err
 }
 
 // QueueOwner adds the read of a group's owner to a pipeline. After the pipeline has run, the

@@ -40,10 +40,14 @@ func TestReduce(t *testing.T) {
 		a := ledger.ReduceArgs{
 			Group: "g", Partial: "7", State: []byte(`{"n":2}`), Lines: []byte(e[0].lines + "\n" + e[2].lines), Entries: []string{e[0].entry, e[2].entry}, Ordinals: []int64{0, 2},
 		}
-		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(a))
+		began := w.now()
+		r := w.reduce(a)
+		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: r.Version}, r)
+		require.GreaterOrEqual(w, r.Version, began, "the time of the write")
 		require.Equal(w, "ADA", w.states("g"))
 		require.Equal(w, map[string]int64{"done": 3}, w.ledger("g"))
-		require.Equal(w, map[string]string{"partial:7": `{"n":2}`, "version:7": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
+		require.Equal(w, map[string]string{"partial:7": `{"n":2}`, "version:7": fmt.Sprint(r.Version)},
+			w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
 		require.Equal(w, []string{string(a.Lines)}, w.c.LRange(w.Context(), w.p.Results("g"), 0, -1).Val())
 		require.Equal(w, []string{"a " + e[1].entry}, w.pending(w.p.ResultStream()))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Dirty()).Val(), "one result is missing yet")
@@ -51,8 +55,8 @@ func TestReduce(t *testing.T) {
 		// The same call again has an old version and is refused. With the new version it is
 		// refused, too, because its jobs are already reduced.
 		w.unchanged(func() {
-			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: 1}, w.reduce(a))
-			a.Version = 1
+			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: r.Version}, w.reduce(a))
+			a.Version = r.Version
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0, 2}}, w.reduce(a))
 		})
 
@@ -60,11 +64,26 @@ func TestReduce(t *testing.T) {
 		b := ledger.ReduceArgs{Group: "g", Partial: "0", State: []byte(`{"n":1}`), Lines: []byte(e[1].lines), Entries: []string{e[1].entry}, Ordinals: []int64{0, 1}}
 		w.unchanged(func() { require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(b)) })
 		b.Ordinals = []int64{1}
-		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(b))
+		require.Equal(w, ledger.ReduceOK, w.reduce(b).State)
 		require.Equal(w, "AAA", w.states("g"))
 		w.ledger("g")
 		require.Equal(w, []string{"g"}, w.c.SMembers(w.Context(), w.p.Dirty()).Val(), "the last one calls the watcher")
 		require.Zero(w, w.c.XLen(w.Context(), w.p.ResultStream()).Val())
+	})
+}
+
+// TestReduceAfterALoss: after a failover that has lost a partial aggregate, its version does not
+// come back.
+func TestReduceAfterALoss(t *testing.T) {
+	both(t, func(w *world) {
+		e := w.reported("g", 3)
+		lost := w.reduceInto("0", e[0])
+		require.NoError(w, w.c.Del(w.Context(), w.p.Aggregate("g")).Err())
+		now := w.reduceInto("0", e[1])
+		w.unchanged(func() {
+			late := ledger.ReduceArgs{Group: "g", Partial: "0", Version: lost.Version, Entries: []string{e[2].entry}, Ordinals: e[2].ordinals}
+			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceVersion, Version: now.Version}, w.reduce(late))
+		})
 	})
 }
 
@@ -73,9 +92,10 @@ func TestReduce(t *testing.T) {
 func TestReduceNothing(t *testing.T) {
 	both(t, func(w *world) {
 		e := w.reported("g", 1)
-		w.reduceInto("0", e[0])
-		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(ledger.ReduceArgs{Group: "g", Partial: "0", Version: 1, Entries: []string{e[0].entry}}))
-		require.Equal(w, map[string]string{"partial:0": "1", "version:0": "1"}, w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
+		r := w.reduceInto("0", e[0])
+		require.Equal(w, r, w.reduce(ledger.ReduceArgs{Group: "g", Partial: "0", Version: r.Version, Entries: []string{e[0].entry}}))
+		require.Equal(w, map[string]string{"partial:0": "1", "version:0": fmt.Sprint(r.Version)},
+			w.c.HGetAll(w.Context(), w.p.Aggregate("g")).Val())
 		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Results("g")).Val())
 	})
 }
@@ -91,8 +111,9 @@ func TestReduceWhatIsNotDone(t *testing.T) {
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(bad), "a job that is named twice")
 		})
 		once := ledger.ReduceArgs{Group: "g", Partial: "0", Ordinals: []int64{0}}
-		require.Equal(w, ledger.ReduceReply{State: ledger.ReduceOK, Version: 1}, w.reduce(once))
-		once.Version = 1
+		r := w.reduce(once)
+		require.Equal(w, ledger.ReduceOK, r.State)
+		once.Version = r.Version
 		w.unchanged(func() {
 			require.Equal(w, ledger.ReduceReply{State: ledger.ReduceBad, Bad: []int64{0}}, w.reduce(once), "a job that is reduced")
 		})

@@ -7,7 +7,7 @@
 -- ARGV
 --   1  group    -  the group's id
 --   2  partial  -  number of the partial aggregate
---   3  version  n  version of the partial aggregate that the caller has read
+--   3  version  µs  version of the partial aggregate that the caller has read, 0 = there is none
 --   4  state    -  the new partial aggregate, with these results
 --   5  lines    -  the result lines
 --   6  ranges   -  the jobs (see parts/ranges.lua); their attempts are ignored; '' = no jobs: only
@@ -20,7 +20,9 @@
 --   {'BAD', {ordinal, …}}      these jobs are not done, or are reduced: call again without them.
 --                              Nothing was written
 --   {'GONE'}                   there is no such group; its entries were removed
--- The version and the states' letters make sure that no result counts twice.
+-- The version and the states' letters make sure that no result counts twice. A version is the time
+-- of the write, so that it occurs once. Aggregators keep partial aggregates in memory: a counter
+-- could reach a number again after a failover, or in a new group with the same id.
 -- Twice: the second call answers VERSION, because the first has changed it. With the new version it
 -- answers BAD.
 -- Out of memory: goes through.
@@ -60,8 +62,8 @@ if m > 0 then
     end
     if #bad > 0 then return { 'BAD', bad } end
   end
-  have = version + 1
-  call('HSET', aggregate, 'partial:' .. partial, ARGV[4], 'version:' .. partial, have)
+  have = math.max(version + 1, now_us())
+  call('HSET', aggregate, 'partial:' .. partial, ARGV[4], 'version:' .. partial, string.format('%.0f', have))
   call('RPUSH', B .. 'results:' .. group, ARGV[5])
   if all then apply(group, all) else store_states(group, ords, new, span) end
   call('HINCRBY', key, 'reduced', m)

@@ -121,7 +121,7 @@ const TypesSeparator = "|"
 //
 //	field              unit  written by           meaning
 //	partial:PARTIAL          reduce               the partial aggregate, encoded by its reducers
-//	version:PARTIAL          reduce               how often it was written
+//	version:PARTIAL    µs    reduce               when it was written
 //	partial:failed           reduce_failures      the partial aggregate of the failed jobs
 //
 // PARTIAL is a number below Partials.

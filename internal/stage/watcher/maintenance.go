@@ -25,6 +25,8 @@ type maintenance struct {
 	// resultsExpiredTo is a time in Unix ms: this process has deleted the result lines of the
 	// groups that ended at or before it.
 	resultsExpiredTo float64
+	// oldest has an entry for each of the last minutes, the earliest first (see trimEntryIDs).
+	oldest []oldestEntry
 }
 
 // run runs all maintenance tasks every maintenanceInterval, or every NoProcessorTimeout if that is
@@ -190,35 +192,54 @@ func (m *maintenance) recheckSetup(ctx context.Context) (bool, error) {
 // machine) after which it can still finish an entry that it had read, without storing it twice.
 const maxIngestFreeze = 5 * time.Minute
 
-// trimEntryIDs deletes the ids of applied ingest entries that can't be delivered again: those that
-// are older than maxIngestFreeze, than each pending entry and than each undelivered one.
+// oldestEntry is the oldest entry that Redis could deliver from the ingest stream at a time.
+type oldestEntry struct {
+	id string
+	at time.Time
+}
+
+// trimEntryIDs deletes the ids of applied ingest entries that can't be applied again: those that
+// Redis could not deliver any more maxIngestFreeze ago. It waits for so long because a frozen
+// ingest process that held an entry may apply it when it continues, although another process has
+// applied and acknowledged it.
 func (m *maintenance) trimEntryIDs(ctx context.Context) (bool, error) {
+	if n := len(m.oldest); n == 0 || time.Since(m.oldest[n-1].at) > time.Minute {
+		id, err := m.oldestIngestEntry(ctx)
+		if err != nil {
+			return false, err
+		}
+		m.oldest = append(m.oldest, oldestEntry{id, time.Now()})
+	}
+	for len(m.oldest) > 0 && time.Since(m.oldest[0].at) > maxIngestFreeze {
+		ms, _, _ := strings.Cut(m.oldest[0].id, "-")
+		if err := m.Conn.Cmd.ZRemRangeByScore(ctx, m.Entries(), "-inf", "("+ms).Err(); err != nil {
+			return false, fmt.Errorf("trim entry ids: %w", err)
+		}
+		m.oldest = m.oldest[1:]
+	}
+	return false, nil
+}
+
+// oldestIngestEntry returns the id of the oldest entry of the ingest stream, whether it is pending,
+// undelivered, or without an owner. If the stream is empty, it returns the id of an entry that was
+// delivered, and all older ones with it; 0-0 if there is none.
+func (m *maintenance) oldestIngestEntry(ctx context.Context) (string, error) {
 	groups, err := m.Conn.Cmd.XInfoGroups(ctx, m.Space.Ingest()).Result()
 	if call.IsUnavailable(err) {
-		return false, err
+		return "", err
 	}
 	for _, g := range groups { // no groups: no message was ever submitted
 		if g.Name != keyspace.GroupIngest {
 			continue
 		}
-		oldest := g.LastDeliveredID
-		pending, err := m.Conn.Cmd.XPendingExt(ctx,
-			&redis.XPendingExtArgs{Stream: m.Space.Ingest(), Group: g.Name, Start: "-", End: "+", Count: 1}).Result()
+		first, err := m.Conn.Cmd.XRangeN(ctx, m.Space.Ingest(), "-", "+", 1).Result()
 		if err != nil {
-			return false, fmt.Errorf("read pending messages: %w", err)
+			return "", fmt.Errorf("read the oldest message: %w", err)
 		}
-		if len(pending) > 0 {
-			oldest = pending[0].ID
+		if len(first) > 0 {
+			return first[0].ID, nil
 		}
-		text, _, _ := strings.Cut(oldest, "-")
-		ms, _ := strconv.ParseInt(text, 10, 64)
-		// Keep ids younger than maxIngestFreeze: a frozen ingest process that held an entry may
-		// apply it when it continues, although another process has applied and acknowledged it.
-		ms = min(ms, time.Now().Add(-maxIngestFreeze).UnixMilli())
-		if err := m.Conn.Cmd.ZRemRangeByScore(ctx, m.Entries(), "-inf",
-			"("+strconv.FormatInt(ms, 10)).Err(); err != nil {
-			return false, fmt.Errorf("trim entry ids: %w", err)
-		}
+		return g.LastDeliveredID, nil
 	}
-	return false, nil
+	return "0-0", nil
 }

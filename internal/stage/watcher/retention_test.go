@@ -13,7 +13,6 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
 	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/watcher"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
@@ -114,26 +113,6 @@ func TestTrimsWhatIsPastItsRetention(t *testing.T) {
 		}
 		require.Equal(w.T, []string{"new"}, w.Conn.Cmd.ZRange(ctx, w.P.Messages(), 0, -1).Val())
 	})
-}
-
-// TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain: the id of an entry is kept while an older entry
-// of the ingest stream is pending, since the entry may then be delivered again.
-func TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	ctx := t.Context()
-	old := time.Now().Add(-time.Hour)
-	at := func(i int) time.Time { return old.Add(time.Duration(i) * time.Second) }
-	for i := range 4 {
-		require.NoError(t, w.Conn.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: w.Space.Ingest(), ID: stagetest.EntryID(at(i)), Values: []string{"x", "y"}}).Err())
-		require.NoError(t, w.Conn.Cmd.ZAdd(ctx, w.P.Entries(), redis.Z{Score: float64(at(i).UnixMilli()), Member: ledger.EntryRequest(stagetest.EntryID(at(i)))}).Err())
-	}
-	require.NoError(t, w.Conn.Cmd.XGroupCreate(ctx, w.Space.Ingest(), keyspace.GroupIngest, "0").Err())
-	require.NoError(t, w.Conn.Cmd.XReadGroup(ctx, &redis.XReadGroupArgs{Group: keyspace.GroupIngest, Consumer: "c", Streams: []string{w.Space.Ingest(), ">"}}).Err())
-	require.NoError(t, w.Conn.Cmd.XAck(ctx, w.Space.Ingest(), keyspace.GroupIngest, stagetest.EntryID(at(0)), stagetest.EntryID(at(2))).Err())
-	run(w, watcher.Config{}, "w")
-	w.Await("the end of the first id", func() bool { return w.Conn.Cmd.ZCard(ctx, w.P.Entries()).Val() == 3 })
-	require.Equal(t, ledger.EntryRequest(stagetest.EntryID(at(1))), w.Conn.Cmd.ZRange(ctx, w.P.Entries(), 0, 0).Val()[0])
 }
 
 func TestWritesTheNumberOfPartitionsAgain(t *testing.T) {
