@@ -130,13 +130,14 @@ type PromoteArgs struct {
 	Limit    Limit
 	Seed     string         // 8 hex digits, with which the span ids of traced jobs begin
 	FullWait time.Duration  // when to look again at a tenant whose ready stream is full
-	Caps     map[string]int // type → most undelivered jobs in its ready stream; jobs of other types stay
+	Cap      int            // most undelivered jobs in the ready stream of a type that is not in Caps
+	Caps     map[string]int // type → most undelivered jobs in its ready stream
 }
 
 // PromoteReply says what Promote has done.
 type PromoteReply struct {
 	Moved   int            // jobs that are ready now
-	Skipped int            // due jobs whose ready stream is full, or whose type is not in Caps
+	Skipped int            // due jobs whose ready stream is full
 	Wait    time.Duration  // until another call can promote jobs; negative: no tenant that may run has non-ready ones
 	Permits []Permit       // that the promoted jobs have spent, by tenant
 	Denials []Denial       // tenants that were refused a permit
@@ -158,7 +159,7 @@ type PromoteTrace struct {
 // Twice: the second call takes the next jobs.
 func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a PromoteArgs) (PromoteReply, error) {
 	args := append([]any{a.Most}, a.Limit.args()...)
-	args = append(args, a.Limit.share(), a.Seed, max(1, a.FullWait.Milliseconds()))
+	args = append(args, a.Limit.share(), a.Seed, max(1, a.FullWait.Milliseconds()), a.Cap)
 	for typ, limit := range a.Caps {
 		args = append(args, typ, limit)
 	}

@@ -231,35 +231,26 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	})
 }
 
-// TestPromoteTypeWithoutCapSoonAgain: a type can be newer than the dispatcher's list of types, so
-// that a call of promote has no cap for it. Its due jobs stay due, and the tenant is tried again
-// sooner than it would be for a full ready stream.
-func TestPromoteTypeWithoutCapSoonAgain(t *testing.T) {
+// TestPromoteCap: Caps bounds the ready streams of its types, Cap those of all others. A call reads
+// only the streams of types with due jobs, so its cost does not grow with the number of types.
+func TestPromoteCap(t *testing.T) {
 	both(t, func(w *world) {
-		w.nonReady("g", 1)
-		const fullWait = time.Hour
-		args := ledger.PromoteArgs{Most: 100, Limit: noLimit, Seed: seed, FullWait: fullWait, Caps: map[string]int{"U": 1000}}
-		r, err := ledger.Promote(w.Context(), w.c, w.p, args)
-		require.NoError(w, err)
-		require.Zero(w, r.Moved)
-		require.LessOrEqual(w, r.Wait, 20*time.Millisecond)
-
-		args.Caps["T"] = 1000
-		w.eventually(func() bool {
+		w.nonReady("g", 5)
+		args := ledger.PromoteArgs{
+			Most: 100, Limit: noLimit, Seed: seed, FullWait: time.Hour, Cap: 2, Caps: map[string]int{"U": 1000},
+		}
+		promote := func() ledger.PromoteReply {
 			r, err := ledger.Promote(w.Context(), w.c, w.p, args)
 			require.NoError(w, err)
-			return r.Moved == 1
-		})
-	})
-}
+			return r
+		}
+		w.eventually(func() bool { return promote().Moved == 2 })
+		require.Equal(w, map[string]int64{"ready": 2, "non_ready": 3}, w.ledger("g"))
 
-// TestPromoteUnknownType: due jobs of a type that the dispatcher does not ask for stay non-ready.
-func TestPromoteUnknownType(t *testing.T) {
-	both(t, func(w *world) {
-		w.nonReady("g", 1)
-		r := w.promote(noLimit, "U")
-		require.Equal(w, 1, r.Skipped)
-		require.Equal(w, map[string]int64{"non_ready": 1}, w.ledger("g"))
+		w.c.ZAdd(w.Context(), w.p.NonReady(), redis.Z{Member: "acme"}) // before FullWait is over
+		args.Caps["T"] = 4
+		require.Equal(w, 2, promote().Moved)
+		require.Equal(w, map[string]int64{"ready": 4, "non_ready": 1}, w.ledger("g"))
 	})
 }
 

@@ -3,6 +3,8 @@ package presence
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -123,6 +125,21 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	c.types = types
 	c.mu.Unlock()
 	return nil
+}
+
+// Serves reports whether a live worker serves a type.
+func (c *Capacity) Serves(typ string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, served := c.types[typ]
+	return served
+}
+
+// Served returns the types that live workers serve.
+func (c *Capacity) Served() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.types))
 }
 
 // countUnserved sets, by type, how many jobs are held by workers that no longer serve the type: by

@@ -14,13 +14,14 @@
 --   7  share      -        static or elastic
 --   8  seed       -        8 random hex digits, for span ids
 --   9  full_wait  ms       when to look again at a tenant whose ready stream is full
---   then for each type:
+--   10 cap        jobs     most undelivered jobs in the ready stream of a type; suspects go beyond it
+--   then for each type with another cap:
 --   +1  typ       -        the type
---   +2  cap       jobs     most undelivered jobs in its ready stream; suspects go beyond it
+--   +2  cap       jobs     the cap of this type
 -- Reply
 --   {moved, skipped, wait, permits, denials, traced, now}
 --     moved      jobs that are ready now
---     skipped    due jobs whose ready stream is full, or whose type has no cap in ARGV
+--     skipped    due jobs whose ready stream is full
 --     wait       ms until another call can promote jobs; -1 = only paused tenants, or none, have
 --                non-ready jobs
 --     permits    {tenant, jobs, …}: the promoted jobs; with a limit, each spent a permit
@@ -46,9 +47,6 @@ LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 -- tenant's jobs (field look of the tenant). So jobs of a type whose ready stream is full don't hide
 -- the tenant's jobs of other types.
 local LOOK = 1000
--- A type without a cap is new since the caller read the list of types. Its jobs stay due; the
--- tenant is looked at again after NEW_TYPE_MS.
-local NEW_TYPE_MS = 20
 US = now_us()
 local now = floor(US / 1000)
 local limited = total > 0
@@ -115,20 +113,26 @@ if resuming then
 end
 
 local due = call('ZRANGEBYSCORE', B .. 'non-ready', '-inf', now, 'LIMIT', 0, 64)
--- By type: capacity, the free capacity of the ready stream; full, how many due jobs found it full;
--- asked, the field due of load:TYPE when the call began.
-local capacity, full, asked = {}, {}, {}
-local g
-if #due > 0 then
-  for i = 10, #ARGV, 2 do
-    local typ = ARGV[i]
+-- By type: cap, as in ARGV; free, the free capacity of the ready stream; full, how many due jobs
+-- found it full; asked, the field due of load:TYPE when the call began.
+local cap, free, full, asked = {}, {}, {}, {}
+for i = 11, #ARGV, 2 do cap[ARGV[i]] = tonumber(ARGV[i + 1]) end
+
+-- free_capacity returns how many jobs of a type may become ready. It reads the stream once in a
+-- call.
+local function free_capacity(typ)
+  if not free[typ] then
     local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
     local _, undelivered = stream_depth(B .. 'ready:' .. typ)
-    local free = tonumber(ARGV[i + 1]) - undelivered
+    free[typ], asked[typ] = (cap[typ] or tonumber(ARGV[10])) - undelivered, load[2] or ''
     -- The other half of the free capacity is left to waiting jobs of the type (see admit).
-    if tonumber(load[1] or 0) > 0 then free = math.ceil(free / 2) end
-    capacity[typ], asked[typ] = free, load[2] or ''
+    if tonumber(load[1] or 0) > 0 then free[typ] = math.ceil(free[typ] / 2) end
   end
+  return free[typ]
+end
+
+local g
+if #due > 0 then
   precheck('SCARD', B .. 'active')
   precheck('HLEN', B .. 'rate')
   precheck('LLEN', B .. 'quarantine')
@@ -164,7 +168,7 @@ local function look(tenant)
 end
 
 -- choose decides what becomes of a tenant's due jobs and moves none of them. It counts in looked,
--- skipped, denials, capacity and full, and it writes or deletes the tenant's field look. It returns
+-- skipped, denials, free and full, and it writes or deletes the tenant's field look. It returns
 -- these lists, and a time (ms) before which it makes no sense to look at the tenant again, or nil:
 --   going       {job, blob}: the jobs that become ready
 --   paused      {job, blob}: the jobs that will be suspended
@@ -197,9 +201,7 @@ local function choose(tenant, t)
         elseif held_back(j) then
           c.paused[#c.paused + 1] = { j, blob }
           named[job] = true
-        elseif not capacity[j.typ] then
-          skipped, not_before = skipped + 1, now + math.min(NEW_TYPE_MS, full_wait)
-        elseif capacity[j.typ] <= 0 and j.losses == 0 then
+        elseif free_capacity(j.typ) <= 0 and j.losses == 0 then
           skipped, not_before, full[j.typ] = skipped + 1, not_before or now + full_wait, (full[j.typ] or 0) + 1
         elseif #c.going >= t.can then
           -- A tenant that was denied only because the global limit is spent keeps its place in the
@@ -211,7 +213,7 @@ local function choose(tenant, t)
         else
           named[job] = true
           c.going[#c.going + 1] = { j, blob }
-          capacity[j.typ] = capacity[j.typ] - 1
+          free[j.typ] = free[j.typ] - 1
         end
       end
     end

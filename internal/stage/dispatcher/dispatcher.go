@@ -118,13 +118,10 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	types, err := ledger.Types(ctx, p.Conn.Cmd, p.partition)
-	if err != nil {
-		return 0, err
-	}
-	caps := make(map[string]int, len(types))
-	for _, typ := range types {
-		bound := p.capacity.ReadyBound(typ, min(p.cfg.FetchBatch, p.cfg.ReadyCap), p.cfg.ReadyCap)
+	least := min(p.cfg.FetchBatch, p.cfg.ReadyCap)
+	caps := map[string]int{}
+	for _, typ := range p.capacity.Served() {
+		bound := p.capacity.ReadyBound(typ, least, p.cfg.ReadyCap)
 		caps[typ] = bound.Cap
 		// A ready stream with free slots is bounded by Ahead alone: promote counts only jobs beyond
 		// those that run. The bound is at least 1, because admit fills the stream up to it while
@@ -138,6 +135,7 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 		Limit:    p.cfg.Rate.Of(p.partition.Index(), p.Space.Partitions()),
 		Seed:     stage.SpanSeed(),
 		FullWait: p.cfg.Interval / 4,
+		Cap:      least,
 		Caps:     caps,
 	})
 	if err != nil {
@@ -153,14 +151,14 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	if released > 0 || r.Moved > 0 && r.Wait == 0 {
 		return 0, nil
 	}
-	least := time.Millisecond
+	shortest := time.Millisecond
 	if r.Moved > 0 {
-		least = batchPause
+		shortest = batchPause
 	}
 	idle := time.Duration(-1)
 	for _, wait := range []time.Duration{next, r.Wait} {
 		if wait >= 0 && (idle < 0 || wait < idle) {
-			idle = max(wait, least)
+			idle = max(wait, shortest)
 		}
 	}
 	if idle > p.cfg.Interval {

@@ -43,6 +43,11 @@ const maxBatch = 200
 // Config.Interval, so jobs of a new type may wait for as long.
 const typesInterval = 20 * time.Millisecond
 
+// unservedPerStep is how many types that no live worker serves one step admits jobs of; they take
+// turns. Each type costs a round trip, so without a bound one tenant could delay the jobs of all
+// others by jobs of thousands of unknown types.
+const unservedPerStep = 20
+
 // quotaRequestInterval is the shortest time between two requests of this process for more quota for
 // a partition.
 const quotaRequestInterval = 20 * time.Millisecond
@@ -106,17 +111,17 @@ func (f *Fetcher) Status() api.StageStatus {
 type partitionFetcher struct {
 	*Fetcher
 	partition        keyspace.Partition
-	types            []string  // job types of the partition, as they were last read
-	typesListedAt    time.Time // when types was last read
+	served, unserved []string  // the partition's job types, with and without a live worker, as last listed
+	typesListedAt    time.Time // when the types were last listed
 	wasIdle          bool      // the last step admitted all it could
 	policySet        bool      // the fair-queue policy is stored in Redis
 	quotaRequestedAt time.Time
-	firstType        int            // rotates the type that step begins with
+	turn             int            // number of steps; rotates the types
 	batchSizes       map[string]int // by type: jobs that the next script call asks for
 }
 
-// step admits one batch of jobs of each type; the error of one type ends the step. The first step
-// also stores the fair-queue policy (Config.Alpha) in Redis. It returns how long to wait for more
+// step admits one batch of jobs of each type that a live worker serves, and of unservedPerStep
+// others; the error of one type ends the step. The first step also stores the fair-queue policy (Config.Alpha) in Redis. It returns how long to wait for more
 // jobs: 0 when there may be more now.
 func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	if !p.policySet {
@@ -129,18 +134,12 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	age := time.Since(p.typesListedAt)
 	if age > p.cfg.Interval || p.wasIdle && age > typesInterval {
 		age = 0
-		types, err := ledger.Types(ctx, p.Conn.Cmd, p.partition)
-		if err != nil {
+		if err := p.listTypes(ctx); err != nil {
 			return 0, err
 		}
-		p.types, p.typesListedAt = types, time.Now()
 	}
 	idle, moved, full := p.cfg.Interval, 0, false
-	p.firstType++
-	for i := range p.types {
-		// The types take turns in being first, because the type that is admitted first finds the
-		// most permits of the rate limit.
-		typ := p.types[(i+p.firstType)%len(p.types)]
+	for _, typ := range p.nextTypes() {
 		r, err := p.admit(ctx, typ)
 		if err != nil {
 			return 0, err
@@ -153,6 +152,9 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 			idle = min(idle, max(r.Wait, time.Millisecond))
 		}
 	}
+	if moved > 0 && len(p.unserved) > unservedPerStep {
+		idle = 0 // the types whose turn did not come yet may have jobs
+	}
 	if moved == 0 && !full {
 		p.emptyPolls.Add(1)
 		p.metrics.EmptyPoll()
@@ -162,6 +164,43 @@ func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	}
 	p.wasIdle = idle > 0
 	return idle, nil
+}
+
+// listTypes reads the partition's job types.
+func (p *partitionFetcher) listTypes(ctx context.Context) error {
+	types, err := ledger.Types(ctx, p.Conn.Cmd, p.partition)
+	if err != nil {
+		return err
+	}
+	p.served, p.unserved, p.typesListedAt = nil, nil, time.Now()
+	for _, typ := range types {
+		if p.capacity.Serves(typ) {
+			p.served = append(p.served, typ)
+		} else {
+			p.unserved = append(p.unserved, typ)
+		}
+	}
+	return nil
+}
+
+// nextTypes returns the types that the next step admits jobs of. The served types take turns in
+// being first, because the type that is admitted first finds the most permits of the rate limit.
+func (p *partitionFetcher) nextTypes() []string {
+	p.turn++
+	stride := 1
+	if len(p.unserved) > unservedPerStep {
+		stride = unservedPerStep
+	}
+	types := appendFrom(nil, p.served, p.turn, len(p.served))
+	return appendFrom(types, p.unserved, p.turn*stride, min(len(p.unserved), unservedPerStep))
+}
+
+// appendFrom appends n elements of a ring, from the given index on, to a list.
+func appendFrom(list, ring []string, index, n int) []string {
+	for i := range n {
+		list = append(list, ring[(index+i)%len(ring)])
+	}
+	return list
 }
 
 // admit admits one batch of jobs of type typ, and records it in the counts and metrics.

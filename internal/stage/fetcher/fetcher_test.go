@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -96,6 +97,45 @@ func TestNewJobsWakeTheFetcher(t *testing.T) {
 			w.AwaitCounts(group, api.Counts{Accepted: 3, Ready: 3})
 		}
 		require.Less(w.T, time.Since(began), rounds*time.Second/2) // an idle fetcher that is not woken pauses for a second
+	})
+}
+
+// TestTypesWithoutWorkersTakeTurns: jobs of many types that no worker serves do not delay those of
+// a served type: between two admissions of that type, the fetcher admits jobs of 20 others at most.
+// All others get their turn without a pause.
+func TestTypesWithoutWorkersTakeTurns(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		const unserved, jobs = 70, 3000
+		require.NoError(w.T, presence.PublishWorker(w.T.Context(), w.Conn, w.Space, presence.WorkerReport{
+			WorkerStatus: api.WorkerStatus{ID: "w", Types: []string{"SERVED"}, Workers: jobs, SeenAt: time.Now()},
+		}))
+		for i := range unserved {
+			w.Jobs(fmt.Sprint("g", i), fmt.Sprint("T", i), 1)
+		}
+		w.Jobs("served", "SERVED", jobs)
+		var mu sync.Mutex
+		var admissions []string // the types, in order
+		cfg := config()
+		cfg.ReadyCap = 2 * jobs
+		cfg.OnPermits = func(_ int64, _ int, typ string, _ []ledger.Permit) {
+			mu.Lock()
+			defer mu.Unlock()
+			admissions = append(admissions, typ)
+		}
+		stop := w.Run(fetcher.New(stagetest.Process(w, "f"), cfg))
+		for i := range unserved {
+			w.AwaitCounts(fmt.Sprint("g", i), api.Counts{Accepted: 1, Ready: 1})
+		}
+		w.AwaitCounts("served", api.Counts{Accepted: jobs, Ready: jobs})
+		stop()
+		others, turns := 0, 0
+		for _, typ := range admissions {
+			if others++; typ == "SERVED" {
+				others, turns = 0, turns+1
+			}
+			require.LessOrEqual(w.T, others, 20)
+		}
+		require.Greater(w.T, turns, unserved/20)
 	})
 }
 

@@ -46,7 +46,7 @@ func reclaim(w *stagetest.World, typ string, n int) {
 // promote makes n non-ready jobs of type typ ready.
 func promote(w *stagetest.World, typ string, n int) {
 	w.T.Helper()
-	back, err := ledger.Promote(w.T.Context(), w.Conn.Cmd, w.P, ledger.PromoteArgs{Most: 200, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", Caps: map[string]int{typ: 1 << 30}})
+	back, err := ledger.Promote(w.T.Context(), w.Conn.Cmd, w.P, ledger.PromoteArgs{Most: 200, Limit: ledger.Limit{Window: time.Second}, Seed: "0badcafe", Cap: 1 << 30})
 	require.NoError(w.T, err)
 	require.Equal(w.T, n, back.Moved)
 }

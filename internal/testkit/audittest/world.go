@@ -153,12 +153,8 @@ func (w *World) Admit(p keyspace.Partition, typ string, most int, limit ledger.L
 }
 
 func (w *World) promote(p keyspace.Partition, types ...string) {
-	caps := map[string]int{}
-	for _, typ := range types {
-		caps[typ] = 100_000
-	}
 	w.did(ledger.Promote(w.Context(), w.C, p, ledger.PromoteArgs{
-		Most: 100, Limit: NoLimit, Seed: "0badcafe", FullWait: time.Millisecond, Caps: caps,
+		Most: 100, Limit: NoLimit, Seed: "0badcafe", FullWait: time.Millisecond, Cap: 100_000,
 	}))
 }
 

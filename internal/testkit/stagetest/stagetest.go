@@ -223,10 +223,6 @@ func unlimited(typ string) ledger.AdmitArgs {
 func (w *World) Feed(lease time.Duration, types ...string) {
 	ctx, cancel := context.WithCancel(w.ctx())
 	conn, ended := w.Connect(), make(chan struct{})
-	caps := map[string]int{}
-	for _, typ := range types {
-		caps[typ] = 1 << 30
-	}
 	go func() {
 		defer close(ended)
 		for redisx.Sleep(ctx, 2*time.Millisecond) == nil {
@@ -240,7 +236,7 @@ func (w *World) Feed(lease time.Duration, types ...string) {
 					Limit:    ledger.Limit{Window: time.Second},
 					Seed:     "0badcafe",
 					FullWait: time.Millisecond,
-					Caps:     caps,
+					Cap:      1 << 30,
 				})
 			}
 		}
