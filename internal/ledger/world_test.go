@@ -66,7 +66,7 @@ func client(t testing.TB, url string) *redis.Client {
 	opts, err := redis.ParseURL(url)
 	require.NoError(t, err)
 	opts.MaxRetries, opts.Protocol, opts.DisableIdentity = -1, 2, true // never retry: a retried write is a second write
-	opts.ReadTimeout = time.Minute // a busy machine is slow
+	opts.ReadTimeout = time.Minute                                     // a busy machine is slow
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	c := redis.NewClient(opts)
 	t.Cleanup(func() { _ = c.Close() })
