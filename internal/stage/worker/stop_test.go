@@ -243,8 +243,10 @@ func TestResize(t *testing.T) {
 	w.Run(wk)
 	active := func(size, n int) {
 		t.Helper()
-		w.Await("active slots", func() bool { st := wk.Status(); return st.Workers == size && st.Active == n })
-		require.EqualValues(t, n, running.Load())
+		w.Await("active slots, whose jobs run", func() bool { // a slot is active just before its job runs
+			st := wk.Status()
+			return st.Workers == size && st.Active == n && running.Load() == int64(n)
+		})
 	}
 	active(1, 1)
 	require.NoError(t, wk.Resize(4))
