@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -94,26 +92,20 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// mistakes are what is wrong with a guard, as one line.
-type mistakes []error
-
-func (m mistakes) Error() string {
-	texts := make([]string, len(m))
-	for i, err := range m {
-		texts[i] = err.Error()
-	}
-	return strings.Join(texts, "; ")
-}
-
-func (m mistakes) Unwrap() []error { return m }
-
-// joinMistakes returns one error with those of errs that are not nil; nil if all are.
+// joinMistakes joins errors as one line. It leaves out those that are nil, and returns nil if all
+// are.
 func joinMistakes(errs ...error) error {
-	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
-	if len(errs) == 0 {
-		return nil
+	var joined error
+	for _, err := range errs {
+		switch {
+		case err == nil:
+		case joined == nil:
+			joined = err
+		default:
+			joined = fmt.Errorf("%w; %w", joined, err)
+		}
 	}
-	return mistakes(errs)
+	return joined
 }
 
 // outage classifies the error of a call to Redis. unavailable: Redis could not serve this call.
