@@ -97,7 +97,8 @@ func (v *fileFlags) append(ctx context.Context, r *Root, a *client.API, group st
 	}
 	if answer.RejectedTotal > 0 {
 		return withHint(fmt.Errorf("%s rejected; %s accepted", counted(answer.RejectedTotal, "line"),
-			counted(answer.Accepted, "other job")), "Correct the rejected lines and append them in a file of their own.")
+			counted(answer.Accepted, "other job")),
+			"Correct the rejected lines and append them in a file of their own.")
 	}
 	return nil
 }

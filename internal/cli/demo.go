@@ -117,7 +117,8 @@ func (r *Root) showDemo(d demo.Result) error {
 	if d.ThrottlesPerJob > 0 {
 		throttles = fmt.Sprintf(" %.2f throttles a job,", d.ThrottlesPerJob)
 	}
-	_, err := fmt.Fprintf(r.Out, "\n%s of %s e-mails done in %.1f s (%s a second), %s received by the sink,%s audit %s\n",
+	_, err := fmt.Fprintf(r.Out,
+		"\n%s of %s e-mails done in %.1f s (%s a second), %s received by the sink,%s audit %s\n",
 		thousands(d.Done), thousands(d.Jobs), d.ElapsedSeconds, thousands(int64(d.JobsPerSecond)),
 		thousands(d.SinkReceived), throttles, audit)
 	return err

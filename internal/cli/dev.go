@@ -231,8 +231,8 @@ func whatToTry(at, redis string, withKeys bool) string {
 	if !withKeys {
 		return fmt.Sprintf("Try: bulkaction --api %s %s", at, submit)
 	}
-	return fmt.Sprintf("The API asks for keys. Create one: bulkaction key create --role admin --redis-url %s > admin.key\n"+
-		"Then try: bulkaction --api %s --api-key-file admin.key %s --tenant acme", redis, at, submit)
+	return fmt.Sprintf("The API asks for keys. Create one: bulkaction key create --role admin --redis-url %s > "+
+		"admin.key\nThen try: bulkaction --api %s --api-key-file admin.key %s --tenant acme", redis, at, submit)
 }
 
 // withoutPassword returns a Redis URL without user and password.

@@ -25,8 +25,8 @@ func newRoom(r *Root) *cobra.Command {
 		{"pause", "Stop promotions; users still enter the queue", "", (*client.API).PauseRoomEvent},
 		{
 			"resume", "Promote users again, also in an event that was closed",
-			"An event that would be deleted when its last user has gone is kept. Its retention stays 0s, so the next\n" +
-				"`close` deletes it, unless `bulkaction room set EVENT --retention` changes that.",
+			"An event that would be deleted when its last user has gone is kept. Its retention stays 0s, so the\n" +
+				"next `close` deletes it, unless `bulkaction room set EVENT --retention` changes that.",
 			(*client.API).ResumeRoomEvent,
 		},
 		{

@@ -111,8 +111,8 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 		if w.procs[typ] == nil {
 			for known := range w.procs {
 				if strings.EqualFold(known, typ) {
-					return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q; did you mean %s?",
-						typ, known)
+					return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q; did you mean "+
+						"%s?", typ, known)
 				}
 			}
 			return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q: take it out, or build "+
