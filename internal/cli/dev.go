@@ -232,7 +232,7 @@ func whatToTry(at, redis string, withKeys bool) string {
 		return fmt.Sprintf("Try: bulkaction --api %s %s", at, submit)
 	}
 	return fmt.Sprintf("The API asks for keys. Create one: bulkaction key create --role admin --redis-url %s > "+
-		"admin.key\nThen try: bulkaction --api %s --api-key-file admin.key %s --tenant acme", redis, at, submit)
+		"admin.key\nThen try: bulkaction --api %s --api-key-file admin.key %s", redis, at, submit)
 }
 
 // withoutPassword returns a Redis URL without user and password.

@@ -74,7 +74,7 @@ func TestDevWithKeys(t *testing.T) {
 		whatToTry(at, redis, false))
 	require.Equal(t, "The API asks for keys. Create one: bulkaction key create --role admin --redis-url "+
 		"redis://127.0.0.1:6379/0 > admin.key\nThen try: bulkaction --api http://127.0.0.1:8080 --api-key-file "+
-		"admin.key submit --type NOOP --payload '{}' --wait --tenant acme", whatToTry(at, redis, true))
+		"admin.key submit --type NOOP --payload '{}' --wait", whatToTry(at, redis, true))
 }
 
 // A list without entries says so, and not only by its header row.
