@@ -194,7 +194,7 @@ func TestSubmitWaits(t *testing.T) {
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "cancel", "i").code)
 	got = <-waited
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "group i was cancelled: 1 jobs did not run")
+	require.Contains(t, got.err, "group i was cancelled: 1 job did not run")
 }
 
 func TestSubmitBody(t *testing.T) {

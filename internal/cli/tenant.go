@@ -45,12 +45,12 @@ func newTenantLs(r *Root) *cobra.Command {
 			return cobra.NoArgs(cmd, args)
 		},
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
-			tenants := a.Tenants(ctx, filter)
+			tenants, none := a.Tenants(ctx, filter), "No tenants found."
 			if sort != "" {
-				tenants = busiestTenants(ctx, r, a)
+				tenants, none = busiestTenants(ctx, r, a), "" // it says what there is
 			}
 			return printLines(r, tenants, &columns[api.Tenant]{
-				none:   "No tenants found.",
+				none:   none,
 				format: "%-24v %-8v %10v %8v %12v %12v %8v",
 				head:   []any{"TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC"},
 				cells: func(t api.Tenant) []any {

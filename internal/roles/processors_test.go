@@ -1,24 +1,38 @@
 package roles
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/app"
-	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
+
+// createProcessors creates the built-in processors in a process with these settings, and returns
+// their types.
+func createProcessors(t *testing.T, settings map[string]string) (types []string, err error) {
+	t.Helper()
+	host := app.Host{Role: "worker", Settings: settings, Log: slog.New(slog.DiscardHandler)}
+	err = app.RunEmbedded(t.Context(), host, func(ctx context.Context, p *app.Process) error {
+		set := processors{process: p}
+		err := set.create(ctx)
+		for _, created := range set.list {
+			types = append(types, created.Type())
+		}
+		return err
+	})
+	return types, err
+}
 
 // All files of accounts that can't be read are reported at once, each with its variable.
 func TestMissingAccountFilesAreReportedTogether(t *testing.T) {
 	t.Parallel()
-	cfg, _, err := app.Load([]string{
-		"BULKACTION_SMTP_ACCOUNTS_FILE=/nope/smtp.yaml", "BULKACTION_HTTP_CREDENTIALS_FILE=/nope/http.yaml",
-		"BULKACTION_PUSH_ACCOUNTS_FILE=/nope/push.yaml",
+	_, err := createProcessors(t, map[string]string{
+		"SMTP_ACCOUNTS_FILE": "/nope/smtp.yaml", "HTTP_CREDENTIALS_FILE": "/nope/http.yaml",
+		"PUSH_ACCOUNTS_FILE": "/nope/push.yaml",
 	})
-	require.NoError(t, err)
-	set := processors{process: &app.Process{Role: "worker", Config: cfg, Tel: telemetry.Nop()}}
-	err = set.create(t.Context())
 	require.ErrorIs(t, err, app.ErrConfig)
 	for _, variable := range []string{"SMTP_ACCOUNTS_FILE", "HTTP_CREDENTIALS_FILE", "PUSH_ACCOUNTS_FILE"} {
 		require.ErrorContains(t, err, "\nBULKACTION_"+variable+": ")
@@ -28,9 +42,10 @@ func TestMissingAccountFilesAreReportedTogether(t *testing.T) {
 // With the type noop, the worker knows NOOP and can say that it is meant.
 func TestNoopInLowerCase(t *testing.T) {
 	t.Parallel()
-	cfg, _, err := app.Load([]string{"BULKACTION_WORKER_TYPES=noop"})
+	types, err := createProcessors(t, map[string]string{"WORKER_TYPES": "noop"})
 	require.NoError(t, err)
-	set := processors{process: &app.Process{Role: "worker", Config: cfg, Tel: telemetry.Nop()}}
-	require.NoError(t, set.create(t.Context()))
-	require.Equal(t, "NOOP", set.list[len(set.list)-1].Type())
+	require.Contains(t, types, "NOOP")
+	types, err = createProcessors(t, nil)
+	require.NoError(t, err)
+	require.NotContains(t, types, "NOOP")
 }
