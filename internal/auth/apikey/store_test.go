@@ -60,7 +60,7 @@ func TestCreateRefusesBadValues(t *testing.T) {
 			"name: must be at most 128 printable characters":   {Role: auth.Admin, Name: strings.Repeat("ä", 129)},
 			"name: must be at most 128 printable":              {Role: auth.Admin, Name: "a\x1b[2J"},
 			"expires 59s: must be from 1m to 87600h":           {Role: auth.Admin, Lifetime: 59 * time.Second},
-			"expires -1s: must be from 1m":                   {Role: auth.Admin, Lifetime: -time.Second},
+			"expires -1s: must be from 1m":                     {Role: auth.Admin, Lifetime: -time.Second},
 			"expires 87600h0m1s: must be from 1m to 87600h":    {Role: auth.Admin, Lifetime: 87600*time.Hour + time.Second},
 		} {
 			_, err := w.store.Create(w.Context(), r)
