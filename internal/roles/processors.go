@@ -133,7 +133,7 @@ func (s *processors) http() (closer, error) {
 		options = append(options, httpcall.WithHosts(hosts))
 	}
 	p, err := httpcall.NewGuarded(c, options...)
-	return named("HTTP_CREDENTIALS_FILE", p, err)
+	return named("HTTP_PROCESSOR_CREDENTIALS_FILE", p, err)
 }
 
 // push returns the processor PUSH_NOTIFICATION; nil without a file of accounts, because each push

@@ -30,11 +30,11 @@ func createProcessors(t *testing.T, settings map[string]string) (types []string,
 func TestMissingAccountFilesAreReportedTogether(t *testing.T) {
 	t.Parallel()
 	_, err := createProcessors(t, map[string]string{
-		"SMTP_ACCOUNTS_FILE": "/nope/smtp.yaml", "HTTP_CREDENTIALS_FILE": "/nope/http.yaml",
+		"SMTP_ACCOUNTS_FILE": "/nope/smtp.yaml", "HTTP_PROCESSOR_CREDENTIALS_FILE": "/nope/http.yaml",
 		"PUSH_ACCOUNTS_FILE": "/nope/push.yaml",
 	})
 	require.ErrorIs(t, err, app.ErrConfig)
-	for _, variable := range []string{"SMTP_ACCOUNTS_FILE", "HTTP_CREDENTIALS_FILE", "PUSH_ACCOUNTS_FILE"} {
+	for _, variable := range []string{"SMTP_ACCOUNTS_FILE", "HTTP_PROCESSOR_CREDENTIALS_FILE", "PUSH_ACCOUNTS_FILE"} {
 		require.ErrorContains(t, err, "\nBULKACTION_"+variable+": ")
 	}
 }
