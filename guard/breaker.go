@@ -2,7 +2,6 @@ package guard
 
 import (
 	"context"
-	"errors"
 )
 
 // Breaker is a circuit breaker that processes share through Redis. Once open, it stays open for its
@@ -25,7 +24,7 @@ func (c *Client) Breaker(name string, b BreakerPolicy, o ...BreakerOption) *Brea
 	g := c.declared(kindBreaker, name, spec)
 	if b == (BreakerPolicy{}) {
 		g.mu.Lock()
-		g.broken = errors.Join(g.broken, invalid("breaker %s: failures 0: must be 1 to 1000000", name))
+		g.broken = joinMistakes(g.broken, invalid("breaker %s: failures 0: must be 1 to 1000000", name))
 		g.mu.Unlock()
 	}
 	return &Breaker{g}

@@ -448,6 +448,8 @@ func TestMistakes(t *testing.T) {
 	for _, field := range []string{"name", "lease", "max queue", "rev", "concurrency", "members"} {
 		require.ErrorContains(t, err, field)
 	}
+	require.NotContains(t, err.Error(), "\n")
+	require.Equal(t, 6, strings.Count(err.Error(), "; invalid: ")+1, "%v", err)
 	l := c.Limiter("l", Bucket(3, time.Minute))
 	_, err = l.Take(ctx, "k", 4)
 	require.ErrorIs(t, err, ErrTooManyTokens)

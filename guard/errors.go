@@ -92,6 +92,22 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
+// joinMistakes joins errors as one line. It leaves out those that are nil, and returns nil if all
+// are.
+func joinMistakes(errs ...error) error {
+	var joined error
+	for _, err := range errs {
+		switch {
+		case err == nil:
+		case joined == nil:
+			joined = err
+		default:
+			joined = fmt.Errorf("%w; %w", joined, err)
+		}
+	}
+	return joined
+}
+
 // outage classifies the error of a call to Redis. unavailable: Redis could not serve this call.
 // away: it serves no call of this guard now. A write refused for lack of memory and an answer about
 // a moving slot concern one call only, so they are not away.

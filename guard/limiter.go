@@ -67,7 +67,7 @@ func (c *Client) Limiter(name string, r Rate, o ...LimiterOption) *Limiter {
 	case l.outage != Closed && l.outage != Open:
 		errs = append(errs, invalid("on outage %.40q: must be Closed, Open or Local", string(l.outage)))
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := joinMistakes(errs...); err != nil {
 		l.broken = fmt.Errorf("limiter %s: %w", name, err)
 	}
 	return l

@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 )
@@ -29,6 +28,6 @@ func (c *Client) PerKey(name string, s Spec) *PerKey {
 // a-z 0-9 . _ - is stored as its SHA-256.
 func (p *PerKey) For(key string) *Pool {
 	return &Pool{p.c.use(kindKey, p.name+"/"+storedKey(strings.ToLower(key)), func(g *shared) {
-		g.broken = errors.Join(p.err, g.setSpec(p.spec))
+		g.broken = joinMistakes(p.err, g.setSpec(p.spec))
 	})}
 }

@@ -126,7 +126,7 @@ func (g *shared) setSpec(spec Spec) error {
 	if g.kind != kindKey { // PerKey has checked its name and made the key
 		errs = append([]error{checkName(g.name)}, errs...)
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := joinMistakes(errs...); err != nil {
 		return fmt.Errorf("guard %s: %w", g.name, err)
 	}
 	g.mu.Lock()

@@ -159,6 +159,22 @@ func TestKeysOfJobs(t *testing.T) {
 	require.Equal(t, "Bo \u2603", job.Key)
 }
 
+// TestAddressOfTheAPIIsTaken: the error names the setting, because Run reads no environment.
+func TestAddressOfTheAPIIsTaken(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = taken.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err = run.NewAll(run.Config{
+		RedisURL: url, Settings: map[string]string{"KEY_PREFIX": prefix, "API_ADDR": taken.Addr().String()},
+		Logger: slog.New(slog.DiscardHandler),
+	}).Run(ctx)
+	require.ErrorContains(t, err, "set API_ADDR in Settings to another address")
+}
+
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -68,19 +68,24 @@ func Run(ctx context.Context, o Options, run func(context.Context, *Process) err
 		o.Stderr = io.Discard
 	}
 	flags := flag.NewFlagSet("bulkaction-"+o.Role, flag.ContinueOnError)
-	flags.SetOutput(o.Stderr)
+	flags.SetOutput(io.Discard) // Run prints the errors
 	healthcheck := flags.Bool("healthcheck", false, "ask the running process whether it is ready: exit code 0 or 1")
 	version := flags.Bool("version", false, "print the version")
 	flags.Usage = func() {} // a wrong flag gets one line, not the list of all variables
 	switch err := flags.Parse(o.Args); {
 	case errors.Is(err, flag.ErrHelp):
+		flags.SetOutput(o.Stderr)
 		usage(flags)
 		return ExitOK
 	case err != nil:
-		if variable := variableFor(err); variable != "" {
-			fmt.Fprintf(o.Stderr, "%s: set the environment variable %s instead\n", flags.Name(), variable)
+		problem, hint := err.Error(), "--help lists the flags and the variables"
+		if name, ok := strings.CutPrefix(problem, undefinedFlag); ok {
+			problem = "unknown flag: --" + name
+			if variable := variableFor(name); variable != "" {
+				hint = "set the environment variable " + variable + " instead"
+			}
 		}
-		fmt.Fprintf(o.Stderr, "%s: -help lists the flags and the variables\n", flags.Name())
+		fmt.Fprintf(o.Stderr, "%s: %s; %s\n", flags.Name(), problem, hint)
 		return ExitUsage
 	case flags.NArg() > 0:
 		fmt.Fprintf(o.Stderr, "%s: takes no arguments; configure it by environment variables, see -help\n",
@@ -211,6 +216,9 @@ func report(w io.Writer, name string, err error) int {
 	return ExitError
 }
 
+// undefinedFlag begins the flag library's error about an unknown flag.
+const undefinedFlag = "flag provided but not defined: -"
+
 // variablesHelp lists the environment variables with their defaults, meanings and rules.
 //
 //go:embed help.txt
@@ -218,11 +226,10 @@ var variablesHelp string
 
 // variableFor returns the environment variable with the name of an unknown flag, such as
 // BULKACTION_REDIS_URL for -redis-url, which is a flag of some subcommands. It returns "" if no
-// variable has this name, or if err is another error.
-func variableFor(err error) string {
-	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+// variable has this name.
+func variableFor(name string) string {
 	variable := envPrefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-	if !ok || !slices.ContainsFunc(Variables(), func(v Variable) bool { return v.Name == variable }) {
+	if !slices.ContainsFunc(Variables(), func(v Variable) bool { return v.Name == variable }) {
 		return ""
 	}
 	return variable

@@ -199,9 +199,9 @@ func TestExitCodes(t *testing.T) {
 			environ: []string{"BULKACTION_WORKER_COUNT=ten", "BULKACTION_PARTITIONS=0"}, run: neverRun, code: ExitUsage,
 			stderr: []string{"bulkaction-worker: wrong configuration:", `BULKACTION_WORKER_COUNT="ten": must be`, `BULKACTION_PARTITIONS="0": must be`},
 		},
-		"unknown flag": {args: []string{"-verbose"}, run: neverRun, code: ExitUsage, stderr: []string{"-verbose", "\nbulkaction-worker: -help lists the flags and the variables\n"}},
+		"unknown flag": {args: []string{"-verbose"}, run: neverRun, code: ExitUsage, stderr: []string{"bulkaction-worker: unknown flag: --verbose; --help lists the flags and the variables\n"}},
 		"variable as a flag": {args: []string{"--redis-url", "x"}, run: neverRun, code: ExitUsage, stderr: []string{
-			"-redis-url", "\nbulkaction-worker: set the environment variable BULKACTION_REDIS_URL instead\n"}},
+			"bulkaction-worker: unknown flag: --redis-url; set the environment variable BULKACTION_REDIS_URL instead\n"}},
 		"argument": {args: []string{"now"}, run: neverRun, code: ExitUsage, stderr: []string{"takes no arguments"}},
 		"help": {args: []string{"-help"}, run: neverRun, code: ExitOK,
 			stderr: []string{"-healthcheck", "BULKACTION_REDIS_URL=redis://127.0.0.1:6379/0", "Worker pool", "Jobs that one worker process runs at once",

@@ -29,7 +29,7 @@ type Principal struct {
 func (p Principal) Check() error {
 	switch {
 	case p.Role.Letter() == 0:
-		return fmt.Errorf("role %q: must be one of %v", p.Role, Roles)
+		return fmt.Errorf("role %q: must be one of %s", p.Role, RoleNames)
 	case p.Role == Producer && p.Tenant == "":
 		return errors.New("tenant: a producer needs one, or * to name the tenant of each submission itself")
 	case p.Tenant == AllTenants && p.Role != Producer:

@@ -35,6 +35,7 @@ func TestScopes(t *testing.T) {
 	}
 	letters := ""
 	for _, r := range auth.Roles {
+		require.Contains(t, auth.RoleNames, string(r))
 		letters += string(r.Letter())
 		require.Equal(t, r == auth.Admin || r == auth.Operator || r == auth.Producer, r.PayloadsByDefault(), r)
 	}

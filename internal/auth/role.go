@@ -19,6 +19,9 @@ const (
 // Roles are all roles.
 var Roles = []Role{Admin, Operator, Reader, Producer, Metrics, Service}
 
+// RoleNames has the names of all roles, for people.
+const RoleNames = "admin, operator, reader, producer, metrics or service"
+
 // Letter returns the letter of a role in the prefix of its keys, 0 for an unknown role.
 func (r Role) Letter() byte {
 	if !slices.Contains(Roles, r) {

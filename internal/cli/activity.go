@@ -36,6 +36,7 @@ func newActivity(r *Root) *cobra.Command {
 		},
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
 			return printList(r, list, activities(ctx, a, q), &columns[api.Activity]{
+				none:   "No entries found.",
 				format: "%-20v %-16v %-9v %-4v %-18v %-28v %v",
 				head:   []any{"AT", "ACTOR", "ROLE", "VIA", "ACTION", "OBJECT", "AFTER"},
 				cells: func(e api.Activity) []any {

@@ -9,27 +9,27 @@ import (
 
 const keyVariable = "BULKACTION_API_KEY"
 
-// apiKey returns the API key for calls of the API; "" if none is set. Its errors do not contain the
-// key.
-func (r *Root) apiKey() (string, error) {
-	key, from := os.Getenv(keyVariable), keyVariable
+// apiKey returns the API key for calls of the API, and where it came from; "" if none is set. Its
+// errors do not contain the key.
+func (r *Root) apiKey() (key, from string, err error) {
+	key, from = os.Getenv(keyVariable), keyVariable
 	if r.keyFile != "" {
 		if key != "" {
-			return "", usagef("there are two API keys: in %s and in the file %s; unset one of them",
+			return "", "", usagef("there are two API keys: in %s and in the file %s; unset one of them",
 				keyVariable, r.keyFile)
 		}
 		text, err := os.ReadFile(r.keyFile)
 		if err != nil {
-			return "", withHint(fmt.Errorf("read the API key: %w", err),
+			return "", "", withHint(fmt.Errorf("read the API key: %w", err),
 				"Give the file with --api-key-file or BULKACTION_API_KEY_FILE.")
 		}
 		key, from = strings.TrimSpace(string(text)), "the file "+r.keyFile
 		if key == "" {
-			return "", usagef("%s is empty: it must have an API key", from)
+			return "", "", usagef("%s is empty: it must have an API key", from)
 		}
 	}
 	if strings.ContainsFunc(key, func(c rune) bool { return c > unicode.MaxASCII || c <= ' ' || c == 0x7f }) {
-		return "", usagef("%s has no API key: a key has no spaces, line ends or other such characters", from)
+		return "", "", usagef("%s has no API key: a key has no spaces, line ends or other such characters", from)
 	}
-	return key, nil
+	return key, from, nil
 }

@@ -83,7 +83,7 @@ func (v *fileFlags) append(ctx context.Context, r *Root, a *client.API, group st
 	if answer.Rejected == nil {
 		answer.Rejected = []api.LineError{}
 	}
-	row := thousands(answer.Accepted) + " jobs accepted"
+	row := counted(answer.Accepted, "job") + " accepted"
 	if now, err := a.Group(ctx, group); err == nil && answer.Accepted > 0 &&
 		now.Counts.Accepted == before.Counts.Accepted {
 		row += " before: nothing is new"
@@ -96,8 +96,9 @@ func (v *fileFlags) append(ctx context.Context, r *Root, a *client.API, group st
 		r.Notef("%s", file.emptyNote())
 	}
 	if answer.RejectedTotal > 0 {
-		return withHint(fmt.Errorf("%d lines were rejected; the other %d jobs are accepted", answer.RejectedTotal,
-			answer.Accepted), "Correct the rejected lines and append them in a file of their own.")
+		return withHint(fmt.Errorf("%s rejected; %s accepted", counted(answer.RejectedTotal, "line"),
+			counted(answer.Accepted, "other job")),
+			"Correct the rejected lines and append them in a file of their own.")
 	}
 	return nil
 }

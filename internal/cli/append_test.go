@@ -18,7 +18,7 @@ func TestAppendAndSeal(t *testing.T) {
 	more := writeFile(t, "b.csv", "to\na@example.com\n")
 	for _, before := range []string{"", " before: nothing is new"} {
 		got = f.exec(t.Context(), console{}, "append", "g", "--file", more)
-		require.Equal(t, run{exitOK, "g   1 jobs accepted" + before + "\n", ""}, got)
+		require.Equal(t, run{exitOK, "g   1 job accepted" + before + "\n", ""}, got)
 		require.Len(t, f.groupByID(t, "g").jobs, 3)
 	}
 	got = f.exec(t.Context(), console{}, "append", "g", "--file", file)
@@ -31,7 +31,7 @@ func TestAppendAndSeal(t *testing.T) {
 	got = f.exec(t.Context(), console{}, "append", "g", "--file", writeFile(t, "c.ndjson", "{\"payload\":3}\nx\n"))
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "line 2: ")
-	require.Contains(t, got.err, "1 lines were rejected; the other 1 jobs are accepted\nCorrect the rejected lines and append them in a file of their own.")
+	require.Contains(t, got.err, "1 line rejected; 1 other job accepted\nCorrect the rejected lines and append them in a file of their own.")
 
 	got = f.exec(t.Context(), console{}, "seal", "g", "--total", "9")
 	require.Equal(t, run{exitOK, "g   CREATED   0 of 6 jobs ended\n", ""}, got)
@@ -104,7 +104,7 @@ Payload 0     {"to":"a@example.com","age":41}
 Payload 1     {"to":"c@example.com","age":7}
 `, got.out)
 	require.Equal(t, "line 4: column 2 (age) must be a number such as 12 or -0.5, or empty\nNothing was sent (--dry-run).\n"+
-		"bulkaction: 1 lines are wrong\nCorrect them; without --strict, the other lines would be sent.\n", got.err)
+		"bulkaction: the file has 1 wrong line\nCorrect them; without --strict, the other lines would be sent.\n", got.err)
 	got = f.exec(t.Context(), console{}, append(args, "--json")...)
 	require.Equal(t, exitError, got.code)
 	require.JSONEq(t, `{"jobs":2,"first_payloads":[{"to":"a@example.com","age":41},{"to":"c@example.com","age":7}],
@@ -124,7 +124,7 @@ func TestStrict(t *testing.T) {
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--strict", "--file", bad)
 	require.Equal(t, exitError, got.code)
 	require.Contains(t, got.err, "line 2: ")
-	require.Contains(t, got.err, "a.ndjson has 1 wrong lines, and --strict sends nothing then\nCorrect the lines, or leave out --strict to send the other 1 jobs.")
+	require.Contains(t, got.err, "a.ndjson has 1 wrong line, and --strict sends nothing then\nCorrect the lines, or leave out --strict to send the 1 other job.")
 	require.Empty(t, f.calls)
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--strict", "--file", writeFile(t, "b.ndjson", "{\"payload\":1}\n"))
 	require.Equal(t, run{exitOK, "g\n", ""}, got)

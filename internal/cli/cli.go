@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -55,6 +56,7 @@ type Root struct {
 	address string
 	tls     tlsFlags
 	keyFile string // --api-key-file
+	keyFrom string // where the API key that is sent came from; "" without one
 	started bool   // the command runs, so its flags and arguments are valid
 }
 
@@ -79,7 +81,7 @@ func Main(ctx context.Context, args []string, stdio IO, more ...Command) int {
 	cmd := r.command(slices.Concat(commands, groupActions(), roleCommands(), more))
 	cmd.SetArgs(args)
 	called, err := cmd.ExecuteContextC(ctx)
-	return r.exitCode(ctx, explain(called, err))
+	return r.exitCode(ctx, called, explain(called, err))
 }
 
 const defaultAddress = "http://127.0.0.1:8080"
@@ -138,11 +140,12 @@ func (r *Root) API(opts ...client.Option) (*client.API, error) {
 		}
 		opts = append([]client.Option{client.WithTLSConfig(config)}, opts...)
 	}
-	key, err := r.apiKey()
+	key, from, err := r.apiKey()
 	if err != nil {
 		return nil, err
 	}
 	if key != "" {
+		r.keyFrom = from
 		opts = append(opts, client.WithAPIKey(key))
 	}
 	return client.NewAPI(address, opts...), nil
@@ -212,11 +215,14 @@ func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Com
 // Notef writes a line to Err.
 func (o IO) Notef(format string, args ...any) { _, _ = fmt.Fprintf(o.Err, format+"\n", args...) }
 
-// exitCode prints err with a hint to Err, and returns the exit code for it. A broken pipe at Out is
-// no error, because the reader has seen enough.
-func (r *Root) exitCode(ctx context.Context, err error) int {
+// exitCode prints the error of the called command with a hint to Err, and returns the exit code for
+// it. A broken pipe at Out is no error, because the reader has seen enough.
+func (r *Root) exitCode(ctx context.Context, called *cobra.Command, err error) int {
 	var failed *failedJobsError
 	var usage *usageError
+	if e, ok := errors.AsType[*client.Error](err); ok && e.Status == http.StatusUnauthorized && r.keyFrom != "" {
+		err = withHint(err, "The key came from %s. `bulkaction key ls` shows which keys are valid.", r.keyFrom)
+	}
 	switch {
 	case err == nil, errors.Is(err, syscall.EPIPE):
 		return exitOK // the reader of Out has closed it and needs no more
@@ -229,7 +235,9 @@ func (r *Root) exitCode(ctx context.Context, err error) int {
 		return exitFailedJobs
 	case errors.As(err, &usage) || !r.started:
 		r.printError(err)
-		r.Notef("See `bulkaction --help`, or `bulkaction COMMAND --help`.")
+		if help := "`" + called.CommandPath() + " --help`"; !strings.Contains(err.Error(), help) {
+			r.Notef("See %s.", help)
+		}
 		return exitUsage
 	}
 	r.printError(err)

@@ -122,7 +122,7 @@ func TestConsole(t *testing.T) {
 
 func TestMistakesOfConsole(t *testing.T) {
 	for args, says := range map[string]string{
-		"console --redis-url localhost:6379":        "--redis-url: ",
+		"console --redis-url localhost:6379":        "--redis-url ",
 		"console --addr localhost":                  `--addr "localhost": must be host:port`,
 		"console --addr 127.0.0.1:0 --key-prefix {": "BULKACTION_KEY_PREFIX",
 		"console x": "",

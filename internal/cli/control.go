@@ -119,7 +119,7 @@ func pauseRow(t table, p api.Paused) {
 func requireID(kind string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {
-			return usagef("%s needs the id of one %s, got %d arguments", cmd.Name(), kind, len(args))
+			return usagef("%s needs the id of one %s, got %s", cmd.Name(), kind, argumentsText(args))
 		}
 		return checkID(kind, args[0])
 	}

@@ -28,6 +28,7 @@ func newDeadLetters(r *Root) *cobra.Command {
 		},
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
 			return printList(r, list, a.DeadLetters(ctx, filter), &columns[api.DeadLetter]{
+				none:   "No dead letters found.",
 				format: "%-20v %-24v %-16v %-16v %-20v %v",
 				head:   []any{"AT", "JOB", "TENANT", "TYPE", "CODE", "ERROR"},
 				cells: func(d api.DeadLetter) []any {

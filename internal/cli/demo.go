@@ -20,9 +20,19 @@ func newDemo(r *Root) *cobra.Command {
 			"server is a sink on this machine, so no e-mail leaves it. At the end the data is audited.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.Tenants < 1 || o.Jobs < o.Tenants {
-				return usagef("--jobs %d --tenants %d: each tenant needs at least one job", o.Jobs, o.Tenants)
+			switch {
+			case o.Tenants < 1:
+				return usagef("--tenants %d: must be at least 1", o.Tenants)
+			case o.Jobs < 1:
+				return usagef("--jobs %d: must be at least 1", o.Jobs)
+			case o.Jobs < o.Tenants:
+				return usagef("--jobs %d --tenants %d: each tenant needs at least one job; give --tenants %[1]d",
+					o.Jobs, o.Tenants)
 			}
+			if err := checkDev(cmd.Context(), o.RedisURL, o.Addr); err != nil {
+				return err
+			}
+			r.noteUnreachable(cmd.Context(), "demo", o.RedisURL)
 			o.Environ, o.Log = append([]string{"BULKACTION_LOG_LEVEL=warn", "BULKACTION_LOG_FORMAT=text"},
 				os.Environ()...), r.Err
 			if !r.JSON {
@@ -30,8 +40,11 @@ func newDemo(r *Root) *cobra.Command {
 				if o.RedisURL != "" {
 					redis = "the given Redis"
 				}
-				r.Notef("Sending %s e-mails of %d tenants by SMTP to a sink on this machine, on %s.",
-					thousands(int64(o.Jobs)), o.Tenants, redis)
+				r.Notef("Sending %s of %s by SMTP to a sink on this machine, on %s.",
+					counted(int64(o.Jobs), "e-mail"), counted(int64(o.Tenants), "tenant"), redis)
+				if !r.IsTerminal {
+					r.Notef("Progress is shown only on a terminal; the result follows at the end.")
+				}
 			}
 			bars := r.newProgress()
 			o.Progress = func(groups []api.Group) {
@@ -78,7 +91,7 @@ func newDemo(r *Root) *cobra.Command {
 	f.IntVar(&o.Jobs, "jobs", 10_000, "number of e-mails")
 	f.IntVar(&o.Tenants, "tenants", 3, "number of tenants, each with one group")
 	f.StringVar(&o.RedisURL, "redis-url", "", "Redis to use instead of the embedded one")
-	f.StringVar(&o.Addr, "addr", "", "address of the API (default: a free port on loopback)")
+	f.StringVar(&o.Addr, "addr", "127.0.0.1:0", "address of the API; port 0 is a free one")
 	f.BoolVar(&stay, "stay", false, "keep the roles running afterwards until interrupted")
 	return cmd
 }
@@ -100,9 +113,13 @@ func (r *Root) showDemo(d demo.Result) error {
 	if !d.Audit.OK {
 		audit = fmt.Sprintf("%d violations", len(d.Audit.Violations))
 	}
+	throttles := ""
+	if d.ThrottlesPerJob > 0 {
+		throttles = fmt.Sprintf(" %.2f throttles a job,", d.ThrottlesPerJob)
+	}
 	_, err := fmt.Fprintf(r.Out,
-		"\n%s of %s e-mails done in %.1f s (%s a second), %s received by the sink, %.2f throttles a job, audit %s\n",
+		"\n%s of %s e-mails done in %.1f s (%s a second), %s received by the sink,%s audit %s\n",
 		thousands(d.Done), thousands(d.Jobs), d.ElapsedSeconds, thousands(int64(d.JobsPerSecond)),
-		thousands(d.SinkReceived), d.ThrottlesPerJob, audit)
+		thousands(d.SinkReceived), throttles, audit)
 	return err
 }

@@ -44,13 +44,27 @@ func opened() bool {
 }
 
 // checkDev refuses wrong flag values, and an API address that another process listens on.
-func checkDev(ctx context.Context, o dev.Options) error {
-	if o.RedisURL != "" {
-		if _, err := redisx.ParseURL(o.RedisURL); err != nil {
-			return usagef("--redis-url: %v", err)
-		}
+func checkDev(ctx context.Context, redisURL, addr string) error {
+	if err := checkRedisURL(redisURL); err != nil {
+		return err
 	}
-	return checkAddr(ctx, o.Addr)
+	return checkAddr(ctx, addr)
+}
+
+// checkRedisURL refuses a wrong value of --redis-url. It quotes none that may have a password.
+func checkRedisURL(redis string) error {
+	if redis == "" {
+		return nil
+	}
+	_, err := redisx.ParseURL(redis)
+	switch {
+	case err == nil:
+		return nil
+	case !strings.ContainsAny(redis, "@?") && !strings.Contains(redis, "://"):
+		host, _, _ := strings.Cut(redis, "/")
+		return usagef("--redis-url %q: begin it with redis://, as in redis://%s/0", redis, host)
+	}
+	return usagef("--redis-url: %v", err)
 }
 
 // checkAddr refuses an API address that is malformed, or on which another process listens.
@@ -94,6 +108,15 @@ func unreachableRedis(ctx context.Context, url string) string {
 	return unreachable(ctx, o.Addrs[0])
 }
 
+// noteUnreachable says that a command waits for the Redis of --redis-url, if it accepts no
+// connections.
+func (r *Root) noteUnreachable(ctx context.Context, command, url string) {
+	if address := unreachableRedis(ctx, url); address != "" {
+		r.Notef("Redis does not answer at %s yet: waiting for it. Start it, or give its address with "+
+			"--redis-url; without --redis-url, %s runs an embedded Redis.", address, command)
+	}
+}
+
 // unreachable returns address if it accepts no connections, otherwise "".
 func unreachable(ctx context.Context, address string) string {
 	dialer := net.Dialer{Timeout: time.Second}
@@ -128,7 +151,7 @@ func newDev(r *Root) *cobra.Command {
 			"is taken. All other settings come from the environment. It logs as text, or with --json as JSON.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkDev(cmd.Context(), o); err != nil {
+			if err := checkDev(cmd.Context(), o.RedisURL, o.Addr); err != nil {
 				return err
 			}
 			format := "text"
@@ -136,15 +159,13 @@ func newDev(r *Root) *cobra.Command {
 				format = "json"
 			}
 			o.Environ, o.Log = append([]string{"BULKACTION_LOG_FORMAT=" + format}, os.Environ()...), r.Err
-			if address := unreachableRedis(cmd.Context(), o.RedisURL); address != "" {
-				r.Notef("Redis does not answer at %s yet: waiting for it. Start it, or give its address with "+
-					"--redis-url; without --redis-url, dev runs an embedded Redis.", address)
-			}
+			r.noteUnreachable(cmd.Context(), "dev", o.RedisURL)
 			if o.RedisURL == "" && os.Getenv("BULKACTION_REDIS_URL") != "" {
 				r.Notef("dev does not use BULKACTION_REDIS_URL: it runs an embedded Redis unless --redis-url names " +
 					"another.")
 			}
 			embedded, mail := o.RedisURL == "", unreachableMailServer(cmd.Context())
+			withKeys := asksForKeys(o.Environ, o.Addr)
 			o.Started = func(api, redis string) {
 				redis = withoutPassword(redis)
 				at := scheme() + api
@@ -165,11 +186,7 @@ func newDev(r *Root) *cobra.Command {
 							"--redis-url to keep data.",
 					)
 				}
-				r.Notef(
-					"API at %[1]s, Redis at %[2]s. Try: bulkaction --api %[1]s submit --type NOOP "+
-						"--payload '{}' --wait",
-					at, redis,
-				)
+				r.Notef("API at %s, Redis at %s. %s", at, redis, whatToTry(at, redis, withKeys))
 				if note := otherRedis(redis); embedded && note != "" {
 					r.Notef("%s", note)
 				}
@@ -197,6 +214,25 @@ func newDev(r *Root) *cobra.Command {
 	cmd.Flags().BoolVar(&o.Rooms, "rooms", false, "run a broker of the waiting room, too, with the event demo")
 	cmd.Flags().StringVar(&o.Addr, "addr", "", "address of the API (default 127.0.0.1:8080)")
 	return cmd
+}
+
+// asksForKeys reports whether an API with this environment and this --addr asks for API keys.
+func asksForKeys(environ []string, addr string) bool {
+	if addr != "" {
+		environ = append(slices.Clone(environ), "BULKACTION_API_ADDR="+addr)
+	}
+	cfg, _, err := app.Load(environ)
+	return err == nil && cfg.AuthMode() == app.AuthKeys // the roles report err
+}
+
+// whatToTry returns the first commands for an API at this URL.
+func whatToTry(at, redis string, withKeys bool) string {
+	const submit = "submit --type NOOP --payload '{}' --wait"
+	if !withKeys {
+		return fmt.Sprintf("Try: bulkaction --api %s %s", at, submit)
+	}
+	return fmt.Sprintf("The API asks for keys. Create one: bulkaction key create --role admin --redis-url %s > "+
+		"admin.key\nThen try: bulkaction --api %s --api-key-file admin.key %s", redis, at, submit)
 }
 
 // withoutPassword returns a Redis URL without user and password.

@@ -29,6 +29,10 @@ func flagError(err error) error {
 	if !ok {
 		return err
 	}
+	flag := bad.GetFlag()
+	if values := flag.Annotations[valuesOf]; len(values) > 0 {
+		return usagef("--%s %q: must be %s", flag.Name, bad.GetValue(), values[0])
+	}
 	must, ok := map[string]string{
 		"float64":  "a number",
 		"int":      "a whole number",
@@ -36,11 +40,19 @@ func flagError(err error) error {
 		"uint64":   "a whole number from 0",
 		"duration": "a duration such as 30s",
 		"bool":     "true or false",
-	}[bad.GetFlag().Value.Type()]
+	}[flag.Value.Type()]
 	if !ok {
 		return err
 	}
-	return usagef("--%s %q: must be %s", bad.GetFlag().Name, bad.GetValue(), must)
+	return usagef("--%s %q: must be %s", flag.Name, bad.GetValue(), must)
+}
+
+// valuesOf is the annotation of a flag that says which values it takes.
+const valuesOf = "values"
+
+// setValues says which values a flag takes, for errors.
+func setValues(flags *pflag.FlagSet, name, values string) {
+	_ = flags.SetAnnotation(name, valuesOf, []string{values}) // it fails only for a flag that does not exist
 }
 
 // hintedError is an error with its own hint, which says what the user can do.
@@ -73,9 +85,9 @@ type failedJobsError struct {
 
 func (e *failedJobsError) Error() string {
 	if e.group == "" {
-		return fmt.Sprintf("%d jobs failed", e.failed)
+		return counted(e.failed, "job") + " failed"
 	}
-	return fmt.Sprintf("group %s ended with %d failed jobs of %d", e.group, e.failed, e.of)
+	return fmt.Sprintf("group %s has ended: %s of %s jobs failed", e.group, thousands(e.failed), thousands(e.of))
 }
 
 // failedJobs returns a failedJobsError if the group has ended with failed jobs, otherwise nil.

@@ -44,6 +44,7 @@ func newFailures(r *Root) *cobra.Command {
 				failures = failuresWith(ctx, a, args[0], q)
 			}
 			return printLines(r, failures, &columns[api.Failure]{
+				none:   "No failed jobs found.",
 				format: "%-10v %-20v %-20v %-8v %-20v %v",
 				head:   []any{"JOB", "KEY", "CODE", "ATTEMPTS", "AT", last},
 				cells: func(f api.Failure) []any {

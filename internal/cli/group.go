@@ -45,6 +45,7 @@ func newResults(r *Root) *cobra.Command {
 		Args:  requireID("group"),
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
 			return printLines(r, a.Results(ctx, args[0]), &columns[api.Result]{
+				none:   "No results yet.",
 				format: "%-10v %-20v %-8v %12v %v",
 				head:   []any{"JOB", "KEY", "ATTEMPTS", "MS", "DATA"},
 				cells: func(s api.Result) []any {

@@ -224,7 +224,7 @@ func TestWatch(t *testing.T) {
 	got := <-watched
 	require.Equal(t, exitFailedJobs, got.code)
 	require.Contains(t, got.out, "2030-01-02 03:04:05Z COMPLETED   2 of 2 ended (100%), 1 failed\nGroup      g\n")
-	require.Contains(t, got.err, "group g ended with 1 failed jobs of 2")
+	require.Contains(t, got.err, "group g has ended: 1 of 2 jobs failed")
 
 	got = f.exec(t.Context(), console{}, "watch", "g", "--json")
 	require.Equal(t, exitFailedJobs, got.code)

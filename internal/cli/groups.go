@@ -61,6 +61,7 @@ func newGroupsLs(r *Root) *cobra.Command {
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
 			filter.Status = api.Status(status)
 			return printList(r, list, a.Groups(ctx, filter), &columns[api.Group]{
+				none:   "No groups found.",
 				format: "%-36v %-16v %-16v %-12v %10v %10v %10v %v",
 				head:   []any{"GROUP", "TENANT", "TYPE", "STATUS", "JOBS", "DONE", "FAILED", "CREATED"},
 				cells: func(g api.Group) []any {

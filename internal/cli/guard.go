@@ -78,10 +78,9 @@ func newGuardLs(r *Root) *cobra.Command {
 			}
 			slices.SortFunc(all, func(a, b api.GuardSummary) int { return cmp.Compare(a.Name, b.Name) })
 			all = slices.CompactFunc(all, func(a, b api.GuardSummary) bool { return a.Name == b.Name })
-			if len(all) == 0 {
-				r.Notef("No guard is known under the API's BULKACTION_KEY_PREFIX, which guard.Prefix must name.")
-			}
 			return printLines(r, each(all), &columns[api.GuardSummary]{
+				none: "No guard yet. Guards of your own are listed if you create them with the API's " +
+					`BULKACTION_KEY_PREFIX, such as guard.Prefix("bulk-action:").`,
 				format: "%-32v %8v %8v %8v %8v %8v %12v %12v %8v",
 				head:   []any{"GUARD", "MEMBERS", "FREE", "COOLING", "LEASES", "QUEUE", "GRANTED", "DENIED", "LOST"},
 				cells: func(g api.GuardSummary) []any {
@@ -116,7 +115,7 @@ func newGuardShow(r *Root) *cobra.Command {
 		Short: "Show a guard: its limits, members, queue and counters",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usagef("show needs the name of one guard, got %d arguments", len(args))
+				return usagef("show needs the name of one guard, got %s", argumentsText(args))
 			}
 			return checkGuard(args[0])
 		},
@@ -139,8 +138,8 @@ func checkGuard(name string) error {
 // guards have only member 1.
 func guardAndMember(action string, args []string) (name, member string, err error) {
 	if len(args) < 1 || len(args) > 2 {
-		return "", "", usagef("%s needs a guard, and a member if the guard is a pool, got %d arguments",
-			action, len(args))
+		return "", "", usagef("%s needs a guard, and a member if the guard is a pool, got %s",
+			action, argumentsText(args))
 	}
 	if err := checkGuard(args[0]); err != nil {
 		return "", "", err

@@ -37,6 +37,7 @@ func newJobs(r *Root) *cobra.Command {
 		},
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, args []string) error {
 			return printList(r, list, a.Jobs(ctx, args[0], filter), &columns[api.Job]{
+				none:   "No jobs found.",
 				format: "%-10v %-20v %-10v %-8v %v",
 				head:   []any{"JOB", "KEY", "STATE", "ATTEMPTS", "LAST ERROR"},
 				cells: func(j api.Job) []any {
@@ -71,8 +72,10 @@ func newJob(r *Root) *cobra.Command {
 		Example: "  bulkaction job promo-7 --key customer-4711",
 		Args: func(_ *cobra.Command, args []string) (err error) {
 			switch {
+			case key != "" && len(args) == 2:
+				return usagef("give the ordinal or --key, not both")
 			case key == "" && len(args) != 2, key != "" && len(args) != 1:
-				return usagef("job needs a group, and an ordinal or --key, got %d arguments", len(args))
+				return usagef("job needs a group, and an ordinal or --key, got %s", argumentsText(args))
 			case key == "":
 				if ordinal, err = strconv.ParseInt(args[1], 10, 64); err != nil || ordinal < 0 {
 					return usagef("ordinal %q: must be a whole number from 0", args[1])

@@ -100,17 +100,18 @@ func (k *keyCommand) newCreate() *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&role, "role", "", "admin, operator, reader, producer, metrics or service")
+	flags.StringVar(&role, "role", "", auth.RoleNames)
 	flags.StringVar(&request.Tenant, "tenant", "",
 		"tenant of a producer or reader; * is a producer that names the tenant of each submission")
 	flags.StringVar(&request.Name, "name", "", "name for people, at most 128 characters")
-	flags.DurationVar(&request.Lifetime, "expires", 0, "lifetime of the key, for example 720h (default: no end)")
+	flags.DurationVar(&request.Lifetime, "expires", 0, "lifetime of the key, 1m to 87600h (default: no end)")
+	setValues(flags, "expires", "a duration from 1m to 87600h, such as 720h; there are no days")
 	flags.BoolVar(&payloads, "payloads", false, "a reader sees payloads, results' data and error texts")
 	flags.BoolVar(&noPayloads, "no-payloads", false, "an operator or producer does not see them")
 	flags.BoolVar(&forFile, "for-file", false, "make a key for BULKACTION_AUTH_KEYS_FILE, without Redis")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if role == "" {
-			return usagef("key create needs --role: one of %v", auth.Roles)
+			return usagef("key create needs --role: one of %s", auth.RoleNames)
 		}
 		if payloads && noPayloads {
 			return usagef("--payloads and --no-payloads exclude each other")
@@ -199,6 +200,9 @@ func (k *keyCommand) newLs() *cobra.Command {
 					}
 				}
 				return nil
+			}
+			if len(keys) == 0 {
+				k.root.Notef("No API keys in Redis.")
 			}
 			t := newTable(k.root.Out)
 			t.row("ID", "ROLE", "TENANT", "PAYLOADS", "NAME", "CREATED", "BY", "EXPIRES", "LAST USED")

@@ -180,10 +180,10 @@ func TestMistakesWithKeys(t *testing.T) {
 	token := auth.NewToken(auth.Admin)
 	for want, args := range map[string][]string{
 		"key needs a subcommand: create, ls, revoke, rotate": {"key"},
-		"key create needs --role: one of [admin operator":    {"key", "create"},
+		"key create needs --role: one of admin, operator":    {"key", "create"},
 		`role "root": must be one of`:                        {"key", "create", "--role", "root"},
 		"tenant: a producer needs one":                       {"key", "create", "--role", "producer"},
-		"expires 1s: must be from 1m0s":                      {"key", "create", "--role", "admin", "--expires", "1s"},
+		"expires 1s: must be from 1m":                        {"key", "create", "--role", "admin", "--expires", "1s"},
 		"exclude each other":                                 {"key", "create", "--role", "reader", "--payloads", "--no-payloads"},
 		"are not for --for-file":                             {"key", "create", "--role", "reader", "--for-file", "--expires", "24h"},
 		"--name: id \"a b\": must match":                     {"key", "create", "--role", "reader", "--for-file", "--name", "a b"},

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -117,10 +118,12 @@ func TestMistakePortTaken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	got := console{}.exec(t.Context(), "dev", "--addr", l.Addr().String())
-	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "the API can't listen at "+l.Addr().String()+": the port is taken")
-	require.Contains(t, got.err, "perhaps another `bulkaction dev`: stop it, or give another address, such as --addr 127.0.0.1:8081.")
+	for _, command := range []string{"dev", "demo"} {
+		got := console{}.exec(t.Context(), command, "--addr", l.Addr().String())
+		require.Equal(t, exitError, got.code)
+		require.Contains(t, got.err, "the API can't listen at "+l.Addr().String()+": the port is taken")
+		require.Contains(t, got.err, "perhaps another `bulkaction dev`: stop it, or give another address, such as --addr 127.0.0.1:8081.")
+	}
 }
 
 func TestMistakeAddressWithoutPort(t *testing.T) {
@@ -130,10 +133,17 @@ func TestMistakeAddressWithoutPort(t *testing.T) {
 }
 
 func TestMistakeURLOfRedis(t *testing.T) {
-	got := console{}.exec(t.Context(), "dev", "--redis-url", "localhost:6379")
-	require.Equal(t, exitUsage, got.code)
-	require.Contains(t, got.err, "--redis-url: ")
-	require.NotContains(t, got.err, "BULKACTION_REDIS_URL")
+	for _, command := range []string{"dev", "demo", "audit"} {
+		got := console{}.exec(t.Context(), command, "--redis-url", "localhost:6379")
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, `--redis-url "localhost:6379": begin it with redis://, as in redis://localhost:6379/0`)
+		require.NotContains(t, got.err, "BULKACTION_REDIS_URL")
+
+		got = console{}.exec(t.Context(), command, "--redis-url", "ann:secret@localhost:6379")
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, "--redis-url: ")
+		require.NotContains(t, got.err, "secret")
+	}
 }
 
 // TestMistakeRedisUnreachable: if Redis does not answer, dev at once says so and what to do, and
@@ -143,8 +153,73 @@ func TestMistakeRedisUnreachable(t *testing.T) {
 	require.Equal(t, address, unreachableRedis(t.Context(), "redis://"+address+"/0"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	got := console{}.exec(ctx, "dev", "--addr", "127.0.0.1:0", "--redis-url", "redis://"+address+"/0")
-	require.Contains(t, got.err, "Redis does not answer at "+address+" yet: waiting for it. Start it, or give its address with --redis-url")
+	for _, command := range []string{"dev", "demo"} {
+		got := console{}.exec(ctx, command, "--addr", "127.0.0.1:0", "--redis-url", "redis://"+address+"/0")
+		require.Contains(t, got.err, "Redis does not answer at "+address+" yet: waiting for it. Start it, or give its "+
+			"address with --redis-url; without --redis-url, "+command+" runs an embedded Redis.")
+	}
+}
+
+// TestMistakeRedisUnreachableInTheLog: the log of dev and demo names the flag that has set the
+// address of Redis.
+func TestMistakeRedisUnreachableInTheLog(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	log := watchedLog{until: "waiting for it", seen: cancel}
+	code := dev.Run(ctx, dev.Options{
+		RedisURL: "redis://" + freeAddress(t) + "/0", Addr: "127.0.0.1:0",
+		Environ: []string{"BULKACTION_LOG_FORMAT=text", "BULKACTION_LOG_LEVEL=warn"}, Log: &log,
+	})
+	require.Equal(t, app.ExitOK, code)
+	require.Contains(t, log.String(), "address_set_by=--redis-url")
+}
+
+// watchedLog calls seen when a line with the text until is written.
+type watchedLog struct {
+	until string
+	seen  func()
+	mu    sync.Mutex
+	text  strings.Builder
+}
+
+func (l *watchedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if strings.Contains(string(p), l.until) {
+		l.seen()
+	}
+	return l.text.Write(p)
+}
+
+func (l *watchedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// TestEmbeddedRedisMayAnswerLate: on a busy machine the embedded Redis answers late, because it
+// shares the CPU with the roles.
+func TestEmbeddedRedisMayAnswerLate(t *testing.T) {
+	for want, environ := range map[time.Duration][]string{
+		30 * time.Second: {"BULKACTION_REDIS_PASSWORD=of-another-redis"},
+		5 * time.Second:  {"BULKACTION_REDIS_COMMAND_TIMEOUT=5s"},
+	} {
+		cfg, _, err := app.Load(dev.ForEmbedded(environ))
+		require.NoError(t, err)
+		require.Equal(t, want, cfg.Redis.CommandTimeout)
+		require.Empty(t, cfg.Redis.Password)
+	}
+}
+
+func TestMistakeNumberOfTenants(t *testing.T) {
+	for args, says := range map[string]string{
+		"--tenants 0": "--tenants 0: must be at least 1\n",
+		"--jobs 0":    "--jobs 0: must be at least 1\n",
+		"--jobs 1":    "--jobs 1 --tenants 3: each tenant needs at least one job; give --tenants 1\n",
+	} {
+		got := console{}.exec(t.Context(), append([]string{"demo"}, strings.Fields(args)...)...)
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.err, says)
+	}
 }
 
 // fakeRedis returns the URL of a server that answers INFO with the given text.
@@ -263,7 +338,7 @@ func TestMistakeSameIDAgain(t *testing.T) {
 	require.Equal(t, "Group g has accepted these jobs before: nothing is new.\n", submit(first, "--no-seal").err)
 	got := submit(writeFile(t, "c.ndjson", "x\n"))
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "none of 1 lines was accepted; group g keeps the jobs that it had\nCorrect the lines and submit the file again.")
+	require.Contains(t, got.err, "no line was accepted; group g keeps the jobs that it had\nCorrect the lines and submit the file again.")
 	require.EqualValues(t, "CREATED", f.groupByID(t, "g").Status)
 	got = submit(second)
 	require.Equal(t, run{exitOK, "g\n", "Group g had 2 jobs already, and has 3 now; it is sealed now. " +
@@ -282,7 +357,7 @@ func TestMistakeOnlyAHeader(t *testing.T) {
 func TestMistakeRejectedLinesAndFailedJobs(t *testing.T) {
 	file := writeFile(t, "a.ndjson", "{\"payload\":\"fail\"}\nx\n")
 	mistake(t, exitFailedJobs, []string{"submit", "--type", "T", "--id", "g", "--file", file, "--wait"},
-		"group g ended with 1 failed jobs of 1; besides, 1 lines were rejected\nSee them with `bulkaction failures g`")
+		"group g has ended: 1 of 1 jobs failed; besides, 1 line rejected\nSee them with `bulkaction failures g`")
 }
 
 func TestMistakeDurationAsStartTime(t *testing.T) {

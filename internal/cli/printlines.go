@@ -15,6 +15,7 @@ type columns[T any] struct {
 	format string // of a row
 	head   []any
 	cells  func(T) []any
+	none   string // said of an empty list, unless --json is set
 }
 
 // printLines prints items while they are read: as rows of a table, or with --json as lines of JSON.
@@ -33,7 +34,9 @@ func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error 
 			return err
 		}
 	}
+	listed := false
 	for item, err := range items {
+		listed = true
 		if err == nil {
 			err = write(item)
 		}
@@ -45,5 +48,9 @@ func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error 
 		}
 	}
 	head() // of an empty list
-	return out.Flush()
+	if err := out.Flush(); err != nil || listed || r.JSON || c.none == "" {
+		return err
+	}
+	r.Notef("%s", c.none)
+	return nil
 }

@@ -37,10 +37,8 @@ func (f *redisFlags) check() error {
 // config returns the settings of the connection, from the flags and from the environment variables
 // that roles use, too.
 func (f *redisFlags) config() (redisx.Config, error) {
-	if f.url != "" {
-		if _, err := redisx.ParseURL(f.url); err != nil {
-			return redisx.Config{}, usagef("--redis-url: %v", err)
-		}
+	if err := checkRedisURL(f.url); err != nil {
+		return redisx.Config{}, err
 	}
 	cfg, err := app.LoadRedis(os.Environ(), f.url)
 	if err != nil {

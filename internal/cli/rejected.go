@@ -27,6 +27,7 @@ func newRejected(r *Root) *cobra.Command {
 		},
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
 			return printList(r, list, rejectedMessages(ctx, a, data), &columns[api.RejectedMessage]{
+				none:   "No rejected messages.",
 				format: "%-20v %-24v %-16v %10v %v",
 				head:   []any{"AT", "MESSAGE", "TYPE", "BYTES", "REASON"},
 				cells: func(m api.RejectedMessage) []any {

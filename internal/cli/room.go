@@ -19,17 +19,25 @@ import (
 func newRoom(r *Root) *cobra.Command {
 	all := []*cobra.Command{newRoomLs(r), newRoomShow(r), newRoomSet(r), newRoomWatch(r)}
 	for _, action := range []struct {
-		name, short string
-		do          func(*client.API, context.Context, string) (api.RoomEvent, error)
+		name, short, more string
+		do                func(*client.API, context.Context, string) (api.RoomEvent, error)
 	}{
-		{"pause", "Stop promotions; users still enter the queue", (*client.API).PauseRoomEvent},
-		{"resume", "Promote users again, also in an event that was closed", (*client.API).ResumeRoomEvent},
-		{"close", "Dissolve the queue; nobody enters any more, users inside keep their slots",
-			(*client.API).CloseRoomEvent},
+		{"pause", "Stop promotions; users still enter the queue", "", (*client.API).PauseRoomEvent},
+		{
+			"resume", "Promote users again, also in an event that was closed",
+			"An event that would be deleted when its last user has gone is kept. Its retention stays 0s, so the\n" +
+				"next `close` deletes it, unless `bulkaction room set EVENT --retention` changes that.",
+			(*client.API).ResumeRoomEvent,
+		},
+		{
+			"close", "Dissolve the queue; nobody enters any more, users inside keep their slots", "",
+			(*client.API).CloseRoomEvent,
+		},
 	} {
 		all = append(all, &cobra.Command{
 			Use:   action.name + " EVENT",
 			Short: action.short,
+			Long:  strings.TrimSpace(action.short + ".\n" + action.more),
 			Args:  requireID("event"),
 			RunE: ask(r, func(ctx context.Context, a *client.API, args []string) (api.RoomEvent, error) {
 				v, err := action.do(a, ctx, args[0])
@@ -51,6 +59,7 @@ func newRoomLs(r *Root) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
 			return printLines(r, a.RoomEvents(ctx), &columns[api.RoomEvent]{
+				none:   "No events.",
 				format: "%-24v %-8v %10v %10v %10v %10v %10v %10v %10v",
 				head: []any{
 					"EVENT", "MODE", "CAPACITY", "USED", "FREE", "SEATS", "WAITING", "AWAY", "COMPLETED",
@@ -128,7 +137,7 @@ func newRoomKick(r *Root) *cobra.Command {
 			"cookie before the dot. With BULKACTION_BROKER_IDENTITY=header it is the value of that header.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return usagef("kick needs an event and a user, got %d arguments", len(args))
+				return usagef("kick needs an event and a user, got %s", argumentsText(args))
 			}
 			return errors.Join(checkID("event", args[0]), checkID("user", args[1]))
 		},

@@ -190,7 +190,7 @@ func TestRoomSetAndShow(t *testing.T) {
 		"set sale":                      "nothing to set",
 		"set sale --json":               "nothing to set",
 		"set sale --capacity x":         "must be a whole number",
-		"set sale --grace 5":            "must be a duration such as 30s",
+		"set sale --grace 5":            "must be a duration with its unit, such as 30s, from 0s (until",
 		"set sale --stock 1 --no-stock": "exclude each other",
 		"set sale --no-rate --burst 3":  "--no-rate excludes",
 		"recalibrate sale":              "nothing to change",

@@ -81,15 +81,16 @@ func (s *roomFlags) register(f *pflag.FlagSet) {
 	} {
 		s.counts[name] = f.Int64(name, 0, usage)
 	}
-	for name, usage := range map[string]string{
-		"token-ttl":   "life of a token, 1s to 24h",
-		"leeway":      "how much longer than the token the slot is held, 0s to 5m",
-		"max-session": "latest expiry that renewals reach, from the first token; 0s: no limit",
-		"ready":       "time to fetch the token after the promotion, 100ms to 24h",
-		"grace":       "how long a user without a stream keeps the place; 0s: it ends with the stream",
-		"retention":   "how long the event is kept after it is closed",
+	for name, d := range map[string]struct{ usage, values string }{
+		"token-ttl":   {"life of a token", "1s to 24h"},
+		"leeway":      {"how much longer than the token the slot is held", "0s to 5m"},
+		"max-session": {"latest expiry that renewals reach, from the first token", "0s (no limit) to 720h"},
+		"ready":       {"time to fetch the token after the promotion", "100ms to 24h"},
+		"grace":       {"how long a user without a stream keeps the place", "0s (until the stream ends) to 24h"},
+		"retention":   {"how long the event is kept after it is closed", "0s to 8760h"},
 	} {
-		s.durations[name] = f.Duration(name, 0, usage)
+		s.durations[name] = f.Duration(name, 0, d.usage+", "+d.values)
+		setValues(f, name, "a duration with its unit, such as 30s, from "+d.values)
 	}
 	for name, usage := range map[string]string{
 		"on-close": "keep or release the slot when the stream of a user with a token ends",

@@ -47,7 +47,7 @@ func (r *Root) printRejected(lines []api.LineError, total int64) {
 		r.Notef("line %d: %s", l.Line, printable(l.Error))
 	}
 	if more := total - maxShownRejects; more > 0 {
-		r.Notef("and %s more lines", thousands(more))
+		r.Notef("and %s", counted(more, "more line"))
 	}
 }
 
@@ -69,8 +69,9 @@ func (v *fileFlags) requireGood(r *Root) error {
 		}
 	}
 	r.printRejected(found.Rejected, found.RejectedTotal)
-	return withHint(fmt.Errorf("%s has %d wrong lines, and --strict sends nothing then", v.file, found.RejectedTotal),
-		"Correct the lines, or leave out --strict to send the other %s jobs.", thousands(found.Jobs))
+	return withHint(fmt.Errorf("%s has %s, and --strict sends nothing then", v.file,
+		counted(found.RejectedTotal, "wrong line")),
+		"Correct the lines, or leave out --strict to send the %s.", counted(found.Jobs, "other job"))
 }
 
 // checkOnly carries out --dry-run: it checks the jobs of the file and sends nothing.
@@ -104,7 +105,7 @@ func (v *fileFlags) checkOnly(r *Root, payloads []client.NewJob) error {
 		r.Notef("Nothing was sent (--dry-run).")
 	}
 	if found.RejectedTotal > 0 {
-		return withHint(fmt.Errorf("%d lines are wrong", found.RejectedTotal),
+		return withHint(fmt.Errorf("the file has %s", counted(found.RejectedTotal, "wrong line")),
 			"Correct them; without --strict, the other lines would be sent.")
 	}
 	return nil

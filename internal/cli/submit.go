@@ -162,18 +162,19 @@ func (s *submission) checkOutcome(out submitted) error {
 	if g := out.Group; g != nil {
 		rejected := ""
 		if out.RejectedTotal > 0 {
-			rejected = fmt.Sprintf("; besides, %d lines were rejected", out.RejectedTotal)
+			rejected = fmt.Sprintf("; besides, %s rejected", counted(out.RejectedTotal, "line"))
 		}
 		if failed := failedJobs(*g); failed != nil {
 			return &refusedError{failed.Error() + rejected, failed}
 		}
 		if g.Status == api.StatusCancelled {
-			return fmt.Errorf("group %s was cancelled: %d jobs did not run%s", g.ID, g.Counts.Cancelled, rejected)
+			return fmt.Errorf("group %s was cancelled: %s did not run%s", g.ID,
+				counted(g.Counts.Cancelled, "job"), rejected)
 		}
 	}
 	if out.RejectedTotal > 0 {
-		return withHint(fmt.Errorf("%d lines were rejected; the other %d jobs of group %s are accepted",
-			out.RejectedTotal, *out.Accepted, out.ID),
+		return withHint(fmt.Errorf("%s rejected; group %s has %s of the file",
+			counted(out.RejectedTotal, "line"), out.ID, counted(*out.Accepted, "other job")),
 			"Correct the rejected lines and submit them as a new group.")
 	}
 	return nil

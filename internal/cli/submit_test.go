@@ -152,7 +152,7 @@ func TestSubmitWithBadLines(t *testing.T) {
 	require.Contains(t, lines[0], "pay: not a known field")
 	require.Contains(t, lines[19], "line 22: ")
 	require.Equal(t, "and 11 more lines", lines[20])
-	require.Equal(t, "bulkaction: 31 lines were rejected; the other 2 jobs of group g are accepted", lines[21])
+	require.Equal(t, "bulkaction: 31 lines rejected; group g has 2 other jobs of the file", lines[21])
 	require.True(t, f.groupByID(t, "g").Sealed)
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "h", "--file", path, "--json", "--wait")
@@ -166,7 +166,7 @@ func TestSubmitWithBadLines(t *testing.T) {
 
 	got = f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "i", "--file", writeFile(t, "b.ndjson", "x\n"))
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "bulkaction: none of 1 lines was accepted, so group i is cancelled\nCorrect the lines and submit the file again, under another --id")
+	require.Contains(t, got.err, "bulkaction: no line was accepted, so group i is cancelled\nCorrect the lines and submit the file again, under another --id")
 	require.Empty(t, got.out)
 	require.EqualValues(t, "CANCELLED", f.groupByID(t, "i").Status)
 }
@@ -194,7 +194,7 @@ func TestSubmitWaits(t *testing.T) {
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "cancel", "i").code)
 	got = <-waited
 	require.Equal(t, exitError, got.code)
-	require.Contains(t, got.err, "group i was cancelled: 1 jobs did not run")
+	require.Contains(t, got.err, "group i was cancelled: 1 job did not run")
 }
 
 func TestSubmitBody(t *testing.T) {

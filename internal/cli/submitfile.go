@@ -44,16 +44,14 @@ func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Sub
 	}
 	if appended.Accepted == 0 && appended.RejectedTotal > 0 {
 		if g, err := a.Group(ctx, accepted.ID); err != nil || g.Counts.Accepted > 0 {
-			err := fmt.Errorf("none of %d lines was accepted; group %s keeps the jobs that it had",
-				appended.RejectedTotal, accepted.ID)
+			err := fmt.Errorf("no line was accepted; group %s keeps the jobs that it had", accepted.ID)
 			return submitted{}, withHint(err, "Correct the lines and submit the file again.")
 		}
 		if _, err := a.Cancel(ctx, accepted.ID); err != nil {
-			return submitted{}, fmt.Errorf("none of %d lines was accepted, and group %s could not be cancelled: %w",
-				appended.RejectedTotal, accepted.ID, err)
+			return submitted{}, fmt.Errorf("no line was accepted, and group %s could not be cancelled: %w",
+				accepted.ID, err)
 		}
-		err := fmt.Errorf("none of %d lines was accepted, so group %s is cancelled",
-			appended.RejectedTotal, accepted.ID)
+		err := fmt.Errorf("no line was accepted, so group %s is cancelled", accepted.ID)
 		return submitted{}, withHint(err,
 			"Correct the lines and submit the file again, under another --id if you gave one.")
 	}

@@ -68,7 +68,13 @@ func namedByFlags(cmd *cobra.Command, refused *client.Error, err error) error {
 	for i, f := range refused.Problem.Fields {
 		name := strings.ReplaceAll(f.Field, "_", "-")
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
-			problems[i], found = fmt.Sprintf("--%s %s: %s", name, flag.Value, f.Problem), true
+			value := " " + flag.Value.String()
+			if flag.Value.Type() == "bool" {
+				value = "" // it is given without a value
+			}
+			// A flag takes no number without a unit.
+			problem := strings.Replace(f.Problem, " or a number of seconds", "", 1)
+			problems[i], found = fmt.Sprintf("--%s%s: %s", name, value, problem), true
 			continue
 		}
 		problems[i] = f.Field + ": " + f.Problem

@@ -45,11 +45,12 @@ func newTenantLs(r *Root) *cobra.Command {
 			return cobra.NoArgs(cmd, args)
 		},
 		RunE: r.withAPI(func(ctx context.Context, a *client.API, _ []string) error {
-			tenants := a.Tenants(ctx, filter)
+			tenants, none := a.Tenants(ctx, filter), "No tenants found."
 			if sort != "" {
-				tenants = busiestTenants(ctx, r, a)
+				tenants, none = busiestTenants(ctx, r, a), "" // it says what there is
 			}
 			return printLines(r, tenants, &columns[api.Tenant]{
+				none:   none,
 				format: "%-24v %-8v %10v %8v %12v %12v %8v",
 				head:   []any{"TENANT", "STATE", "RPS", "WEIGHT", "UNFINISHED", "NON-READY", "PER SEC"},
 				cells: func(t api.Tenant) []any {
@@ -161,10 +162,10 @@ func (s *tenantFlags) check(cmd *cobra.Command) error {
 	case !set("rps") && !set("weight") && !set("base-priority") && !s.clear:
 		return usagef("nothing to set: give --rps, --weight, --base-priority or --clear")
 	case set("rps") && !(s.rps > 0 && s.rps <= 1e9):
-		return usagef("--rps %v: must be above 0 and at most 1,000,000,000; to stop a tenant, use `tenant pause`",
-			s.rps)
+		return usagef("--rps %s: must be above 0 and at most 1,000,000,000; to stop a tenant, use `tenant pause`",
+			plainNumber(s.rps))
 	case !(s.weight >= 0.001 && s.weight <= 1000):
-		return usagef("--weight %v: must be 0.001 to 1000", s.weight)
+		return usagef("--weight %s: must be 0.001 to 1000", plainNumber(s.weight))
 	case s.basePriority < -most || s.basePriority > most:
 		return usagef("--base-priority %d: must be -1e15 to 1e15", s.basePriority)
 	}
@@ -199,9 +200,9 @@ func (r *Root) noteWholePermits(rps float64, windowMS int64) {
 	if exact := rps * float64(windowMS) / 1000; windowMS == 0 || math.Abs(exact-float64(permits)) < 1e-6 {
 		return
 	}
-	r.Notef("A window has whole permits, at least 1: --rps %v allows %s in each window of %d ms, "+
+	r.Notef("A window has whole permits, at least 1: --rps %s allows %s in each window of %d ms, "+
 		"which is %.4g a second. A longer BULKACTION_BACKPRESSURE_RATE_LIMIT_WINDOW is more exact.",
-		rps, thousands(permits), windowMS, float64(permits)*1000/float64(windowMS))
+		plainNumber(rps), thousands(permits), windowMS, float64(permits)*1000/float64(windowMS))
 }
 
 func (r *Root) showTenant(ctx context.Context, a *client.API, tenant api.Tenant) error {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -42,6 +43,19 @@ func thousands(n int64) string {
 	}
 	return s
 }
+
+// counted returns a number with its noun, such as "1 job" or "1,234 jobs".
+func counted(n int64, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return thousands(n) + " " + noun
+}
+
+// plainNumber formats a number without an exponent.
+func plainNumber(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }
+
+func argumentsText(args []string) string { return counted(int64(len(args)), "argument") }
 
 func formatTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 

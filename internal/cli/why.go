@@ -24,7 +24,7 @@ func newWhy(r *Root) *cobra.Command {
 		Example: "  bulkaction why promo-7 0",
 		Args: func(cmd *cobra.Command, args []string) (err error) {
 			if len(args) < 1 || len(args) > 2 {
-				return usagef("why needs a group, and an ordinal for one of its jobs, got %d arguments", len(args))
+				return usagef("why needs a group, and an ordinal for one of its jobs, got %s", argumentsText(args))
 			}
 			if len(args) == 2 {
 				if ordinal, err = strconv.ParseInt(args[1], 10, 64); err != nil || ordinal < 0 {

@@ -20,7 +20,7 @@ func newWorker(r *Root) *cobra.Command {
 			Example: "  bulkaction worker resize worker-host-1-0a1b2c3d 20",
 			Args: func(_ *cobra.Command, args []string) error {
 				if len(args) != 2 {
-					return usagef("resize needs the id of a worker and a number of slots, got %d arguments", len(args))
+					return usagef("resize needs the id of a worker and a number of slots, got %s", argumentsText(args))
 				}
 				if _, err := slots(args[1]); err != nil {
 					return err

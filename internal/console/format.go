@@ -223,6 +223,15 @@ func noticeOf(q url.Values) string {
 	return text
 }
 
+// notOneOf returns the error for a field that has none of the values.
+func notOneOf[S ~string](field string, values []S) error {
+	names := make([]string, len(values))
+	for i, v := range values {
+		names[i] = string(v)
+	}
+	return invalid(field, "must be one of %s", strings.Join(names, ", "))
+}
+
 // cursorOf returns the cursor in the query of a list.
 func cursorOf(q url.Values) (string, error) {
 	const longest = 512

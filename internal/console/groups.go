@@ -87,7 +87,7 @@ func (p groupPages) readList(q url.Values) (
 		return nil, nil, err
 	}
 	if query.Status != "" && !slices.Contains(statuses, query.Status) {
-		return nil, nil, invalid("status", "must be one of %v", statuses)
+		return nil, nil, notOneOf("status", statuses)
 	}
 	filter = chosen(map[string]string{
 		"tenant": query.Tenant, "status": string(query.Status), "cursor": query.Cursor, "type": query.Type,

@@ -60,7 +60,7 @@ func (p guardPages) readList(q url.Values) (
 		return nil, nil, err
 	}
 	if query.Kind != "" && !slices.Contains(guard.Kinds, query.Kind) {
-		return nil, nil, invalid("kind", "must be one of %v", guard.Kinds)
+		return nil, nil, notOneOf("kind", guard.Kinds)
 	}
 	filter = chosen(map[string]string{"kind": query.Kind, "cursor": query.Cursor})
 	return func(ctx context.Context) (any, error) {
@@ -195,7 +195,7 @@ func (p guardPages) reader(name string, q url.Values) (
 ) {
 	state := q.Get("state")
 	if state != "" && !slices.Contains(memberStates, state) {
-		return nil, nil, invalid("state", "must be one of %v", memberStates)
+		return nil, nil, notOneOf("state", memberStates)
 	}
 	prefix, err := idOf(q, "prefix")
 	if err != nil {
@@ -239,7 +239,7 @@ func (p guardPages) control(ctx context.Context, r *http.Request) (string, error
 	}
 	do := guard.Action(r.PostForm.Get("command"))
 	if !slices.Contains(guard.Actions, do) {
-		return "", invalid("command", "must be one of %v", guard.Actions)
+		return "", notOneOf("command", guard.Actions)
 	}
 	to := root + "/guards/" + url.PathEscape(name) + "?done=guard-" + string(do)
 	return to, p.backend.ControlGuard(ctx, name, member, do)

@@ -307,7 +307,7 @@ func TestGroups(t *testing.T) {
 	require.Equal(t, "next&page", w.backend.queries[2].Cursor)
 	for path, text := range map[string]string{
 		"/ui/groups?tenant=no%20id":                                  "tenant must match",
-		"/ui/groups?status=odd":                                      "status must be one of",
+		"/ui/groups?status=odd":                                      "status must be one of CREATED, ",
 		"/ui/groups?cursor=" + strings.Repeat("x", 600):              "cursor must be",
 		"/ui/groups/failed-1/jobs?ordinal=x":                         "The ordinal must be a whole number",
 		"/ui/groups/failed-1/jobs?ordinal=" + "99999999999999999999": "The ordinal must be a whole number",

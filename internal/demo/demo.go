@@ -83,7 +83,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		o.Addr = "127.0.0.1:0"
 	}
 	if o.RedisURL == "" {
-		o.Environ = app.WithoutRedisAccess(o.Environ) // the embedded Redis needs none
+		o.Environ = dev.ForEmbedded(o.Environ)
 	}
 	sink, err := smtpsink.Start("127.0.0.1:0", smtpsink.Options{})
 	if err != nil {

@@ -60,7 +60,7 @@ func Run(ctx context.Context, o Options) int {
 		}
 		defer server.Close()
 		o.RedisURL = "redis://" + server.Addr() + "/0"
-		environ = app.WithoutRedisAccess(environ) // it is of another Redis
+		environ = ForEmbedded(environ)
 	}
 	environ = app.WithRedisURL(environ, o.RedisURL)
 	if o.Addr != "" {
@@ -136,6 +136,13 @@ func embedded(addr string) (*miniredis.Miniredis, error) {
 		return nil, fmt.Errorf("start embedded redis: %w", err)
 	}
 	return m, nil
+}
+
+// ForEmbedded returns environ for the embedded Redis: without the access to another Redis, and with
+// a longer command timeout, unless environ sets one. The embedded Redis shares its CPU with the
+// roles, so on a busy machine it answers late although nothing is broken.
+func ForEmbedded(environ []string) []string {
+	return app.WithoutRedisAccess(append([]string{"BULKACTION_REDIS_COMMAND_TIMEOUT=30s"}, environ...))
 }
 
 // run runs all roles until ctx ends or one of them fails.

@@ -160,8 +160,13 @@ func (s *submissions) warnings(ctx context.Context, g *messages.SubmitGroup) []s
 		}
 		warned[typ] = true
 		warning := "No live worker serves the type " + typ + ": its jobs wait until one does."
-		if upper := strings.ToUpper(typ); served[upper] {
+		switch upper := strings.ToUpper(typ); {
+		case served[upper]:
 			warning += " Did you mean " + upper + "?"
+		case typ == "NOOP":
+			warning += " Name it in BULKACTION_WORKER_TYPES."
+		case typ == "PUSH_NOTIFICATION":
+			warning += " Workers serve it with BULKACTION_PUSH_ACCOUNTS_FILE."
 		}
 		out = append(out, warning)
 	}

@@ -27,6 +27,10 @@ func TestWarningsOfASubmission(t *testing.T) {
 		"no jobs":    {messages.SubmitGroup{Type: "T"}, nil},
 		"unsealed":   {messages.SubmitGroup{Type: "T", Jobs: []messages.Job{{Payload: payload}}}, []string{unsealed}},
 		"lower case": {messages.SubmitGroup{Type: "t"}, []string{"No live worker serves the type t: its jobs wait until one does. Did you mean T?"}},
+		"a type for tests": {messages.SubmitGroup{Type: "NOOP", Seal: true, Jobs: []messages.Job{{Payload: payload}}}, []string{
+			"No live worker serves the type NOOP: its jobs wait until one does. Name it in BULKACTION_WORKER_TYPES."}},
+		"a type that needs accounts": {messages.SubmitGroup{Type: "PUSH_NOTIFICATION", Seal: true, Jobs: []messages.Job{{Payload: payload}}}, []string{
+			"No live worker serves the type PUSH_NOTIFICATION: its jobs wait until one does. Workers serve it with BULKACTION_PUSH_ACCOUNTS_FILE."}},
 		"types of jobs": {
 			messages.SubmitGroup{Type: "X", Seal: true, Jobs: []messages.Job{{Type: "U", Payload: payload}, {Type: "Y", Payload: payload}, {Type: "Y", Payload: payload}}},
 			[]string{"No live worker serves the type Y: its jobs wait until one does."},

@@ -58,7 +58,7 @@ func TestAppendCSV(t *testing.T) {
 	f := newFakeBackend().withGroup("g")
 	rec := postJobs(t, New(options(f)), "text/csv; charset=utf-8", "\xef\xbb\xbfto,name\na@example.com,\"A, B\"\nonly-one\nc@example.com,C\n")
 	require.Equal(t, 200, rec.Code, rec.Body.String())
-	require.Equal(t, api.Appended{Accepted: 2, RejectedTotal: 1, Rejected: []api.LineError{{Line: 3, Error: "has 1 columns where the header has 2: column 2 (name) is missing"}}},
+	require.Equal(t, api.Appended{Accepted: 2, RejectedTotal: 1, Rejected: []api.LineError{{Line: 3, Error: "has 1 of the header's 2 columns: column 2 (name) is missing"}}},
 		decode[api.Appended](t, rec))
 	require.Equal(t, []string{`{"to":"a@example.com","name":"A, B"}`, `{"to":"c@example.com","name":"C"}`}, f.payloads("g"))
 

@@ -119,7 +119,7 @@ func problemOf(err error) (p *problemError, known bool) {
 			"too few replicas have confirmed the write: try again in a moment; a repetition does no harm")
 	case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		p = retryLater(api.StoreUnavailable, time.Second,
-			"the store cannot be reached or does not answer: try again in a moment")
+			"Redis can't be reached or does not answer: try again in a moment")
 	default:
 		return errInternal, false
 	}

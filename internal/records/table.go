@@ -188,7 +188,7 @@ func (t *Table) checkFields() error {
 	got, want := t.row.fields(), len(t.columns)
 	switch {
 	case got < want:
-		return &RowError{fmt.Sprintf("has %d columns where the header has %d: column %d (%s) is missing",
+		return &RowError{fmt.Sprintf("has %d of the header's %d columns: column %d (%s) is missing",
 			got, want, got+1, t.columns[got].name)}
 	case got > want:
 		return &RowError{fmt.Sprintf("has %d columns where the header has %d: put a field that contains %s in quotes",

@@ -61,7 +61,7 @@ func TestCSV(t *testing.T) {
 		"empty lines":         {"a\n\n\r\n1\n\n", []string{`{"a":"1"}`}, nil},
 		"quoted empty":        {"a\n\"\"\n", []string{`{"a":""}`}, nil},
 		"escapes":             {"a\\,\"b\"\"\"\n\"\t\\\x01\",ü💡\u2028\n", []string{`{"a\\":"\t\\\u0001","b\"":"ü💡` + "\u2028" + `"}`}, nil},
-		"wrong columns":       {"a,b\n1\n1,2,3\n4,5\n", []string{`{"a":"4","b":"5"}`}, []string{"2: has 1 columns where the header has 2: column 2 (b) is missing", "3: has 3 columns where the header has 2: put a field that contains a comma in quotes"}},
+		"wrong columns":       {"a,b\n1\n1,2,3\n4,5\n", []string{`{"a":"4","b":"5"}`}, []string{"2: has 1 of the header's 2 columns: column 2 (b) is missing", "3: has 3 columns where the header has 2: put a field that contains a comma in quotes"}},
 		"bare quote":          {"a,b\n1\"x,2\n3,4\n", []string{`{"a":"3","b":"4"}`}, []string{"2: has a quote inside a field that is not quoted"}},
 		"after a quote":       {"a,b\n\"1\"x,2\n3,4\n", []string{`{"a":"3","b":"4"}`}, []string{"2: goes on after a closing quote"}},
 		"open quote":          {"a\n1\n\"2\n3\n", []string{`{"a":"1"}`}, []string{"3: opens a quote that is never closed"}},

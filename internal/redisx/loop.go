@@ -73,6 +73,6 @@ func (l *Loops) worked(name string) {
 		return
 	}
 	if delete(l.failing, name); len(l.failing) == 0 {
-		l.Log.Info("step works again", "loop", name, "after", time.Since(l.since))
+		l.Log.Info("step works again", "loop", name, "after", time.Since(l.since).Round(100*time.Millisecond).String())
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -66,4 +67,25 @@ func TestLoopsLogAnOutageOnce(t *testing.T) {
 			require.Equal(t, test.want, log.String())
 		})
 	}
+}
+
+// TestLoopLogsHowLongItFailed: the time of an outage is logged as a text that people can read.
+func TestLoopLogsHowLongItFailed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		loops := redisx.Loops{Log: slog.New(slog.NewJSONHandler(&log, nil))}
+		ctx, stop := context.WithCancel(t.Context())
+		failing := true
+		loops.Run(ctx, "loop", redisx.Backoff{Min: 26796 * time.Millisecond, Max: 26796 * time.Millisecond},
+			func(context.Context) (time.Duration, error) {
+				if failing {
+					failing = false
+					return 0, errors.New("refused")
+				}
+				stop()
+				return 0, nil
+			}, nil)
+		require.Regexp(t, `"msg":"step works again","loop":"loop","after":"[0-9.]+s"`, log.String())
+	})
 }

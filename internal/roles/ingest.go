@@ -56,6 +56,10 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 			return err
 		}
 		c := p.Config.Ingest
+		addrSetting := ""
+		if p.Embedded {
+			addrSetting = "API_ADDR in Settings"
+		}
 		var tlsConfig *tls.Config
 		if c.TLSCertFile != "" {
 			files := app.TLSFiles{CertFile: c.TLSCertFile, KeyFile: c.TLSKeyFile, ClientCAFile: c.TLSClientCAFile}
@@ -69,6 +73,7 @@ func serveAPI(reducers *reducer.Registry, listening func(addr string), consume b
 		}
 		in, err := ingest.New(ctx, b.of(p), ingest.Config{
 			APIAddr:        c.APIAddr,
+			AddrSetting:    addrSetting,
 			Listen:         HooksOf(ctx).Listen,
 			TLS:            tlsConfig,
 			MaxConnections: c.MaxConnections,

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -74,11 +75,15 @@ type reloader interface {
 // limits for hosts are gated; the others are not, so they cost as little as without guards. If ctx
 // ends before Redis has the pools of accounts, create returns nil.
 func (s *processors) create(ctx context.Context) error {
+	var mistakes []error
 	for _, create := range []func() (closer, error){s.mail, s.http, s.push} {
 		p, err := retried(ctx, s.process, create)
 		switch {
-		case err != nil || ctx.Err() != nil:
+		case ctx.Err() != nil:
 			return err
+		case err != nil:
+			mistakes = append(mistakes, err)
+			continue
 		case p == nil:
 			continue
 		}
@@ -88,10 +93,24 @@ func (s *processors) create(ctx context.Context) error {
 			s.files = append(s.files, file)
 		}
 	}
-	if drill := new(noop.Processor); slices.Contains(s.process.Config.Worker.Types, drill.Type()) {
+	if len(mistakes) > 0 {
+		return fmt.Errorf("%w:\n%w", app.ErrConfig, errors.Join(mistakes...))
+	}
+	// With a type such as noop, too: then the worker can say that NOOP is meant.
+	drill := new(noop.Processor)
+	isNoop := func(typ string) bool { return strings.EqualFold(typ, drill.Type()) }
+	if slices.ContainsFunc(s.process.Config.Worker.Types, isNoop) {
 		s.list = append(s.list, drill)
 	}
 	return nil
+}
+
+// named returns p and, with the name of the variable from which the mistakes come, err.
+func named(variable string, p closer, err error) (closer, error) {
+	if err != nil {
+		return nil, fmt.Errorf("BULKACTION_%s: %w", variable, err)
+	}
+	return p, nil
 }
 
 func (s *processors) mail() (closer, error) {
@@ -99,7 +118,8 @@ func (s *processors) mail() (closer, error) {
 	if c.AccountsFile == "" {
 		return email.New(c)
 	}
-	return email.NewAccounts(c, email.WithChoice(s.lender.Choice(c.Limits)))
+	p, err := email.NewAccounts(c, email.WithChoice(s.lender.Choice(c.Limits)))
+	return named("SMTP_ACCOUNTS_FILE", p, err)
 }
 
 func (s *processors) http() (closer, error) {
@@ -112,7 +132,8 @@ func (s *processors) http() (closer, error) {
 		hosts := s.lender.PerKey("http-host", c.HostRate, c.Limiter, c.HostBreaker)
 		options = append(options, httpcall.WithHosts(hosts))
 	}
-	return httpcall.NewGuarded(c, options...)
+	p, err := httpcall.NewGuarded(c, options...)
+	return named("HTTP_PROCESSOR_CREDENTIALS_FILE", p, err)
 }
 
 // push returns the processor PUSH_NOTIFICATION; nil without a file of accounts, because each push
@@ -122,7 +143,8 @@ func (s *processors) push() (closer, error) {
 	if c.AccountsFile == "" {
 		return nil, nil
 	}
-	return push.New(c, push.WithChoice(s.lender.Choice(c.Limits)))
+	p, err := push.New(c, push.WithChoice(s.lender.Choice(c.Limits)))
+	return named("PUSH_ACCOUNTS_FILE", p, err)
 }
 
 // retried calls create, which may declare pools of accounts in Redis, again and again until Redis
@@ -135,7 +157,7 @@ func retried(ctx context.Context, p *app.Process, create func() (closer, error))
 		case err == nil:
 			return created, nil
 		case !errors.Is(err, guard.ErrUnavailable):
-			return nil, fmt.Errorf("%w: %w", app.ErrConfig, err)
+			return nil, err
 		}
 		p.Tel.Log.Warn("redis does not take the accounts, trying again", "error", err)
 		if redisx.Sleep(ctx, backoff.Next()) != nil {

@@ -154,8 +154,11 @@ func awaitFit(
 		if time.Since(logged) >= time.Minute {
 			logged = time.Now()
 			setting := "BULKACTION_REDIS_URL"
-			if p.Embedded {
+			switch {
+			case p.Embedded:
 				setting = "RedisURL"
+			case p.Role == "dev":
+				setting = "--redis-url" // of the commands dev and demo
 			}
 			p.Tel.Log.Warn("redis is away or its memory is full, waiting for it",
 				"redis", conn.String(), "address_set_by", setting, "error", err)

@@ -35,8 +35,8 @@ func CheckPartitions(ctx context.Context, conn *redisx.Conn, space keyspace.Spac
 	}
 	if have != want {
 		return fmt.Errorf(
-			"BULKACTION_PARTITIONS is %s, but the data in Redis is laid out in %s partitions (key %s): set "+
-				"it to %s, or use another BULKACTION_KEY_PREFIX",
+			"BULKACTION_PARTITIONS is %s, but the data in Redis was made with %s (key %s): set it to %s, or "+
+				"use another BULKACTION_KEY_PREFIX",
 			want, have, space.PartitionCount(), have,
 		)
 	}

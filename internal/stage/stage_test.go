@@ -127,7 +127,7 @@ func TestCheckPartitions(t *testing.T) {
 		require.NoError(w.T, stage.CheckPartitions(ctx, w.Conn, four))
 		require.NoError(w.T, stage.CheckPartitions(ctx, w.Conn, four))
 		err = stage.CheckPartitions(ctx, w.Conn, eight)
-		require.ErrorContains(w.T, err, "BULKACTION_PARTITIONS is 8, but the data in Redis is laid out in 4 partitions")
+		require.ErrorContains(w.T, err, "BULKACTION_PARTITIONS is 8, but the data in Redis was made with 4 (key ")
 		require.NoError(w.T, w.Conn.Cmd.Del(ctx, four.PartitionCount()).Err())
 	})
 }

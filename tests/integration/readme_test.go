@@ -32,6 +32,8 @@ func TestReadmeCommands(t *testing.T) {
 	for _, change := range []struct{ old, new string }{
 		{"go build -o bin/ ./cmd/...", "ln -s " + proctest.Path(t, "bulkaction") + " " + bin},
 		{"$PWD/bin:", bin + ":"},
+		{"go build -o bin/ ./examples", "go build -o " + bin + "/ ./examples"},
+		{"bin/custom-processor &", bin + "/custom-processor &"},
 		{"bulkaction demo\n", "bulkaction demo --jobs 300\n"},
 		{"bulkaction dev &\n", "bulkaction dev --redis-url " + redisURL + " &\n" +
 			"until curl -s -o " + os.DevNull + " http://" + address + "/openapi.yaml; do sleep 0.1; done\n"},

@@ -98,7 +98,7 @@ func TestMistakesOfAFile(t *testing.T) {
 	lines := strings.Split(text, "\n")[1:]
 	for i, want := range []string{
 		"line 2: id: must match ^[A-Za-z0-9._-]{1,128}$",
-		`line 3: role "root": must be one of [admin operator`,
+		`line 3: role "root": must be one of admin, operator`,
 		"line 4: tenant: a producer needs one",
 		`line 5: tenant "acme": a key of role admin has none`,
 		"line 6: has 3 fields; write ID ROLE TENANT SHA256",

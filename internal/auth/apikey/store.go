@@ -87,8 +87,7 @@ type stored struct {
 func (r Request) Check() error {
 	errs := []error{auth.Principal{Role: r.Role, Tenant: r.Tenant}.Check(), checkName(r.Name)}
 	if r.Lifetime < 0 || r.Lifetime > maxLifetime || r.Lifetime > 0 && r.Lifetime < minLifetime {
-		errs = append(errs, fmt.Errorf("expires %v: must be from %v to %v, or 0 for never",
-			r.Lifetime, minLifetime, maxLifetime))
+		errs = append(errs, fmt.Errorf("expires %v: must be from 1m to 87600h, or 0 for never", r.Lifetime))
 	}
 	return errors.Join(errs...)
 }

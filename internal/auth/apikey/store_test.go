@@ -52,16 +52,16 @@ func TestWhatIsStored(t *testing.T) {
 func TestCreateRefusesBadValues(t *testing.T) {
 	both(t, func(w *world) {
 		for want, r := range map[string]Request{
-			`role "root": must be one of [admin`:                  {Role: "root"},
-			"tenant: a producer needs one":                        {Role: auth.Producer},
-			`tenant "a b": must match ^[A-Za-z0-9._-]{1,128}$`:    {Role: auth.Producer, Tenant: "a b"},
-			"tenant *: only a producer":                           {Role: auth.Reader, Tenant: "*"},
-			`tenant "acme": a key of role admin has none`:         {Role: auth.Admin, Tenant: "acme"},
-			"name: must be at most 128 printable characters":      {Role: auth.Admin, Name: strings.Repeat("ä", 129)},
-			"name: must be at most 128 printable":                 {Role: auth.Admin, Name: "a\x1b[2J"},
-			"expires 59s: must be from 1m0s to 87600h0m0s":        {Role: auth.Admin, Lifetime: 59 * time.Second},
-			"expires -1s: must be from 1m0s":                      {Role: auth.Admin, Lifetime: -time.Second},
-			"expires 87600h0m1s: must be from 1m0s to 87600h0m0s": {Role: auth.Admin, Lifetime: 87600*time.Hour + time.Second},
+			`role "root": must be one of admin, `:              {Role: "root"},
+			"tenant: a producer needs one":                     {Role: auth.Producer},
+			`tenant "a b": must match ^[A-Za-z0-9._-]{1,128}$`: {Role: auth.Producer, Tenant: "a b"},
+			"tenant *: only a producer":                        {Role: auth.Reader, Tenant: "*"},
+			`tenant "acme": a key of role admin has none`:      {Role: auth.Admin, Tenant: "acme"},
+			"name: must be at most 128 printable characters":   {Role: auth.Admin, Name: strings.Repeat("ä", 129)},
+			"name: must be at most 128 printable":              {Role: auth.Admin, Name: "a\x1b[2J"},
+			"expires 59s: must be from 1m to 87600h":           {Role: auth.Admin, Lifetime: 59 * time.Second},
+			"expires -1s: must be from 1m":                     {Role: auth.Admin, Lifetime: -time.Second},
+			"expires 87600h0m1s: must be from 1m to 87600h":    {Role: auth.Admin, Lifetime: 87600*time.Hour + time.Second},
 		} {
 			_, err := w.store.Create(w.Context(), r)
 			require.ErrorContains(w, err, want)

@@ -202,7 +202,7 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 				"partition", p.partition.Index(), "type", typ, "entries", r.Missing)
 		}
 		if r.Taken+r.Failed+r.Stale > 0 {
-			p.Tel.Log.Warn("reclaimed jobs of dead workers",
+			p.Tel.Log.Warn("reclaimed jobs whose leases have ended",
 				"partition", p.partition.Index(), "type", typ,
 				"reclaimed", r.Taken, "failed", r.Failed, "stale", r.Stale)
 			pause = 0

@@ -32,8 +32,9 @@ import (
 
 // Config configures the role.
 type Config struct {
-	APIAddr string
-	TLS     *tls.Config // of the API; nil: plain HTTP
+	APIAddr     string
+	AddrSetting string      // what sets APIAddr, for errors; "": BULKACTION_API_ADDR
+	TLS         *tls.Config // of the API; nil: plain HTTP
 	// MaxConnections is how many connections the API has at most; further ones wait. 0: 4,096.
 	MaxConnections int
 	// DrainDelay is how long the API still accepts connections after the context of Run has ended.
@@ -107,7 +108,8 @@ func New(
 	}
 	listener, err := cfg.Listen(ctx, cfg.APIAddr)
 	if err != nil {
-		return nil, fmt.Errorf("listen for the API: %w: set BULKACTION_API_ADDR to another address", err)
+		return nil, fmt.Errorf("listen for the API: %w: set %s to another address", err,
+			cmp.Or(cfg.AddrSetting, "BULKACTION_API_ADDR"))
 	}
 	if cfg.Guards == nil {
 		cfg.Guards = guard.New(p.Conn.Cmd, guard.Prefix(p.Space.Prefix()))

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,11 +109,14 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 	}
 	for _, typ := range cfg.Types {
 		if w.procs[typ] == nil {
-			return nil, fmt.Errorf(
-				"BULKACTION_WORKER_TYPES: there is no processor for type %q: take it out, or build a worker "+
-					"that has one",
-				typ,
-			)
+			for known := range w.procs {
+				if strings.EqualFold(known, typ) {
+					return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q; did you mean "+
+						"%s?", typ, known)
+				}
+			}
+			return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q: take it out, or build "+
+				"a worker that has one", typ)
 		}
 	}
 	if len(w.types) == 0 {

@@ -388,6 +388,7 @@ func TestNewRefuses(t *testing.T) {
 		"no processor":               {nil, nil, "at least one"},
 		"two of a type":              {nil, []processor.Processor{processorReturning("T", nil, nil), processorReturning("T", nil, nil)}, "two processors for type T"},
 		"a type without a processor": {[]string{"X"}, []processor.Processor{processorReturning("T", nil, nil)}, `no processor for type "X"`},
+		"a type in lower case":       {[]string{"t"}, []processor.Processor{processorReturning("T", nil, nil)}, `no processor for type "t"; did you mean T?`},
 		"an invalid type":            {nil, []processor.Processor{processorReturning("{T}", nil, nil)}, `processor type "{T}"`},
 	} {
 		cfg := config()

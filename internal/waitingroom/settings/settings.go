@@ -149,7 +149,8 @@ func (r Rules) CheckRecalibration(to api.Recalibration) []api.FieldError {
 	case to.FromSeats && to.Capacity != nil:
 		c.add("from_seats", "asks the seat service for the capacity: leave out capacity")
 	case to.FromSeats && !r.Seats:
-		c.add("from_seats", "needs BULKACTION_BROKER_SEATS_URL, the address of the seat service")
+		c.add("from_seats", "needs BULKACTION_BROKER_SEATS_URL, the address of the seat service, at ingest and all "+
+			"brokers")
 	case !to.FromSeats && to.Capacity == nil && to.Stock == nil:
 		c.add("capacity", "is required, or stock, or from_seats: there is nothing to change")
 	}
