@@ -78,6 +78,7 @@ type transport struct {
 	maxWait        time.Duration
 	silenceTimeout time.Duration // a stream of events that is silent for so long counts as broken
 	outageTimeout  time.Duration // for how long a broken stream of events is resumed
+	notice         func(err error, wait time.Duration, left int) // called before each wait; nil: none
 	sleep          func(context.Context, time.Duration) error
 	answered       atomic.Bool // some server has answered at base
 }
@@ -117,6 +118,9 @@ func (t *transport) do(ctx context.Context, c apiCall) (*http.Response, error) {
 		wait := backoff(err, attempt)
 		if wait > t.maxWait || deadlineWithin(ctx, wait) {
 			return nil, err
+		}
+		if t.notice != nil {
+			t.notice(err, wait, t.attempts-attempt)
 		}
 		if stopped := t.sleep(ctx, wait); stopped != nil {
 			return nil, fmt.Errorf("%w; then %w", err, stopped)

@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -203,4 +204,19 @@ func TestWrongAddressIsNotRetried(t *testing.T) {
 	_, err = a.Stats(t.Context())
 	require.ErrorAs(t, err, &op)
 	require.Len(t, w.all(), 2, "a call to a server that answered before is retried")
+}
+
+func TestRetryNotice(t *testing.T) {
+	var notices []string
+	f := &flakyServer{steps: []func(http.ResponseWriter){status(429, "7"), status(503, "2"), status(429, "1")}}
+	a, waits := serve(t, f, client.WithRetry(3, time.Minute), client.WithRetryNotice(func(err error, wait time.Duration, left int) {
+		notices = append(notices, fmt.Sprintf("%s|%s|%d", err, wait, left))
+	}))
+	_, err := a.Submit(t.Context(), client.Submission{ID: "g", Type: "NOOP"})
+	require.ErrorContains(t, err, "429", "the third attempt was the last")
+	require.Equal(t, []string{
+		"submit group: 429 Too Many Requests: not now (try again in 7s)|7s|2",
+		"submit group: 503 Service Unavailable: not now (try again in 2s)|2s|1",
+	}, notices)
+	require.Equal(t, []time.Duration{7 * time.Second, 2 * time.Second}, waits.all())
 }

@@ -54,8 +54,9 @@ type Root struct {
 	JSON    bool // --json
 	address string
 	tls     tlsFlags
-	keyFile string // --api-key-file
-	started bool   // the command runs, so its flags and arguments are valid
+	keyFile string    // --api-key-file
+	started bool      // the command runs, so its flags and arguments are valid
+	shown   *progress // the latest bars of the command; nil: none
 }
 
 // Command is a function that creates a command. RunE of the command returns its error and does not
@@ -222,6 +223,9 @@ func (r *Root) exitCode(ctx context.Context, err error) int {
 		return exitOK // the reader of Out has closed it and needs no more
 	case ctx.Err() != nil:
 		r.Notef("bulkaction: interrupted")
+		if last := lastRefusal(err); last != nil {
+			r.Notef("The last attempt: %s", printable(last.Error()))
+		}
 		r.printAdvice(err)
 		return exitInterrupted
 	case errors.As(err, &failed):
