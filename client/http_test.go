@@ -220,3 +220,23 @@ func TestRetryNotice(t *testing.T) {
 	}, notices)
 	require.Equal(t, []time.Duration{7 * time.Second, 2 * time.Second}, waits.all())
 }
+
+func TestAddressIsChecked(t *testing.T) {
+	for address, want := range map[string]string{
+		"127.0.0.1:8080":     "list tenants: address \"127.0.0.1:8080\": write it as http://127.0.0.1:8080",
+		"api.example:80":     "list tenants: address \"api.example:80\": write it as http://api.example:80",
+		"":                   "list tenants: address \"\": write it as http://127.0.0.1:8080",
+		"ftp://api.example":  "list tenants: address \"ftp://api.example\": write it as http://127.0.0.1:8080",
+		"http://127.0.0.1:x": "list tenants: address \"http://127.0.0.1:x\": write it as http://127.0.0.1:8080",
+	} {
+		w := &recordedWaits{}
+		a := client.NewAPI(address, client.WithSleep(w.sleep))
+		for _, err := range a.Tenants(t.Context(), client.TenantFilter{}) {
+			require.EqualError(t, err, want)
+		}
+		for _, err := range a.Events(t.Context(), "g", "") {
+			require.ErrorContains(t, err, "address")
+		}
+		require.Empty(t, w.all(), "no call is repeated")
+	}
+}
