@@ -38,6 +38,14 @@ var (
 	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // status 429: see BackpressureError
 )
 
+// NotFoundError is an ErrNotFound whose text says by itself that something does not exist.
+type NotFoundError struct{ Text string }
+
+func (e *NotFoundError) Error() string { return e.Text }
+
+// Unwrap returns ErrNotFound.
+func (e *NotFoundError) Unwrap() error { return ErrNotFound }
+
 // BackpressureError refuses jobs because too many jobs wait or Redis's memory is full. errors.Is
 // finds ErrBackpressure in it.
 type BackpressureError struct {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
@@ -64,7 +63,7 @@ func checkTenant(ctx context.Context, tenant string) error {
 }
 
 func unknownTenant(tenant string) error {
-	return fmt.Errorf("tenant %s: has neither groups nor settings: %w", tenant, api.ErrNotFound)
+	return &api.NotFoundError{Text: "tenant " + tenant + ": has neither groups nor settings"}
 }
 
 // idempotencyScope returns a prefix for idempotency keys before they are hashed. With it each

@@ -26,7 +26,7 @@ func guardName(r *http.Request) (string, error) {
 
 // badName refuses a path that can name nothing.
 func badName(field, problem string) error {
-	return newProblem(api.BadParameter, field+" "+problem, api.FieldError{Field: field, Problem: problem})
+	return newProblem(api.BadParameter, field+": "+problem, api.FieldError{Field: field, Problem: problem})
 }
 
 func listGuards(b Backend) func(*http.Request) (api.GuardList, error) {
