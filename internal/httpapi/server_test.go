@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -331,4 +332,14 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
+}
+
+// The document's example is an answer of this server.
+func TestExampleOfProblems(t *testing.T) {
+	text, err := os.ReadFile("../../docs/problems.md")
+	require.NoError(t, err)
+	_, example, _ := strings.Cut(string(text), "```json\n")
+	example, _, _ = strings.Cut(example, "```")
+	rec := call(t, New(options(newFakeBackend().withGroup("g"))), "POST", "/v1/groups/g/seal", `{"total":-1}`, "Content-Type", jsonType)
+	require.JSONEq(t, example, rec.Body.String())
 }
