@@ -35,7 +35,7 @@ var (
 	// ErrUpstream (status 502): a service that the call needs gave no usable answer. Its address is
 	// not in the message.
 	ErrUpstream     = errors.New("no usable answer")
-	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // status 429: see BackpressureError
+	ErrBackpressure = errors.New("not accepted now") // status 429: see BackpressureError
 )
 
 // NotFoundError is an ErrNotFound whose text says by itself that something does not exist.
@@ -54,7 +54,7 @@ type BackpressureError struct {
 }
 
 func (e *BackpressureError) Error() string {
-	return fmt.Sprintf("too much work is waiting: %s: retry in %s", e.Reason, e.RetryAfter)
+	return ErrBackpressure.Error() + ": " + e.Reason
 }
 
 func (e *BackpressureError) Unwrap() error { return ErrBackpressure }

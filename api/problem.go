@@ -74,7 +74,7 @@ type problemKind struct {
 }
 
 var problemKinds = map[ProblemCode]problemKind{
-	BadParameter:     {400, "A parameter of the query is unknown, or the query, the header If-Match, or the name of a guard or visitor is malformed."},
+	BadParameter:     {400, "A query parameter is unknown, or the query, If-Match, or a guard's or visitor's name is malformed."},
 	IncompleteBody:   {400, "The body ended before it was complete."},
 	MalformedJSON:    {400, "The body is not JSON; `detail` says at which byte it breaks."},
 	BadIdentity:      {401, "The request does not say, or not credibly, who the visitor is."},

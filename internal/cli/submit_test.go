@@ -262,6 +262,13 @@ func (c cancelAt) Write(p []byte) (int, error) {
 	return c.Builder.Write(p)
 }
 
+func TestHintWhenRedisIsOutOfMemory(t *testing.T) {
+	refused := &api.BackpressureError{RetryAfter: 5 * time.Second, Reason: "Redis is out of memory"}
+	err := &client.Error{Status: 429, RetryAfter: refused.RetryAfter, Problem: api.Problem{Title: "Too Many Requests", Detail: refused.Error()}}
+	require.EqualError(t, err, "429 Too Many Requests: not accepted now: Redis is out of memory (try again in 5s)")
+	require.Equal(t, `Raise Redis's maxmemory, or cancel groups: docs/operations.md, "Memory is full".`, advice(err))
+}
+
 func TestNoteOfAnAPIThatDoesNotAnswer(t *testing.T) {
 	var err strings.Builder
 	r := &Root{IO: IO{Err: &err}}

@@ -390,7 +390,7 @@ func TestMalformedTokens(t *testing.T) {
 				require.ErrorIs(w, err, ErrInvalid)
 				require.ErrorIs(w, err, auth.ErrNotAToken)
 			} else {
-				require.ErrorContains(w, err, "too many failed authentications: try again in 6s")
+				require.ErrorContains(w, err, "too many failed authentications: try again in 6 s")
 			}
 		}
 		require.Zero(w, w.commands())
@@ -573,4 +573,9 @@ func benchWorld(b *testing.B) (*Authenticator, NewKey) {
 	_, err = a.Authenticate(b.Context(), k.Token, client)
 	require.NoError(b, err)
 	return a, k
+}
+
+func TestWaitIsInWholeSeconds(t *testing.T) {
+	err := &apikey.TooManyFailuresError{RetryAfter: 5450843565}
+	require.EqualError(t, err, "too many failed authentications: try again in 6 s")
 }
