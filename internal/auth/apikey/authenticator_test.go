@@ -576,6 +576,6 @@ func benchWorld(b *testing.B) (*Authenticator, NewKey) {
 }
 
 func TestWaitIsInWholeSeconds(t *testing.T) {
-	err := &apikey.TooManyFailuresError{RetryAfter: 5450843565}
+	err := &TooManyFailuresError{RetryAfter: 5450843565}
 	require.EqualError(t, err, "too many failed authentications: try again in 6 s")
 }
