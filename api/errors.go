@@ -46,6 +46,19 @@ func (e *NotFoundError) Error() string { return e.Text }
 // Unwrap returns ErrNotFound.
 func (e *NotFoundError) Unwrap() error { return ErrNotFound }
 
+// OtherTenantError is an ErrTenant that names the two tenants.
+type OtherTenantError struct {
+	Named string // by the call
+	Own   string // of the API key
+}
+
+func (e *OtherTenantError) Error() string {
+	return fmt.Sprintf("tenant %s is not that of the API key, %s", e.Named, e.Own)
+}
+
+// Unwrap returns ErrTenant.
+func (e *OtherTenantError) Unwrap() error { return ErrTenant }
+
 // BackpressureError refuses jobs because too many jobs wait or Redis's memory is full. errors.Is
 // finds ErrBackpressure in it.
 type BackpressureError struct {

@@ -30,7 +30,10 @@ func callFor(ctx context.Context, named string) (p auth.Principal, tenant string
 		return p, "", err
 	}
 	tenant, ok := p.TenantFor(named)
-	if !ok {
+	switch {
+	case !ok && p.KeyID != "" && p.Tenant != "":
+		return p, "", &api.OtherTenantError{Named: named, Own: p.Tenant}
+	case !ok: // such as a stream of one tenant, which has no key
 		return p, "", api.ErrTenant
 	}
 	return p, tenant, nil

@@ -84,7 +84,11 @@ func problemOf(err error) (p *problemError, known bool) {
 	case errors.Is(err, apikey.ErrFull):
 		p = newProblem(api.Conflict, err.Error())
 	case errors.Is(err, api.ErrTenant):
-		p = newProblem(api.WrongTenant, api.ErrTenant.Error())
+		detail := api.ErrTenant.Error()
+		if other, ok := errors.AsType[*api.OtherTenantError](err); ok {
+			detail = other.Error()
+		}
+		p = newProblem(api.WrongTenant, detail)
 	case errors.Is(err, api.ErrNotAllowed):
 		p = newProblem(api.NotAllowed, "this call is not for your key")
 	case errors.Is(err, api.ErrSealed):
