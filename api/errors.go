@@ -35,8 +35,29 @@ var (
 	// ErrUpstream (status 502): a service that the call needs gave no usable answer. Its address is
 	// not in the message.
 	ErrUpstream     = errors.New("no usable answer")
-	ErrBackpressure = errors.New("too much work is waiting: slow down and retry") // status 429: see BackpressureError
+	ErrBackpressure = errors.New("not accepted now") // status 429: see BackpressureError
 )
+
+// NotFoundError is an ErrNotFound whose text says by itself that something does not exist.
+type NotFoundError struct{ Text string }
+
+func (e *NotFoundError) Error() string { return e.Text }
+
+// Unwrap returns ErrNotFound.
+func (e *NotFoundError) Unwrap() error { return ErrNotFound }
+
+// OtherTenantError is an ErrTenant that names the two tenants.
+type OtherTenantError struct {
+	Named string // by the call
+	Own   string // of the API key
+}
+
+func (e *OtherTenantError) Error() string {
+	return fmt.Sprintf("tenant %s is not that of the API key, %s", e.Named, e.Own)
+}
+
+// Unwrap returns ErrTenant.
+func (e *OtherTenantError) Unwrap() error { return ErrTenant }
 
 // BackpressureError refuses jobs because too many jobs wait or Redis's memory is full. errors.Is
 // finds ErrBackpressure in it.
@@ -46,7 +67,7 @@ type BackpressureError struct {
 }
 
 func (e *BackpressureError) Error() string {
-	return fmt.Sprintf("too much work is waiting: %s: retry in %s", e.Reason, e.RetryAfter)
+	return ErrBackpressure.Error() + ": " + e.Reason
 }
 
 func (e *BackpressureError) Unwrap() error { return ErrBackpressure }

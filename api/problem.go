@@ -74,7 +74,7 @@ type problemKind struct {
 }
 
 var problemKinds = map[ProblemCode]problemKind{
-	BadParameter:     {400, "A query parameter, header or part of the path is unknown or malformed."},
+	BadParameter:     {400, "An unknown query parameter; or a malformed query, If-Match, guard's or visitor's name."},
 	IncompleteBody:   {400, "The body ended before it was complete."},
 	MalformedJSON:    {400, "The body is not JSON; `detail` says at which byte it breaks."},
 	BadIdentity:      {401, "The request does not say, or not credibly, who the visitor is."},
@@ -98,7 +98,7 @@ var problemKinds = map[ProblemCode]problemKind{
 	TooLarge:         {413, "The body, a record or a payload has too many bytes; `detail` names the limit."},
 	UnsupportedMedia: {415, "The body has a media type, charset or encoding that the call does not accept."},
 	WrongHost:        {421, "A server on a loopback address got a request for another host."},
-	Invalid:          {422, "Fields of the request have values that are not allowed; `fields` lists them."},
+	Invalid:          {422, "A field, query parameter, id or Idempotency-Key is not valid; `fields` lists them."},
 	Backlog:          {429, "Too many jobs wait, or Redis is almost full. Send the request again after Retry-After."},
 	QueueFull:        {429, "The event's queue is as long as it may be. Try again after Retry-After."},
 	TooManyFailures:  {429, "Your address has sent too many invalid API keys. A valid one is never refused."},

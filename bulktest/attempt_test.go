@@ -89,7 +89,7 @@ func TestAttempt(t *testing.T) {
 		"large":         {processor.Job{Payload: []byte(`{"do":"large"}`)}, verdict(processor.Fail, "RESULT_TOO_LARGE", 0, "the processor's result has 65538 bytes, at most 65536 are kept"), ""},
 		"timeout":       {processor.Job{Payload: []byte(`{"do":"wait"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
 		"late result":   {processor.Job{Payload: []byte(`{"do":"late"}`)}, verdict(processor.RetryLater, "TIMEOUT", time.Second, "timed out after 30s"), ""},
-		"wrong payload": {processor.Job{Payload: []byte(`{"do":1}`)}, verdict(processor.Fail, "INVALID_PAYLOAD", 0, "payload.do: must be a string, is number"), ""},
+		"wrong payload": {processor.Job{Payload: []byte(`{"do":1}`)}, verdict(processor.Fail, "INVALID_PAYLOAD", 0, "payload.do: must be a string, not a number"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,9 +1,12 @@
 package bulktest
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -40,6 +43,7 @@ func runBubble(
 		t.Fatal("bulktest: RedisURL, REDIS_URL and ADMIN_ADDR must not be set: the embedded Redis is used, " +
 			"and the network stops the clock")
 	}
+	initResolver()
 	w := &watchdog{calls: newCalls(), output: &output{w: t.Output()}}
 	ended := make(chan any, 1) // receives the value of a panic
 	go func() {
@@ -74,6 +78,11 @@ func runBubble(
 		t.FailNow()
 	}
 }
+
+// initResolver makes package net read the configuration of DNS. It does that at the first lookup of
+// a name, and creates a channel for it. In a bubble the channel would belong to the bubble, and a
+// lookup in another one would end the program.
+var initResolver = sync.OnceFunc(func() { _, _ = net.DefaultResolver.LookupHost(context.Background(), "localhost") })
 
 // watchdog sees whether a bubble goes on.
 type watchdog struct {

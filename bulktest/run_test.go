@@ -179,6 +179,19 @@ func TestProducerAndGuard(t *testing.T) {
 	})
 }
 
+// TestNamesInTwoBubbles: names may be looked up in several bubbles of one program. A client of
+// go-redis looks up the name of its server at its start.
+func TestNamesInTwoBubbles(t *testing.T) {
+	proc := processor.Typed("NUMBER", func(_ context.Context, _ processor.Job, p number) (number, error) { return p, nil })
+	for range 2 {
+		bulktest.Run(t, run.Config{}, []processor.Processor{proc}, func(t *testing.T, s *bulktest.System) {
+			rdb := redis.NewClient(&redis.Options{Addr: "localhost:1", Dialer: s.DialRedis, Protocol: 2, DisableIdentity: true})
+			require.NoError(t, rdb.Ping(t.Context()).Err())
+			require.NoError(t, rdb.Close())
+		})
+	}
+}
+
 // TestNetwork: a processor may use the network.
 func TestNetwork(t *testing.T) {
 	t.Parallel()

@@ -76,6 +76,13 @@ func WithRetry(attempts int, maxWait time.Duration) Option {
 	return func(a *API) { a.attempts, a.maxWait = max(1, attempts), maxWait }
 }
 
+// WithRetryNotice makes the API call notice before it waits to attempt a call again: with the error
+// of the attempt, the wait, and how many attempts are left. Calls that run at the same time call
+// notice at the same time.
+func WithRetryNotice(notice func(err error, wait time.Duration, left int)) Option {
+	return func(a *API) { a.notice = notice }
+}
+
 const callTimeout = time.Minute // timeout of one attempt of a call whose answer is not streamed
 
 // NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It opens no

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -76,8 +77,9 @@ type transport struct {
 	stream         *http.Client
 	attempts       int
 	maxWait        time.Duration
-	silenceTimeout time.Duration // a stream of events that is silent for so long counts as broken
-	outageTimeout  time.Duration // for how long a broken stream of events is resumed
+	silenceTimeout time.Duration                                 // a stream of events that is silent for so long counts as broken
+	outageTimeout  time.Duration                                 // for how long a broken stream of events is resumed
+	notice         func(err error, wait time.Duration, left int) // called before each wait; nil: none
 	sleep          func(context.Context, time.Duration) error
 	answered       atomic.Bool // some server has answered at base
 }
@@ -105,6 +107,9 @@ func (t *transport) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	if c.invalid != nil {
 		return nil, c.invalid
 	}
+	if err := checkBase(t.base); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.action, err)
+	}
 	for attempt := 1; ; attempt++ {
 		resp, err := t.sendOnce(ctx, c)
 		if err == nil {
@@ -118,10 +123,26 @@ func (t *transport) do(ctx context.Context, c apiCall) (*http.Response, error) {
 		if wait > t.maxWait || deadlineWithin(ctx, wait) {
 			return nil, err
 		}
+		if t.notice != nil {
+			t.notice(err, wait, t.attempts-attempt)
+		}
 		if stopped := t.sleep(ctx, wait); stopped != nil {
 			return nil, fmt.Errorf("%w; then %w", err, stopped)
 		}
 	}
+}
+
+// checkBase returns an error that says how to write an address that is no http or https URL.
+func checkBase(base string) error {
+	u, err := url.Parse(base)
+	if err == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https") {
+		return nil
+	}
+	example := "127.0.0.1:8080"
+	if host, _, err := net.SplitHostPort(base); err == nil && host != "" && !strings.Contains(base, "/") {
+		example = base
+	}
+	return fmt.Errorf("address %q: write it as http://%s", base, example)
 }
 
 // neverReached reports whether err means that no connection could be made to a server that has

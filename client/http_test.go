@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -203,4 +204,39 @@ func TestWrongAddressIsNotRetried(t *testing.T) {
 	_, err = a.Stats(t.Context())
 	require.ErrorAs(t, err, &op)
 	require.Len(t, w.all(), 2, "a call to a server that answered before is retried")
+}
+
+func TestRetryNotice(t *testing.T) {
+	var notices []string
+	f := &flakyServer{steps: []func(http.ResponseWriter){status(429, "7"), status(503, "2"), status(429, "1")}}
+	a, waits := serve(t, f, client.WithRetry(3, time.Minute), client.WithRetryNotice(func(err error, wait time.Duration, left int) {
+		notices = append(notices, fmt.Sprintf("%s|%s|%d", err, wait, left))
+	}))
+	_, err := a.Submit(t.Context(), client.Submission{ID: "g", Type: "NOOP"})
+	require.ErrorContains(t, err, "429", "the third attempt was the last")
+	require.Equal(t, []string{
+		"submit group: 429 Too Many Requests: not now (try again in 7s)|7s|2",
+		"submit group: 503 Service Unavailable: not now (try again in 2s)|2s|1",
+	}, notices)
+	require.Equal(t, []time.Duration{7 * time.Second, 2 * time.Second}, waits.all())
+}
+
+func TestAddressIsChecked(t *testing.T) {
+	for address, want := range map[string]string{
+		"127.0.0.1:8080":     "list tenants: address \"127.0.0.1:8080\": write it as http://127.0.0.1:8080",
+		"api.example:80":     "list tenants: address \"api.example:80\": write it as http://api.example:80",
+		"":                   "list tenants: address \"\": write it as http://127.0.0.1:8080",
+		"ftp://api.example":  "list tenants: address \"ftp://api.example\": write it as http://127.0.0.1:8080",
+		"http://127.0.0.1:x": "list tenants: address \"http://127.0.0.1:x\": write it as http://127.0.0.1:8080",
+	} {
+		w := &recordedWaits{}
+		a := client.NewAPI(address, client.WithSleep(w.sleep))
+		for _, err := range a.Tenants(t.Context(), client.TenantFilter{}) {
+			require.EqualError(t, err, want)
+		}
+		for _, err := range a.Events(t.Context(), "g", "") {
+			require.ErrorContains(t, err, "address")
+		}
+		require.Empty(t, w.all(), "no call is repeated")
+	}
 }

@@ -51,14 +51,14 @@ func TestTyped(t *testing.T) {
 	require.Equal(t, "BANK_CLOSED", v.Code)
 
 	for payload, message := range map[string]string{
-		`{"customer":7}`:                 "payload.customer: must be a string, is number",
-		`{"cents":"secret"}`:             "payload.cents: must be a whole number in the range of int32, is string",
-		`{"cents":1.5}`:                  "payload.cents: must be a whole number in the range of int32, is number",
-		`{"cents":3000000000}`:           "payload.cents: must be a whole number in the range of int32, is number",
-		`{"lines":{}}`:                   "payload.lines: must be a list, is object",
-		`{"lines":[{"price":"secret"}]}`: "payload.lines.price: must be a number, is string",
-		`{"lines":[{"paid":"secret"}]}`:  "payload.lines.paid: must be true or false, is string",
-		`[]`:                             "payload: must be an object, is array",
+		`{"customer":7}`:                 "payload.customer: must be a string, not a number",
+		`{"cents":"secret"}`:             "payload.cents: must be a whole number in the range of int32, not a string",
+		`{"cents":1.5}`:                  "payload.cents: must be a whole number in the range of int32, not a number",
+		`{"cents":3000000000}`:           "payload.cents: must be a whole number in the range of int32, not a number",
+		`{"lines":{}}`:                   "payload.lines: must be a list, not an object",
+		`{"lines":[{"price":"secret"}]}`: "payload.lines.price: must be a number, not a string",
+		`{"lines":[{"paid":"secret"}]}`:  "payload.lines.paid: must be true or false, not a string",
+		`[]`:                             "payload: must be an object, not an array",
 		`{}`:                             "payload: customer is missing",
 	} {
 		result, v := process(2, payload)

@@ -52,6 +52,29 @@ func (p Principal) May(s Scope) bool {
 	return slices.Contains(allowed[p.Role], s)
 }
 
+// WhoMay says in words which keys may make calls of a scope, for error messages, such as "a key of
+// role admin, operator or reader without a tenant".
+func WhoMay(s Scope) string {
+	var roles []string
+	for _, r := range Roles {
+		if slices.Contains(allowed[r], s) && (r != Producer || (Principal{Role: r, Tenant: AllTenants}).May(s)) {
+			roles = append(roles, string(r))
+		}
+	}
+	text := "a key of role " + roles[0]
+	for i, r := range roles[1:] {
+		if i == len(roles)-2 {
+			text += " or " + r
+		} else {
+			text += ", " + r
+		}
+	}
+	if slices.Contains(allowed[Reader], s) && !(Principal{Role: Reader, Tenant: "t"}).May(s) {
+		text += " without a tenant"
+	}
+	return text
+}
+
 // Owns reports whether the data of a tenant is visible to the principal: to others, the API answers
 // as if it did not exist. What the principal may do with it, May decides.
 func (p Principal) Owns(tenant string) bool {

@@ -115,3 +115,10 @@ func TestPrincipalInContext(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, p, got)
 }
+
+func TestWhoMay(t *testing.T) {
+	require.Equal(t, "a key of role admin, operator or reader without a tenant", auth.WhoMay(auth.ReadSystem))
+	require.Equal(t, "a key of role admin, operator, reader or producer", auth.WhoMay(auth.Read))
+	require.Equal(t, "a key of role admin", auth.WhoMay(auth.System))
+	require.Equal(t, "a key of role admin, operator, reader or metrics without a tenant", auth.WhoMay(auth.ReadMetrics))
+}

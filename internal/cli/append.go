@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -41,7 +40,7 @@ func newAppend(r *Root) *cobra.Command {
 		if len(errs) > 0 {
 			return &usageError{strings.Join(errs, "; ")}
 		}
-		a, err := r.API(client.WithRetry(12, time.Minute))
+		a, err := r.patientAPI()
 		if err != nil {
 			return err
 		}

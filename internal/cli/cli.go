@@ -55,9 +55,10 @@ type Root struct {
 	JSON    bool // --json
 	address string
 	tls     tlsFlags
-	keyFile string // --api-key-file
-	keyFrom string // where the API key that is sent came from; "" without one
-	started bool   // the command runs, so its flags and arguments are valid
+	keyFile string    // --api-key-file
+	keyFrom string    // where the API key that is sent came from; "" without one
+	started bool      // the command runs, so its flags and arguments are valid
+	shown   *progress // the latest bars of the command; nil: none
 }
 
 // Command is a function that creates a command. RunE of the command returns its error and does not
@@ -228,6 +229,9 @@ func (r *Root) exitCode(ctx context.Context, called *cobra.Command, err error) i
 		return exitOK // the reader of Out has closed it and needs no more
 	case ctx.Err() != nil:
 		r.Notef("bulkaction: interrupted")
+		if last := lastRefusal(err); last != nil {
+			r.Notef("The last attempt: %s", printable(last.Error()))
+		}
 		r.printAdvice(err)
 		return exitInterrupted
 	case errors.As(err, &failed):

@@ -39,7 +39,7 @@ func TestResizeWorker(t *testing.T) {
 		require.Equal(t, exitUsage, f.exec(t.Context(), console{}, append([]string{"worker", "resize", "--"}, args...)...).code, args)
 	}
 	gone := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		problem(w, http.StatusNotFound, "worker w-1: no live process has this id: not found")
+		problem(w, http.StatusNotFound, "worker w-1: no live process has this id")
 	}))
 	t.Cleanup(gone.Close)
 	got := console{}.exec(t.Context(), "--api", gone.URL, "worker", "resize", "w-1", "3")

@@ -167,6 +167,9 @@ func advice(err error) string {
 		return "Check the group's id and the server's address (--api or BULKACTION_API). If it was sent " +
 			"through Redis, `bulkaction rejected` says whether it was rejected, and why."
 	case http.StatusTooManyRequests:
+		if strings.Contains(e.Problem.Detail, "memory") {
+			return `Raise Redis's maxmemory, or cancel groups: docs/operations.md, "Memory is full".`
+		}
 		return "The server has more work than it can take. Try again later."
 	case http.StatusServiceUnavailable:
 		return "The server can't reach its Redis, or is shutting down. Try again in a moment."

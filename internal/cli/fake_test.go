@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +35,7 @@ type fakeAPI struct {
 	calls           []string // method and path
 	queries         []string // of appends
 	busyAppends     int      // number of appends to refuse with 429
+	retryAfter      string   // header of these answers; "" is 0
 	audit           api.AuditState
 	history         api.History
 	deadLetterCount int  // number of dead letters
@@ -208,8 +210,8 @@ func (f *fakeAPI) append(w http.ResponseWriter, r *http.Request) {
 	defer unlock()
 	if f.busyAppends > 0 {
 		f.busyAppends--
-		w.Header().Set("Retry-After", "0")
-		problem(w, http.StatusTooManyRequests, "too much work is waiting")
+		w.Header().Set("Retry-After", cmp.Or(f.retryAfter, "0"))
+		problem(w, http.StatusTooManyRequests, api.ErrBackpressure.Error()+": the backlog is full")
 		return
 	}
 	if f.refusal != "" {

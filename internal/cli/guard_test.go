@@ -45,7 +45,7 @@ func fakeGuard(name string) api.Guard {
 
 func (f *fakeAPI) showGuard(w http.ResponseWriter, r *http.Request) {
 	if r.PathValue("name") == "none" {
-		problem(w, http.StatusNotFound, "guard none: no such guard: not found")
+		problem(w, http.StatusNotFound, "guard none: no such guard")
 		return
 	}
 	reply(w, http.StatusOK, fakeGuard(r.PathValue("name")))

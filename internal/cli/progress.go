@@ -35,7 +35,23 @@ func (r *Root) newProgress() *progress {
 	if !r.IsTerminal {
 		return nil
 	}
-	return &progress{out: barOutput(r.Err, term.GetSize), bars: map[string]*bar{}}
+	r.shown = &progress{out: barOutput(r.Err, term.GetSize), bars: map[string]*bar{}}
+	return r.shown
+}
+
+// printAbove writes a line to Err, above the bars if there are some. It returns false, and writes
+// nothing, if no bar is shown.
+func (p *progress) printAbove(line string) bool {
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.area == nil {
+		return false
+	}
+	_, err := io.WriteString(p.area, line+"\n")
+	return err == nil
 }
 
 // barOutput returns the writer for bars. The library draws nothing on a terminal that reports a

@@ -68,8 +68,7 @@ func (s *submission) run(cmd *cobra.Command) error {
 		}
 		return s.checkOnly(s.root, g.Jobs)
 	}
-	// a busy server delays the command but does not end it
-	a, err := s.root.API(client.WithRetry(12, time.Minute))
+	a, err := s.root.patientAPI()
 	if err != nil {
 		return err
 	}

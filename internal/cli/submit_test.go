@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
@@ -220,8 +222,60 @@ func TestSubmitRetriesWhileTheServerIsBusy(t *testing.T) {
 	f := newFakeAPI(t)
 	f.busyAppends = 3
 	got := f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n")}, "submit", "--type", "T", "--id", "g", "--file", "-")
-	require.Equal(t, run{exitOK, "g\n", ""}, got)
+	notes := ""
+	for left := 11; left > 8; left-- {
+		notes += fmt.Sprintf("The API refuses the jobs now (429: the backlog is full). Trying again in 1 s, at most %d more times; Ctrl-C ends this.\n", left)
+	}
+	require.Equal(t, run{exitOK, "g\n", notes}, got)
 	require.Len(t, f.groupByID(t, "g").jobs, 1)
+
+	f.busyAppends = 1
+	got = f.exec(t.Context(), console{in: strings.NewReader("{\"payload\":1}\n"), terminal: true}, "submit", "--type", "T", "--id", "h", "--file", "-")
+	require.Equal(t, exitOK, got.code)
+	require.Equal(t, 1, strings.Count(got.err, "The API refuses the jobs now (429: the backlog is full)."), "also above a bar")
+}
+
+func TestSubmitInterruptedWhileTheServerIsBusy(t *testing.T) {
+	f := newFakeAPI(t)
+	f.busyAppends, f.retryAfter = 1, "60"
+	ctx, cancel := context.WithCancel(t.Context())
+	notes := cancelAt{"Trying again in 60 s, at most 11 more times", cancel, &strings.Builder{}}
+	code := Main(ctx, []string{"--api", f.URL, "submit", "--type", "T", "--id", "g", "--file", "-"},
+		IO{In: strings.NewReader("{\"payload\":1}\n"), Out: io.Discard, Err: notes})
+	require.Equal(t, exitInterrupted, code)
+	require.Contains(t, notes.String(), "bulkaction: interrupted\n"+
+		"The last attempt: append to group g: 429 Too Many Requests: "+api.ErrBackpressure.Error()+": the backlog is full (try again in 1m0s)\n"+
+		"Group g has accepted at least 0 jobs and is not sealed.")
+}
+
+// cancelAt cancels a context when a text is written to it.
+type cancelAt struct {
+	text   string
+	cancel func()
+	*strings.Builder
+}
+
+func (c cancelAt) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), c.text) {
+		c.cancel()
+	}
+	return c.Builder.Write(p)
+}
+
+func TestHintWhenRedisIsOutOfMemory(t *testing.T) {
+	refused := &api.BackpressureError{RetryAfter: 5 * time.Second, Reason: "Redis is out of memory"}
+	err := &client.Error{Status: 429, RetryAfter: refused.RetryAfter, Problem: api.Problem{Title: "Too Many Requests", Detail: refused.Error()}}
+	require.EqualError(t, err, "429 Too Many Requests: not accepted now: Redis is out of memory (try again in 5s)")
+	require.Equal(t, `Raise Redis's maxmemory, or cancel groups: docs/operations.md, "Memory is full".`, advice(err))
+}
+
+func TestNoteOfAnAPIThatDoesNotAnswer(t *testing.T) {
+	var err strings.Builder
+	r := &Root{IO: IO{Err: &err}}
+	r.noteRetry(io.ErrUnexpectedEOF, 100*time.Millisecond, 3)
+	r.noteRetry(&client.Error{Status: 503, Problem: api.Problem{Title: "Service Unavailable"}}, time.Second, 2)
+	require.Equal(t, "The API does not answer now (unexpected EOF). Trying again in 1 s, at most 3 more times; Ctrl-C ends this.\n"+
+		"The API refuses the jobs now (503: Service Unavailable). Trying again in 1 s, at most 2 more times; Ctrl-C ends this.\n", err.String())
 }
 
 func TestSubmitHintsHowToContinue(t *testing.T) {

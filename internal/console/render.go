@@ -238,7 +238,7 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		ctx = r.Context()
 	}
-	c.fail(w, r.WithContext(ctx), fmt.Errorf("the console has no such page: %w", api.ErrNotFound))
+	c.fail(w, r.WithContext(ctx), &api.NotFoundError{Text: "the console has no such page"})
 }
 
 func seconds(d time.Duration) string { return fmt.Sprint(int64((d + time.Second - 1) / time.Second)) }

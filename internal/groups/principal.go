@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/auth"
@@ -31,7 +30,10 @@ func callFor(ctx context.Context, named string) (p auth.Principal, tenant string
 		return p, "", err
 	}
 	tenant, ok := p.TenantFor(named)
-	if !ok {
+	switch {
+	case !ok && p.KeyID != "" && p.Tenant != "":
+		return p, "", &api.OtherTenantError{Named: named, Own: p.Tenant}
+	case !ok: // such as a stream of one tenant, which has no key
 		return p, "", api.ErrTenant
 	}
 	return p, tenant, nil
@@ -64,7 +66,7 @@ func checkTenant(ctx context.Context, tenant string) error {
 }
 
 func unknownTenant(tenant string) error {
-	return fmt.Errorf("tenant %s: has neither groups nor settings: %w", tenant, api.ErrNotFound)
+	return &api.NotFoundError{Text: "tenant " + tenant + ": has neither groups nor settings"}
 }
 
 // idempotencyScope returns a prefix for idempotency keys before they are hashed. With it each

@@ -70,9 +70,13 @@ func TestTenantComesFromTheKey(t *testing.T) {
 	require.NoError(t, err, "a repetition that names the tenant has the same content")
 	_, err = w.Store.Submit(acme, submission("h", "globex"), now)
 	require.ErrorIs(t, err, api.ErrTenant)
+	require.ErrorContains(t, err, "tenant globex is not that of the API key, acme")
 	_, err = w.Store.Submit(as(t, auth.Producer, "globex"), submission("g", ""), now)
 	require.ErrorIs(t, err, api.ErrConflict)
 	require.EqualError(t, err, "group g: this id is taken: choose another: conflict")
+	_, err = w.Store.Tenant(acme, "globex")
+	require.ErrorIs(t, err, api.ErrNotFound)
+	require.EqualError(t, err, "tenant globex: has neither groups nor settings")
 
 	all := as(t, auth.Producer, auth.AllTenants)
 	a, err = w.Store.Submit(all, submission("h", "globex"), now)

@@ -149,6 +149,10 @@ func (s *submissions) warnings(ctx context.Context, g *messages.SubmitGroup) []s
 		out = append(out, fmt.Sprintf("The group is not sealed, so it does not end: "+
 			"when it has all its jobs, seal it with POST /v1/groups/%[1]s/seal or `bulkaction seal %[1]s`.", g.ID))
 	}
+	if n := int64(len(g.Jobs)); g.Seal && g.Total != nil && *g.Total > n {
+		out = append(out, fmt.Sprintf("The group waits for %d more jobs (total is %d): it does not end before.",
+			*g.Total-n, *g.Total))
+	}
 	served, known := s.served.Types(ctx)
 	if !known {
 		return out

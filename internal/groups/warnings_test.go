@@ -22,8 +22,12 @@ func TestWarningsOfASubmission(t *testing.T) {
 		g    messages.SubmitGroup
 		want []string
 	}{
-		"sealed":     {messages.SubmitGroup{Type: "T", Seal: true, Jobs: []messages.Job{{Payload: payload}}}, nil},
-		"total":      {messages.SubmitGroup{Type: "T", Total: &total, Jobs: []messages.Job{{Payload: payload}}}, nil},
+		"sealed": {messages.SubmitGroup{Type: "T", Seal: true, Jobs: []messages.Job{{Payload: payload}}}, nil},
+		"total":  {messages.SubmitGroup{Type: "T", Total: &total, Jobs: []messages.Job{{Payload: payload}}}, nil},
+		"waits": {
+			messages.SubmitGroup{Type: "T", Seal: true, Total: &total, Jobs: []messages.Job{{Payload: payload}}},
+			[]string{"The group waits for 4 more jobs (total is 5): it does not end before."},
+		},
 		"no jobs":    {messages.SubmitGroup{Type: "T"}, nil},
 		"unsealed":   {messages.SubmitGroup{Type: "T", Jobs: []messages.Job{{Payload: payload}}}, []string{unsealed}},
 		"lower case": {messages.SubmitGroup{Type: "t"}, []string{"No live worker serves the type t: its jobs wait until one does. Did you mean T?"}},

@@ -83,7 +83,7 @@ func (s *server) authorized(rt route, serve handler) handler {
 			return err
 		}
 		if !p.May(rt.scope) {
-			return newProblem(api.NotAllowed, "this call is not for a key of role "+string(p.Role)+ofTenant(p))
+			return newProblem(api.NotAllowed, "needs "+auth.WhoMay(rt.scope)+"; this one is "+string(p.Role)+ofTenant(p))
 		}
 		ctx := s.withActor(auth.With(r.Context(), p), w, r, p)
 		if rt.stream {
@@ -110,7 +110,7 @@ func ofTenant(p auth.Principal) string {
 	if p.Tenant == "" {
 		return ""
 	}
-	return " with a tenant"
+	return " of " + p.Tenant
 }
 
 // authenticate returns the principal of a request's API key. A request without a key does not count

@@ -3,7 +3,6 @@ package httpapi
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -177,31 +176,6 @@ func brokenBody(err error) *problemError {
 		return p
 	}
 	return newProblem(api.IncompleteBody, "the body ended before it was complete")
-}
-
-// decodeOptionalBody decodes the JSON body of a command into v. Without a body it leaves v
-// unchanged. It refuses fields that v does not have, and repeated ones.
-func (s *calls) decodeOptionalBody(r *http.Request, v any) error {
-	body, release, err := s.readBody(r, smallBody)
-	defer release()
-	if err != nil {
-		return err
-	}
-	if len(bytes.TrimSpace(body)) == 0 {
-		return nil
-	}
-	if _, err := mediaType(r, "application/json"); err != nil {
-		return err
-	}
-	dec := json.NewDecoder(bytes.NewReader(body))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil {
-		return badJSON(err)
-	}
-	if err := dec.Decode(new(json.RawMessage)); !errors.Is(err, io.EOF) { // More would overlook a bracket
-		return malformedJSON("has more than one JSON value")
-	}
-	return messages.RepeatedKey(body)
 }
 
 // truncate shortens a part of invalid input, which an error message repeats, to 300 bytes.

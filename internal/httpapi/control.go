@@ -28,23 +28,20 @@ const (
 func (s *calls) pauseTenantOrType(
 	root, param string, paused bool, do func(context.Context, string) error,
 ) handler {
-	return commandOn(s, param, func(ctx context.Context, id string, _ struct{}) (any, error) {
+	return commandOn(s, param, nil, func(ctx context.Context, id string, _ struct{}) (any, error) {
 		links := map[string]string{"pause": root + id + "/pause", "resume": root + id + "/resume"}
 		return api.Paused{ID: id, Paused: paused, Links: links}, do(ctx, id)
 	})
 }
 
-type poolSizeBody struct {
-	Workers *int `json:"workers"`
-}
+func readWorkers(f *fields) *int64 { return f.upTo("workers", api.MaxWorkers) }
 
-func resizeWorker(b Backend) func(context.Context, string, poolSizeBody) (any, error) {
-	return func(ctx context.Context, id string, body poolSizeBody) (any, error) {
-		n := body.Workers
-		if n == nil || *n < 0 || *n > api.MaxWorkers {
-			return nil, invalidField("workers", fmt.Sprintf("must be 0 to %d", api.MaxWorkers))
+func resizeWorker(b Backend) func(context.Context, string, *int64) (any, error) {
+	return func(ctx context.Context, id string, n *int64) (any, error) {
+		if n == nil {
+			return nil, invalidField("workers", "required")
 		}
-		return api.PoolSize{ID: id, Workers: *n}, b.ResizeWorker(ctx, id, *n)
+		return api.PoolSize{ID: id, Workers: int(*n)}, b.ResizeWorker(ctx, id, int(*n))
 	}
 }
 
@@ -133,7 +130,7 @@ func decodeSettings(body []byte) (api.TenantPatch, error) {
 	}
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(body, &fields); err != nil {
-		return set, badJSON(err)
+		return set, malformedJSON(err)
 	}
 	if err := messages.RepeatedKey(body); err != nil {
 		return set, err

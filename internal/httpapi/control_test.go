@@ -44,7 +44,7 @@ func TestPauseAndResumeTenantsAndTypes(t *testing.T) {
 	require.Equal(t, want, f.calls)
 	requireProblem(t, call(t, h, "POST", "/v1/tenants/a%7Bb/pause", ""), 422, "id")
 	requireProblem(t, call(t, h, "POST", "/v1/types/a%2Fb/resume", ""), 422, "type")
-	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", `{"for":"1h"}`, "Content-Type", jsonType), 422, "body")
+	requireProblem(t, call(t, h, "POST", "/v1/types/T/pause", `{"for":"1h"}`, "Content-Type", jsonType), 422, "for")
 	requireProblem(t, call(t, h, "POST", "/v1/groups/g/seal", `{"total":1,"total":2}`, "Content-Type", jsonType), 422, "total")
 	requireProblem(t, call(t, h, "POST", "/v1/tenants/t/pause", "", "Origin", "https://evil.example"), 403, "")
 	requireProblem(t, call(t, h, "GET", "/v1/types/T/pause", ""), 405, "")
@@ -69,9 +69,28 @@ func TestResizeWorker(t *testing.T) {
 	for _, bad := range []string{``, `{}`, `{"workers":-1}`, `{"workers":10001}`} {
 		requireProblem(t, put("/v1/workers/w-1", bad), 422, "workers")
 	}
-	requireProblem(t, put("/v1/workers/w-1", `{"workers":1,"id":"x"}`), 422, "body")
+	requireProblem(t, put("/v1/workers/w-1", `{"workers":1,"id":"x"}`), 422, "id")
 	requireProblem(t, put("/v1/workers/a%7Bb", `{"workers":1}`), 422, "id")
 	require.Equal(t, want, f.calls)
+}
+
+func TestBodiesOfCommandsAreRefusedInWords(t *testing.T) {
+	h := New(options(newFakeBackend().withGroup("g")))
+	for _, c := range []struct{ method, path, body, detail string }{
+		{"POST", "/v1/groups/g/seal", `{"total":"x"}`, "total: must be a whole number from 0 to 10000000"},
+		{"POST", "/v1/groups/g/seal", `{"total":1.5}`, "total: must be a whole number from 0 to 10000000"},
+		{"POST", "/v1/groups/g/seal", `{"totl":3}`, "totl: not a known field; known is total"},
+		{"POST", "/v1/groups/g/seal", `[]`, "body: must be a JSON object"},
+		{"POST", "/v1/groups/g/cancel", `{"force":true}`, "force: not a known field; the body has none"},
+		{"POST", "/v1/groups/g/retry", `{"codes":[7],"jobs":["1"]}`, "2 fields are wrong: " +
+			"codes: must be an array of error codes, which are strings; jobs: must be an array of ordinals of jobs, whole numbers from 0"},
+		{"PUT", "/v1/workers/x", `{"slots":5}`, "slots: not a known field; known is workers"},
+		{"PUT", "/v1/workers/x", `{"workers":"x"}`, "workers: must be a whole number from 0 to 10000"},
+	} {
+		p := requireProblem(t, call(t, h, c.method, c.path, c.body, "Content-Type", jsonType), 422, "")
+		require.Equal(t, c.detail, p.Detail)
+		require.NotEmpty(t, p.Fields)
+	}
 }
 
 func TestTenants(t *testing.T) {

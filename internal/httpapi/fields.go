@@ -3,10 +3,12 @@ package httpapi
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"math"
 	"net/http"
 	"slices"
+	"strconv"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -26,7 +28,7 @@ type fields struct {
 }
 
 // readFields reads the body of a request, a JSON object.
-func (s roomCalls) readFields(r *http.Request) (*fields, error) {
+func (s *calls) readFields(r *http.Request) (*fields, error) {
 	if _, err := mediaType(r, "application/json"); err != nil {
 		return nil, err
 	}
@@ -35,18 +37,45 @@ func (s roomCalls) readFields(r *http.Request) (*fields, error) {
 	if err != nil {
 		return nil, err
 	}
+	return parseFields(body)
+}
+
+// readOptionalFields reads the body of a command, a JSON object. Without a body it returns no
+// fields.
+func (s *calls) readOptionalFields(r *http.Request) (*fields, error) {
+	body, release, err := s.readBody(r, smallBody)
+	defer release()
+	if err != nil {
+		return nil, err
+	}
+	if len(bytes.TrimSpace(body)) == 0 {
+		return &fields{problems: map[string]string{}}, nil
+	}
+	if _, err := mediaType(r, "application/json"); err != nil {
+		return nil, err
+	}
+	return parseFields(body)
+}
+
+func parseFields(body []byte) (*fields, error) {
 	f := &fields{problems: map[string]string{}}
 	if b := bytes.TrimSpace(body); len(b) == 0 || b[0] != '{' {
 		return nil, invalidField("body", "must be a JSON object")
 	}
 	if err := json.Unmarshal(body, &f.values); err != nil {
-		return nil, badJSON(err)
+		return nil, malformedJSON(err)
 	}
 	return f, messages.RepeatedKey(body)
 }
 
 // noFields refuses a body with fields.
-func (s roomCalls) noFields(r *http.Request) error { return s.decodeOptionalBody(r, &struct{}{}) }
+func (s *calls) noFields(r *http.Request) error {
+	f, err := s.readOptionalFields(r)
+	if err != nil {
+		return err
+	}
+	return f.err()
+}
 
 func (f *fields) problem(name, text string) {
 	if _, ok := f.problems[name]; !ok {
@@ -109,6 +138,27 @@ func (f *fields) number(name string) *float64 {
 	return &n
 }
 
+// upTo reads a field that must be a whole number from 0 to limit.
+func (f *fields) upTo(name string, limit int64) *int64 {
+	v := f.take(name)
+	if v == nil {
+		return nil
+	}
+	n, err := strconv.ParseInt(string(v), 10, 64)
+	if err != nil || n < 0 || n > limit {
+		f.problem(name, fmt.Sprintf("must be a whole number from 0 to %d", limit))
+	}
+	return &n
+}
+
+// listOf reads a field that must be an array. elements says what its elements must be.
+func listOf[T any](f *fields, name, elements string) (all []T) {
+	if v := f.take(name); v != nil && json.Unmarshal(v, &all) != nil {
+		f.problem(name, "must be an array of "+elements)
+	}
+	return all
+}
+
 func (f *fields) text(name string) (s string) {
 	if v := f.take(name); v != nil && json.Unmarshal(v, &s) != nil {
 		f.problem(name, "must be a string")
@@ -116,12 +166,20 @@ func (f *fields) text(name string) (s string) {
 	return s
 }
 
-func (f *fields) boolean(name string) (b bool) {
-	if v := f.take(name); v != nil && json.Unmarshal(v, &b) != nil {
-		f.problem(name, "must be true or false")
-		return true
+func (f *fields) boolean(name string) bool {
+	b := f.optionalBoolean(name)
+	return b != nil && *b
+}
+
+func (f *fields) optionalBoolean(name string) *bool {
+	b, v := true, f.take(name)
+	if v == nil {
+		return nil
 	}
-	return b
+	if json.Unmarshal(v, &b) != nil {
+		f.problem(name, "must be true or false")
+	}
+	return &b
 }
 
 func (f *fields) duration(name string) *api.Duration {
@@ -166,7 +224,14 @@ func (f *fields) eventSettings() api.EventSettings {
 func (f *fields) err() error {
 	slices.Sort(f.known)
 	for name := range f.values {
-		f.problem(name, "not a known field; known are "+list(f.known))
+		switch len(f.known) {
+		case 0:
+			f.problem(name, "not a known field; the body has none")
+		case 1:
+			f.problem(name, "not a known field; known is "+f.known[0])
+		default:
+			f.problem(name, "not a known field; known are "+list(f.known))
+		}
 	}
 	if len(f.problems) == 0 {
 		return nil

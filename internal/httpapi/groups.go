@@ -84,17 +84,26 @@ func pathValue(r *http.Request, name string) (string, error) {
 }
 
 // commandOn returns the handler of a command on the object whose id is in the path parameter param.
-// The JSON body of type B is optional. do runs to its end even if the client disconnects.
+// read reads the fields of the JSON body, which is optional; nil: it has none. do runs to its end
+// even if the client disconnects.
 func commandOn[B any](
-	s *calls, param string, do func(ctx context.Context, id string, body B) (answer any, err error),
+	s *calls, param string, read func(*fields) B,
+	do func(ctx context.Context, id string, body B) (answer any, err error),
 ) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id, err := pathValue(r, param)
 		if err != nil {
 			return err
 		}
+		f, err := s.readOptionalFields(r)
+		if err != nil {
+			return err
+		}
 		var body B
-		if err := s.decodeOptionalBody(r, &body); err != nil {
+		if read != nil {
+			body = read(f)
+		}
+		if err := f.err(); err != nil {
 			return err
 		}
 		var answer any
@@ -112,7 +121,7 @@ func commandOn[B any](
 
 // groupCommand returns the handler of a command on a group without arguments.
 func (s *calls) groupCommand(do func(context.Context, string) (api.Accepted, error)) handler {
-	return commandOn(s, "id", func(ctx context.Context, id string, _ struct{}) (any, error) {
+	return commandOn(s, "id", nil, func(ctx context.Context, id string, _ struct{}) (any, error) {
 		a, err := do(ctx, id)
 		return withLinks(a), err
 	})
@@ -125,6 +134,13 @@ const (
 
 // MaxCodeLength is the most bytes of an error code.
 const MaxCodeLength = 128
+
+func readRetryChoice(f *fields) api.RetryChoice {
+	return api.RetryChoice{
+		Codes: listOf[string](f, "codes", "error codes, which are strings"),
+		Jobs:  listOf[int64](f, "jobs", "ordinals of jobs, whole numbers from 0"),
+	}
+}
 
 // retryGroup returns the function that opens the next round of an ended group. Without a body, all
 // failed jobs run again.
@@ -157,15 +173,10 @@ func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, 
 	}
 }
 
-type sealBody struct {
-	Total *int64 `json:"total"`
-}
+func readTotal(f *fields) *int64 { return f.upTo("total", messages.MaxTotal) }
 
-func (s *calls) sealGroup(ctx context.Context, id string, body sealBody) (any, error) {
-	if t := body.Total; t != nil && (*t < 0 || *t > messages.MaxTotal) {
-		return nil, invalidField("total", fmt.Sprintf("must be 0 to %d", messages.MaxTotal))
-	}
-	a, err := s.backend.Seal(ctx, id, body.Total)
+func (s *calls) sealGroup(ctx context.Context, id string, total *int64) (any, error) {
+	a, err := s.backend.Seal(ctx, id, total)
 	return withLinks(a), err
 }
 

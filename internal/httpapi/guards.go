@@ -26,7 +26,7 @@ func guardName(r *http.Request) (string, error) {
 
 // badName refuses a path that can name nothing.
 func badName(field, problem string) error {
-	return newProblem(api.BadParameter, field+" "+problem, api.FieldError{Field: field, Problem: problem})
+	return newProblem(api.BadParameter, field+": "+problem, api.FieldError{Field: field, Problem: problem})
 }
 
 func listGuards(b Backend) func(*http.Request) (api.GuardList, error) {
@@ -71,7 +71,7 @@ func controlGuard(s *calls, do guard.Action) handler {
 		if !api.ValidID(member) {
 			return badName("id", idProblem)
 		}
-		if err := s.decodeOptionalBody(r, &struct{}{}); err != nil {
+		if err := s.noFields(r); err != nil {
 			return err
 		}
 		err = s.write(r.Context(), func(ctx context.Context) error {

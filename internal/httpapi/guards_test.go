@@ -56,7 +56,7 @@ func TestControlOfGuards(t *testing.T) {
 	require.Equal(t, want, f.calls)
 	requireProblem(t, call(t, h, "POST", "/v1/guards/a%20b/members/a/open", ""), 400, "name")
 	requireProblem(t, call(t, h, "POST", "/v1/guards/p/members/a%2Fb/open", ""), 400, "id")
-	requireProblem(t, call(t, h, "POST", "/v1/guards/p/members/a/open", `{"for":1}`, "Content-Type", jsonType), 422, "body")
+	requireProblem(t, call(t, h, "POST", "/v1/guards/p/members/a/open", `{"for":1}`, "Content-Type", jsonType), 422, "for")
 	requireProblem(t, call(t, h, "POST", "/v1/guards/p/members/a/stop", ""), 404, "")
 	requireProblem(t, call(t, h, "POST", "/v1/guards/p/members/a/open", "", "Origin", "https://evil.example"), 403, "")
 	require.Equal(t, want, f.calls, "a refused request must not reach the backend")

@@ -3,9 +3,6 @@ package httpapi
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -127,15 +124,20 @@ func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
 	if s.keyStore == nil {
 		return errNoKeys
 	}
-	if _, err := mediaType(r, jsonType); err != nil {
-		return err
-	}
-	body, release, err := s.readBody(r, smallBody)
-	defer release()
+	f, err := s.readFields(r)
 	if err != nil {
 		return err
 	}
-	request, err := decodeKeyRequest(body)
+	asked := api.KeyRequest{
+		Role: f.text("role"), Tenant: f.text("tenant"), Payloads: f.optionalBoolean("payloads"), Name: f.text("name"),
+	}
+	if n := f.count("expires_in_seconds"); n != nil {
+		asked.ExpiresInSeconds = *n
+	}
+	if err := f.err(); err != nil {
+		return err
+	}
+	request, err := KeyRequestOf(asked)
 	if err != nil {
 		return err
 	}
@@ -157,20 +159,6 @@ func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
 // maxKeySeconds is larger than every allowed lifetime of a key. It keeps a lifetime in nanoseconds
 // from overflowing before the exact check.
 const maxKeySeconds = 1 << 31
-
-// decodeKeyRequest decodes and checks the body of POST /v1/keys.
-func decodeKeyRequest(body []byte) (apikey.Request, error) {
-	var asked api.KeyRequest
-	d := json.NewDecoder(strings.NewReader(string(body)))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&asked); err != nil {
-		return apikey.Request{}, badJSON(err)
-	}
-	if err := d.Decode(new(json.RawMessage)); !errors.Is(err, io.EOF) {
-		return apikey.Request{}, malformedJSON("must be one JSON object")
-	}
-	return KeyRequestOf(asked)
-}
 
 // KeyRequestOf checks the fields of a new key by the rules of POST /v1/keys.
 func KeyRequestOf(asked api.KeyRequest) (apikey.Request, error) {

@@ -76,7 +76,7 @@ func TestKeys(t *testing.T) {
 		`{"role":"x"}`: "role", `{"role":"producer"}`: "tenant", `{"role":"admin","tenant":"a"}`: "tenant", `{"role":"reader","tenant":"*"}`: "tenant",
 		`{"role":"admin","name":"\u0000"}`: "name", `{"role":"admin","expires_in_seconds":59}`: "expires_in_seconds",
 		`{"role":"admin","expires_in_seconds":-1}`: "expires_in_seconds", `{"role":"admin","expires_in_seconds":99999999999}`: "expires_in_seconds",
-		`{"role":"admin","more":1}`: "body",
+		`{"role":"admin","more":1}`: "more", `{"role":7}`: "role",
 	} {
 		requireProblem(t, call(t, h, "POST", "/v1/keys", body, "Content-Type", jsonType), 422, field)
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -33,22 +32,13 @@ func newProblem(code api.ProblemCode, detail string, fields ...api.FieldError) *
 }
 
 func invalidField(field, problem string) *problemError {
-	return newProblem(api.Invalid, field+" "+problem, api.FieldError{Field: field, Problem: problem})
+	return newProblem(api.Invalid, field+": "+problem, api.FieldError{Field: field, Problem: problem})
 }
 
-// malformedJSON returns the problem of a body that is not one JSON value.
-func malformedJSON(problem string) *problemError {
-	return newProblem(api.MalformedJSON, "body "+problem, api.FieldError{Field: "body", Problem: problem})
-}
-
-// badJSON returns the problem of a body that encoding/json could not decode.
-func badJSON(err error) *problemError {
-	problem := truncate(err.Error())
-	var syntax *json.SyntaxError
-	if errors.As(err, &syntax) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return malformedJSON("is not JSON: " + problem)
-	}
-	return invalidField("body", problem)
+// malformedJSON returns the problem of a body that encoding/json could not split into fields.
+func malformedJSON(err error) *problemError {
+	problem := "is not JSON: " + truncate(err.Error())
+	return newProblem(api.MalformedJSON, "body: "+problem, api.FieldError{Field: "body", Problem: problem})
 }
 
 func retryLater(code api.ProblemCode, after time.Duration, detail string) *problemError {
@@ -94,7 +84,11 @@ func problemOf(err error) (p *problemError, known bool) {
 	case errors.Is(err, apikey.ErrFull):
 		p = newProblem(api.Conflict, err.Error())
 	case errors.Is(err, api.ErrTenant):
-		p = newProblem(api.WrongTenant, api.ErrTenant.Error())
+		detail := api.ErrTenant.Error()
+		if other, ok := errors.AsType[*api.OtherTenantError](err); ok {
+			detail = other.Error()
+		}
+		p = newProblem(api.WrongTenant, detail)
 	case errors.Is(err, api.ErrNotAllowed):
 		p = newProblem(api.NotAllowed, "this call is not for your key")
 	case errors.Is(err, api.ErrSealed):

@@ -316,7 +316,7 @@ func TestEventCalls(t *testing.T) {
 		requireProblem(t, localCall(t, h, "POST", "/v1/events/e/recalibrate", body), 422, field)
 	}
 	requireProblem(t, localCall(t, h, "POST", "/v1/events/e/recalibrate", ""), 415, "")
-	requireProblem(t, localCall(t, h, "POST", "/v1/events/e/pause", `{"for":"1m"}`), 422, "body")
+	requireProblem(t, localCall(t, h, "POST", "/v1/events/e/pause", `{"for":"1m"}`), 422, "for")
 	requireProblem(t, localCall(t, h, "DELETE", "/v1/events/e/users/a%20b", ""), 422, "user")
 	requireProblem(t, localCall(t, h, "GET", "/v1/events?limit=0", ""), 422, "limit")
 	requireProblem(t, localCall(t, h, "POST", "/v1/events/e/open", ""), 404, "")

@@ -340,7 +340,7 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/rejected", scope: auth.ReadSystem, object: noTenant,
 			serve: show(listRejected(s.backend)), query: append([]string{"data"}, page...)},
 		{method: put, path: "/v1/workers/{id}", scope: auth.System, object: noTenant,
-			serve: commandOn(s, "id", resizeWorker(s.backend))},
+			serve: commandOn(s, "id", readWorkers, resizeWorker(s.backend))},
 		{method: get, path: "/v1/guards", scope: auth.ReadSystem, object: noTenant, serve: show(listGuards(s.backend)),
 			query: append([]string{"kind"}, page...)},
 		{method: get, path: "/v1/guards/{name}", scope: auth.ReadSystem, object: noTenant,
@@ -351,9 +351,9 @@ func (s *calls) routes() []route {
 		{method: get, path: "/v1/audit", scope: auth.ReadSystem, object: noTenant, serve: show(getAudit(s.backend))},
 	}
 	for name, serve := range map[string]handler{
-		"seal":   commandOn(s, "id", s.sealGroup),
+		"seal":   commandOn(s, "id", readTotal, s.sealGroup),
 		"cancel": s.groupCommand(s.backend.Cancel),
-		"retry":  commandOn(s, "id", retryGroup(s.backend)),
+		"retry":  commandOn(s, "id", readRetryChoice, retryGroup(s.backend)),
 		"pause":  s.groupCommand(s.backend.Pause),
 		"resume": s.groupCommand(s.backend.Resume),
 	} {

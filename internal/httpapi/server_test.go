@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -170,11 +171,11 @@ func TestRefusedRequests(t *testing.T) {
 		"empty key":            {"POST", "/v1/groups", `{"type":"T"}`, []string{"Content-Type", jsonType, "Idempotency-Key", ""}, 422, "Idempotency-Key"},
 		"bad key, append":      {"POST", "/v1/groups/g/jobs", `{}`, []string{"Content-Type", "text/csv", "Idempotency-Key", "{ }"}, 422, "Idempotency-Key"},
 		"negative total":       {"POST", "/v1/groups/g/seal", `{"total":-1}`, []string{"Content-Type", jsonType}, 422, "total"},
-		"unknown seal field":   {"POST", "/v1/groups/g/seal", `{"totl":1}`, []string{"Content-Type", jsonType}, 422, "body"},
+		"unknown seal field":   {"POST", "/v1/groups/g/seal", `{"totl":1}`, []string{"Content-Type", jsonType}, 422, "totl"},
 		"two values":           {"POST", "/v1/groups/g/seal", `{} {}`, []string{"Content-Type", jsonType}, 400, "body"},
 		"bracket behind":       {"POST", "/v1/groups/g/seal", `{}]`, []string{"Content-Type", jsonType}, 400, "body"},
 		"brace behind":         {"POST", "/v1/groups/g/cancel", `{}}`, []string{"Content-Type", jsonType}, 400, "body"},
-		"cancel with fields":   {"POST", "/v1/groups/g/cancel", `{"force":true}`, []string{"Content-Type", jsonType}, 422, "body"},
+		"cancel with fields":   {"POST", "/v1/groups/g/cancel", `{"force":true}`, []string{"Content-Type", jsonType}, 422, "force"},
 		"other origin":         {"POST", "/v1/groups/g/cancel", "", []string{"Origin", "https://evil.example"}, 403, ""},
 		"other site":           {"POST", "/v1/groups/g/cancel", "", []string{"Sec-Fetch-Site", "cross-site"}, 403, ""},
 		"same id":              {"POST", "/v1/groups", `{"id":"g","type":"T"}`, []string{"Content-Type", jsonType}, 409, ""},
@@ -331,4 +332,14 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.buf.String()
+}
+
+// TestExampleOfProblems: the document's example is an answer of this server.
+func TestExampleOfProblems(t *testing.T) {
+	text, err := os.ReadFile("../../docs/problems.md")
+	require.NoError(t, err)
+	_, example, _ := strings.Cut(string(text), "```json\n")
+	example, _, _ = strings.Cut(example, "```")
+	rec := call(t, New(options(newFakeBackend().withGroup("g"))), "POST", "/v1/groups/g/seal", `{"total":-1}`, "Content-Type", jsonType)
+	require.JSONEq(t, example, rec.Body.String())
 }

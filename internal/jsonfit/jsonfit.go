@@ -19,11 +19,16 @@ func Decode(name string, data []byte, into any) error {
 	switch {
 	case errors.As(err, &wrong):
 		is, _, _ := strings.Cut(wrong.Value, " ") // behind "number" stands the number
-		return at(path(name, wrong.Field), fmt.Errorf("must be %s, is %s", jsonName(wrong.Type), is))
+		return at(path(name, wrong.Field), fmt.Errorf("must be %s, not %s", jsonName(wrong.Type), articles[is]))
 	case err != nil:
 		return at(name, err)
 	}
 	return nil
+}
+
+// articles has the JSON types as encoding/json names them, and as errors name them.
+var articles = map[string]string{
+	"object": "an object", "array": "an array", "string": "a string", "bool": "a boolean", "number": "a number",
 }
 
 // path is the path of a field, or of the whole if field is empty.

@@ -20,11 +20,11 @@ func TestDecode(t *testing.T) {
 		} `json:"deep"`
 	}
 	for data, want := range map[string][2]string{
-		`"secret"`:                   {"must be an object, is string", "payload: must be an object, is string"},
-		`{"name":7}`:                 {"name: must be a string, is number", "payload.name: must be a string, is number"},
-		`{"count":1.5}`:              {"count: must be a whole number in the range of int32, is number", "payload.count: must be a whole number in the range of int32, is number"},
-		`{"headers":{"X":7}}`:        {"headers: must be a string, is number", "payload.headers: must be a string, is number"},
-		`{"deep":{"paid":"secret"}}`: {"deep.paid: must be true or false, is string", "payload.deep.paid: must be true or false, is string"},
+		`"secret"`:                   {"must be an object, not a string", "payload: must be an object, not a string"},
+		`{"name":7}`:                 {"name: must be a string, not a number", "payload.name: must be a string, not a number"},
+		`{"count":1.5}`:              {"count: must be a whole number in the range of int32, not a number", "payload.count: must be a whole number in the range of int32, not a number"},
+		`{"headers":{"X":7}}`:        {"headers: must be a string, not a number", "payload.headers: must be a string, not a number"},
+		`{"deep":{"paid":"secret"}}`: {"deep.paid: must be true or false, not a string", "payload.deep.paid: must be true or false, not a string"},
 		`{`:                          {"unexpected end of JSON input", "payload: unexpected end of JSON input"},
 		`{"any":[1]}`:                {"", ""},
 	} {

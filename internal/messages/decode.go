@@ -53,14 +53,14 @@ func (d Decoder) DecodeCancel(data []byte) (*CancelGroup, error) {
 	return decode(d, "body", data, (*bodyDecoder).readCancel)
 }
 
-// DecodeJob decodes one line of NDJSON. The job's payload is a copy: the caller may reuse the
-// line's memory.
+// DecodeJob decodes one line of NDJSON. An error about the whole line names no field. The job's
+// payload is a copy: the caller may reuse the line's memory.
 func (d Decoder) DecodeJob(line []byte) (Job, error) {
 	if job, end := fastDecodeJob(line, 0); end == len(line) && utf8.Valid(line) {
 		job.Payload = bytes.Clone(job.Payload)
 		return job, nil
 	}
-	job, err := decode(d, "line", line, (*bodyDecoder).readLine)
+	job, err := decode(d, "", line, (*bodyDecoder).readLine)
 	job.Payload = bytes.Clone(job.Payload)
 	return job, err
 }

@@ -290,7 +290,7 @@ func TestPayloadLimit(t *testing.T) {
 	require.Equal(t, &messages.TooLargeError{
 		Field: "jobs[1].payload", Limit: messages.MaxPayloadBytes, Size: messages.MaxPayloadBytes + 1, More: 1,
 	}, err)
-	require.EqualError(t, err, "jobs[1].payload: too large: 262145 bytes, at most 262144 are accepted; and 1 more")
+	require.EqualError(t, err, "jobs[1].payload: is 262145 bytes; at most 262144 are accepted; and 1 more")
 }
 
 func TestBodyLimit(t *testing.T) {
@@ -348,10 +348,11 @@ func TestDecodeJobOwnsItsPayload(t *testing.T) {
 func TestDecodeJobRefuses(t *testing.T) {
 	tests := map[string]struct{ line, want string }{
 		"no payload":   {`{"type":"HTTP"}`, "payload: required; may be any JSON, null too"},
-		"no object":    {`5`, "line: must be a JSON object, not a number"},
-		"empty":        {``, "line: required; must be a JSON object"},
+		"no object":    {`5`, "must be a JSON object, not a number"},
+		"empty":        {``, "required; must be a JSON object"},
 		"cut off":      {`{"payload":{"a":`, "payload: must be valid JSON; breaks at byte 16: unexpected end of JSON input"},
 		"cut off list": {`{"payload":[{"a":`, "payload: must be valid JSON; breaks at byte 17: unexpected end of JSON input"},
+		"no JSON":      {`x`, "must be valid JSON; breaks at byte 1: invalid character 'x' looking for beginning of value"},
 		"unknown":      {`{"payload":1,"runAt":"x"}`, "runAt: not a known field; correct its spelling or leave it out"},
 		"two mistakes": {`{"to":"x"}`, "2 fields are wrong: to: not a known field; correct its spelling or leave it out; payload: required; may be any JSON, null too"},
 	}

@@ -33,12 +33,20 @@ func (e *ValidationError) Error() string {
 		if i > 0 {
 			b.WriteString("; ")
 		}
-		b.WriteString(f.Field + ": " + f.Problem)
+		b.WriteString(ofField(f.Field, f.Problem))
 	}
 	if e.More > 0 {
 		fmt.Fprintf(&b, "; and %d more", e.More)
 	}
 	return b.String()
+}
+
+// ofField returns a text about a field; field is "" for a whole line, which the caller names.
+func ofField(field, text string) string {
+	if field == "" {
+		return text
+	}
+	return field + ": " + text
 }
 
 // TooLargeError says that a payload, or the whole body, has too many bytes. It is returned instead
@@ -51,7 +59,7 @@ type TooLargeError struct {
 }
 
 func (e *TooLargeError) Error() string {
-	s := fmt.Sprintf("%s: too large: %d bytes, at most %d are accepted", e.Field, e.Size, e.Limit)
+	s := ofField(e.Field, fmt.Sprintf("is %d bytes; at most %d are accepted", e.Size, e.Limit))
 	if e.More > 0 {
 		s += fmt.Sprintf("; and %d more", e.More)
 	}

@@ -68,7 +68,7 @@ func FuzzFastPath(f *testing.F) {
 			require.Equal(t, string(other.Data), string(one.Data))
 		}
 		if job, end := fastDecodeJob(text, 0); end == len(text) && utf8.Valid(text) {
-			complete, err := decode(Decoder{}, "line", text, func(r *bodyDecoder, object []byte) Job { return r.readJob(fieldParent{}, object) })
+			complete, err := decode(Decoder{}, "", text, func(r *bodyDecoder, object []byte) Job { return r.readJob(fieldParent{}, object) })
 			require.NoError(t, err)
 			require.Equal(t, complete, job)
 		}

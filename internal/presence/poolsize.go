@@ -36,7 +36,7 @@ func SetPoolSize(ctx context.Context, conn *redisx.Conn, space keyspace.Space, i
 		}
 		return nil
 	}
-	return fmt.Errorf("worker %s: no live process has this id: %w", id, api.ErrNotFound)
+	return &api.NotFoundError{Text: "worker " + id + ": no live process has this id"}
 }
 
 // PoolSizes reads the numbers of slots that SetPoolSize sets for one worker process. Only one

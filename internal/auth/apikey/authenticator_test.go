@@ -392,7 +392,7 @@ func TestMalformedTokens(t *testing.T) {
 				require.ErrorIs(w, err, ErrInvalid)
 				require.ErrorIs(w, err, auth.ErrNotAToken)
 			} else {
-				require.ErrorContains(w, err, "too many failed authentications: try again in 6s")
+				require.ErrorContains(w, err, "too many failed authentications: try again in 6 s")
 			}
 		}
 		require.Zero(w, w.commands())
@@ -575,4 +575,9 @@ func benchWorld(b *testing.B) (*Authenticator, NewKey) {
 	_, err = a.Authenticate(b.Context(), k.Token, client)
 	require.NoError(b, err)
 	return a, k
+}
+
+func TestWaitIsInWholeSeconds(t *testing.T) {
+	err := &TooManyFailuresError{RetryAfter: 5450843565}
+	require.EqualError(t, err, "too many failed authentications: try again in 6 s")
 }

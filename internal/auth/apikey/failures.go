@@ -24,7 +24,7 @@ type TooManyFailuresError struct {
 }
 
 func (e *TooManyFailuresError) Error() string {
-	return fmt.Sprintf("too many failed authentications: try again in %v", e.RetryAfter)
+	return fmt.Sprintf("too many failed authentications: try again in %d s", (e.RetryAfter+time.Second-1)/time.Second)
 }
 
 // failures limits how many failed authentications a client may have, and all clients together.

@@ -43,7 +43,7 @@ func (b backend) ControlGuard(ctx context.Context, name, member string, do guard
 func guardError(err error) error {
 	switch {
 	case errors.Is(err, guard.ErrUnknownGuard), errors.Is(err, guard.ErrUnknownMember):
-		return fmt.Errorf("%w: %w", err, api.ErrNotFound)
+		return &api.NotFoundError{Text: err.Error()}
 	case errors.Is(err, guard.ErrNoBreaker):
 		return fmt.Errorf("%w: %w", err, api.ErrConflict)
 	case errors.Is(err, guard.ErrInvalid):
