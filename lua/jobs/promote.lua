@@ -14,7 +14,7 @@
 --   7  share      -        static or elastic
 --   8  seed       -        8 random hex digits, for span ids
 --   9  full_wait  ms       when to look again at a tenant whose ready stream is full
---   10 cap        jobs     most undelivered jobs in the ready stream of a type; suspects go beyond it
+--   10 cap        jobs     most undelivered jobs in a ready stream; suspects go beyond it
 --   then for each type with another cap:
 --   +1  typ       -        the type
 --   +2  cap       jobs     the cap of this type

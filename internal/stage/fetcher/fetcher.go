@@ -111,8 +111,8 @@ func (f *Fetcher) Status() api.StageStatus {
 type partitionFetcher struct {
 	*Fetcher
 	partition        keyspace.Partition
-	served, unserved []string  // the partition's job types, with and without a live worker, as last listed
-	typesListedAt    time.Time // when the types were last listed
+	served, unserved []string  // the partition's job types, with and without a live worker
+	typesListedAt    time.Time // when these were listed
 	wasIdle          bool      // the last step admitted all it could
 	policySet        bool      // the fair-queue policy is stored in Redis
 	quotaRequestedAt time.Time
@@ -121,8 +121,8 @@ type partitionFetcher struct {
 }
 
 // step admits one batch of jobs of each type that a live worker serves, and of unservedPerStep
-// others; the error of one type ends the step. The first step also stores the fair-queue policy (Config.Alpha) in Redis. It returns how long to wait for more
-// jobs: 0 when there may be more now.
+// others; the error of one type ends the step. The first step also stores the fair-queue policy
+// (Config.Alpha) in Redis. It returns how long to wait for more jobs: 0 when there may be more now.
 func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	if !p.policySet {
 		if err := ledger.SetPolicy(ctx, p.Conn.Cmd, p.partition, p.cfg.Alpha); err != nil {
