@@ -77,11 +77,12 @@ type transport struct {
 	stream         *http.Client
 	attempts       int
 	maxWait        time.Duration
-	silenceTimeout time.Duration                                 // a stream of events that is silent for so long counts as broken
-	outageTimeout  time.Duration                                 // for how long a broken stream of events is resumed
-	notice         func(err error, wait time.Duration, left int) // called before each wait; nil: none
-	sleep          func(context.Context, time.Duration) error
-	answered       atomic.Bool // some server has answered at base
+	silenceTimeout time.Duration // a stream of events that is silent for so long counts as broken
+	outageTimeout  time.Duration // for how long a broken stream of events is resumed
+	// notice is called before each wait; nil: nothing is.
+	notice   func(err error, wait time.Duration, left int)
+	sleep    func(context.Context, time.Duration) error
+	answered atomic.Bool // some server has answered at base
 }
 
 // doJSON makes a call and decodes its JSON answer.

@@ -83,7 +83,8 @@ func (s *server) authorized(rt route, serve handler) handler {
 			return err
 		}
 		if !p.May(rt.scope) {
-			return newProblem(api.NotAllowed, "needs "+auth.WhoMay(rt.scope)+"; this one is "+string(p.Role)+ofTenant(p))
+			return newProblem(api.NotAllowed,
+				"needs "+auth.WhoMay(rt.scope)+"; this one is "+string(p.Role)+ofTenant(p))
 		}
 		ctx := s.withActor(auth.With(r.Context(), p), w, r, p)
 		if rt.stream {

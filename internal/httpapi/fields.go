@@ -28,7 +28,7 @@ type fields struct {
 }
 
 // readFields reads the body of a request, a JSON object.
-func (s *calls) readFields(r *http.Request) (*fields, error) {
+func readFields(s *calls, r *http.Request) (*fields, error) {
 	if _, err := mediaType(r, "application/json"); err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (s *calls) readFields(r *http.Request) (*fields, error) {
 
 // readOptionalFields reads the body of a command, a JSON object. Without a body it returns no
 // fields.
-func (s *calls) readOptionalFields(r *http.Request) (*fields, error) {
+func readOptionalFields(s *calls, r *http.Request) (*fields, error) {
 	body, release, err := s.readBody(r, smallBody)
 	defer release()
 	if err != nil {
@@ -69,8 +69,8 @@ func parseFields(body []byte) (*fields, error) {
 }
 
 // noFields refuses a body with fields.
-func (s *calls) noFields(r *http.Request) error {
-	f, err := s.readOptionalFields(r)
+func noFields(s *calls, r *http.Request) error {
+	f, err := readOptionalFields(s, r)
 	if err != nil {
 		return err
 	}

@@ -95,7 +95,7 @@ func commandOn[B any](
 		if err != nil {
 			return err
 		}
-		f, err := s.readOptionalFields(r)
+		f, err := readOptionalFields(s, r)
 		if err != nil {
 			return err
 		}

@@ -71,7 +71,7 @@ func controlGuard(s *calls, do guard.Action) handler {
 		if !api.ValidID(member) {
 			return badName("id", idProblem)
 		}
-		if err := s.noFields(r); err != nil {
+		if err := noFields(s, r); err != nil {
 			return err
 		}
 		err = s.write(r.Context(), func(ctx context.Context) error {

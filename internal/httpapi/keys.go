@@ -124,7 +124,7 @@ func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
 	if s.keyStore == nil {
 		return errNoKeys
 	}
-	f, err := s.readFields(r)
+	f, err := readFields(s.calls, r)
 	if err != nil {
 		return err
 	}

@@ -169,7 +169,7 @@ func (s roomCalls) putEvent(r *http.Request, event string) (func(context.Context
 	if err != nil {
 		return nil, err
 	}
-	f, err := s.readFields(r)
+	f, err := readFields(s.calls, r)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func (s roomCalls) putEvent(r *http.Request, event string) (func(context.Context
 }
 
 func (s roomCalls) deleteEvent(r *http.Request, event string) (func(context.Context) (any, error), error) {
-	if err := s.noFields(r); err != nil {
+	if err := noFields(s.calls, r); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) (any, error) { return s.rooms.DeleteEvent(ctx, event) }, nil
@@ -192,7 +192,7 @@ func (s roomCalls) setMode(
 	mode string,
 ) func(*http.Request, string) (func(context.Context) (any, error), error) {
 	return func(r *http.Request, event string) (func(context.Context) (any, error), error) {
-		if err := s.noFields(r); err != nil {
+		if err := noFields(s.calls, r); err != nil {
 			return nil, err
 		}
 		return func(ctx context.Context) (any, error) { return s.rooms.SetMode(ctx, event, mode) }, nil
@@ -200,7 +200,7 @@ func (s roomCalls) setMode(
 }
 
 func (s roomCalls) recalibrate(r *http.Request, event string) (func(context.Context) (any, error), error) {
-	f, err := s.readFields(r)
+	f, err := readFields(s.calls, r)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func (s roomCalls) recalibrate(r *http.Request, event string) (func(context.Cont
 func (s roomCalls) removeUser(r *http.Request, event string) (func(context.Context) (any, error), error) {
 	user, err := pathValue(r, "user")
 	if err == nil {
-		err = s.noFields(r)
+		err = noFields(s.calls, r)
 	}
 	if err != nil {
 		return nil, err
@@ -233,7 +233,7 @@ const maxToken = 4096
 // have the boolean field sold if further names it.
 func (s roomCalls) onToken(do func(context.Context, api.EntryTokenCall) (any, error), further ...string) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		f, err := s.readFields(r)
+		f, err := readFields(s.calls, r)
 		if err != nil {
 			return err
 		}
