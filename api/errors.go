@@ -53,7 +53,7 @@ type OtherTenantError struct {
 }
 
 func (e *OtherTenantError) Error() string {
-	return fmt.Sprintf("tenant %s is not that of the API key, %s", e.Named, e.Own)
+	return fmt.Sprintf("%s: %s; that of the API key is %s", ErrTenant, e.Named, e.Own)
 }
 
 // Unwrap returns ErrTenant.

@@ -70,7 +70,7 @@ func TestTenantComesFromTheKey(t *testing.T) {
 	require.NoError(t, err, "a repetition that names the tenant has the same content")
 	_, err = w.Store.Submit(acme, submission("h", "globex"), now)
 	require.ErrorIs(t, err, api.ErrTenant)
-	require.ErrorContains(t, err, "tenant globex is not that of the API key, acme")
+	require.ErrorContains(t, err, "tenant is not yours: globex; that of the API key is acme")
 	_, err = w.Store.Submit(as(t, auth.Producer, "globex"), submission("g", ""), now)
 	require.ErrorIs(t, err, api.ErrConflict)
 	require.EqualError(t, err, "group g: this id is taken: choose another: conflict")

@@ -150,8 +150,8 @@ func (s *submissions) warnings(ctx context.Context, g *messages.SubmitGroup) []s
 			"when it has all its jobs, seal it with POST /v1/groups/%[1]s/seal or `bulkaction seal %[1]s`.", g.ID))
 	}
 	if n := int64(len(g.Jobs)); g.Seal && g.Total != nil && *g.Total > n {
-		out = append(out, fmt.Sprintf("The group waits for %d more jobs (total is %d): it does not end before.",
-			*g.Total-n, *g.Total))
+		out = append(out, fmt.Sprintf("The group has %d of %d jobs (total): it does not end before it has all of them.",
+			n, *g.Total))
 	}
 	served, known := s.served.Types(ctx)
 	if !known {

@@ -26,7 +26,7 @@ func TestWarningsOfASubmission(t *testing.T) {
 		"total":  {messages.SubmitGroup{Type: "T", Total: &total, Jobs: []messages.Job{{Payload: payload}}}, nil},
 		"waits": {
 			messages.SubmitGroup{Type: "T", Seal: true, Total: &total, Jobs: []messages.Job{{Payload: payload}}},
-			[]string{"The group waits for 4 more jobs (total is 5): it does not end before."},
+			[]string{"The group has 1 of 5 jobs (total): it does not end before it has all of them."},
 		},
 		"no jobs":    {messages.SubmitGroup{Type: "T"}, nil},
 		"unsealed":   {messages.SubmitGroup{Type: "T", Jobs: []messages.Job{{Payload: payload}}}, []string{unsealed}},
