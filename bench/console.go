@@ -68,13 +68,13 @@ type ConsoleGroup struct {
 // ConsoleViewers has what the viewers of a group's page cost.
 type ConsoleViewers struct {
 	Viewers int `json:"viewers"`
-	// CommandsOfOne and CommandsOfAll are Redis's commands a second, those in scripts included,
-	// while one viewer or all viewers look at a paused group.
+	// CommandsOfOne and CommandsOfAll are the Redis commands a second, those in scripts included,
+	// that one viewer or all viewers of a paused group add to those without viewers.
 	CommandsOfOne float64 `json:"redis_commands_per_second_of_one"`
 	CommandsOfAll float64 `json:"redis_commands_per_second_of_all"`
 	CommandsRatio float64 `json:"redis_commands_ratio"` // of all / of one
-	// CoreOfOne and CoreOfAll are the CPU time of ingest a second while one viewer or all viewers
-	// look at a running group.
+	// CoreOfOne and CoreOfAll are the CPU time of ingest a second that one viewer or all viewers of
+	// a running group add to that without viewers.
 	CoreOfOne       float64 `json:"core_of_one"`
 	CoreOfAll       float64 `json:"core_of_all"`
 	CoreAfter       float64 `json:"core_after"` // when all have left

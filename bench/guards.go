@@ -92,8 +92,9 @@ type GuardCosts struct {
 	ProcessUS CallCosts `json:"process_us"`
 }
 
-// CallCosts has the CPU time (µs) of one call of each kind. Acquire uses a pool of 40 members with
-// a token bucket and a breaker; Settle is the script release.
+// CallCosts has the CPU time (µs) of one call, in Redis or in this process. Take takes a permit of
+// a token bucket; Acquire gets a lease of a member of a pool, and Settle releases it. The pool has
+// 40 members with a token bucket and a breaker.
 type CallCosts struct {
 	Take    float64 `json:"take"`
 	Acquire float64 `json:"acquire"`

@@ -49,8 +49,9 @@ func TestWhoMayUseTheAdminServer(t *testing.T) {
 	}
 }
 
-// TestAdminServer sends requests to the admin server of a running process, as a web page, a metrics
-// scraper and an orchestrator send them.
+// TestAdminServer: /healthz and /readyz of a running process answer without the admin token,
+// /metrics only with it. A request with a foreign Host, as a web page sends it by DNS rebinding, is
+// refused with 421.
 func TestAdminServer(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")

@@ -123,7 +123,8 @@ func (a *pendingAppend) fitsOnePiece() bool {
 func (a *pendingAppend) firstRequest() string { return a.requestPrefix + "0" }
 
 // appendToGroup stores appends to one group and sets the error of each. It returns an error only
-// when ctx ends. The caller must then not use the appends any more: they may still be stored.
+// when ctx ends or a batch panics. The caller must then not use the appends any more: they may
+// still be stored.
 func (s *appends) appendToGroup(ctx context.Context, group string, all []*pendingAppend) error {
 	left := make([]*pendingAppend, 0, len(all))
 	for _, a := range all {
@@ -162,7 +163,7 @@ func setErrors(appends []*pendingAppend, err error) {
 
 // appendToPartition stores appends to one group in the partition of its tenant and sets the error
 // of each: small appends together, then the others one after the other. It returns an error under
-// the same condition as appendToGroup: only when ctx ends.
+// the same conditions as appendToGroup.
 func (s *appends) appendToPartition(
 	ctx context.Context, p keyspace.Partition, tenant string, all []*pendingAppend,
 ) error {
@@ -205,10 +206,10 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 // stored together, with one script call per group. Each keeps its own request id, and is accepted
 // or refused on its own.
 
-// appendInBatch stores small appends together with those of other calls, waits until the replicas
-// have those that were accepted, and sets the error of each. The trace contexts of a published
-// message are made by the goroutine that runs the batch. The error that it returns means the same
-// as that of appendToGroup.
+// appendInBatch stores small appends together with those of other calls, and sets the error of
+// each. With WaitReplicas it waits until the replicas have those that were accepted. The trace
+// contexts of a published message are made by the goroutine that runs the batch. It returns an
+// error under the same conditions as appendToGroup.
 func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all []*pendingAppend) error {
 	for _, a := range all {
 		if !a.origin.Published {

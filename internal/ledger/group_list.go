@@ -16,10 +16,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// GroupList names a list of a partition's groups, and the time by which it is ordered.
+// GroupList is the name of a list of groups. Each partition has such lists, as sorted sets.
 type GroupList string
 
-// The lists of groups.
+// The lists of groups: which groups each has, and by which time they are ordered.
 const (
 	AllGroups    GroupList = ""  // every group, by its creation
 	OpenGroups   GroupList = "o" // groups that have not ended, by their creation or reopening

@@ -80,7 +80,8 @@ func (b *book) states() string {
 	return string(s)
 }
 
-// counts returns the number of jobs in each state of the ledger, and the number of reduced jobs.
+// counts returns how many jobs of the model's group are in each state, by the field of the group's
+// hash that counts them. Reduced jobs count as done, and also in reduced.
 func (b *book) counts() (by map[string]int64, reduced int64) {
 	by = map[string]int64{}
 	for _, j := range b.jobs {

@@ -30,8 +30,8 @@ const (
 // WorkerReport is the heartbeat of a worker process: its status, and its capacity by job type.
 type WorkerReport struct {
 	api.WorkerStatus
-	// StartedPerSecond is how many jobs were started in a second, RunMS the mean run time of recent
-	// jobs in ms; both by type
+	// StartedPerSecond is how many jobs were started in a second, as a mean over the last 5 s at
+	// most. RunMS is the moving average of the run times, in ms. Both are by type
 	StartedPerSecond map[string]float64 `json:"started_per_second"`
 	RunMS            map[string]float64 `json:"run_ms"`
 	// PermissionsPerSecond is, by gated type, how many permissions a second all processes together

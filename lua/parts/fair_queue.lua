@@ -7,10 +7,11 @@
 --   leave_lane(typ, lane, tenant, tag)                   removes a tenant, and keeps its tag
 --   in_lane(typ, lane, tenant)                           the tenant's start tag, or false
 --   enqueue(typ, lane, tenant, group, n, now, factor)    adds a group with n waiting jobs
---   waiting_by_type(group, types, lane, tenant)          the waiting jobs of a group
+--   waiting_by_type(group, types, lane, tenant)          waiting jobs: numbers, by type and in all
 --   enqueue_all(waiting, lane, tenant, group, now, factor)
 --                                                        adds a group with jobs of several types
 --   withdraw(typ, lane, tenant, group)                   removes a group
+-- factor is what alpha() returns: nil with the policy fair, under which groups have no priority.
 
 -- A tenant's groups are ordered by their work left, with aging: the score of a group is the time at
 -- which it entered (ms), plus AGE_MS for each waiting job. The lowest is next.

@@ -65,7 +65,8 @@ local function share(g, weight)
   return math.max(1, floor(g.permits * w / math.max(w, all)))
 end
 
--- own_limit returns the permits a window of a tenant that has a rate limit of its own.
+-- own_limit converts the rate limit of a tenant that has one, rps (permits a second), to whole
+-- permits a window, at least 1. rps may not be nil.
 local function own_limit(rps) return math.max(1, floor(tonumber(rps) * WIDTH / 1000)) end
 
 -- permits_of returns what a tenant may spend in a window: its own limit; or, if whole is set, all

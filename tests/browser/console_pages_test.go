@@ -44,7 +44,7 @@ func axeScript(t *testing.T) string {
 
 // isSound requires that axe-core finds nothing in light and dark colours, that the content fits
 // windows of the usual widths, that texts of users are shown as text and not as HTML, and that the
-// page is not too large. axe is the script of axe-core.
+// page has few DOM elements. axe is the source of axe-core.
 func (b *tab) isSound(axe string) {
 	b.t.Helper()
 	where := eval[string](b, "location.pathname + location.search")

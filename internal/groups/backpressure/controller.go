@@ -31,9 +31,9 @@ const (
 	freshViewMaxAge = 20 * time.Millisecond
 )
 
-// readRetryTime is for how long the reads of one view are repeated together. A view takes several
-// commands, and while it can't be read all requests fail: one lost reply must not cause that. It is
-// short, because all requests wait for it while Redis is away.
+// readRetryTime is the longest time for all repetitions while one view is read. A view takes
+// several commands; one that gets no reply is repeated, because all requests fail without a view.
+// The time is short, because all requests wait for it while Redis is away.
 const readRetryTime = 500 * time.Millisecond
 
 // stuckMemoryWait is the Retry-After while Redis's memory is full and its use does not fall.

@@ -296,8 +296,8 @@ const (
 //	gen                      admit                the type's generation: tags of an earlier one
 //	                                              mean nothing
 
-// Watch is the hash watch: the leader of the partition. The hash rebalance has the same fields for
-// the quota rebalancer.
+// Watch is the hash watch: the leader of the partition, and counters. The hash rebalance has the
+// fields owner, until and fence for the quota rebalancer.
 //
 //	field              unit  written by           meaning
 //	owner                    lead                 the process that is the leader, or was last

@@ -46,8 +46,8 @@ var Users = []User{
 	{"aggregator", []string{connect, "internal/roles.Aggregator"}},
 	{"broker", []string{connect, "internal/roles.Broker"}},
 	{"guard", []string{"guard.*"}},
-	// The functions below package cli: cli itself has a table of all commands of the command line,
-	// from which every function of the program can be reached.
+	// The functions that package cli calls, not those of cli itself: its table of commands leads to
+	// every function of the program, so that the user cli would get all rights.
 	{"cli", []string{
 		"internal/redisx.Connect", "internal/stage.CheckPartitions", "internal/audit.*", "internal/audit/repair.*",
 		"internal/auth/apikey.*", "internal/activity.*",
