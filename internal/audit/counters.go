@@ -17,7 +17,8 @@ import (
 type counters struct{ *scope }
 
 // check compares the counters of all tenants and types with recounts. It reads the counters of
-// types between two recounts of all tenants, and judges them only if the two recounts are equal.
+// types between two recounts of the tenants with open groups or non-ready jobs. It judges them only
+// if the two are equal, no group was created or has ended, and no job became ready in between.
 func (c counters) check(ctx context.Context) error {
 	openBefore, err := c.openGroupsNow(ctx)
 	if err != nil {

@@ -25,7 +25,7 @@ type RepairKind int
 // The kinds of repair.
 const (
 	NoRepair      RepairKind = iota // the right value is not certain
-	RepairGroup                     // the group's counts differ from its states, or it is on wrong lists
+	RepairGroup                     // the group's counts differ from its states, or its lists are wrong
 	RepairDeleted                   // the group does not exist, but it is on the list of groups
 	RepairCodes                     // the group's error codes don't agree with its failures
 	RepairCounter                   // a counter of a tenant or type differs from the recounted value
@@ -107,7 +107,7 @@ func (f Finding) repairedBy(r Repair) Finding {
 // counted, in a summary.
 const (
 	maxPerGroupAndLaw = 100    // findings that break the same law in the same group
-	maxFindings       = 10_000 // findings in all; a group that has some already may exceed it
+	maxFindings       = 10_000 // findings in all; a group may exceed it for a law that it has broken already
 )
 
 // lawAndGroup identifies the findings that break one law in one group.
@@ -136,8 +136,8 @@ func newFindings() findings {
 }
 
 // add adds a finding. Beyond the limits it only counts the finding, but still records its job as
-// misplaced. The types are those of the group or job: after some laws, their counters and the
-// tenant's become uncertain.
+// misplaced at the finding's Locations. The types are those of the group or job: after some laws,
+// their counters and the tenant's become uncertain.
 func (fs *findings) add(f Finding, types ...string) {
 	fs.markUncertain(f.Law, f.Tenant, types...)
 	for _, at := range f.Locations {
@@ -172,8 +172,9 @@ func (fs *findings) markUncertain(law, tenant string, types ...string) {
 	}
 }
 
-// addWrongTypes adds a finding for each key of a partition that has the wrong Redis type. keys maps
-// each key to its group ("": none).
+// addWrongTypes adds a finding for each of keys, which have the wrong Redis type. keys maps each
+// key to its group ("": none). base is the prefix of the partition's keys, which the text leaves
+// out.
 func (fs *findings) addWrongTypes(keys map[string]string, base string) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		fs.add(newFinding(LawLocation, keys[key], "", "key "+key,
@@ -200,7 +201,8 @@ func (fs *findings) withSummaries() map[identity]Finding {
 }
 
 // Missing lists jobs of one group that are not at the location of their state: Redis has lost them,
-// or another program has deleted them. Reduced jobs are not listed.
+// or another program has deleted them. Reduced jobs are not listed; failed ones only by a full
+// audit.
 type Missing struct {
 	Partition     int
 	Group, Tenant string

@@ -49,7 +49,8 @@ func newPass(s scope) *pass {
 }
 
 // run makes the pass: groups first, then the locations that groups share, then the counters of
-// tenants and types. A pass over candidates reads no counters.
+// tenants and types, then the deliveries of streams. A pass over candidates reads neither counters
+// nor deliveries.
 func (ps *pass) run(ctx context.Context) error {
 	defer func() { ps.found.addWrongTypes(ps.WrongTypes, ps.p.Base()) }()
 	check := func(ids []string) error { return ps.checkGroups(ctx, ids) }
@@ -85,8 +86,9 @@ func (ps *pass) checkGroups(ctx context.Context, ids []string) error {
 }
 
 // checkByHeader reads the groups with these headers, as many in one transaction as make a page, and
-// checks them. If a group has got another type since its header was read, it is read again. A group
-// with a key of the wrong Redis type is not judged, and neither are the counters that it adds to.
+// checks them. If a group has other types or another tenant than its header, it is read again. A
+// group with a key of the wrong Redis type is not judged, and neither are the counters that it adds
+// to.
 func (ps *pass) checkByHeader(ctx context.Context, headers []read.Header) error {
 	cost := func(h read.Header) (int, int64) { return read.Whole.Commands(h), ledger.StateBytes * h.Accepted }
 	for batch := range read.Batches(headers, cost) {

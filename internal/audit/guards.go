@@ -26,7 +26,8 @@ func CheckGuards(ctx context.Context, conn *redisx.Conn, space keyspace.Space, r
 	return err
 }
 
-// EachGuard calls do for each guard of the key space, also those of the kind key.
+// EachGuard calls do for each guard of the key space, also those of the kind key, until do returns
+// an error. It scans the names of all keys in Redis.
 func EachGuard(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, do func(c *guard.Client, name string) error,
 ) error {

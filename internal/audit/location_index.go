@@ -235,9 +235,10 @@ func (s *scope) reportProblems(g *trackedGroup, now reading, judged kindSet) {
 	}
 }
 
-// reportJob adds a finding about a job of a group. A missing job also goes to the missing jobs. The
-// repair of any other problem is to quarantine the job, except in the group's result lines, and
-// except for an unknown job if the states may be wrong instead (statesAreWrong).
+// reportJob adds a finding about a job of a group. A missing job also goes to the missing jobs,
+// except a reduced one and, in a pass over candidates, a failed one. The repair of any other
+// problem is to quarantine the job, except in the group's result lines, and except for an unknown
+// job if the states may be wrong instead (statesAreWrong).
 func (s *scope) reportJob(h read.Header, p problem, statesAreWrong bool) {
 	f := newFinding(p.kind.law(), h.ID, h.Tenant, fmt.Sprint(p.fault, p.kind, p.state), "%s", p.detail())
 	f = f.aboutJob(p.ordinal)
@@ -250,8 +251,8 @@ func (s *scope) reportJob(h read.Header, p problem, statesAreWrong bool) {
 	}
 }
 
-// locationsOf returns the locations of this kind at which a job of a group can be. For the
-// failures, it is the record of the job with this ordinal.
+// locationsOf returns the locations of this kind at which a job of a group can be; none for result
+// lines. For the failures, it is the record of the job with this ordinal ("": all unreadable ones).
 func (s *scope) locationsOf(kind locationKind, h read.Header, ordinal string) (all []read.Location) {
 	switch kind {
 	case atQueue:

@@ -22,8 +22,8 @@ type ownLocations struct {
 }
 
 // newOwnLocations returns the check of a group's own locations. A pass over candidates judges the
-// queues and failures only if their length differs from the number of states, and result lines not
-// at all.
+// queues only if their length differs from the number of waiting jobs, the failures only if it
+// differs from that of failed jobs, and result lines not at all.
 func newOwnLocations(s *scope, g *group) *ownLocations {
 	o, full := &ownLocations{scope: s, group: g, whole: g.tracked(0, g.States)}, s.full()
 	o.whole.index.cancelled = g.status() == string(api.StatusCancelled)

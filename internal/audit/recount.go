@@ -32,7 +32,7 @@ func (t *countedTenant) cost() (commands int, bytes int64) {
 	return commands, t.nonReadyCount * (read.PageBytes / read.PageSize)
 }
 
-// tenantRecount compares a tenant's counters with its jobs.
+// tenantRecount holds a tenant's counters as stored, and as recounted from its jobs.
 type tenantRecount struct {
 	stored, counted   [3]int64         // the counters as stored, and as recounted; in the order of counterNames
 	inActiveSet       bool             // whether the set of active tenants holds the tenant
@@ -183,7 +183,8 @@ func (c counters) queries(ctx context.Context, reply *tenantReply) []func(redis.
 }
 
 // total adds up the counts of the tenant's open groups, without the members of the non-ready and
-// suspended sets. The result is consistent if the tenant still has the groups that were listed.
+// suspended sets. The result is consistent if the tenant has no newer group than those that were
+// listed, and these still have the same types.
 func (r *tenantReply) total() tenantRecount {
 	total := tenantRecount{waiting: map[string]int64{}, nonReady: map[string]int64{}, inActiveSet: r.inActiveSet.Val()}
 	v := r.counters.Val()

@@ -77,8 +77,8 @@ func (sl *sharedLocations) readsNonReadyOf(tenant string) bool {
 }
 
 // check reads the shared locations, compares their jobs with the states of the tracked groups, and
-// then stops tracking these groups. The call with last set also reads the shared locations in which
-// no known group has a job.
+// then stops tracking these groups. In a full audit, the call with last set also reads the shared
+// locations in which no known group has a job.
 func (sl *sharedLocations) check(ctx context.Context, last bool) error {
 	tenants := map[string]bool{}
 	for _, g := range sl.tracked {
@@ -127,9 +127,9 @@ func (sl *sharedLocations) check(ctx context.Context, last bool) error {
 	return err
 }
 
-// addUnlisted adds to this pass the tenants and types that have keys, but that no group of the pass
-// has named. To the argument tenants it adds those whose non-ready and suspended jobs the pass has
-// not read yet.
+// addUnlisted adds to this pass the tenants and types that are on a list of the partition, but that
+// no group of the pass has named. To the argument tenants it adds those whose non-ready and
+// suspended jobs the pass has not read yet.
 func (sl *sharedLocations) addUnlisted(ctx context.Context, tenants map[string]bool) error {
 	for _, list := range []struct {
 		key   string
@@ -204,8 +204,9 @@ func (sl *sharedLocations) read(ctx context.Context, at read.Location) error {
 	return err
 }
 
-// reportUnreadable reports an element that can't be read as a job. It needs no second check,
-// because only a role that also reports such an element removes it.
+// reportUnreadable reports an element that can't be read as a job, but not in a pass over
+// candidates. It needs no second check, because only a role that also reports such an element
+// removes it.
 func (sl *sharedLocations) reportUnreadable(j foundJob) {
 	if sl.full() {
 		key := j.at.Key(sl.p)

@@ -18,7 +18,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
 )
 
-// fakeRooms is a waiting room in memory that checks settings by the real rules.
+// fakeRooms implements Rooms with fixed answers and records the calls. It stores no events, only
+// the settings of the last SetEvent, which every event then has. It checks settings by the real
+// rules.
 type fakeRooms struct {
 	settings.Rules
 	err   error // returned by every call

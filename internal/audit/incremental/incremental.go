@@ -91,7 +91,7 @@ func (c *Check) updateKnown(ctx context.Context, ids []string) error {
 	return err
 }
 
-// groupsByTenant returns the known groups.
+// groupsByTenant returns the known groups, divided by tenant.
 func (c *Check) groupsByTenant() []*tenantGroups {
 	byTenant := map[string]*tenantGroups{}
 	for _, g := range c.known {
@@ -210,9 +210,10 @@ func (r *run) compareNonReady(tenant string, counted nonReadyCounts, lengths [2]
 	}
 }
 
-// checkGroup adds a group to the candidates if its numbers look wrong, or if it has ready,
-// in-flight or unreduced jobs. It adds the group's count of non-ready jobs to nonReady. It forgets
-// a group that was deleted, or that has other types or another tenant now.
+// checkGroup adds a group to the candidates if its numbers look wrong, if it has ready, in-flight
+// or unreduced jobs, or if one of its keys has the wrong Redis type. It adds the group's count of
+// non-ready jobs to nonReady. It forgets a group that was deleted, or that has other types or
+// another tenant now.
 func (r *run) checkGroup(g *read.Group, nonReady *nonReadyCounts) {
 	if len(g.WrongTypes) > 0 {
 		r.found.Groups = append(r.found.Groups, g.ID)

@@ -45,14 +45,16 @@ type Detail int
 const (
 	// Numbers reads the group's counts and status, and the lengths of its states and failures.
 	Numbers Detail = iota
-	// Unfinished reads the counts of the group's unfinished jobs, and whether these may start.
+	// Unfinished reads the counts of the group's unfinished jobs, and whether the group is
+	// scheduled or paused.
 	Unfinished
-	// Whole reads all that Redis holds for the group except its jobs.
+	// Whole reads the group's hash, states, error codes and partial aggregates, the numbers of its
+	// failures and result chunks, and on which lists it is, except that of scheduled groups.
 	Whole
 )
 
-// details lists, for each Detail, how many commands it needs and which fields of the group's hash
-// it reads; nil: all.
+// details lists, for each Detail, how many commands it needs besides one for each queue, and which
+// fields of the group's hash it reads; nil: all.
 var details = [...]struct {
 	commands int
 	fields   []string
@@ -70,8 +72,8 @@ var details = [...]struct {
 // Commands returns how many commands read this much of a group.
 func (d Detail) Commands(h Header) int { return details[d].commands + len(h.TypeList()) }
 
-// Group is what Redis holds for one group except its jobs, as of one instant. Fields outside the
-// Detail that was read are empty.
+// Group is what was read of one group: no jobs, but for example its counts and states. Fields
+// outside the Detail that was read are empty.
 type Group struct {
 	Header
 	Detail
@@ -90,7 +92,7 @@ type Group struct {
 	Listed           bool              // on the partition's list of all groups
 	ListedForTenant  bool              // on its tenant's list of groups
 
-	WrongTypes []string // those of its own keys that have the wrong Redis type
+	WrongTypes []string // those of its own keys that were read and have the wrong Redis type
 }
 
 // Queue adds the commands that read a group to a pipeline. After the pipeline was executed, the
@@ -169,8 +171,9 @@ func (g *Group) Queued() (n int64) {
 // one process.
 var fingerprintSeed = maphash.MakeSeed()
 
-// Fingerprint returns a number that changes whenever a field that the Detail reads changes, the
-// length of a queue changes, or the group becomes scheduled or stops being so.
+// Fingerprint returns a number that changes whenever a field of the hash that the Detail lists
+// changes, the length of a queue changes, or the group becomes scheduled or stops being so. It is
+// for Numbers and Unfinished: Whole lists no fields.
 func (g *Group) Fingerprint() uint64 {
 	var h maphash.Hash
 	h.SetSeed(fingerprintSeed)

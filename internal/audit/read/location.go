@@ -68,7 +68,7 @@ const UnknownAttempt = -1
 type Element struct {
 	Job             // the zero Job if the element can't be read
 	Readable bool   // whether the element is what belongs at such a location
-	ID       string // the element itself, the id of its entry in a stream, or its field in a hash
+	ID       string // the element itself, its entry's id in a stream, its field in a hash; "": a result line
 	Attempt  int    // or UnknownAttempt
 	Type     string // of the job; "" where the location doesn't say it
 }
@@ -81,9 +81,9 @@ func element(id, group string, ordinal int64, attempt int, typ string, ok bool) 
 	return Element{Job: Job{group, ordinal}, Readable: true, ID: id, Attempt: attempt, Type: typ}
 }
 
-// Elements calls fn with each element of a location; of a list only with the first n. Other clients
-// may change the location meanwhile. An element that stays there is yielded once, but in a sorted
-// set or hash perhaps more often.
+// Elements calls fn with each element of a location; of a list only with the first n, of a queue
+// perhaps with some more. Other clients may change the location meanwhile. An element that stays
+// there is yielded once, but in a sorted set or hash perhaps more often.
 func (r Reader) Elements(
 	ctx context.Context, p keyspace.Partition, at Location, n int64, fn func(Element) error,
 ) error {

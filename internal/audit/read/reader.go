@@ -35,8 +35,8 @@ const (
 type Reader struct {
 	Cmd   redis.UniversalClient
 	Pacer *Pacer // limits the rate; nil: no limit
-	// WrongTypes is filled by the reader with the keys of the wrong Redis type that it met, each
-	// with its group ("" if not known). nil: it doesn't record them.
+	// WrongTypes is filled by the reader with the keys of the wrong Redis type that it met. Each is
+	// mapped to "", which callers replace by the key's group. nil: it doesn't record them.
 	WrongTypes map[string]string
 }
 
@@ -331,10 +331,10 @@ func (r Reader) ReadList(ctx context.Context, key string, n int64, fn func(strin
 	return nil
 }
 
-// ReadQueue calls fn with the first n elements of a list, each once, while other clients may take
-// elements from its head and add some at its end; elements taken before they were read are left
-// out. To find its position in a list that has moved, it looks for the last element that it has
-// read. It assumes that no two elements are the same.
+// ReadQueue calls fn with the first n elements of a list, and those behind them in the same page,
+// each once. Other clients may take elements from its head and add some at its end; elements taken
+// before they were read are left out. To find its position in a list that has moved, it looks for
+// the last element that it has read. It assumes that no two elements are the same.
 func (r Reader) ReadQueue(ctx context.Context, key string, n int64, fn func(string) error) error {
 	last, at := "", int64(0) // the last element that was read, and where it was
 	for first := true; n > 0; first = false {

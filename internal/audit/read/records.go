@@ -8,9 +8,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// ParseFailure parses the record of a failure: the error, and the job in the form in which the next
-// round can run it. field is the record's field in the hash of failures. ok is false if the record
-// is no failure of this group, or not of the job that the field names.
+// ParseFailure returns the ordinal and the attempt of the job in the record of a failure. A record
+// is the error, a line break, and the job in the form in which the next round can run it. field is
+// the record's field in the hash of failures. ok is false if the record is no failure of this
+// group, or not of the job that the field names.
 func ParseFailure(group, field, record string) (ordinal int64, attempt int, ok bool) {
 	_, blob, ok := strings.Cut(record, "\n")
 	d, err := ledger.ParseJob(blob)

@@ -1,10 +1,10 @@
 // Package repair sets wrong data in Redis right where the right value is certain: it acts on what
-// package audit finds and proves. [Run] repairs everything that can be repaired, [OwnerKeys]
-// deletes owner keys without a group, and [Lose] ends missing jobs as failed. It hides in which
-// order and with which scripts this is done.
+// package audit finds and proves. [Run] repairs jobs, groups and counters, [OwnerKeys] deletes
+// owner keys without a group, [Guards] repairs guards, and [Lose] ends missing jobs as failed. It
+// hides in which order and with which scripts this is done.
 //
-// Each repair is one atomic step in Redis that compares states and versions with what the audit
-// saw: it changes nothing if the data has moved since, and a repeated repair changes nothing
+// Each repair of Run is one atomic step in Redis that compares states and versions with what the
+// audit saw: it changes nothing if the data has moved since, and a repeated repair changes nothing
 // either.
 package repair
 
@@ -41,10 +41,10 @@ const maxRuns = 8
 
 // Run audits all partitions and repairs what it can: it sets counts and counters to the recounted
 // values, quarantines what does not belong at its location, and ends missing jobs as failed with
-// code LOST. It repeats this until no repair succeeds, and returns the report of what is left. It
-// calls tell for each repair at once, and at the end for each violation that it can't repair. The
-// roles may be at work. If they change the data too fast, some violations are left for the next
-// call.
+// code LOST. It repeats this until no repair succeeds, at most maxRuns times, and returns the
+// report of what is left. It calls tell for the repairs of a partition when that is done, and at
+// the end for each violation that it can't repair. The roles may be at work. If they change the
+// data too fast, some violations are left for the next call.
 func Run(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, opts audit.Options, tell func(Result),
 ) (audit.Report, error) {

@@ -157,8 +157,9 @@ func TestRunningJobIsNotLostAtOnce(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g"))
 }
 
-// TestVanishedJobsOfABusyGroupEndAsLost: jobs that vanish with their stream end as LOST while other
-// jobs of their group make progress.
+// TestVanishedJobsOfABusyGroupEndAsLost: jobs whose ready stream was deleted or renamed, or whose
+// results stream was deleted, end as failed with the code LOST, while other jobs of their group
+// make progress.
 func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 	for name, vanish := range map[string]func(context.Context, *stagetest.World) error{
 		"DEL of the ready stream": func(ctx context.Context, w *stagetest.World) error {

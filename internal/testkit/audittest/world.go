@@ -60,7 +60,8 @@ type base struct {
 	Plans *reducer.Registry
 }
 
-// New returns a World without data, in the Redis at this URL. Its keys have the prefix.
+// New connects to the Redis at this URL and returns a World in which only the number of partitions
+// is stored. All its keys have the prefix.
 func New(t testing.TB, url, prefix string, partitions int) *World {
 	t.Helper()
 	space, err := keyspace.New(prefix, partitions)
