@@ -257,9 +257,9 @@ func speaksPlain(ctx context.Context, addr string) bool {
 }
 
 // refusal opens a TLS connection to addr, sends no command, and returns the error with which Redis
-// refuses the certificate of this process; nil if Redis accepts it. With TLS 1.3 Redis reports the
-// refusal only after the client's handshake, and a command sent before that could destroy the
-// report.
+// refuses the certificate of this process. If Redis accepts it, refusal waits until the deadline of
+// ctx and returns a timeout. With TLS 1.3 Redis reports the refusal only after the client's
+// handshake, and a command sent before that could destroy the report.
 func (a Access) refusal(ctx context.Context, addr string) error {
 	conn, err := a.dialTLS(ctx, "tcp", addr)
 	if err != nil {

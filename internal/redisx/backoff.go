@@ -14,8 +14,9 @@ type Backoff struct {
 	ceiling  time.Duration
 }
 
-// Next returns how long to wait now: a random time between half the ceiling and the ceiling. The
-// ceiling is twice Min at the first call, doubles with each further call, and is at most Max.
+// Next returns how long to wait now: a random time between half the ceiling and the ceiling, but at
+// least Min. The ceiling is twice Min at the first call, doubles with each further call, and is at
+// most Max.
 func (b *Backoff) Next() time.Duration {
 	b.ceiling = min(max(2*b.ceiling, 2*b.Min), b.Max)
 	return max(b.Min, Jitter(b.ceiling))
@@ -33,8 +34,8 @@ func Jitter(d time.Duration) time.Duration {
 }
 
 // RetryWhile calls step until it succeeds or returns an error that retryable refuses, with waits of
-// 10 ms to half a second. It begins no further try when patience is over or ctx has ended, and
-// returns the last error of step.
+// 10 ms to half a second. It makes no further try if the last one ended when patience was over, or
+// if ctx has ended. It returns the error of the last try; nil if that succeeded.
 func RetryWhile(
 	ctx context.Context, patience time.Duration, retryable func(error) bool, step func(context.Context) error,
 ) error {

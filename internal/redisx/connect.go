@@ -55,8 +55,9 @@ type Conn struct {
 func (c *Conn) String() string { return c.address }
 
 // Connect opens the pools. It logs a Redis that does not answer, and returns no error for it,
-// because Redis may answer later. A URL that can't be parsed, a refused password or a missing
-// database is an error.
+// because Redis may answer later. What a person must correct is an error, for example a URL that
+// can't be parsed, a refused password or a missing database. Connect also sends go-redis's own
+// messages to the debug log, for the whole process.
 func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	o, err := ParseURL(cfg.URL)
 	if err != nil {

@@ -46,7 +46,8 @@ func Advice(user string) string {
 	return fmt.Sprintf("`bulkaction acl --role %s` prints the user with the rights that it needs", user)
 }
 
-// Check returns a *Missing if the Redis user of conn lacks a right of u on a master. It calls the
+// Check returns a *Missing if the Redis user of conn lacks a right of u on a master. It does not
+// check the rights in ReadOnly, and u must have Keys, as the users of all roles have. It calls the
 // script check_rights once on each master. A server that can't report rights (before Redis 7.0,
 // miniredis) is accepted. Other errors are those of Redis and of the network.
 func Check(ctx context.Context, conn *redisx.Conn, u User) error {
@@ -134,9 +135,10 @@ const (
 	ofChannel // a command on a channel
 )
 
-// probes returns a probe, a command for the script check_rights to test, for each right of u. The
-// probe of a key pattern is an evalsha with a matching key, because it needs both the right to read
-// the key and the right to write it. Nothing runs the probes.
+// probes returns a probe, a command for the script check_rights to test, for each right of u but
+// those in ReadOnly. u must have Keys. The probe of a key pattern is an evalsha with a matching
+// key, because it needs both the right to read the key and the right to write it. Nothing runs the
+// probes.
 func (u User) probes() []probe {
 	var all []probe
 	main := u.Keys[len(u.Keys)-1] // the keys of partitions: a brace comes after all letters

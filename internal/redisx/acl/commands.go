@@ -30,10 +30,10 @@ var (
 	literal = regexp.MustCompile(`["']([A-Z]{2,})["']`)
 )
 
-// CommandsOf returns the commands that a Lua script calls, sorted by name. It takes each string
-// literal in capitals that is the name of a command for a call, as an argument of redis.call or of
-// a function that calls it. So scripts must write commands as such literals, and use these literals
-// for nothing else. After a command with subcommands, the next literal is the subcommand.
+// CommandsOf returns the commands that a Lua script calls, each once, sorted by name. It takes each
+// string literal in capitals that is the name of a command for a call, as an argument of redis.call
+// or of a function that calls it. So scripts must write commands as such literals, and use these
+// literals for nothing else. After a command with subcommands, the next literal is the subcommand.
 func CommandsOf(script string) []string {
 	var all []string
 	found := literal.FindAllStringSubmatch(comment.ReplaceAllString(script, ""), -1)
@@ -57,7 +57,7 @@ func CommandsOf(script string) []string {
 
 // CommandsOfMethod returns the commands that a method of a go-redis client sends. Except for some
 // listed methods it is one: the longest command name with which the method's name begins, such as
-// XADD; nil if there is none.
+// xrange for XRangeN; nil if there is none.
 func CommandsOfMethod(method string) []string {
 	switch method {
 	case "SetNX": // with a TTL it sends SET

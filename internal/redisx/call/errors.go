@@ -22,9 +22,10 @@ var unavailable = map[string]bool{
 }
 
 // IsUnavailable reports whether the same call may succeed later: the error is a network error, a
-// timeout (also of the caller's context), an exhausted pool, or a reply of a server that is
-// loading, failing over or migrating slots. The command may have been executed all the same, if
-// only its reply was lost: repeat only idempotent commands.
+// timeout (also of the caller's context), an exhausted pool, or a reply of a server that can't
+// serve the command now, for example because it is loading, failing over or migrating slots. The
+// command may have been executed all the same, if only its reply was lost: repeat only idempotent
+// commands.
 func IsUnavailable(err error) bool {
 	if err == nil {
 		return false

@@ -110,8 +110,8 @@ func AuthSession(prefix, hash string) string { return prefix + "auth:session:" +
 // OfTenant returns the partition that holds all keys of a tenant.
 func (s Space) OfTenant(tenant string) Partition { return s.Partition(s.index(tenant)) }
 
-// OfGroup returns the partition that holds a group's Owner key. It is not the partition of the
-// group's other keys.
+// OfGroup returns the partition that holds a group's Owner key. The group's other keys are in the
+// partition of its tenant (OfTenant), which may be another one.
 func (s Space) OfGroup(group string) Partition { return s.Partition(s.index(group)) }
 
 func (s Space) index(id string) int {
@@ -194,7 +194,7 @@ func (k GroupKeys) Payloads(group string) string { return string(k) + "payloads:
 // Results is a list: batches of result lines (reduce).
 func (k GroupKeys) Results(group string) string { return string(k) + "results:" + group }
 
-// Aggregate is a hash: partial aggregates and their versions (reduce).
+// Aggregate is a hash: partial aggregates and their versions (reduce, reduce_failures, reopen).
 func (k GroupKeys) Aggregate(group string) string { return string(k) + "aggregate:" + group }
 
 // Failures is a hash: ordinal → the error, and the job, so that a later round can run it (outcome,
@@ -314,7 +314,7 @@ func (k JobKeys) NonReadyOf(tenant string) string { return string(k) + "non-read
 func (k JobKeys) Suspended() string { return string(k) + "suspended" }
 
 // SuspendedOf is a sorted set: a tenant's suspended jobs that were due or ready, by the time (ms)
-// of their suspension. a job that another pause keeps suspended gets a time behind the resumption,
+// of their suspension. A job that another pause keeps suspended gets a time behind the resumption,
 // so that promote does not read it twice (promote, start, sweep, repairs).
 func (k JobKeys) SuspendedOf(tenant string) string { return string(k) + "suspended:" + tenant }
 
@@ -378,8 +378,8 @@ func (k WatchKeys) Entries() string { return string(k) + "entries" }
 // Waited is a string. Ingest writes it before WAIT, so that WAIT has a write to wait for.
 func (k WatchKeys) Waited() string { return string(k) + "waited" }
 
-// Watch is a hash: the leader of the partition, the end of its lease, its fencing number, and marks
-// for the watcher (lead, reclaim, and the watcher).
+// Watch is a hash: the leader of the partition, the end of its lease, its fencing number, marks for
+// the watcher, and the totals of retired types (lead, reclaim, retire, and the watcher).
 func (k WatchKeys) Watch() string { return string(k) + "watch" }
 
 // Audit is a string: what the watcher knows of its audits, as JSON: when they were, and the open

@@ -48,7 +48,7 @@ type ConsumerConfig struct {
 
 	// Handle handles entries that were read together and returns a verdict for each. Several calls
 	// run at the same time. An entry may come more than once. If Handle panics, it is called for
-	// each of the entries alone, and an entry with which it panics again is rejected. ctx ends only
+	// each of the entries alone, and an entry with which it panics alone is rejected. ctx ends only
 	// when Handle must stop.
 	Handle func(ctx context.Context, entries []Entry) []Verdict
 
@@ -58,8 +58,8 @@ type ConsumerConfig struct {
 	MaxBytes     int
 	Block        time.Duration // longest wait of one read
 	Lease        time.Duration // an entry idle for this time is claimed; its owner renews it after a third of it
-	RetryAfter   time.Duration // first wait before an entry is delivered again
-	CloseTimeout time.Duration // how long Run waits for handlers after its ctx has ended
+	RetryAfter   time.Duration // shortest wait before an entry is delivered again
+	CloseTimeout time.Duration // how long handlers may run after Run's ctx has ended; then their ctx ends
 	Log          *slog.Logger
 }
 
@@ -315,7 +315,7 @@ func (c *Consumer) handle(ctx context.Context, batch []Entry) (again []Entry) {
 }
 
 // verdicts calls the handler. If the handler panics, verdicts calls it for each entry alone, and
-// rejects the one with which it panics again.
+// rejects each one with which it panics alone.
 func (c *Consumer) verdicts(ctx context.Context, batch []Entry) (all []Verdict) {
 	defer func() {
 		p := recover()

@@ -17,9 +17,9 @@ import (
 )
 
 // NewFollower returns a watermill Subscriber without a consumer group: each subscription gets all
-// messages of a stream, from the oldest on, and Redis stores no position for it. It deletes the
-// messages that it has read from the stream, so a stream must have only one follower. Close leaves
-// conn open.
+// messages of a stream, from the oldest on, and Redis stores no position for it. It deletes from
+// the stream the messages before the last one that it has read, some time later, so a stream must
+// have only one follower. Close leaves conn open.
 func NewFollower(conn *redisx.Conn, log *slog.Logger) (message.Subscriber, error) {
 	s, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
 		Client:                        &follower{UniversalClient: conn.Block, conn: conn},
@@ -57,8 +57,8 @@ const trimInterval = 500 * time.Millisecond
 
 func (*follower) Close() error { return nil }
 
-// XRead trims the entries before the last one that was read, and then reads the next ones. An error
-// of the trim is ignored: a later call trims more.
+// XRead trims the entries before the last one that was read, if that is due, and then reads the
+// next ones. An error of the trim is ignored: a later call trims more.
 func (f *follower) XRead(ctx context.Context, a *redis.XReadArgs) *redis.XStreamSliceCmd {
 	if len(a.Streams) == 2 {
 		stream, last := a.Streams[0], a.Streams[1]

@@ -1,5 +1,5 @@
-// Package wm implements watermill's Publisher with our connection. It hides that the messages of
-// one call share a round trip.
+// Package wm implements watermill's Publisher and Subscriber with a connection of package redisx.
+// It hides that the messages of one call share a round trip, and that read messages are deleted.
 package wm
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// NewMessage returns a message of the given kind.
+// NewMessage returns a message with this id, type and data. It publishes nothing.
 func NewMessage(id, typ string, data []byte) *message.Message {
 	msg := message.NewMessage(id, data)
 	msg.Metadata.Set(stream.FieldType, typ)

@@ -1,7 +1,7 @@
 // Package derive reads from the program's code what each role does in Redis: which scripts it runs,
 // which commands it sends, and which keys it names. It follows the calls from the functions that
 // start the role (rapid type analysis), so it may find too much, but leaves out nothing that the
-// role can reach.
+// role can reach without reflection.
 package derive
 
 import (
