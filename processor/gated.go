@@ -44,8 +44,9 @@ type Availability struct {
 	PerSecond float64   // permissions a second of all processes together; +Inf: not bounded
 }
 
-// Run is for tests of processors: it runs one attempt of a job much as a worker does. If p is
-// Gated, it calls Admit first, and returns the Pass after Process.
+// Run is for tests of processors: it runs one attempt of a job much as a worker does, and returns
+// what Process returns. If p is Gated, it first calls Admit, whose error it returns, and calls the
+// Return of the Pass after Process.
 func Run(ctx context.Context, p Processor, job Job) (result any, err error) {
 	gated, ok := p.(Gated)
 	if !ok {

@@ -9,8 +9,8 @@ type Handler func(ctx context.Context, job Job) (result any, err error)
 // Handler that calls next. It may change the context, the result and the error.
 type Middleware func(next Handler) Handler
 
-// Use returns p with middleware around its Process; the first one is called first. If p is Gated or
-// Limited, the result is, too. Admit is not wrapped.
+// Use returns p with middleware around its Process; the first one is called first. If p is Gated,
+// the result is, too; if p is also Limited, the result is. Admit is not wrapped.
 func Use(p Processor, middleware ...Middleware) Processor {
 	if len(middleware) == 0 {
 		return p

@@ -83,7 +83,7 @@ type Outcome struct {
 // DeniedError says that no account may be used now.
 type DeniedError struct {
 	Guard  string        // name of the accounts' guard; "" without a guard
-	After  time.Duration // 0 if the time is not known
+	After  time.Duration // for how long no account may be used; 0 if that is not known
 	Reason string        // for people, such as "rate limit"
 }
 

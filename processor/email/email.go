@@ -71,8 +71,9 @@ func (p *Processor) Close() error {
 	return nil
 }
 
-// Process sends the job's mail and returns a [Result]. A payload from which no mail can be made is
-// the permanent error INVALID_PAYLOAD. A 4xx reply means retry and a 5xx reply is a permanent
+// Process sends the job's mail and returns a [Result]. A payload from which no mail can be made, or
+// with an address that the server can't take because it is not ASCII, is the permanent error
+// INVALID_PAYLOAD. A 4xx reply means retry and a 5xx reply is a permanent
 // error, with a code such as SMTP_550. A failed connection means retry, and so does any refusal
 // before the mail itself, for example of the password: the job did not cause it.
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {

@@ -29,8 +29,9 @@ type pool struct {
 }
 
 // get returns an idle connection, or opens a new one if none is idle. While MaxConnections are in
-// use, it waits until ctx ends. It fails if the pool is closed. reused says that the connection was
-// idle: the server may have closed it since. The caller must return each connection with put.
+// use, it waits for one, at most until ctx ends. It fails if the pool is closed. reused says that
+// the connection was idle: the server may have closed it since. The caller must give each
+// connection back with put.
 func (p *pool) get(ctx context.Context) (c *conn, reused bool, err error) {
 	select {
 	case p.slots <- struct{}{}:

@@ -33,7 +33,7 @@ type entry struct {
 // their other connections are closed when their mail is sent.
 func (a *Accounts) Reload() (changed bool, err error) { return a.file.Reload() }
 
-// load reads the accounts file.
+// load reads the accounts file. It returns the function that lets jobs use its accounts.
 func (a *Accounts) load(r *accountsfile.Reader) (use func() error) {
 	var f file
 	if r.Decode(&f) && len(f.Accounts) == 0 {

@@ -108,7 +108,7 @@ func load(r *accountsfile.Reader) ([]*pool, credentials) {
 // maxValueBytes is the largest size of a secret. Servers refuse headers that are much longer.
 const maxValueBytes = 8 << 10
 
-// add checks an entry and adds it to the pool of its hosts.
+// add checks the i-th entry and, if it has no mistake, adds it to the pool of its hosts.
 func (l *loader) add(i int, e entry) {
 	c, account := l.Account("", i, e.Entry)
 	p := l.pool(c, e.Hosts)
@@ -138,8 +138,8 @@ var ownHeaders = []string{
 
 func notPrintable(r rune) bool { return r < ' ' || r > '~' }
 
-// pool returns the pool for a list of hosts, and makes it if it is new. It returns nil after a
-// mistake in the list.
+// pool returns the pool for a list of hosts, and makes it if it is new. It reports mistakes to c.
+// If the list is empty or a host in it can't be read, it returns nil.
 func (l *loader) pool(c *accountsfile.Checker, hosts []string) *pool {
 	c.Check(len(hosts) > 0, "hosts is missing")
 	targets := make([]target, 0, len(hosts))

@@ -30,7 +30,7 @@ type Guarded struct {
 	file   *accountsfile.File
 }
 
-// Option changes a processor.
+// Option changes a [Guarded].
 type Option func(*Guarded)
 
 // WithChoice sets how the credential for each call is chosen. A pool's name is http. and the first
@@ -116,9 +116,9 @@ func (g *Guarded) Availability() processor.Availability {
 	return processor.Availability{Free: -1, PerSecond: math.Inf(1)}
 }
 
-// Admit borrows a credential for the host that the job calls, gets the permission of the host's
-// guard, and returns both as the pass. From a wrong payload it returns no pass: Process then fails
-// the job.
+// Admit borrows a credential for the host that the job calls, if the host has any, gets the
+// permission of the host's guard, if hosts are guarded, and returns both as the pass. It returns no
+// pass if the call needs neither, and for a wrong payload: Process then fails the job.
 func (g *Guarded) Admit(ctx context.Context, job processor.Job) (processor.Pass, error) {
 	request, credentials, err := g.read(job)
 	if err != nil || credentials == nil && g.hosts == nil {

@@ -70,6 +70,7 @@ func (p *Processor) Close() error {
 //	429, or 503 with Retry-After throttled
 //	any other 5xx                retry
 //	any other status, redirects  permanent
+//	the address is refused       permanent
 //	no whole response            retry
 func (p *Processor) Process(ctx context.Context, job processor.Job) (any, error) {
 	request, err := newRequest(job)

@@ -105,7 +105,8 @@ func (l *loader) load() {
 	}
 }
 
-// checkURL returns base, or instead if base is empty.
+// checkURL returns base, or instead if base is empty, with a slash at its end. It reports to c what
+// is no absolute https URL.
 func checkURL(c *accountsfile.Checker, base, instead string) *url.URL {
 	u, err := url.Parse(cmp.Or(strings.TrimRight(base, "/"), instead) + "/") // JoinPath needs a path
 	c.Check(err == nil && isHTTPS(u), "url is not an absolute https URL")

@@ -22,7 +22,7 @@ const googleTokenURL = "https://oauth2.googleapis.com/token"
 // projectID matches the ids of Google's projects. The ids of projects of a domain have a colon.
 var projectID = regexp.MustCompile(`^[A-Za-z0-9.:-]{1,128}$`)
 
-// fcm checks an account of FCM.
+// fcm checks the i-th account of FCM, and adds it if it has no mistake.
 func (l *loader) fcm(i int, e fcmEntry) {
 	c, account := l.Account(FCM, i, e.Entry)
 	base := checkURL(c, e.URL, fcmURL)
@@ -55,7 +55,7 @@ func (l *loader) fcm(i int, e fcmEntry) {
 	}, e.URL, string(content))
 }
 
-// apns checks an account of APNs.
+// apns checks the i-th account of APNs, and adds it if it has no mistake.
 func (l *loader) apns(i int, e apnsEntry) {
 	c, account := l.Account(APNs, i, e.Entry)
 	instead := apnsURL
@@ -79,7 +79,7 @@ func (l *loader) apns(i int, e apnsEntry) {
 		e.URL, e.KeyID, e.TeamID, e.Topic, strconv.FormatBool(e.Sandbox), string(content))
 }
 
-// webPush checks an account of Web Push.
+// webPush checks the i-th account of Web Push, and adds it if it has no mistake.
 func (l *loader) webPush(i int, e webPushEntry) {
 	c, account := l.Account(WebPush, i, e.Entry)
 	subject := strings.TrimPrefix(e.Subject, "mailto:")

@@ -215,8 +215,8 @@ func text(to *string) field {
 	}
 }
 
-// target returns the decoder of a device token. Tokens are opaque, but they are never empty and
-// have no spaces.
+// target returns the decoder of a device token, an endpoint or a collapse key. These are opaque,
+// but they are never empty and have no spaces.
 func target(to *string) field {
 	return func(raw json.RawMessage) error {
 		if err := text(to)(raw); err != nil {

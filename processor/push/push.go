@@ -32,8 +32,8 @@ const (
 	WebPush = "webpush"
 )
 
-// These are the error codes of the processor. An answer with any other status has the code PUSH_
-// and the status, for example PUSH_503; the job is retried.
+// These are the error codes of the processor. An answer to which none of them applies has the code
+// PUSH_ and the status, for example PUSH_503; the job is retried. A 429 is throttled.
 const (
 	CodeBadPayload        = "PUSH_BAD_PAYLOAD"        // permanent: the payload is no message to one target
 	CodeNotConfigured     = "PUSH_NOT_CONFIGURED"     // permanent: the target's platform has no account
@@ -60,7 +60,7 @@ type Result struct {
 	Code     int    `json:"code"`     // the HTTP status with which the platform accepted the message
 }
 
-// Option changes a processor.
+// Option changes a [Processor].
 type Option func(*Processor)
 
 // WithChoice sets how the account for each message is chosen. The pools of accounts are named

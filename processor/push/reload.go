@@ -12,7 +12,7 @@ import (
 // returned once.
 func (p *Processor) Reload() (changed bool, err error) { return p.file.Reload() }
 
-// load reads the accounts file.
+// load reads the accounts file. It returns the function that lets jobs use its accounts.
 func (p *Processor) load(r *accountsfile.Reader) (use func() error) {
 	before := *p.accounts.Load()
 	l := &loader{Reader: r, parts: p.parts, before: before}
@@ -46,7 +46,7 @@ func (p *Processor) newPool(platform string, members []member) (*pool, error) {
 }
 
 // closeAllBut closes the idle connections of those accounts in a whose sender is not used in after.
-// A job may still use such an account; its connection then ends by its idle timeout.
+// A job may still use such an account; a connection that it opens then ends by its idle timeout.
 func (a accounts) closeAllBut(after accounts) {
 	used := map[sender]bool{}
 	for _, pool := range after {

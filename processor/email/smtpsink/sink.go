@@ -24,7 +24,7 @@ const (
 // Mail is one accepted mail.
 type Mail struct {
 	From, To string // envelope addresses; To is the first recipient
-	Data     []byte // header and body with CRLF line ends; valid only during the call
+	Data     []byte // header and body with CRLF line ends; valid only during the call of OnMail
 }
 
 // Options changes what a sink does. The zero value accepts everything in plain text.
