@@ -16,7 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// standstill is how long (in real time) a bubble's clock may stand still before the test fails.
+// standstill is how long (in real time) a bubble's clock may stand still. The test fails when it
+// has stood still for that long, at the latest after twice that time.
 const standstill = 30 * time.Second
 
 // Run runs an installation with these processors, and calls the function test with it in a bubble

@@ -153,8 +153,8 @@ func (s *System) nothingRuns() (due time.Time, ok bool) {
 	return due, true
 }
 
-// progress has fields of a group, two of which differ if something happened to the group in
-// between. That a deferred job waits again does not count.
+// progress has some fields of a group. Two values of it differ if something happened to the group
+// between them. That a deferred job waits again does not count.
 type progress struct {
 	status  api.Status
 	ended   int64
