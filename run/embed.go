@@ -31,7 +31,7 @@ type Config struct {
 	BuiltIn bool
 	// Middleware is called around each attempt of each processor; the first one is called first.
 	Middleware []processor.Middleware
-	// Reducers are the reducers for aggregates; nil: the built-in ones. Only All uses them.
+	// Reducers are the reducers for aggregates; nil: the built-in ones. Only NewAll uses them.
 	Reducers *reducer.Registry
 
 	// OnStart is called once, when Redis has answered and is suitable, before anything else is
@@ -40,7 +40,7 @@ type Config struct {
 	// OnStop is called once at the end, when all work has ended, if OnStart has succeeded. Its
 	// context has ten seconds and is not cancelled with that of Run. Run returns its error.
 	OnStop func(ctx context.Context) error
-	// Listening is called with the address of the HTTP API. Only All calls it.
+	// Listening is called with the address of the HTTP API when that listens. Only NewAll uses it.
 	Listening func(addr string)
 
 	Logger         *slog.Logger         // nil: slog.Default

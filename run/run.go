@@ -4,7 +4,8 @@
 //	func main() { run.Worker(myProcessor{}) }
 //
 // It has the same environment variables as the built-in worker, serves /healthz, /readyz and
-// /metrics, and stops on SIGTERM after its running jobs have ended.
+// /metrics, and stops on SIGTERM after its running jobs have ended. [NewWorker] and [NewAll] run
+// roles inside a program of yours.
 package run
 
 import (
