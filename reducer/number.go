@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Bounds of a number. With fewer than maxMagnitude digits before the point, the sum over a group's
+// Bounds of a number. With at most maxMagnitude digits before the point, the sum over a group's
 // jobs stays within float64's range, for clients that read it as a float64. minExponent bounds the
 // length of an exact sum.
 const (

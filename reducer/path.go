@@ -132,7 +132,7 @@ func (n *node) child(name string) *node {
 }
 
 // arrayIndex returns the index that a segment stands for, or -1 if it can't be one: it is not all
-// digits, or has a leading zero.
+// digits, has a leading zero, or is 2^31 or more.
 func arrayIndex(name string) int {
 	i, err := strconv.ParseUint(name, 10, 31)
 	if err != nil || name[0] == '0' && len(name) > 1 {

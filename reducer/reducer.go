@@ -57,12 +57,13 @@ import (
 // returns it.
 var ErrSkip = errors.New("result skipped")
 
-// Result is the result of one done job.
+// Result is what reducers get of one ended job: the result of a done job, or the error of a failed
+// one.
 type Result struct {
 	Ordinal    int64           // the job's place in its group, from 0
 	Attempts   int             // number of attempts
 	DurationMS float64         // duration of the last attempt, in milliseconds
-	Data       json.RawMessage // what the processor returned; may be empty
+	Data       json.RawMessage // what the processor returned; may be empty; see also Failed
 	// Failed says that the job failed. Data is then {"code": …, "error": …, "attempts": …}, and
 	// DurationMS is NaN, so that the field duration_ms counts as missing.
 	Failed bool
@@ -76,7 +77,7 @@ type Spec struct {
 	Over  string // OverDone ("" too), OverFailed or OverEnded
 }
 
-// Over says of which jobs an aggregate is.
+// These are the values of [Spec.Over]: of which jobs an aggregate is.
 const (
 	OverDone   = "done"
 	OverFailed = "failed"

@@ -56,7 +56,7 @@ func (t *total) addSmall(m int64, exp int) {
 	t.small, t.exp = m, exp
 }
 
-// addWide adds term, which it may change.
+// addWide adds term·10^exp. It may change term.
 func (t *total) addWide(term *big.Int, exp int) {
 	switch {
 	case term.Sign() == 0:
@@ -77,7 +77,7 @@ func (t *total) merge(o *total) {
 	t.addWide(t.term.Set(&o.wide), o.wideExp)
 }
 
-// number is the sum.
+// number returns the sum.
 func (t *total) number() number {
 	if t.wide.Sign() == 0 {
 		return number{m: t.small, exp: t.exp}
