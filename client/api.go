@@ -39,7 +39,7 @@ type Option func(*API)
 // WithHTTPClient makes the API use c, for example for the authentication of a proxy or for traces:
 // the API sends no traceparent of its own, and the requests have the caller's context, from which
 // an instrumented Transport, such as that of OpenTelemetry's otelhttp, takes the trace. The Timeout
-// of c is not applied to streams.
+// of c (0: a minute) limits one attempt of a call; it is not applied to streams.
 func WithHTTPClient(c *http.Client) Option {
 	return func(a *API) {
 		unary, stream := *c, *c
@@ -83,7 +83,7 @@ func WithRetryNotice(notice func(err error, wait time.Duration, left int)) Optio
 	return func(a *API) { a.notice = notice }
 }
 
-const callTimeout = time.Minute // timeout of one attempt of a call whose answer is not streamed
+const callTimeout = time.Minute // timeout of one attempt of a call; of a stream, until its answer begins
 
 // NewAPI returns a client of the API at baseURL, such as http://127.0.0.1:8080. It opens no
 // connection yet.

@@ -46,7 +46,7 @@ func originOf(u *url.URL) string {
 func (t *transport) sendKey() {
 	base, err := url.Parse(t.base)
 	if err != nil {
-		return // each call fails with this error
+		return // checkBase makes each call fail
 	}
 	for _, c := range []*http.Client{t.unary, t.stream} {
 		c.Transport = keySender{next: c.Transport, origin: originOf(base), key: t.key}

@@ -23,8 +23,8 @@ const (
 	maxPartBytes = 4 << 20
 )
 
-// maxListedLines is the highest number of rejected lines that the result of an append lists. It
-// counts all of them.
+// maxListedLines is the highest number of rejected lines that the answer of an append lists. Its
+// RejectedTotal counts all of them.
 const maxListedLines = 1000
 
 // maxRecordBytes is the size, above the server's limit of one record, at which a longer record is
@@ -33,9 +33,10 @@ const maxRecordBytes = 1 << 20
 
 // AppendNDJSON adds the jobs that r holds, as one JSON object per line: {"payload": …, "type"?,
 // "run_at"?, "traceparent"?, "key"?}. There may be any number of lines; memory use does not grow
-// with it. The answer lists the rejected lines by their number in r; all other lines are accepted.
+// with it. The answer lists the rejected lines, at most 1,000, by their number in r; all lines that
+// are not rejected are accepted.
 //
-// The jobs are sent in requests of up to 5,000 lines or 4 MiB. Each request is retried as described
+// The jobs are sent in requests of about 5,000 lines or 4 MiB. Each request is retried as described
 // at API, and its jobs are added once. With an error, AppendNDJSON also returns what was accepted
 // before it. With an idempotency key the caller may repeat the call from the start with the same
 // records: no job is added twice. If records have changed, all jobs of each request that holds a
@@ -95,7 +96,7 @@ type upload struct {
 	call        apiCall // of each part, without its header and body
 	contentType string
 	key         string
-	header      []byte // CSV only: the rows that each part begins with
+	header      []byte // CSV only: the header row, with which each part begins
 
 	part        bytes.Buffer
 	partLines   int64 // lines in the current part

@@ -80,11 +80,12 @@ func (e *Error) detailRepeatsFields() bool {
 
 const (
 	maxProblemBytes = 1 << 20
-	maxPlainBytes   = 300 // of an answer that is no document
+	maxPlainBytes   = 300 // of an answer without Content-Type
 )
 
-// problemOf turns an answer that is not a success into an Error. An answer that is no problem
-// document, such as a proxy's page, yields an Error with the status alone.
+// problemOf turns an answer that is not a success into an Error. If the answer is no problem
+// document, such as a proxy's page, the Error has only the status and the headers; if it has no
+// Content-Type, its text becomes the detail.
 func problemOf(resp *http.Response) *Error {
 	e := &Error{
 		Status:     resp.StatusCode,

@@ -19,8 +19,9 @@ import (
 // With after, the id of an event, the iteration continues behind that event (Last-Event-ID). With
 // an empty after, it begins with the states that the round has been through. If the connection
 // breaks or is silent for a minute, Events connects again and continues. After a minute without
-// success, or if the first connection fails, it yields the error. An event may come more than once,
-// with the same id. A large aggregate is missing, see api.Event.Omitted.
+// success, if the server refuses the call, or if the first connection fails, it yields the error.
+// An event may come more than once, with the same id. A large aggregate is missing, see
+// api.Event.Omitted.
 func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
 		c := callOn("follow", http.MethodGet, "group", group, "/events")

@@ -34,8 +34,9 @@ type apiCall struct {
 	invalid       error // says why the call can't be made; nil if it can
 }
 
-// callOn returns a call on one group, tenant or type. rest follows the id in the path. An invalid
-// id, which could change the URL, makes the call invalid.
+// callOn returns a call on one object, such as a group. kind is the kind of the object, in the
+// singular. rest follows the id in the path. An invalid id, which could change the URL, makes the
+// call invalid.
 func callOn(verb, method, kind, id, rest string) apiCall {
 	c := apiCall{action: verb + " " + kind + " " + id, method: method, path: "/v1/" + kind + "s/" + id + rest}
 	if !api.ValidID(id) {
@@ -102,8 +103,8 @@ func doJSON[T any](ctx context.Context, t *transport, c apiCall) (T, error) {
 
 // do makes a call and retries it as its rule allows, in at most transport.attempts attempts. It
 // returns the last error without waiting if the wait would exceed transport.maxWait or ctx's
-// deadline, or if no server at the address has ever answered. A status other than 2xx is an *Error.
-// The caller must close the answer's body.
+// deadline, or if it can't connect and no server at the address has ever answered. A status other
+// than 2xx is an *Error. The caller must close the answer's body.
 func (t *transport) do(ctx context.Context, c apiCall) (*http.Response, error) {
 	if c.invalid != nil {
 		return nil, c.invalid

@@ -10,10 +10,11 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// jobsAPI is the calls on single jobs of a group.
+// jobsAPI holds the calls on single jobs of a group.
 type jobsAPI struct{ *transport }
 
-// RetryChosen is Retry for only those failed jobs that the choice names. The others stay failed.
+// RetryChosen is Retry for only those failed jobs that the choice names; an empty choice names all.
+// The others stay failed.
 func (a *jobsAPI) RetryChosen(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error) {
 	c := command("retry", group)
 	c.onlyIfRefused = true

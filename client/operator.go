@@ -64,7 +64,7 @@ func (a *operatorAPI) BusiestTenants(ctx context.Context) (api.TenantList, error
 	})
 }
 
-// History returns throughput and queues of the last minutes, from 15 to 1,440.
+// History returns throughput and queues of the last minutes. minutes is 15 to 1,440.
 func (a *operatorAPI) History(ctx context.Context, minutes int) (api.History, error) {
 	return doJSON[api.History](ctx, a.transport, apiCall{
 		action: "get history", method: http.MethodGet, path: "/v1/history",

@@ -53,7 +53,8 @@ type Subscriber struct {
 var _ message.Subscriber = (*Subscriber)(nil)
 
 // NewSubscriber connects to the Redis at redisURL: redis://host:port/db, a comma list for a
-// cluster, or redis-sentinel://host:port,…/master; with TLS rediss:// and rediss-sentinel://.
+// cluster, or redis-sentinel://host:port,…/master; with TLS rediss:// and rediss-sentinel://. It
+// returns an error if Redis does not answer.
 func NewSubscriber(ctx context.Context, redisURL string, cfg Config) (*Subscriber, error) {
 	if cfg.Prefix == "" {
 		cfg.Prefix = "bulk-action:"

@@ -132,8 +132,8 @@ func (a *aclCommand) names() ([]string, error) {
 	return append(names, adminUser), nil
 }
 
-// users returns the Redis users with these names. With --passwords, it leaves out users without a
-// password file.
+// users returns the Redis users with these names. With --passwords, a user without a password file
+// is an error with --role; without --role, it is left out, and a note on Err names it.
 func (a *aclCommand) users(names []string) ([]printedUser, error) {
 	var all []printedUser
 	var without []string

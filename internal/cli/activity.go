@@ -56,7 +56,7 @@ func newActivity(r *Root) *cobra.Command {
 	return cmd
 }
 
-// parseSince parses a time, or an age.
+// parseSince parses the value of --since: a time, or an age before now. "" is the zero time.
 func parseSince(text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
@@ -71,7 +71,8 @@ func parseSince(text string, now time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// activities returns all entries of the activity log that a query selects. It reads page by page.
+// activities iterates over all entries of the activity log that a query selects. It reads page by
+// page.
 func activities(ctx context.Context, a *client.API, q client.ActivityQuery) func(func(api.Activity, error) bool) {
 	return func(yield func(api.Activity, error) bool) {
 		for q := q; ; {

@@ -33,8 +33,8 @@ func newBench(r *Root) *cobra.Command {
 // processes.
 type variables []string
 
-// reservedVariables are environment variables that the benchmarks themselves set, so --set refuses
-// them.
+// reservedVariables are the names, without BULKACTION_, of environment variables that the
+// benchmarks themselves set, so --set refuses them.
 var reservedVariables = []string{
 	"REDIS_URL", "KEY_PREFIX", "PARTITIONS", "API_ADDR", "WORKER_TYPES",
 	"BACKPRESSURE_GLOBAL_RPS", "BACKPRESSURE_LIMITER",
@@ -76,7 +76,7 @@ type benchmark struct {
 	options    *bench.Options // of the benchmark; the command sets what all benchmarks have in common
 	check      func(cmd *cobra.Command, args []string) error
 	// run runs the benchmark. Its result is printed even if it also returns an error, because a
-	// part was measured. nil: nothing was measured.
+	// part was measured. A nil result: nothing was measured.
 	run func(ctx context.Context) (any, error)
 }
 
@@ -111,7 +111,8 @@ func whole[T any](result T, err error) (any, error) {
 }
 
 // prepareBench fills in the options that all benchmarks share: the command that starts a role, the
-// variables of --set, and a progress bar. The caller must call done at the end.
+// variables of --set, the access to the Redis of --redis-url, and a progress bar. The caller must
+// call done at the end.
 func (r *Root) prepareBench(o *bench.Options, set *variables) (done func(), err error) {
 	if o.Env, err = set.env(); err != nil {
 		return nil, err
@@ -156,7 +157,7 @@ func checkParts(only, parts []string) error {
 	return nil
 }
 
-// atLeast is the smallest value that a flag may have.
+// atLeast is a flag with its value n and the smallest value that it may have.
 type atLeast struct {
 	flag     string
 	n, least int

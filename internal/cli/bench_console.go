@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/bench"
 )
 
-const mostViewers = 2000 // streams that a process has
+const mostViewers = 2000 // most event streams that one process of the console serves
 
 func newBenchConsole(r *Root, set *variables) *cobra.Command {
 	var o bench.ConsoleOptions

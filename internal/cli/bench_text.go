@@ -11,7 +11,7 @@ import (
 )
 
 // showBench prints the result of a benchmark: as JSON with --json, otherwise a line for each figure
-// (see showFigures).
+// (see showComparison and showFigures).
 func (r *Root) showBench(result any) error {
 	if r.JSON {
 		return r.Print(result)

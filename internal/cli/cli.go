@@ -65,7 +65,7 @@ type Root struct {
 // print it.
 type Command func(*Root) *cobra.Command
 
-// commands are the commands of this package.
+// commands create the commands of this package, except those of groupActions and roleCommands.
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newMap, newJobs, newJob,
 	newRetry, newWhy, newTenant, newType,

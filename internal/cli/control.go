@@ -18,7 +18,7 @@ const (
 	stateResumed = "resumed"
 )
 
-// groupActions returns the commands that change one group.
+// groupActions returns functions that create the commands cancel, pause and resume.
 func groupActions() []Command {
 	var all []Command
 	for _, action := range []struct {
@@ -73,7 +73,7 @@ func newType(r *Root) *cobra.Command {
 		newResume(r, "type", (*client.API).ResumeType))
 }
 
-// pauseCall pauses or resumes a tenant or type.
+// pauseCall is a call of the API that pauses or resumes a tenant or type.
 type pauseCall func(*client.API, context.Context, string) (api.Paused, error)
 
 // newPause returns the command that pauses a tenant or type. If known returns false, the command
@@ -114,8 +114,8 @@ func pauseRow(t table, p api.Paused) {
 	t.row(p.ID, state)
 }
 
-// requireID accepts exactly one argument: a valid id. kind names it in errors, for example
-// "tenant".
+// requireID returns a check of a command's arguments. It accepts exactly one argument: a valid id.
+// kind names it in errors, for example "tenant".
 func requireID(kind string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {

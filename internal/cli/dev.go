@@ -51,7 +51,8 @@ func checkDev(ctx context.Context, redisURL, addr string) error {
 	return checkAddr(ctx, addr)
 }
 
-// checkRedisURL refuses a wrong value of --redis-url. It quotes none that may have a password.
+// checkRedisURL refuses a wrong value of --redis-url. Its error does not quote a value that may
+// have a password.
 func checkRedisURL(redis string) error {
 	if redis == "" {
 		return nil
@@ -67,7 +68,8 @@ func checkRedisURL(redis string) error {
 	return usagef("--redis-url: %v", err)
 }
 
-// checkAddr refuses an API address that is malformed, or on which another process listens.
+// checkAddr refuses a value of --addr that is malformed or, unless the API is opened, has no host.
+// It also refuses an API address on which another process listens, even if it is not from --addr.
 func checkAddr(ctx context.Context, addr string) error {
 	if addr != "" {
 		host, port, err := net.SplitHostPort(addr)
@@ -131,8 +133,8 @@ func unreachable(ctx context.Context, address string) string {
 // defaultRedis is the address at which programs look for Redis unless they are told another one.
 const defaultRedis = "127.0.0.1:6379"
 
-// otherRedis says what to do if the embedded Redis is not at the default address. Programs without
-// its URL would use the Redis that has this address.
+// otherRedis returns a note on what to do if the embedded Redis is not at the default address;
+// otherwise "". Programs without its URL would use the Redis that has this address.
 func otherRedis(url string) string {
 	if strings.Contains(url, defaultRedis+"/") {
 		return ""

@@ -67,7 +67,7 @@ func withHint(err error, format string, args ...any) error {
 	return &hintedError{err, fmt.Sprintf(format, args...)}
 }
 
-// refusedError replaces the text of an error of the API.
+// refusedError replaces the text of another error, such as one of the API.
 type refusedError struct {
 	text string
 	err  error

@@ -98,7 +98,7 @@ func (l *listFlags) add(cmd *cobra.Command, what string) {
 	cmd.Flags().BoolVar(&l.all, "all", false, "print all "+what)
 }
 
-// check refuses a negative limit.
+// check refuses a negative limit. With --all it sets the limit to 0.
 func (l *listFlags) check() error {
 	if l.limit < 0 {
 		return usagef("--limit %d: must be 0 (all) or more", l.limit)

@@ -176,7 +176,7 @@ func hintGuard(ctx context.Context, a *client.API, name string, err error) error
 		name, v.Members[0].ID)
 }
 
-// guardRows adds all data of a guard.
+// guardRows adds all data of a guard to the table.
 func guardRows(t table, v api.Guard) {
 	t.row("Guard", v.Name)
 	t.row("Declaration", v.Rev)

@@ -44,7 +44,7 @@ func (v *fileFlags) addFileFlags(f *pflag.FlagSet) {
 		"the same key and the same jobs are accepted once (default: derived from the group's id)")
 }
 
-// needFile are the flags that say how a file is read.
+// needFile are the flags that need --file.
 var needFile = []string{"format", "delimiter", "types", "key-column", "strict"}
 
 // checkFile returns what is wrong with the flags.
@@ -132,7 +132,7 @@ func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 	return j, nil
 }
 
-// emptyNote says that the file has no jobs.
+// emptyNote returns a text that says that the file has no jobs.
 func (j *jobFile) emptyNote() string {
 	if j.csv {
 		return fmt.Sprintf("The file %s has no rows behind its header, so it adds no jobs.", j.name)
@@ -208,7 +208,8 @@ func (c *jobCheck) add(payload json.RawMessage, line int64, bad error) {
 	c.Jobs++
 }
 
-// check reads the file to its end, as the server does.
+// check reads the file to its end, as the server does, and returns how many jobs and which wrong
+// lines it has.
 func (j *jobFile) check() (jobCheck, error) {
 	c := jobCheck{FirstPayloads: []json.RawMessage{}}
 	var next func() ([]byte, int64, error)
@@ -237,7 +238,9 @@ func (j *jobFile) check() (jobCheck, error) {
 	}
 }
 
-// nextLine returns a function that returns the next job of an NDJSON file, with its line number.
+// nextLine returns a function that returns the payload of the next job of an NDJSON file, and its
+// line number. It skips empty lines. After a *records.RowError (the line is no valid job) the
+// caller can go on with the next line. At the end of the file the error is io.EOF.
 func nextLine(lines *records.Reader) func() ([]byte, int64, error) {
 	return func() ([]byte, int64, error) {
 		for {

@@ -146,7 +146,7 @@ func first[T any](items iter.Seq2[T, error]) (*T, error) {
 	return nil, nil
 }
 
-// jobRows adds what is known of a job.
+// jobRows adds what is known of a job to the table.
 func jobRows(t table, j api.Job) {
 	why := api.Why{Job: j.ID}
 	if j.Why != nil {

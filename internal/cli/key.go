@@ -75,8 +75,8 @@ func (k *keyCommand) withStore(
 	}
 }
 
-// operatorName returns "cli:" and the name of the operating system's user. Keys that this command
-// creates, and entries of the activity log, show it.
+// operatorName returns "cli:" and the name of the operating system's user; "cli" if it is unknown.
+// Keys that this command creates, and entries of the activity log, show it.
 func operatorName() string {
 	if u, err := user.Current(); err == nil {
 		return "cli:" + u.Username
@@ -152,7 +152,7 @@ func (k *keyCommand) showNew(created apikey.NewKey, note string) error {
 	return err
 }
 
-// createForFile prints a key for a file of keys.
+// createForFile makes a key for a file of keys, and prints the key and its line. It stores nothing.
 func (k *keyCommand) createForFile(request apikey.Request) error {
 	if request.Payloads != nil || request.Lifetime != 0 {
 		return usagef("--payloads, --no-payloads and --expires are not for --for-file: a line has no place for them")

@@ -29,8 +29,8 @@ type bar struct {
 	label, note atomic.Pointer[string]
 }
 
-// newProgress returns a progress without bars. From the first call of show until stop returns, no
-// other code may write to Err.
+// newProgress returns a progress without bars; nil if Err is no terminal. From the first call of
+// show until stop returns, no other code may write to Err.
 func (r *Root) newProgress() *progress {
 	if !r.IsTerminal {
 		return nil
@@ -39,8 +39,8 @@ func (r *Root) newProgress() *progress {
 	return r.shown
 }
 
-// printAbove writes a line to Err, above the bars if there are some. It returns false, and writes
-// nothing, if no bar is shown.
+// printAbove writes a line to Err, above the bars. If no bar is shown, it writes nothing and
+// returns false.
 func (p *progress) printAbove(line string) bool {
 	if p == nil {
 		return false

@@ -49,7 +49,8 @@ func (f *redisFlags) config() (redisx.Config, error) {
 	return connection, nil
 }
 
-// connect connects to Redis and checks that it answers. The caller must close the connection.
+// connect connects to Redis and checks that it answers. The caller must close the connection. It
+// also turns off the default logger of this process.
 func (f *redisFlags) connect(ctx context.Context) (*redisx.Conn, error) {
 	cfg, err := f.config()
 	if err != nil {

@@ -175,7 +175,7 @@ func newRoomDelete(r *Root) *cobra.Command {
 	}
 }
 
-// noteOver says what a capacity below the slots in use means.
+// noteOver prints a note if more slots are in use than the event's limit allows.
 func (r *Root) noteOver(v api.RoomEvent) {
 	if v.Over > 0 {
 		r.Notef("%s more slots are in use than the limit allows. Nobody loses one; the next user is promoted when so "+
@@ -214,7 +214,7 @@ func hintRoom(event string, err error) error {
 	return err
 }
 
-// roomRows adds all data of an event.
+// roomRows adds all data of an event to the table.
 func roomRows(t table, v api.RoomEvent) {
 	t.row("Event", v.Event)
 	t.row("Mode", v.Mode)
@@ -254,7 +254,7 @@ func roomRows(t table, v api.RoomEvent) {
 	}
 }
 
-// roomState adds the slots and the queue of an event.
+// roomState adds the slots, the seats left and the queue of an event to the table.
 func roomState(t table, v api.RoomEvent) {
 	t.row("Slots", slotsText(v))
 	if v.Slots.Stock != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// roomFlags has the values of the flags of `room set`.
+// roomFlags has the values of the flags of `room set`. The maps are by the flag's name.
 type roomFlags struct {
 	counts     map[string]*int64
 	durations  map[string]*time.Duration
@@ -108,8 +108,8 @@ func (s *roomFlags) register(f *pflag.FlagSet) {
 		"defaults, except capacity and mode")
 }
 
-// check refuses flags that contradict each other. It leaves the check of values to the server,
-// which knows their bounds.
+// check refuses a call without flags, and flags that contradict each other. It leaves the check of
+// values to the server, which knows their bounds.
 func (s *roomFlags) check(f *pflag.FlagSet) error {
 	given := 0
 	f.Visit(func(flag *pflag.Flag) {
@@ -128,7 +128,7 @@ func (s *roomFlags) check(f *pflag.FlagSet) error {
 	return nil
 }
 
-// apply copies the values of the flags that were given.
+// apply changes set by the flags that were given.
 func (s *roomFlags) apply(f *pflag.FlagSet, set *api.EventSettings) {
 	if s.noStock {
 		set.Stock = nil

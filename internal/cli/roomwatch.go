@@ -50,9 +50,9 @@ type roomWatch struct {
 	silent bool      // the API does not answer, and the user knows
 }
 
-// follow reads the event at intervals and shows it, until ctx ends or the event is deleted. If the
-// API does not answer the first time, it returns the error; later it continues until the API
-// answers again.
+// follow reads the event at intervals and shows it, until ctx ends or the event is deleted. The
+// first read must succeed. If the API later does not answer, or answers with a status from 500,
+// follow tries again; it returns any other error.
 func (w *roomWatch) follow(ctx context.Context, a *client.API, event string, interval time.Duration) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -127,7 +127,8 @@ func (w *roomWatch) redraw(v api.RoomEvent, at time.Time) error {
 	return err
 }
 
-// perSecond returns the growth of a counter per second since the last read of the event.
+// perSecond returns as text the growth of a counter per second since the last read of the event;
+// "-" if it is unknown.
 func (w *roomWatch) perSecond(v api.RoomEvent, counter string, at time.Time) string {
 	grown, took := v.Counters[counter]-w.last.Counters[counter], at.Sub(w.at).Seconds()
 	if w.at.IsZero() || took <= 0 || grown < 0 {

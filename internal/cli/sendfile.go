@@ -37,8 +37,8 @@ func (v *fileFlags) send(
 	return appended, err
 }
 
-// printRejected prints the first rejected lines. With --json it prints nothing, because the JSON
-// has them.
+// printRejected prints the first rejected lines to Err, at most maxShownRejects, and how many
+// others there are. With --json it prints nothing, because the JSON has them.
 func (r *Root) printRejected(lines []api.LineError, total int64) {
 	if r.JSON {
 		return
@@ -51,8 +51,8 @@ func (r *Root) printRejected(lines []api.LineError, total int64) {
 	}
 }
 
-// requireGood checks the whole file, for --strict, before anything is sent. It returns an error if
-// a line is wrong.
+// requireGood checks the whole file, for --strict, before anything is sent. If lines are wrong, it
+// prints them and returns an error.
 func (v *fileFlags) requireGood(r *Root) error {
 	file, err := v.open(r.In)
 	if err != nil {
@@ -74,7 +74,8 @@ func (v *fileFlags) requireGood(r *Root) error {
 		"Correct the lines, or leave out --strict to send the %s.", counted(found.Jobs, "other job"))
 }
 
-// checkOnly carries out --dry-run: it checks the jobs of the file and sends nothing.
+// checkOnly carries out --dry-run: it checks the jobs of the file, prints the result and sends
+// nothing. Without a file, the jobs are those of --payload, which were checked before.
 func (v *fileFlags) checkOnly(r *Root, payloads []client.NewJob) error {
 	found := jobCheck{}
 	for _, p := range payloads {

@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// submitFile creates a group, appends the jobs of the file, and seals the group. If all lines are
-// rejected, it cancels the group.
+// submitFile creates a group, appends the jobs of the file and, without --no-seal, seals the group.
+// If all lines are rejected, it returns an error, and cancels the group unless the group has jobs.
 func (s *submission) submitFile(ctx context.Context, a *client.API, g client.Submission) (submitted, error) {
 	if s.strict {
 		if err := s.requireGood(s.root); err != nil {

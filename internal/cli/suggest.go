@@ -61,7 +61,7 @@ func unknown(cmd *cobra.Command, name string) error {
 }
 
 // namedByFlags returns an API error about fields with the names of the flags that set these fields.
-// It returns err if no field belongs to a flag of cmd.
+// It returns err if no field belongs to a flag of cmd that was given.
 func namedByFlags(cmd *cobra.Command, refused *client.Error, err error) error {
 	found := false
 	problems := make([]string, len(refused.Problem.Fields))

@@ -82,7 +82,7 @@ func (t table) section(cells ...any) {
 
 func (t table) flush() error { return t.w.Flush() }
 
-// groupRows adds all data of a group.
+// groupRows adds all data of a group to the table.
 func groupRows(t table, g api.Group) {
 	t.row("Group", g.ID)
 	if g.Name != "" {

@@ -12,7 +12,7 @@ import (
 
 const (
 	activityOnPage = 50
-	maxActor       = 256 // bytes of the name of an actor
+	maxActor       = 256 // most bytes of the filter for an actor
 )
 
 // activityPage shows the activity log.

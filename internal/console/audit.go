@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	auditPartitions = 100 // partitions that the page lists
+	auditPartitions = 100 // most partitions that the page lists
 	lostLetters     = 10  // newest jobs that have failed as LOST
-	// lostInterval is how often an open audit page searches the dead letters for lost jobs, which
-	// may mean to read many of them.
+	// lostInterval is how often, at most, an open audit page searches the dead letters for lost
+	// jobs: a search may read many dead letters.
 	lostInterval = 10 * time.Second
 	codeLost     = "LOST"
 )
@@ -34,8 +34,8 @@ type auditData struct {
 	Unlisted   int64         // open violations that the list does not have
 	Leaderless int           // partitions without a leader
 	Unaudited  int           // partitions that were never looked at
-	LookedAt   *time.Time    // the oldest look; nil: a partition has none
-	DeepAt     *time.Time    // the oldest deep look; nil: a partition has none
+	LookedAt   *time.Time    // the oldest of the partitions' last looks; nil: a partition had none yet
+	DeepAt     *time.Time    // the same of deep looks
 	Shown      []api.AuditedPartition
 	More       int              // partitions that Shown leaves out
 	Lost       []api.DeadLetter // the newest jobs that were ended as LOST
@@ -130,7 +130,8 @@ func healthOf(p api.AuditedPartition) int {
 	return 2
 }
 
-// oldest returns the oldest time that `of` gives for a partition; nil if a partition has none.
+// oldest returns the oldest of the times that `of` gives for the partitions. It returns nil if `of`
+// gives nil for at least one partition, or if there are no partitions.
 func oldest(all []api.AuditedPartition, of func(api.AuditedPartition) *time.Time) (found *time.Time) {
 	for _, p := range all {
 		at := of(p)

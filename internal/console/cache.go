@@ -7,7 +7,8 @@ import (
 )
 
 // every returns a function that calls read at most once per interval, and otherwise returns the
-// data of the last call. Only one goroutine may use it.
+// data of the last call. After an error, the next call reads again. Only one goroutine may use the
+// function.
 func every(interval time.Duration, read func(context.Context) (any, error)) func(context.Context) (any, error) {
 	var last any
 	var readAt time.Time
@@ -24,11 +25,12 @@ func every(interval time.Duration, read func(context.Context) (any, error)) func
 	}
 }
 
-// maxAnswers is the highest number of entries in one cache. A cache that has more is cleared.
+// maxAnswers is the highest number of entries in one cache. A full cache is emptied before the next
+// answer is stored.
 const maxAnswers = 100
 
 // cache stores the answers to expensive reads, each for one interval. All pages and readers share
-// it. Concurrent calls for an answer that is not fresh all read it.
+// it. If several calls at the same time find no fresh answer, each of them reads it.
 type cache[T any] struct {
 	interval time.Duration
 	mu       sync.Mutex

@@ -28,9 +28,10 @@ const (
 	root = "/ui"
 	// readTimeout limits the time of a page: to check the session and to read the data, together.
 	readTimeout = 5 * time.Second
-	// actionTimeout limits the time of an action. An action continues when the browser disconnects.
+	// actionTimeout limits the time of an action without a file. Such an action continues when the
+	// browser disconnects. An action with a file has it for the steps after the file.
 	actionTimeout = 30 * time.Second
-	maxForm       = 256 << 10 // bytes of a form without a file
+	maxForm       = 256 << 10 // most bytes of a form without a file
 )
 
 // Options has the parts of a console.
@@ -59,7 +60,7 @@ type Options struct {
 // of package httpapi before it, above all those of the headers Host and Origin.
 type Console struct {
 	Options
-	store httpapi.Backend // without the activity log: for submissions, which it does not have
+	store httpapi.Backend // for submissions, which the activity log does not record
 	mux   *http.ServeMux
 	pages []page
 	views *templates
@@ -119,7 +120,7 @@ func New(o Options) *Console {
 }
 
 // policy is the Content-Security-Policy header of all answers: a page may load and call only what
-// this server itself serves.
+// this server itself serves; images may also be data: URLs.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
 	"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
@@ -206,7 +207,7 @@ func (c *Console) allPages() []page {
 	return all
 }
 
-// allActions is the table of actions.
+// allActions returns the table of actions.
 func (c *Console) allActions() []action {
 	groups, tenants, submit := groupPages{c.Backend}, tenantPages{c.Backend}, submitPage{c.store, c.Decoder}
 	all := []action{
@@ -249,6 +250,7 @@ func inTime(serve http.HandlerFunc) http.HandlerFunc {
 
 // authorized wraps the handler of a page or an action. It calls serve only for callers with the
 // right scope, with the principal in the context. Others are sent to the login or get an error.
+// Each request of a caller who has logged in counts towards the rate limit of the caller's API key.
 func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.HandlerFunc {
 	if scope == "" {
 		panic("a page or an action has no scope")
@@ -280,7 +282,8 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 var errForbidden = fmt.Errorf("this page or action: %w", api.ErrNotAllowed)
 
 // servePage returns the handler of a page. While Redis is away or does not answer in time, it shows
-// the last data of this page that a reader with the same rights has seen.
+// the last data of this page that a reader with the same rights has seen, if that was less than
+// lastTTL ago.
 func (c *Console) servePage(p page) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v, err := p.view(r)
@@ -313,7 +316,7 @@ func (e redirectError) Error() string { return "redirect to " + string(e) }
 
 // serveAction returns the handler of an action. It carries out the action and redirects the browser
 // to the page that shows the effect, or answers with the page of show. An action that has begun
-// continues when the browser disconnects.
+// continues when the browser disconnects, unless its form may have a file.
 func (c *Console) serveAction(a action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		p, _ := auth.From(r.Context())

@@ -17,7 +17,7 @@ import (
 
 const (
 	lettersPage    = 50
-	maxPayloadText = 4000 // bytes of a payload, or of a message, that a list shows
+	maxPayloadText = 4000 // most bytes that a list shows of a payload, a message or a setting
 )
 
 // letterPages serves two pages: dead letters, and rejected messages.
@@ -27,7 +27,7 @@ type letterPages struct{ backend httpapi.Backend }
 type deadLettersData struct {
 	Letters  []deadLetter
 	Codes    []letterCode // of the letters on this page
-	Most     int64        // the largest of Codes
+	Most     int64        // the largest number in Codes
 	More     int          // codes that Codes leaves out
 	Query    httpapi.DeadLetterQuery
 	Since    string // of Query, as the form has it
@@ -58,7 +58,7 @@ func (p letterPages) openDeadLetters(_ context.Context, arg string) (func(contex
 	return listOf(p.readDeadLetters).open(arg, listInterval)
 }
 
-// minute is the form of a time in the form of the page.
+// minute is the layout of the time since which the page lists dead letters, as in package time.
 const minute = "2006-01-02T15:04"
 
 // readDeadLetters parses the query of the list of dead letters. It returns a function that reads
@@ -144,7 +144,7 @@ func payloadText(payload json.RawMessage) string {
 	return shortened(indented(payload))
 }
 
-// shortened cuts off the end of a long text.
+// shortened cuts a text that is longer than maxPayloadText, and puts an ellipsis at the end.
 func shortened(text string) string {
 	if len(text) <= maxPayloadText {
 		return text
@@ -161,7 +161,7 @@ type rejectedData struct {
 }
 
 // rejected serves the page of messages that ingest has rejected. It shows their data only if the
-// query asks for it.
+// query asks for it and the reader may see payloads.
 func (p letterPages) rejected(r *http.Request) (view, error) {
 	return listOf(p.readRejected).view(r, view{name: "rejected", title: "Rejected messages", topic: "rejected"})
 }

@@ -108,7 +108,7 @@ func (p failuresPage) download(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// readFailures adds a page of failed jobs to lines.
+// readFailures adds a page of failed jobs to lines as NDJSON. next is the cursor of the next page.
 func (p failuresPage) readFailures(
 	ctx context.Context, lines *bytes.Buffer, id string, q httpapi.FailureQuery,
 ) (next string, err error) {

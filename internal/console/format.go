@@ -232,7 +232,7 @@ func notOneOf[S ~string](field string, values []S) error {
 	return invalid(field, "must be one of %s", strings.Join(names, ", "))
 }
 
-// cursorOf returns the cursor in the query of a list.
+// cursorOf returns the cursor in the query of a list; "" for the first page.
 func cursorOf(q url.Values) (string, error) {
 	const longest = 512
 	if cursor := q.Get("cursor"); len(cursor) <= longest {
@@ -241,7 +241,7 @@ func cursorOf(q url.Values) (string, error) {
 	return "", invalid("cursor", "must be the cursor of an earlier page")
 }
 
-// idOf returns an optional id in the query of a list.
+// idOf returns the id in the parameter of this name; "" if it is absent.
 func idOf(q url.Values, name string) (string, error) {
 	id := strings.TrimSpace(q.Get(name))
 	if id != "" && !api.ValidID(id) {
@@ -275,8 +275,8 @@ func dayOf(q url.Values, name string) (day time.Time, err error) {
 	return day, nil
 }
 
-// nextPage returns the link to the next page of a list: path with the query q and the cursor. It
-// returns "" if cursor is "", because then this page is the last one.
+// nextPage returns the link to the next page of a list: path with the query q except done, and with
+// the cursor. It returns "" if cursor is "", because then this page is the last one.
 func nextPage(path string, q url.Values, cursor string) string {
 	if cursor == "" {
 		return ""

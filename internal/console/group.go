@@ -25,8 +25,8 @@ const (
 	failedShown  = 10
 	failedPages  = 5  // pages of jobs among which failed ones are looked for
 	valuesShown  = 12 // counts of an aggregate, and error codes
-	// whyInterval is how often an open page of a group reads why it is waiting, and its failed
-	// jobs.
+	// whyInterval is how often, at most, an open page of a group reads why the group is waiting,
+	// and its failed jobs.
 	whyInterval = 2 * time.Second
 )
 
@@ -186,7 +186,8 @@ func steps(times map[string]time.Time) (all []step) {
 	return all
 }
 
-// largest returns the valuesShown largest values, and the number of the others.
+// largest returns the largest values, at most valuesShown, and how many others there are. It sorts
+// its argument.
 func largest(values []chart.Value) (some []chart.Value, more int) {
 	slices.SortFunc(values, func(a, b chart.Value) int {
 		return cmp.Or(cmp.Compare(b.Number, a.Number), cmp.Compare(a.Name, b.Name))
@@ -248,8 +249,8 @@ func newAggregate(name string, text json.RawMessage) aggregate {
 	return a
 }
 
-// distribution sets the form of a distribution if numbers has the fields of one, and reports
-// whether it has.
+// distribution sets Histogram, Count and Numbers if numbers has the fields of a distribution, and
+// reports whether it has. If not, Numbers may keep some of them, which templates do not show.
 func (a *aggregate) distribution(numbers map[string]float64) bool {
 	var names []string
 	var values []float64
@@ -333,7 +334,8 @@ func indented(text json.RawMessage) string {
 	return b.String()
 }
 
-// goToJob redirects the browser to the page of the job whose ordinal or key is in the query.
+// goToJob redirects the browser to the page of the job whose ordinal is in the query parameter
+// ordinal.
 func (p groupPages) goToJob(r *http.Request) (view, error) {
 	id, err := pathID(r, "id")
 	if err != nil {

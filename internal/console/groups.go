@@ -16,7 +16,7 @@ import (
 
 const (
 	groupsPage = 50
-	maxTicked  = 50 // groups of one action
+	maxTicked  = 50 // most groups of one action
 )
 
 // statuses are the states of groups by which the list can be filtered.
@@ -50,9 +50,9 @@ func (p groupPages) list(r *http.Request) (view, error) {
 	return listOf(p.readList).view(r, view{name: "groups", title: "Groups", topic: "groups"})
 }
 
-// openList returns the function that reads the live data of a list of groups. It reads the
-// unfiltered first page each time, and any other page once per listInterval, because that may look
-// at thousands of groups.
+// openList returns the function that reads the live data of a list of groups. The function reads
+// the unfiltered first page at each call, and any other page at most once per listInterval, because
+// that may look at thousands of groups.
 func (p groupPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
 	interval := listInterval
 	if arg == "" {
@@ -109,10 +109,10 @@ func (p groupPages) readList(q url.Values) (
 	}, filter, nil
 }
 
-// command is what an operator can do with a group.
+// command is a function that carries out a command on a group, such as Pause.
 type command func(ctx context.Context, id string) (api.Accepted, error)
 
-// commands are the commands by the names in their paths.
+// commands returns the commands on groups by the names that they have in paths.
 func (p groupPages) commands() map[string]command {
 	return map[string]command{
 		"pause":  p.backend.Pause,
@@ -128,7 +128,8 @@ func (p groupPages) commands() map[string]command {
 }
 
 // controlSome carries out a command on the groups that were ticked in the list. If a group's state
-// does not allow the command, the other groups still get it.
+// does not allow the command, the other groups still get it. After any other error, the remaining
+// groups do not get it.
 func (p groupPages) controlSome(ctx context.Context, r *http.Request) (string, error) {
 	name, ids := r.PostForm.Get("command"), r.PostForm["id"]
 	do := p.commands()[name]
@@ -171,7 +172,8 @@ func (p groupPages) controlSome(ctx context.Context, r *http.Request) (string, e
 	return to.String(), nil
 }
 
-// control returns an action that carries out a command on the group in the path.
+// control returns an action that carries out a command on the group in the path. A retry whose form
+// has an error code retries only the jobs that failed with this code.
 func (p groupPages) control(name string) func(context.Context, *http.Request) (string, error) {
 	return func(ctx context.Context, r *http.Request) (string, error) {
 		id, err := pathID(r, "id")

@@ -89,10 +89,10 @@ type guardData struct {
 	leases int64
 }
 
-// Size is the number of members in a state.
+// Size returns the number of members in a state; for notClosed, those whose breaker is not closed.
 func (g guardData) Size(state string) int { return g.sizes[state] }
 
-// Leases is the number of leases of all members.
+// Leases returns the number of leases that all members have together.
 func (g guardData) Leases() int64 { return g.leases }
 
 // Filtered reports whether the page has a filter for members.
@@ -122,7 +122,7 @@ func (g guardData) Policy() string {
 }
 
 // HasBreaker reports whether a member is known to have a breaker: from the guard's spec, or because
-// the member has had failures. A member's own breaker without failures is not known.
+// it counts failures or is not closed. A member's own closed breaker without failures is not known.
 func (g guardData) HasBreaker(m api.GuardMember) bool {
 	return g.Spec.Failures > 0 || m.Failures > 0 || m.Breaker != "closed"
 }

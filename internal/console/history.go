@@ -11,7 +11,8 @@ import (
 
 const (
 	historyWidth, historyHeight = 600, 190
-	// historyPoints bounds the points of a chart's line, so that the chart takes few bytes.
+	// historyPoints is about the highest number of points of a chart's line, so that the chart
+	// takes few bytes.
 	historyPoints = 60
 	// historyFresh: a newest point that is at most this old counts as the present rate.
 	historyFresh = time.Minute
@@ -23,7 +24,7 @@ const (
 type historyView struct {
 	Charts []historyChart    // none: there are no points
 	Now    *api.HistoryPoint // the newest point; nil: it is too old, or there is none
-	Failed int64             // how often a job has failed in the last hour
+	Failed int64             // how often a job has failed in the hour before the newest point
 }
 
 type historyChart struct {
@@ -54,8 +55,8 @@ var (
 	}
 )
 
-// newHistoryView returns the view of the last `minutes` of a history. h must have at least the last
-// hour, because failed jobs are counted over that time.
+// newHistoryView returns the view of the `minutes` before the newest point of a history. h must
+// have at least the last hour, because failed jobs are counted over that time.
 func newHistoryView(h api.History, minutes int, now time.Time) historyView {
 	var v historyView
 	if len(h.Points) == 0 {
@@ -133,7 +134,7 @@ func columnsOf(points []api.HistoryPoint, from time.Time, step time.Duration) (a
 	return all
 }
 
-// points returns the averages of a line's values.
+// points returns the average of the line's values in each column; NaN for a column without points.
 func (l line) points(columns []column) []chart.Point {
 	all := make([]chart.Point, len(columns))
 	for i, c := range columns {

@@ -18,8 +18,8 @@ import (
 
 const (
 	keysOnPage = 50
-	maxDays    = 3650 // longest lifetime of a key
-	maxFormID  = 64   // bytes of the name of a form
+	maxDays    = 3650 // longest lifetime of a key that the form can create, in days
+	maxFormID  = 64   // most bytes of the id of a copy of the form, see keysData.FormID
 )
 
 // keysPage serves the page of API keys: it lists keys without their secrets, creates keys and

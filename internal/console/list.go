@@ -24,8 +24,8 @@ func (l listOf) view(r *http.Request, v view) (view, error) {
 	return v, err
 }
 
-// open returns the function that reads the live data of a list, at most once per interval. arg is
-// the part of the topic behind the colon: the parameters of the list.
+// open returns a function that returns the live data of a list, and reads it at most once per
+// interval. arg is the part of the topic behind the colon: the parameters of the list.
 func (l listOf) open(arg string, interval time.Duration) (func(context.Context) (any, error), error) {
 	q, err := url.ParseQuery(arg)
 	if err != nil {

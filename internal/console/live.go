@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	maxStreams      = 2000 // event streams of a process
-	maxOwnStreams   = 20   // those of one API key
-	maxGroupTopics  = 200  // groups, jobs, tenants and lists with filters that a process follows at a time
+	maxStreams      = 2000 // most open event streams of a process
+	maxOwnStreams   = 20   // most of one API key
+	maxGroupTopics  = 200  // most groups, lists and other limited topics that a process follows at a time
 	stillInterval   = 2 * time.Second
-	sessionInterval = 4 * time.Second // and a session may be remembered for session.Fresh: 10 s in all
+	sessionInterval = 4 * time.Second // with session.Fresh, a stream outlives its session by 10 s or so
 	tryAgain        = 5 * time.Second // what a browser waits if it gets no stream
 )
 
@@ -37,7 +37,7 @@ type topic struct {
 	// open checks the argument for the principal of ctx, and returns the function that reads the
 	// data.
 	open func(ctx context.Context, arg string) (read func(context.Context) (any, error), err error)
-	// check, unless nil, refuses a request for a reason beyond its scope.
+	// check, unless nil, refuses a request for a reason other than the scope of its API key.
 	check func(r *http.Request) error
 }
 
@@ -194,7 +194,8 @@ func plainError(w http.ResponseWriter, status int, text string, err error) {
 	http.Error(w, text, status)
 }
 
-// follow sends events to the client of viewer until ctx ends. A client that is new or has missed a
+// follow sends events to the client of viewer until ctx ends, until a read or a write fails, or
+// until the subject of the page is gone; then it returns nil. A client that is new or has missed a
 // change gets all live regions, any other client only those that have changed.
 func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*regions]) error {
 	for sent := 0; ; {
@@ -219,9 +220,9 @@ func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*re
 }
 
 // enter counts an open event stream for an API key and for a topic with a limit, until leave is
-// called. It returns an error if there are too many. limited is the name of topic and data: readers
-// who see different data of a topic count as readers of different topics, because their data is
-// read separately. An empty name is not counted.
+// called. It returns an error if there are too many. limited names a topic and the class of its
+// readers: readers who see different data of a topic count as readers of different topics, because
+// their data is read separately. An empty key or limited is not counted.
 func (l *live) enter(key, limited string) (leave func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -23,8 +23,8 @@ type Sessions interface {
 	// session alive. The errors are those of package session.
 	Find(ctx context.Context, token string, request bool) (auth.Principal, error)
 	End(ctx context.Context, token string) error
-	// FirstUse reports whether a form with this id is sent for the first time. The id counts as
-	// used afterwards.
+	// FirstUse reports whether a form with this id is sent for the first time. Afterwards the id
+	// counts as used, for an hour.
 	FirstUse(ctx context.Context, form string) (first bool, err error)
 }
 
@@ -78,8 +78,8 @@ func countRequest(w http.ResponseWriter, p auth.Principal) error {
 	return nil // no server of package httpapi serves the request
 }
 
-// askForLogin redirects a browser without a session to the login page, which later leads back to
-// the page that it asked for.
+// askForLogin redirects a browser without a session to the login page. After a GET, the login later
+// leads back to the page that the browser asked for; otherwise to the overview.
 func askForLogin(w http.ResponseWriter, r *http.Request) {
 	to := root + "/login"
 	if r.Method == http.MethodGet && r.URL.Path != root+"/" {
@@ -186,8 +186,9 @@ func (c loginPage) setCookie(w http.ResponseWriter, name, value string, lifetime
 	})
 }
 
-// safeNext returns the path to which a browser goes after the login. It is always a path of the
-// console, so that a link to the login can't send people to another site.
+// safeNext returns the path to which a browser goes after the login or another form: next, if that
+// is a path of the console, otherwise the overview. So a link to the login can't send people to
+// another site.
 func safeNext(next string) string {
 	home := root + "/"
 	u, err := url.Parse(next)
@@ -207,7 +208,7 @@ const themeCookie = "bulkaction-theme"
 
 var themes = []string{"system", "light", "dark"}
 
-// themeOf returns the theme that the browser has chosen.
+// themeOf returns the theme in the request's cookie; system if there is none.
 func themeOf(r *http.Request) string {
 	if cookie, err := r.Cookie(themeCookie); err == nil {
 		for _, t := range themes {

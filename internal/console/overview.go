@@ -49,7 +49,7 @@ func newOverviewPage(b httpapi.Backend) *overviewPage {
 	}
 }
 
-// overviewData is the template data of the overview. Fields that the reader may not see are nil.
+// overviewData is the template data of the overview. Fields that the reader may not see are empty.
 type overviewData struct {
 	Stats    *api.Stats
 	Load     api.TypeStats // the sum over all types
@@ -87,7 +87,7 @@ func (p *overviewPage) open(_ context.Context, arg string) (func(context.Context
 	return func(ctx context.Context) (any, error) { return p.read(ctx, minutes) }, err
 }
 
-// minutesOf parses the parameter minutes: one of historyRanges.
+// minutesOf parses the parameter minutes: one of historyRanges; "" is the default.
 func minutesOf(text string) (int, error) {
 	if text == "" {
 		return overviewMinutes, nil
@@ -183,7 +183,7 @@ func (d *overviewData) summarizeAudit(a api.AuditState) {
 	d.Laws, d.Open = openLaws(a)
 }
 
-// Limit says how many permits there are, in words after "of".
+// Limit returns the global rate limit as text, such as "100/s" or "50 in 5 s".
 func (d overviewData) Limit() string {
 	l := d.Stats.RateLimit
 	if l.WindowMS == 0 || l.WindowMS == 1000 {

@@ -40,8 +40,9 @@ func (c referencePage) view(r *http.Request) (view, error) {
 	return view{name: "reference", title: "API", data: d}, nil
 }
 
-// address returns the URL by which the browser reaches the console. The API has the same address if
-// this process serves it.
+// address returns the URL by which the browser reaches the console, from the header Host; ADDRESS
+// stands for a host that is not safe to show. The API has the same address if this process serves
+// it.
 func (c *Console) address(r *http.Request) string {
 	scheme := "http://"
 	if c.Secure || c.TLS {
@@ -54,7 +55,8 @@ func (c *Console) address(r *http.Request) string {
 }
 
 // apiOption returns the value that command lines need for --api; "" if they need none, because the
-// API's address is the default of the command line.
+// API's address is the default of the command line. It is the word URL if this process does not
+// serve the API.
 func (c *Console) apiOption(r *http.Request) string {
 	if c.NoAPI {
 		return "URL"
@@ -82,7 +84,7 @@ func (d referenceData) Curl(c apiCall) string {
 	return line + " '" + d.Address + c.sample + "'"
 }
 
-// reference is the API's OpenAPI document as data of the template.
+// reference is the API's OpenAPI document and the codes of its problems, as data of the template.
 type reference struct {
 	Tags    []apiTag
 	Schemas []apiSchema

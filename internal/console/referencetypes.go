@@ -77,7 +77,7 @@ func typeOf(ref *openapi3.SchemaRef) apiType {
 	return t
 }
 
-// limitsOf returns which values of its type a schema allows.
+// limitsOf returns as text which values of its type a schema allows, and its default.
 func limitsOf(s *openapi3.Schema) string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -130,7 +130,8 @@ func limitsOf(s *openapi3.Schema) string {
 func number(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 
 // fieldsOf returns the fields of an object, the required ones first. A field that is an inline
-// object is followed by the fields of that object, with dotted names such as links.openapi.
+// object, or a list of inline objects, is followed by the fields of these objects, with names such
+// as links.openapi and jobs[].key. within is what the names begin with.
 func fieldsOf(within string, s *openapi3.Schema) (all []apiField) {
 	names := slices.Clone(s.Required)
 	for _, name := range sortedNames(s.Properties) {
@@ -167,8 +168,8 @@ func sortedNames(all openapi3.Schemas) []string {
 	return names
 }
 
-// sampleOf returns an example body of a call: the example of the schema, or else JSON with the
-// required fields.
+// sampleOf returns an example body of a call: the example of the schema (of a text its first line),
+// or else JSON with the required fields.
 func sampleOf(ref *openapi3.SchemaRef) string {
 	if text, ok := ref.Value.Example.(string); ok {
 		line, _, _ := strings.Cut(text, "\n")

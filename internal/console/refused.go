@@ -14,7 +14,7 @@ import (
 type refusal struct {
 	failure
 	values url.Values
-	cause  error // of a form that a page itself has refused, which has what was typed; nil: there is values
+	cause  error // why the view of a page refused its query; servePage then makes the failure of it
 }
 
 // formError is an error with the values of the form's fields. Forms with a file need it, because
@@ -28,8 +28,9 @@ func (e *formError) Error() string { return e.err.Error() }
 func (e *formError) Unwrap() error { return e.err }
 
 // refuse answers a form that was not accepted. It shows the page of the form again, with the
-// problem and with what was typed. If the form has no page, or the page can't be read, it answers
-// with an error page. A chosen file must be chosen again, because browsers do not keep it.
+// problem and with what was typed. If the page can't be read now, it shows the page's last data. It
+// answers with an error page if there is none, if the form has no page, or if err is
+// api.ErrNotFound. A chosen file must be chosen again, because browsers do not keep it.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err error) {
 	if a.page == nil || errors.Is(err, api.ErrNotFound) {
 		c.fail(w, r, err)

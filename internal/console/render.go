@@ -73,7 +73,7 @@ func parseTemplates(functions template.FuncMap) *templates {
 }
 
 // frame is the data of the layout template. Live regions are rendered with a frame too, in which
-// only Data and the unexported fields are set.
+// only Data, principal, login and api are set.
 type frame struct {
 	Title   string
 	Path    string // of the page, with its query
@@ -103,7 +103,8 @@ func (f frame) May(scope string) bool { return f.principal.May(auth.Scope(scope)
 // Payloads reports whether the reader may see payloads and error texts.
 func (f frame) Payloads() bool { return f.principal.Payloads }
 
-// Who names the reader, "" if nobody has logged in.
+// Who returns the role of the reader's API key, and its tenant if it has one; "" if nobody has
+// logged in.
 func (f frame) Who() string {
 	if f.principal.KeyID == "" || !f.login {
 		return ""
@@ -115,7 +116,7 @@ func (f frame) Who() string {
 	return who
 }
 
-// KeyID is the id of the reader's API key.
+// KeyID returns the id of the reader's API key; "" if nobody has logged in.
 func (f frame) KeyID() string { return f.principal.KeyID }
 
 // Command returns a command line of bulkaction from its parts, with --api if the API's address is
@@ -218,8 +219,8 @@ func (c *Console) failureOf(w http.ResponseWriter, r *http.Request, err error) (
 	return f, status
 }
 
-// pageOf returns the path to which an error page links back: for a POST, the nearest parent path
-// that is a page; for other methods, the overview.
+// pageOf returns the path to which an error page links back: for a POST, the request's path or its
+// nearest parent that is a page; for other methods, the overview.
 func (c *Console) pageOf(r *http.Request) string {
 	if r.Method != http.MethodPost {
 		return root + "/"
@@ -291,7 +292,8 @@ const (
 	lastTTL = 15 * time.Minute // for so long
 )
 
-// lastViews stores the last data of each page, which is shown while Redis is away.
+// lastViews stores the last data of each page and class of readers, which is shown while Redis is
+// away.
 type lastViews struct {
 	mu  sync.Mutex
 	all map[string]lastView

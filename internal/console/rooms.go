@@ -121,7 +121,7 @@ type roomData struct {
 	room
 	Seats    bool // there is a seat service
 	Settings []named
-	Counts   []named // what has happened to users
+	Counts   []named // how often what has happened to users, from the event's counters
 }
 
 func (p roomPages) room(r *http.Request) (view, error) {
@@ -237,8 +237,8 @@ func (p roomPages) setMode(mode string) func(context.Context, *http.Request) (st
 	})
 }
 
-// recalibrate sets capacity or stock of an event to the numbers in the form. An empty field changes
-// nothing.
+// recalibrate sets capacity and stock of an event to the numbers in the form. An empty field
+// changes nothing. With the field from_seats, the capacity is what the seat service answers.
 func (p roomPages) recalibrate(ctx context.Context, event string, form url.Values) (string, error) {
 	to := api.Recalibration{FromSeats: form.Get("from_seats") != ""}
 	for name, n := range map[string]**int64{"capacity": &to.Capacity, "stock": &to.Stock} {
@@ -285,7 +285,7 @@ func (p roomPages) delete(ctx context.Context, r *http.Request) (string, error) 
 	return root + "/rooms?done=room-deleted", err
 }
 
-// roomPace has the numbers of users who were promoted and admitted in a minute.
+// roomPace has how many users per minute were promoted and admitted lately.
 type roomPace struct{ Promoted, Admitted float64 }
 
 // paces computes the pace of events from the counters that pages have read at different times.
@@ -303,12 +303,12 @@ type reading struct {
 const (
 	paceWindow = time.Minute     // that a pace is of
 	minWindow  = 3 * time.Second // in a shorter time, one batch of promotions would look like a high pace
-	paceStep   = time.Second     // between two readings
+	paceStep   = time.Second     // least time between two stored readings
 	maxPaces   = 1000            // events whose pace is known
 )
 
-// add records the counters of an event, and returns the pace in the last minute. It returns nil if
-// the pace is not known yet, because the event has been read for too short a time.
+// add records the counters of an event, and returns its pace since the oldest reading of the last
+// minute. It returns nil if that is less than minWindow ago, or if too many other events are read.
 func (p *paces) add(e api.RoomEvent, now time.Time) *roomPace {
 	p.mu.Lock()
 	defer p.mu.Unlock()

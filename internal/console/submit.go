@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	maxField  = 512     // bytes of a field of the form
-	maxPasted = 1 << 20 // bytes of jobs that are pasted
+	maxField  = 512     // most bytes of a field of the form, but jobs
+	maxPasted = 1 << 20 // most bytes of jobs that are pasted
 )
 
 // submitPage serves the form that submits groups. It uses the backend without the activity log,
@@ -141,7 +141,7 @@ func isCSV(part *multipart.Part) bool {
 
 // submitJobs creates a group, appends its jobs and seals it. It creates no group if the first
 // maxPasted bytes have no job, or a line that is no job. The group stays paused until all lines are
-// stored, so that no job runs if a later line is wrong; then the group is cancelled.
+// stored, so that no job runs if a later line is wrong. In that case the group is cancelled.
 func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
 	g := &messages.SubmitGroup{
 		ID: fields["id"], Tenant: fields["tenant"], Name: fields["name"], Type: fields["type"],
@@ -250,8 +250,8 @@ func (p submitPage) seal(ctx context.Context, id string) (api.Accepted, error) {
 	return p.store.Seal(ctx, id, nil)
 }
 
-// undo cancels a group whose text could not be appended completely, and returns an error that says
-// so.
+// undo cancels a group whose text could not be appended completely. It returns an error that says
+// so, or err itself if the API has no problem for err.
 func (p submitPage) undo(ctx context.Context, id string, answer api.Appended, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
 	defer cancel()

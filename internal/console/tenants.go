@@ -16,7 +16,7 @@ import (
 
 const (
 	tenantsPage  = 50
-	tenantsBusy  = 100 // tenants of the list by load
+	tenantsBusy  = 100 // most tenants of the list by load
 	tenantGroups = 10
 	// listInterval is how often an open page reads a list in which each row needs reads of its own.
 	listInterval = 5 * time.Second

@@ -1,6 +1,6 @@
-// Package chart computes the geometry of the console's charts: lines over time, bars, and one bar
-// that is divided into parts. Templates write the results as SVG. The package hides scales, ticks
-// and how small values stay visible; it knows no HTML.
+// Package chart computes the geometry of the console's charts: lines over time, histograms, a bar
+// that is divided into parts, and a map of divided columns. Templates write the results as SVG. The
+// package hides scales, ticks and how small values stay visible; it knows no HTML.
 package chart
 
 import (
@@ -57,9 +57,9 @@ const (
 	xTicks                                           = 6
 )
 
-// NewLines returns the geometry of a line chart. The y axis goes from 0 to the greatest value;
-// write formats its values. All series must have points at the same times. ok is false if there are
-// no points.
+// NewLines returns the geometry of a line chart. The y axis goes from 0 to the first tick that is
+// not below the greatest value; write formats its values. All series must have points at the same
+// times. ok is false if there are no points with a value.
 func NewLines(width, height float64, series []Series, write func(float64) string) (c Lines, ok bool) {
 	c = Lines{
 		Width: width, Height: height, Left: marginLeft, Right: width - marginRight,
@@ -136,7 +136,8 @@ func newLine(s Series, x func(time.Time) float64, y func(float64) float64, write
 	return l
 }
 
-// marks returns the Marks of a line chart: one for each time of the series, at most 40.
+// marks returns the Marks of a line chart: one for each time of the series. If these are more than
+// 40, only every second, third, … time has a mark.
 func marks(series []Series, x func(time.Time) float64, left, right float64, write func(float64) string) []Mark {
 	const most = 40
 	n := 0
@@ -233,11 +234,12 @@ type Part struct {
 	Title    string
 }
 
-// minWidth is the smallest width of a part whose value is not 0, so that it stays visible.
+// minWidth is the width of a part whose share of the bar is narrower, so that it stays visible.
 const minWidth = 3
 
-// Divide divides a bar of the given width among values in proportion, each at least minWidth wide.
-// Values of 0 or less get no part.
+// Divide divides a bar of the given width among values in proportion. Parts that would be narrower
+// than minWidth get minWidth, at the cost of the others. Values of 0 or less get no part. It
+// returns nil if no value is above 0, or if the bar is too narrow for all parts.
 func Divide(width float64, values []Value) []Part {
 	var total, small float64
 	n := 0
@@ -290,8 +292,8 @@ type Histogram struct {
 	Bars                  []Bar
 }
 
-// NewHistogram returns a histogram with a bar for each named number, in the order of the names.
-// write formats the numbers.
+// NewHistogram returns a histogram with a bar for each of numbers, in this order. names has the
+// names of the bars; if the lengths differ, there are no bars. write formats the numbers.
 func NewHistogram(width, height float64, names []string, numbers []float64, write func(float64) string) Histogram {
 	h := Histogram{Width: width, Height: height, Bottom: height - marginBottom}
 	most := 0.0
@@ -319,8 +321,8 @@ func NewHistogram(width, height float64, names []string, numbers []float64, writ
 	return h
 }
 
-// Middle is the middle of a bar, where its name stands.
+// Middle returns the x coordinate of the middle of a bar, where its name stands.
 func (b Bar) Middle() float64 { return round(b.X + b.Width/2) }
 
-// Above is where the label of a bar stands.
+// Above returns the y coordinate of a bar's label, just above the bar.
 func (b Bar) Above() float64 { return round(b.Y - 4) }

@@ -18,8 +18,9 @@ type Map struct {
 	Areas         []Area // of the classes that the columns have, in the order of their first values
 }
 
-// NewMap returns a Map of columns of the same width. All parts of a class share one SVG path, and
-// neighboring columns with the same division share rectangles, so that a map takes few bytes.
+// NewMap returns a Map of columns of the same width. All parts of a class share one SVG path. Parts
+// of a class at the same height in neighboring columns share one rectangle. So a map takes few
+// bytes.
 func NewMap(width, height float64, columns [][]Value) Map {
 	m := Map{Width: width, Height: height}
 	type part struct{ x, y, width, height float64 }
