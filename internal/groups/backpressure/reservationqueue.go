@@ -13,7 +13,7 @@ const (
 	expiryTime      = time.Second            // this long after its due time a reservation is removed
 	dueMargin       = 800 * time.Millisecond // a reservation falls due this long after its space should be free
 	maxReservedWait = 10 * time.Minute       // no reservation is made further ahead
-	noDrainWait     = 10 * time.Second       // the least wait while less than 1 job a second may be reserved
+	noDrainWait     = 10 * time.Second       // least wait when less than 1 job a second drains
 
 	// The factors bound the part of the measured drain rate that may be reserved. The part falls
 	// when space was not free in time and rises when it was.

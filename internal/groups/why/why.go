@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	mostRead = 200 // most types of the group, groups before it, or unowned entries that one read looks at
+	mostRead = 200 // most types of the group, groups before it, or unowned entries read
 	maxTries = 3   // for a job that moves while it is read
 )
 
