@@ -72,8 +72,8 @@ func (s *appends) AppendEntries(ctx context.Context, group string, entries []Ent
 }
 
 // requestPrefix returns the prefix of the request ids of an entry: by the producer's message id, or
-// else by the entry's id. It differs from the prefix of HTTP requests, because producers choose
-// both ids. Ids of further ingest streams contain the stream's name, so that no producer can make
+// else by the entry's id. A prefix of HTTP requests begins otherwise, because their clients choose
+// ids, too. Ids of further ingest streams contain the stream's name, so that no producer can make
 // messages of another one look repeated; they are remembered as long as message ids.
 func (e EntryJobs) requestPrefix() string {
 	switch {
@@ -95,7 +95,7 @@ type pendingAppend struct {
 	origin        Origin
 
 	newJobs []ledger.NewJob // the jobs with their trace contexts
-	err     error           // of the call that stored this append with others
+	err     error           // why it was refused, or is not known to be stored
 	skipped []int           // jobs that were left out because their keys are taken
 }
 
@@ -114,7 +114,8 @@ func (a *pendingAppend) bytes() (n int) {
 	return n
 }
 
-// fitsOnePiece reports whether one call of the script append can store all jobs of the append.
+// fitsOnePiece reports whether the append has jobs, and one call of the script append can store all
+// of them.
 func (a *pendingAppend) fitsOnePiece() bool {
 	return len(a.jobs) > 0 && len(a.jobs) <= ledger.MaxAppend && a.bytes() <= ledger.MaxAppendBytes
 }
@@ -203,13 +204,14 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 }
 
 // The next functions store small appends: those that arrive for a partition at the same time are
-// stored together, with one script call per group. Each keeps its own request id, and is accepted
-// or refused on its own.
+// stored together, those for one group in one script call if it can take them. Each keeps its own
+// request id, and is accepted or refused on its own.
 
-// appendInBatch stores small appends together with those of other calls, and sets the error of
-// each. With WaitReplicas it waits until the replicas have those that were accepted. The trace
-// contexts of a published message are made by the goroutine that runs the batch. It returns an
-// error under the same conditions as appendToGroup.
+// appendInBatch stores small appends in one batch with those of concurrent calls, and sets the
+// error of each. With WaitReplicas it waits until the replicas have those that were accepted. For
+// an HTTP request it makes the jobs' trace contexts itself, because the batch runs with the context
+// of another caller. For a message of a stream (Origin.Published), storeAppends makes them in the
+// batch. It returns an error under the same conditions as appendToGroup.
 func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all []*pendingAppend) error {
 	for _, a := range all {
 		if !a.origin.Published {
@@ -248,7 +250,9 @@ func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all [
 	return ended
 }
 
-// storeAppends stores appends in as few script calls as possible. The calls run concurrently.
+// storeAppends is the body of a batch: it stores the appends in as few script calls as possible,
+// and sets the error of each. The script calls run concurrently. Before them it makes the trace
+// contexts that are missing: those of jobs that came as messages of a stream.
 func (s *appends) storeAppends(ctx context.Context, p keyspace.Partition, all []*pendingAppend) {
 	for _, a := range all {
 		if a.newJobs == nil {
@@ -284,8 +288,9 @@ func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 	return calls
 }
 
-// storeCall stores the appends of one script call and sets the error of each. If Redis refuses the
-// call, it makes one call for each append.
+// storeCall stores the appends of one script call and sets the error of each. If Redis refuses a
+// call with several appends, and not because it is out of memory or unavailable, storeCall makes
+// one call for each append.
 func (s *appends) storeCall(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) {
 	err := s.storeRequests(ctx, p, appends)
 	var refused redis.Error
@@ -302,8 +307,8 @@ func (s *appends) storeCall(ctx context.Context, p keyspace.Partition, appends [
 }
 
 // storeRequests makes one script call for appends of one group. It waits for the group's lock, and
-// repeats the call while Redis does not answer. It sets the error of each append, or returns an
-// error when the call failed as a whole.
+// repeats the call while Redis does not answer, for retryTime. It sets the error of each append, or
+// returns an error when the call failed as a whole.
 func (s *appends) storeRequests(ctx context.Context, p keyspace.Partition, appends []*pendingAppend) error {
 	requests := make([]ledger.Request, len(appends))
 	for i, a := range appends {

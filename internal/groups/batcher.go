@@ -41,11 +41,11 @@ func newBatchers[T any](space keyspace.Space) []*batcher[T] {
 	return all
 }
 
-// do adds items to a batch and returns after run has been called with that batch. The caller that
-// starts a batch runs it on behalf of all its callers, so run's context ignores that caller's
-// cancellation. do returns an error when ctx ends; the caller must then not use the items any more,
-// because the batch may still run. If run panics, the panic reaches the caller that runs the batch,
-// and the other callers get errBatchPanicked.
+// do adds items, one or more, to a batch, and returns when run has returned for that batch. The
+// first caller of a batch runs it on behalf of all, so run's context ignores that caller's
+// cancellation, and that caller waits for run even if ctx ends. do returns an error when ctx ends;
+// the caller must then not use the items any more, because the batch may still run. If run panics,
+// the panic reaches the caller that runs the batch, and the other callers get errBatchPanicked.
 func (q *batcher[T]) do(ctx context.Context, run func(context.Context, []T), items ...T) error {
 	q.mu.Lock()
 	if q.nextBatch == nil {

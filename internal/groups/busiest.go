@@ -14,11 +14,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// MaxBusiest is the number of busiest tenants that are stored for each partition, and the most that
-// an answer has.
+// MaxBusiest is the most busiest tenants that are stored for each partition, and that an answer
+// has.
 const MaxBusiest = 100
 
-// busiestPage is how many active tenants MeasureBusiest reads at once.
+// busiestPage is about how many active tenants MeasureBusiest reads at once.
 const busiestPage = 500
 
 // busiest is the document with the busiest tenants of a partition, as it is stored in Redis.
@@ -29,7 +29,7 @@ type busiest struct {
 
 // MeasureBusiest finds the tenants of a partition with the most unfinished jobs among the active
 // ones, and stores them for BusiestTenants. After each page of n tenants it calls pause, which may
-// wait to spread the load; an error of pause ends it.
+// wait to spread the load; after an error of pause it stores nothing.
 func (s *tenants) MeasureBusiest(
 	ctx context.Context, p keyspace.Partition, pause func(ctx context.Context, n int) error,
 ) error {

@@ -38,9 +38,10 @@ const (
 )
 
 // DeadLetters returns a page of dead letters, the newest first. The cursor names the last entry
-// that the call has looked at. A principal of one tenant gets only the dead letters of this tenant.
-// One call looks at a bounded number of dead letters and of bytes, so that a page may be short, or
-// empty, although it has a cursor.
+// that the call has looked at. A principal of one tenant gets only the dead letters of this tenant;
+// one that may not see payloads gets them without payloads and error texts. One call looks at a
+// bounded number of dead letters and of bytes, so that a page may be short, or empty, although it
+// has a cursor.
 func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
 	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
 	if _, err := ownTenant(ctx); err != nil {

@@ -33,13 +33,14 @@ func writeLost(p keyspace.Partition) error {
 // with which the pipeline runs counts.
 var queued = context.Background()
 
-// requestsStored returns a check that a partition remembers all these request ids.
+// requestsStored returns the writeCheck of appends: reads that tell whether partition p still has
+// all these request ids. If one is missing, a failover has lost that append.
 func requestsStored(p keyspace.Partition, requests ...string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool { return ledger.QueueRequests(queued, pipe, p, requests...) }
 }
 
-// groupBelongsTo returns a check that this tenant owns a group. p is the partition of the group's
-// id.
+// groupBelongsTo returns a writeCheck that reports whether this tenant owns a group. p is the
+// partition of the group's id, which may differ from that of its tenant.
 func groupBelongsTo(p keyspace.Partition, group, tenant string) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		owner := ledger.QueueOwner(queued, pipe, p, group)
@@ -47,7 +48,8 @@ func groupBelongsTo(p keyspace.Partition, group, tenant string) writeCheck {
 	}
 }
 
-// bothChecks returns a check that two checks of writes to the same master both succeed.
+// bothChecks returns a writeCheck that reports whether the writes of both a and b exist. Both must
+// be writes to the same master.
 func bothChecks(a, b writeCheck) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		a, b := a(pipe), b(pipe)
@@ -55,7 +57,8 @@ func bothChecks(a, b writeCheck) writeCheck {
 	}
 }
 
-// groupSatisfies returns a check that a group exists and that holds returns true for its state.
+// groupSatisfies returns a writeCheck that reports whether a group exists in p, and holds returns
+// true for its state.
 func groupSatisfies(p keyspace.Partition, group string, holds func(ledger.GroupState) bool) writeCheck {
 	return func(pipe redis.Pipeliner) func() bool {
 		read := ledger.QueueGroupState(queued, pipe, p, group)
@@ -72,8 +75,8 @@ type durability struct {
 	waiters []*replicaWaiter // by partition
 }
 
-// awaitSubmission waits until the replicas have a submitted group and its registry key,
-// which may be on another master.
+// awaitSubmission waits until the replicas have a submitted group with its jobs, and the record of
+// its tenant under the group's id, which may be on another master.
 func (s *durability) awaitSubmission(ctx context.Context, p keyspace.Partition, g *messages.SubmitGroup) error {
 	registry := s.space.OfGroup(g.ID)
 	owner := groupBelongsTo(registry, g.ID, g.Tenant)
@@ -153,7 +156,7 @@ func (c *replicaWaiter) waitForReplicas(ctx context.Context, s *access, p keyspa
 }
 
 // logLag logs a warning when too few replicas have the writes, and a message when they have caught
-// up. Each is logged once.
+// up. Repeated errors are logged once, until the replicas have caught up.
 func (c *replicaWaiter) logLag(s *access, err error) {
 	switch {
 	case errors.Is(err, api.ErrUnavailable) && !c.lagging.Swap(true):

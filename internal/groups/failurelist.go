@@ -24,7 +24,7 @@ func newFailures(a *access) *failures {
 // FailureQuery selects the failed jobs of a group; with a Limit, only a page of them.
 type FailureQuery struct {
 	Code     string // "": any
-	Payloads bool   // with the payloads of the jobs
+	Payloads bool   // with the payloads of the jobs, if the principal may see them
 	Cursor   string // of a page: where the page before ended
 	Limit    int    // 0: all
 }
@@ -36,7 +36,7 @@ const (
 )
 
 // Failures calls yield with each failed job that the query selects: all, each once and in no order,
-// or a page of them, in the order of their ordinals. Next is the cursor of the next page; a page
+// or a page of them, in the order of their ordinals. next is the cursor of the next page; a page
 // may be short, or empty, although there is one: one call looks at failureStep · maxFailureSteps
 // records at most. It stops at an error of yield and returns it.
 func (s *failures) Failures(

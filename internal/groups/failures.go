@@ -13,8 +13,8 @@ import (
 )
 
 // ReduceFailures reduces the failed jobs of a group that asked for an aggregate of them, and stores
-// their partial aggregate. The group can't advance before that. It calls alive from time to time,
-// so that the caller can renew its lease; an error of alive ends it.
+// their partial aggregate. The group can't advance before that. It calls alive after each 1,000
+// jobs, so that the caller can renew its lease; an error of alive ends it.
 func (s *views) ReduceFailures(
 	ctx context.Context, p keyspace.Partition, id string, a ledger.AdvanceReply, alive func(context.Context) error,
 ) error {

@@ -118,9 +118,9 @@ func (c *failureCounts) summary(counts map[string]int64) api.FailureSummary {
 	return sum
 }
 
-// fingerprints returns the most frequent fingerprints of a code that n jobs have failed with. It
-// assumes that the jobs that were not read are like those that were: Redis returns the records in
-// an order that does not depend on the errors.
+// fingerprints returns the most frequent fingerprints of a code that n jobs have failed with. Count
+// is an estimate if not all n jobs were read. It assumes that the jobs that were not read are like
+// those that were: Redis returns the records in an order that does not depend on the errors.
 func (c *codeCounts) fingerprints(n int64) []api.FailureFingerprint {
 	all := []api.FailureFingerprint{}
 	if c == nil {
@@ -145,7 +145,7 @@ func (c *codeCounts) fingerprints(n int64) []api.FailureFingerprint {
 }
 
 // variable matches the parts of an error that differ from job to job: UUIDs, host names with an
-// optional user before an @, IPv6 addresses in brackets, and digits.
+// optional user before an @, IPv6 addresses in brackets, IPv4 addresses, and digits.
 var variable = regexp.MustCompile(`[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}` +
 	`|(?:[A-Za-z0-9_.+-]+@)?(?:[A-Za-z0-9_-]+\.)+[a-z]{2,}\b` +
 	`|\[[0-9a-fA-F]*:[0-9a-fA-F:.]*\]` +
@@ -168,7 +168,7 @@ func fingerprint(text string) string {
 	})
 }
 
-// shorten returns an error as a summary shows it.
+// shorten cuts an error to maxErrorShown bytes, the length that a summary shows.
 func shorten(text string) string {
 	if len(text) <= maxErrorShown {
 		return text

@@ -44,25 +44,26 @@ func (q *ListQuery) selective() bool {
 	return status || since || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
 }
 
-// selects reports whether the query selects a group with these facts. The group may change after
-// the facts were read.
+// selects reports whether a group with these facts fits the query's Status, Type, Paused,
+// FailedJobs and Since. The group may change after the facts were read.
 func (q *ListQuery) selects(f *ledger.GroupFacts) bool {
 	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
 		(q.Paused == nil || f.Paused == *q.Paused) &&
 		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
 }
 
-// maxScanned is how many groups one call of Groups looks at.
+// maxScanned is after how many groups that it has looked at a call of Groups ends. The last step
+// may exceed it.
 const maxScanned = 5000
 
-// scanPage is how many groups of the list a selective query reads in one step.
+// scanPage is the least number of groups of the list that a selective query reads in one step.
 const scanPage = 500
 
 // Groups returns a page of groups, the newest first. With a status other than CANCELLED and without
 // a tenant, groups are ordered by when they were opened or ended last; otherwise by creation. The
 // cursor names the last group that Groups has looked at, so new groups neither shift nor repeat a
-// page. The page may be short, or empty, although it has a cursor: one call looks at maxScanned
-// groups at most. A principal of one tenant gets the groups of this tenant.
+// page. The page may be short, or empty, although it has a cursor: one call looks at about
+// maxScanned groups at most. A principal of one tenant gets the groups of this tenant.
 func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
 	list := api.GroupList{Groups: []api.Group{}}
 	_, tenant, err := callFor(ctx, q.Tenant)
@@ -155,8 +156,8 @@ func newest(
 }
 
 // choose returns the first limit groups of a page that a query selects. scanned is how many groups
-// of the page it has looked at. It leaves out groups that were deleted meanwhile, or that no longer
-// fit the query when they are read in full.
+// of the page it has looked at. It leaves out groups that were deleted, or whose status has
+// changed, before they were read in full.
 func (s *views) choose(
 	ctx context.Context, page []listedGroup, q *ListQuery, limit int,
 ) (found []api.Group, scanned int, err error) {

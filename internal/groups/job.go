@@ -87,7 +87,7 @@ func (s *views) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList
 }
 
 // jobByKey returns a list with the job that has a key, if there is one and its state is the one
-// that the query asks for.
+// that the query asks for. For a group without unique_keys it returns a *messages.ValidationError.
 func (s *views) jobByKey(ctx context.Context, p keyspace.Partition, group string, q JobQuery) (api.JobList, error) {
 	list := api.JobList{Jobs: []api.Job{}}
 	ordinal, unique, err := ledger.FindKey(ctx, s.conn.Cmd, p, group, q.Key)

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// keyedMutex is a set of mutexes, one for each group id. With it the appends of this process to one
-// group run one after the other. So each append knows the group's next ordinal and can compose the
-// jobs' blobs; otherwise the script would have to.
+// keyedMutex is a set of mutexes, one for each key. With group ids as keys, the appends of this
+// process to one group run one after the other. So each append knows the group's next ordinal,
+// unless another process appends too, and can compose the jobs' blobs for the script.
 type keyedMutex struct {
 	mu    sync.Mutex
 	locks map[string]*groupLock
@@ -19,10 +19,12 @@ type groupLock struct {
 	users       int           // goroutines that hold the lock or wait for it
 }
 
-// maxUnusedLocks is the number of locks at which a keyedMutex removes the unused ones.
+// maxUnusedLocks is the number of locks, used and unused ones, from which on a keyedMutex removes
+// the unused ones before it adds another.
 const maxUnusedLocks = 10_000
 
-// lock waits for the group's lock until ctx ends. Without an error, the caller must call unlock.
+// lock waits for the lock of the key group until ctx ends. Without an error, the caller must call
+// unlock.
 func (l *keyedMutex) lock(ctx context.Context, group string) (*groupLock, error) {
 	l.mu.Lock()
 	if l.locks == nil {
@@ -55,7 +57,7 @@ func (l *keyedMutex) unlock(a *groupLock) {
 	l.mu.Unlock()
 }
 
-// removeUnused removes unused locks if there are many. l.mu must be held.
+// removeUnused removes all unused locks if there are maxUnusedLocks locks. l.mu must be held.
 func (l *keyedMutex) removeUnused() {
 	if len(l.locks) < maxUnusedLocks {
 		return

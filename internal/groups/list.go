@@ -20,7 +20,7 @@ func badCursor() error {
 	}}}
 }
 
-// withoutData returns a result with null as its data.
+// withoutData returns a result line with null as its data. Of a damaged line nothing else is left.
 func withoutData(result []byte) []byte {
 	r := map[string]json.RawMessage{}
 	_ = json.Unmarshal(result, &r) // of a damaged result, nothing is shown
@@ -33,7 +33,8 @@ func withoutData(result []byte) []byte {
 }
 
 // Results calls yield with the result of each reduced job of a group, in the order in which they
-// were reduced. It stops at the first error of yield and returns it.
+// were reduced. For a principal that may not see payloads, the results have null as their data. It
+// stops at the first error of yield and returns it.
 func (s *views) Results(ctx context.Context, id string, yield func(result []byte) error) error {
 	if !auth.SeesPayloads(ctx) {
 		all := yield

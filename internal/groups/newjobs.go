@@ -12,9 +12,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// newJobs converts jobs of a request to the ledger's form. Each gets a trace context: a job with
-// its own traceparent, or alone in its message, continues the producer's trace. Every other job
-// starts a trace that is linked to the message's.
+// newJobs converts jobs of a request or message to the ledger's form, and records spans. Each job
+// gets a trace context: a job with its own traceparent, or alone in its request or message,
+// continues the producer's trace. Every other job starts a trace that is linked to the producer's.
 func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	if !o.Published {
@@ -55,7 +55,8 @@ func newJob(j *messages.Job) ledger.NewJob {
 
 // recordSendSpan records the span "send ingest" of a request over HTTP, or of one of its jobs that
 // has a traceparent of its own. The span lasts from the time at until now. The producers of
-// messages record this span themselves. It returns the traceparent that the jobs' traces continue.
+// messages record this span themselves. It returns the traceparent that the jobs' traces continue
+// or link to.
 func (s *access) recordSendSpan(ctx context.Context, tenant, group, parent string, at time.Time, jobs int) string {
 	if sc := telemetry.ParseTraceParent(parent); sc.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, sc)

@@ -16,8 +16,8 @@ type pieces struct {
 	groupLocks keyedMutex
 }
 
-// split divides jobs into pieces, each with its own request id. It also starts the jobs' traces,
-// and so records spans.
+// split divides jobs into pieces, each with its own request id: the prefix request and the piece's
+// number. It also starts the jobs' traces, and so records spans.
 func (s *pieces) split(
 	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
 ) []ledger.AppendArgs {
@@ -47,7 +47,7 @@ func (s *pieces) split(
 func (s *pieces) store(
 	ctx context.Context, p keyspace.Partition, pieces []ledger.AppendArgs,
 ) (skipped []int, err error) {
-	first := 0 // number of the piece's first job
+	first := 0 // index of the piece's first job among all jobs
 	for _, a := range pieces {
 		left, err := s.storeOne(ctx, p, a)
 		if err != nil {

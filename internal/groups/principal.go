@@ -40,7 +40,7 @@ func callFor(ctx context.Context, named string) (p auth.Principal, tenant string
 }
 
 // ownTenant returns the only tenant whose data the principal of a call may see; "" for a principal
-// that may see the data of all tenants.
+// that may see the data of all tenants. It returns api.ErrNotAllowed if the principal may see none.
 func ownTenant(ctx context.Context) (string, error) {
 	p, err := caller(ctx)
 	switch {

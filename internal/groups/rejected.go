@@ -12,15 +12,17 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// These limits bound what one page of rejected messages reads: a message may have 256 KiB of data.
+// These limits bound what one page of rejected messages reads: of a message's data, up to 256 KiB
+// are stored.
 const (
 	rejectedChunk = 20      // entries read by one command
 	rejectedBytes = 8 << 20 // a page ends with the chunk that exceeds it
 )
 
 // Rejected returns a page of rejected messages, newest first, which may be shorter than limit.
-// cursor is that of the previous page: the id of its last entry. With data false, the messages have
-// no body. They belong to no tenant, because nobody knows whose they are.
+// cursor is that of the previous page: the id of its last entry. With data false, or for a
+// principal that may not see payloads, the messages have no data. They belong to no tenant, because
+// nobody knows whose they are.
 func (s *views) Rejected(ctx context.Context, cursor string, limit int, data bool) (api.RejectedList, error) {
 	list := api.RejectedList{Rejected: []api.RejectedMessage{}}
 	who, err := caller(ctx)

@@ -97,8 +97,8 @@ func rolesOf(stages []api.StageStatus, workers int) []api.RoleStatus {
 	return all
 }
 
-// addPartitions adds the figures of all partitions to the answer. It reads some partitions at the
-// same time.
+// addPartitions adds the figures of all partitions to the answer. It reads maxConcurrentReads
+// partitions at the same time.
 func (s *stats) addPartitions(ctx context.Context, st *api.Stats, byType map[string]*api.TypeStats) error {
 	all := s.space.All()
 	parts := make([]partitionStats, len(all))
@@ -135,7 +135,7 @@ type partitionStats struct {
 	ledger.PartitionStats
 	loads  []api.TypeStats
 	paused []string // types
-	used   int64    // permits of the current window
+	used   int64    // permits of the global limit, as ledger.PermitsUsed counts them
 }
 
 func (s *stats) readPartition(ctx context.Context, p keyspace.Partition) (part partitionStats, err error) {

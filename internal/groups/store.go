@@ -1,8 +1,8 @@
 // Package groups is the store of bulk actions. It stores submissions, carries out commands, and
 // returns views of groups, jobs, tenants and queues. It hides in which partition a group is, how
-// large submissions are split, and how repeated requests are recognized. Ingest and the HTTP API
-// use it. The context of a call has its principal (package auth): what belongs to another tenant
-// does not exist for it.
+// large submissions are split, and how repeated requests are recognized. Ingest, the watcher and
+// the HTTP API use it. The context of a call has its principal (package auth): what belongs to
+// another tenant does not exist for it.
 package groups
 
 import (
@@ -50,8 +50,8 @@ type Store struct {
 	*stats
 }
 
-// New returns a store. Submissions and appends use the Redis client appender, which may combine
-// concurrent calls; with nil they use conn.
+// New returns a store. Submissions, appends and the look-up of a group's tenant use the Redis
+// client appender, which may combine concurrent calls; with nil they use conn.
 func New(
 	cfg Config, conn *redisx.Conn, space keyspace.Space,
 	tel *telemetry.Telemetry, reducers *reducer.Registry, appender redis.Cmdable,
@@ -90,7 +90,7 @@ type access struct {
 	space    keyspace.Space
 	tel      *telemetry.Telemetry
 	reducers *reducer.Registry
-	appender redis.Cmdable // runs most commands of submissions and appends
+	appender redis.Cmdable // for submissions, appends and the tenants of groups
 }
 
 // partitionLimit returns the global rate limit in the form in which one partition applies it.
@@ -124,8 +124,8 @@ func (s *access) locateGroup(ctx context.Context, group string) (keyspace.Partit
 	return s.space.OfTenant(tenant), tenant, nil
 }
 
-// apiError converts Redis's errors "out of memory" and "does not answer" to the errors of package
-// api for them. It returns other errors unchanged.
+// apiError converts Redis's errors "out of memory" and "does not answer", and an exceeded deadline,
+// to the errors of package api for them. It returns other errors unchanged.
 func apiError(err error) error {
 	switch {
 	case err == nil:

@@ -98,8 +98,8 @@ func (s *tenants) PreviewTenant(ctx context.Context, tenant string, patch api.Te
 	return s.view(tenant, st), nil
 }
 
-// tenantsPerCall is how many tenants one call of Tenants looks at, unless the page's limit is
-// higher.
+// tenantsPerCall is the most tenants that one call of Tenants looks at to find those that are not
+// implicit, unless the page's limit is higher.
 const tenantsPerCall = 1000
 
 // Tenants lists tenants by id. A call reads a bounded number of tenants (tenantsOfEach), so a page
@@ -197,7 +197,8 @@ func (s *tenants) states(ctx context.Context, of []ledger.TenantRef) ([]ledger.T
 	return states, reads.Wait()
 }
 
-// maxConcurrentReads is how many scripts may run concurrently to read one list of tenants.
+// maxConcurrentReads is the most tenants of one list, or partitions for one call of Stats, that are
+// read concurrently.
 const maxConcurrentReads = 8
 
 func (s *tenants) state(ctx context.Context, p keyspace.Partition, tenant string) (ledger.TenantState, error) {

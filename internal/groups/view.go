@@ -120,7 +120,8 @@ func (s *views) View(from *ledger.Group, at time.Time) (api.Group, error) {
 	return g, nil
 }
 
-// Merged returns the aggregate of a group, merged from its partial aggregates.
+// Merged returns the aggregate of a group, merged from its partial aggregates. asked is what the
+// group asked for, encoded as in the group's hash.
 func (s *views) Merged(asked string, partials []string) (*reducer.State, error) {
 	plan, err := aggregate.Plan(s.reducers, asked)
 	if err != nil {
@@ -139,8 +140,8 @@ func (s *views) Merged(asked string, partials []string) (*reducer.State, error) 
 	return all, nil
 }
 
-// eta estimates how many seconds the group still needs, from its speed since it started; nil if the
-// speed is unknown. It serves callers that can't read the tenant's speed.
+// eta estimates how many seconds the group still needs, from its speed since it started; nil if it
+// has ended or the speed is unknown. It serves callers that can't read the tenant's speed.
 func eta(g *api.Group, started, now time.Time) *float64 {
 	ended := g.Counts.Ended()
 	elapsed := now.Sub(started).Seconds()

@@ -23,9 +23,10 @@ import (
 )
 
 // Limits of a batch of appended lines. A batch ends when its lines, valid and invalid ones, reach a
-// limit, and for no other reason. Therefore the same body is always divided into the same batches,
-// and a repeated batch gets the same request id. Danger: if these limits are changed, a body that
-// is sent again is divided into other batches, and its jobs are added twice.
+// limit, or at the end of the body, and for no other reason. Therefore the same body is always
+// divided into the same batches, and a repeated batch gets the same request id. Danger: if these
+// limits are changed, a body that is sent again is divided into other batches, and its jobs are
+// added twice.
 const (
 	maxBatchLines = 500
 	maxBatchBytes = 512 << 10
@@ -201,8 +202,8 @@ func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 }
 
 // storeBatch stores the current batch and begins the next one, whose first line is next. It stores
-// the batch even if the client has disconnected, but not if its API key was revoked. After an error
-// the batch is not cleared.
+// the batch even if the client has disconnected, but not if its API key is not valid any more.
+// After an error the batch is not cleared.
 func (a *bodyAppender) storeBatch(ctx context.Context, next int64) error {
 	if len(a.batch) > 0 {
 		opt := AppendOptions{

@@ -41,15 +41,16 @@ func mediaType(r *http.Request, want ...string) (string, error) {
 // the error or the end of the body.
 //
 // A body has a credit, the time for which the server still waits for it. The credit starts at
-// slowStart. Waiting uses it up, and each KiB that arrives adds a second, up to slowStart. A body
-// that is read into memory must also be complete after bodyTimeout. A streamed body may take any
-// time, and may be slower as long as its lines end: at the end of each line its credit is
-// idleTimeout. Time that the server itself needs does not count.
+// slowStart. Waiting uses it up, and each KiB that arrives adds a second, up to slowStart, or up to
+// idleTimeout for a streamed body. A body that is read into memory must also be complete after
+// waits of bodyTimeout in all. A streamed body may take any time, and may be slower as long as its
+// lines end: at the end of each line its credit is idleTimeout. Time that the server itself needs
+// does not count.
 type bodyReader struct {
 	io.ReadCloser
 	server   *server
 	ctl      *http.ResponseController
-	streamed bool // the server's shutdown interrupts it
+	streamed bool // it may take any time, and the server's shutdown interrupts it
 	credit   time.Duration
 	waited   time.Duration // for the client, in all
 	// err is the error or io.EOF that ended the body. After it, no read deadline may be set:

@@ -45,7 +45,7 @@ func resizeWorker(b Backend) func(context.Context, string, *int64) (any, error) 
 	}
 }
 
-// maxBusiest is how many of the busiest tenants are known.
+// maxBusiest is the most busiest tenants that are known: the limit if the request has none.
 const maxBusiest = 100
 
 func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
@@ -91,8 +91,8 @@ func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Te
 	}
 }
 
-// changeTenant returns a function that decodes a tenant's settings in one of these media types, and
-// calls do with them.
+// changeTenant returns the function that decodes a tenant's settings from a body in one of these
+// media types, calls do with them, and returns the tenant.
 func changeTenant(
 	s *calls, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
 ) func(*http.Request) (api.Tenant, error) {
@@ -121,8 +121,8 @@ func changeTenant(
 	}
 }
 
-// decodeSettings decodes the body of PUT and PATCH /v1/tenants/{id}. The error lists every bad
-// field.
+// decodeSettings decodes the body of PUT and PATCH /v1/tenants/{id}. The error lists the bad
+// fields, 100 at most.
 func decodeSettings(body []byte) (api.TenantPatch, error) {
 	var set api.TenantPatch
 	if b := bytes.TrimSpace(body); len(b) == 0 || b[0] != '{' {

@@ -73,7 +73,7 @@ const (
 	maxBuckets     = 1000
 )
 
-// getMap returns the map of a group's jobs.
+// getMap returns the function that reads the map of a group's jobs.
 func getMap(b Backend) func(*http.Request) (api.JobMap, error) {
 	return func(r *http.Request) (m api.JobMap, err error) {
 		id, err := pathID(r)

@@ -27,7 +27,7 @@ type fields struct {
 	problems map[string]string // by field
 }
 
-// readFields reads the body of a request, a JSON object.
+// readFields reads the body of a request, a JSON object of at most smallBody bytes.
 func readFields(s *calls, r *http.Request) (*fields, error) {
 	if _, err := mediaType(r, "application/json"); err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (f *fields) number(name string) *float64 {
 	return &n
 }
 
-// upTo reads a field that must be a whole number from 0 to limit.
+// upTo reads a field that must be a whole number from 0 to limit; nil if it is absent.
 func (f *fields) upTo(name string, limit int64) *int64 {
 	v := f.take(name)
 	if v == nil {
@@ -219,8 +219,8 @@ func (f *fields) eventSettings() api.EventSettings {
 	return set
 }
 
-// err returns an error with all problems; nil if there are none. Fields that were never read are
-// unknown, which is a problem, too.
+// err returns an error with all problems, of which it lists maxListed; nil if there are none.
+// Fields that were never read are unknown, which is a problem, too.
 func (f *fields) err() error {
 	slices.Sort(f.known)
 	for name := range f.values {

@@ -57,7 +57,8 @@ func (s *calls) submitGroup(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// accept answers a submission or a command with status 202.
+// accept answers a submission or a command with status 202, and with the header Location if the
+// answer is an api.Accepted.
 func accept(w http.ResponseWriter, answer any) {
 	if a, ok := answer.(api.Accepted); ok {
 		w.Header().Set("Location", a.Links["self"])
@@ -180,7 +181,7 @@ func (s *calls) sealGroup(ctx context.Context, id string, total *int64) (any, er
 	return withLinks(a), err
 }
 
-// show answers with what get returns.
+// show returns the handler of a call that answers with what get returns, as JSON.
 func show[T any](get func(r *http.Request) (T, error)) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		v, err := get(r)
@@ -285,7 +286,7 @@ func (s *calls) getStats(r *http.Request) (api.Stats, error) {
 	return st, err
 }
 
-// defaultHistory is how many minutes of the history are shown if the request does not say it.
+// defaultHistory is how many minutes of the history an answer has if the request names no number.
 const defaultHistory = 60
 
 func getHistory(b Backend) func(*http.Request) (api.History, error) {

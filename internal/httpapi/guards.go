@@ -24,7 +24,7 @@ func guardName(r *http.Request) (string, error) {
 	return kind + "/" + rest, nil
 }
 
-// badName refuses a path that can name nothing.
+// badName returns the problem for a path in which the parameter field is no valid name.
 func badName(field, problem string) error {
 	return newProblem(api.BadParameter, field+": "+problem, api.FieldError{Field: field, Problem: problem})
 }
@@ -59,8 +59,8 @@ func getGuard(b Backend) func(*http.Request) (api.Guard, error) {
 	}
 }
 
-// controlGuard serves an operator's action on a member of a guard. The action runs to its end even
-// if the client disconnects.
+// controlGuard returns the handler of an operator's action on a member of a guard. The action runs
+// to its end even if the client disconnects.
 func controlGuard(s *calls, do guard.Action) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		name, err := guardName(r)

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// listJobs returns the function that serves the list of a group's jobs: a page, or the job with a
-// given key.
+// listJobs returns the function that reads the list of a group's jobs: a page, or only the job with
+// a given key, if there is one.
 func listJobs(b Backend) func(*http.Request) (api.JobList, error) {
 	return func(r *http.Request) (l api.JobList, err error) {
 		id, err := pathID(r)

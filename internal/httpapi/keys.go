@@ -83,8 +83,8 @@ func (s keyCalls) list(r *http.Request) (api.KeyList, error) {
 	return KeyPage(all, cursor, limit)
 }
 
-// KeyPage returns a page of `all`, the keys that KeyStore.List has returned. The cursor is TIME,ID
-// of the last key on the previous page.
+// KeyPage returns a page of `all`, the keys that KeyStore.List has returned, and may change the
+// elements of `all`. The cursor is TIME,ID of the last key on the previous page.
 func KeyPage(all []apikey.Record, cursor string, limit int) (api.KeyList, error) {
 	list := api.KeyList{Keys: []api.Key{}}
 	after, id, ok := strings.Cut(cursor, ",")
@@ -160,7 +160,8 @@ func (s keyCalls) create(w http.ResponseWriter, r *http.Request) error {
 // from overflowing before the exact check.
 const maxKeySeconds = 1 << 31
 
-// KeyRequestOf checks the fields of a new key by the rules of POST /v1/keys.
+// KeyRequestOf checks the fields of a new key by the rules of POST /v1/keys, and returns them as
+// the request to the key store.
 func KeyRequestOf(asked api.KeyRequest) (apikey.Request, error) {
 	if s := asked.ExpiresInSeconds; s < 0 || s > maxKeySeconds {
 		return apikey.Request{}, invalidField("expires_in_seconds", "must be from 60 to 315360000, or 0 for never")

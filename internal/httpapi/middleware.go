@@ -100,8 +100,8 @@ func (s *server) byMethod(m handlersByMethod) http.Handler {
 // maxNamedParams is the largest number of unknown query parameters that an answer names.
 const maxNamedParams = 10
 
-// onlyQuery refuses requests with a query parameter that is not in known, so that a misspelt one
-// does not go unnoticed.
+// onlyQuery returns serve as a handler that refuses requests with a query parameter that is not in
+// known, so that a misspelt one does not go unnoticed.
 func onlyQuery(known []string, serve handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		q, err := url.ParseQuery(r.URL.RawQuery)

@@ -42,7 +42,8 @@ func entry(action, object string, before, after any) api.Activity {
 }
 
 // recordedGroup records and carries out a command on a group. state returns the part of the group
-// that the log shows as the state before; after is the state after the command.
+// that the log shows as the state before; after is what the log shows as the state after: the new
+// state or the command's arguments, nil for none.
 func recordedGroup(
 	ctx context.Context, b recorded, action, id string, state func(api.Group) any, after any,
 	do func(context.Context) (api.Accepted, error),
@@ -170,8 +171,8 @@ type recordedRooms struct {
 // carries it out.
 func RecordedRooms(r Rooms, log Activity) Rooms { return recordedRooms{r, log} }
 
-// recordedEvent records and carries out a change of an event. shown returns the part of the event
-// that the log shows as the state before; nil: none.
+// recordedEvent records and carries out a change of an event of the waiting room. shown returns the
+// part of the event that the log shows as the state before; nil: none.
 func recordedEvent[T any](
 	ctx context.Context, r recordedRooms, action, event string, shown func(api.RoomEvent) any, after any,
 	do func(context.Context) (T, error),

@@ -6,8 +6,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// listRejected answers with a page of the messages that ingest has rejected. It shows their data
-// only with data=true, because the data may be personal, and a page of it is large.
+// listRejected returns the function that reads a page of the messages that ingest has rejected. The
+// page has their data only with data=true, because the data may be personal, and a page of it is
+// large.
 func listRejected(b Backend) func(*http.Request) (api.RejectedList, error) {
 	return func(r *http.Request) (l api.RejectedList, err error) {
 		cursor, limit, err := pageParams(r)

@@ -27,7 +27,8 @@ type Rooms interface {
 	Events(ctx context.Context, cursor string, limit int) (api.RoomEventList, error)
 	// SetMode changes the mode of an event to one of the constants api.Mode….
 	SetMode(ctx context.Context, event, mode string) (api.RoomEvent, error)
-	// Recalibrate sets the capacity and the seats that are left.
+	// Recalibrate sets the capacity, the seats that are left, or both. With FromSeats it asks the
+	// seat service for the capacity.
 	Recalibrate(ctx context.Context, event string, to api.Recalibration) (api.RoomEvent, error)
 	// DeleteEvent closes an event. The event is deleted when no user is inside any more.
 	DeleteEvent(ctx context.Context, event string) (api.EventRemoval, error)

@@ -98,7 +98,8 @@ func (s *calls) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// follow sends the events that come after the position `at`, until the group has ended.
+// follow sends the events that come after the position `at`, until the group has ended. If it had
+// ended before and the client has all its states, follow answers with status 204.
 func follow(
 	ctx context.Context, w http.ResponseWriter, stream *sse.Stream, viewer *livefeed.Viewer[*groupEvents], at position,
 ) error {
@@ -157,7 +158,7 @@ func comparableView(g api.Group) []byte {
 type groupEvents struct {
 	at       position // the group's state
 	ended    bool
-	states   []stateEvent // all states of the round
+	states   []stateEvent // the states of the round that the group has reached
 	progress func() []byte
 }
 

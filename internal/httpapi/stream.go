@@ -9,7 +9,7 @@ import (
 
 const (
 	streamBuffer = 32 << 10    // size of the buffer for an answer, in bytes
-	streamDelay  = time.Second // longest time that lines stay in the buffer
+	streamDelay  = time.Second // a line flushes the buffer if the last flush is as old as this
 )
 
 func (s *calls) streamResults(w http.ResponseWriter, r *http.Request) error {
@@ -22,9 +22,10 @@ func (s *calls) streamResults(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// streamLines answers with the lines that produce writes, as NDJSON. Until the first buffer is
-// full, an error is answered with a problem. A later error breaks the connection, so that the
-// client does not mistake a part of the lines for all.
+// streamLines answers with the lines that produce writes, as NDJSON. Until the first lines are
+// sent, because the buffer is full or streamDelay is over, an error is answered with a problem. A
+// later error breaks the connection, so that the client does not mistake a part of the lines for
+// all.
 func streamLines(
 	ctx context.Context, w http.ResponseWriter, produce func(write func(line []byte) error) error,
 ) error {

@@ -33,8 +33,8 @@ func StreamBody(r *http.Request) {
 	}
 }
 
-// OwnDeadlines stops setting deadlines for writes: the handler of Options.UI that calls it sets
-// them.
+// OwnDeadlines makes the responseWriter set no more deadlines for writes: the handler of Options.UI
+// that calls it sets them.
 func (w *responseWriter) OwnDeadlines() { w.ownDeadlines = true }
 
 // CountRequest counts a request towards the rate limit of an API key that the handler of Options.UI

@@ -14,7 +14,8 @@ import (
 // use. It refuses unknown fields. null and the empty string count as absent, except in a payload,
 // which may be any JSON. It refuses repeated keys, but does not look for them inside of a payload.
 //
-// An error is a *ValidationError that lists every bad field, or a *TooLargeError.
+// An error is a *ValidationError that lists the bad fields, the first 100 of them, or a
+// *TooLargeError.
 type Decoder struct {
 	Ops map[string]bool  // custom reducers that a group may ask for beside AggregateOps
 	Now func() time.Time // time.Now when nil
@@ -255,7 +256,7 @@ func (r *bodyDecoder) readLine(object []byte) Job { return r.readJob(fieldParent
 
 // readJobs decodes an array of jobs and returns how many elements it has, invalid ones included.
 // After the first bad field of the body it still checks elements, but adds no more of them to jobs.
-// jobs is nil only if the array is absent.
+// jobs is nil only if the value is null or no array.
 func (r *bodyDecoder) readJobs(f field) (jobs []Job, n int) {
 	if !f.hasType('[', "an array of jobs") {
 		return nil, 0

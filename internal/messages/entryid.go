@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// ValidEntryID reports whether id is the complete id of a stream entry that Redis has made. It is
-// not at time 0: Redis refuses a range that ends before 0-0 with an error.
+// ValidEntryID reports whether id has the complete form MS-SEQ of ids that Redis gives to stream
+// entries. MS must not be 0: Redis refuses a range that ends before 0-0 with an error.
 func ValidEntryID(id string) bool {
 	ms, seq, ok := strings.Cut(id, "-")
 	at, errMS := strconv.ParseUint(ms, 10, 64)

@@ -15,8 +15,8 @@ const (
 
 // ParseEntry reads an entry of the ingest stream. entryID is the id that the stream gave it; it
 // becomes the message id when the entry has none of its own. ParseEntry ignores unknown fields and,
-// as W3C asks, a malformed traceparent. It checks only that the data is a JSON object; a Decoder
-// checks what it contains. Data of type []byte is not copied.
+// as W3C asks, a malformed traceparent. Of the data it checks only the size, and that it is a JSON
+// object; a Decoder checks what it contains. Data of type []byte is not copied.
 //
 // An error is a *ValidationError or, for data over MaxMessageBytes, a *TooLargeError.
 func ParseEntry(entryID string, values map[string]any) (Envelope, error) {
@@ -85,8 +85,8 @@ func (e Envelope) checkData(bad *problems) {
 	}
 }
 
-// Values returns the names and values of the fields with which the entry is written to a stream.
-// Empty fields are left out.
+// Values returns the names and values of the fields with which the entry is written to a stream. An
+// empty id or traceparent is left out.
 func (e Envelope) Values() map[string]any {
 	values := map[string]any{FieldType: e.Type, fieldData: e.Data}
 	if e.ID != "" {

@@ -20,7 +20,7 @@ type FieldError struct {
 type ValidationError struct {
 	Fields []FieldError // the first 100 bad fields
 	More   int          // number of further bad fields
-	// Malformed: the data is not JSON at all.
+	// Malformed: the data is not JSON, or not in UTF-8.
 	Malformed bool
 }
 
@@ -93,7 +93,7 @@ type problems struct {
 
 // add records a problem of a field. It ignores a second problem of the same field, which may only
 // follow from the first one. After maxListedFields problems it only counts further ones. args must
-// be limits, never values from the body.
+// be numbers or fixed texts, never texts from the body.
 func (p *problems) add(at fieldParent, field, format string, args ...any) {
 	if len(p.fields) == maxListedFields {
 		p.unlisted++

@@ -94,7 +94,7 @@ type AppendJobs struct {
 }
 
 // SealGroup is the data of a group.seal message, by which a producer says that the group gets no
-// more jobs.
+// more jobs: at once, or with Total as soon as it has so many.
 type SealGroup struct {
 	Group string `json:"group"`
 	Total *int64 `json:"total,omitempty"`

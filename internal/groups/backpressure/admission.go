@@ -24,7 +24,8 @@ func newAdmission(limit int64) admission {
 	return admission{limit: limit, reservations: newReservationQueue(), processes: 1}
 }
 
-// update replaces the view of the backlog by one that was just read. elapsed is the time since the
+// update replaces the view of the backlog by one that was just read: backlog is its jobs, peers the
+// live ingest processes, drain the jobs that leave it per second. elapsed is the time since the
 // view before.
 func (a *admission) update(backlog, peers int64, drain float64, elapsed time.Duration) {
 	// Reservations are made minutes ahead, so a rate measured over half a second must be averaged.

@@ -78,10 +78,10 @@ func New(cfg Config, conn *redisx.Conn, space keyspace.Space) *Controller {
 	return &Controller{cfg: cfg, conn: conn, space: space, admission: newAdmission(cfg.MaxBacklog)}
 }
 
-// Check returns an *api.BackpressureError when n more jobs can't be accepted now. Unless the client
-// retries by itself, it then has a reservation. Without an error the jobs count as accepted from
-// now on. Check may read the view first; it returns the error of a failed read. It returns
-// api.ErrInvalid for more jobs than the backlog may ever hold.
+// Check returns an *api.BackpressureError when n more jobs can't be accepted now. The client then
+// has a reservation, except in the cases of reserve. Without an error the jobs count as accepted
+// from now on. Check may read the view first; it returns the error of the last read if it failed.
+// It returns api.ErrInvalid for more jobs than the backlog may ever hold.
 func (c *Controller) Check(ctx context.Context, n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,8 +131,8 @@ func (c *Controller) Check(ctx context.Context, n int) error {
 	return full
 }
 
-// memoryWait returns how long memory will stay full, by the rate at which its use falls. It returns
-// 0 when memory is not full, and a fixed time when the use does not fall.
+// memoryWait returns how long memory will stay full, 1 s to 1 min, by the rate at which its use
+// falls. It returns 0 when memory is not full, and stuckMemoryWait when the use does not fall.
 func (c *Controller) memoryWait() time.Duration {
 	over := c.memory.ratio - c.cfg.MaxMemoryRatio
 	switch {

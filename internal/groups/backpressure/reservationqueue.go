@@ -13,7 +13,7 @@ const (
 	expiryTime      = time.Second            // this long after its due time a reservation is removed
 	dueMargin       = 800 * time.Millisecond // a reservation falls due this long after its space should be free
 	maxReservedWait = 10 * time.Minute       // no reservation is made further ahead
-	noDrainWait     = 10 * time.Second       // the wait while no worker starts jobs
+	noDrainWait     = 10 * time.Second       // least wait when less than 1 job a second drains
 
 	// The factors bound the part of the measured drain rate that may be reserved. The part falls
 	// when space was not free in time and rises when it was.
@@ -43,7 +43,7 @@ type reservation struct {
 	client
 	jobs   int64
 	due    time.Time
-	closed bool // used or withdrawn; its bucket still lists it
+	closed bool // used, withdrawn or expired; its bucket may still list it
 }
 
 // demand is a client's request to add jobs, and the view by which it is accepted or refused.
@@ -116,8 +116,8 @@ func (q *reservationQueue) keepsReservations(now time.Time, d demand, drain floa
 }
 
 // reserve makes a reservation behind `ahead` other jobs and returns the wait until it is due. It
-// makes no reservation, and returns only a wait, when nothing drains, when the wait would exceed
-// maxReservedWait, or when the client retries by itself.
+// makes no reservation, and returns only a wait, when drain is below 1 job a second, when the wait
+// would exceed maxReservedWait, or when the client retries by itself.
 func (q *reservationQueue) reserve(now time.Time, d demand, ahead int64, drain float64) time.Duration {
 	if drain < 1 {
 		return max(noDrainWait, roundUpToSeconds(d.blocked))

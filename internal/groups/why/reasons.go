@@ -117,8 +117,8 @@ func unpermitted(j *job, w *api.Why) {
 	w.Detail = "It is ready, but what its type needs is busy until " + formatTime(first) + ", such as all accounts."
 }
 
-// nonReady applies to a non-ready job that was retried, throttled, deferred or released, and to a
-// tenant's marker.
+// nonReady applies to a non-ready job that was retried, throttled, deferred, released or reclaimed,
+// and to a tenant's marker.
 func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	if j.State != ledger.NonReady || j.reason == ledger.ReasonScheduled || j.reason == ledger.ReasonPaused {
 		return nil
@@ -233,7 +233,7 @@ func (j *job) describePlace(w *api.Why) string {
 	return detail
 }
 
-// setStart sets a start at a known time.
+// setStart sets Until and EstimateSeconds for a start at a known time.
 func setStart(w *api.Why, now, start time.Time) {
 	w.Until = apivalue.TimeIfAfter(start, time.Time{})
 	seconds := apivalue.Round(max(0, start.Sub(now).Seconds()), 10)

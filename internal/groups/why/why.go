@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	mostRead = 200 // most types of the group, and most groups before it, that one read looks at
+	mostRead = 200 // most types of the group, groups before it, or unowned entries read
 	maxTries = 3   // for a job that moves while it is read
 )
 
@@ -39,7 +39,8 @@ func New(conn *redisx.Conn, space keyspace.Space, rate ledger.Rate) *Explainer {
 	return &Explainer{conn: conn, space: space, rate: rate}
 }
 
-// Group says why the next job of a group is not running. Errors: api.ErrNotFound.
+// Group says why the next job of a group is not running. For an unknown group it returns
+// api.ErrNotFound.
 func (e *Explainer) Group(ctx context.Context, p keyspace.Partition, group string) (api.Why, error) {
 	_, w, err := e.Job(ctx, p, group, ledger.NextJob, nil)
 	return w, err
@@ -47,7 +48,7 @@ func (e *Explainer) Group(ctx context.Context, p keyspace.Partition, group strin
 
 // Job says why a job is not running. lastErr is the record of its latest failed attempt, nil for
 // none. The job may move meanwhile: the returned letter is the state that the explanation is about.
-// Errors: api.ErrNotFound.
+// For an unknown group or job it returns api.ErrNotFound.
 func (e *Explainer) Job(
 	ctx context.Context, p keyspace.Partition, group string, ordinal int64, lastErr *ledger.JobError,
 ) (ledger.Letter, api.Why, error) {
@@ -85,7 +86,7 @@ type job struct {
 	e       *Explainer
 	p       keyspace.Partition
 	group   string
-	lastErr *ledger.JobError // nil: no attempt has failed
+	lastErr *ledger.JobError // nil: no attempt has failed, or it was not read yet
 
 	due    time.Time     // of a non-ready job
 	reason ledger.Reason // of a non-ready job
@@ -230,7 +231,7 @@ const unownedDetail = "It was delivered to a worker, but no worker owns it any m
 	"or SETID. The dispatcher takes it back within two leases."
 
 // isUnowned says whether no consumer owns a job's entry of a ready stream, although it was
-// delivered.
+// delivered. It looks at the first mostRead unowned entries of each type of the group.
 func isUnowned(ctx context.Context, j *job) (bool, error) {
 	for _, typ := range j.Types {
 		key := j.p.Ready(typ)
