@@ -49,7 +49,7 @@ type AdmitReply struct {
 	Moved    int           // jobs that are ready now
 	NonReady int           // jobs that became non-ready, as markers
 	Wait     time.Duration // until another call can admit jobs; negative: until the process is woken
-	Permits  []Permit      // that the admitted jobs have spent, by tenant
+	Permits  []Permit      // number of admitted jobs by tenant; with a limit, each has spent a permit
 	Denials  []Denial      // tenants that were refused a permit
 	Traced   []AdmitTrace  // the sampled jobs among the admitted and non-ready ones
 	AtUS     int64         // Redis time, µs
@@ -139,7 +139,7 @@ type PromoteReply struct {
 	Moved   int            // jobs that are ready now
 	Skipped int            // due jobs whose ready stream is full
 	Wait    time.Duration  // until another call can promote jobs; negative: no tenant that may run has non-ready ones
-	Permits []Permit       // that the promoted jobs have spent, by tenant
+	Permits []Permit       // number of promoted jobs by tenant; with a limit, each has spent a permit
 	Denials []Denial       // tenants that were refused a permit
 	Traced  []PromoteTrace // the sampled jobs among the promoted ones
 	AtUS    int64          // Redis time, µs
@@ -154,8 +154,8 @@ type PromoteTrace struct {
 }
 
 // Promote moves due non-ready jobs to their ready streams, with one permit each. It suspends due
-// jobs of paused groups and types; those of a paused tenant stay non-ready. It makes a batch of
-// suspended jobs of one resumed tenant non-ready again, before anything else.
+// jobs of paused groups and types; those of a paused tenant stay non-ready. After a resumption of a
+// tenant, group or type it first makes a batch of one tenant's suspended jobs non-ready again.
 // Twice: the second call takes the next jobs.
 func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a PromoteArgs) (PromoteReply, error) {
 	args := append([]any{a.Most}, a.Limit.args()...)

@@ -58,7 +58,7 @@ func EntryRequest(entry string) string { return "@" + entry }
 // AppendArgs are the arguments of Append.
 type AppendArgs struct {
 	Group   string
-	Request string // id by which a repeated call is recognized; "": none
+	Request string // id by which a repeated call is recognized for some time; "": none
 	Limit   int64  // most jobs of a group
 	Mode    AppendMode
 	Next    int64 // expected ordinal of the group's next job; if it is wrong, the script costs more
@@ -70,8 +70,8 @@ type AppendReply struct {
 	First, N  int64
 	Duplicate bool // the request was applied before; First and N are not known
 	// Skipped are the jobs that were left out, by their number in the request from 0, because the
-	// group has unique keys and another job has their key. They do not count in N. A duplicate
-	// returns those of the first call.
+	// group has unique keys and another job has their key. They do not count in N. A duplicate with
+	// a request id returns those of the first call.
 	Skipped []int
 }
 
@@ -95,14 +95,14 @@ func Append(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Append
 	return results[0].AppendReply, results[0].Err
 }
 
-// Request is the jobs that one message adds to a group, all or none. A repeated request is
-// recognized by its id.
+// Request is the jobs that one HTTP request, or one message of the ingest stream, adds to a group,
+// all or none. A repeated request is recognized by its id.
 type Request struct {
 	ID   string // as AppendArgs.Request; no piece of a submission
 	Jobs []NewJob
 }
 
-// AppendResult is the result of one Request. Err is one of the errors of Append.
+// AppendResult is the result of one Request. Err is nil, or one of the errors that Append lists.
 type AppendResult struct {
 	AppendReply
 	Err error
@@ -177,7 +177,8 @@ func appendArguments(a AppendArgs, requests []Request) []any {
 	return args
 }
 
-// appendBlobs composes the queued blobs of all jobs, in one buffer of about the given size.
+// appendBlobs appends the queued blobs of all jobs to args; the first job has the ordinal next. The
+// blobs are in one buffer of about the given number of bytes.
 func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
 	all := make([]byte, 0, bytes)
 	compose := newComposer(time.Now())

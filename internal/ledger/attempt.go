@@ -11,8 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// The variables are the scripts of an attempt. start, renew and outcome are called by workers;
-// reclaim ends the attempts of dead workers.
+// The variables are the scripts of an attempt. start, renew and outcome are called by workers, and
+// start and outcome by the watcher to fail jobs without a processor. reclaim, which the dispatcher
+// calls, ends the attempts of dead workers.
 var (
 	start   = script("jobs/start", "signals", "states", "ranges", "blob", "pauses", "ready", "non_ready")
 	renew   = script("jobs/renew", "states")
@@ -197,7 +198,8 @@ type OtherJob struct {
 	Waits     string // ms, as in the moving blob: fair|rate|congestion
 	Queued    []byte // the queued blob
 	// Delay is, for OutcomeThrottled, the Retry-After, or negative: -Delay is the least wait. For
-	// OutcomeDeferred it is the exact wait; for other outcomes the least wait.
+	// OutcomeDeferred it is the exact wait, for OutcomeRetry the least wait. Other outcomes ignore
+	// it.
 	Delay      time.Duration
 	Code, Text string // of the error
 }
@@ -228,9 +230,10 @@ type OutcomeReply struct {
 }
 
 // Outcome stores the outcomes of a batch of jobs of one type, and removes their entries from the
-// ready stream. An outcome is stale if the job has another attempt by now, has ended, or its group
-// is cancelled: it changes nothing but a counter of the type. The entry of a stale outcome stays if
-// it may hold the job's present attempt; Reclaim then decides. Twice: all outcomes of the second
+// ready stream. An outcome is stale if the job was taken back, has another attempt by now or has
+// ended, or if its group is cancelled or deleted. A stale outcome changes nothing, except that it
+// counts in the field stale of load:TYPE unless its group is cancelled or deleted. Its entry stays
+// if it may hold the job's present attempt; Reclaim then decides. Twice: all outcomes of the second
 // call are stale.
 func Outcome(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
@@ -303,10 +306,10 @@ func appendDone(args []any, jobs []DoneJob) []any {
 
 // ReclaimReply says what Reclaim has done.
 type ReclaimReply struct {
-	Steps   []JobStep // the sampled ones among the jobs
+	Steps   []JobStep // sampled jobs that were taken back, have failed, or were cancelled before
 	Taken   int       // jobs that are non-ready now, due at once
 	Failed  int       // jobs that have failed, because they lost more than maxLosses workers
-	Stale   int       // entries that were no jobs, or whose job has another attempt or a cancelled group by now
+	Stale   int       // entries that were no jobs, or whose job or group has ended, or that are of another attempt
 	Missing []string  // pending entries that another program has deleted from the stream: an incident
 }
 

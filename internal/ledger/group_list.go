@@ -16,10 +16,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// GroupList is the name of a list of groups. Each partition has such lists, as sorted sets.
+// GroupList says which list of a partition's groups is read. The lists are sorted sets; each
+// constant says which groups its list has, and by which time they are ordered.
 type GroupList string
 
-// The lists of groups: which groups each has, and by which time they are ordered.
+// The lists of groups. Until [Sweep] has completed, a cancelled group counts as one that has not
+// ended.
 const (
 	AllGroups    GroupList = ""  // every group, by its creation
 	OpenGroups   GroupList = "o" // groups that have not ended, by their creation or reopening
@@ -61,7 +63,7 @@ type ListedGroup struct {
 	ID string
 }
 
-// Newest is a place before all groups.
+// Newest returns a place in a list that is before all groups.
 func Newest() ListedGroup { return ListedGroup{At: math.Inf(1)} }
 
 // OlderThan reports whether a comes after b in a list that begins with the newest group.
@@ -73,7 +75,7 @@ func (a ListedGroup) OlderThan(b ListedGroup) bool {
 type GroupRange struct {
 	List   GroupList
 	Tenant string      // of AllGroups: only the groups of this tenant; "": those of all
-	Before ListedGroup // only groups that are older than this one
+	Before ListedGroup // only groups that are older than this one; Newest(): all
 	Since  time.Time   // only groups of this time or later; zero: all
 }
 
@@ -111,8 +113,8 @@ func ListGroups(
 	}
 }
 
-// GroupFacts is the facts of a group by which lists of groups are filtered. The zero value is that
-// of a group that does not exist.
+// GroupFacts is the facts of a group by which lists of groups are filtered. The Status of a group
+// that does not exist is "".
 type GroupFacts struct {
 	Status api.Status
 	Paused bool

@@ -33,10 +33,11 @@ type Group struct {
 	Throttles, Retries int64 // times that its jobs became markers for want of a permit, and were retried
 
 	Aggregates string   // the aggregates that were asked for, as JSON; "": none
-	Partials   []string // the partial aggregates, encoded by their reducers, in no order
+	Partials   []string // the partial aggregates, that of failed jobs too, as encoded by reducers, in no order
 }
 
-// groupParts are the pending reads, in a pipeline, of the data of a group that is not in its hash.
+// groupParts are the pending reads, in a pipeline, of two hashes of a group beside group:GROUP: the
+// numbers of its failed jobs by code, and its partial aggregates.
 type groupParts struct{ codes, aggregate *redis.MapStringStringCmd }
 
 func readParts(ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, id string) groupParts {
@@ -233,9 +234,9 @@ type Progress struct {
 	Status             api.Status
 	Counts             api.Counts
 	Reduced            int64 // the part of Counts.Done whose results are reduced
-	Throttles, Retries int64
+	Throttles, Retries int64 // of all rounds
 
-	Created   time.Time
+	Created   time.Time // the round began: the group was created or reopened
 	Started   time.Time // the first job started
 	JobsEnded time.Time // all jobs had ended
 	Completed time.Time // the group became COMPLETED: all results were reduced
@@ -278,7 +279,8 @@ func ReadProgress(ctx context.Context, c redis.Cmdable, groups []GroupRef) ([]Pr
 // and lane.
 type TenantQueue struct{ Type, Lane, Tenant string }
 
-// QueuedGroups are the first groups of a [TenantQueue], in the order in which they are served.
+// QueuedGroups are the first groups of a [TenantQueue], in the order of the fair queue; with
+// FAIR_QUEUE_POLICY=priority they are served in another order.
 type QueuedGroups struct {
 	Groups     []QueuedGroup
 	TypePaused bool
@@ -290,7 +292,7 @@ type QueuedGroup struct {
 	Waiting int64
 }
 
-// ReadQueues reads the first groups of each queue, `most` at most, in two round trips.
+// ReadQueues reads the first groups of each queue, at most `most` of one queue, in two round trips.
 func ReadQueues(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, queues []TenantQueue, most int64,
 ) (map[TenantQueue]QueuedGroups, error) {

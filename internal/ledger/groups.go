@@ -106,8 +106,8 @@ func Create(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Create
 // Seal seals a group: it gets no more jobs. With total it announces that the group gets exactly
 // total jobs, and the group is sealed as soon as it has them. Seal reports whether the group is
 // sealed now. Twice: the second call reports the same. Errors: api.ErrNotFound; api.ErrConflict if
-// the group is cancelled, has more than total jobs, has announced another total, or without total
-// has fewer jobs than announced.
+// the group is cancelled, has more than total jobs, is sealed with fewer, has announced another
+// total, or without total has fewer jobs than announced.
 func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, total *int64) (bool, error) {
 	arg := any("")
 	if total != nil {
@@ -135,7 +135,7 @@ func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group st
 	return err
 }
 
-// SweepJobs is the number of jobs that one call of Sweep moves; it costs some milliseconds of
+// SweepJobs is the most jobs that one call of Sweep moves. Such a call costs some milliseconds of
 // Redis's time.
 const SweepJobs = 5000
 
@@ -178,8 +178,8 @@ func Reopen(
 	return int(r.num(1)), err
 }
 
-// Requeue moves a batch of a reopened group's failed jobs into the fair queue; more says that
-// another call may be needed. The jobs of a paused group enter the fair queue when it is resumed.
+// Requeue moves a batch of a reopened group's chosen failed jobs into the fair queue; more says
+// that another call may be needed. The jobs of a paused group enter it when the group is resumed.
 // Twice: the second call moves the next batch.
 func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
 	r, err := run(ctx, c, requeue, p, group, 100)
@@ -204,8 +204,8 @@ func Advance(
 }
 
 // ReduceFailures stores the partial aggregate of a group's failed jobs, which the caller has
-// reduced. It does nothing if the group has another number of failed jobs or another round by now.
-// Twice: the second call stores the same again.
+// reduced. a has the number of these jobs and their round. If one of the two has changed, or the
+// group is not AGGREGATING, it does nothing. Twice: the second call stores the same again.
 func ReduceFailures(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, a AdvanceReply, state []byte,
 ) error {
@@ -214,9 +214,10 @@ func ReduceFailures(
 }
 
 // Expire deletes an ended group, or with resultsOnly only its result lines. The group's owner key,
-// dead letters and outbox entries stay. With the last group of a tenant that has no settings and is
-// not paused it deletes the tenant. It does nothing to a group that has not ended, or whose
-// cancellation Sweep has not completed. Twice: the second call finds nothing. Errors: ErrFenced.
+// dead letters and outbox entries stay. With the last group of a tenant that has no settings and no
+// unfinished jobs and is not paused it deletes the tenant. It does nothing to a group that has not
+// ended, or whose cancellation Sweep has not completed. Twice: the second call finds nothing.
+// Errors: ErrFenced.
 func Expire(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64, resultsOnly bool,
 ) error {

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// SampleSlot is the time of which one sample is kept.
+	// SampleSlot is the length of a slot of time. Of each slot one sample is kept.
 	SampleSlot = 10 * time.Second
 	// MaxSamples is how many samples are kept: those of a day.
 	MaxSamples = int(24 * time.Hour / SampleSlot)
@@ -33,8 +33,9 @@ type Sample struct {
 	api.Gauges
 }
 
-// RecordSample stores a sample, unless a sample of the same SampleSlot or of a later time is
-// stored. It reports whether it has stored it. Twice: the second call stores nothing.
+// RecordSample stores a sample, unless a sample of the same slot or a later one is stored. It first
+// deletes samples of the future, which a clock that was set back has left. It reports whether it
+// has stored the sample. Twice: the second call stores nothing.
 func RecordSample(ctx context.Context, c redis.Cmdable, space keyspace.Space, s Sample) (bool, error) {
 	text, err := json.Marshal(s)
 	if err != nil {

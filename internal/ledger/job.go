@@ -60,7 +60,7 @@ type Reason byte
 const (
 	ReasonRate      Reason = 'R' // its tenant has no permit: the job is the tenant's marker
 	ReasonThrottled Reason = 'A' // the downstream API asked to wait
-	ReasonError     Reason = 'E' // its last attempt ended with a transient error
+	ReasonError     Reason = 'E' // its last attempt ended with a transient error, or it was reclaimed
 	ReasonScheduled Reason = 'S' // it was submitted with a RunAt of its own
 	ReasonPaused    Reason = 'P' // it was suspended when it was ready
 	ReasonResource  Reason = 'G' // it was deferred because what it needs is busy
@@ -136,7 +136,8 @@ func EntryBlob(fields []string) string {
 	return fields[0] + fields[1]
 }
 
-// MessageBlob does the same as EntryBlob for an entry as go-redis returns it.
+// MessageBlob does the same as EntryBlob for an entry as go-redis returns it; of an entry with more
+// fields it returns "".
 func MessageBlob(values map[string]any) string {
 	if len(values) != 1 {
 		return ""
@@ -230,7 +231,7 @@ func appendKey(to []byte, key string) []byte {
 }
 
 // composer composes the queued blobs of jobs that all get the same acceptance time.
-type composer struct{ accepted []byte } // between two bars
+type composer struct{ accepted []byte } // the acceptance time, ms, between two bars
 
 func newComposer(now time.Time) composer {
 	return composer{append(strconv.AppendInt([]byte("|"), now.UnixMilli(), 10), '|')}

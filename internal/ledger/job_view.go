@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// KeptErrors is how many errors Redis keeps of a job: those of the latest attempts of this round
-// that have ended with an error.
+// KeptErrors is the most errors of a job that errors:GROUP keeps, and the most that a JobStatus
+// has: those of the job's latest attempts in this round that have ended with an error.
 const KeptErrors = 3
 
 // JobError is the record of an attempt that ended with an error or was deferred. Scripts write it
@@ -38,7 +38,7 @@ type JobError struct {
 	Trace    string `json:"-"`      // the job's traceparent, in such a record; "": it was not sampled
 }
 
-// Time returns when the attempt failed.
+// Time returns when the attempt ended, from the field At.
 func (e *JobError) Time() time.Time { return time.UnixMilli(e.At).UTC() }
 
 // parseFailure reads a record of failures:GROUP: the error as JSON, a newline, and the job's moving
@@ -155,8 +155,9 @@ type ListedJob struct {
 const listPieces = 16
 
 // ListJobs returns jobs of a group from ordinal from on, `most` at most; with a state, named as in
-// the API, only jobs in this state. One call looks at the states in listPieces at most. next is the
-// ordinal for the next call, -1 at the end of the group.
+// the API, only jobs in this state. One call looks at listPieces pieces of the states at most, so
+// it may return fewer than `most` jobs before the end. next is the ordinal for the next call, -1 at
+// the end of the group.
 func ListJobs(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, state string, from int64, most int,
 ) (jobs []ListedJob, next int64, err error) {
@@ -186,7 +187,7 @@ func ListJobs(
 	return jobs, next, readErrors(ctx, c, p, group, jobs)
 }
 
-// readErrors reads the errors of jobs of one group, in one round trip.
+// readErrors reads the last errors of jobs of one group, in one round trip, and sets their Errors.
 func readErrors(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, jobs []ListedJob,
 ) error {

@@ -3,7 +3,8 @@
 // decides by Redis's clock, and writes.
 //
 // After an error a caller does not know whether the script ran, so it may repeat any call with the
-// same arguments. The doc comment of each function says under "Twice" what the second call does.
+// same arguments. The doc comment of a function that runs a script which writes says under "Twice"
+// what the second call does.
 // Errors that are not listed are those of Redis and of the network.
 package ledger
 
@@ -34,7 +35,8 @@ func script(file string, parts ...string) *call.Script {
 	return call.NewScript(path.Base(file), lua.Source(append(files, file)...))
 }
 
-// Permit is a number of permits that were spent for a tenant.
+// Permit is the number N of a tenant's jobs that a call has made ready. With a rate limit, each of
+// them has spent one permit.
 type Permit struct {
 	Tenant string
 	N      int64
@@ -53,7 +55,8 @@ type refusal struct {
 }
 
 // refusals holds the codes by which a script refuses a call, by script and code; script "" stands
-// for every script. Codes that are not listed are no errors: they are values of the reply.
+// for every script without an entry of its own for the code. Codes that are not listed are no
+// errors: they are values of the reply.
 var refusals = map[[2]string]refusal{
 	{"", "NOGROUP"}:        {"group %[3]v", api.ErrNotFound},
 	{"pause", "NOGROUP"}:   {"group %[4]v", api.ErrNotFound},

@@ -104,8 +104,8 @@ func (r Rate) OwnPermit(st TenantState) time.Time {
 	return st.NextPermit
 }
 
-// Bound returns speed, in jobs per second, or the highest speed that the tenant's limits allow if
-// that is lower.
+// Bound returns speed, in jobs per second, or the highest speed that the tenant's limits and the
+// limit of its partition allow if that is lower.
 func (r Rate) Bound(st TenantState, speed float64) float64 {
 	bound := func(perSecond float64) {
 		if perSecond > 0 {
@@ -145,7 +145,7 @@ func PermitsUsed(ctx context.Context, c redis.Cmdable, p keyspace.Partition, lim
 // Quota is the part of the global limit that is assigned to one partition.
 type Quota struct {
 	Fenced    bool  // another process rebalances now; the other fields mean nothing
-	Effective int64 // permits a window that it may spend now, or has spent in the last one (sliding)
+	Effective int64 // permits a window that it may spend now; sliding: or has spent in the last one, if more
 	Freed     int64 // the part of this call's decrease that other partitions may have at once
 	FromUS    int64 // Redis time (µs) from which they may have all of it; 0: they may have it now
 	Demand    int64 // permits that its waiting and due jobs could use
@@ -153,7 +153,8 @@ type Quota struct {
 }
 
 // Increase says when an increase of a quota becomes effective: AtOnce permits now, the rest at
-// NotBeforeUS (Redis time, µs). With the zero Increase all of it is effective at once.
+// NotBeforeUS (Redis time, µs). With the zero Increase, or with the limiter token, all of it is
+// effective at once.
 type Increase struct{ NotBeforeUS, AtOnce int64 }
 
 // ReadQuota reads a partition's quota, and stores the fence. From then on Redis refuses the calls
@@ -183,8 +184,8 @@ const rankGroups = 200
 
 // SetPolicy chooses how a partition orders waiting jobs: with an alpha, by the priority formula
 // with this ALPHA over all groups of a lane; with nil, by the fair queue. If that is a change, it
-// ranks all open groups, in several calls. Twice: the second call begins again if the first one was
-// interrupted; otherwise it does nothing.
+// ranks all open groups, in several calls of the script, or with nil deletes all ranks. Twice: the
+// second call begins again if the first one was interrupted; otherwise it does nothing.
 func SetPolicy(ctx context.Context, c redis.Cmdable, p keyspace.Partition, alpha *float64) error {
 	want := ""
 	if alpha != nil {

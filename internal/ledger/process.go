@@ -21,8 +21,8 @@ var (
 
 // Lead makes a watcher the leader of a partition until the lease ends, or extends its lease. A
 // lease of 0 ends the leadership. It returns the fencing number, which grows with each change of
-// leader; 0 if another watcher is the leader, or if the lease is 0. Twice: the leader keeps its
-// number.
+// leader, and when the same leader comes back after its lease has ended; 0 if another watcher is
+// the leader, or if the lease is 0. Twice: the leader keeps its number.
 func Lead(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, watcher string, lease time.Duration,
 ) (fence int64, err error) {

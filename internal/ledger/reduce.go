@@ -12,7 +12,7 @@ import (
 
 var reduce = script("jobs/reduce", "signals", "states", "ranges")
 
-// The Field constants name the fields of an entry of the stream results. An entry has results of
+// The Results constants name the fields of an entry of the stream results. An entry has results of
 // jobs of one group.
 const (
 	ResultsGroup  = "g" // the group's id
@@ -52,8 +52,8 @@ type ReduceReply struct {
 // Reduce stores a partial aggregate to which the caller has added results, and the result lines,
 // and removes the Entries from the stream results. It changes nothing unless all jobs are done and
 // not reduced yet, and the stored partial aggregate has the given version; therefore each result
-// counts once. If the group does not exist, it only removes the Entries. Twice: the second call
-// replies ReduceVersion.
+// counts once. If the group does not exist, or there are no Ordinals, it only removes the Entries.
+// Twice: the second call replies ReduceVersion; without Ordinals, the same as the first.
 func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a ReduceArgs) (ReduceReply, error) {
 	var ranges jobRanges
 	for _, o := range a.Ordinals {

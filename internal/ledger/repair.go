@@ -21,8 +21,10 @@ var (
 // RepairGroup corrects the counts of a group, and the lists that name it. It adds each difference
 // to the field of the group's hash with its name; a name code:X stands for the count of error code
 // X. The caller has read version, the field repaired of the group, before it recounted. RepairGroup
-// reports false, and changes nothing, if the group was repaired since then. If the group does not
-// exist, it removes its id from the lists and reports true. Twice: the second call reports false.
+// reports false, and changes nothing, if the group was repaired since then. It makes the group
+// dirty; if a cancelled group has jobs left, Sweep begins again. If the group does not exist, it
+// removes its id from the lists and reports true. Twice: the second call reports false if the group
+// exists.
 func RepairGroup(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	group, tenant string, version int64, differences map[string]int64,
@@ -69,8 +71,9 @@ type Misplaced struct {
 	Twin  string // another element of the same job: only one is removed; "": none
 }
 
-// RepairMisplaced checks an element again, and quarantines it if it is a misplaced job, no job, or
-// one of two elements of a job. It reports whether it has. Twice: the second call reports false.
+// RepairMisplaced checks an element again. If it is a misplaced job, no job, or one of two elements
+// of a job, RepairMisplaced moves it from its location to the quarantine, and reports true. Twice:
+// the second call reports false.
 func RepairMisplaced(ctx context.Context, c redis.Cmdable, p keyspace.Partition, m Misplaced) (bool, error) {
 	r, err := run(ctx, c, repairMisplaced, p, m.Location, m.Owner, m.Type, m.Item, m.Twin)
 	return r.num(0) == 1, err

@@ -47,7 +47,7 @@ func Results(
 }
 
 // Failures calls yield once with the error record of each failed job of a group, in no order. It
-// stops at the first error of yield and returns it.
+// stops at the first error of yield and returns it, and fails at a record that it can't read.
 func Failures(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, yield func(JobError) error,
 ) error {
@@ -75,8 +75,8 @@ func Failures(
 	return nil
 }
 
-// SomeFailures returns the error records of up to `most` failed jobs of a group, in no order. Which
-// jobs these are does not depend on their errors.
+// SomeFailures returns the error records, without payloads, of up to `most` failed jobs of a group,
+// in no order. Which jobs these are does not depend on their errors.
 func SomeFailures(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, most int,
 ) ([]JobError, error) {
@@ -156,7 +156,7 @@ func DeadLetters(
 
 // deadLetter parses an entry of the stream dead-letters, as fail_job in lua/parts/endings.lua
 // writes it. Other programs may write to the stream as well: a missing or invalid field is empty,
-// and the result can always be encoded as JSON.
+// but At is then the time in the entry's id. The result can always be encoded as JSON.
 func deadLetter(e redis.XMessage) api.DeadLetter {
 	text := func(field string) string { v, _ := e.Values[field].(string); return v }
 	const year9999 = 253402300799999 // the last time that JSON can express

@@ -21,11 +21,10 @@ var (
 	tenantState = script("tenants/tenant_state", "signals", "tenants", "pauses", "ready", "limiters", "shares")
 )
 
-// Pausable says what is paused.
+// Pausable is a kind of thing that Pause can pause.
 type Pausable string
 
-// The Pausable constants are the kinds of things that Pause can pause. A type is paused in each
-// partition separately.
+// The kinds of things that Pause can pause. A type is paused in each partition separately.
 const (
 	PauseGroup  Pausable = "group"
 	PauseTenant Pausable = "tenant"
@@ -182,7 +181,7 @@ type TenantState struct {
 	// limit or share of the window; 0: no limit.
 	Used, Limit             int64
 	GlobalUsed, GlobalLimit int64     // the same of all tenants of the partition, whose limit is its quota
-	ActiveTenants           int64     // among which the partition's limit is divided, this one among them
+	ActiveTenants           int64     // of the partition; with a limit, also this one and others with due jobs
 	NextPermit              time.Time // next permit of the tenant's own limit or share; Now if one is left
 	GlobalPermit            time.Time // the partition's next permit; Now if one is left
 	Now                     time.Time // by Redis

@@ -24,8 +24,9 @@ func Types(ctx context.Context, c redis.Cmdable, p keyspace.Partition) ([]string
 }
 
 // Loads returns, for each of the types, its waiting, non-ready, ready and in-flight jobs in one
-// partition, and its stale reports and lost leases. It makes one round trip. A type whose ready
-// stream has no consumer group yet has no jobs in flight.
+// partition, its stale reports and lost leases, and its totals. Here a job is in flight as soon as
+// a worker process has read its entry. Loads makes one round trip. A type whose ready stream has no
+// consumer group yet has no jobs in flight.
 func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []string) ([]api.TypeStats, error) {
 	type replies struct {
 		load    *redis.SliceCmd

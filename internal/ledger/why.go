@@ -24,7 +24,7 @@ type WaitingJob struct {
 	Ordinal      int64     // NextJob when State is 0
 	Tenant, Type string    // Type is "" when the group has several types and only the job's blob names its own
 	Status       api.Status
-	Types        []string // the types of the group's jobs
+	Types        []string // the types of the group's jobs, as many as Why looks at
 
 	GroupPaused, TenantPaused, TypePaused bool
 

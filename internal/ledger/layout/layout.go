@@ -250,7 +250,8 @@ const (
 //	                                              were spent in it
 //	s, n               µs    admit, promote       limiter sliding: a log of spent permits and
 //	                                              their sum
-//	t                  µs    admit, promote       limiter token: the theoretical arrival time
+//	t                  µs    admit, promote,      limiter token: the theoretical arrival time
+//	                         quota
 //	xw                       append, admit,       the sum of (weight − 1) over the active tenants,
 //	                         promote …            in thousandths
 //	rs, rd             ms    admit                since when, and when last, a tenant was denied a
@@ -309,9 +310,9 @@ const (
 //	                                              of load:TYPE, as in the next two lines
 //	done, failed, retried    retire
 //	throttled                retire
-//	suspicious               reclaim, the audit   pending entries that another program has deleted
-//	                         loop                 from ready streams; absent: none since the audit
-//	                                              loop read and deleted the field
+//	suspicious               reclaim, the audit   number of pending entries that another program
+//	                         loop                 has deleted from ready streams; absent: none
+//	                                              since the audit loop has deleted the field
 const (
 	WatchOwner      = "owner"
 	WatchUntil      = "until"
