@@ -1,12 +1,12 @@
 -- admit: takes the next jobs of a type out of the fair queue.
--- State: waiting → ready; the first job of a tenant without a permit: waiting → non-ready
+-- State: waiting → ready; the marker of a rate-limited tenant: waiting → non-ready
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1   typ      -        the type
---   2   most     jobs     most jobs to admit
+--   2   most     jobs     most jobs to admit; a few more if they complete a small group
 --   3   cap      jobs     most undelivered jobs in the ready stream
 --   4   slots    workers  jobs that the workers can run at the same time; 0 = not known
 --   5   ahead    jobs     entries that the ready stream may have beyond slots; 0 = there are no
@@ -25,14 +25,16 @@
 -- Reply
 --   {state, moved, non_ready, wait, permits, denials, traced, now}
 --     state      'OK'       jobs were admitted, or the call has looked at as much as it may
---                'FULL'     the ready stream is full now; jobs may have been admitted before
+--                'FULL'     the ready stream takes no more jobs now: it is full, or what is free is
+--                           little or kept for others; jobs may have been admitted before
 --                'LIMITED'  no permit of the global limit is left, or others may claim those that
 --                           are; jobs may have been admitted before
 --                'PAUSED'   the type is paused
 --                'EMPTY'    no waiting job may run now
 --     moved      jobs that are ready now
 --     non_ready  jobs that are non-ready now, as markers
---     wait       ms until another call can admit jobs; -1 = until the process is woken
+--     wait       ms until another call can admit jobs; -1 = until the process is woken; not set
+--                (-1) with OK: another call may admit jobs at once
 --     permits    {tenant, jobs, …}: the admitted jobs; with a limit, each spent a permit
 --     denials    {tenant, reason, …}: per_group or global, as its own share or all permits are used
 --                up
@@ -50,8 +52,8 @@ local most, cap, slots, ahead = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(A
 local total, elastic, keep = tonumber(ARGV[8]), ARGV[11] == 'elastic', tonumber(ARGV[13])
 LIMITER, WIDTH = ARGV[6], tonumber(ARGV[7])
 local weights = { high = tonumber(ARGV[14]), normal = tonumber(ARGV[15]), low = tonumber(ARGV[16]) }
-local PICK = 50 -- most jobs of a tenant in a row; twice as many if the workers run them within 1 ms
-local LOOKS = 200 -- most tenants, or groups by priority, that one call looks at
+local PICK = 50 -- most jobs of a tenant in a row; up to 100 if the workers run so many within 1 ms
+local LOOKS = 200 -- most turns of by_fairness or by_priority; a turn serves one tenant or group
 stream, fair, load_key = B .. 'ready:' .. typ, B .. 'fair:' .. typ, B .. 'load:' .. typ
 local over, rate_limited = B .. 'over:' .. typ, B .. 'rate-limited:' .. typ
 US = now_us()
@@ -64,8 +66,9 @@ local entries, undelivered = stream_depth(stream)
 local free = cap - undelivered
 if slots > 0 then free = math.min(free, slots + ahead - entries) end
 local full_at = slots > 0 and slots + floor(ahead * 0.75) - (ahead < 2 and 1 or 0) or 1000000000
--- store_full stores in the field full of load:TYPE that the ready stream is full. Its values are
--- when refill wakes the fetcher: at most `entries_at` entries, and at most half of cap undelivered.
+-- store_full stores in the field full of load:TYPE that the ready stream is full, and since when.
+-- The field also says when refill wakes the fetcher: when the stream has at most `entries_at`
+-- entries, and at most half of cap undelivered.
 local function store_full(entries_at)
   local text = floor(cap / 2) .. ' ' .. entries_at
   if load[1] and string.match(load[1], '^%d+ %d+') == text then return end
@@ -74,8 +77,8 @@ local function store_full(entries_at)
 end
 local capacity -- most jobs that this call admits; finish may add a few
 do
-  -- If due jobs found the stream full (see promote), admit leaves them up to half of its free
-  -- capacity. If there is space for one job only, it leaves it to due jobs every other time.
+  -- If due jobs found the stream full in the last 200 ms (see promote), admit leaves them up to
+  -- half of its free capacity. If there is space for one job only, the sides get it in turn.
   local asked_at, asked = string.match(load[3] or '', '^(%d+) (%d+)$')
   local shared, yields = asked_at and math.abs(now - asked_at) < 200, false
   if shared then
@@ -129,7 +132,7 @@ do
   for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, '-inf', now, 'LIMIT', 0, 100)) do
     end_rate_limit(tenant)
   end
-  -- A longer wait can only come from a clock that was set back.
+  -- A longer wait comes from a clock that was set back, or from a longer window than WIDTH is now.
   for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do
     end_rate_limit(tenant)
   end
@@ -149,23 +152,25 @@ end
 local virtual = tonumber(lanes[4] or 0)
 local state, wait = 'EMPTY', -1
 
--- quick is the mean run time (ms) of the jobs of the tenant whose jobs of this type were the
--- quickest in the last QUICK_MS (see outcome). The run time of a new tenant's jobs is not known: it
--- is taken as quick, and the tenant is charged for the difference when the jobs have ended.
+-- quick is about the lowest mean run time (ms) that a tenant's jobs of this type had in a batch of
+-- outcomes in the last QUICK_MS (see outcome); nil = there is none. The run time of a new tenant's
+-- jobs is not known: it is taken as quick, and the tenant is charged for the difference when the
+-- jobs have ended.
 local quick = tonumber(load[4] or nil)
 if quick and math.abs(now - tonumber(load[5] or 0)) > QUICK_MS then quick = nil end
 
 local look
 do
-  -- look reads a tenant. The fields of the result:
-  --   rps, weight, paused, marker  as in its hash
+  -- look reads a tenant. The fields of the result (besides name, key, and rs and rd of its hash):
+  --   rps, weight, paused, marker  as in its hash; weight is 1 if it has none
   --   est          mean run time of its jobs of the type, ms; nil = not known
   --   owe          run time that it was not charged for yet, ms
-  --   cost         run time of a job divided by the weight: what a job adds to the start tag
+  --   cost         run time of a job (ms, at least 1) divided by the weight: what a job adds to
+  --                the tenant's start tag
   --   bound        since when permits are denied to it or to all, ms; nil = they are not
-  --   limit        permits that it may spend in a window; nil = no limit
-  --   left         permits that are left of them
-  --   next_at      time of the next permit, µs
+  --   limit        the limiter's state for spend (see limiters); nil = no limit
+  --   left         permits that are left of its own limit or share
+  --   next_at      time of its next permit, µs
   --   can          permits that its waiting jobs may spend now: not more than all tenants have
   --                left, and without those that its due jobs may claim; nil = no limit
   local F, claims = LIMIT_FIELDS[LIMITER], {}
@@ -213,9 +218,9 @@ local function leave_lanes(tenant)
   end
 end
 
--- group_of returns the next group of a tenant that is in the set (fair or over) of a lane, and its
--- waiting jobs. A tenant that is paused leaves all lanes, one without waiting jobs leaves this one;
--- then group_of returns nil.
+-- group_of returns the next group of a tenant that is in the set (fair or over) of a lane, and the
+-- number of the group's waiting jobs. A tenant that is paused leaves all lanes, one without waiting
+-- jobs leaves this one; then group_of returns nil.
 local function group_of(t, lane, start, set)
   if t.paused then return leave_lanes(t.name) end
   local group, n = next_group(lane, t.name)
@@ -270,8 +275,8 @@ local function admit_jobs(t, lane, group, n, k)
   return went, empty
 end
 
--- charge_lane adds the work of `went` jobs to the start tag of a lane: start-time fair queueing
--- (Goyal, Vin, Cheng 1996). The caller stores the tag.
+-- charge_lane adds the run time of `went` jobs, divided by the lane's weight, to the start tag of
+-- the lane: start-time fair queueing (Goyal, Vin, Cheng 1996). The caller stores the tag.
 local function charge_lane(t, lane, went)
   virtual = math.max(tag[lane], virtual)
   tag[lane] = virtual + went * t.cost * t.weight / weights[lane]
@@ -319,7 +324,7 @@ do
   -- finish returns how many jobs a tenant may get in one turn to complete a group of which n jobs
   -- are left, even beyond quantum and the capacity: so a small group does not wait between the jobs
   -- of a large one. It returns 0 unless the jobs are few and quick. For a new tenant the type's
-  -- mean run time counts, and at least one job for each worker is allowed.
+  -- mean run time counts, and as many jobs as the workers have slots are allowed in any case.
   local FEW, FEW_MS = 20, 30
   function finish(t, n)
     if n > FEW or slots == 0 then return 0 end
@@ -332,7 +337,7 @@ end
 local capacity_for, kept
 do
   -- capacity_for returns how many jobs a tenant may get. If other tenants had quick jobs in the
-  -- last QUICK_MS, tenants with long jobs leave three of ten workers (kept) free for quick ones,
+  -- last QUICK_MS, tenants with long jobs leave three of ten slots (kept) free for quick ones,
   -- because a job in flight can't be interrupted. For other tenants it returns many: no bound.
   local LONG_MS, LONG = 100, 10
   kept = math.max(0, math.min(math.ceil(slots * 0.3), slots - 1))
@@ -342,7 +347,8 @@ do
   end
 end
 
--- next_lane returns the lane with the lowest start tag among those whose count is above 0.
+-- next_lane returns the lane with the lowest start tag among those whose count is above 0; nil if
+-- there is none.
 local function next_lane(count)
   local lane
   for _, l in ipairs(LANES) do
@@ -387,8 +393,8 @@ local function by_fairness()
   local eligible, eligible_start, up_to_date = {}, {}, {}
   -- A tenant with long jobs for which capacity_for leaves no worker is skipped. The first such
   -- tenant is next_long. It must not starve: at the turn of a tenant of its lane whose tag is
-  -- higher by the cost of more than two of its jobs, the call stops, and the fetcher is woken when
-  -- a worker is free for next_long.
+  -- higher by the cost of more than two of its jobs, the call stops. If it has admitted nothing,
+  -- the fetcher is woken when a slot is free for next_long.
   local skipped, next_long = { high = 0, normal = 0, low = 0 }, nil
   local function await_next_long()
     if moved > 0 then return end

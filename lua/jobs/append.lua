@@ -12,8 +12,8 @@
 --   4  form      -     form of the jobs below: ready or ''
 --   5  requests  n     number of requests
 --   then for each request:
---   +1  request  -     its id: '' = none; @ENTRY = an entry of the ingest stream; =N = piece N of
---                      the submission
+--   +1  request  -     its id: '' = none; @ENTRY = an entry of the ingest stream; =N = piece N
+--                      (from 0) of the submission
 --   +2  n        jobs  number of its jobs
 --   then for each job of each request, in the form ready:
 --   +1  blob     -     the queued blob that results if the ordinal and the time are guessed right
@@ -27,7 +27,7 @@
 --   {'OK', first, n, skipped}   n jobs have the ordinals from first on
 --   {'DUP', skipped}            this request was applied before, or with a mode: the submission has
 --                               ended before
---   {'GAP', pieces}             the pieces between pieces and this one are missing
+--   {'GAP', pieces}             pieces number `pieces` and up, before this one, are missing
 --   {'NOGROUP'}                 there is no such group
 --   {'SEALED', status}          the group gets no more jobs
 --   {'TOTAL', total, accepted}  there would be more jobs than were announced
@@ -37,7 +37,7 @@
 -- In a group with unique_keys, jobs whose key another job of the group has are skipped, and do not
 -- count in n. skipped is 'number,…' of these jobs, from 0 in their request; '' = none. It is absent
 -- in other groups. The hash keys:GROUP holds key → ordinal and, for DUP, the skipped jobs of each
--- request, under the byte 31 and the request's id.
+-- request with an id that has skipped some, under the byte 31 and the request's id.
 -- Twice, with a request id: the second call answers DUP. So it does with a mode.
 -- Out of memory: refused. The first write is RPUSH, HSET or ZADD.
 -- Cost: 1 µs a job and some µs a group.
@@ -49,8 +49,9 @@ local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'se
   'submitted', 'pieces', 'paused', 'unique_keys')
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
 local first, sealed, replies = accepted, g[6] or status == 'CANCELLED', {}
--- These lists hold the ids of accepted requests, which the script stores at its end: entries and
--- messages are {score, id, …} for two sorted sets; applied has the ids as keys.
+-- These hold the ids of accepted requests, which the script stores at its end: lists entries and
+-- messages are {score, id, …} for two sorted sets. applied has all these ids as keys, and pieces is
+-- the number of pieces that the group then has, or nil.
 local entries, messages, applied, pieces = {}, {}, {}, nil
 -- These lists are for a group with unique keys: key_index is {key, ordinal, …} of the new jobs,
 -- new_keys has their keys as a set, and skips has the skipped jobs of each request.
@@ -131,7 +132,8 @@ local function key_of(i)
   return job_key
 end
 -- find_skipped returns which of the request's n jobs have a key that another job of the group, or
--- an earlier job of this call, has: as a list of numbers from 0, and as a set.
+-- an earlier job of this call, has: as a list of numbers from 0, and as a set. Both are empty in a
+-- group without unique_keys.
 local function find_skipped(n)
   local list, set, job_keys = {}, {}, {}
   if not g[13] or n == 0 then return list, set end
@@ -176,7 +178,7 @@ local function read_composed(n, skip, kept)
   if guessed then accepted = accepted + n end
   states[#states + 1], waiting, arg = string.rep('W!', kept), waiting + kept, arg + n
 end
--- read_each reads a job in the other form.
+-- read_each reads one job in the form '' from ARGV[at] on, and adds it to queues or later.
 local function read_each(at)
   local typ, run_at, trace = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
   if typ == '' then typ = group_type end
@@ -190,7 +192,7 @@ local function read_each(at)
     q[#q + 1] = queued(trace, ARGV[at + 3])
   end
 end
--- read_jobs reads n jobs without the skipped ones.
+-- read_jobs reads the next n jobs of ARGV, in either form, and leaves out those in skip.
 local function read_jobs(n, skip, kept)
   if composed then
     if kept > 0 then read_composed(n, skip, kept) else arg = arg + n end

@@ -7,14 +7,14 @@
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  group  -  the group's id
---   2  only   -  the type of the jobs, '' = one of several
+--   2  only   -  the type of the jobs, '' = not known: one of the group's types
 --   then for each job, by ascending ordinal:
 --   +1  ordinal  n  the job
 --   +2  state    -  its state (letter and mark) when it was missed
 -- Reply
 --   {ordinal, …}  the jobs that the call has ended. A job that has moved in the meantime is not
 --                 among them
--- A mark changes with each attempt, so an equal state says that the job has not moved since.
+-- A mark changes with each attempt, so an equal state says that no transition moved the job.
 -- Waiting jobs are lost only as far as the group counts more of them than its queues hold.
 -- If the type of a job is not known, its payload goes into the dead letter only: a retry must not
 -- run it as another type.
@@ -79,7 +79,7 @@ for i = 1, #ords do
       message = message .. ', its payload too: submit it again in a new group'
     end
     fail_job(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
-    -- Without a payload in the record, a retry can't run the job as another type.
+    -- The record has no payload either: so a retry can't run the job as another type.
     if not type_known then call('HDEL', B .. 'payloads:' .. group, ords[i]) end
   end
 end
