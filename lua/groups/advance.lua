@@ -13,8 +13,9 @@
 --                               failed jobs: failures is their number, round the group's round
 --   {'FENCED'}                  another watcher is the leader
 -- Each transition is timestamped. It goes to the outbox with the group's hash as it is then. The
--- group is not dirty any more. When it ends, it is not paused any more either; when its tenant has
--- no unfinished jobs then, the tenant's counters are reset (check_last).
+-- group is not dirty any more. When it ends, it is not paused any more either; if its tenant has
+-- neither unfinished nor non-ready jobs then, the tenant becomes inactive, and its counters are
+-- reset (check_last).
 -- Twice: the second call finds no transition to make.
 -- Out of memory: goes through.
 -- Cost: constant.
@@ -28,8 +29,8 @@ allow_oom()
 local g, flat = {}, call('HGETALL', key)
 for i = 1, #flat, 2 do g[flat[i]] = flat[i + 1] end
 local function n(field) return tonumber(g[field] or 0) end
--- set writes a field in the local copy of the group's hash, a list {field, value, …}, which goes to
--- the outbox.
+-- set writes a field in the two local copies of the group's hash: the table g, and the list flat,
+-- {field, value, …}, which goes to the outbox. It does not write to Redis.
 local function set(field, value)
   if not g[field] then flat[#flat + 1], flat[#flat + 2] = field, value end
   for i = 1, #flat, 2 do

@@ -1,7 +1,7 @@
 -- cancel: ends a group at once and seals it. None of its jobs starts any more. It leaves the fair
--- queue, and its lists queue:GROUP:TYPE are renamed to cancelled:GROUP:TYPE. sweep empties them
--- later, and moves all jobs that have not ended to cancelled. A pause or a requeueing of the group
--- ends.
+-- queue and the schedule, and its lists queue:GROUP:TYPE are renamed to cancelled:GROUP:TYPE. sweep
+-- empties them later, and moves all jobs that have not ended to cancelled. A pause or a requeueing
+-- of the group ends.
 -- State: any state that is not final → CANCELLED
 --
 -- KEYS

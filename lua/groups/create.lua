@@ -13,7 +13,8 @@
 --   +1  field  -  its name
 --   +2  value  -  its value
 -- Reply
---   {'OK', status}        the group was created, by this or an earlier call
+--   {'OK', status}        the group was created, by this or an earlier call; status is its present
+--                         one
 --   {'CONFLICT', status}  another submission created the group
 -- Twice: the second call answers OK and changes nothing.
 -- Out of memory: refused.

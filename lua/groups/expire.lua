@@ -8,7 +8,8 @@
 -- ARGV
 --   1  group  -  the group's id
 --   2  fence  n  fencing number of the partition's leader
---   3  scope  -  all, or results: delete the result lines and keep the rest
+--   3  scope  -  all, or results: delete the result lines, set results_expired in the group's hash
+--                and keep the rest
 -- Reply
 --   {'OK'}      the data is deleted, by this or an earlier call
 --   {'FENCED'}  another watcher is the leader

@@ -20,16 +20,18 @@
 -- both its own hash and the hash pauses.
 -- Twice: the second call changes nothing.
 -- Out of memory: goes through.
--- Cost: some commands for each type of the group; for a tenant, for each type; for a type, for each
--- tenant with suspended jobs.
+-- Cost: some commands for each type of the group; for a tenant, for each type, and with
+-- FAIR_QUEUE_POLICY=priority for each of its groups; for a type, for each tenant with suspended
+-- jobs.
 local scope, id, paused = ARGV[1], ARGV[2], ARGV[3] == '1'
 local now, factor = now_ms(), alpha()
 precheck('SCARD', B .. 'suspended', B .. 'resuming')
 precheck('HLEN', B .. 'rate')
 precheck('LLEN', B .. 'wake:fetcher', B .. 'wake:dispatcher')
 
--- mark_resumed stores the time of this resumption in the field resumed: promote looks only at
--- suspended jobs with a score up to it.
+-- mark_resumed stores the time (ms) of this resumption in the field resumed of the hash rate, at
+-- least 2 ms after the last one: promote looks only at suspended jobs with a score up to it, and
+-- gives those that stay suspended the score resumed + 1.
 local function mark_resumed()
   local last = tonumber(call('HGET', B .. 'rate', 'resumed') or 0)
   call('HSET', B .. 'rate', 'resumed', string.format('%.0f', math.max(now, last + 2)))

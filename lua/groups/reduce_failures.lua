@@ -1,4 +1,5 @@
--- reduce_failures: stores the partial aggregate of a group's failed jobs when all jobs have ended.
+-- reduce_failures: stores the partial aggregate of a group's failed jobs when all jobs have ended,
+-- and makes the group dirty, so that advance ends it.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -6,14 +7,15 @@
 -- ARGV
 --   1  group   -     the group's id
 --   2  round   n     the round in which the caller has read the failures
---   3  failed  jobs  how many there are
+--   3  failed  jobs  the group's number of failed jobs then
 --   4  state   -     the partial aggregate
 -- Reply
 --   {'OK'}
--- It does nothing if the group is not AGGREGATING, or has another round or number of failed jobs.
+-- It answers OK and does nothing if the group is not AGGREGATING, or has another round or number of
+-- failed jobs.
 -- The failures of a round are final then, except that lose may add some. reopen deletes this
 -- partial aggregate, so that each round reduces the jobs that are failed at its end.
--- Twice: the second call stores the same again.
+-- Twice: the second call stores the same again, or does nothing because the group has ended.
 -- Out of memory: goes through.
 -- Cost: constant.
 local group, round, failed, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

@@ -10,12 +10,13 @@
 --   3  chosen   -  which failed jobs to move, as JSON: {"codes": [code, …], "jobs": [ordinal, …]},
 --                  those with one of the codes and those with one of the ordinals; '' = all
 -- Reply
---   {'OK', round}      the number of the round that is open
+--   {'OK', round}      the group's present round, which this or an earlier call has opened
 --   {'NOGROUP'}        there is no such group
 --   {'STATE', status}  the group has not ended, or it was cancelled
 --   {'NONE'}           no job of the group has failed
 --   {'NOTCHOSEN'}      no failed job is among the chosen ones
---   {'MOVING'}         requeue still moves other jobs, which an earlier call has chosen
+--   {'MOVING'}         requeue still moves the jobs of this round, and the earlier call that opened
+--                      it chose others
 -- Twice, with a request id: the second call answers OK with the same round, unless another
 -- reopening came between. So does any call while requeue still moves the round's jobs, if it has
 -- chosen the same.

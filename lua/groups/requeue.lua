@@ -8,15 +8,16 @@
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  group  -     the group's id
---   2  most   jobs  most jobs to move
+--   2  most   jobs  about how many jobs to move: HSCAN may return some more
 -- Reply
 --   {'MORE', n}  n jobs were moved; failed jobs may be left
---   {'DONE', n}  n jobs were moved, and none is left to move; or the group is not being reopened
+--   {'DONE', n}  n jobs were moved, and none is left to move; or the group is not being reopened,
+--                or is cancelled
 -- The group's field requeue holds the cursor of the scan over its failures. A scan that began again
 -- in each call would pass over the empty buckets of the jobs that have moved, again and again.
 -- Only jobs that failed before this round move: a job that fails again in the meantime stays
--- failed. The record, the dead letter and the earlier errors of a moved job are deleted; a record
--- that can't be read is quarantined.
+-- failed. The record, the dead letter and the earlier errors of a moved job are deleted. So is the
+-- record of a job that is not failed. A record that can't be read is quarantined.
 -- Twice: the jobs that were moved are not among the failures any more.
 -- Out of memory: refused.
 -- Cost: some µs a job.

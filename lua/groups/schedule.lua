@@ -1,5 +1,5 @@
 -- schedule: puts groups whose run_at has come into the fair queue. A paused group leaves the
--- schedule too, but enters the fair queue when it is resumed.
+-- schedule too, but enters the fair queue when it is resumed. A cancelled one only leaves it.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition

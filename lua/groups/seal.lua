@@ -14,7 +14,8 @@
 --   {'CANCELLED'}               the group is cancelled
 --   {'TOTAL', accepted, total}  total is not what was announced, or the group has more jobs, or it
 --                               is sealed with another number; without total: it has fewer jobs
---                               than were announced
+--                               than were announced. The reply's total is the announced one, or
+--                               ARGV 2 if none was announced
 -- Twice: the second call answers as the first.
 -- Out of memory: refused.
 -- Cost: constant.

@@ -9,11 +9,11 @@
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  group  -     the group's id
---   2  most   jobs  most jobs to move
+--   2  most   jobs  most jobs to look at; of the non-ready and suspended ones, about that many
 -- Reply
---   {'MORE', n, steps}  n jobs were moved; more may be left. steps has the sampled jobs that were
---                       removed from their locations (see parts/blob.lua)
---   {'DONE', 0, steps}  no job is left to move, or the group is not cancelled
+--   {'MORE', n, steps}  the state of n jobs was set to cancelled; call again. steps has the sampled
+--                       jobs that were removed from their locations (see parts/blob.lua)
+--   {'DONE', 0, steps}  nothing is left to move or to remove, or the group is not cancelled
 -- Cursors in the group's hash say where the next call continues.
 -- Twice: the second call moves the next jobs.
 -- Out of memory: goes through.

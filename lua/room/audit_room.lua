@@ -18,7 +18,7 @@
 --     law state: each user is in the sets of the record's state, and in no other
 --       settings  settings of the event are missing; have: it has a hash at all, 1 or 0
 --       unlisted  the event is not in rooms
---       late      the time in rooms (have) is later than something is due (want)
+--       late      the time in rooms (have) is more than 15 s later than something is due (want)
 --       record    a record can't be read
 --       sets      have and want are sets: 1 waiting, 2 away, 4 slots, or a sum of them
 --       ghost     a user in a set (want) has no record; have: the score
@@ -26,16 +26,16 @@
 --       tail      the number is not one of 1 to tail (want)
 --       score     the user waits with another number (have)
 --     law slots
---       fence     the fence is missing, or later than the last one that was given
+--       fence     the fence is missing, or higher than the last one that was given
 --       early     the slot (have) ends before the READY user's time or the token (want)
---       seats     seats that are left (have), and those declared less those sold (want); -1: none
+--       seats     seats left (have) are not those declared less those sold (want); -1: no stock
 -- It writes nothing. Each page is read at one instant. A user who exists during the whole scan is
 -- read at least once.
 -- Twice: reads again.
 -- Out of memory: goes through.
 -- Cost: some µs an element.
 local event, list, cursor, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local LATE = 15000 -- a time in rooms may be later by that much, for example after an error of a script
+local LATE = 15000 -- ms by which a time in rooms may be too late, as after an error of a script
 local known = open_room(event)
 local SETS = { waiting = { WAITING, 1 }, away = { AWAY, 2 }, slots = { SLOTS, 4 } }
 local tail = R.tail
@@ -49,8 +49,8 @@ local function found(law, what, number, have, want)
   reply[#reply + 1] = finding
 end
 
--- steady says whether the due times in rooms were written under the present clock: no step back of
--- the clock is still to be corrected.
+-- steady says whether the event's time in rooms was written under the present clock: expire_users
+-- has run, and no step back of the clock by more than 1 s is still to be corrected.
 local function steady()
   local c = call('HMGET', B .. 'cleanup', 'last_run', 'steps')
   return c[1] and tonumber(c[1]) <= NOW + 1000 and tonumber(c[2] or 0) == R.steps

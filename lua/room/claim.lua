@@ -11,9 +11,11 @@
 --   +2  conn  -  the stream of the user, empty: any
 -- Reply
 --   {code, fence, expires, …}
---        'CLAIMED'  the user has a token, which expires then (ms)
+--        'CLAIMED'  the user has a token, from this or an earlier call, which expires then (ms)
 --        'NONE'     the user holds no slot, or the token is not valid any more
 --        'STALE'    the user has another conn
+--        fence, expires
+--                   of CLAIMED; otherwise empty and 0
 -- Twice: the same fence and expiry.
 -- Out of memory: goes through.
 -- Cost: some µs a user; at most 200 users.

@@ -9,12 +9,13 @@
 --   1  event  -    the event's id
 --   2  user   -    the user's id
 --   3  fence  -    of the token
---   4  sold   0|1  1: a seat of the stock is sold
+--   4  sold   0|1  1: a seat is sold. It is counted even if the event has no stock
 -- Reply
 --   {'DONE'}  the user has no record any more
 --   {'NONE'}  the token is unknown, or its slot has ended
 -- It also works shortly after the token has expired, while the user still has the slot, because
--- verifiers allow some leeway. When the last seat is sold, the event is sold out.
+-- verifiers allow some leeway. When the last seat is sold, the event is sold out, unless it is
+-- closed.
 -- Twice: NONE, and no second seat is sold.
 -- Out of memory: goes through.
 -- Cost: constant.

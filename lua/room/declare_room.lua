@@ -14,16 +14,16 @@
 --   {code, rev, over}
 --        'CREATED'   the event is new
 --        'CHANGED'   it has other settings now
---        'SAME'      nothing has changed
---        'CONFLICT'  it has another rev
---        'UNKNOWN'   there is no such event
---        rev         of the event now
---        over        slots in use above the limit
+--        'SAME'      the call changes nothing; so always with absent, if the event exists
+--        'CONFLICT'  its rev is not ARGV 3
+--        'UNKNOWN'   with change: there is no such event
+--        rev         of the event now, 0: there is none
+--        over        slots in use above the limit; 0 with CONFLICT and UNKNOWN
 -- The setting stock is the number of seats to sell in all: those that were sold since the event
 -- began are not left any more, whether it had a stock or not. The setting left is the number of
--- seats that are left. Nobody loses a slot. A change number begins with the time, so that brokers
--- notice an event that was deleted and created again.
--- Twice: SAME.
+-- seats that are left. Nobody loses a slot. The change number of a new event begins with the time
+-- (µs), so that brokers notice an event that was deleted and created again.
+-- Twice: SAME. With a rev, CONFLICT, if the first call has changed it.
 -- Out of memory: refused.
 -- Cost: constant.
 local event, how, rev = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -44,8 +44,8 @@ elseif seats then
   new['declared_stock'] = seats
   if seats ~= '' then new['stock'] = string.format('%.0f', math.max(0, tonumber(seats) - sold)) end
 end
--- The mode follows the seats: an event without seats left is sold out; a sold-out event that has
--- seats again, or no stock any more, is open.
+-- The mode follows the seats, unless the event is closed: an event without seats left is sold out;
+-- a sold-out event that has seats, or no stock any more, is open.
 local mode, stock = new['mode'] or R.mode or 'open', R.stock
 if new['stock'] then stock = tonumber(new['stock']) end
 local no_stock = not stock and R.stock and new['mode'] ~= 'sold_out'

@@ -16,7 +16,7 @@
 --        'GONE'   the user has no record any more
 --        'NO_SHOW'
 --                 the same for a READY user
---        'STALE'  the user is unknown or has another conn: nothing changes
+--        'STALE'  event or user is unknown, or the user has another conn or polls: nothing changes
 -- A READY user is gone if no_show is release, a user with a token if on_close is release.
 -- Twice: NOTED or STALE.
 -- Out of memory: goes through.

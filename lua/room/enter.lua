@@ -23,19 +23,19 @@
 --                  'IN_PROGRESS'  the user has a token, which expires then
 --                  'NONE'         the user is unknown
 --                  'STALE'        mode again: the record has another conn
---                  'FULL'         the queue is as long as it may be
+--                  'FULL'         as many users are waiting or away as max_waiting allows
 --                  'CLOSED', 'SOLD_OUT'
 --                                 the event takes nobody
---        number    the user's number; 0 without a record
---        fence     of READY and IN_PROGRESS
---        replaced  the conn that the record had before, if it was another
+--        number    the user's number; 0 without a record, and with NONE and STALE
+--        fence     of READY and IN_PROGRESS, otherwise empty
+--        replaced  the conn that this call's conn has replaced, empty: none
 --        new       1: this call has given the number
 -- A user who polls keeps the place for three times poll, at least for the event's grace. A user who
--- polls (a call without a conn) never replaces an open stream. If nobody waits and a slot is free,
--- a new user is READY at once: the number leaves the queue, and the caller calls claim. A user
--- whose token has expired counts as unknown. Mode new then gives the slot back before it gives a
--- number.
--- Twice: the same answer, with BACK instead of ENTERED.
+-- polls (a call without a conn) never replaces an open stream. If the event is open, nobody waits,
+-- a slot is free and the rate allows it, a new user is READY at once: the number leaves the queue,
+-- and the caller calls claim. A user whose token has expired counts as unknown. Mode new then gives
+-- the slot back before it gives a number.
+-- Twice: the same answer, with BACK instead of ENTERED, new 0 and replaced empty.
 -- Out of memory: refused.
 -- Cost: some µs a user; at most 200 users.
 local event, mode, poll = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -43,8 +43,9 @@ if not open_room(event) then return { 'UNKNOWN' } end
 load_users(ARGV, 4, 2)
 local kept = NOW + math.max(R.grace, 3 * poll)
 
--- newcomer gives an unknown user a number. If nobody is waiting and a slot is free, the user also
--- gets the slot at once. It refuses users of a closed, sold-out or full event.
+-- newcomer gives an unknown user a number, and returns the code of the reply. If the event is open,
+-- nobody is waiting, a slot is free and the rate allows it, the user also gets the slot at once. It
+-- refuses users of a closed, sold-out or full event.
 local function newcomer(user, conn)
   local result
   if R.mode == 'closed' then
@@ -77,8 +78,9 @@ local function newcomer(user, conn)
   return result
 end
 
--- known looks up the present state of a user with a record, and makes an away user waiting again.
--- It also returns the conn that the caller's conn replaces.
+-- known returns the code of the reply for a user with a record, and the conn that the caller's conn
+-- replaces. It stores that conn, prolongs the place of a user who polls, and makes an away user
+-- waiting again. If the event is closed or sold out, it changes nothing for users of the queue.
 local function known(user, r, conn)
   local replaced = ''
   local waits = r.letter == 'W' or r.letter == 'A'
@@ -111,7 +113,7 @@ for i = 4, #ARGV, 2 do
   local user, conn = ARGV[i], ARGV[i + 1]
   local r, replaced, new = record_of(user), '', 0
   local result = 'NONE'
-  local over = r and r.letter == 'P' and r.expires <= NOW -- even if expire has not seen it yet
+  local over = r and r.letter == 'P' and r.expires <= NOW -- even if expire_users has not seen it yet
   if over and mode == 'new' then
     count('expired', 1)
     put(user, nil)

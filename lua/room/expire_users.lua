@@ -9,18 +9,19 @@
 --   1  event  -  the event's id, empty: only store the time of the run
 -- Reply
 --   {n, wait, at, mode, no_shows}
---        n         users who have no record any more
+--        n         users whom this call has removed
 --        wait, at, mode
---                  as those of promote
---        no_shows  those of n who were promoted and did not fetch the token
--- If expire did not run for more than 5 s, Redis or all brokers stood still. Then absent users and
--- READY users keep their places for another 15 s, because they could not return meanwhile. Tokens
--- end as usual. If the clock has stepped back by more than 1 s, all events are due at once, up to
--- 5,000. The next call for an event sets the times of absent users and of READY users to at most
--- their full length; it does so for about 500 users of both kinds.
+--                  as in the reply of promote_users
+--        no_shows  those of n who were promoted and did not claim the token
+-- If expire_users did not run for more than 5 s, Redis or all brokers stood still. Then absent
+-- users (away or polling) and READY users keep their places for another 15 s, because they could
+-- not return meanwhile. Tokens end as usual. If the clock has stepped back by more than 1 s, the
+-- events with a later time in rooms, up to 5,000, are due at once. The next call for an event sets
+-- the times of absent users (grace, at least 60 s) and of READY users to at most their full length;
+-- it stops after 500 to 1,000 users of each kind.
 -- Twice: removes the next users.
 -- Out of memory: goes through.
--- Cost: some µs a user; at most 200 users.
+-- Cost: some µs a user; removes at most 200 users.
 local event = ARGV[1]
 local STOOD_STILL, HOLD, STEP, MOST, MANY = 5000, 15000, 1000, 200, 5000
 local known = open_room(event)
@@ -45,9 +46,10 @@ if not known then
   return { 0, -1, NOW, '', 0 }
 end
 
--- shorten lowers the end times of users in a set to `most`, where they are later: after the clock
--- was set back they would be too far in the future. It looks at MANY users at most, and stops after
--- about 500 changes.
+-- shorten lowers the end times of users in the set key to `most` (ms), where they are later: after
+-- the clock was set back they would be too far in the future. With `inside` it does so for READY
+-- users, otherwise for waiting and away ones. It reads pages of 500 users, MANY users at most, and
+-- stops after the page in which its changes reach 500.
 local function shorten(key, most, inside)
   local n, page = 0, 500
   for from = 0, MANY - page, page do

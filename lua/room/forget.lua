@@ -1,5 +1,5 @@
 -- forget: dissolves the queue of an event that is closed or sold out, and deletes the event when
--- its retention is over.
+-- nobody is left in it and its retention is over.
 -- State: W, A → nobody
 --
 -- KEYS
@@ -11,7 +11,7 @@
 --   {left, wait}
 --        left  users with a record
 --        wait  ms until there is more to do, -1 = never: the event is deleted or takes users
--- Users inside keep their slots. Of the queue, 200 users are removed in a call.
+-- Users inside keep their slots. Of the queue, up to 200 users are removed in a call.
 -- Twice: removes the next users.
 -- Out of memory: goes through.
 -- Cost: some µs a user.

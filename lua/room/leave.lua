@@ -8,7 +8,7 @@
 --   1  event  -  the event's id
 --   2  user   -  the user's id
 -- Reply
---   {'LEFT', conn}  the user has no record any more; conn is the user's stream, empty: none
+--   {'LEFT', conn}  the user has no record any more; conn is the user's last stream, empty: none
 --   {'NONE', ''}    the user is unknown
 -- Twice: NONE.
 -- Out of memory: goes through.

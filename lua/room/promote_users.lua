@@ -1,4 +1,5 @@
--- promote_users: gives free slots to the users with the lowest numbers who are present.
+-- promote_users: gives free slots of an open event, as fast as its rate allows, to the waiting
+-- users with the lowest numbers.
 -- State: W → R
 --
 -- KEYS
@@ -13,8 +14,9 @@
 --        wait  ms until something is due in the event, -1 = never
 --        at    Redis time, ms
 --        mode  of the event, empty: there is no such event
--- Each broker with promoted users gets messages entry.promoted in the Redis stream entry, with at
--- most 100 users each. Users who poll get none: their next call of enter answers READY.
+-- For each broker with promoted users the script adds messages entry.promoted to the Redis stream
+-- entry, each with at most 100 users. Users who poll are in none: their next call of enter answers
+-- READY.
 -- Twice: promotes the next users.
 -- Out of memory: goes through.
 -- Cost: some µs a user.

@@ -10,8 +10,8 @@
 --   3  fence  -  of the token
 -- Reply
 --   {'RENEWED', expires}  the token expires then (ms): after the event's token_ttl, or at the end
---                         of max_session, but never earlier than before
---   {'OVER', 0}           max_session has passed
+--                         of max_session if that is earlier, but never earlier than before
+--   {'OVER', 0}           max_session has passed since the user's first token
 --   {'NONE', 0}           the token is not valid any more
 -- Twice: the same expiry or a later one.
 -- Out of memory: goes through.

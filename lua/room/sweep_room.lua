@@ -12,12 +12,12 @@
 -- Reply
 --   {next, n, hold}
 --        next  the number to continue with, 0: the end
---        n     users who are away now
+--        n     users whom this call has moved
 --        hold  ms for which nothing is swept: Redis or all brokers stood still, and users may still
 --              return
 -- A user who was moved keeps the place for the event's grace, at least 10 s. Streams younger than
 -- 10 s are left out: a broker that has just started is not yet in the caller's list.
--- Twice: finds nothing more.
+-- Twice: moves only users whom the first call has left.
 -- Out of memory: goes through.
 -- Cost: about 1 µs a user; reads 1,000 users a call, and moves at most 200.
 local event, from = ARGV[1], ARGV[2]
