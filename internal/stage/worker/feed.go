@@ -26,9 +26,9 @@ const (
 	maxBatchBytes         = 1 << 20
 )
 
-// prefetchFor is how much work, in run time of all slots, a process prefetches. Less would leave
-// slots idle while the next batch is read; more would keep jobs from other processes that could run
-// them.
+// prefetchFor is how much work a process prefetches: the jobs that all its slots together are
+// expected to run in this time. Less would leave slots idle while the next batch is read; more
+// would keep jobs from other processes that could run them.
 const prefetchFor = 3 * time.Millisecond
 
 // unreported bounds the finished jobs whose outcomes Redis has not accepted yet: a process that
@@ -90,9 +90,10 @@ func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 }
 
 // readEntries reads entries from the ready streams of types in this partition, and calls use with
-// those of each type; use returns whether suspects were among them. It asks for this partition's
-// part of capacity, at most maxBatch entries, but at least one of each stream. It waits up to
-// Config.Block for the first entry.
+// the entries of one type, at most maxBatch at a time; use returns whether suspects were among
+// them. It asks for this partition's part of capacity, at most maxBatch entries, but at least one
+// of each stream. It waits up to Config.Block for the first entry. While suspects limit reads (see
+// withReadLimit), it asks for fewer entries and does not wait.
 func (p *partitionFeed) readEntries(
 	ctx context.Context, types []string, capacity int,
 	use func(ctx context.Context, typ string, entries []stream.Entry) (suspects bool),
