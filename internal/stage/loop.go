@@ -1,7 +1,7 @@
 // Package stage holds what the roles share: Process, what a role gets from its process; Runner,
-// which runs the loops of a role, waits for work instead of polling for it, and stops them in
-// order; and the check of the number of partitions. The package of a role is in the folder of its
-// name below this one.
+// which runs the loops of a role, waits for wake tokens between their steps, and at the end gives
+// up what the role holds; and the check of the number of partitions. The package of a role is in
+// the folder of its name below this one.
 package stage
 
 import (

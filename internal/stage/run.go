@@ -87,9 +87,9 @@ func (r *Runner) ReportAlive(role string) {
 // has not given up then expires by itself.
 func (r *Runner) OnStop(f func(context.Context)) { r.cleanups = append(r.cleanups, f) }
 
-// Run runs all loops until ctx ends, and then the functions of OnStop. Before it returns, it waits
-// for the last blocking reads, about redisx.MaxBlock at most. It returns the errors of functions
-// that were added with Add.
+// Run runs all loops until ctx ends or a function of Add returns an error, and then the functions
+// of OnStop, one after the other. Before it returns, it waits for the last blocking reads, about
+// redisx.MaxBlock at most. It returns the errors of functions that were added with Add.
 func (r *Runner) Run(ctx context.Context) error {
 	err := RunAll(ctx, r.loops...)
 	for _, cleanup := range r.cleanups {

@@ -54,8 +54,8 @@ func New(p stage.Process, cfg Config, reducers *reducer.Registry) *Aggregator {
 	}
 }
 
-// Run reduces results until ctx ends, including all entries that it has read by then. At the end it
-// removes its consumers that hold no entries.
+// Run reduces results until ctx ends, including all entries that it has read by then, unless Redis
+// fails. At the end it removes its consumers that hold no entries.
 func (a *Aggregator) Run(ctx context.Context) error {
 	r := a.Runner()
 	for _, p := range a.Space.All() {
@@ -158,10 +158,10 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 	return entries, more, nil
 }
 
-// claimEntries takes over up to minRead entries that another aggregator has read but not
-// acknowledged for a lease, or that no consumer owns. If that aggregator is still alive and reduces
-// them as well, the job states in Redis let each result count once. The next call continues where
-// this one ended.
+// claimEntries takes over up to minRead entries that an aggregator (perhaps this one) has read but
+// not acknowledged for a lease, or that no consumer owns. If another aggregator is still alive and
+// reduces them as well, the job states in Redis let each result count once. The next call continues
+// where this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
 	if p.claimStart == stream.FirstID {
 		if err := p.reader.Recover(ctx, p.partition.ResultStream(), p.cfg.Lease, p.Tel.Log); err != nil {

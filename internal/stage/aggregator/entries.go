@@ -104,8 +104,8 @@ func parseTraces(text string) map[int64]string {
 	return traces
 }
 
-// parseLine returns the result in a line. A line as workers write it is read by scanLine, which is
-// faster; encoding/json reads any other.
+// parseLine returns the result in a line. scanLine, which is faster, reads a line as workers write
+// it for a job without a key; encoding/json reads any other, and so the lines of jobs with a key.
 func parseLine(line []byte) (reducer.Result, bool) {
 	if r, ok := scanLine(line); ok {
 		return r, true
@@ -113,7 +113,8 @@ func parseLine(line []byte) (reducer.Result, bool) {
 	return decodeLine(line)
 }
 
-// decodeLine reads a result with encoding/json. It refuses a line without an ordinal.
+// decodeLine reads a result with encoding/json. It refuses a line that is not JSON, or that has no
+// ordinal or a negative one.
 func decodeLine(line []byte) (reducer.Result, bool) {
 	var r struct {
 		Ordinal    *int64          `json:"ordinal"`

@@ -20,7 +20,8 @@ type admissions struct{ *shared }
 
 // admit claims entry tokens for the users of conns, who were promoted, and sends each token over
 // the user's stream. It ends the stream of a user who holds no slot any more or has a newer stream;
-// a user whose promotion Redis has lost enters again. It may be repeated for the same conns.
+// a user whose promotion Redis has lost enters again. If the event is unknown, it ends all the
+// streams. It may be repeated for the same conns.
 func (b admissions) admit(ctx context.Context, event string, conns ...*connection) error {
 	s, err := b.snapshot(ctx, event)
 	if errors.Is(err, roomapi.ErrUnknownEvent) {
@@ -112,7 +113,8 @@ func (b admissions) enterAgain(
 	return promoted, nil
 }
 
-// deliver shows a connection the result of a claim.
+// deliver sends the token of a claim to a connection that does not have it yet, or ends its stream
+// if the claim gave none.
 func (b admissions) deliver(s waitingroom.Snapshot, c *connection, claim waitingroom.Claim) error {
 	switch claim.Code {
 	case waitingroom.Stale:
@@ -148,7 +150,7 @@ func (b admissions) deliver(s waitingroom.Snapshot, c *connection, claim waiting
 	return nil
 }
 
-// endHere ends a stream of this broker for good.
+// endHere ends a stream of this broker for good, with the reason that the client is shown.
 func (b admissions) endHere(c *connection, reason string) {
 	if c.markOver() {
 		c.stream.Ended(reason)

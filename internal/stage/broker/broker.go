@@ -30,13 +30,13 @@ type Config struct {
 	PublicURL        string        // issuer of the tokens
 	Audience         string        // of the tokens; "": the event
 	PromoteInterval  time.Duration // longest pause of the promoter
-	PositionInterval time.Duration // time between two positions of a stream
+	PositionInterval time.Duration // time between two rounds that show positions
 	Drain            time.Duration // how long a stopping broker takes to hand over its streams
 	// Seats asks the seat service for the number of seats of an event that does not exist in Redis
-	// yet. If the field is nil, such events stay unknown.
+	// yet, or whose number is still unknown. If the field is nil, the broker creates no events.
 	Seats func(ctx context.Context, event string) (int64, error)
-	// Defaults are the settings with which a broker creates an event for which Seats has returned a
-	// number of seats.
+	// Defaults are the settings with which a broker creates an event that the seat service knows,
+	// or that it has not answered about. The capacity is the number of seats, once it is known.
 	Defaults waitingroom.Settings
 }
 
@@ -77,8 +77,8 @@ func instanceOf(process string) string {
 	return fmt.Sprintf("%08x", rand.Uint32())
 }
 
-// Run runs the broker's loops until ctx ends, and then drains: it hands the streams over to other
-// brokers.
+// Run runs the broker's loops until ctx ends and the broker has drained: it hands its streams over
+// to other brokers while the loops still run. It returns the error of a loop that fails.
 func (b *Broker) Run(ctx context.Context) error {
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -140,7 +140,8 @@ func (b *Broker) drain(ctx context.Context) {
 	}
 }
 
-// handOver lets a client connect to another broker.
+// handOver ends a stream with the frame reconnect, so that the client connects to another broker.
+// If the stream has ended already, it does nothing.
 func handOver(c *connection) {
 	if c.markOver() {
 		c.mu.Lock()

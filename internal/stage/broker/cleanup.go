@@ -25,7 +25,8 @@ const (
 
 // cleanup is the cleanup loop of a partition. Each second it calls the script expire_users without
 // an event, which stores that brokers are at work: a gap of more than 5 s starts a hold of places.
-// It runs a room sweep when this broker starts and when another broker has died.
+// It runs a room sweep when this broker starts and when another broker has died, and a second one
+// after sweepAgain.
 type cleanup struct {
 	*shared
 	partition keyspace.Partition
@@ -71,9 +72,9 @@ func (c *cleanup) step(ctx context.Context) (time.Duration, error) {
 	return cleanupInterval, nil
 }
 
-// checkClock counts and logs that this process's clock differs from Redis's. at is Redis's time, at
-// an instant between before and after. Entry tokens carry Redis's times, so a difference harms only
-// what this broker measures and logs.
+// checkClock counts that this process's clock differs from Redis's by more than clockTolerance, and
+// logs it once a minute. at is Redis's time, at an instant between before and after. Entry tokens
+// carry Redis's times, so a difference harms only what this broker measures and logs.
 func (c *cleanup) checkClock(at, before, after time.Time) {
 	if at.After(before.Add(-clockTolerance)) && at.Before(after.Add(clockTolerance)) {
 		return

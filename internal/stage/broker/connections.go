@@ -20,16 +20,16 @@ type connection struct {
 	span              trace.SpanContext // of the call of enter
 
 	mu      sync.Mutex
-	entered bool      // the script enter has answered
+	entered bool      // the script enter has given the user a place
 	number  int64     // the user's number
 	change  int64     // the view must include this change before a position is shown
 	token   bool      // the frame admitted was sent
-	expires time.Time // of the token, by this process's clock
+	expires time.Time // of the token, by Redis's clock
 	leftAt  time.Time // when the number was first seen to have left the queue
 	// unknownAt is when the view was first seen without a position for the waiting user; zero while
 	// it has one.
 	unknownAt  time.Time
-	over       bool // the broker has ended the stream
+	over       bool // the broker has ended the stream, or the client has left it
 	handedOver bool // so that the client connects to another broker
 }
 
@@ -46,8 +46,8 @@ func visitorsOf(conns []*connection) []waitingroom.Visitor {
 	return visitors
 }
 
-// markOver marks the connection as ended by the broker. It returns false if it was marked before,
-// so that a stream gets only one last frame.
+// markOver marks the connection as ended, by the broker or by the client. It returns false if it
+// was marked before, so that a stream gets only one last frame.
 func (c *connection) markOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,8 +66,9 @@ func (c *connection) showState(state, mode string) {
 	}
 }
 
-// setPlace stores the number of a user who waits. change is the event's change number in the answer
-// of enter: positions from a view that is older than change are not shown.
+// setPlace stores the number of a user who has a place, and forgets when the number was seen to
+// have left the queue. change is the event's change number in the answer of enter: positions from a
+// view that is older than change are not shown.
 func (c *connection) setPlace(number, change int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -55,7 +55,7 @@ func (d *disconnects) wait(ctx context.Context) error {
 	}
 }
 
-// take removes up to 200 visitors of one event.
+// take removes and returns up to 200 visitors of one event; none if there are none.
 func (d *disconnects) take() (event string, visitors []waitingroom.Visitor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

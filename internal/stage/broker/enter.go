@@ -20,7 +20,7 @@ type enterBatches struct {
 	queues map[enterKind]*enterQueue
 }
 
-// enterKind is what calls must have in common to be one call.
+// enterKind is what the calls of visitors must have in common to share one call of the script.
 type enterKind struct {
 	event string
 	mode  waitingroom.Mode
@@ -31,7 +31,7 @@ type enterKind struct {
 // call runs.
 type enterQueue struct{ waiting []*enterCall }
 
-// enterCall is one visitor.
+// enterCall is the call of enterOne for one visitor, and its answer.
 type enterCall struct {
 	visitor waitingroom.Visitor
 	done    chan struct{} // closed when reply or err is set
@@ -39,9 +39,9 @@ type enterCall struct {
 	err     error
 }
 
-// enterOne calls the script enter for one visitor, in one call with other visitors who come
-// meanwhile. It waits for the answer even if ctx ends: the caller must know whether the visitor of
-// a closed stream has a place.
+// enterOne calls the script enter for one visitor. If a call of the same kind runs, the visitor
+// waits for its end and shares the next one with all who came meanwhile. It waits for the answer
+// even if ctx ends: the caller must know whether the visitor of a closed stream has a place.
 func (b *shared) enterOne(ctx context.Context, kind enterKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
 	c := &enterCall{visitor: v, done: make(chan struct{})}
 	b.enterBatches.mu.Lock()
@@ -63,7 +63,7 @@ func (b *shared) enterOne(ctx context.Context, kind enterKind, v waitingroom.Vis
 	return c.reply, c.err
 }
 
-// runEnterQueue calls enter until nobody waits.
+// runEnterQueue calls enter for those who wait in q, up to 200 at once, until nobody waits.
 func (b *shared) runEnterQueue(ctx context.Context, kind enterKind, q *enterQueue) {
 	for {
 		b.enterBatches.mu.Lock()

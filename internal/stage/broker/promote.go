@@ -19,8 +19,9 @@ const (
 	dueEvents = 64
 	// postponed is the pause of an event after one of its scripts has failed.
 	postponed = 5 * time.Second
-	// leastWait is the shortest wait between two steps of the promoter. Meanwhile an event with a
-	// limited promotion rate gets permits, so that one call promotes several users.
+	// leastWait is the shortest wait between two steps of the promoter, unless something is due at
+	// once. Meanwhile an event with a limited promotion rate gets permits, so that one call
+	// promotes several users.
 	leastWait = 5 * time.Millisecond
 )
 
@@ -30,7 +31,8 @@ type promoter struct{ *shared }
 
 // step does what is due in the events of a partition: it ends places and slots whose time is over,
 // dissolves the queues of closed events, and promotes users. It handles at most 200 users of one
-// event before the next event, so that no event waits for another one's queue.
+// event before the next event, so that no event waits for another one's queue. It returns how long
+// nothing is due in the partition, at most PromoteInterval.
 func (b promoter) step(ctx context.Context, p keyspace.Partition) (time.Duration, error) {
 	events, wait, err := b.rooms.Due(ctx, p, dueEvents)
 	if err != nil {

@@ -35,7 +35,8 @@ func (b router) consumer(p keyspace.Partition) *stream.Consumer {
 }
 
 // route copies messages of the stream entry to the Redis streams of the brokers that they name. It
-// drops a message for a dead broker: that broker's users connect to another broker, which claims.
+// rejects what is no dispatch message about promotions, and drops a message for a dead broker: that
+// broker's users connect to another broker, which claims.
 func (b router) route(ctx context.Context, entries []stream.Entry) []stream.Verdict {
 	verdicts := make([]stream.Verdict, len(entries))
 	alive, err := b.alive(ctx)

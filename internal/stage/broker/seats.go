@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// lookups holds the events whose number of seats is not known yet, until the seat service has
-// answered. The zero value is empty.
+// lookups holds the events whose number of seats is not known yet, until it is known (see askOnce).
+// The zero value is empty.
 type lookups struct {
 	mu     sync.Mutex
 	events map[string]*lookup
@@ -61,7 +61,8 @@ func (l *lookups) remove(event string) {
 	delete(l.events, event)
 }
 
-// createFromSeats creates an event with the number of seats that the seat service names. If the
+// createFromSeats creates an event with the number of seats that the seat service names as its
+// capacity. If the service does not know the event, it returns waitingroom.ErrUnknown. If the
 // service does not answer, the event has no slots yet, so that users wait, and the broker asks
 // again. Several brokers may do so at the same time: the first one creates the event.
 func (b *shared) createFromSeats(ctx context.Context, event string) error {
@@ -106,7 +107,8 @@ func (b *shared) askForSeats(ctx context.Context) error {
 }
 
 // askOnce asks for the seats of one event. done is true if they are known now: from the service, by
-// another broker, or because an operator has set the capacity.
+// another broker, or because an operator has set the capacity. It is also true, with an error, if
+// the event can't be read: the next snapshot adds it to lookups again.
 func (b *shared) askOnce(ctx context.Context, event string) (done bool, err error) {
 	s, err := b.fresh(ctx, event)
 	if err != nil || !s.Settings.SeatsPending {

@@ -61,7 +61,8 @@ func (b *shared) apiError(err error) error {
 	return err
 }
 
-// sign returns the signed entry token for a user's claim. The same claim gives the same token.
+// sign returns the signed entry token for a user's claim. The same claim gives the same token while
+// the token keys and the event's token_ttl stay the same.
 func (b *shared) sign(ctx context.Context, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
 	s, err := b.snapshot(ctx, event)
 	if err != nil {

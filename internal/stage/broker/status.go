@@ -23,10 +23,10 @@ const statusInterval = time.Second
 // after a silence.
 type lifeSigns struct{ admissions }
 
-// keepStatus publishes the status of this broker each second. After a silence, all users of the
-// broker enter again before they are shown positions. When the broker stops, its last status stays
-// in Redis until it expires, so that the sweep does not make its users away before they can connect
-// to another broker.
+// keepStatus publishes the status of this broker each second. After a silence, or when Redis has
+// lost the last status, all users of the broker enter again before they are shown positions. When
+// the broker stops, its last status stays in Redis until it expires, so that the sweep does not
+// make its users away before they can connect to another broker.
 func (b lifeSigns) keepStatus(ctx context.Context) error {
 	var written time.Time // when the last status was written
 	for {

@@ -92,8 +92,9 @@ func (v visitors) enterStream(ctx context.Context, c *connection) error {
 	return nil
 }
 
-// enter calls the script enter for one visitor. If the event is unknown and the seat service knows
-// it, enter creates the event and calls the script again.
+// enter calls the script enter for one visitor. If the event is unknown, mode is EnterNew and there
+// is a seat service, enter creates the event, unless the service does not know it either, and calls
+// the script again.
 func (v visitors) enter(
 	ctx context.Context, event string, mode waitingroom.Mode, poll time.Duration, who waitingroom.Visitor,
 ) (waitingroom.EnterReply, error) {
@@ -173,8 +174,8 @@ func (v visitors) Poll(ctx context.Context, event, user string, enter bool) (t a
 
 const maxPollPosition = 1 << 20
 
-// pollAfter returns when a user at a position should poll again: 2 s at the head of the queue, 20 s
-// from position 1,800 on.
+// pollAfter returns when a user at a position should poll again: after 2 s, and 10 ms more for each
+// position; at most 20 s, from position 1,800 on.
 func pollAfter(position int64) time.Duration {
 	return min(20*time.Second, 2*time.Second+time.Duration(min(position, maxPollPosition))*10*time.Millisecond)
 }

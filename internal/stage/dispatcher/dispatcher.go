@@ -28,7 +28,7 @@ import (
 type Config struct {
 	Interval   time.Duration // longest pause while jobs are non-ready
 	BatchSize  int           // most jobs that one script call promotes
-	FetchBatch int           // least of presence.ReadyBound: fewer jobs only while jobs are long
+	FetchBatch int           // argument least of presence.ReadyBound, if ReadyCap is not less
 	ReadyCap   int           // largest number of undelivered jobs in a ready stream
 	Rate       ledger.Rate   // the global rate limit
 	Lease      time.Duration // a worker that does not renew a job's lease for this time is dead

@@ -120,9 +120,10 @@ type partitionFetcher struct {
 	batchSizes       map[string]int // by type: jobs that the next script call asks for
 }
 
-// step admits one batch of jobs of each type that a live worker serves, and of unservedPerStep
-// others; the error of one type ends the step. The first step also stores the fair-queue policy
-// (Config.Alpha) in Redis. It returns how long to wait for more jobs: 0 when there may be more now.
+// step admits one batch of jobs of each type that a live worker serves, and of up to
+// unservedPerStep others; the error of one type ends the step. The first step also stores the
+// fair-queue policy (Config.Alpha) in Redis. It returns how long to wait for more jobs: 0 when
+// there may be more now.
 func (p *partitionFetcher) step(ctx context.Context) (time.Duration, error) {
 	if !p.policySet {
 		if err := ledger.SetPolicy(ctx, p.Conn.Cmd, p.partition, p.cfg.Alpha); err != nil {
@@ -183,8 +184,9 @@ func (p *partitionFetcher) listTypes(ctx context.Context) error {
 	return nil
 }
 
-// nextTypes returns the types that the next step admits jobs of. The served types take turns in
-// being first, because the type that is admitted first finds the most permits of the rate limit.
+// nextTypes returns the types that the present step admits jobs of, and counts the step in turn.
+// The served types take turns in being first, because the type that is admitted first finds the
+// most permits of the rate limit.
 func (p *partitionFetcher) nextTypes() []string {
 	p.turn++
 	stride := 1
@@ -203,9 +205,10 @@ func appendFrom(list, ring []string, index, n int) []string {
 	return list
 }
 
-// admit admits one batch of jobs of type typ, and records it in the counts and metrics.
-// When the batch was full, it doubles the size of the type's next batch, up to maxBatch; when the
-// type has no more waiting jobs, the next batch has the size Config.BatchSize again.
+// admit admits one batch of jobs of type typ, records it in the counts and metrics, and asks for
+// more quota if it was used up (see requestQuota). When the batch was full, it doubles the size of
+// the type's next batch, up to maxBatch; when the type has no more waiting jobs, the next batch has
+// the size Config.BatchSize again.
 func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitReply, error) {
 	batch := min(max(p.batchSizes[typ], p.cfg.BatchSize), maxBatch)
 	bound := p.capacity.ReadyBound(typ, min(p.cfg.BatchSize, p.cfg.ReadyCap), p.cfg.ReadyCap)

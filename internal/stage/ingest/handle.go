@@ -29,12 +29,13 @@ const groupWait = 30 * time.Second
 // the message is rejected, so that it does not block others for ever.
 const redisErrorRetryTime = 10 * time.Minute
 
-// errRetryLater is the error of a message whose group, or an older message, may still come: the
-// consumer delivers the message again later.
+// errRetryLater is the error of a message whose group may still come, or that waits until older
+// messages are handled: the consumer delivers the message again later.
 var errRetryLater = errors.New("not yet")
 
 // handle carries out messages that were read together. It stores the appends to one group together;
-// every other message has a goroutine of its own, because it needs several calls of Redis.
+// every other message has a goroutine of its own, because it needs several calls of Redis. If one
+// of the goroutines panics, handle panics at the end, in the caller's goroutine.
 func (in *source) handle(ctx context.Context, entries []stream.Entry) []stream.Verdict {
 	ctx = in.withPrincipal(ctx)
 	errs := make([]error, len(entries))

@@ -62,13 +62,13 @@ type Config struct {
 	NoStream bool           // the messages of the ingest streams are left to other processes
 	Streams  []Stream       // further ingest streams, each of one tenant
 
-	Grace time.Duration // how long requests and messages that were begun may go on after the end of Run's context
+	Grace time.Duration // how long begun messages may go on after the end of Run's context; requests: after DrainDelay
 
 	// MaxInFlight is how many messages of the ingest stream this process holds at most while they
 	// wait for the backlog or for their group. At this number it reads no more messages. 0 means
 	// 10,000. Each further stream may have as many.
 	MaxInFlight int
-	// Listen opens the API's listener; nil: on the network.
+	// Listen opens the API's listener; nil: it is a TCP listener on addr, which is APIAddr.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
 }
 
@@ -139,7 +139,7 @@ func New(
 func (in *Ingest) APIAddr() string { return in.listener.Addr().String() }
 
 // Run accepts submissions until ctx ends, and over HTTP for Config.DrainDelay longer. It then
-// finishes the requests and messages that it has begun, for at most Config.Grace. If the API or the
+// finishes the requests and messages that it has begun, for at most Config.Grace. If the API or an
 // ingest stream fails for good, it stops and returns the error.
 func (in *Ingest) Run(ctx context.Context) error {
 	r := in.Runner()

@@ -19,7 +19,7 @@ type advancer struct {
 	reconciledAt time.Time // when the last page of open groups was advanced
 }
 
-// groupBatch is the largest number of groups that one step advances or expires.
+// groupBatch is about how many groups at most one piece of work advances or expires in a step.
 const groupBatch = 100
 
 // advanceDirty advances up to groupBatch dirty groups, chosen at random. It returns whether there
@@ -117,9 +117,10 @@ func (a *advancer) settle(ctx context.Context, id string) error {
 	return nil
 }
 
-// skipGroup handles an error about one group. An error that concerns the whole partition is
-// returned. Any other error is logged and the group is taken out of the dirty groups, so that it
-// can't keep the watcher busy; the next pass over all open groups tries it again.
+// skipGroup handles an error about one group. An error that concerns the whole partition, or that
+// says that Redis has no memory left, is returned. Any other error is logged and the group is taken
+// out of the dirty groups, so that it can't keep the watcher busy; the next pass over all open
+// groups tries it again.
 func (a *advancer) skipGroup(ctx context.Context, id string, err error) error {
 	if endsStep(ctx, err) || call.IsOOM(err) {
 		return err

@@ -29,9 +29,9 @@ const (
 // outbox publishes the events of one partition that scripts have stored in its outbox.
 type outbox struct{ *partition }
 
-// publishAll publishes the events of the outbox, oldest first, and removes them. It returns whether
-// there were any. If the removal of published events fails, they are published again with the same
-// ids.
+// publishAll publishes the events of the outbox, oldest first, and removes them: up to 1,000 in one
+// call (see maxEventBatches). It returns whether there were any. If the removal of published events
+// fails, they are published again with the same ids.
 func (o *outbox) publishAll(ctx context.Context) (worked bool, err error) {
 	for range maxEventBatches {
 		entries, err := ledger.ReadOutbox(ctx, o.Conn.Cmd, o.Partition, eventBatch)
@@ -93,7 +93,7 @@ func (o *outbox) publishBatch(ctx context.Context, entries []ledger.OutboxEntry)
 }
 
 // event returns the message for the stream events, made from an outbox entry. It contains the group
-// as it was when it entered its new status.
+// as it was when it entered its new status, without its aggregate if that can't be read.
 func (o *outbox) event(e *ledger.OutboxEntry) (*message.Message, error) {
 	if e.Err != nil {
 		return nil, e.Err

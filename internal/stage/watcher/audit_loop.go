@@ -104,8 +104,8 @@ const (
 
 // step runs an incremental check if one is due, or if the script reclaim has reported an entry that
 // was deleted while a worker held its job. The next check is due after Interval; while jobs are
-// missing, already after half a job lease. If this process does not lead, step drops the
-// partition's open violations.
+// missing, already after half a job lease; after a costly check, later (see checkPause). If this
+// process does not lead, step drops the partition's open violations.
 func (l *auditLoop) step(ctx context.Context) error {
 	since, leads := l.leadership()
 	if !leads {
@@ -149,8 +149,9 @@ func (l *auditLoop) step(ctx context.Context) error {
 	return l.storeState(ctx, &now, nil)
 }
 
-// restore takes over what an earlier leader has stored of its last full audit, so that its
-// violations stay open until an audit does not find them any more.
+// restore takes over what an earlier leader has stored: the times of the last audits, and the
+// violations that its last full audit found. These stay open until an audit does not find them any
+// more.
 func (l *auditLoop) restore(ctx context.Context) error {
 	stored, err := ledger.ReadAudit(ctx, l.Conn.Cmd, l.Partition)
 	if endsStep(ctx, err) {
@@ -215,8 +216,8 @@ func (l *auditLoop) checkGroups(ctx context.Context) (cost time.Duration, err er
 }
 
 // endMissing ends jobs as failed with code LOST when they have been missing for a job lease, and
-// remembers the others for the next check. Until then a worker that runs such a job can still
-// report its outcome, although the job's entry in the ready stream is gone.
+// remembers for the next check since when each job was missing. Until then a worker that runs such
+// a job can still report its outcome, although the job's entry in the ready stream is gone.
 func (l *auditLoop) endMissing(ctx context.Context, missing []audit.Missing) error {
 	now, stillMissing := time.Now(), map[missingJob]time.Time{}
 	var errs error

@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// keepLead renews the leader lease, or asks for it if this process does not lead. It sends no
-// command if the last renewal is less than leaderRenew ago. Afterwards fence says whether this
+// keepLead renews the leader lease, or asks for it if this process does not lead. A leader sends no
+// command if its last renewal is at most leaderRenew ago. Afterwards fence says whether this
 // process leads. Each renewal is also counted in Redis (see countRenewal).
 func (p *partition) keepLead(ctx context.Context) error {
 	if p.fence != 0 && time.Since(p.renewedAt) <= leaderRenew {

@@ -36,7 +36,8 @@ type unservedTypes struct {
 
 // fail fails ready jobs of each type that has had jobs and no live worker for NoProcessorTimeout.
 // Only the time in which this process was the leader and looked counts: before that, the whole
-// installation may have been down. It returns whether there may be more such jobs.
+// installation may have been down. It returns whether there may be more such jobs. With a
+// NoProcessorTimeout of 0 it only calls find.
 func (u *unservedTypes) fail(ctx context.Context) (bool, error) {
 	timeout := u.cfg.NoProcessorTimeout
 	if err := u.find(ctx); err != nil || timeout <= 0 {
@@ -58,7 +59,7 @@ func (u *unservedTypes) fail(ctx context.Context) (bool, error) {
 }
 
 // find updates since. On the way it records in Redis, for each served type, that it is served now,
-// and deletes types that have had neither jobs nor workers for typeRetention.
+// and deletes types that have no jobs and that no live worker has served for typeRetention.
 func (u *unservedTypes) find(ctx context.Context) error {
 	workers, err := presence.Workers(ctx, u.Conn, u.Space)
 	if err != nil {

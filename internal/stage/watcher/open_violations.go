@@ -93,7 +93,8 @@ func (v *openViolations) dropClosed() {
 	})
 }
 
-// removePartition forgets the violations of a partition that another process leads now.
+// removePartition forgets the violations of a partition that another process leads now, except
+// those of the law durability.
 func (v *openViolations) removePartition(partition int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -197,7 +198,7 @@ func (v *openViolations) updateMetrics() {
 }
 
 // violationID returns an id that stays the same while the violation exists, also when its group
-// moves and the counts in its detail change.
+// moves. Of a violation with a Key, the detail may change, too: its counts do.
 func violationID(v api.Violation) string {
 	ordinal := int64(-1)
 	if v.Ordinal != nil {

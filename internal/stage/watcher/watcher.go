@@ -4,8 +4,8 @@
 // data.
 //
 // Several watcher processes may run. For each partition one of them is the leader and does all the
-// work; a leader lease with a fencing number makes Redis refuse the steps of a process that has
-// lost its leadership.
+// work; a leader lease with a fencing number makes Redis refuse to advance or delete groups for a
+// process that has lost its leadership.
 package watcher
 
 import (

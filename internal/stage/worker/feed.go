@@ -26,9 +26,9 @@ const (
 	maxBatchBytes         = 1 << 20
 )
 
-// prefetchFor is how much work, in run time of all slots, a process prefetches. Less would leave
-// slots idle while the next batch is read; more would keep jobs from other processes that could run
-// them.
+// prefetchFor is how much work a process prefetches: the jobs that all its slots together are
+// expected to run in this time. Less would leave slots idle while the next batch is read; more
+// would keep jobs from other processes that could run them.
 const prefetchFor = 3 * time.Millisecond
 
 // unreported bounds the finished jobs whose outcomes Redis has not accepted yet: a process that
@@ -90,9 +90,10 @@ func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 }
 
 // readEntries reads entries from the ready streams of types in this partition, and calls use with
-// those of each type; use returns whether suspects were among them. It asks for this partition's
-// part of capacity, at most maxBatch entries, but at least one of each stream. It waits up to
-// Config.Block for the first entry.
+// the entries of one type, at most maxBatch at a time; use returns whether suspects were among
+// them. It asks for this partition's part of capacity, at most maxBatch entries, but at least one
+// of each stream. It waits up to Config.Block for the first entry. While suspects limit reads (see
+// withReadLimit), it asks for fewer entries and does not wait.
 func (p *partitionFeed) readEntries(
 	ctx context.Context, types []string, capacity int,
 	use func(ctx context.Context, typ string, entries []stream.Entry) (suspects bool),
@@ -125,9 +126,10 @@ func (p *partitionFeed) readEntries(
 
 // startEntries starts the jobs of entries, which are of type typ, and gives them to the slots. It
 // hands suspects to isolation, and reports whether there were any. It quarantines unreadable
-// entries and drops stale ones. It releases jobs that it can't start or whose payload it can't
-// load, and all jobs if ctx has ended; while isolation is busy, it releases all but the suspects.
-// If Redis does not accept a release, the entry stays pending until the dispatcher reclaims it.
+// entries, and drops jobs that must not run (see startTasks). It releases jobs that it can't start
+// or whose payload it can't load, and all jobs if ctx has ended; while isolation is busy, it
+// releases all but the suspects. If Redis does not accept a release, the entry stays pending until
+// the dispatcher reclaims it.
 func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
 	tasks, suspects := p.takeEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
@@ -216,10 +218,11 @@ func (p *partitionFeed) isolateSuspects(tasks []*task) []*task {
 }
 
 // startTasks marks the jobs of tasks as in flight in Redis, and returns those that this process
-// must run now. tasks must be ordered by group. startTasks drops the stale ones and stops holding
-// them. It repeats the call as retryStep does; after an error no task is started here, and the
-// caller releases all of them. If the answer to a call that took effect is lost, the next call
-// gives the jobs a new attempt: currentAttempt is then above the Attempt of the entry.
+// must run now. tasks must be ordered by group. It drops the jobs that must not run (stale, of a
+// cancelled or deleted group, or paused) and stops holding their tasks. It repeats the call as
+// retryStep does; after an error no task is started here, and the caller releases all of them. If
+// the answer to a call that took effect is lost, the next call gives the jobs a new attempt:
+// currentAttempt is then above the Attempt of the entry.
 func (p *partitionFeed) startTasks(ctx context.Context, typ string, tasks []*task) ([]*task, error) {
 	groups, jobs := make([]ledger.StartGroup, 0, 8), make([]ledger.StartJob, len(tasks))
 	first := 0

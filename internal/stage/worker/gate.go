@@ -16,10 +16,10 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// leastAhead is how many jobs of a gated type a process reads even if no pass or no slot is free.
-// They wait in the guard's queue, so the process gets its share of the passes. While jobs with a
-// pass fill all slots, a process that also serves ungated types reads none ahead: otherwise jobs of
-// the ungated types would never find a free slot.
+// leastAhead is how many jobs of a gated type a process holds ready for a pass or a slot even if
+// none is free now; see capacity for the exceptions. They wait in the guard's queue, so the process
+// gets its share of the passes. While jobs with a pass fill all slots, a process that also serves
+// ungated types reads none ahead: otherwise jobs of the ungated types would never find a free slot.
 const leastAhead = 2
 
 // gate is the state of one gated type that the feeds of all partitions share: its processor, and
@@ -28,7 +28,7 @@ type gate struct {
 	w       *Worker
 	proc    processor.Gated
 	limited processor.Limited // nil: the processor does not say what is available
-	waiting atomic.Int64      // jobs that wait for a pass
+	waiting atomic.Int64      // jobs, but suspects, that wait for a pass
 	ahead   atomic.Int64      // jobs that wait for a pass or, with a pass, for a slot
 }
 
@@ -44,8 +44,8 @@ func (g *gate) availability() processor.Availability {
 	return g.limited.Availability()
 }
 
-// gatedFeed reads the ready stream of one gated type in one partition. Each job gets a pass before
-// it is started, or is deferred.
+// gatedFeed reads the ready stream of one gated type in one partition. Each job waits for a pass
+// before it is started, and is deferred if Admit says so.
 type gatedFeed struct {
 	*partitionFeed
 	typ  string
@@ -81,8 +81,9 @@ const longPause = time.Second
 // capacity returns how many more jobs of the gated type this process may read. If n ≤ 0, the
 // process may read none before one of its tasks has ended or the pause is over.
 //
-// A process reads as many jobs as will soon get a pass and a slot, and in any case until leastAhead
-// jobs wait. It reads none while the processor says that no job gets a pass now.
+// A process reads as many jobs as will soon get a pass and a slot, and otherwise until leastAhead
+// jobs wait for one of both. It reads none while the processor names a later time of the next pass,
+// while the process has no slots, or while isolation is busy.
 func (g *gate) capacity() (n int, pause time.Duration) {
 	w := g.w
 	size, _ := w.slots.sizeAndActive()
@@ -143,8 +144,10 @@ func (g *gatedFeed) admitEntries(ctx context.Context, typ string, entries []stre
 	return suspects
 }
 
-// awaitPass gets a pass for a task and has the task started. Without a pass it defers or releases
-// the task. admitCtx ends when the task is stopped; ctx ends only when the process stops.
+// awaitPass waits until Admit returns, and has the task started. It defers the task if Admit's
+// error says so, and releases it if it was stopped. Any other error of Admit becomes the outcome of
+// the task, which is started with it. admitCtx ends when the task is stopped; ctx ends only when
+// the process stops.
 func (g *gatedFeed) awaitPass(ctx, admitCtx context.Context, t *task) {
 	defer t.stopAdmission(nil)
 	pass, err := g.gate.admit(admitCtx, t)
@@ -181,8 +184,8 @@ func (t *task) endWait() {
 	t.feed.held.endWait()
 }
 
-// leaveQueue changes the counter gate.ahead: the task waits neither for a pass nor for a slot any
-// more. A second call for a task does nothing.
+// leaveQueue lowers the counter gate.ahead by one: the task waits neither for a pass nor for a slot
+// any more. A second call for a task does nothing.
 func (t *task) leaveQueue() {
 	if t.countedAsAhead.CompareAndSwap(true, false) {
 		t.gate.ahead.Add(-1)
@@ -230,11 +233,11 @@ func (t *task) finishUnstarted() {
 	t.feed.queueReport(t)
 }
 
-// maxJitter bounds what a random wait adds.
+// maxJitter is the longest time that jitter returns.
 const maxJitter = time.Minute
 
-// jitter returns a random time, at most as long as the jobs of this process that wait for a pass
-// need to get one each, and a minute at most.
+// jitter returns a random time, at most as long as the jobs of this type in this process that wait
+// for a pass need to get one each, and a minute at most.
 func (g *gate) jitter() time.Duration {
 	span := maxJitter
 	if per := g.availability().PerSecond; per > 0 {
@@ -298,8 +301,9 @@ func (g *gatedFeed) startAdmitted(ctx context.Context, tasks []*task) {
 	}
 }
 
-// admitAlone gets a pass for a suspect, which isolation runs. It returns false if the suspect is
-// deferred or released; then it returns when that is reported, or when ctx ends.
+// admitAlone waits for the pass of a suspect, which isolation runs. It returns true if the suspect
+// can be started, with a pass or with an error of Admit as its outcome. It returns false if the
+// suspect is deferred or released; then it returns when that is reported, or when ctx ends.
 func (g *gate) admitAlone(ctx context.Context, t *task) bool {
 	err := t.feed.loadPayloads(ctx, []*task{t})
 	if err == nil {

@@ -75,8 +75,8 @@ func (s *isolation) releaseWaiting() {
 }
 
 // run runs the suspects that add gives, one after the other, until ctx ends. Their processors run
-// under workCtx, which outlives ctx. If a suspect is still waiting when ctx ends, drain releases
-// it.
+// under workCtx, which outlives ctx. A suspect that is not started when ctx ends is released, by
+// run or by drain.
 func (s *isolation) run(ctx, workCtx context.Context) {
 	for {
 		var t *task
@@ -114,10 +114,11 @@ func (s *isolation) awaitEmptyProcess(ctx context.Context) bool {
 	}
 }
 
-// runAlone starts and runs the suspect t, and returns when its outcome is reported, or when workCtx
-// ends. It releases the suspect, and returns at once, if ctx has ended, if its group was cancelled,
-// if its lease was lost, or if it can't be started. It starts the suspect only now, not earlier, so
-// that a suspect that is in flight at a crash has certainly run alone.
+// runAlone starts and runs the suspect t, if its type is gated after it has a pass. It returns when
+// its outcome is reported, or when workCtx ends. It releases the suspect, and returns at once, if
+// ctx has ended, if its group was cancelled, if its lease was lost, or if it can't be started. It
+// starts the suspect only now, not earlier, so that a suspect that is in flight at a crash has
+// certainly run alone.
 func (s *isolation) runAlone(ctx, workCtx context.Context, t *task) {
 	p := t.feed
 	if t.gate != nil && !t.gate.admitAlone(ctx, t) {

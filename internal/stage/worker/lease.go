@@ -16,8 +16,8 @@ import (
 const cancelInterval = 400 * time.Millisecond
 
 // renewLeases renews the leases of all tracked tasks (see heldTasks). It ends the context of a job
-// whose lease was lost. It returns at the first error; the next call renews the leases that this
-// one did not reach.
+// without an outcome whose lease was lost. It returns at the first error; the next call renews the
+// leases that this one did not reach.
 func (w *Worker) renewLeases(ctx context.Context) error {
 	type readyStream struct {
 		partition keyspace.Partition

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// reportQueue holds the tasks whose outcome is set but not reported to Redis. Adding never blocks,
-// so that neither the watchdog nor a stopping process waits for Redis; the bound on held tasks
-// bounds the queue too. Many goroutines add tasks; only one, the taker, takes them out.
+// reportQueue holds the tasks whose outcome is set and whose report has not begun. Adding never
+// blocks, so that neither the watchdog nor a stopping process waits for Redis; the bound on held
+// tasks bounds the queue too. Many goroutines add tasks; only one, the taker, takes them out.
 type reportQueue struct {
 	mu     sync.Mutex
 	tasks  []*task
@@ -65,8 +65,8 @@ func (q *reportQueue) wait() bool {
 	return len(q.tasks) > 0
 }
 
-// take removes and returns the oldest tasks: up to the number most, and about bytes bytes together,
-// but at least one task if there is any.
+// take removes and returns the oldest tasks: up to the number most, and until they have bytes bytes
+// together. The last task may exceed that.
 func (q *reportQueue) take(most, bytes int) []*task {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// Causes for which the worker ends a job's context before the job ends, and then releases the job.
-// A processor gets them from context.Cause.
+// Causes for which the worker ends a job's context before the job ends. It then releases the job,
+// unless its processor returns a result all the same. A processor gets them from context.Cause.
 var (
 	errCancelled = errors.New("the group was cancelled")
 	errLeaseLost = errors.New("the job's lease was lost")
@@ -42,7 +42,7 @@ func (w *Worker) serve(ctx context.Context, sl *slot) {
 
 // runTask runs a task's processor under ctx, sets the task's outcome and queues its report. It
 // returns false when the task was abandoned meanwhile: then its outcome was set elsewhere, the
-// caller's slot is not in the pool any more, and the caller must end.
+// caller's slot (a suspect has none) is not in the pool any more, and the caller must end.
 func (w *Worker) runTask(ctx context.Context, t *task) bool {
 	t.leaveQueue()
 	began, limit, pass := monotonicNow(), t.terms.JobTimeout, t.pass // abandon may change t.pass
@@ -104,7 +104,8 @@ func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass
 	return attempt.EncodeResult(result)
 }
 
-// job returns the job as Admit and Process get it. Tenant is empty before the job is started.
+// job returns the job as Admit gets it; for Process, callProcessor adds RetriesLeft. Before the job
+// is started, Tenant and LastError are empty.
 func (t *task) job() processor.Job {
 	return processor.Job{
 		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
@@ -113,8 +114,9 @@ func (t *task) job() processor.Job {
 	}
 }
 
-// panicked logs that the task's processor has panicked with the value r, and returns the error that
-// becomes the outcome of the attempt.
+// panicked logs that the task's processor, or its pass, has panicked with the value r, and returns
+// the error for the outcome of the attempt. It must be called in the deferred function that
+// recovers.
 func (w *Worker) panicked(t *task, r any) error {
 	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
 		"attempt", t.currentAttempt, "type", t.Type,
@@ -175,8 +177,8 @@ func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, 
 	}
 }
 
-// stoppedByWorker reports whether cause is one for which the worker itself ended a job's context.
-// Such a job is released, not failed.
+// stoppedByWorker reports whether cause is one for which the worker itself ended a job's context. A
+// job that returns an error after that is released, not failed or retried.
 func stoppedByWorker(cause error) bool {
 	return errors.Is(cause, errCancelled) || errors.Is(cause, errLeaseLost) || errors.Is(cause, errShutdown)
 }

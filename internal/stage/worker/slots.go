@@ -15,7 +15,7 @@ type slotPool struct {
 
 	mu       sync.Mutex  // guards the fields below, and those of all slots
 	change   sync.Cond   // signalled when an idle slot should look again
-	serve    func(*slot) // the goroutine of a slot; nil until the pool starts
+	serve    func(*slot) // what the goroutine of a slot runs; nil until start
 	size     int         // number of wanted slots
 	closed   bool        // the pool opens no more slots and accepts no tasks
 	blocked  bool        // isolation wants the process for itself: slots begin no task
@@ -51,7 +51,8 @@ func (s *slotPool) sizeAndActive() (size, active int) {
 }
 
 // start opens the slots. Each calls serve in a goroutine; serve runs what next returns, until that
-// is nil, and then calls goroutines.Done.
+// is nil, and then calls goroutines.Done. For a slot whose task was abandoned, replaceSlot has
+// called Done, and serve must only return.
 func (s *slotPool) start(serve func(*slot)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +61,7 @@ func (s *slotPool) start(serve func(*slot)) {
 }
 
 // resize sets the number of slots to n. New slots open at once, or at start; a surplus slot closes
-// when its job ends. After close, resize does nothing.
+// when its job ends, or at once if it has none. After close, resize does nothing.
 func (s *slotPool) resize(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +166,8 @@ func (s *slotPool) next(sl *slot) *task {
 	return sl.task
 }
 
-// countRunning adds n to the number of running tasks, of which t is one. The caller holds the lock.
+// countRunning adds n to the number of running tasks: 1 when t begins to run, -1 when it ends. If t
+// is of a gated type, it adds n to the number of those, too. The caller holds the lock.
 func (s *slotPool) countRunning(t *task, n int) {
 	s.active += n
 	if t.gate != nil {

@@ -44,10 +44,10 @@ type task struct {
 
 	place int // 1 + index in the list of tracked tasks; 0: not there. Guarded by heldTasks.mu
 
-	// Set while the job runs; any goroutine may use these.
+	// Any goroutine may use these.
 	runStart   atomic.Int64 // time of monotonicNow; 0 before the processor is called
-	outcomeSet atomic.Bool
-	ctx        jobContext // the processor's context
+	outcomeSet atomic.Bool  // who changes it to true owns the task, and sets the outcome
+	ctx        jobContext   // the processor's context
 
 	// Set when the job ends or is released.
 	verdict      processor.Verdict
@@ -60,7 +60,8 @@ type task struct {
 // size returns about how many bytes the task's outcome takes in a script call.
 func (t *task) size() int { return len(t.result) + len(t.Queued) + len(t.verdict.Message) }
 
-// stop ends the processor's context, now or as soon as it begins, and the task's wait for a pass.
+// stop ends the processor's context, now or as soon as it begins, and the task's wait for a pass. A
+// suspect's wait goes on: it ends with the contexts of admitAlone and Admit.
 func (t *task) stop(cause error) {
 	t.ctx.stop(cause)
 	if t.stopAdmission != nil {
@@ -107,7 +108,7 @@ type heldTasks struct {
 	// job.
 	count      atomic.Int64 // number of held tasks
 	unfinished atomic.Int64 // held tasks without an outcome: they run or will run
-	waiting    atomic.Int64 // held tasks that wait for a pass; they are not counted as unfinished
+	waiting    atomic.Int64 // held tasks that wait for a pass: not suspects, and not unfinished
 	// resumeAt is the number of unfinished tasks at which, or below which, the feeds are notified,
 	// once; -1: no notification is wanted
 	resumeAt atomic.Int64
@@ -123,7 +124,8 @@ func newHeldTasks() *heldTasks {
 	return h
 }
 
-// reserve counts n tasks that were just read. Each of them is counted until remove.
+// reserve counts n tasks that were just read: as held until remove, and as unfinished until
+// markFinished or beginWait.
 func (h *heldTasks) reserve(n int) {
 	h.count.Add(int64(n))
 	h.unfinished.Add(int64(n))
@@ -172,8 +174,9 @@ func (h *heldTasks) drop(t *task) {
 	h.tracked, t.place = h.tracked[:last], 0
 }
 
-// markFinished records that n more tasks have an outcome. When at most resumeAt tasks are
-// unfinished, it notifies the feeds, once for each call of setResumeAt.
+// markFinished records that n tasks are no longer unfinished: they have an outcome, are stale, or
+// begin to wait for a pass. When at most resumeAt tasks are unfinished, it notifies the feeds, once
+// for each call of setResumeAt.
 func (h *heldTasks) markFinished(n int) {
 	// markFinished writes unfinished before it reads resumeAt; setResumeAt writes resumeAt before
 	// it reads unfinished. So at least one of the two sees what the other has written.

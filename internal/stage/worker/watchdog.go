@@ -23,8 +23,8 @@ const maxSlotWait = 200 * time.Millisecond
 // watchdogInterval is the time between two calls of watch.
 const watchdogInterval = 100 * time.Millisecond
 
-// watch abandons jobs whose processor ignores the end of its context, so that they don't block a
-// slot. It releases jobs that wait too long for a slot. It always returns nil.
+// watch abandons jobs whose processor has ignored the job's timeout for AbandonDelay, so that they
+// don't block a slot. It releases jobs that wait too long for a slot. It always returns nil.
 func (w *Worker) watch(context.Context) error {
 	releaseAll(w.slots.takeOverdue(w.expectedRunTime(), time.Now()))
 	now := monotonicNow()
@@ -45,10 +45,10 @@ func (w *Worker) watch(context.Context) error {
 	return nil
 }
 
-// abandon takes a running task from its processor: it returns the task's pass with the error of the
-// attempt, sets the task's outcome with the function outcome and queues its report. A new slot
-// replaces the one that the processor blocks, unless the pool is to have fewer. It does nothing
-// when the task has an outcome already.
+// abandon takes a running task from its processor: it returns the task's pass with the given error,
+// sets the task's outcome with the function outcome and queues its report. A new slot replaces the
+// one that the processor blocks, unless the pool is to have fewer. It does nothing when the task
+// has an outcome already.
 func (w *Worker) abandon(t *task, attempt error, outcome func()) {
 	if !t.outcomeSet.CompareAndSwap(false, true) {
 		return
@@ -72,7 +72,8 @@ func (w *Worker) expectedRunTime() time.Duration {
 // drain empties the process. It releases the waiting jobs at once and lets running jobs finish
 // within Config.Grace. Then it ends their contexts, and after abandonDelay abandons and releases
 // those that still run. It waits until all outcomes are reported. If that takes longer than
-// reportTimeout, it calls stopReporting, which ends all calls to Redis.
+// reportTimeout, it calls stopReporting, which ends all calls to Redis, and waits a minute at most
+// for the reports to give up.
 func (w *Worker) drain(stopReporting func()) {
 	releaseAll(w.slots.close())
 	w.isolation.releaseWaiting()

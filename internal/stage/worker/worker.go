@@ -1,8 +1,8 @@
 // Package worker implements the worker role: it reads the ready streams of the job types that it
-// has processors for, starts the jobs under a lease, runs up to Config.Count of them at a time, and
-// reports their outcomes. It hides how jobs are batched, how leases are renewed, how a processor
-// that ignores its timeout is abandoned, and how a stopping process releases the jobs that it can't
-// finish.
+// has processors for, starts the jobs under a lease, runs as many of them at a time as it has
+// slots, and reports their outcomes. It hides how jobs are batched, how leases are renewed, how a
+// processor that ignores its timeout is abandoned, and how a stopping process releases the jobs
+// that it can't finish.
 package worker
 
 import (
@@ -29,7 +29,7 @@ import (
 
 // Config holds the settings of the worker role.
 type Config struct {
-	Count        int                      // number of slots: jobs that run at the same time
+	Count        int                      // number of slots at the start; see Worker.Resize
 	Types        []string                 // job types to serve; empty: all that have a processor
 	Block        time.Duration            // longest blocking read of the ready streams
 	JobTimeout   time.Duration            // timeout of a job whose group and type set none
@@ -59,11 +59,12 @@ func (c Config) retriesOf(terms ledger.GroupTerms) int {
 // Worker is one worker process: it reads jobs of all partitions and runs them in one pool of slots.
 // Create it with New, run it with Run.
 //
-// For each partition, one goroutine reads and starts jobs and one reports outcomes; for each gated
-// type, another one reads jobs, and each job that waits for a pass has its own. Each slot is a
-// goroutine, and another one runs suspects alone. One goroutine each renews leases, looks for
-// cancelled groups, publishes the status, and looks for overdue jobs (watch). They share only what
-// the fields below hold; each of these has a lock of its own.
+// For each partition, one goroutine reads and starts jobs of ungated types and one reports
+// outcomes; for each gated type of each partition, another one reads jobs, and each job that waits
+// for a pass has its own. Each slot is a goroutine, and another one runs suspects alone. One
+// goroutine each renews leases, looks for cancelled groups, publishes the status, and looks for
+// overdue jobs (watch). They share only what the fields below hold: each of these has a lock of its
+// own, is atomic, or is used by one goroutine.
 type Worker struct {
 	// Not changed after New.
 	stage.Process
@@ -143,10 +144,11 @@ func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, er
 }
 
 // Run reads and runs jobs until ctx ends. Then it releases the jobs that wait, waits up to
-// Config.Grace for running jobs, cancels the rest, and releases every job that did not finish. It
-// withdraws the process's heartbeat and consumers, and returns nil after its goroutines have ended,
-// except those whose processor ignores the end of its context. While Redis is away, it tries for a
-// few seconds more to report outcomes; the dispatcher then reclaims the jobs.
+// Config.Grace for running jobs, ends the contexts of the others, and releases every job that did
+// not finish. It removes the process's heartbeat, and its consumers without pending entries, from
+// Redis, and returns nil after its goroutines have ended, except those whose processor ignores the
+// end of its context. While Redis is away, it tries for a few seconds more to report outcomes; the
+// dispatcher later reclaims the jobs whose outcomes it could not report.
 func (w *Worker) Run(ctx context.Context) error {
 	// Running jobs, lease renewal and reports must outlive ctx.
 	workCtx, endWork := context.WithCancel(context.WithoutCancel(ctx))
@@ -201,8 +203,8 @@ func (w *Worker) dropConsumers(ctx context.Context) {
 }
 
 // Resize sets the number of slots to n, from 0 to api.MaxWorkers. New slots open at once. A surplus
-// slot closes when its job ends; Resize does not wait for that. Without slots, the process starts
-// no job, but it still serves its types. Once Run is stopping, Resize does nothing. The error says
+// slot closes when its job ends; Resize does not wait for that. Without slots, the process reads no
+// jobs, but it still serves its types. Once Run is stopping, Resize changes nothing. The error says
 // that n is out of range.
 func (w *Worker) Resize(n int) error {
 	if n < 0 || n > api.MaxWorkers {
