@@ -209,6 +209,12 @@ func TestGarbageInTheStreamOfABroker(t *testing.T) {
 	require.NoError(t, w.conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.p.Moves(), Values: []string{"x", "y"}}).Err())
 	w.capacity(1)
 	a.next("admitted")
+	require.Eventually(t, func() bool { return w.conn.Cmd.Exists(t.Context(), w.p.Quarantine()).Val() == 1 },
+		10*time.Second, 10*time.Millisecond)
+	rejected, err := w.conn.Cmd.LRange(t.Context(), w.p.Quarantine(), 0, -1).Result() // scripts expect a list, too
+	require.NoError(t, err)
+	require.Len(t, rejected, 1)
+	require.Regexp(t, `^entry \d+-0: no message entry.promoted: `, rejected[0])
 	c := b.open("c")
 	c.at(1)
 	require.NoError(t, w.conn.Cmd.Del(t.Context(), key).Err())

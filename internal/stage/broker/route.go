@@ -27,7 +27,7 @@ type router struct{ *shared }
 func (b router) consumer(p keyspace.Partition) *stream.Consumer {
 	return stream.NewConsumer(b.Conn, stream.ConsumerConfig{
 		Stream: p.Entry(), Group: keyspace.GroupRouter, Name: b.ID,
-		Rejected:    stream.Quarantine{Key: p.Quarantine()},
+		Rejected:    stream.Quarantine{Key: p.Quarantine(), Source: "entry"},
 		Handle:      b.route,
 		MaxInFlight: 1000, MaxBytes: 16 << 20, Block: redisx.MaxBlock, Lease: routerLease,
 		RetryAfter: 100 * time.Millisecond, CloseTimeout: time.Second, Log: b.Tel.Log,
