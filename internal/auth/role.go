@@ -9,8 +9,8 @@ type Role string
 // The roles.
 const (
 	Admin    Role = "admin"    // everything
-	Operator Role = "operator" // reads all; controls groups and tenants
-	Reader   Role = "reader"   // only reads: all, or the data of one tenant
+	Operator Role = "operator" // reads all but keys and the activity log; controls groups and tenants
+	Reader   Role = "reader"   // only reads: as an operator, or the data of one tenant
 	Producer Role = "producer" // submits and controls the groups of its tenant
 	Metrics  Role = "metrics"  // reads figures of the whole system
 	Service  Role = "service"  // uses entry tokens of the waiting room
@@ -50,7 +50,7 @@ const (
 	// Tenants changes the settings of tenants, and pauses them.
 	Tenants Scope = "tenants"
 	// System is the scope of changing what belongs to no tenant: keys, types, worker processes,
-	// guards, events. It also covers reading the activity log.
+	// guards, events of the waiting room. It also covers reading keys and the activity log.
 	System Scope = "system"
 	// EntryTokens is the scope of verifying, renewing and completing entry tokens of the waiting
 	// room.

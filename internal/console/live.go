@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	maxStreams      = 2000 // most open event streams of a process
-	maxOwnStreams   = 20   // most of one API key
-	maxGroupTopics  = 200  // most groups, lists and other limited topics that a process follows at a time
-	stillInterval   = 2 * time.Second
+	maxStreams      = 2000            // most open event streams of a process
+	maxOwnStreams   = 20              // most of one API key
+	maxGroupTopics  = 200             // most groups, lists and other limited topics that a process follows at a time
+	stillInterval   = 2 * time.Second // between two checks of a stream's API key in the process's copy of the keys
 	sessionInterval = 4 * time.Second // with session.Fresh, a stream outlives its session by 10 s or so
 	tryAgain        = 5 * time.Second // what a browser waits if it gets no stream
 )
