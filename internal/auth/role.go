@@ -38,10 +38,11 @@ const (
 	// Read is the scope of reading the data of tenants: groups, jobs, results, tenants, dead
 	// letters.
 	Read Scope = "read"
-	// ReadSystem is the scope of reading what belongs to no tenant: types, processes, guards,
-	// events of the waiting room, and messages that ingest has rejected.
+	// ReadSystem is the scope of reading what belongs to no tenant: guards, events of the waiting
+	// room, the state of the audit, and messages that ingest has rejected.
 	ReadSystem Scope = "read-system"
-	// ReadMetrics is the scope of reading figures of the whole system: stats, history, metrics.
+	// ReadMetrics is the scope of reading figures of the whole system: stats (with types and
+	// processes), history, metrics.
 	ReadMetrics Scope = "read-metrics"
 	// Submit creates groups and appends jobs.
 	Submit Scope = "submit"

@@ -147,8 +147,8 @@ func (t *Table) readHeader(o TableOptions) error {
 }
 
 // Next returns the next row as a payload, and the line at which it begins. It returns a [*RowError]
-// for a row that is refused, and io.EOF after the last row. Only after a [*RowError] may it be
-// called again.
+// for a row that is refused, and io.EOF after the last row. After an error other than a
+// [*RowError] it must not be called again.
 func (t *Table) Next() (payload []byte, line int64, err error) {
 	if line, err = t.nextRow(); err != nil {
 		return nil, line, err
