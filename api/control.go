@@ -86,10 +86,10 @@ type Change[T any] struct {
 	Value *T   // nil: the setting gets its default
 }
 
-// SetTo gives a setting a value.
+// SetTo returns the change that gives a setting this value.
 func SetTo[T any](value T) Change[T] { return Change[T]{Given: true, Value: &value} }
 
-// ToDefault gives a setting its default.
+// ToDefault returns the change that gives a setting its default.
 func ToDefault[T any]() Change[T] { return Change[T]{Given: true} }
 
 // MarshalJSON returns the value, or null.

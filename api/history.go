@@ -2,7 +2,8 @@ package api
 
 import "time"
 
-// JobTotals count what has happened to jobs since the installation exists. They only grow.
+// JobTotals count what has happened to jobs: to those of all types since the installation exists,
+// or to those of one type (see TypeStats.Totals).
 type JobTotals struct {
 	Accepted  int64 `json:"accepted"`  // jobs that were accepted
 	Started   int64 `json:"started"`   // times that a job was started

@@ -15,7 +15,7 @@ type Key struct {
 	// LastUsedDay is the last day (UTC) on which the key was used, such as 2026-11-25; absent: it
 	// was not used yet.
 	LastUsedDay string `json:"last_used_day,omitempty"`
-	ReplacedBy  string `json:"replaced_by,omitempty"` // the key that a rotation has made of it
+	ReplacedBy  string `json:"replaced_by,omitempty"` // id of the key that replaces it after a rotation
 }
 
 // KeyList is a page of API keys, the oldest first.

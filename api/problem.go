@@ -27,7 +27,7 @@ type FieldError struct {
 // they do not know a code. docs/problems.md lists all codes.
 type ProblemCode string
 
-// The codes of both APIs.
+// The codes of the API and of the calls of the brokers.
 const (
 	BadParameter     ProblemCode = "bad_parameter"
 	IncompleteBody   ProblemCode = "incomplete_body"

@@ -77,7 +77,7 @@ type EventSettings struct {
 	// NoShow says what happens to a promoted user without a connection: wait or release. With wait,
 	// the user keeps the slot for the time Ready. With release, the slot is free at once.
 	NoShow string `json:"no_show,omitempty"`
-	// Mode is one of the Mode constants; "": open.
+	// Mode is one of the Mode constants; "": the mode stays as it is. A new event is open.
 	Mode string `json:"mode,omitempty"`
 	// ReturnURL is where the page sends an admitted user.
 	ReturnURL string `json:"return_url,omitempty"`
@@ -114,7 +114,7 @@ type RoomEvent struct {
 // RoomEventList is a page of events.
 type RoomEventList struct {
 	Events []RoomEvent `json:"events"`
-	Cursor string      `json:"cursor,omitempty"` // of the next page
+	Cursor string      `json:"cursor,omitempty"` // of the next page; empty on the last page
 }
 
 // Recalibration is the body of POST /v1/events/{event}/recalibrate. Stock is the number of seats

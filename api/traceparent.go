@@ -56,8 +56,8 @@ func (t TraceParent) String() string {
 	return string(b[:])
 }
 
-// unhex fills dst with the bytes of the lower-case hex digits at the beginning of s. It returns
-// false if there are too few digits.
+// unhex fills dst with the bytes of the lower-case hex digits at the beginning of s, two digits a
+// byte. It returns false if one of these characters is no such digit. s must have so many.
 func unhex(dst []byte, s string) bool {
 	for i := range dst {
 		hi, lo := nibble(s[2*i]), nibble(s[2*i+1])

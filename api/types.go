@@ -1,7 +1,7 @@
 // Package api holds the JSON documents that the HTTP API answers with, and some that it reads, the
-// rule for ids, and the parser of traceparents. The server, the client and the command line share
-// them. Submissions and appends are in the server's package messages; a producer builds them with
-// package client.
+// errors of a store, the rule for ids, and the parser of traceparents. The server, the client and
+// the command line share them. Submissions and appends are in the server's package messages; a
+// producer builds them with package client.
 package api
 
 import (

@@ -70,15 +70,15 @@ func newTransport() *http.Transport {
 }
 
 // WithRetry sets how often one call is attempted (at least once; default 4) and the longest wait
-// between two attempts (default 30s). When the server asks for a longer wait, the call returns its
-// *Error at once.
+// between two attempts (default 30s). If the next wait would be longer, for example because the
+// server asks for it, the call returns the error of the last attempt at once.
 func WithRetry(attempts int, maxWait time.Duration) Option {
 	return func(a *API) { a.attempts, a.maxWait = max(1, attempts), maxWait }
 }
 
 // WithRetryNotice makes the API call notice before it waits to attempt a call again: with the error
 // of the attempt, the wait, and how many attempts are left. Calls that run at the same time call
-// notice at the same time.
+// notice at the same time. The waits of Events after a broken stream are not noticed.
 func WithRetryNotice(notice func(err error, wait time.Duration, left int)) Option {
 	return func(a *API) { a.notice = notice }
 }

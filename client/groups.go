@@ -117,7 +117,8 @@ func (a *API) FailureSummary(ctx context.Context, group string) (api.FailureSumm
 }
 
 // JobMap divides the group's jobs by ordinal into ranges, and counts the jobs of each range by
-// state. buckets is the number of ranges, 1 to 1,000. The answer may be two seconds old.
+// state. buckets is the number of ranges, 1 to 1,000; a group with fewer jobs has a range for each
+// job. The answer may be two seconds old.
 func (a *API) JobMap(ctx context.Context, group string, buckets int) (api.JobMap, error) {
 	c := callOn("map jobs of", http.MethodGet, "group", group, "/map")
 	c.query = url.Values{"buckets": {strconv.Itoa(buckets)}}

@@ -9,8 +9,8 @@ type Role string
 // The roles.
 const (
 	Admin    Role = "admin"    // everything
-	Operator Role = "operator" // reads all; controls groups and tenants
-	Reader   Role = "reader"   // only reads: all, or the data of one tenant
+	Operator Role = "operator" // reads all but keys and the activity log; controls groups and tenants
+	Reader   Role = "reader"   // only reads: as an operator, or the data of one tenant
 	Producer Role = "producer" // submits and controls the groups of its tenant
 	Metrics  Role = "metrics"  // reads figures of the whole system
 	Service  Role = "service"  // uses entry tokens of the waiting room
@@ -38,10 +38,11 @@ const (
 	// Read is the scope of reading the data of tenants: groups, jobs, results, tenants, dead
 	// letters.
 	Read Scope = "read"
-	// ReadSystem is the scope of reading what belongs to no tenant: types, processes, guards,
-	// events of the waiting room, and messages that ingest has rejected.
+	// ReadSystem is the scope of reading what belongs to no tenant: guards, events of the waiting
+	// room, the state of the audit, and messages that ingest has rejected.
 	ReadSystem Scope = "read-system"
-	// ReadMetrics is the scope of reading figures of the whole system: stats, history, metrics.
+	// ReadMetrics is the scope of reading figures of the whole system: stats (with types and
+	// processes), history, metrics.
 	ReadMetrics Scope = "read-metrics"
 	// Submit creates groups and appends jobs.
 	Submit Scope = "submit"
@@ -50,7 +51,7 @@ const (
 	// Tenants changes the settings of tenants, and pauses them.
 	Tenants Scope = "tenants"
 	// System is the scope of changing what belongs to no tenant: keys, types, worker processes,
-	// guards, events. It also covers reading the activity log.
+	// guards, events of the waiting room. It also covers reading keys and the activity log.
 	System Scope = "system"
 	// EntryTokens is the scope of verifying, renewing and completing entry tokens of the waiting
 	// room.

@@ -128,7 +128,8 @@ type Hasher struct{ pepper []byte }
 const minPepper = 32
 
 // ReadHasher returns a Hasher with the pepper in a file, or the zero Hasher if path is "". It
-// ignores line ends at the end of the file.
+// ignores line ends at the end of the file. It refuses a file that all users may read, and a pepper
+// of less than minPepper bytes.
 func ReadHasher(path string) (Hasher, error) {
 	if path == "" {
 		return Hasher{}, nil
@@ -163,7 +164,7 @@ func (h Hasher) Hash(token string) Hash {
 	return Hash(hex.EncodeToString(mac.Sum(nil)))
 }
 
-// String hides the pepper from logs.
+// String returns the name of the hash function. It hides the pepper from logs.
 func (h Hasher) String() string {
 	if len(h.pepper) == 0 {
 		return "SHA-256"

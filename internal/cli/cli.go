@@ -65,7 +65,8 @@ type Root struct {
 // print it.
 type Command func(*Root) *cobra.Command
 
-// commands create the commands of this package, except those of groupActions and roleCommands.
+// commands are the functions that create the commands of this package. groupActions and
+// roleCommands return further ones.
 var commands = []Command{
 	newSubmit, newAppend, newSeal, newGroups, newStatus, newWatch, newResults, newFailures, newMap, newJobs, newJob,
 	newRetry, newWhy, newTenant, newType,

@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/roles"
 )
 
-// processHelp is said of all commands that run roles.
+// processHelp is a part of the help of each command that runs roles.
 const processHelp = " as a process, until SIGTERM. Environment variables configure it; -help lists them,\n" +
 	"-healthcheck asks whether a running process is ready."
 

@@ -34,8 +34,8 @@ type auditData struct {
 	Unlisted   int64         // open violations that the list does not have
 	Leaderless int           // partitions without a leader
 	Unaudited  int           // partitions that were never looked at
-	LookedAt   *time.Time    // the oldest of the partitions' last looks; nil: a partition had none yet
-	DeepAt     *time.Time    // the same of deep looks
+	LookedAt   *time.Time    // the oldest of the partitions' last checks; nil: a partition had none
+	DeepAt     *time.Time    // the oldest of their last full audits; nil: a partition had none
 	Shown      []api.AuditedPartition
 	More       int              // partitions that Shown leaves out
 	Lost       []api.DeadLetter // the newest jobs that were ended as LOST

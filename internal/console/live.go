@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	maxStreams      = 2000 // most open event streams of a process
-	maxOwnStreams   = 20   // most of one API key
-	maxGroupTopics  = 200  // most groups, lists and other limited topics that a process follows at a time
-	stillInterval   = 2 * time.Second
+	maxStreams      = 2000            // most open event streams of a process
+	maxOwnStreams   = 20              // most of one API key
+	maxGroupTopics  = 200             // most groups, lists and other limited topics that a process follows at a time
+	stillInterval   = 2 * time.Second // between two checks of a stream's API key in the process's copy of the keys
 	sessionInterval = 4 * time.Second // with session.Fresh, a stream outlives its session by 10 s or so
 	tryAgain        = 5 * time.Second // what a browser waits if it gets no stream
 )
@@ -32,7 +32,7 @@ const (
 type topic struct {
 	scope auth.Scope
 	page  string // the template whose live regions are sent
-	group bool   // read twice a second, and limited in number
+	group bool   // read up to twice a second, other topics up to once; limited in number
 	many  bool   // limited in number, together with groups
 	// open checks the argument for the principal of ctx, and returns the function that reads the
 	// data.
@@ -76,7 +76,7 @@ type live struct {
 	console *Console
 	topics  map[string]topic
 	streams sse.Streams
-	groups  *livefeed.Feed[*regions] // of topics that are read twice a second
+	groups  *livefeed.Feed[*regions] // of topics that are read up to twice a second
 	others  *livefeed.Feed[*regions]
 
 	mu       sync.Mutex
@@ -194,8 +194,8 @@ func plainError(w http.ResponseWriter, status int, text string, err error) {
 	http.Error(w, text, status)
 }
 
-// follow sends events to the client of viewer until ctx ends, until a read or a write fails, or
-// until the subject of the page is gone; then it returns nil. A client that is new or has missed a
+// follow sends events to the client of viewer. It returns an error when ctx ends or when a read or
+// a write fails, and nil when the subject of the page is gone. A client that is new or has missed a
 // change gets all live regions, any other client only those that have changed.
 func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*regions]) error {
 	for sent := 0; ; {

@@ -18,10 +18,10 @@ type RowError struct{ Problem string }
 
 func (e *RowError) Error() string { return e.Problem }
 
-// ErrLongRow is the error of a row whose text or payload is too long.
+// ErrLongRow is the [*RowError] of a row whose text or payload is too long.
 var ErrLongRow = &RowError{"is too long"}
 
-// ErrNoHeader is the error of a table without rows.
+// ErrNoHeader is the [*HeaderError] of a table without rows.
 var ErrNoHeader = &HeaderError{Line: 1, Problem: "is missing: the first row names the payload's fields"}
 
 // HeaderError says why the header of a table, or an option that does not fit the header, is
@@ -29,7 +29,7 @@ var ErrNoHeader = &HeaderError{Line: 1, Problem: "is missing: the first row name
 type HeaderError struct {
 	Line   int64  // where the header begins; 0 if an option is wrong
 	Column int    // the column, from 1; 0 if the error concerns no single column
-	Option string // the option that does not fit: "types", "delimiter", or ""
+	Option string // the option that does not fit: "types" or "key_column"; "" if the header is wrong
 	// Problem is text that follows the name of the header, the column or the option, such as "is
 	// empty".
 	Problem string
@@ -147,7 +147,8 @@ func (t *Table) readHeader(o TableOptions) error {
 }
 
 // Next returns the next row as a payload, and the line at which it begins. It returns a [*RowError]
-// for a row that is refused, and io.EOF after the last row.
+// for a row that is refused, and io.EOF after the last row. After an error other than a
+// [*RowError] it must not be called again.
 func (t *Table) Next() (payload []byte, line int64, err error) {
 	if line, err = t.nextRow(); err != nil {
 		return nil, line, err

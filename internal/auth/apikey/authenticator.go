@@ -26,9 +26,9 @@ const (
 	// meanwhile can't change anything in Redis through it.
 	OutageTTL = 15 * time.Minute
 
-	interval  = 5 * time.Second // pause between two calls of Step
+	interval  = 5 * time.Second // from the beginning of a call of Step to that of the next one
 	readPause = time.Second     // least time between two reads that requests cause
-	usedBatch = 100             // keys whose last use one Step stores
+	usedBatch = 100             // most keys whose last use one Step stores
 )
 
 var (
@@ -153,7 +153,7 @@ func (a *Authenticator) find(ctx context.Context, token string) (auth.Principal,
 
 // Still reports whether a principal that Authenticate returned earlier is still valid, so that a
 // long answer can end when its key is revoked, expires or loses rights. It uses the process's copy
-// of the keys and does not call Redis.
+// of the keys and does not call Redis; if the copy is too old, it returns false.
 func (a *Authenticator) Still(p auth.Principal) bool {
 	if a.file != nil && a.file.has(p) {
 		return true
@@ -216,7 +216,7 @@ func (a *Authenticator) read(ctx context.Context) copied {
 	return next
 }
 
-// find returns the valid key with a hash.
+// find returns the valid key with a hash. The error is ErrInvalid or ErrUnavailable.
 func (c copied) find(hash auth.Hash, now time.Time) (stored, error) {
 	r, known := c.keys[hash]
 	switch {

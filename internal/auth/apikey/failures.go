@@ -12,10 +12,10 @@ import (
 
 // The limits of failed authentications.
 const (
-	failuresPerMinute = 10 // of one client
-	failuresBurst     = 20 // of one client
-	failuresInAll     = 200
-	limitedClients    = 10_000
+	failuresPerMinute = 10     // of one client
+	failuresBurst     = 20     // of one client
+	failuresInAll     = 200    // a second, and at once, of all clients
+	limitedClients    = 10_000 // most clients that are counted at a time
 )
 
 // TooManyFailuresError says that a client has failed to authenticate too often.

@@ -32,7 +32,7 @@ type Record struct {
 }
 
 const (
-	maxName     = 128
+	maxName     = 128 // characters
 	minLifetime = time.Minute
 	maxLifetime = 10 * 365 * 24 * time.Hour
 )

@@ -25,8 +25,8 @@ const (
 	RotationOverlap = 24 * time.Hour
 
 	expiredKept = 30 * 24 * time.Hour // for so long the record of an expired key stays for operators
-	purgeBatch  = 100                 // most records of expired keys that one call removes
-	pageSize    = 1000                // records that one command reads
+	purgeBatch  = 100                 // most records that one Add changes: it also removes expired ones
+	pageSize    = 1000                // records that one command reads, about
 	pageTimeout = 2 * time.Second     // longest time of this command
 	day         = time.DateOnly
 )
@@ -157,7 +157,7 @@ func (s *Store) add(changes []change, k NewKey) ([]change, error) {
 	return append(changes, change{hash: s.hasher.Hash(k.Token), text: text}), err
 }
 
-// Asked returns what the activity log shows of a new key.
+// Asked returns the fields of the request, as the activity log shows them of a new key.
 func (r Request) Asked() map[string]any {
 	asked := map[string]any{"role": r.Role, "tenant": r.Tenant, "name": r.Name}
 	if r.Payloads != nil {
@@ -200,7 +200,8 @@ func (s *Store) List(ctx context.Context) (keys []Record, unusable []error, err 
 	return keys, unusable, nil
 }
 
-// Revoke deletes a key. All processes refuse it within ten seconds. A second call returns ErrNoKey.
+// Revoke deletes a key. All processes that reach Redis refuse it within ten seconds. A second call
+// returns ErrNoKey.
 func (s *Store) Revoke(ctx context.Context, id string) error {
 	hash, _, err := s.find(ctx, id)
 	if err == nil {

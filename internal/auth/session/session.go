@@ -34,10 +34,10 @@ const (
 	Fresh = 5 * time.Second
 
 	outage      = 15 * time.Minute // for so long a session that was read before works while Redis is away
-	touchPause  = time.Minute      // time between two writes of the last request
+	touchPause  = time.Minute      // least time between two writes of a session's last request
 	tokenBytes  = 32
-	tokenChars  = 43 // of tokenBytes in base64
-	maxSessions = 10_000
+	tokenChars  = 43     // of tokenBytes in base64
+	maxSessions = 10_000 // most sessions that a process caches
 )
 
 var (
