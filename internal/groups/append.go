@@ -29,8 +29,8 @@ type appends struct {
 
 // Append adds jobs to a group. A repeated call with the same request id adds nothing and succeeds.
 // If it leaves out jobs because their keys are taken, it returns an *api.KeysTakenError; so does
-// the repeated call. While too many jobs wait, Append returns an *api.BackpressureError, for a
-// repeated call too.
+// the repeated call. While too many jobs wait, or Redis's memory is full, Append returns an
+// *api.BackpressureError, for a repeated call too.
 func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
 	a := &pendingAppend{
 		group:         group,

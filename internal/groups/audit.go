@@ -13,8 +13,8 @@ import (
 // maxViolations is the most violations that the answer about the audit lists.
 const maxViolations = 100
 
-// Audit returns the results that the watchers stored after they last audited their partitions. It
-// recounts nothing itself.
+// Audit returns the results that the watchers stored after they last audited their partitions, and
+// which watcher leads each partition now. It recounts nothing itself.
 func (s *stats) Audit(ctx context.Context) (api.AuditState, error) {
 	st := api.AuditState{OK: true, Violations: []api.Violation{}, ByLaw: map[string]int64{}}
 	who, err := caller(ctx)

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// MaxBusiest is the most busiest tenants that are stored for each partition, and that an answer
-// has.
+// MaxBusiest is the largest number of tenants that MeasureBusiest stores for a partition, and that
+// an answer has.
 const MaxBusiest = 100
 
 // busiestPage is about how many active tenants MeasureBusiest reads at once.

@@ -92,14 +92,14 @@ func letterSize(d api.DeadLetter) int { return 256 + len(d.Error) + len(d.Payloa
 type letterScan struct {
 	*access
 	parts  []keyspace.Partition
-	oldest string // the lowest id of an entry
+	oldest string // entries with a lower id are left out; "": none are
 	from   []letterPart
 	last   string // the cursor of the entry that next has returned last
 }
 
 // letterPart is what a letterScan knows of a partition.
 type letterPart struct {
-	before string           // entries with lower ids were not read yet; "": none was
+	before string           // entries with lower ids were not read yet; "": no entry was read
 	chunk  int              // how many entries the next command reads
 	read   []api.DeadLetter // entries that next has not returned yet
 	ms     uint64           // time of the first of them, by its id

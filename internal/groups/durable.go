@@ -18,8 +18,8 @@ import (
 // it. A write that is not confirmed may still exist. Its client is told to repeat the request,
 // which is harmless.
 
-// writeCheck adds to a pipeline the reads that find out whether a write still exists on its master.
-// After the pipeline has run, present reports whether it does.
+// writeCheck is a function that adds to a pipeline the reads that find out whether a write still
+// exists on its master. After the pipeline has run, present reports whether it does.
 type writeCheck func(redis.Pipeliner) (present func() bool)
 
 // errWriteLost says that a failover has lost a write.

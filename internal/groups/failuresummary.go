@@ -118,8 +118,8 @@ func (c *failureCounts) summary(counts map[string]int64) api.FailureSummary {
 	return sum
 }
 
-// fingerprints returns the most frequent fingerprints of a code that n jobs have failed with. Count
-// is an estimate if not all n jobs were read. It assumes that the jobs that were not read are like
+// fingerprints returns the most frequent fingerprints of a code that n jobs have failed with. If
+// not all n jobs were read, each Count is an estimate. It assumes that the other jobs are like
 // those that were: Redis returns the records in an order that does not depend on the errors.
 func (c *codeCounts) fingerprints(n int64) []api.FailureFingerprint {
 	all := []api.FailureFingerprint{}

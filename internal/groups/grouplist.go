@@ -52,8 +52,8 @@ func (q *ListQuery) selects(f *ledger.GroupFacts) bool {
 		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
 }
 
-// maxScanned is after how many groups that it has looked at a call of Groups ends. The last step
-// may exceed it.
+// maxScanned is the number of groups after which a call of Groups ends. Its last step may look at
+// more.
 const maxScanned = 5000
 
 // scanPage is the least number of groups of the list that a selective query reads in one step.

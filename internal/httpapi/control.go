@@ -45,7 +45,8 @@ func resizeWorker(b Backend) func(context.Context, string, *int64) (any, error) 
 	}
 }
 
-// maxBusiest is the most busiest tenants that are known: the limit if the request has none.
+// maxBusiest is how many of the busiest tenants an answer has if the request has no limit. No more
+// of them are known in a partition.
 const maxBusiest = 100
 
 func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
