@@ -9,7 +9,7 @@ import (
 // means that another program wrote the keys, or that Redis lost data.
 const (
 	LawState = "guard-state" // each member is in exactly one state
-	LawHeld  = "guard-held"  // a member's counters are its leases, and its probes of the present generation
+	LawHeld  = "guard-held"  // members' counts of leases and probes are right; each lease has an end and a member
 	LawQueue = "guard-queue" // the queue and the waiters are the same calls
 )
 
@@ -24,14 +24,16 @@ const (
 	// mostAuditRuns is how many passes one call of Repair makes at most. Repairing one violation
 	// may reveal another one.
 	mostAuditRuns = 8
-	// mostCounted is the number of leases or waiters above which the audit does not recount them:
-	// the script would keep Redis busy for too long.
+	// mostCounted bounds what one call of the audit script reads. In a guard with more leases, the
+	// audit does not count members' leases and finds no leases without an end. In one with more
+	// waiters, it finds none that are missing in the queue.
 	mostCounted = 10_000
 )
 
 // Audit checks the data of one guard in Redis and returns each violation of a law. It changes
 // nothing, and other calls may use the guard meanwhile. Each finding is certain: one script saw it
-// at one instant. In a guard with more than 10,000 leases, the counters of members are not checked.
+// at one instant. A guard that Redis does not know has none. In a guard with more than 10,000
+// leases, the counters of members are not checked.
 func (o operations) Audit(ctx context.Context, name string) ([]Finding, error) {
 	g, err := o.named(name)
 	if err != nil {
@@ -59,8 +61,8 @@ func (o operations) Repair(ctx context.Context, name string) ([]Finding, error) 
 }
 
 // auditOnce makes one pass over the lists of a guard in Redis, page by page, and returns the
-// findings. mode is check or repair. Leases come first, because members' counters are compared with
-// them.
+// findings. mode is check, or repair, which also corrects them. Leases come first, because members'
+// counters are compared with them.
 func auditOnce(ctx context.Context, g *shared, mode string) (all []Finding, err error) {
 	for _, list := range []string{"leases", "members", "free", "cooling", "queue"} {
 		for from, more := 0, true; more; from += rowsPerPage {
@@ -109,7 +111,7 @@ var violations = map[string]string{
 	"queue left":    "call %s waits, but does not stand in the queue",
 }
 
-// readFinding reads a row of the script's reply.
+// readFinding reads a finding from a row of the audit script's reply. It does not set Guard.
 func readFinding(list string, row *scanner) Finding {
 	law, what, id, have, want := row.text(), row.text(), row.text(), row.number(), row.number()
 	args := []any{id}

@@ -15,7 +15,8 @@ type BreakerOption interface{ toBreaker(*Spec) }
 // Breaker returns a circuit breaker. It is closed until b.Failures calls in a row have failed; then
 // it is open for b.OpenFor; then it is half-open: it lets at most b.Successes probes through at
 // once, and closes when b.Successes have succeeded. A probe that fails, or whose process dies,
-// opens it again. The outcome of a call that began before a change of state does not count.
+// opens it again. The outcome of a call that began before a change of state does not count. A
+// mistake in the name or in b is an error of each call.
 func (c *Client) Breaker(name string, b BreakerPolicy, o ...BreakerOption) *Breaker {
 	spec := Spec{Breaker: b, Concurrency: Unbounded}
 	for _, option := range o {
@@ -31,8 +32,9 @@ func (c *Client) Breaker(name string, b BreakerPolicy, o ...BreakerOption) *Brea
 }
 
 // Allow asks whether a call may be made. If so, done must be called with its outcome. Otherwise the
-// error is a *DeniedError with the reason CircuitOpen; further errors as those of TryAcquire. When
-// Redis is away the call is allowed, unless the option OnOutage says otherwise.
+// error is a *DeniedError. Its reason is CircuitOpen; RateLimited after an outcome Throttled; or
+// Disabled. Further errors as those of TryAcquire. When Redis is away the call is allowed, unless
+// the option OnOutage says otherwise.
 func (b *Breaker) Allow(ctx context.Context) (done func(Outcome), err error) {
 	l, err := b.g.acquire(ctx, acquireConfig{})
 	if err != nil {

@@ -97,11 +97,11 @@ func AllowEviction() Option { return func(c *config) { c.allowEviction = true } 
 func Meter(m metric.Meter) Option { return func(c *config) { c.meter = m } }
 
 // MetricPrefix sets the prefix of the names of the metrics; "" by default, so that they begin with
-// guard_.
+// guard_ or redis_.
 func MetricPrefix(prefix string) Option { return func(c *config) { c.metricPrefix = prefix } }
 
 // TracerProvider sets the provider of spans. Without this option the Client makes no spans. With
-// it, a call makes a span only if its ctx has a span that records.
+// it, a call for a lease makes a span if its ctx has a span that records. Other calls make none.
 func TracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.tracers = p } }
 
 // Logger sets the logger; slog.Default() by default.
@@ -131,7 +131,8 @@ func New(rdb redis.UniversalClient, opts ...Option) *Client {
 
 // Close removes this Client's calls from all queues, and waits until its leases are released or ctx
 // ends. It then closes Lost of the remaining leases and stops renewing them, so that they expire in
-// Redis. Later calls return ErrClosed. The Redis client stays open.
+// Redis. Later calls for leases and permits return ErrClosed. The Redis client stays open. A
+// repeated Close returns nil at once.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	first := !c.closed
@@ -201,9 +202,9 @@ type setupResult struct {
 	passed       bool // it is not repeated
 }
 
-// check returns an error if Redis can't hold guards. Redis is asked once. After a failed check, one
-// call asks again at the earliest a second later, while other calls get the last result. queue says
-// that the call may wait in a queue, for which Redis must allow PUBLISH.
+// check returns an error if Redis can't hold guards or does not answer. Redis is asked once. After
+// a failed check, one call asks again at the earliest a second later, while other calls get the
+// last result. queue is true for all guards but a Limiter: they need the right to PUBLISH.
 func (c *Client) check(ctx context.Context, queue bool) error {
 	r := c.setup.Load()
 	if r == nil || !r.passed && time.Since(r.ended) > time.Second {
@@ -222,7 +223,8 @@ func (c *Client) check(ctx context.Context, queue bool) error {
 }
 
 // checkAgain asks Redis again, replaces the result last and returns the new one. If another call
-// already asks, it returns last, or waits for the new result if last is nil.
+// already asks, it returns last, or waits for the new result if last is nil. It waits for 3 s at
+// most.
 func (c *Client) checkAgain(ctx context.Context, last *setupResult) (*setupResult, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

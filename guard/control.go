@@ -27,8 +27,9 @@ type operations struct{ c *Client }
 
 // Control carries out an operator's action on one member of a guard. guard is KIND/NAME, for
 // example pool/smtp; a NAME alone is that of a pool. Guards that are not pools have one member,
-// "1". A repeated call does no harm. When Redis is away, Control returns ErrUnavailable, whatever
-// the guard's outage policy.
+// "1". A repeated Open begins the breaker's time again, and a repeated TakeBack also ends leases
+// that were granted since; other repeated actions change nothing. When Redis is away, Control
+// returns ErrUnavailable, whatever the guard's outage policy.
 //
 // Further errors: ErrUnknownGuard, ErrUnknownMember, ErrNoBreaker when the member has no breaker to
 // open or close, and ErrInvalid.
@@ -89,7 +90,8 @@ func ParseName(name string) (kind, rest string, ok bool) {
 	return kind, rest, ok
 }
 
-// named returns a guard by the name that operators use.
+// named returns a guard by the name that operators use, as a new object, which no other call
+// shares. It does not ask Redis whether the guard exists.
 func (o operations) named(name string) (*shared, error) {
 	kind, rest, ok := ParseName(name)
 	if !ok {

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// declare stores the spec and the members of a pool.
+// declare stores the spec and the members of a pool in Redis, piece by piece. If Redis has a
+// declaration with a higher Rev, declare logs a warning and returns nil.
 func (g *shared) declare(ctx context.Context) error {
 	spec, _, err := g.settings()
 	if err != nil {
@@ -48,7 +49,7 @@ func (g *shared) declare(ctx context.Context) error {
 	}
 }
 
-// isDeclared says whether Redis knows the pool.
+// isDeclared says whether Redis knows the guard, of any kind.
 func (g *shared) isDeclared(ctx context.Context) (bool, error) {
 	reply, err := g.send(ctx, inspectScript, []any{0, 0})
 	return reply != nil, err

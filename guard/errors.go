@@ -16,13 +16,15 @@ var (
 	// ErrDenied: the guard can't lend now. The error is a *DeniedError, which says when to try
 	// again.
 	ErrDenied = errors.New("denied")
-	// ErrLost: the lease has ended before its release: it expired, or an operator took it back.
+	// ErrLost is the cause with which Do ends the ctx of its function: the lease has ended before
+	// its release. It expired, or an operator took it back.
 	ErrLost = errors.New("lease lost")
 	// ErrQueueFull: as many calls as MaxQueue allows stand in the queue.
 	ErrQueueFull = errors.New("queue is full")
 	// ErrWaitTimeout: the call has waited for MaxWait.
 	ErrWaitTimeout = errors.New("waited too long")
-	// ErrUnavailable: Redis can't serve the call now, and the outage policy is Closed.
+	// ErrUnavailable: Redis can't serve the call now, and the outage policy is Closed or is not
+	// for this call, such as Client.Pool or Control.
 	ErrUnavailable = errors.New("redis is unavailable")
 	// ErrUnknownMember: the pool has no such member.
 	ErrUnknownMember = errors.New("no such member")
@@ -54,8 +56,8 @@ func mayHaveArrived(ctx context.Context, err error) bool {
 	return (errors.Is(err, ErrUnavailable) || ctx.Err() != nil) && !errors.Is(err, errNotSent)
 }
 
-// Reason is why a guard can't lend now. If there are several reasons, it is the one that lasts
-// longest.
+// Reason is why a guard can't lend now. It is that of the member that can be lent first. If that
+// has several reasons, it is the one that lasts longest.
 type Reason string
 
 // The reasons of a denial, as replies, JSON and metrics show them.
@@ -64,13 +66,13 @@ const (
 	CircuitOpen Reason = "circuit_open" // the breaker is open, or all its probes are out
 	Busy        Reason = "busy"         // all leases are out
 	Queued      Reason = "queued"       // others wait already; a call that does not wait may not overtake them
-	Disabled    Reason = "disabled"     // all members are off
+	Disabled    Reason = "disabled"     // all members are off, or the one that On names
 )
 
 // DeniedError says why a guard did not lend, and when the next member is due or its lease ends. If
 // a lease is released, a member can be lent before that time.
 type DeniedError struct {
-	Guard  string        // name of the guard
+	Guard  string        // name of the guard, without its kind
 	Until  time.Time     // by the clock of this process; zero if it is not known
 	After  time.Duration // rounded up to ms; 0 if it is not known
 	Reason Reason

@@ -18,7 +18,7 @@ type Health struct {
 	Healthy bool          `json:"healthy"` // Redis answers, and it can hold guards
 	Redis   RedisHealth   `json:"redis"`
 	Pool    PoolHealth    `json:"pool"`
-	Guards  []NamedHealth `json:"guards"` // those that this process has used
+	Guards  []NamedHealth `json:"guards"` // the last 10,000 that this process has used; no limiters
 }
 
 // RedisHealth is what Redis answers to PING and INFO. On a Cluster it describes one master.
@@ -43,10 +43,11 @@ type PoolHealth struct {
 type NamedHealth struct {
 	Name          string `json:"name"` // KIND/NAME
 	Outage        bool   `json:"outage"`
-	MembersUsable int64  `json:"members_usable"` // members that can be lent now; -1 = not known yet
+	MembersUsable int64  `json:"members_usable"` // that could be lent by the last reply; -1 = not known yet
 }
 
-// Health asks Redis once and reports what it finds. It never fails: what is wrong is in the report.
+// Health sends PING and INFO to Redis and reports what it finds. It never fails: what is wrong is
+// in the report.
 func (o operations) Health(ctx context.Context) Health {
 	c := o.c
 	h := Health{Guards: []NamedHealth{}}

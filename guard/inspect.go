@@ -53,8 +53,8 @@ func (g *shared) inspect(ctx context.Context) (api.Guard, error) {
 	}
 }
 
-// readPage adds one page of the reply of the script inspect to v, and returns how many members the
-// page has. first says that it is the first page, which also has the queue.
+// readPage adds one page, a reply of the script inspect, to v, and returns how many members it has.
+// first says that it is the first page, from which the state of the queue is read.
 func readPage(v *api.Guard, reply any, first bool) (int, error) {
 	s := scan(reply)
 	fields, sizes, members, _, waiters := s.list(), s.list(), s.list(), s.list(), s.list()
@@ -103,7 +103,7 @@ func readPage(v *api.Guard, reply any, first bool) (int, error) {
 	return n, s.failed
 }
 
-// guardHead are the fields of a guard's hash.
+// guardHead has those fields of a guard's hash that Inspect and List use.
 type guardHead struct {
 	rev, offset int64
 	spec        api.GuardSpec

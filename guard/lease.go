@@ -19,7 +19,7 @@ type Lease struct {
 	lost   chan struct{}
 
 	mu    sync.Mutex
-	until time.Time   // after it, others may have the member
+	until time.Time   // when it ends for its holder; others may have the member soon after
 	timer *time.Timer // closes lost at until
 	ended bool        // released or lost
 }
@@ -53,7 +53,8 @@ func (l *Lease) Fence() int64 { return l.fence }
 // Probe says whether the call probes a half-open breaker.
 func (l *Lease) Probe() bool { return l.probe }
 
-// Until returns the time at which Lost closes unless the lease is renewed before.
+// Until returns the time at which Lost closes unless the lease is renewed before. Lost of a lease
+// with fence 0 never closes.
 func (l *Lease) Until() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,7 +146,7 @@ func (l *Lease) extend(sent time.Time) {
 }
 
 // renewer renews the leases of this process. One goroutine decides which guards are due. All leases
-// of a guard are renewed together, each time a third of their length has passed.
+// of a guard are renewed together, each time a third of the shortest length has passed.
 type renewer struct {
 	c    *Client
 	wake chan struct{}
@@ -232,7 +233,7 @@ func (r *renewer) close() <-chan struct{} {
 	return r.idle
 }
 
-// loseAll ends all leases and returns their number.
+// loseAll closes Lost of all leases and returns their number. In Redis they end by themselves.
 func (r *renewer) loseAll() int {
 	r.mu.Lock()
 	var all []*Lease

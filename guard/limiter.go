@@ -76,21 +76,22 @@ func (c *Client) Limiter(name string, r Rate, o ...LimiterOption) *Limiter {
 // Decision is the answer of a limiter.
 type Decision struct {
 	Allowed    bool
-	Left       int           // permits that are left, as far as this call knows
+	Left       int           // permits that are left; 0 when Redis is away and the limiter is Open
 	RetryAfter time.Duration // until the same call can be allowed, rounded up to µs; 0 if it was
-	ResetAfter time.Duration // until all permits are there again
-	At         time.Time     // Redis's time, without its steps back; of a call that did not ask Redis, this process's
+	ResetAfter time.Duration // until all permits are there again; 0 without an answer of Redis
+	At         time.Time     // Redis's time, without its steps back; without an answer of Redis, this process's
 }
 
-// Take takes n permits of a key, all or none. A denial is no error: see Decision.Allowed. A key of
-// other characters than A-Z a-z 0-9 . _ - is stored as its SHA-256.
+// Take takes n permits of a key, all or none. A denial is no error: see Decision.Allowed. A key
+// that is not 1 to 128 of the characters A-Z a-z 0-9 . _ - is stored as its SHA-256.
 //
 // A call whose reply was lost is repeated, and then takes its permits twice: the limit holds, and n
 // permits are wasted.
 //
 // Errors: ErrTooManyTokens when n is more than the limit can ever allow, or while Redis is away the
-// limit of the process; ErrInvalid when n is less than 1; the error of ctx when ctx ends before
-// Redis has answered; and ErrUnavailable when Redis is away and the limiter is Closed.
+// limit of the process; ErrInvalid when n is less than 1 or the limiter has a mistake; the error of
+// ctx when ctx ends before Redis has answered; ErrUnavailable when Redis is away and the limiter is
+// Closed; ErrClosed; and ErrSetup.
 func (l *Limiter) Take(ctx context.Context, key string, n int) (Decision, error) {
 	switch {
 	case l.broken != nil:
@@ -141,7 +142,7 @@ func (l *Limiter) take(ctx context.Context, key string, n int) (Decision, error)
 	return d, s.failed
 }
 
-// storedKey returns a key as it is stored.
+// storedKey returns a key as it is stored: itself, or its SHA-256 in hex if it is no valid id.
 func storedKey(key string) string {
 	if validID(key) {
 		return key
@@ -150,7 +151,7 @@ func storedKey(key string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// takeLocally takes permits of this process's own limit.
+// takeLocally takes permits of the limit that this process itself keeps for a key.
 func (l *Limiter) takeLocally(key string, n int) (Decision, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

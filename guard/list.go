@@ -34,7 +34,7 @@ const (
 // List returns a page of the guards that Redis knows, in no order. A page may have fewer guards
 // than Limit, or none, although more pages follow (its Cursor is not ""): one page searches at most
 // 100,000 keys of Redis. A guard that is made, or that expires, while pages are read may be
-// missing.
+// missing, and a guard may be on two pages.
 func (o operations) List(ctx context.Context, q Query) (api.GuardList, error) {
 	if q.Kind != "" && !slices.Contains(Kinds, q.Kind) {
 		return api.GuardList{}, invalid("kind %.40q: must be pool, breaker, lock, semaphore or key", q.Kind)
@@ -108,7 +108,7 @@ func parsePosition(text string) (p position, ok bool) {
 }
 
 // names returns the names of one page of guards, and the cursor of the next page; "" after the last
-// one. The error is ErrInvalid for a cursor that no page has returned.
+// one. The error is ErrInvalid for a text that has not the form of a cursor.
 func (o operations) names(ctx context.Context, q Query) (names []string, next string, err error) {
 	at, ok := parsePosition(q.Cursor)
 	if !ok {
@@ -145,7 +145,7 @@ func (o operations) names(ctx context.Context, q Query) (names []string, next st
 }
 
 // scanOnce calls SCAN once, at a position. It returns the names of guards that sort behind
-// at.after, and the cursor of the next SCAN call.
+// at.after, sorted, and the cursor of the next SCAN call; 0 after the last one.
 func (o operations) scanOnce(
 	ctx context.Context, server redis.Cmdable, kind string, at position,
 ) (names []string, next uint64, err error) {

@@ -29,7 +29,7 @@ type measured struct {
 	next   []string // what this search has found so far
 	known  []string // what the last search that ended has found
 
-	values atomic.Pointer[map[string]*measurement] // by label; nil while another process measures
+	values atomic.Pointer[map[string]*measurement] // by label; nil before Measure and after StopMeasuring
 }
 
 // measurement are the sums of all guards with one label.
@@ -38,7 +38,7 @@ type measurement struct{ members, ended map[string]int64 }
 // Measure reads the members and counters of at most 64 guards, pools first, for the metrics
 // guard_members and guard_leases_ended_total. Call it again and again, for example every 15 s, in
 // one process only: the other processes would add the same numbers. Guards of a PerKey are left
-// out. A call searches a part of Redis for new guards, 100,000 keys, so that its cost is bounded.
+// out. A call searches at most 100,000 keys of Redis for new guards, so that its cost is bounded.
 // Of a pool with more than 1,000 members the state busy counts those that are off, too.
 func (o operations) Measure(ctx context.Context) error {
 	m := &o.c.meter.measured

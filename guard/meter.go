@@ -11,14 +11,15 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// mostLabels is how many values the metric label guard may have. Further guards have the label
-// "other".
+// mostLabels is how many names of guards may be values of the metric label guard. Further guards
+// have the label "other".
 const mostLabels = 64
 
 // pingTimeout bounds the PING that each collection of metrics sends to measure redis_ping_ms.
 const pingTimeout = 500 * time.Millisecond
 
-// meter are the metrics of a Client. The label guard is the guard's name; members are never labels.
+// meter are the metrics of a Client. The label guard is the guard's name without its kind and, of a
+// PerKey, without the key; see mostLabels. Members are never labels.
 type meter struct {
 	c *Client
 
@@ -133,7 +134,8 @@ func (m *meter) sums() map[string]*sums {
 	return all
 }
 
-// label returns the label of a guard.
+// label returns the metric label of a guard with this name: the name, or "other" if it is new and
+// mostLabels names are in use.
 func (m *meter) label(name string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,7 +156,7 @@ func (m *meter) count(c metric.Int64Counter, g *shared, key, value string) {
 	}
 }
 
-// acquired counts the end of a call for a lease.
+// acquired counts the end of a call for a lease by its result, and records how long it took.
 func (m *meter) acquired(g *shared, took time.Duration, l *Lease, err error) {
 	if m.c.cfg.meter == nil {
 		return
@@ -180,10 +182,10 @@ func (m *meter) acquired(g *shared, took time.Duration, l *Lease, err error) {
 	m.waits.Record(context.Background(), ms(took), metric.WithAttributes(attribute.String("guard", g.label)))
 }
 
-// queued counts a call that has to wait.
+// queued counts a call that was put into a queue.
 func (m *meter) queued(g *shared) { m.count(m.requests, g, "result", "queued") }
 
-// took counts a call of a limiter.
+// took counts a call of a limiter by its result, and records how long it took.
 func (m *meter) took(g *shared, took time.Duration, d Decision, err error) {
 	if m.c.cfg.meter == nil {
 		return
@@ -209,7 +211,7 @@ func (m *meter) called(op string, took time.Duration) {
 	}
 }
 
-// released counts what a release has changed.
+// released counts a release that has changed the state of a breaker.
 func (m *meter) released(g *shared, r settled) {
 	if r.changed {
 		m.count(m.changes, g, "to", breakerNames[r.breaker])

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// PerKey is a guard for each key, for example for each host. Each is a Pool with one member.
+// PerKey makes a guard for each key, for example for each host. Each is a Pool with one member.
 type PerKey struct {
 	c    *Client
 	name string
@@ -14,8 +14,9 @@ type PerKey struct {
 }
 
 // PerKey returns guards with the same spec, one for each key. The spec has no Members. Redis
-// forgets the guard of a key an hour after its last use; until then it needs about 1 KB. Call it
-// once: keys in use keep the spec with which they were first used.
+// forgets the guard of a key 30 to 60 minutes after its last use, or later if a lease, window or
+// OpenFor is long; until then it needs about 1 KB. Call it once: keys in use keep the spec with
+// which they were first used.
 func (c *Client) PerKey(name string, s Spec) *PerKey {
 	p := &PerKey{c: c, name: name, spec: s}
 	if !validID(name) {
@@ -24,8 +25,8 @@ func (c *Client) PerKey(name string, s Spec) *PerKey {
 	return p
 }
 
-// For returns the guard of a key. Upper and lower case are the same. A key of other characters than
-// a-z 0-9 . _ - is stored as its SHA-256.
+// For returns the guard of a key. Upper and lower case are the same. A key that is not 1 to 128 of
+// the characters A-Z a-z 0-9 . _ - is stored as its SHA-256.
 func (p *PerKey) For(key string) *Pool {
 	return &Pool{p.c.use(kindKey, p.name+"/"+storedKey(strings.ToLower(key)), func(g *shared) {
 		g.broken = joinMistakes(p.err, g.setSpec(p.spec))

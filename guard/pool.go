@@ -21,9 +21,10 @@ import (
 type Pool struct{ g *shared }
 
 // Pool declares a pool and returns it. The declaration is stored in Redis: the newest one wins, or
-// with Spec.Rev only one with a higher number. Call it once at the start of a process, and again to
-// change the pool; it needs Redis, whatever Spec.OnOutage says. The error names each field that is
-// outside its limits; a refused declaration changes nothing.
+// with Spec.Rev the one with the highest number. An older one is not stored: it is logged, and is
+// no error. Call it once at the start of a process, and again to change the pool; it needs Redis,
+// whatever Spec.OnOutage says. The error ErrInvalid names each field that is outside its limits;
+// then nothing changes.
 func (c *Client) Pool(ctx context.Context, name string, s Spec) (*Pool, error) {
 	g := c.use(kindPool, name, func(*shared) {})
 	if err := g.setSpec(s); err != nil {
@@ -101,7 +102,8 @@ func (p *Pool) TryAcquire(ctx context.Context, o ...TryOption) (*Lease, error) {
 
 // Do acquires a lease, calls f and releases the lease. The outcome is Success if f returned nil,
 // Neutral for an error of ctx, and Failure for another error or a panic. The ctx of f ends with
-// cause ErrLost when the lease is lost.
+// cause ErrLost when the lease is lost. Do returns the error of Acquire, or those of f and of the
+// release.
 func (p *Pool) Do(ctx context.Context, f func(ctx context.Context, l *Lease) error) error {
 	l, err := p.Acquire(ctx)
 	if err != nil {
@@ -148,9 +150,9 @@ func (l *Lease) do(
 
 // Availability is what this process knows of a pool.
 type Availability struct {
-	Free      int       // members that can be lent now; -1 = not known yet
+	Free      int       // members that could be lent by the last reply that said it; -1 = none yet
 	Next      time.Time // when a member can be lent; zero = not known
-	PerSecond float64   // leases a second that the rates of all members allow; +Inf without rates
+	PerSecond float64   // leases a second that all members' rates allow; +Inf without rates, NaN for a wrong spec
 }
 
 // Availability returns what the latest replies of Redis said about the pool. It does no I/O.
@@ -310,8 +312,8 @@ func (g *shared) line(ctx context.Context, id, packed string, bound int, deadlin
 	return l, err
 }
 
-// stand puts a call into the queue and waits for its grant. If Redis loses the queue meanwhile,
-// stand puts the call into it again under the same id.
+// stand asks for a lease, and waits for its grant if Redis puts the call into the queue. If Redis
+// loses the queue meanwhile, stand asks again under the same id.
 func (g *shared) stand(ctx context.Context, one *waiter, packed string, bound int, deadline time.Time) (*Lease, error) {
 	w := g.c.waits
 	timeout := time.NewTimer(time.Until(deadline))
@@ -386,7 +388,8 @@ func (g *shared) timedOut(ctx context.Context) error {
 	return fmt.Errorf("guard %s: %w", g.name, ErrWaitTimeout)
 }
 
-// lendWithoutRedis is a lease that Redis knows nothing of.
+// lendWithoutRedis returns a lease that Redis knows nothing of. Its fence is 0, and it is never
+// renewed or lost.
 func (g *shared) lendWithoutRedis() *Lease {
 	spec, _, _ := g.settings()
 	member := onlyMember

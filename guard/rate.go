@@ -44,8 +44,8 @@ type BreakerPolicy struct {
 	Successes int           // this many probes must succeed before it closes; 1 to 1,000
 }
 
-// Outage says what a call does when Redis is away: Closed, Open or Local. The zero Outage is the
-// default of the guard: Open for Limiter and Breaker, Closed for the others.
+// Outage says what a call does when Redis is away: Closed, Open or Local. Without the option
+// OnOutage, a Limiter or Breaker is Open; the other guards are Closed by default.
 type Outage string
 
 const (
@@ -65,7 +65,7 @@ func Local(r Rate) Outage {
 	return Outage(fmt.Sprintf("%s%d|%d|%d|%d", local, r.Permits, r.Window, r.Burst, r.Kind))
 }
 
-// localRate returns the rate of an Outage that Local has made; ok is false for Closed and Open.
+// localRate returns the rate of an Outage that Local has made; ok is false for any other one.
 func (o Outage) localRate() (r Rate, ok bool) {
 	text, ok := strings.CutPrefix(string(o), local)
 	if ok {
@@ -107,7 +107,8 @@ const (
 	mostMembers     = 100_000
 )
 
-// withDefaults fills in what is zero.
+// withDefaults returns the spec with the defaults of Concurrency, Lease, MaxWait and MaxQueue where
+// they are zero.
 func (s Spec) withDefaults() Spec {
 	if s.Concurrency == 0 {
 		s.Concurrency = 1
@@ -124,10 +125,10 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
-// mostRev is the largest number that a script holds exactly.
+// mostRev is the largest Rev: up to it, scripts hold each whole number exactly.
 const mostRev = 1 << 53
 
-// check returns every mistake of the spec.
+// check returns every mistake of the spec, with its defaults filled in, for a guard of this kind.
 func (s Spec) check(kind string) []error {
 	errs := append(checkRate("rate", s.Rate), checkBreaker("breaker", s.Breaker)...)
 	errs = append(errs, checkConcurrency("concurrency", s.Concurrency)...)
@@ -292,8 +293,9 @@ func (m Member) pack() string {
 	return rate + "|" + breaker + "|" + concurrency
 }
 
-// ttl returns how long the keys of a guard live after their last use; 0 = for ever. It is longer
-// than an open breaker and than a window, because a key that expires forgets them.
+// ttl returns the TTL of a guard's keys in Redis; 0 = for ever. Scripts set it again when less than
+// half is left. It is longer than an open breaker and than a window, because a key that expires
+// forgets them.
 func (s Spec) ttl(kind string) time.Duration {
 	switch kind {
 	case kindPool:

@@ -32,7 +32,7 @@ var (
 		lua.Source("parts/base", "parts/limiters", "parts/guard", "guard/audit"))
 )
 
-// The sizes of one call.
+// The most elements that one call of a script handles.
 const (
 	mostWaitsPerCall    = 1000
 	mostRenewalsPerCall = 200
@@ -142,7 +142,7 @@ func readAnswer(s *scanner) answer {
 	return a
 }
 
-// keys are the KEYS of all scripts but take.
+// guardKeys returns the KEYS of all scripts but take.
 func guardKeys(base string) []string { return []string{base, base + "-"} }
 
 type acquireArgs struct {
@@ -209,10 +209,10 @@ func releaseArgs(e ending) []any {
 	return []any{1, e.call, e.fence, letter, delay.Milliseconds()}
 }
 
-// settled is the reply to one ending.
+// settled is the reply to one ending. changed: it has changed the state of the breaker.
 type settled struct {
 	verdict string // OK, GONE, LEFT, GIVEN
-	breaker string
+	breaker string // C, O or H; empty unless OK
 	changed bool
 }
 
@@ -238,7 +238,7 @@ func renewArgs(lease time.Duration, leases []*Lease) []any {
 	return args
 }
 
-// readRenew returns for each lease whether it still exists.
+// readRenew returns for each lease of a renewal whether it still exists and was extended.
 func readRenew(reply any, n int) ([]bool, hint, error) {
 	s := scan(reply)
 	held := make([]bool, 0, n)

@@ -151,7 +151,8 @@ func (g *shared) settings() (Spec, string, error) {
 	return g.spec, g.packed, g.broken
 }
 
-// note stores what a reply says about the time to come.
+// note stores what a reply says about the whole guard: guard time, how many members can be lent,
+// and when the next one can be.
 func (g *shared) note(h hint) {
 	if h.at > 0 {
 		g.clock.set(h.at)
@@ -204,7 +205,8 @@ func (k *guardClock) validUntil() int64 {
 }
 
 // circuit keeps this process from sending calls of one guard while Redis is away: for 100 ms after
-// the first failure, then longer, up to one second. After each pause, one call tries Redis again.
+// the first failure, then twice as long each time, up to one second. After each pause, one call
+// tries Redis again. Renewals, heartbeats, claims and cancellations are sent nevertheless.
 type circuit struct {
 	mu     sync.Mutex
 	until  time.Time
@@ -217,7 +219,7 @@ const (
 	mostPause  = time.Second
 )
 
-// allow says whether a call may be sent.
+// allow says whether a call may be sent. If so, the caller reports its end by answered or failed.
 func (k *circuit) allow() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -231,7 +233,7 @@ func (k *circuit) allow() bool {
 	return true
 }
 
-// answered notes that Redis has answered.
+// answered notes that Redis has answered: calls may be sent again.
 func (k *circuit) answered() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -295,8 +297,9 @@ func (g *shared) judge(ctx context.Context, err error, began time.Time) error {
 }
 
 // pipelined runs a script through go-redis's automatic pipelining: calls that arrive while a batch
-// is under way are sent together in the next batch. So a lease costs only a few µs. The feature is
-// experimental in go-redis, so no other part of this package uses it.
+// is under way are sent together in the next batch. So a lease costs only a few µs. It waits for
+// 3 s at most. The feature is experimental in go-redis, so no other function of this package uses
+// it.
 func (c *Client) pipelined(ctx context.Context, s *call.Script, keys []string, args []any) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -330,7 +333,7 @@ func (s submitter) EvalSha(ctx context.Context, sha string, keys []string, args 
 }
 
 // unpipelined runs a script outside of the pipeline. It returns when ctx ends, although go-redis
-// may take longer.
+// may take longer. After Close it waits for go-redis.
 func (c *Client) unpipelined(ctx context.Context, s *call.Script, keys []string, args []any) (any, error) {
 	type result struct {
 		reply any

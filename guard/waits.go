@@ -177,8 +177,8 @@ func (w *waits) loop() {
 	}
 }
 
-// subscribed is called when the subscription works, for the first time or after a break. Then
-// announcements may have been missed, so it makes all heartbeats due at once.
+// subscribed is called when the subscription works. The first time, it closes confirmed. After a
+// break, announcements may have been missed, so it makes all heartbeats due at once.
 func (w *waits) subscribed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -208,7 +208,7 @@ func (w *waits) announced(id string) {
 	}
 }
 
-// repeat repeats a failed cancellation in the background. Close waits for it.
+// repeat repeats a failed cancellation in the background. Close waits for it. The caller holds mu.
 func (w *waits) repeat(id string, c cancellation) {
 	delete(w.cancelled, id)
 	again := func() { w.cancelUntil(c.g, id, c.until) }
@@ -261,7 +261,8 @@ func (w *waits) beatDue(now time.Time) time.Duration {
 	return soonest.Sub(now)
 }
 
-// beat asks for all calls that wait for a guard.
+// beat sends a heartbeat: it asks Redis about all calls that wait for a guard, and hands each that
+// waits no more its answer.
 func (w *waits) beat(g *shared, of *waiting, ids []string) {
 	var last hint
 	first, answered := false, false
@@ -305,7 +306,8 @@ func (w *waits) deliver(id string, a answer, sent time.Time) {
 	}
 }
 
-// ask asks once for calls, within claimTime.
+// ask runs the script wait once for calls of a guard, within claimTime. Redis takes it as a sign of
+// life, and the grants of these calls are claimed.
 func (w *waits) ask(ctx context.Context, g *shared, ids []string) ([]answer, hint, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimTime)
 	defer cancel()
@@ -370,7 +372,8 @@ func (w *waits) left() <-chan struct{} {
 	return left
 }
 
-// cancelLater cancels a call in the background, because its caller has given up.
+// cancelLater cancels a call in the background, because its caller has given up. After Close it
+// waits for the first try.
 func (w *waits) cancelLater(g *shared, id string) {
 	if !w.c.start(func() { w.cancel(g, id) }) {
 		w.cancel(g, id)
