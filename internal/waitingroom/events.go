@@ -31,7 +31,7 @@ type Declared struct {
 // mode; a new event is open. It returns ErrRev, and changes nothing, if the event has another rev
 // than the caller gave.
 //
-// Twice: SAME.
+// Twice: SAME; with a rev ErrRev, because the first call has changed the rev.
 func (r events) Declare(ctx context.Context, event string, s Settings, o DeclareOptions) (Declared, error) {
 	how := "put"
 	if o.IfAbsent {
