@@ -165,8 +165,8 @@ func writeProblem(w http.ResponseWriter, p problem) {
 // CookieName returns the name of the cookie with the token of an event.
 func CookieName(event string) string { return "entry." + event }
 
-// Cookie returns the cookie with a renewed token, as brokers set it. secure says that the service
-// is reached by https.
+// Cookie returns a cookie with a renewed token. It replaces the one that a broker has set. secure
+// says that the service is reached by https.
 func Cookie(event string, r Renewal, secure bool) *http.Cookie {
 	return &http.Cookie{
 		Name: CookieName(event), Value: r.Token, Path: "/", Expires: r.ExpiresAt,
