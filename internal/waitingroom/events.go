@@ -205,7 +205,8 @@ func (r events) Forget(ctx context.Context, event string) (left int64, wait time
 }
 
 // Due returns at most n events of a partition in which something is due now, such as a promotion or
-// the end of a place, and how long nothing is due in the other events; negative: for ever.
+// the end of a place, and how long nothing is due in the other events: an hour at most; negative:
+// there are none.
 func (r events) Due(ctx context.Context, p keyspace.Partition, n int) ([]string, time.Duration, error) {
 	pipe := r.rdb.Pipeline()
 	now := pipe.Time(ctx)

@@ -168,8 +168,8 @@ func (r users) State(ctx context.Context, event, user string) (Code, error) {
 }
 
 // Complete removes a user who has a token, because the protected service is done with the user, and
-// gives the slot back. With sold, it also takes a seat from the stock. It returns false if
-// another token is valid or the slot had ended; the token itself may have expired shortly before.
+// gives the slot back. With sold, it also takes a seat from the stock. It returns false if the
+// user's record has another fence or no token. The token may have expired shortly before.
 //
 // Twice: false, and no second seat is sold.
 func (r users) Complete(ctx context.Context, event, user, fence string, sold bool) (bool, error) {
