@@ -101,8 +101,8 @@ type view struct {
 	CSS, JS, Icon                            string
 }
 
-// path returns the path of an event's waiting page. With what = "left" it is the page for a user
-// who has left; "" otherwise.
+// path returns the path of an event's waiting page. what is "left" for the page that says that the
+// user has left, and "" for the page that enters the user.
 func (p *page) path(event, what, lang string) string {
 	query := url.Values{}
 	if what != "" {
