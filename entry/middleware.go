@@ -59,7 +59,8 @@ func (v *Verifier) Middleware(next http.Handler) http.Handler {
 	})
 }
 
-// admit returns the first valid token of a request.
+// admit returns the first valid token of a request, with its claims. If there is none, the error is
+// ErrUnavailable if Verify returned that for one of the tokens, otherwise that of the last one.
 func (v *Verifier) admit(r *http.Request) (admitted, error) {
 	var tokens []string
 	for _, cookie := range r.CookiesNamed(CookieName(v.config.Event)) {
