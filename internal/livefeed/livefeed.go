@@ -25,7 +25,7 @@ const (
 
 // State is what a poll has found.
 type State[T any] struct {
-	Value   T    // what viewers get; nobody may change it
+	Value   T    // what viewers get if Changed is set; nobody may change it
 	Changed bool // Value differs from that of the poll before, or is the first one
 	Last    bool // the topic does not change any more
 }
