@@ -33,23 +33,23 @@ func NewClient(apiURL string, client *http.Client) (*Client, error) {
 	return &Client{base: strings.TrimRight(apiURL, "/"), http: httpClient(client)}, nil
 }
 
-// Verify asks whether a token holds a slot at this moment. It returns ErrInvalid for a token that
-// was not signed by a broker.
+// Verify asks whether a token is valid at this moment: it has not expired and was not given back.
+// It returns ErrInvalid for a token that was not signed by a broker.
 func (c *Client) Verify(ctx context.Context, token string) (valid bool, err error) {
 	var answer struct{ Valid bool }
 	err = c.call(ctx, "verify", map[string]any{"token": token}, &answer)
 	return answer.Valid, err
 }
 
-// Renewal is a token with a later expiry.
+// Renewal is the token that Renew has returned, with its expiry.
 type Renewal struct {
 	Token     string    `json:"token"` // a secret
 	ExpiresAt time.Time `json:"expires_at"`
 }
 
-// Renew extends the user's entry, and returns a new token with a later expiry. Give it to the
-// browser by Cookie. Renew returns ErrOver if the event's max_session is reached or the user is
-// gone.
+// Renew extends the user's entry, and returns a new token with a later expiry, at most the end of
+// the event's max_session. Give it to the browser by Cookie. Renew returns ErrOver if max_session
+// is reached or the user is gone.
 func (c *Client) Renew(ctx context.Context, token string) (Renewal, error) {
 	var r Renewal
 	if err := c.call(ctx, "renew", map[string]any{"token": token}, &r); err != nil {
@@ -104,7 +104,7 @@ func (c *Client) call(ctx context.Context, name string, body map[string]any, ans
 	return nil
 }
 
-// statusError converts an answer without success.
+// statusError returns the error for an answer whose status is not 200.
 func statusError(status int, body []byte) error {
 	var p problem
 	detail := http.StatusText(status)

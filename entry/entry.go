@@ -61,8 +61,9 @@ var (
 var errMismatch = errors.New("the configuration of the service and of the brokers may differ")
 
 const (
-	// MaxLeeway is the largest Config.Leeway. The waiting room holds a slot for 10 s longer than
-	// its token lives. The other 5 s are for differences between clocks.
+	// MaxLeeway is the largest Config.Leeway. The waiting room holds a slot longer than its token
+	// lives: by default for 10 s (the event's leeway). The other 5 s are for differences between
+	// clocks.
 	MaxLeeway = 5 * time.Second
 	// maxTokenBytes is the length up to which a token is decoded.
 	maxTokenBytes = 4096
@@ -121,8 +122,8 @@ type Verifier struct {
 	nextWarning atomic.Int64 // the Unix time before which no refusal is a warning
 }
 
-// New returns a Verifier, and fetches the public keys. If they can't be fetched now, New logs that,
-// and they are fetched when the first token is checked.
+// New returns a Verifier, and fetches the public keys unless Config.Keys has them. If they can't be
+// fetched now, New logs that, and they are fetched when a token is checked, at most once a second.
 func New(ctx context.Context, c Config) (*Verifier, error) {
 	c.PublicURL = strings.TrimRight(c.PublicURL, "/")
 	if c.Audience == "" {
@@ -204,8 +205,8 @@ type tokenClaims struct {
 	Event string `json:"evt"`
 }
 
-// Verify returns the claims of a token that allows entry now. Otherwise it returns ErrInvalid, or
-// ErrUnavailable if that could not be found out.
+// Verify returns the claims of a token that allows entry now. Otherwise it returns ErrInvalid; or
+// another error, mostly ErrUnavailable, if that could not be found out.
 func (v *Verifier) Verify(ctx context.Context, token string) (Claims, error) {
 	if len(token) > maxTokenBytes {
 		return Claims{}, fmt.Errorf("%w: it has %d bytes, at most %d are allowed",

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// fetchTime limits one fetch of the public keys.
+	// fetchTime limits one fetch of the public keys, and each call by the default HTTP client.
 	fetchTime = 3 * time.Second
 	// fetchInterval is the shortest time between two fetches of the public keys, however many
 	// tokens name unknown keys. So a flood of such tokens does not become a flood of fetches.
@@ -198,8 +198,9 @@ func parseJWKS(text []byte) (map[string]ed25519.PublicKey, error) {
 	return keys, nil
 }
 
-// httpClient returns a client that follows no redirect, because a redirect would send a token to
-// another host, or fetch the public keys from it.
+// httpClient returns a copy of the given client, or one with the time limit fetchTime for nil, that
+// follows no redirect: a redirect would send a token to another host, or fetch the public keys from
+// it.
 func httpClient(given *http.Client) *http.Client {
 	c := &http.Client{Timeout: fetchTime}
 	if given != nil {

@@ -59,7 +59,8 @@ func (v *Verifier) Middleware(next http.Handler) http.Handler {
 	})
 }
 
-// admit returns the first valid token of a request.
+// admit returns the first valid token of a request, with its claims. If there is none, the error is
+// ErrUnavailable if Verify returned that for one of the tokens, otherwise that of the last one.
 func (v *Verifier) admit(r *http.Request) (admitted, error) {
 	var tokens []string
 	for _, cookie := range r.CookiesNamed(CookieName(v.config.Event)) {
@@ -165,8 +166,8 @@ func writeProblem(w http.ResponseWriter, p problem) {
 // CookieName returns the name of the cookie with the token of an event.
 func CookieName(event string) string { return "entry." + event }
 
-// Cookie returns the cookie with a renewed token, as brokers set it. secure says that the service
-// is reached by https.
+// Cookie returns a cookie with a renewed token. It replaces the one that a broker has set. secure
+// says that the service is reached by https.
 func Cookie(event string, r Renewal, secure bool) *http.Cookie {
 	return &http.Cookie{
 		Name: CookieName(event), Value: r.Token, Path: "/", Expires: r.ExpiresAt,

@@ -151,8 +151,8 @@ func (g *shared) settings() (Spec, string, error) {
 	return g.spec, g.packed, g.broken
 }
 
-// note stores what a reply says about the whole guard: guard time, how many members can be lent now,
-// and when the next one can be lent.
+// note stores what a reply says about the whole guard: guard time, how many members can be lent,
+// and when the next one can be.
 func (g *shared) note(h hint) {
 	if h.at > 0 {
 		g.clock.set(h.at)

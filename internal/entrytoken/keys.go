@@ -122,7 +122,8 @@ func (k *Keys) reload() (changed bool, err error) {
 	return true, nil
 }
 
-// readFile returns the content of a file of secrets. Its errors don't name the file.
+// readFile returns the content of a file of secrets. It refuses a file that all users may read. Its
+// errors don't name the file.
 func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

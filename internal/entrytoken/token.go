@@ -8,7 +8,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// ErrInvalid means that a token was not signed by one of the keys, or that a claim is missing.
+// ErrInvalid means that a text is no token, that a token was not signed by one of the keys, or that
+// a claim is missing. It does not mean that a token has expired.
 var ErrInvalid = errors.New("the entry token is not valid")
 
 // maxTokenBytes is the longest token that is decoded. Tokens have at most 600 bytes if issuer,

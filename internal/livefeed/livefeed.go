@@ -25,8 +25,8 @@ const (
 
 // State is what a poll has found.
 type State[T any] struct {
-	Value   T    // what viewers get; nobody may change it
-	Changed bool // Value differs from that of the poll before
+	Value   T    // what viewers get if Changed is set; nobody may change it
+	Changed bool // Value differs from that of the poll before, or is the first one
 	Last    bool // the topic does not change any more
 }
 
@@ -102,8 +102,8 @@ func (v *Viewer[T]) Close() {
 }
 
 // Next returns the newest value if this viewer has not got it yet; changed is nil then. Otherwise
-// it returns a channel that is closed when Next should be called again. err is the error that ended
-// the poller.
+// it returns a channel that is closed when Next should be called again; after the topic's last
+// state it never is. err is the error that ended the poller.
 func (v *Viewer[T]) Next() (value T, changed <-chan struct{}, err error) {
 	v.feed.mu.Lock()
 	defer v.feed.mu.Unlock()
@@ -116,7 +116,7 @@ func (v *Viewer[T]) Next() (value T, changed <-chan struct{}, err error) {
 	}
 }
 
-// forget makes the next viewer start another poller.
+// forget makes the next viewer of the topic start another poller. The caller holds mu.
 func (f *Feed[T]) forget(t *topic[T]) {
 	if f.topics[t.name] == t {
 		delete(f.topics, t.name)

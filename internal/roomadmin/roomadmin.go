@@ -42,7 +42,8 @@ type Config struct {
 }
 
 // Admin has a method for each operation on the waiting room. Several goroutines may use it. Its
-// errors wrap those of package api.
+// errors wrap those of package api where one fits. Fields with bad values are a
+// *messages.ValidationError.
 type Admin struct{ cfg Config }
 
 // New returns an Admin. Rules.Seats follows from cfg.Seats.
@@ -108,7 +109,8 @@ func (a *Admin) warnings(returnURL string) []string {
 		"waiting page.", to.Hostname(), public.Hostname())}
 }
 
-// fillCapacity sets the capacity to the number of seats.
+// fillCapacity sets the capacity to the number of seats. If the seat service does not answer, it
+// sets the capacity that the event has; a new event stays without one (SeatsPending).
 func (a *Admin) fillCapacity(ctx context.Context, event string, to *waitingroom.Settings) error {
 	n, err := a.cfg.Seats.Seats(ctx, event)
 	switch {
@@ -191,8 +193,8 @@ func (a *Admin) Events(ctx context.Context, cursor string, limit int) (l api.Roo
 	return l, nil
 }
 
-// SetMode opens, pauses or closes an event. A closed event can't be paused, because users may enter
-// a paused event.
+// SetMode opens, pauses or closes an event. A closed or sold-out event can't be paused, because
+// users may enter a paused event.
 func (a *Admin) SetMode(ctx context.Context, event, mode string) (v api.RoomEvent, err error) {
 	if mode == api.ModePaused {
 		now, err := a.snapshot(ctx, event)
@@ -279,7 +281,7 @@ func (a *Admin) DeleteEvent(ctx context.Context, event string) (r api.EventRemov
 }
 
 // RemoveUser removes a user in any state, and tells the broker that has the user's stream. It
-// returns false if the event has no record of the user.
+// returns false if the event has no record of the user, and api.ErrNotFound for an unknown event.
 func (a *Admin) RemoveUser(ctx context.Context, event, user string) (bool, error) {
 	if _, err := a.snapshot(ctx, event); err != nil {
 		return false, err

@@ -44,8 +44,9 @@ func (a *Admin) VerifyToken(ctx context.Context, token string) (s api.EntryToken
 	}, nil
 }
 
-// RenewToken returns a new token of the same user with a later expiry. It returns an
-// api.ErrConflict if the token is not valid any more, or if the session has reached max_session.
+// RenewToken returns a new token of the same user with a later expiry, but none after max_session:
+// near its end the expiry stays the same. It returns an api.ErrConflict if the token is not valid
+// any more, or if the session has reached max_session.
 func (a *Admin) RenewToken(ctx context.Context, token string) (t api.EntryToken, err error) {
 	c, err := a.open(token)
 	if err != nil {
@@ -74,7 +75,8 @@ func (a *Admin) RenewToken(ctx context.Context, token string) (t api.EntryToken,
 }
 
 // CompleteToken ends the entry of the token's user and gives the slot back. With sold, it also
-// takes a seat from the stock. It returns false if the entry had ended before.
+// takes a seat from the stock. It returns false if the entry had ended before. A token that expired
+// less than the event's leeway ago still counts.
 //
 // It does not repeat the call if Redis's reply is lost: the repeated call would return false, and a
 // caller that sells nothing on false would do the wrong thing. The caller gets the error instead.

@@ -76,8 +76,8 @@ func (c *clients) connections() int {
 }
 
 // newVisitor takes one permit from the rate limiter of an address, or returns a problem if there is
-// none. It is not called for visitors with a valid cookie: all users behind one address must be
-// able to come back at once.
+// none. It is not called for visitors whose id is known, for example by a valid cookie: all users
+// behind one address must be able to come back at once.
 func (c *clients) newVisitor(ip netip.Addr) error {
 	wait := c.newVisitors.Take(ip, time.Now())
 	if wait == 0 {

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// cookieLife is how long a visitor's cookie is valid. It is renewed when the visitor enters.
+// cookieLife is how long browsers keep a visitor's cookie. It is renewed when the visitor enters.
+// The signature in it has no end: only the removal of its key ends it.
 const cookieLife = 24 * time.Hour
 
 // idBytes is the size of a visitor's random id.
@@ -138,7 +139,7 @@ func (i *identity) entryCookie(event string, t api.EntryToken) *http.Cookie {
 	}
 }
 
-// forget removes the token of a user who has left.
+// forget returns the cookie that removes the entry token of a user who has left from the browser.
 func (i *identity) forget(event string) *http.Cookie {
 	c := i.entryCookie(event, api.EntryToken{})
 	c.Expires, c.MaxAge = time.Time{}, -1

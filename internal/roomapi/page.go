@@ -101,8 +101,8 @@ type view struct {
 	CSS, JS, Icon                            string
 }
 
-// path returns the path of an event's waiting page. With what = "left" it is the page for a user
-// who has left; "" otherwise.
+// path returns the path of an event's waiting page. what is "left" for the page that says that the
+// user has left, and "" for the page that enters the user.
 func (p *page) path(event, what, lang string) string {
 	query := url.Values{}
 	if what != "" {
@@ -167,9 +167,10 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, v *view,
 	return nil
 }
 
-// wait serves the waiting page. It enters the user as one who polls. A prefetch, or a request that
-// another site causes, does not enter: it gets a start page. A user whose turn it is gets the token
-// as a cookie and is redirected to return_url.
+// wait serves the waiting page. It enters the user as one who polls. With ?left it enters nobody,
+// and shows that the user has left. A HEAD, a prefetch, or a request that another site causes, does
+// not enter: it gets a start page. A user whose turn it is gets the token as a cookie and is
+// redirected to return_url.
 func (a *API) wait(w http.ResponseWriter, r *http.Request) error {
 	event, err := eventOf(r)
 	if err != nil {
@@ -222,7 +223,8 @@ func (a *API) goOn(w http.ResponseWriter, r *http.Request, v *view, user string)
 }
 
 // showProblem shows the waiting page with an error and the error's status. If the problem is
-// temporary, the page reloads itself in a browser without JavaScript.
+// temporary, the page reloads itself in a browser without JavaScript. A problem of the user's
+// identity has no page: it is returned.
 func (a *API) showProblem(w http.ResponseWriter, r *http.Request, v *view, err error) error {
 	if errors.Is(err, ErrNotReady) || errors.Is(err, ErrNoTicket) { // the state has changed since Poll
 		v.Refresh = int(startRefresh / time.Second)

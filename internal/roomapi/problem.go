@@ -99,8 +99,8 @@ func (s *server) problem(r *http.Request, err error) *problem {
 	return p
 }
 
-// refuse returns the problem of an error of a request to enter, and counts it in the metric of
-// refusals.
+// refuse returns the problem of an error of a request to enter. If the problem has a reason, it
+// counts it in the metric of refusals.
 func (s *server) refuse(r *http.Request, err error) *problem {
 	p := s.problem(r, err)
 	if p.reason == "" {
@@ -161,7 +161,7 @@ func (s *server) byMethod(m map[string]handler) http.Handler {
 	})
 }
 
-// eventOf returns the event in the request's path.
+// eventOf returns the event in the request's path, or a problem if that is no valid id.
 func eventOf(r *http.Request) (string, error) {
 	event := r.PathValue("event")
 	if !api.ValidID(event) {

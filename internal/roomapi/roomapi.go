@@ -54,7 +54,7 @@ type Room interface {
 	// renewed, and the event's return_url. For a user in the queue it returns ErrNotReady.
 	Token(ctx context.Context, event, user string) (t api.EntryToken, returnURL string, err error)
 	// Status returns the state of an event that visitors may see. The API calls it at most once a
-	// second per event.
+	// second per event, as long as visitors ask for fewer than 4,096 events.
 	Status(ctx context.Context, event string) (api.EventStatus, error)
 	// JWKS returns the public keys of tokens, as JSON.
 	JWKS() []byte

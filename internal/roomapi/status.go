@@ -20,8 +20,8 @@ const (
 	maxStatuses = 4096        // answers that are kept
 )
 
-// statuses caches the state of each event for a second, and also that an event does not exist. The
-// call is open to everyone, so this bounds its load on the store.
+// statuses caches the state of each event for a second, and also an error, such as that the event
+// does not exist. The call is open to everyone, so this bounds its load on the store.
 type statuses struct {
 	read  func(context.Context, string) (api.EventStatus, error)
 	now   func() time.Time
@@ -42,8 +42,8 @@ func newStatuses(read func(context.Context, string) (api.EventStatus, error)) *s
 	return &statuses{read: read, now: time.Now, answers: map[string]statusAnswer{}}
 }
 
-// of returns the state of an event. Concurrent calls share one read; the end of one caller's
-// request does not cancel it.
+// of returns the state of an event, at most statusAge old. Concurrent calls share one read; the end
+// of one caller's request does not cancel it.
 func (s *statuses) of(ctx context.Context, event string) statusAnswer {
 	if answer, ok := s.recent(event); ok {
 		return answer
@@ -108,7 +108,7 @@ func (a *API) jwks(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// writeShared answers with what is the same for everybody.
+// writeShared answers with what is the same for everybody, so that caches may keep it for age.
 func writeShared(w http.ResponseWriter, contentType string, age time.Duration, body []byte) {
 	h := w.Header()
 	h.Set("Cache-Control", fmt.Sprintf("public, max-age=%d", int(age/time.Second)))

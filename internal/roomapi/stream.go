@@ -83,7 +83,7 @@ type entryFrame struct {
 func NewStream() *Stream { return &Stream{wake: make(chan struct{}, 1)} }
 
 // State sends the user's state and the event's mode to the client, unless both are as in the last
-// frame.
+// call of State.
 func (s *Stream) State(state, mode string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +96,7 @@ func (s *Stream) State(state, mode string) {
 }
 
 // Position sends the user's place to the client. It sends nothing if only At differs from the last
-// place, after Admitted, or before the first State.
+// place, or after Admitted. A place that is given before the first State is sent after it.
 func (s *Stream) Position(p Position) {
 	p.ETASeconds = roundETA(p.ETASeconds)
 	s.mu.Lock()
@@ -109,7 +109,8 @@ func (s *Stream) Position(p Position) {
 	s.add(kindPosition)
 }
 
-// Admitted gives the user the token.
+// Admitted sends the frame admitted: the token, and the address to go to with it. No position
+// follows.
 func (s *Stream) Admitted(t api.EntryToken, returnURL string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,8 +152,9 @@ func (s *Stream) add(kind kinds) {
 	}
 }
 
-// append appends the unwritten frames of the stream to b. With first set, b begins with the field
-// retry. end is true if one of the frames ends the stream.
+// append appends the unwritten frames of the stream to b. With first set, they begin with the field
+// retry, except a lone reconnect, which has its own. end is true if one of the frames ends the
+// stream.
 func (s *Stream) append(b []byte, first bool) (out []byte, end bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

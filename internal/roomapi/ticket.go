@@ -81,14 +81,15 @@ func (a *API) getTicket(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// complete fills in what the room does not know.
+// complete fills in the ticket's field Stream, an address that the room does not know.
 func (a *API) complete(event string, t api.Ticket) api.Ticket {
 	t.Stream = a.publicURL + "/events/" + event + "/tickets/waiting"
 	return t
 }
 
 // leave serves DELETE …/ticket and POST …/ticket/leave. The form on the waiting page adds the
-// parameter page: then the browser is redirected back to that page, also after an error.
+// parameter page: then the browser is redirected to that page, and an error of the room is shown as
+// that page.
 func (a *API) leave(w http.ResponseWriter, r *http.Request) error {
 	event, user, err := a.known(r)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 
 const (
 	writeTimeout = 10 * time.Second // longest time to write one frame
-	keepAlive    = 15 * time.Second // then a comment is sent, so that proxies keep the connection
+	keepAlive    = 15 * time.Second // without a frame for so long, a comment is sent: proxies keep the connection
 	retry        = time.Second      // a client that is disconnected connects again after this time
 )
 
@@ -62,11 +62,11 @@ func (s *Streams) Open(closing context.Context, w http.ResponseWriter) (*Stream,
 	return st, nil
 }
 
-// Close ends the stream.
+// Close gives back the reservation of the stream. The HTTP handler ends the answer by returning.
 func (st *Stream) Close() { st.release() }
 
-// Send sends frames. The write of each must finish within writeTimeout, otherwise the client is
-// disconnected.
+// Send sends frames; before the first ones, the headers and the field retry. The write of each must
+// finish within writeTimeout, otherwise Send returns an error and the client is disconnected.
 func (st *Stream) Send(frames ...[]byte) error {
 	if !st.begun {
 		st.begun = true

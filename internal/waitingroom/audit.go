@@ -16,7 +16,7 @@ import (
 const (
 	LawState  = "room-state"  // each user is in the sets of the user's state, each event in its list
 	LawNumber = "room-number" // numbers are unique and at most the last one given
-	LawSlots  = "room-slots"  // each promoted user holds a slot, with a fence of its own
+	LawSlots  = "room-slots"  // each slot lasts long enough and has a fence of its own; the seats left are right
 )
 
 // Finding is a violation of a law by an event. It never contains a user's id, because ids are
@@ -39,7 +39,8 @@ const mostFindings = 100
 // Audit returns what breaks a law in an event. It changes nothing, and users may change state
 // meanwhile. Each finding is certain. Most compare data of one instant. Numbers and fences that two
 // users have are found over several reads; that is safe, because neither is ever given again. pace
-// is called with the elements and bytes of each page and may wait; nil: no waits.
+// is called between two pages, with the users and bytes that the first one returned, and may wait;
+// nil: no waits.
 func (r events) Audit(
 	ctx context.Context, event string, pace func(ctx context.Context, elements, bytes int) error,
 ) ([]Finding, error) {
@@ -73,7 +74,7 @@ type roomAudit struct {
 	found     []Finding
 	laws      map[string]int64 // number of findings, by law
 	seen      map[string]bool  // laws and keys of found: the same user may be read twice
-	tail      int64            // in the last page
+	tail      int64            // the last number given, as the newest page says it
 	recreated bool             // the event was deleted and created again meanwhile
 
 	numbers bitmap
@@ -92,15 +93,15 @@ func newRoomAudit(
 	}
 }
 
-// auditRow is a user's record.
+// auditRow has what the audit needs of a user's record.
 type auditRow struct {
 	user   string
 	number int64
 	fence  string
 }
 
-// read reads one list of the event (such as users or slots) in pages, and calls each with every
-// row.
+// read reads one list of the event in pages and adds the script's findings. Only the list users has
+// rows: read calls each with every one.
 func (a *roomAudit) read(ctx context.Context, list string, each func(auditRow)) error {
 	for cursor := "0"; ; {
 		reply, err := a.run(ctx, auditScript, a.p, a.event, list, cursor, MostUsers)

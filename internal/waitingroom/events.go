@@ -31,7 +31,7 @@ type Declared struct {
 // mode; a new event is open. It returns ErrRev, and changes nothing, if the event has another rev
 // than the caller gave.
 //
-// Twice: SAME.
+// Twice: SAME; with a rev ErrRev, because the first call has changed the rev.
 func (r events) Declare(ctx context.Context, event string, s Settings, o DeclareOptions) (Declared, error) {
 	how := "put"
 	if o.IfAbsent {
@@ -205,7 +205,8 @@ func (r events) Forget(ctx context.Context, event string) (left int64, wait time
 }
 
 // Due returns at most n events of a partition in which something is due now, such as a promotion or
-// the end of a place, and how long nothing is due in the other events; negative: for ever.
+// the end of a place, and how long nothing is due in the other events: an hour at most; negative:
+// there are none.
 func (r events) Due(ctx context.Context, p keyspace.Partition, n int) ([]string, time.Duration, error) {
 	pipe := r.rdb.Pipeline()
 	now := pipe.Time(ctx)

@@ -104,7 +104,8 @@ func (r events) Numbers(ctx context.Context, event string, yield func(numbers []
 	}
 }
 
-// InPartition returns the events of a partition.
+// InPartition returns the events of a partition. If an event changes its place in the list
+// meanwhile, an event may be returned twice or not at all.
 func (r events) InPartition(ctx context.Context, p keyspace.Partition) ([]string, error) {
 	const page = 1000
 	var all []string

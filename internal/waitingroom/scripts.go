@@ -40,7 +40,8 @@ var (
 )
 
 // reply reads the values of a script's reply one after the other. At the first value that is
-// missing or has another type it sets failed, an error that the caller checks at the end.
+// missing, is no number or is no list where one belongs, it sets failed, an error that the caller
+// checks at the end.
 type reply struct {
 	values []any
 	failed error

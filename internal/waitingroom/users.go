@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Enter gives each visitor a number, or finds the place that the visitor has already. poll is the
+// Enter finds the place of each visitor, or with EnterNew gives a new visitor a number. poll is the
 // longest time until a visitor without a conn calls again. It returns ErrUnknown if there is no
 // such event.
 //
@@ -44,8 +44,8 @@ func withVisitors(args []any, visitors []Visitor) []any {
 }
 
 // Disconnect tells Redis that the streams of these visitors have ended. By the event's settings, a
-// user goes away, is removed (Gone, NoShow), or stays (Noted). Stale: the record has another conn.
-// Noted and Stale change nothing.
+// user goes away, is removed (Gone, NoShow), or stays (Noted). Stale: the user is unknown or
+// has another conn. Noted and Stale change nothing.
 //
 // Twice: Noted or Stale.
 func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor) ([]Code, error) {
@@ -63,7 +63,7 @@ func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor
 // Leave removes a user in any state. It returns whether the user had a record, and the conn of the
 // user's stream, "" if there is none: the caller has to tell the conn's broker to end the stream.
 //
-// Twice: not known.
+// Twice: left is false.
 func (r users) Leave(ctx context.Context, event, user string) (conn string, left bool, err error) {
 	reply, err := r.run(ctx, leaveScript, r.space.OfEvent(event), event, user)
 	if err != nil {
@@ -81,10 +81,11 @@ func (r users) Promote(ctx context.Context, event string) (Progress, error) {
 }
 
 // Expire removes the users of an event whose time has ended, 200 at most: away users after their
-// grace, no-shows, and users with an expired token. It also stores in the partition when it ran: a
-// gap of more than 5 s starts a hold. With event "" it only stores the time.
+// grace, users who poll no more, no-shows, and users with an expired token. It also stores in the
+// partition when it ran: a gap of more than 5 s starts a hold. With event "" it only stores the
+// time.
 //
-// Twice: ends the next users.
+// Twice: removes the next users.
 func (r users) Expire(ctx context.Context, p keyspace.Partition, event string) (Progress, error) {
 	reply, err := r.run(ctx, expireScript, p, event)
 	progress, err := r.progress(reply, err)
@@ -104,8 +105,8 @@ func (r users) progress(reply *reply, err error) (Progress, error) {
 }
 
 // Claim makes promoted visitors IN_PROGRESS: their tokens begin. The answer for each is Claimed;
-// None if the user holds no slot; or Stale if the user has another conn. A visitor without a conn
-// is never Stale.
+// None if the user holds no slot or the token has expired; or Stale if the user has another conn. A
+// visitor without a conn is never Stale.
 //
 // Twice: the same fence and expiry.
 func (r users) Claim(ctx context.Context, event string, visitors ...Visitor) ([]Claim, error) {
@@ -133,8 +134,8 @@ func (r users) Renew(ctx context.Context, event, user, fence string) (Claim, err
 	return c, reply.failed
 }
 
-// Verify returns whether a token is valid now: the code InProgress with its expiry, or None. It
-// changes nothing.
+// Verify returns whether a token is valid now: the code InProgress with the expiry after its latest
+// renewal, or None. It changes nothing.
 func (r users) Verify(ctx context.Context, event, user, fence string) (Claim, error) {
 	p := r.space.OfEvent(event)
 	pipe := r.rdb.Pipeline()
@@ -168,7 +169,7 @@ func (r users) State(ctx context.Context, event, user string) (Code, error) {
 
 // Complete removes a user who has a token, because the protected service is done with the user, and
 // gives the slot back. With sold, it also takes a seat from the stock. It returns false if the
-// token had ended before.
+// user's record has another fence or no token. The token may have expired shortly before.
 //
 // Twice: false, and no second seat is sold.
 func (r users) Complete(ctx context.Context, event, user, fence string, sold bool) (bool, error) {
@@ -183,9 +184,10 @@ func (r users) Complete(ctx context.Context, event, user, fence string, sold boo
 	return reply.code() == "DONE", nil
 }
 
-// Sweep makes away each waiting user whose conn belongs to none of the live brokers. It looks at up
-// to 1,000 users with numbers above from, and stops after 200 such users. It returns the number to
-// continue from (0: done), how many users it made away, and how long a hold still forbids to sweep.
+// Sweep makes away each waiting user whose conn belongs to none of the live brokers and is older
+// than 10 s. It looks at up to 1,000 users with numbers above from, and stops after 200 such users.
+// It returns the number to continue from (0: done), how many users it made away, and how long a
+// hold still forbids to sweep.
 //
 // Twice: finds nothing more.
 func (r users) Sweep(
@@ -203,7 +205,8 @@ func (r users) Sweep(
 	return next, n, hold, reply.failed
 }
 
-// record is a record of a user, as lua/room/README.md describes it.
+// record has those fields of a user's record that this package needs. lua/room/README.md describes
+// all.
 type record struct {
 	letter  byte // W waiting, A away, R READY, P IN_PROGRESS
 	number  int64

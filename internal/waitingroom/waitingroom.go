@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// MostUsers is the largest number of users in one call of a script.
+// MostUsers is the largest number of users, or for Snapshot of events, in one call of a script.
 const MostUsers = 200
 
 var (
@@ -70,7 +70,7 @@ type Settings struct {
 	Grace        time.Duration
 	OnClose      string // keep or release
 	NoShow       string // wait or release
-	Mode         string // an api.Mode constant
+	Mode         string // an api.Mode constant; "" for Declare: as it is
 	ReturnURL    string
 	Retention    time.Duration
 	SeatsPending bool // the capacity is to come from the seat service, which has not answered yet
@@ -146,9 +146,9 @@ type Claim struct {
 // how long nothing is due in the event. At is Redis's time of the call.
 type Progress struct {
 	N       int
-	NoShows int // those of N who were promoted and did not fetch the token
-	Wait    time.Duration
-	Mode    string // "" if the event is unknown
+	NoShows int           // those of N who were promoted and did not fetch the token
+	Wait    time.Duration // until something is due; negative: for ever
+	Mode    string        // "" if the event is unknown
 	At      time.Time
 }
 
@@ -159,10 +159,10 @@ type Snapshot struct {
 	Settings Settings
 	Left     *int64 // seats that are left; nil: no stock
 	Tail     int64  // the last number that was given
-	Change   int64  // number of the latest entry in moves that concerns the event
+	Change   int64  // the event's change number: that of its latest entry in moves
 	Waiting  int64
 	Away     int64 // users who are away; not those who poll
-	Used     int64
-	Free     int64
+	Used     int64 // slots in use
+	Free     int64 // slots that nobody holds
 	Counters map[string]int64
 }

@@ -42,7 +42,7 @@ type PromotedUser struct {
 	User  string      `json:"user"`
 	Conn  string      `json:"conn"`
 	Fence json.Number `json:"fence"`
-	Until int64       `json:"until"` // ms: the user is READY until then
+	Until int64       `json:"until"` // ms since 1970: the user is READY until then
 }
 
 // Replaced is the message that a user has opened a newer stream. The broker that gets it ends the
@@ -109,7 +109,7 @@ func (p *Publisher) toOwner(ctx context.Context, conn, typ string, m any) error 
 	return p.Send(ctx, instance, wm.NewMessage(uuid.NewString(), typ, data))
 }
 
-// Send adds messages to the stream of a broker.
+// Send adds messages to the Redis stream of a broker, which then exists for another StreamTTL.
 func (p *Publisher) Send(ctx context.Context, instance string, msgs ...*message.Message) error {
 	stream := p.space.Dispatch(instance)
 	for _, msg := range msgs {

@@ -153,9 +153,9 @@ func (e *Event) isUnknown() bool {
 	return seen && s.Event == ""
 }
 
-// noteSnapshot stores a snapshot and compares the view with it. loads is how many loads the event
-// had had when the snapshot was requested: after a newer load the view is not compared. last is the
-// last id of moves at the snapshot's instant.
+// noteSnapshot stores a snapshot, and drops the view if it contradicts the snapshot. loads is how
+// many loads the event had had when the snapshot was requested: after a newer load the view is not
+// compared. last is the last id of moves at the snapshot's instant.
 func (e *Event) noteSnapshot(s waitingroom.Snapshot, at time.Time, last streamID, loads int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -263,6 +263,7 @@ func (e *Event) beginLoad() bool {
 
 // install ends a load: it makes v, built from the snapshot s, the event's view, and applies the
 // entries that were read during the load. last is the last id of moves at the snapshot's instant.
+// If Redis has lost data during the load, or too many entries were read, it drops v instead.
 func (e *Event) install(v *View, s waitingroom.Snapshot, at time.Time, last streamID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

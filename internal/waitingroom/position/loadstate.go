@@ -53,7 +53,8 @@ const (
 // due tells whether a load may begin now.
 func (l *loadState) due() bool { return !l.running && !time.Now().Before(l.retryAt) }
 
-// keep adds an entry to the queue of the load that runs.
+// keep adds an entry to the queue of the load that runs, if any. If the queue is full, it makes the
+// load useless.
 func (l *loadState) keep(m entry) {
 	switch {
 	case !l.running || l.void:

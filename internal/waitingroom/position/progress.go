@@ -59,7 +59,7 @@ func (p *progress) follow(last, requested streamID, set bool) (lost bool) {
 	return false
 }
 
-// setClock takes note of Redis's time.
+// setClock notes how far Redis's clock, which shows at now, is ahead of this process's.
 func (p *progress) setClock(at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

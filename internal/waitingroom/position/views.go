@@ -67,8 +67,8 @@ func (v *Views) Len() int {
 	return len(v.events)
 }
 
-// followed returns the events that Round follows. It first drops the events that are closed and
-// were not used for a minute, or do not exist in Redis.
+// followed returns the events that Round follows. It first drops those without users (each Open has
+// had its Close) that were not used for a minute, or do not exist in Redis.
 func (v *Views) followed() []*Event {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// Largest values of counts.
+// Bounds of the settings that are numbers, and of the length of return_url.
 const (
 	MaxCapacity = 10_000_000 // also of stock
 	maxWaiting  = 100_000_000
@@ -50,8 +50,8 @@ func Standard() waitingroom.Settings {
 // Rules check settings and fill in defaults.
 type Rules struct {
 	// Defaults are the values of settings that an event does not give, from the variables BROKER_*.
-	// The fields capacity, stock, rate, mode and return_url of it are not used: these settings have
-	// no default.
+	// Its capacity, stock, rate, burst, mode and return_url are not used: there, only burst has a
+	// default, which follows from the rate.
 	Defaults waitingroom.Settings
 	// ReturnHosts are the hosts that a return_url may have: HOST for any port, or HOST:PORT for
 	// this port only. Loopback addresses are always allowed.
@@ -93,8 +93,8 @@ var durations = []struct {
 	},
 }
 
-// Check returns an error for each bad field of an event's settings, in the order of the document's
-// fields; nil if all are good.
+// Check returns one error for each bad field of an event's settings, always in the same order; nil
+// if all are good.
 func (r Rules) Check(set api.EventSettings) []api.FieldError {
 	var c checks
 	if set.Capacity == nil && !r.Seats {
@@ -140,7 +140,7 @@ func (r Rules) Check(set api.EventSettings) []api.FieldError {
 	return c.bad
 }
 
-// CheckRecalibration returns an error for each bad field of a recalibration; nil if all are good.
+// CheckRecalibration returns one error for each bad field of a recalibration; nil if all are good.
 func (r Rules) CheckRecalibration(to api.Recalibration) []api.FieldError {
 	var c checks
 	c.count("capacity", to.Capacity)
