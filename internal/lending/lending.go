@@ -30,7 +30,7 @@ const mostDenied = time.Minute
 // warnPause is the shortest time between two warnings about the same account.
 const warnPause = time.Minute
 
-// Lender makes sources. All fields are needed.
+// Lender makes sources. All fields but Wait are needed.
 type Lender struct {
 	Guards  *guard.Client
 	Wait    time.Duration // longest time that a job waits in the queue of a guard; 0: jobs don't wait
