@@ -16,8 +16,8 @@ import (
 
 // AuditState is what the leader of a partition knows of its audits.
 type AuditState struct {
-	LookedAt *time.Time       `json:"looked_at"` // of the last incremental check
-	DeepAt   *time.Time       `json:"deep_at"`   // of the last full audit
+	LookedAt *time.Time       `json:"looked_at"` // time of the last incremental check; nil: none
+	DeepAt   *time.Time       `json:"deep_at"`   // time of the last full audit; nil: none
 	ByLaw    map[string]int64 `json:"by_law"`    // number of open violations
 	// Violations are the open violations; the caller of StoreAudit bounds their number.
 	Violations []AuditedViolation `json:"violations"`

@@ -12,7 +12,8 @@ import (
 
 // ReadJobMap counts the jobs of a group by state, in `buckets` ranges of consecutive ordinals, or
 // one range a job if the group has fewer jobs. It reads the states in pieces of 64 KiB, so the map
-// is not of one instant. Errors: api.ErrNotFound if the group is deleted meanwhile.
+// is not of one instant. The map of a group that does not exist is empty. Errors: api.ErrNotFound
+// if the group is deleted meanwhile.
 func ReadJobMap(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, buckets int64,
 ) (m api.JobMap, err error) {

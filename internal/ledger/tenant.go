@@ -177,8 +177,8 @@ type TenantState struct {
 	LongestWait time.Duration // the longest of these waits
 	LastEvent   time.Time     // the last throttle or return; zero: none
 
-	// Used is the number of permits that the tenant has spent in the current window, Limit its own
-	// limit or share of the window; 0: no limit.
+	// Used is the number of permits that the tenant has spent, as PermitsUsed counts them for a
+	// partition; Limit is its own limit or share, permits a window. 0: no limit.
 	Used, Limit             int64
 	GlobalUsed, GlobalLimit int64     // the same of all tenants of the partition, whose limit is its quota
 	ActiveTenants           int64     // of the partition; with a limit, also this one and others with due jobs

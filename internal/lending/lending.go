@@ -22,14 +22,15 @@ import (
 // redisTimeout bounds the time to declare a pool, or to give a member back.
 const redisTimeout = 5 * time.Second
 
-// mostDenied is the longest time for which calls are denied without asking Redis again. The real
-// denial may be longer, but an operator may close the breaker or raise the rate before its end.
+// mostDenied is the longest time for which a denial is believed without asking Redis again. The
+// real denial may be longer, but an operator may close the breaker or raise the rate before its
+// end.
 const mostDenied = time.Minute
 
 // warnPause is the shortest time between two warnings about the same account.
 const warnPause = time.Minute
 
-// Lender makes sources. All fields are needed.
+// Lender makes sources. All fields but Wait are needed.
 type Lender struct {
 	Guards  *guard.Client
 	Wait    time.Duration // longest time that a job waits in the queue of a guard; 0: jobs don't wait
@@ -94,7 +95,7 @@ func (n Lender) Choice(limits credential.Limits) credential.Choice {
 }
 
 // inOrder is a source made of several: it asks them in this order until one lends an account. If
-// none does, it returns the denial with the shortest wait.
+// all deny one, it returns the denial with the shortest After. Any other error it returns at once.
 type inOrder []credential.Source
 
 func (o inOrder) Borrow(ctx context.Context) (credential.Loan, error) {
@@ -148,13 +149,14 @@ type source struct {
 	name   string
 	wait   time.Duration
 	log    *slog.Logger
-	denied atomic.Pointer[time.Time] // until then no call gets a member; nil: not known
+	denied atomic.Pointer[time.Time] // until then Availability shows no free member; nil: no such time
 	each   int                       // calls that a member serves at once, at most; guard.Unbounded
 	quiet  bool                      // failures of members are not logged: job payloads name the members
 	warned sync.Map                  // by member: when its failure was logged last
 }
 
-// Borrow waits for a member for at most the source's wait.
+// Borrow waits in the queue of the guard for a member, for at most the source's wait. A denial that
+// lasts longer also changes what Availability returns.
 func (s *source) Borrow(ctx context.Context) (credential.Loan, error) {
 	l, err := s.pool.Acquire(ctx, guard.MaxWait(s.wait))
 	if err == nil {
@@ -166,8 +168,8 @@ func (s *source) Borrow(ctx context.Context) (credential.Loan, error) {
 		return nil, err
 	}
 	if denied.After > s.wait {
-		// Keep denying until s.wait before the denial's end: a job that is read then gets a member,
-		// because it waits in the queue for up to s.wait.
+		// Availability shows no free member until s.wait before the denial's end: a job that is
+		// read then gets a member, because it waits in the queue for up to s.wait.
 		until := time.Now().Add(min(denied.After, mostDenied) - s.wait)
 		s.denied.Store(&until)
 	}
@@ -175,8 +177,8 @@ func (s *source) Borrow(ctx context.Context) (credential.Loan, error) {
 }
 
 // denialOf returns the denial that an error of a guard means, or nil if it means none. The denial
-// says when to try again (After) only for a rate limit or an open breaker; other denials end when
-// some lease is released.
+// says when to try again (After) only for a rate limit or an open breaker; the end of other denials
+// is not known.
 func denialOf(name string, err error) *credential.DeniedError {
 	var denied *guard.DeniedError
 	d := &credential.DeniedError{Guard: name}
@@ -207,7 +209,8 @@ var words = map[guard.Reason]string{
 	guard.Disabled:    "all are disabled",
 }
 
-// Availability is what the last replies of Redis said.
+// Availability returns how many calls may begin now, as the last replies of Redis said. After a
+// long denial it is none until the time denied. It does not ask Redis.
 func (s *source) Availability() processor.Availability {
 	known := s.pool.Availability()
 	a := processor.Availability{Free: max(known.Free, 0) * s.each, PerSecond: known.PerSecond}

@@ -25,8 +25,8 @@ const (
 // maxNameBytes is the longest name of a guard.
 const maxNameBytes = 128
 
-// share returns a source of the accounts ids, which have a breaker and no other limit. It lends
-// them in turn, and leaves out those whose breaker is open.
+// share returns a source of the accounts ids, which have no limit but the breaker. It lends them in
+// turn, and leaves out those whose breaker is open. If breaker.Failures is 0, they have no breaker.
 func (n Lender) share(pool string, ids []string, breaker credential.Breaker) (credential.Source, error) {
 	service, _, _ := strings.Cut(pool, ".")
 	all := &inTurn{}
@@ -89,8 +89,8 @@ func (t *inTurn) Availability() processor.Availability {
 //
 // A permission fails when as many calls in a row have failed as the breaker's policy says, or one
 // probe; the row is counted across permissions. By that failure, and by a throttle, the loans of
-// calls that have the permission and have not begun are revoked. A permission succeeds if one of
-// its calls has succeeded and it has not failed; otherwise it is neutral.
+// calls that have the permission and have not begun are revoked. A permission that was neither
+// failed nor throttled succeeds if one of its calls has succeeded; otherwise it is neutral.
 type shared struct {
 	name, id string
 	breaker  *guard.Breaker
@@ -104,7 +104,7 @@ type shared struct {
 	checkAt  time.Time
 	row      int // failed calls in a row
 	probes   int // successful probes that are needed to close the breaker; until 0 a permission has one call
-	openings int // how often the breaker was found open
+	openings int // how often the breaker was found open, or was opened by this process
 }
 
 // permission is one permission of a breaker, which calls share. The mutex of its account guards it.

@@ -32,12 +32,12 @@ type Capacity struct {
 type typeCapacity struct {
 	slots     int
 	startRate float64 // jobs started per second
-	// runTime is the sum of the mean run times (ms) of all workers, each with the weight of the
-	// jobs that this worker runs; weight is the sum of these weights.
+	// runTime is the sum of the mean run times (ms) of all workers, each multiplied by its weight:
+	// the jobs that this worker starts a second. weight is the sum of these weights.
 	runTime, weight float64
 	unserved        int // jobs held by workers that no longer serve the type
 	// permissions is how many permissions a second the jobs of a gated type can get; of the
-	// workers' numbers, the highest. Negative: no bound
+	// workers' numbers, the highest. Negative: no bound, or the type is not gated
 	permissions float64
 }
 
@@ -50,8 +50,8 @@ func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
 // within milliseconds; the reports of workers come only every half second.
 type drainRate struct {
 	since time.Time // begin of the current measurement
-	// entries is the number of jobs admitted since then, less the streams' bounds: the jobs that
-	// workers took. Negative while the streams fill
+	// entries is the number of jobs admitted since then: the jobs that workers took. The first
+	// measurement subtracts the streams' bounds, so it is negative while the streams fill
 	entries   int
 	perSecond float64 // result of the last measurement
 }
@@ -71,8 +71,9 @@ func (p *drainRate) current() float64 {
 	return p.perSecond
 }
 
-// Admitted records that n jobs of type typ were put into ready streams of the given bound. What
-// exceeds the bounds of all partitions shows how many jobs workers have taken.
+// Admitted records that n jobs of type typ were put into a ready stream of the given bound. From
+// these calls it measures how fast workers take jobs: they have taken what exceeds the bounds of
+// all partitions, and later as many as are admitted.
 func (c *Capacity) Admitted(typ string, n int, bound ReadyBound) {
 	if n == 0 {
 		return
@@ -127,7 +128,7 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Serves reports whether a live worker serves a type.
+// Serves reports whether a live worker served a type at the last Refresh.
 func (c *Capacity) Serves(typ string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,7 +136,7 @@ func (c *Capacity) Serves(typ string) bool {
 	return served
 }
 
-// Served returns the types that live workers serve.
+// Served returns the types that live workers served at the last Refresh, in no order.
 func (c *Capacity) Served() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -206,10 +207,10 @@ type ReadyBound struct {
 // Ahead is the number of jobs that the workers start in 100 ms, but at least `least` and the number
 // of slots; then at most what all slots run in readyWork (few jobs, while they are long), and at
 // most `most`. With one partition, Cap is Ahead, but at least `least` and the number of slots, and
-// at most `most`. With several partitions, the work is divided among them, Cap is Ahead, and Slots
-// is not known. The same holds for a gated type; its Ahead is at most the permissions of a second,
-// but at least 1. Without reports of workers, only Cap is set: it is `least` or more, so that some
-// jobs become ready and show that workers are needed.
+// at most `most`. With several partitions, the work is divided among them, Ahead is at least 1, Cap
+// is Ahead, and Slots is not known. The same holds for a gated type with a bound; its Ahead is at
+// most the permissions of a second. Without reports of workers, only Cap is set: it is `least` or
+// more, so that some jobs become ready and show that workers are needed.
 func (c *Capacity) ReadyBound(typ string, least, most int) ReadyBound {
 	c.mu.Lock()
 	t, drained := c.types[typ], c.drainRates[typ].current()

@@ -18,7 +18,7 @@ import (
 const poolSizeTTL = time.Hour
 
 // SetPoolSize asks a live worker process to have n slots. The process reads the number with its
-// next heartbeat. The error wraps api.ErrNotFound if there is no such process.
+// next heartbeat. The error wraps api.ErrNotFound if there is no such process, or it is stopping.
 func SetPoolSize(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string, n int) error {
 	workers, err := Workers(ctx, conn, space)
 	if err != nil {
@@ -44,7 +44,7 @@ func SetPoolSize(ctx context.Context, conn *redisx.Conn, space keyspace.Space, i
 type PoolSizes struct{ last string }
 
 // Next reads the latest number from Redis and calls resize with it, unless it has done so for this
-// call of SetPoolSize.
+// call of SetPoolSize. It calls resize once for each number that it reads, even if resize fails.
 func (p *PoolSizes) Next(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string, resize func(int) error,
 ) error {

@@ -30,15 +30,15 @@ const (
 // WorkerReport is the heartbeat of a worker process: its status, and its capacity by job type.
 type WorkerReport struct {
 	api.WorkerStatus
-	// StartedPerSecond is how many jobs were started in a second, as a mean over the last 5 s at
-	// most. RunMS is the moving average of the run times, in ms. Both are by type
+	// StartedPerSecond is the start rate by type: jobs a second, a mean over the last 5 s or less.
+	// RunMS is the moving average of run times by type, ms.
 	StartedPerSecond map[string]float64 `json:"started_per_second"`
 	RunMS            map[string]float64 `json:"run_ms"`
 	// PermissionsPerSecond is, by gated type, how many permissions a second all processes together
-	// can get for its jobs; a type without a bound is not listed
+	// can get for its jobs; a type without a bound is not listed.
 	PermissionsPerSecond map[string]float64 `json:"permissions_per_second,omitempty"`
 	// NoPermissionUntil is, by gated type, the time until which the worker starts none of its jobs,
-	// because it can get no permission
+	// because it can get no permission.
 	NoPermissionUntil map[string]time.Time `json:"no_permission_until,omitempty"`
 }
 
@@ -66,8 +66,9 @@ func Brokers(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]ap
 	return read[api.StageStatus](ctx, conn, space.Brokers())
 }
 
-// Withdraw removes the heartbeat of a process that stops, also if ctx has ended. It tries for a
-// second and returns no error: a heartbeat that is not removed is ignored after TTL.
+// Withdraw removes the heartbeat of a process of any role but broker when the process stops, also
+// if ctx has ended. It tries for a second at most and returns no error: a heartbeat that is not
+// removed is ignored after TTL.
 func Withdraw(ctx context.Context, conn *redisx.Conn, space keyspace.Space, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()

@@ -32,7 +32,7 @@ func NewRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id
 }
 
 const (
-	leaderLease = 3 * time.Second // after this time without a step, another process replaces the leader
+	leaderLease = 3 * time.Second // after this time without a step, another process may replace the leader
 	idlePause   = time.Second     // pause without demand, or while another process leads
 )
 
@@ -76,9 +76,9 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 	return r.pause(), nil
 }
 
-// applyPeaks replaces the demand of each partition by its largest demand within the last window,
-// but at most the last second. A partition that has just admitted all its jobs is likely to need
-// its quota again.
+// applyPeaks replaces the demand of each partition in quotas by its largest recent demand: of about
+// the last window, or the last second if that is shorter. A partition that has just admitted all
+// its jobs is likely to need its quota again.
 func (r *Rebalancer) applyPeaks(quotas []ledger.Quota) {
 	if r.peaks == nil {
 		r.peaks = make([]demandPeak, len(quotas))
@@ -100,10 +100,11 @@ type demandPeak struct {
 
 // moveQuotas changes the quotas to want: first those that get smaller, then those that get larger.
 // It does nothing when no partition would gain at least a fiftieth of the limit, unless a partition
-// has no quota at all. With the limiter fixed, the permits that a partition has spent become free
-// when the window ends; with sliding, in several steps; so an increase may become effective later,
-// or in several steps. With token, it is effective at once. If this process is not the leader any
-// more, moveQuotas stops and returns nil.
+// without any quota is to get some. With the limiter fixed, the permits that a partition has spent
+// become free when the window ends: an increase may become effective then. With sliding, they
+// become free in several steps: a call may give a partition less than want. With token, an increase
+// is effective at once. If this process is not the leader any more, moveQuotas stops and returns
+// nil.
 func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
 	all, minMove := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
 	worthwhile, increases, spare := false, int64(0), all
@@ -145,8 +146,8 @@ func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledge
 	return nil
 }
 
-// setQuota changes the quota of one partition. If the reply is Fenced, this process is not the
-// leader any more.
+// setQuota changes the quota of one partition to permits a window. If the reply is Fenced, this
+// process is not the leader any more, and nothing has changed.
 func (r *Rebalancer) setQuota(
 	ctx context.Context, fence int64, partition int, permits int64, increase ledger.Increase,
 ) (ledger.Quota, error) {

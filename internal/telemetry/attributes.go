@@ -57,7 +57,8 @@ func JobAttributes(tenant, group string, ordinal int64, attempt int) []attribute
 func JobKey(key string) attribute.KeyValue { return attribute.String("bulkaction.job.key", key) }
 
 // WaitAttributes returns the attributes that say how long a job has waited: behind other jobs
-// (fairness), for a permit (rate), and because a downstream API asked to wait (congestion).
+// (fairness), for a permit (rate), and after attempts that failed or were throttled, deferred or
+// reclaimed (congestion).
 func WaitAttributes(fairness, rate, congestion time.Duration) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.Int64("bulkaction.wait.fairness_ms", fairness.Milliseconds()),

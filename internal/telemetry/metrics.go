@@ -47,10 +47,12 @@ func (m *FetcherMetrics) Fetched(ready, nonReady int) {
 	m.admittedNonReady.add(nonReady)
 }
 
-// EmptyPoll counts a step of the fetcher that found no job to admit in one partition, of any type.
+// EmptyPoll counts a step of the fetcher that took no job of any type out of the fair queue of one
+// partition, although it found no ready stream full.
 func (m *FetcherMetrics) EmptyPoll() { m.emptyPolls.add(1) }
 
-// Rejected counts an admission that was refused because the ready stream was full.
+// Rejected counts a call of the script admit that ended because the ready stream was full. The call
+// may have admitted jobs before.
 func (m *FetcherMetrics) Rejected() { m.admissionsRefused.add(1) }
 
 // deadLetters returns the counter of jobs that became dead letters. Roles share the metric: the
@@ -164,8 +166,9 @@ func (m *WorkerMetrics) ObservePool(pool func() (size, active int)) { m.pool.Sto
 // Started records the time from a job's acceptance to its first start.
 func (m *WorkerMetrics) Started(waited time.Duration) { m.startDelay.record(waited) }
 
-// Waited records at the start of an attempt how long the job has waited: behind other jobs
-// (fairness), for permits (rate), and after failed or throttled attempts (congestion).
+// Waited records how long a job had waited before an attempt began: behind other jobs (fairness),
+// for permits (rate), and after attempts that failed or were throttled, deferred or reclaimed
+// (congestion). The worker calls it when the attempt has ended.
 func (m *WorkerMetrics) Waited(fairness, rate, congestion time.Duration) {
 	m.fairness.record(fairness)
 	m.rate.record(rate)
@@ -173,11 +176,11 @@ func (m *WorkerMetrics) Waited(fairness, rate, congestion time.Duration) {
 }
 
 // Ran records how long the processor ran in an attempt, whether it succeeded or failed. Released
-// attempts are not recorded.
+// and deferred attempts are not recorded.
 func (m *WorkerMetrics) Ran(took time.Duration) { m.duration.record(took) }
 
-// Ended counts attempts that succeeded, attempts that failed, and, of the failed ones, those that
-// timed out.
+// Ended counts attempts that succeeded, attempts that failed (throttled ones too), and, of the
+// failed ones, those that timed out.
 func (m *WorkerMetrics) Ended(succeeded, failed, timedOut int) {
 	m.succeeded.add(succeeded)
 	m.failed.add(failed)
@@ -195,7 +198,8 @@ func (m *WorkerMetrics) Deferred(typ string) {
 // Stale counts outcomes that changed nothing.
 func (m *WorkerMetrics) Stale(n int) { m.stale.add(n) }
 
-// LeasesLost counts jobs whose lease was lost while they ran.
+// LeasesLost counts jobs whose lease was lost while the worker process held them, running or not,
+// unless the process knew that it might have lost them.
 func (m *WorkerMetrics) LeasesLost(n int) { m.leasesLost.add(n) }
 
 // DeadLettered counts n jobs that failed for good.

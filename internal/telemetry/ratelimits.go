@@ -11,7 +11,7 @@ import (
 
 // Reasons for which a permit was denied.
 const (
-	DeniedGlobal   = "global"    // the limit of the whole system is reached
+	DeniedGlobal   = "global"    // the global limit is reached, or the partition's quota of it
 	DeniedPerGroup = "per_group" // the tenant's share or own limit is reached
 )
 
@@ -73,7 +73,7 @@ func newTenantPermits(tenant string) *tenantPermits {
 	}
 }
 
-// Allowed counts n permits that a tenant's jobs were given.
+// Allowed counts n jobs of a tenant that became ready; with a rate limit each was given a permit.
 func (r *rateLimits) Allowed(tenant string, n int) { r.of(tenant).allowed.Add(int64(max(n, 0))) }
 
 // Denied counts one denied permit. reason is [DeniedGlobal] or [DeniedPerGroup].

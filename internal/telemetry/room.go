@@ -23,14 +23,14 @@ type RoomMetrics struct {
 	gauges map[string]RoomGauges
 }
 
-// RoomGauges are the sizes of an event at present: numbers of users, slots and streams. Pace is in
-// promotions a second; negative: unknown.
+// RoomGauges are the sizes of an event at present: numbers of users and slots, and of the streams
+// of this broker (Connections). Pace is in promotions a second; negative: unknown, counted as 0.
 type RoomGauges struct {
 	Waiting, Away, Used, Free, Connections int64
 	Pace                                   float64
 }
 
-// Counters of RoomMetrics.
+// The names of the counters of RoomMetrics, for [RoomMetrics.Count].
 const (
 	RoomEntered     = "entered"
 	RoomPromoted    = "promoted"
@@ -126,7 +126,8 @@ func (m *RoomMetrics) observe(o metric.Observer) {
 	}
 }
 
-// label returns the label of an event. The caller holds mu.
+// label returns the label of an event: its id, or Other if maxRoomLabels other events have labels
+// of their own. The caller holds mu.
 func (m *RoomMetrics) label(event string) string {
 	if !m.labels[event] {
 		if len(m.labels) >= maxRoomLabels {
@@ -137,7 +138,7 @@ func (m *RoomMetrics) label(event string) string {
 	return event
 }
 
-// maxRoomLabels is the number of events that have a label of their own.
+// maxRoomLabels is the most events that have a label of their own: the first ones of the process.
 const maxRoomLabels = 64
 
 func (m *RoomMetrics) of(event string, more ...attribute.KeyValue) metric.MeasurementOption {
@@ -154,7 +155,7 @@ func (m *RoomMetrics) Count(counter, event string, n int) {
 	}
 }
 
-// Refused counts a refused request to enter.
+// Refused counts a refused request to enter. reason is a label of the metric.
 func (m *RoomMetrics) Refused(event, reason string) {
 	m.counters[RoomRefused].Add(context.Background(), 1, m.of(event, attribute.String("reason", reason)))
 }
@@ -162,18 +163,18 @@ func (m *RoomMetrics) Refused(event, reason string) {
 // ClockWasOff counts a second in which the broker's clock was more than 2 s off Redis's.
 func (m *RoomMetrics) ClockWasOff() { m.clockOff.Add(context.Background(), 1) }
 
-// PositionAge records how old the positions of a round are.
+// PositionAge records the age of the oldest position that one round shows to streams of an event.
 func (m *RoomMetrics) PositionAge(event string, age time.Duration) {
 	m.positionAge.Record(context.Background(), milliseconds(age), m.of(event))
 }
 
-// Notified records the time from a user's promotion to the sending of the token over the user's
-// stream.
+// Notified records the time from the promotion of some users of an event at once to the sending of
+// their tokens over their streams. It is called once for all these users.
 func (m *RoomMetrics) Notified(event string, took time.Duration) {
 	m.notify.Record(context.Background(), milliseconds(took), m.of(event))
 }
 
-// Script records the duration of a script.
+// Script records the duration of one call of a Lua script of the waiting room.
 func (m *RoomMetrics) Script(name string, took time.Duration) {
 	m.script.Record(context.Background(), milliseconds(took), metric.WithAttributes(attribute.String("script", name)))
 }

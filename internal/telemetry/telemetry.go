@@ -82,7 +82,8 @@ func Setup(ctx context.Context, o Options) (*Telemetry, error) {
 
 // Given returns telemetry that uses the logger and the providers of the program in which this one
 // is embedded. Shutdown does not stop them. It reads no environment variables. If tracers is nil,
-// there are no spans; if meters is nil, only the MetricsHandler shows metrics.
+// there are no spans. If meters is nil, only the MetricsHandler shows metrics; otherwise the
+// MetricsHandler shows none.
 func Given(log *slog.Logger, tracers trace.TracerProvider, meters metric.MeterProvider) (*Telemetry, error) {
 	t := Nop()
 	t.Log = log
@@ -122,8 +123,8 @@ func (t *Telemetry) Shutdown(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// MetricsHandler serves the metrics in Prometheus's text format. OpenMetrics is not offered: it
-// would rename the counters whose names do not end in _total.
+// MetricsHandler returns the handler that serves the metrics in Prometheus's text format.
+// OpenMetrics is not offered: it would rename the counters whose names do not end in _total.
 func (t *Telemetry) MetricsHandler() http.Handler {
 	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }

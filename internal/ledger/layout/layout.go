@@ -1,7 +1,7 @@
 // Package layout names the fields of the hashes that hold groups, tenants, types and limits. Only
 // package ledger, which owns this layout, the audit, which recounts for itself, and package tamper
-// of the testkit import it; a linter rule holds that. Scripts in package lua use the same names: a
-// test finds no field in Redis that the tables below do not list.
+// of the testkit may import it; a linter rule holds that. Scripts in package lua use the same
+// names: a test finds no field in Redis that the tables below do not list.
 package layout
 
 // Group is the hash group:GROUP: what was asked for, the status and the counts.
