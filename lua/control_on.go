@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// edit takes a guard out of a script, or a part of one.
+// edit is a change of a script's source: instead replaces guard, the text of a check.
 type edit struct{ script, guard, instead string }
 
 // controls are the edits that remove a check from scripts, by the name of the control. The chaos
@@ -41,8 +41,9 @@ var controls = map[string][]edit{
 	},
 }
 
-// guarded returns a script's source with the edits of the control that BULKACTION_CHAOS_CONTROL
-// names; unchanged if it names none.
+// guarded returns the source of the script with this name (without folder), with the edits of the
+// control that BULKACTION_CHAOS_CONTROL names; unchanged if that is empty. It panics if there is no
+// such control, or if the source does not hold the text of an edit exactly once.
 func guarded(name, src string) string {
 	control := os.Getenv("BULKACTION_CHAOS_CONTROL")
 	edits, known := controls[control]

@@ -1,6 +1,6 @@
-// Package lua embeds the Lua scripts: one script is one transition of the state in Redis. README.md
-// draws the states. The Go function that calls a script, with typed arguments and reply, is in the
-// package that owns the data, such as internal/ledger.
+// Package lua embeds the Lua scripts, and the parts that they share. A script is one transition of
+// the state in Redis, or reads it. README.md draws the states. The Go function that calls a script,
+// with typed arguments and reply, is in the package that owns the data, such as internal/ledger.
 package lua
 
 import (
@@ -13,9 +13,9 @@ import (
 //go:embed */*.lua
 var files embed.FS
 
-// Source returns the text of scripts, concatenated in the order of their paths, such as
-// "parts/base" and "jobs/admit". It panics when a path does not exist: that is a mistake in the
-// calling package.
+// Source returns the text of parts and scripts, concatenated in the order of the arguments. A path
+// has no ending, such as "parts/base" or "jobs/admit". Source panics when a path does not exist:
+// that is a mistake in the calling package.
 func Source(paths ...string) string {
 	var text strings.Builder
 	for _, p := range paths {

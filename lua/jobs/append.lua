@@ -49,12 +49,12 @@ local g = call('HMGET', key, 'tenant', 'type', 'lane', 'status', 'accepted', 'se
   'submitted', 'pieces', 'paused', 'unique_keys')
 local tenant, group_type, lane, status, accepted, total = g[1], g[2], g[3], g[4], tonumber(g[5] or 0), tonumber(g[7])
 local first, sealed, replies = accepted, g[6] or status == 'CANCELLED', {}
--- These hold the ids of accepted requests, which the script stores at its end: lists entries and
--- messages are {score, id, …} for two sorted sets. applied has all these ids as keys, and pieces is
--- the number of pieces that the group then has, or nil.
+-- The ids of accepted requests: entries and messages are {score, id, …}, which the script adds to
+-- two sorted sets at its end; applied has all these ids as keys. pieces is the group's new count
+-- of pieces; nil = unchanged.
 local entries, messages, applied, pieces = {}, {}, {}, nil
 -- These lists are for a group with unique keys: key_index is {key, ordinal, …} of the new jobs,
--- new_keys has their keys as a set, and skips has the skipped jobs of each request.
+-- new_keys has their keys as a set, and skips has the skipped jobs of accepted requests, by id.
 local key_index, new_keys, skips = {}, {}, {}
 
 local now = now_ms()

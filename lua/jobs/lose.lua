@@ -79,7 +79,7 @@ for i = 1, #ords do
       message = message .. ', its payload too: submit it again in a new group'
     end
     fail_job(group, tenant, tonumber(g[3]), parse(head), head, 'LOST', message, now)
-    -- The record has no payload either: so a retry can't run the job as another type.
+    -- The record has no payload: without the stored one, a retry can't run the job as another type.
     if not type_known then call('HDEL', B .. 'payloads:' .. group, ords[i]) end
   end
 end

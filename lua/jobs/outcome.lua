@@ -7,10 +7,10 @@
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  typ          -        the type
---   2  least        ms       least wait of a job that comes back
---   3  cap          ms       longest wait of such a job, unless a Retry-After is longer
---   4  rps          1/s      permits of all tenants of the partition; 0 = no limit, '' = waits are
---                            least, whatever the limits are
+--   2  least        ms       least wait of a retried job, or of a throttled one without Retry-After
+--   3  cap          ms       longest wait of such a job
+--   4  rps          1/s      permits of all tenants of the partition; 0 = no limit, '' = waits
+--                            depend on no limit, not even on a tenant's own
 --   5  keep         ms       how long congestion statistics are kept after a tenant's last event
 --   6  groups       groups   number of groups
 --   7  all_entries  entries  number of entries
@@ -47,12 +47,12 @@
 --     failed        jobs that have failed
 --     steps         the sampled jobs that have failed, and those whose outcome is stale because
 --                   their group was cancelled (see parts/blob.lua)
--- A stale outcome changes nothing but the counter stale of load:TYPE, if its group is not
--- cancelled. Its entry is removed too, unless it may hold the job's present attempt. All outcomes
--- of a cancelled or deleted group are stale.
--- Each group with done jobs adds one entry to the stream results.
--- A job that is to run again keeps this error and the newest ones before it in errors:GROUP. A done
--- job keeps none.
+-- A stale outcome changes nothing but the counter stale of load:TYPE, which does not count those of
+-- cancelled or deleted groups. Its entry is removed too, unless it may hold the job's present
+-- attempt. All outcomes of a cancelled or deleted group are stale.
+-- Each group with done jobs that are not stale adds one entry to the stream results.
+-- A job that is to run again after an error or a deferral keeps it and the newest errors before it
+-- in errors:GROUP. A done job keeps none.
 -- Twice: all outcomes of the second call are stale.
 -- Out of memory: goes through.
 -- Cost: 1 µs a done job and some µs a group; 4 µs another job.
@@ -60,8 +60,8 @@ local typ, least, cap, rps = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonu
 local keep, groups, all_entries = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local job, arg = 0, 8 + all_entries -- number of the job that was read last; index of the next argument
 local stream = B .. 'ready:' .. typ
--- kept has the numbers, in ARGV, of jobs whose entries stay in the ready stream. refused counts the
--- stale outcomes of groups that are not cancelled.
+-- kept is the set of the jobs, as numbers in the order of ARGV, whose entries stay in the stream.
+-- refused counts the stale outcomes of groups that are neither cancelled nor deleted.
 local now, kept, owned, stale, refused = now_ms(), {}, 0, 0, 0
 local all_done, all_failed, all_retried = 0, 0, 0
 local since = string.format('%.0f', now)
@@ -80,12 +80,13 @@ local est = tonumber(load[1] or nil)
 local charged = load[2] and now - tonumber(load[3]) <= QUICK_MS and tonumber(load[2]) or est or 1
 local quickest -- the lowest mean run time of a tenant in this batch, ms
 
--- congestion returns the wait (ms) of a job that comes back as number n of its tenant:
---   least + floor(n / rate) * 1 s
--- The rest of n / rate spreads the jobs within the second, which keeps their order. The rate is the
--- tenant's own limit, or an equal part of rps for each active tenant; without a limit the wait is
--- least. If the tenant's own limit gives less than a permit a second, the wait is at least the time
--- of one permit. It is at least delay and at most cap.
+-- congestion returns the wait (ms) of a retried or throttled job. n is the number of the tenant's
+-- congested jobs before it:
+--   least + n / rate * 1 s
+-- The rate is permits a second: the tenant's own limit, or an equal part of rps for each active
+-- tenant, rounded down, but at least 1; without a limit the wait is least. If own is less than 1,
+-- it is the rate, and the time of one permit replaces least if it is longer. The wait is at least
+-- delay, but never more than cap.
 local function congestion(n, delay, own)
   local wait = least
   if own and own < 1 then
@@ -183,7 +184,7 @@ local REASONS = { r = 'E', t = 'A', h = '', d = 'G' }
 -- store_others reads n jobs that are not done from ARGV, moves those that the worker owns, and
 -- writes their states, errors and the congestion statistics. It returns how many have failed, how
 -- many are non-ready, how many of these were ready before, and how many are ready again because no
--- slot had started them. The caller writes the counts.
+-- slot had started them. The caller writes the counts of these states.
 local function store_others(group, live, tenant, round, n)
   local ords, new, blobs, errors, failed, readied, retries, first = {}, {}, {}, {}, 0, 0, 0, arg
   for i = 1, n do
@@ -269,7 +270,8 @@ end
 -- store_tenant stores what admit needs to charge a tenant: est, the mean run time of its jobs of
 -- the type, and owe, the run time that its jobs took beyond what was charged (it may be negative);
 -- a job costs at least 1 ms. It also counts ended jobs and stores pace, two marks of time and this
--- count, which give the speed over the last 5 to 10 s. It then updates the type's est and quickest.
+-- count, at least 5 s apart: from them follows the speed. It updates the variables est, the type's
+-- mean run time, and quickest.
 local PACE_MS = 5000
 local function store_tenant(tenant, took, ran, ended)
   local key = B .. 'tenant:' .. tenant
@@ -336,7 +338,8 @@ for _ = 1, groups do
 end
 if quickest then
   call('HSET', B .. 'load:' .. typ, 'est', string.format('%.3f', est))
-  -- quick is the mean run time of the tenant with the quickest jobs in the last QUICK_MS.
+  -- quick is about the lowest mean run time of a tenant in a batch of the last QUICK_MS: it is also
+  -- replaced by a value up to half higher.
   if not load[2] or quickest <= tonumber(load[2]) * 1.5 or now - tonumber(load[3]) > QUICK_MS then
     call('HSET', B .. 'load:' .. typ, 'quick', string.format('%.3f', quickest), 'quick_at', now)
   end

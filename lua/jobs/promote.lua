@@ -10,10 +10,11 @@
 --   3  width      ms       length of a window
 --   4  total      permits  permits in a window, of all partitions together; 0 = no limit
 --   5  part       permits  this partition's quota until it is rebalanced
---   6  tag        -        name of the limit and of the number of partitions
+--   6  tag        -        name of the limit and of the number of partitions; '' = one partition
 --   7  share      -        static or elastic
 --   8  seed       -        8 random hex digits, for span ids
---   9  full_wait  ms       when to look again at a tenant whose ready stream is full
+--   9  full_wait  ms       after this time promote looks again at a tenant whose due jobs found a
+--                          full ready stream, or only permits that are kept for other jobs
 --   10 cap        jobs     most undelivered jobs in a ready stream; suspects go beyond it
 --   then for each type with another cap:
 --   +1  typ       -        the type
@@ -21,7 +22,7 @@
 -- Reply
 --   {moved, skipped, wait, permits, denials, traced, now}
 --     moved      jobs that are ready now
---     skipped    due jobs whose ready stream is full
+--     skipped    due jobs that the call has met and whose ready stream is full
 --     wait       ms until another call can promote jobs; -1 = only paused tenants, or none, have
 --                non-ready jobs
 --     permits    {tenant, jobs, …}: the promoted jobs; with a limit, each spent a permit
@@ -43,9 +44,9 @@ local most, total, elastic = tonumber(ARGV[1]), tonumber(ARGV[4]), ARGV[7] == 'e
 local seed, full_wait = ARGV[8], tonumber(ARGV[9])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])
 -- LOOK is the most due jobs that one call looks at, of all tenants. If the call ends there and has
--- found no job of the last tenant that may become ready, the next call continues behind that
--- tenant's jobs (field look of the tenant). So jobs of a type whose ready stream is full don't hide
--- the tenant's jobs of other types.
+-- found no job of the last tenant that may become ready, the next call begins behind those jobs of
+-- this tenant that were looked at (field look of the tenant). So jobs of a type whose ready stream
+-- is full don't hide the tenant's jobs of other types.
 local LOOK = 1000
 US = now_us()
 local now = floor(US / 1000)
@@ -54,7 +55,8 @@ local moved, skipped, looked = 0, 0, 0
 local pauses = any_paused()
 local status = {} -- by group: {gone, paused}
 
--- group_status returns whether a group is deleted or cancelled (gone), and whether it is paused.
+-- group_status returns a table: gone, whether a group is deleted or cancelled, and paused, which is
+-- false if it is not paused.
 local function group_status(group)
   local s = status[group]
   if s == nil then
@@ -125,7 +127,7 @@ local function free_capacity(typ)
     local load = call('HMGET', B .. 'load:' .. typ, 'waiting', 'due')
     local _, undelivered = stream_depth(B .. 'ready:' .. typ)
     free[typ], asked[typ] = (cap[typ] or tonumber(ARGV[10])) - undelivered, load[2] or ''
-    -- The other half of the free capacity is left to waiting jobs of the type (see admit).
+    -- If the type has waiting jobs, the other half of the capacity is left to them (see admit).
     if tonumber(load[1] or 0) > 0 then free[typ] = math.ceil(free[typ] / 2) end
   end
   return free[typ]
@@ -142,9 +144,10 @@ if #due > 0 then
 end
 
 -- look reads a tenant. In the result, limit, left and next_at are as in admit. can is how many of
--- its due jobs may become ready: if waiting jobs of the tenant want permits, half of the permits
--- stay for them. borrows says that the permits are other tenants' unused ones. offset is the field
--- look. spare is the number of permits that no waiting tenant may claim; it is read once in a call.
+-- its due jobs may become ready: if waiting jobs of the tenant want permits, up to half of the
+-- permits stay for them. borrows says that the permits are other tenants' unused ones. offset is
+-- the field look. spare is the number of permits left that no tenant with waiting jobs may claim;
+-- it is computed once in a call.
 local F = LIMIT_FIELDS[LIMITER]
 local spare
 local function look(tenant)

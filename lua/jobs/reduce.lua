@@ -24,7 +24,7 @@
 -- of the write, so that it occurs once. Aggregators keep partial aggregates in memory: a counter
 -- could reach a number again after a failover, or in a new group with the same id.
 -- Twice: the second call answers VERSION, because the first has changed it. With the new version it
--- answers BAD.
+-- answers BAD. A call without jobs changes no version, and answers OK again.
 -- Out of memory: goes through.
 -- Cost: some µs a batch.
 local group, partial, version = ARGV[1], ARGV[2], tonumber(ARGV[3])

@@ -12,7 +12,7 @@
 --   +2  group    -  its group
 --   +3  ordinal  n  its ordinal
 --   +4  attempt  n  the attempt that the worker holds
---   +5  flag     -  k = the worker knows that it may have lost the job
+--   +5  flag     -  k = the worker knows that it may have lost the job; '' = it does not
 -- Reply
 --   {position, …}  positions (from 1) of lost jobs: taken back, cancelled or ended
 -- The counter lost of load:TYPE counts lost jobs that the worker did not know of. The states say

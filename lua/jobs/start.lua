@@ -17,9 +17,10 @@
 --     tokens  for each group: 'all' = run all jobs and report each under its own attempt; or a
 --             list, with a number for each job: the attempt to report under; -1 = do not run it;
 --             -2 = do not run it, because its group was cancelled while it was ready
---     groups  for each group: {tenant, job timeout ms, max retries, errors}, '' = the default.
---             errors has the two newest lines of the record in errors:GROUP for each ordinal in
---             failed: the first one may be a deferral
+--     groups  for each group: {tenant, job timeout ms, max retries, errors}, '' = the default;
+--             tenant '' = there is no such group. errors has the two newest lines of the record in
+--             errors:GROUP for each ordinal in failed: the first one may be a deferral. errors is
+--             empty if the records can't be read
 --     now     Redis time, µs
 -- A job with a negative token is stale, of a cancelled or deleted group, or suspended now. Its
 -- entry is removed, unless the job is ready or in flight under another attempt: then reclaim

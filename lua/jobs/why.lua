@@ -5,7 +5,8 @@
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  group    -  the group's id
---   2  ordinal  n  the job; -1 = the next waiting job
+--   2  ordinal  n  the job; -1 = the next waiting job: the one with the lowest ordinal at the
+--                  heads of the group's queues
 --   3  most     n  most types, and most groups before this one, that the script looks at
 -- Reply
 --   {'NOGROUP'}  there is no such group
@@ -19,11 +20,12 @@
 --     7   typ            -       its type, '' = only its blob says it
 --     8   paused         -       what is paused: g group, t tenant, y type, or several of them
 --     9   held           ms      run_at of the group while it is scheduled, 0 = it is not
---     10  limited_until  ms      until then its tenant is rate-limited, 0 = it is not
---     11  place          n       its position in its queue, -1 = not known
+--     10  limited_until  ms      until then its tenant is rate-limited for its type; 0 = it is not,
+--                                or the job is not waiting
+--     11  place          n       its position in its queue, from 0; -1 = not known
 --     12  before         groups  groups of its lane that are served before its own: of its tenant,
 --                                or with by_priority of all tenants
---     13  jobs           jobs    waiting jobs of these groups, of its type
+--     13  jobs           jobs    waiting jobs of these groups (of at most `most`), of its type
 --     14  by_priority    0|1     priority orders the groups of a lane
 --     15  started        ms      when the first job of the round started, 0 = none has
 --     16  ended          jobs    jobs of the group that have ended
@@ -54,8 +56,8 @@ local function number_at(typ, i)
   return number and tonumber(number)
 end
 
--- find returns the type and the position of a job in the queues of its group. If it is not found,
--- the position is -1, and the type is '' unless the group has only one.
+-- find returns the type and the position (from 0) of the job in the queues of its group. If it is
+-- not found, the position is -1, and the type is '' unless the group has only one.
 local function find()
   for _, typ in ipairs(types) do
     local lo, hi = 0, call('LLEN', B .. 'queue:' .. group .. ':' .. typ) - 1

@@ -39,7 +39,7 @@ local function parse(blob)
 end
 
 -- is_congested says whether a non-ready job with this reason makes other jobs of its tenant wait
--- longer: a job that waits for its own start or for a resource does not.
+-- longer: a job that is scheduled or suspended, or waits for a resource, does not.
 local function is_congested(reason) return reason ~= 'S' and reason ~= 'P' and reason ~= 'G' end
 
 -- entry_blob returns the moving blob of an entry of a ready stream. The entry has one field: either

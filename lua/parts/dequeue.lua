@@ -9,7 +9,7 @@
 --   now         Redis time, ms
 --   by_group    whether the groups of a lane are ordered by priority
 -- OFFERS
---   next_group(lane, tenant)                   the tenant's next group, and its waiting jobs
+--   next_group(lane, tenant)                   the tenant's next group, and how many jobs wait
 --   take(group, k, place)                      takes jobs out of a group's queue
 --   to_ready(group, tenant, bound)             a place function: the ready stream
 --   to_non_ready(group, tenant, bound, due)    a place function: the non-ready jobs
@@ -25,7 +25,7 @@ do
   local WAITING = byte('W')
 
   -- next_group returns the group of a tenant that is served next, and the number of its waiting
-  -- jobs. It removes groups without waiting jobs from the fair queue.
+  -- jobs of the type; nil if no group is left. It removes groups without such jobs from the queue.
   function next_group(lane, tenant)
     local of = fair .. ':' .. lane .. ':' .. tenant
     while true do
@@ -82,7 +82,7 @@ do
 
   -- take_whole moves segments of waiting jobs with one read and one write of their states. It
   -- returns how many jobs it moved; or nil, without having moved any, if a job is not waiting any
-  -- more or the ordinals are far apart.
+  -- more, attempts differ in a segment, or the ordinals do not ascend or are far apart.
   local function take_whole(group, all, place, blobs)
     local key, lo, last = B .. 'states:' .. group, all[1].lo, all[#all]
     local hi = last.lo + last.n - 1

@@ -23,10 +23,10 @@ local function with_error(old, err)
   return record
 end
 
--- fail_job records a job that has failed: its error with the job itself, so that a later round can
--- run it, the error code, and a dead letter, which requeue deletes. The errors of its earlier
--- attempts stay in errors:GROUP. fail_job changes j. The caller writes state and counts, and
--- removes the job from its location.
+-- fail_job records a job that has failed: its error with the job itself in failures:GROUP, so that
+-- a later round can run it; one more job with this code in codes:GROUP; and a dead letter, which
+-- requeue deletes. The errors of its earlier attempts stay in errors:GROUP. fail_job changes j. The
+-- caller writes state and counts, and removes the job from its location.
 local function precheck_fail_job(group)
   precheck('XLEN', B .. 'dead-letters')
   precheck('HLEN', B .. 'payloads:' .. group, B .. 'failures:' .. group, B .. 'codes:' .. group)

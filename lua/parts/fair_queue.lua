@@ -2,7 +2,7 @@
 -- NEEDS  base, priority
 -- OFFERS
 --   AGE_MS                                               age that counts as one waiting job, ms
---   precheck_enqueue(typ, lane, tenant)                  reads the keys that the others write
+--   precheck_enqueue(typ, lane, tenant)                  reads what enqueue and withdraw write
 --   enter_lanes(typ, tenant, factor, absent)             adds a tenant to all lanes where it waits
 --   leave_lane(typ, lane, tenant, tag)                   removes a tenant, and keeps its tag
 --   in_lane(typ, lane, tenant)                           the tenant's start tag, or false

@@ -6,9 +6,10 @@
 --   G                              fields of the guard's hash, as numbers where they are numbers
 --   SPEC                           the guard's spec
 --   read_spec(text)                sets SPEC
---   NOW, MS                        guard time in µs and in ms. Each grant adds 1 µs
+--   NOW, MS                        guard time in µs and in ms. Each grant adds 1 µs to NOW
 --   MORE                           maintain or serve has reached a bound, so more may be left to do
---   open()                         reads the guard and sets NOW. It writes nothing
+--   open()                         reads the guard and sets G, SPEC, NOW, MS and IDLE. It writes
+--                                  nothing
 --   set(field, value)              notes a field of the guard's hash, which flush writes
 --   flush()                        writes the noted fields. It is the first write of a script
 --   count(field)                   adds 1 to a counter of the guard's hash
@@ -24,12 +25,13 @@
 --                                  lends a member; the lease ends after ms. claimed: '0' or '1'.
 --                                  Returns the fence and whether the call is a probe (0, 1)
 --   read_lease(id)                 reads a lease; nil if there is none
---   claim(id, lease, ms)           extends a lease to its full length and marks it as claimed
+--   claim(id, lease, ms)           marks a lease as claimed; it ends ms from now
 --   remove_member(id)              deletes a member
 --   end_lease(id, lease, outcome, delay)
 --                                  ends a lease. Returns the breaker's state, whether it has
 --                                  changed, and whether the lease was of another generation.
---                                  outcome: s f n t u, or l = lost
+--                                  outcome: s success, f failure, n neutral, t throttled (for delay
+--                                  ms), u unused, l lost
 --   is_dead(id)                    whether a waiter has timed out or its client is silent
 --   remove_waiter(id)              takes a call out of the queue; false if it was not in it
 --   precheck_guard()               prechecks the keys that maintain and serve write. A script that
@@ -54,15 +56,16 @@ local IDLE = false              -- there is no queue, no waiter and no client: n
 local FIRST = {}                -- first lease and cooling member: {id, score}; false = none, nil = not read
 local throttled_ms = 0          -- the longest time for which the script has throttled a member
 local CLAIM, SILENT = 2000, 5000 -- ms to claim a grant; ms after which a client is silent
-local STEP = 16                 -- leases, clients and members that one call handles
-local TRIES = 64                -- members tried, and dead waiters removed, by one call
+local STEP = 16                 -- most leases, clients, members and grants, of each, in one call
+local TRIES = 64                -- members that fit_member tries; dead waiters that serve removes
 
 local COUNTERS = { 'granted', 'denied', 'queued', 'expired', 'stale', 'lost' }
 
 -- A spec is text of twelve fields: kind, permits, window, burst, failures, open for, successes,
 -- concurrency, lease, max wait, max queue, ttl. The override of a member is text of the first
--- eight; an empty field is as in the spec. kind is sliding, token or none; times are in ms;
--- failures 0 = no breaker; concurrency 0 = unbounded; ttl 0 = the guard's keys do not expire.
+-- eight. With an empty kind, the first four are as in the spec; with empty failures, the next
+-- three; an empty concurrency too. kind is sliding, token or none; times are in ms; failures 0 = no
+-- breaker; concurrency 0 = unbounded; ttl 0 = the guard's keys do not expire.
 local RULES = '^(%a*)|(%d*)|(%d*)|(%d*)|(%d*)|(%d*)|(%d*)|(%d*)'
 local TIMES = '^%a*|%d*|%d*|%d*|%d*|%d*|%d*|%d*|(%d+)|(%d+)|(%d+)|(%d+)$'
 
@@ -135,9 +138,9 @@ local function count(field)
 end
 
 -- limits computes the limiter's state of the member m: the permits that are left, and when the next
--- one comes. The state was written under the limit m.was. A limit of another kind takes over the
--- number of permits that are left. Permits that were spent before m.since can't be moved or given
--- back.
+-- one comes. read_limit does it for the stored fields s, n and t, written under the limit m.was.
+-- A limit of another kind takes over the number of permits that are left; unless G.reads is set,
+-- read_limit stores that. Permits spent before m.since can't be moved or given back.
 local function limits(m)
   WIDTH, BURST, US = m.window, m.burst, NOW
   m.left, m.next, m.state = left[m.kind](m.key, m.a, m.b, m.permits)
@@ -289,8 +292,9 @@ local function place(m)
   end
 end
 
--- fit_member returns the least recently used member that can be lent now. It moves each unfit
--- member that it meets to the right set, so that it meets each one once.
+-- fit_member returns the least recently used member that can be lent now; nil if there is none, or
+-- (MORE) if TRIES members were unfit. It moves each unfit member that it meets to the right set, so
+-- that it meets each one once.
 local function fit_member()
   for _ = 1, TRIES do
     local id = call('ZRANGE', B .. 'free', 0, 0)[1]
@@ -381,8 +385,9 @@ local function settle_permit(m, lease, outcome)
   limits(m)
 end
 
--- settle_breaker applies the outcome of a call to the breaker of the member. A lost probe (outcome
--- l) is a failure: its process has died.
+-- settle_breaker applies the outcome of a call to the member's breaker, and returns whether that
+-- has changed its state. A lost probe (outcome l) is a failure: its process has died. With outcome
+-- t the member can't be lent for delay ms, at most a day.
 local function settle_breaker(m, probe, outcome, delay)
   if outcome == 't' then
     delay = math.min(delay, 86400000)
@@ -565,9 +570,9 @@ local function next_ms()
   return math.max(1, math.ceil((at - NOW) / 1000))
 end
 
--- close sets a TTL for each key that was written, and for all keys when less than half is left. The
--- keys outlive each lease, which may be longer than those of the present spec, and each time at
--- which a member is free again.
+-- close sets a TTL for each key that was noted by touched, and for all keys when less than half is
+-- left; with ttl 0 for none. The keys outlive each lease, which may be longer than those of the
+-- present spec, and each time at which a member is free again.
 local KEYS_OF_A_GUARD = { 'guard', 'm:1', 'members', 'free', 'cooling', 'leases', 'lease', 'queue',
   'waiters', 'clients' }
 local function close()

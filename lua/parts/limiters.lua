@@ -10,10 +10,11 @@
 --   US         the time by which the limiters decide, µs. It may go back
 --   BURST      token only: permits that the bucket holds; nil = as many as a window has
 -- OFFERS
---   LIMIT_FIELDS[kind]                names of the two fields
+--   LIMIT_FIELDS[kind]                names of the two fields; token has the same one twice
 --   left[kind](key, a, b, permits)    permits that are left, µs of the next one, state for spend
 --   spend[kind](key, s, n, into)      takes n permits; s is the state
---   refund[kind](key, state, at)      gives back one permit that was spent at the time `at`, µs
+--   refund[kind](key, state, at)      sliding and token only: gives back one permit that was spent
+--                                     at the time `at`, µs
 --   move(key, state, at, into)        sliding only: a permit spent at `at` counts as spent now
 
 local LIMITER, WIDTH, US, BURST
@@ -28,13 +29,16 @@ local LIMITER, WIDTH, US, BURST
 --                   algorithm (ITU-T I.371).
 --                   t: the theoretical arrival time, µs. `permits` may change between calls,
 --                   because t is a time and not a number of permits
--- When the clock steps back, no permit is spent twice. After a step back by more than WIDTH, left
--- sets the state to the present, so that the step costs at most two windows.
+-- When the clock steps back, no permit is spent twice. A stored time that is too late would delay
+-- the next permit too long, so left moves it back: fixed to the next window at most; sliding to now
+-- if it is more than WIDTH ahead; token to that of an empty bucket at most. So a step back delays
+-- permits by at most two windows; with token, by at most the time in which an empty bucket fills.
 local LIMIT_FIELDS = { fixed = { 'w', 'n' }, sliding = { 's', 'n' }, token = { 't', 't' } }
 local left, spend, refund, move = {}, {}, {}
 
--- left returns the permits that are left, the time (µs) of the next one, and the state for spend. a
--- and b are the values of the two fields of key.
+-- left returns the permits that are left (below 0 if more were spent than `permits` now allows),
+-- the time (µs) of the next one if none is left, and the state for spend. a and b are the values of
+-- the two fields of key.
 function left.fixed(key, a, b, permits)
   local now = floor(US / 1000)
   local cur, at, n = now - now % WIDTH, tonumber(a or 0), tonumber(b or 0)
@@ -57,8 +61,8 @@ function left.token(key, a, _, permits)
 end
 
 -- spend takes n permits, even if fewer are left. s is the state that left has returned: spend adds
--- the permits to it, so that it serves for another spend, and writes it to the hash; with a list
--- `into` it adds the fields and values to the list instead.
+-- the permits to it, so that it serves for another spend, and writes it to the hash. With a list
+-- `into` it adds the fields and values to the list instead; fixed ignores the list.
 local function store(key, into, a, value, b, n)
   if into then
     into[#into + 1], into[#into + 2] = a, value
@@ -80,9 +84,9 @@ function spend.token(key, s, n, into)
   store(key, into, 't', string.format('%.2f', s.at))
 end
 
--- refund gives back one permit. It is exact only under these conditions; any other refund would
--- let more than the limit through. sliding: WIDTH is as it was at the time `at`. token: nothing
--- was spent since.
+-- refund gives back one permit, unless it counts no more. It is exact only under these conditions;
+-- any other refund would let more than the limit through. sliding: WIDTH is as it was at the time
+-- `at`. token: nothing was spent since. fixed has no refund.
 function refund.token(key, s)
   if s.at > US then spend.token(key, s, -1) end
 end

@@ -3,7 +3,7 @@
 -- their first job, or a later one.
 -- NEEDS  base, signals
 -- OFFERS
---   FAR                                  due time of a paused tenant
+--   FAR                                  score of a paused tenant in the sorted set non-ready
 --   precheck_non_ready(tenant, typ)      reads the keys that add_non_ready writes
 --   add_non_ready(tenant, typ, blobs)    adds jobs of one type: {due time, moving blob, …}
 --   reindex(tenant, not_before)          writes the tenant's score in non-ready again

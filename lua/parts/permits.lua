@@ -2,7 +2,7 @@
 -- NEEDS  base, limiters
 -- OFFERS
 --   spend_permits(g, t, n)    spends n permits of a tenant
---   permits                   {tenant, n, …}: the permits that were spent
+--   permits                   {tenant, n, …}: the permits spent; without a limit, the jobs
 --   deny(tenant, reason)      notes that a tenant was refused a permit
 --   denials                   {tenant, reason, …}
 

@@ -17,9 +17,11 @@
 --     due                       when the first cooling member can be lent, µs; nil = none
 --   quick_member(g, id)       a member as a table: key, held, uses, generation, used, fails; nil
 --                             where part guard is needed
---   quick_ttl(ttl)            sets the TTL of the keys that a quick call writes
+--   quick_ttl(ttl)            sets the TTL (ms; 0 = none) of leases, lease and free, which a quick
+--                             call may create; the other keys keep theirs
 --   quick_next(expiry, due, now)
---                             ms until a member can be lent, as next_ms in part guard
+--                             ms until a member can be lent, as next_ms in part guard; expiry is in
+--                             ms, due and now are in µs
 --   quick_text(n)             n as text, without an exponent
 
 -- A spec. The captures: limiter, kind, permits, window, burst, failures, concurrency, lease, ttl.

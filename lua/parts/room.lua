@@ -1,7 +1,8 @@
 -- room: an event of the waiting room: its users, its slots, and when something is due there.
 -- lua/room/README.md describes records and states. A script calls open_room, loads users, puts
--- their new records, and ends with close_room, which writes users, moves and the event. permits,
--- spend_permits and drop write at once; some scripts write other keys themselves.
+-- their new records, and ends with close_room, which writes users, moves and the event. drop,
+-- spend_permits and, after a step back of the clock, permits write at once; some scripts write
+-- other keys themselves.
 -- NEEDS  base, limiters, signals
 -- OFFERS
 --   R                        the event: settings and state, as open_room has read them
@@ -9,8 +10,9 @@
 --   ROOM, WAITING, AWAY, SLOTS, USERS
 --                            keys of the event
 --   open_room(event)         reads the event; false if there is none. It writes nothing
---   free_slots()             slots that nobody holds
---   permits()                admissions that the rate allows now, and the time (ms) of the next one
+--   free_slots()             slots that nobody holds, as far as the event's limit allows
+--   permits()                admissions that the rate allows now (NEVER = no rate is set), and the
+--                            time (ms) of the next one
 --   spend_permits(n)         takes n of them; permits must have been called before
 --   load_users(list, from, step)
 --                            reads the records of the users list[from], list[from + step], …
@@ -24,7 +26,7 @@
 --   left_queue(number)       notes a number that leaves the queue. put does so by itself
 --   NEVER                    the score in rooms of an event in which nothing will be due
 --   count(name, n)           adds to a counter of the event
---   instance_of(conn)        the broker that made a conn, or nil
+--   instance_of(conn)        the instance of the broker that made a conn, or nil
 --   close_room()             writes; returns the ms until something is due, -1 = never
 
 local ROOM, WAITING, AWAY, SLOTS, USERS, NOW, R
@@ -167,7 +169,7 @@ end
 
 local function instance_of(conn) return string.match(conn, '^(.+)%.[^.]*$') end
 
--- ranges writes numbers as "first count …".
+-- ranges sorts numbers and returns them as text: "first count …", a pair for each range.
 local function ranges(numbers)
   table.sort(numbers)
   local all, first, n = {}, numbers[1], 1
@@ -182,8 +184,8 @@ local function ranges(numbers)
   return table.concat(all, ' ')
 end
 
--- scores returns the scores of a user in the sorted sets of the event; nil where the user is not in
--- the set.
+-- scores returns the scores that a user with the record r has in the sorted sets waiting, away and
+-- slots of the event; nil where the user is not in the set.
 local function scores(r)
   if not r then return nil, nil, nil end
   if r.letter == 'W' then return r.number, r.conn == '' and r.kept or nil, nil end
@@ -233,7 +235,7 @@ local function due()
   local kept, held = lowest(AWAY), lowest(SLOTS)
   local ends = math.min(kept, held)
   if ends <= NOW and R.hold > NOW then
-    ends = math.min(NOW + 1000, R.hold) -- those of tokens end meanwhile
+    ends = math.min(NOW + 1000, R.hold) -- tokens end meanwhile: look again each second
   end
   if R.mode == 'closed' or R.mode == 'sold_out' then
     if R.waiting > 0 or kept ~= NEVER then return NOW end

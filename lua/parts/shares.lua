@@ -4,7 +4,8 @@
 --   TYPES                           most types that a script looks at
 --   TENANTS                         most due tenants that a script looks at
 --   global(total, part, tag)        the partition's limit, and what is left of it
---   count_due(g, now, except)       counts tenants with due jobs as active, in g, but not except
+--   count_due(g, now, except)       counts tenants with due jobs as active, in g, but not except;
+--                                   returns whether there are any due jobs
 --   share(g, weight)                the share of a tenant, permits a window
 --   own_limit(rps)                  the tenant's own limit, permits a window
 --   permits_of(g, limited, rps, weight, whole)
@@ -21,9 +22,10 @@ local TYPES, TENANTS = 64, 16
 
 -- global reads the hash rate. It returns g: the partition's permits a window (permits), how many of
 -- them are left, when (µs) the next one comes (next_at), the state for spend, the fields xw, rs and
--- rd, and the number of active tenants. Without a limit, left, next_at and state are nil. With
--- several partitions the limit is the quota: q permits, and q2 from qf on, if they are of the limit
--- that tag names; otherwise part (see quota).
+-- rd, and the number of active tenants (active). Without a limit (total is 0), left, next_at and
+-- state are nil. state is nil too if the partition's quota is 0: then left is 0. With several
+-- partitions the limit is the quota: q permits, and q2 from qf on, if they are of the limit that
+-- tag names; otherwise part (see quota).
 local function global(total, part, tag)
   local f = LIMIT_FIELDS[LIMITER]
   local h = call('HMGET', B .. 'rate', f[1], f[2], 'xw', 'rs', 'rd', 'qt', 'q', 'q2', 'qf')
@@ -89,9 +91,9 @@ end
 
 -- reserved estimates how many permits tenants with waiting jobs of types other than except may
 -- claim: a share for each tenant that has not spent its own, but no more than the type's waiting
--- jobs and the free capacity of its ready stream. Paused and stuck types claim none. reserved_due
--- counts the permits that due jobs may claim: at most an equal share for each tenant but except.
--- Other tenants may borrow only the permits beyond these.
+-- jobs, and if its ready stream is full, no more than half of its cap. Paused and stuck types claim
+-- none. reserved_due counts the permits that overdue jobs may claim: at most an equal share for
+-- each of the first TENANTS tenants but except. Others may borrow only the permits beyond these.
 local reserved
 do
   local function shares_of(lane, g, equal)

@@ -6,7 +6,7 @@
 -- NEEDS  base
 -- OFFERS
 --   mark(attempt)                           the mark of an attempt
---   SPAN                                    most jobs whose states are read in one piece
+--   SPAN                                    most consecutive ordinals that are read in one piece
 --   load_states(group, ords)                states of jobs, and the piece that was read
 --   store_states(group, ords, new, span)    writes new states
 
@@ -41,7 +41,7 @@ local function load_states(group, ords)
 end
 
 -- store_states writes the states new[i] (nil: unchanged) of the jobs that load_states has read.
--- span is the piece that load_states has returned: no state in it may have changed since.
+-- span is the piece that load_states has returned, or nil: no state in it may have changed since.
 local function store_states(group, ords, new, span)
   local key, n = B .. 'states:' .. group, #ords
   if not span then
