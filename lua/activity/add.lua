@@ -4,7 +4,7 @@
 --   1  stream  the activity log
 -- ARGV
 --   1  oldest  ms  entries that are older are deleted, 0: none
---   2  most    n   about how many entries stay
+--   2  most    n   about how many entries stay at most; Redis may keep some more
 --   then, for each field of the entry:
 --   +1  name   -  its name
 --   +2  value  -  its value

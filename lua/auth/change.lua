@@ -1,13 +1,13 @@
 -- change: replaces records of API keys, all of them or none.
 --
 -- KEYS
---   1  hash  the records of API keys, by the hash of the key
+--   1  hash  the Redis hash of the records of API keys, by the hash of the token
 -- ARGV
 --   1  most  n  most records that there may be
 --   then, for each record:
---   +1  field  -  the hash of the key
+--   +1  field  -  the hash of the token
 --   +2  old    -  its record as the caller has read it, empty: none
---   +3  new    -  its record from now on, empty: none
+--   +3  new    -  its record from now on, empty: it is removed
 -- Reply
 --   {'DONE'}     the records are the new ones
 --   {'CHANGED'}  one of them is neither the old nor the new one, so another call has changed it

@@ -18,14 +18,14 @@
 --                                       members that can be lent now
 --   {'QUEUED', position, next, at}      the call stands in the queue; the first position is 1
 --   {'DENIED', after, reason, free, next, at}
---                                       after: ms until a member can be lent at the earliest, -1 =
---                                       unknown. reason: rate_limited, circuit_open, busy, queued
---                                       or disabled
+--                                       after: ms until a member can be lent at the earliest (0 =
+--                                       call again now, -1 = unknown). reason: rate_limited,
+--                                       circuit_open, busy, queued or disabled
 --   {'FULL', next, at}                  the queue has reached its bound
 --   {'UNKNOWN', at}                     there is no such pool or member
 --   {'LATE', at}                        came after valid_until
--- In all replies next is ms until a member can be lent (0 = call again now, -1 = unknown) and at is
--- guard time, µs.
+-- next is ms until the first cooling member can be lent or the first lease ends, whichever is
+-- earlier (0 = call again now, -1 = neither). at is guard time, µs.
 -- Twice: a call that has its lease gets the same fence, and its lease begins again at full length.
 -- A call that stands in the queue gets its position.
 -- Out of memory: refused.
@@ -73,8 +73,8 @@ local function denied(after, reason)
   return { 'DENIED', after, reason, free, ms, NOW }
 end
 
--- why returns the reason why the member m can't be lent; of several reasons, the one that lasts
--- longest.
+-- why returns the reason why the member m can't be lent. If its breaker is open and it is throttled
+-- or has no permit, the reason is the one that lasts longer.
 local function why(m)
   local where, due = standing(m)
   if where == 'off' then return 'disabled' end
@@ -123,9 +123,10 @@ if waiters == 0 then
   end
 end
 
--- first_chance returns the member that can be lent again first, and when (µs): when it is due, or
--- when its lease expires. It returns nil when all members are off. Leases of members that are off
--- are skipped; if the first 16 leases are such, it returns the time alone.
+-- first_chance returns when (µs) a member can be lent again first, and this member: when it is due,
+-- or when its lease expires. It returns nil when there is no such time, as when all members are
+-- off. Leases of members that are off are skipped; if the first 16 leases are such, it returns the
+-- time at which the 16th expires, alone.
 local function first_chance()
   local due = call('ZRANGE', B .. 'cooling', 0, 0, 'WITHSCORES')
   local leases = call('ZRANGE', B .. 'leases', 0, 15, 'WITHSCORES')

@@ -1,6 +1,6 @@
--- acquire_quick: the first step of the script acquire. It serves a call that part quick can serve,
--- if the guard has no limiter, and ends the script. acquire_limited does the same with a limiter.
--- acquire.lua describes the arguments and the reply.
+-- acquire_quick: the first step of the script acquire. If the guard has no limiter and part quick
+-- can serve the call, it does so and ends the script; otherwise acquire_limited follows, which does
+-- the same with a limiter. acquire.lua describes the arguments and the reply.
 
 local quick = quick_guard(ARGV[4])
 

@@ -10,8 +10,9 @@
 --   2  list  -  members, free, cooling, leases or queue: the list to read
 --   3  from  n  the first element of the page, counted from 0
 --   4  n     n  how many elements, at most 200
---   5  most  n  with more leases or waiters than this, those without an element in their list are
---               not looked for, and leases are not counted
+--   5  most  n  with more leases than this, endless ones are not looked for, and the counters held
+--               and probes are not checked; with more waiters than this, those that have left the
+--               queue are not looked for
 -- Reply
 --   {more, finding, ...}  more: 1 = there may be another page. finding: {law, what, id, have, want}
 --     law state: each member is in exactly one state. id: the member
@@ -23,7 +24,7 @@
 --       empty    the list of members names it, and it does not exist
 --       ghost    the list names it, and it is no member
 --     law held: the counters of a member are right. id: the member, or the call of a lease
---       held     have is its number of leases as counted by the member; want is the right one
+--       held     have is its number of leases as its field says; want is the right one
 --       probes   the same for the probes of the present generation
 --       endless  the lease has no time at which it ends
 --       bare     a time at which a lease ends, and no lease that can be read
@@ -32,9 +33,9 @@
 --       bare     it is in the queue, and has no record of its client and deadline
 --       left     it waits, and does not stand in the queue
 -- A nil reply: there is no such guard.
--- Repair: a member gets the right counters and its right place; an endless lease ends after its
--- length; the others are removed.
--- Twice: the second call finds nothing.
+-- Repair: a member gets the right counters and its right place; an endless lease ends after the
+-- lease length of the spec, from now on; all else is removed. Then members go to the next waiters.
+-- Twice: after a repair the second call finds nothing; check finds the same again.
 -- Out of memory: goes through.
 -- Cost: some commands per element of the page; the list members reads all leases, at most ARGV 5.
 local repairs, list = ARGV[1] == 'repair', ARGV[2]
@@ -51,8 +52,9 @@ local function found(law, what, id, have, want)
   return repairs
 end
 
--- count_leases returns the number of leases and of probes of each member. A probe of an older
--- generation does not count.
+-- count_leases returns the number of leases of each member, and the number of probes of each of
+-- `members`. A probe of an older generation does not count. With more than ARGV 5 leases it returns
+-- nil.
 local function count_leases(members)
   local held, probes = {}, {}
   if call('HLEN', B .. 'lease') > most then return nil end

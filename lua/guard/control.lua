@@ -6,12 +6,13 @@
 -- ARGV
 --   1  id        -  the member's id
 --   2  action    -  disable, enable, open, close or take-back
---   3  argument  n  open: ms until the first probe, 0 = as in the spec. take-back: the lease to
---                   begin at, counted from 0; call again with the number of the reply
+--   3  argument  n  open: ms until the first probe, 0 = as in the member's rules. take-back: the
+--                   lease of the guard to begin at, counted from 0
 -- Reply
---   {'OK', from}     done; from > 0: call again with it. take-back looks at 200 leases in one call
+--   {'OK', from}     done; from > 0: call again with it as argument. take-back looks at 200 leases
+--                    of the guard in one call
 --   {'UNKNOWN', 0}   there is no such member
---   {'REFUSED', 0}   the member has no circuit breaker
+--   {'REFUSED', 0}   open or close: the member has no circuit breaker
 -- disable: no new lease is granted; existing leases continue. take-back: the leases of the member
 -- end as lost. Their holders learn it at their next renewal.
 -- Twice: the second call changes nothing more, with two exceptions: open begins again, and

@@ -13,10 +13,13 @@
 --   +1  id        -  the member's id
 --   +2  override  -  what is different for this member; empty = nothing
 -- Reply
---   {rev, result, more}  rev: number of the stored declaration. result: SAME, CHANGED or OLDER,
---                        which changes nothing. more: 1 = members remain to be retired, call again
--- Limits keep their state. A limit of another kind takes over the permits that are left.
--- Twice: the second call answers SAME, or CHANGED for one piece of many.
+--   {rev, result, more}  rev: number of the stored declaration. result: SAME, CHANGED or OLDER: the
+--                        stored one has a higher number, or the same and another spec, and stays.
+--                        more: 1 = members may remain to be retired, call again
+-- A retired member is deleted; one with leases is off, and is deleted with its last lease. Limits
+-- keep their state. A limit of another kind takes over the permits that are left.
+-- Twice: the second call answers SAME, or CHANGED for one piece of many, or while a retired member
+-- has leases.
 -- Out of memory: refused.
 -- Cost: some commands per member of the piece.
 local rev, spec, last, n = tonumber(ARGV[1]), ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])

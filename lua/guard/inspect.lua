@@ -12,8 +12,9 @@
 --        sizes    numbers of members, free, cooling, leases, waiters, clients
 --        members  {id, state, breaker, failures, open_until, held, left, due, used, uses, probes,
 --                 good, override}, by declaration and id. state: free, cooling, busy or off; due:
---                 µs from which on a cooling member may be lent; left: permits, -1 without a limit
---        leases   {call, expiry ms, record}, the first to expire first
+--                 µs from which on a cooling member may be lent, else 0; left: permits, -1 without
+--                 a limit; failures: in a row; good: successes of the half-open breaker's probes
+--        leases   {call, expiry in guard time (ms), record}, the first to expire first
 --        waiters  {call, seq, record}, the first in the queue first
 --        at       guard time, µs
 -- A nil reply: there is no such guard.

@@ -12,10 +12,13 @@
 --   +3  outcome  -   s success, f failure, n neutral, t throttled, u unused
 --   +4  delay    ms  t: for how long the member may not be lent, at most 24 hours
 -- Reply
---   {of_lease, ..., next, at}  next: ms until a member can be lent (0 = call again now, -1 =
---                              unknown); at: guard time, µs. of_lease is one of:
---   {'OK', breaker, changed}   ended. breaker: C, O or H; changed: 1 if this call changed it
---   {'GONE'}                   there is no such lease: released before, expired or taken back
+--   {of_lease, ..., next, at}  next: ms until the first cooling member can be lent or the first
+--                              lease ends (0 = call again now, -1 = neither); at: guard time, µs.
+--                              of_lease is one of:
+--   {'OK', breaker, changed}   ended. breaker: the member's, C, O or H; changed: 1 if the end of
+--                              this lease has changed it
+--   {'GONE'}                   there is no such lease: released before, expired or taken back; or
+--                              no such call to cancel
 --   {'LEFT'}                   the call has left the queue
 --   {'GIVEN'}                  the call had been granted; its lease has ended unused
 -- Twice: the second call answers GONE.

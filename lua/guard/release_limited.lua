@@ -1,6 +1,6 @@
--- release_limited: the second step of the script release. It serves the release of one lease that
--- part quick can serve, if the guard has a limiter, and ends the script. release.lua describes the
--- arguments and the reply.
+-- release_limited: the second step of the script release. If the guard has a limiter and part quick
+-- can serve the release of one lease, it does so and ends the script; otherwise release.lua
+-- follows. release.lua describes the arguments and the reply.
 
 if quick and quick.kind ~= 'none' then
   local reply = quick_release(quick, quick_settle)

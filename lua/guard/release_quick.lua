@@ -1,6 +1,6 @@
--- release_quick: the first step of the script release. It serves the release of one lease that part
--- quick can serve, if the guard has no limiter, and ends the script. release_limited does the same
--- with a limiter. release.lua describes the arguments and the reply.
+-- release_quick: the first step of the script release. If the guard has no limiter and part quick
+-- can serve the release of one lease, it does so and ends the script; otherwise release_limited
+-- follows, which does the same with a limiter. release.lua describes the arguments and the reply.
 
 local quick
 if ARGV[1] == '1' and ARGV[3] ~= '' and ARGV[4] ~= 't' then quick = quick_guard('') end
@@ -16,7 +16,7 @@ local function quick_release(g, settle)
   if fence ~= ARGV[3] then return nil end
   local m = quick_member(g, member)
   if not m or m.held == 0 or m.generation ~= generation then return nil end
-  -- The breaker counts a failure, and a success sets the count to 0.
+  -- Part guard counts a failure for the breaker, and sets the count to 0 after a success.
   if g.failures ~= '0' and (outcome == 'f' or outcome == 's' and m.fails > 0) then return nil end
   local fields = { 'h', m.held - 1 }
   if settle and not settle(g, m.key, member, tonumber(granted), outcome, fields) then return nil end

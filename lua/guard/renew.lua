@@ -1,10 +1,10 @@
--- renew: extends leases to their full length.
+-- renew: extends leases to their full length from now on.
 --
 -- KEYS
 --   1  base    prefix of all keys of the guard
 --   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
---   1  lease_ms  ms  length of the leases from now on; 0 = as in the spec
+--   1  lease_ms  ms  the full length; 0 = as in the spec
 --   then, for each of at most 200 leases:
 --   +1  call   -  call id
 --   +2  fence  -  the lease's fence

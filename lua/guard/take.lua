@@ -12,12 +12,14 @@
 --   {allowed, left, retry_after, reset_after, at}
 --        allowed      1 or 0
 --        left         permits that are left, at least 0
---        retry_after  µs until the same call can be allowed; 0 when it was allowed
+--        retry_after  µs until the same call can be allowed if no other comes; 0 when it was
+--                     allowed
 --        reset_after  µs until all permits are there again
 --        at           guard time, µs
+-- The limiter's key expires 60 s after all permits are there again.
 -- Twice: spends twice. That is safe for the limit and costs permits.
--- Out of memory: refused.
--- Cost: constant. With the sliding limiter at most 64 entries of 28 bytes are read.
+-- Out of memory: refused. A call that takes no permits is answered, unless the clock went back.
+-- Cost: constant. With the sliding limiter about 64 entries of 28 bytes are read.
 local tokens, kind, permits = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 WIDTH, BURST = tonumber(ARGV[4]), tonumber(ARGV[5])
 local F = LIMIT_FIELDS[kind]

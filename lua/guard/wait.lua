@@ -8,11 +8,12 @@
 --   then, for each of at most 1,000 calls:
 --   +1  call  -  call id
 -- Reply
---   {of_call, ..., next, at}  next: ms until a member can be lent (0 = call again now, -1 =
---                             unknown); at: guard time, µs. of_call is one of:
+--   {of_call, ..., next, at}  next: ms until the first cooling member can be lent or the first
+--                             lease ends (0 = call again now, -1 = neither); at: guard time, µs.
+--                             of_call is one of:
 --   {'GRANTED', fence, member, generation, probe, lease}
 --                             the lease, now claimed, at its full length; lease: that length, ms
---   {'QUEUED', position}      still in the queue
+--   {'QUEUED', position}      still in the queue; the first position is 1
 --   {'GONE'}                  neither in the queue nor granted
 -- Twice: the second call answers the same.
 -- Out of memory: goes through.

@@ -1,5 +1,6 @@
 -- lead: makes a process the leader of a partition, or the quota rebalancer, until its lease ends.
--- The fencing number grows with each change of leader.
+-- The fencing number grows with each change of leader, and when a leader's lease had ended before
+-- it was extended.
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
@@ -10,8 +11,8 @@
 --   3  scope    -   watch (lead the partition) or rebalance (the quotas)
 -- Reply
 --   {fence, left}  the fencing number, 0 while another process leads or after a lease of 0; ms
---                  until the lease ends
--- Twice: the leader keeps its number, and its lease is extended.
+--                  until the lease ends, the caller's or that of the other process
+-- Twice: the leader keeps its number while its lease lasts, and the lease is extended.
 -- Out of memory: goes through.
 -- Cost: constant.
 local process, lease = ARGV[1], tonumber(ARGV[2])

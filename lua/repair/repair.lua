@@ -14,7 +14,7 @@
 -- Reply
 --   {'OK'}       the counts are corrected
 --   {'VERSION'}  the group was repaired in the meantime: nothing was written
---   {'GONE'}     there is no such group: it was removed from the lists
+--   {'GONE'}     there is no such group: its id was removed from the lists of groups
 -- Each transition changes counts and states alike. So the difference between them stays the same
 -- until it is repaired, however often the group changes in the meantime.
 -- Twice: the second call finds another version.

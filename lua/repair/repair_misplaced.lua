@@ -7,8 +7,10 @@
 --   1  location  -  queue, non-ready, suspended, ready, results or failures
 --   2  owner     -  group, tenant or type whose location it is; '' for results
 --   3  typ       -  the type of a queue, '' for another location
---   4  item      -  what lies there: an element, an entry's id or an ordinal
---   5  twin      -  another element of the same job, '' = none; only one of the two is removed
+--   4  item      -  what lies there: an element, an entry's id (ready, results) or an ordinal
+--                   (failures)
+--   5  twin      -  another element, or entry's id, of the same job, '' = none. item is then
+--                   removed even if it fits the job's state, but only while twin is there
 -- Reply
 --   {1}  it was quarantined and removed
 --   {0}  it belongs there, another script will remove it, its state can't be read, or it is not
@@ -68,7 +70,7 @@ if location == 'non-ready' or location == 'suspended' then
   if j then
     local g = call('HMGET', B .. 'group:' .. j.group, 'tenant', 'sweep')
     local letter, m = state_of(j.group, j.ordinal)
-    if letter == '?' or letter == 'C' and g[2] then return { 0 } end -- sweep will remove it
+    if letter == '?' or letter == 'C' and g[2] then return { 0 } end -- C: sweep will remove it
     local has_twin = same(j, other)
       and (call('ZSCORE', B .. 'non-ready:' .. owner, twin) or call('ZSCORE', B .. 'suspended:' .. owner, twin))
     if g[1] == owner and letter == 'N' and m == mark(j.attempt) and not has_twin then return { 0 } end
@@ -86,7 +88,7 @@ if location == 'ready' then
   local j = parse(e.job)
   if j then
     local letter, m = state_of(j.group, j.ordinal)
-    if letter == '?' or letter == 'C' then return { 0 } end -- start or reclaim will remove it
+    if letter == '?' or letter == 'C' then return { 0 } end -- C: start or reclaim will remove it
     local live = call('HEXISTS', B .. 'group:' .. j.group, 'status') == 1
     local current = (letter == 'R' or letter == 'I') and m == mark(j.attempt)
       or letter == 'I' and m == mark(j.attempt + 1)

@@ -9,10 +9,10 @@
 --   2  width    ms       length of a window
 --   3  total    permits  permits in a window, of all partitions together; 0 = no limit
 --   4  part     permits  this partition's quota until it is rebalanced
---   5  tag      -        name of the limit and of the number of partitions
+--   5  tag      -        name of the limit and of the number of partitions, '' = one partition
 -- Reply
 --   {n}  permits: fixed, spent in this window; sliding, spent in the last width; token, spent and
---        not refilled yet
+--        not refilled yet. 0 without a limit
 -- Twice: the second call answers again.
 -- Out of memory: goes through.
 -- Cost: constant.

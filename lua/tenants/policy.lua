@@ -1,5 +1,5 @@
 -- policy: sets the order of waiting jobs. With a factor it is the priority formula over all groups
--- of a lane: the script ranks all open groups, a batch in each call. Without a factor it is the
+-- of a lane: the script ranks the open groups, a batch in each call. Without a factor it is the
 -- fair queue: the script deletes all ranks.
 --
 -- KEYS
@@ -7,15 +7,16 @@
 --   2  absent  a key that never exists (README.md, rule 7)
 -- ARGV
 --   1  factor  n       ALPHA of the formula, '' = the fair queue
---   2  from    ms      rank groups that were created at or after this time; 0 = begin: store the
---                      factor first
---   3  most    groups  most groups to rank
+--   2  from    ms      rank groups that were created, or reopened, at or after this time; 0 =
+--                      begin: store the factor first
+--   3  most    groups  most groups to read, and with them all that were created in the same ms as
+--                      the last one
 -- Reply
 --   {1, from}  more groups are left: call again with this from
 --   {0}        all groups are ranked, or the fair queue is set
 -- Paused and scheduled groups are not ranked: they are ranked when they enter the fair queue. The
--- hash rate has '?' in the field ranked until all groups are ranked: a process that finds it begins
--- again.
+-- hash rate has '?' in the field ranked until all groups are ranked, then the factor: a process
+-- that finds '?' begins again.
 -- Twice: the second call ranks the same groups by what they are then.
 -- Out of memory: refused, except for a change to the fair queue.
 -- Cost: some µs a group.

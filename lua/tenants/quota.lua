@@ -11,7 +11,8 @@
 --   3  width       ms       length of a window
 --   4  total       permits  permits in a window, of all partitions together
 --   5  part        permits  this partition's quota until it is rebalanced
---   6  tag         -        name of the limit and of the number of partitions
+--   6  tag         -        name of the limit and of the number of partitions: a quota stored under
+--                           another tag counts as not yet rebalanced
 --   7  to          permits  the new quota; -1 = leave it as it is
 --   8  not_before  µs       an increase is not effective in full before this time
 --   9  at_once     permits  part of the increase that is effective at once
@@ -19,10 +20,12 @@
 --   {'OK', held, freed, from, demand, active}
 --               held    permits of the limit that this partition may use or has used
 --               freed   permits that this call took, and that other partitions may have at once
---               from    µs from which on others may have all that it lost; 0 = they have
---               demand  waiting and due jobs that could use permits
+--               from    µs from which on the last change of the quota is effective in full, 0 =
+--                       it is; after a decrease with fixed, others may then have all that it lost
+--               demand  waiting and due jobs that could use permits, of at most 64 types and 16
+--                       tenants with due jobs
 --               active  number of the partition's active tenants
---   {'FENCED'}  another process rebalances
+--   {'FENCED'}  another process, with a higher fencing number, rebalances
 -- A decrease is effective at once. Permits that were spent in this window (fixed) count until it
 -- ends. Permits that were spent in the last window (sliding) count less and less. Only the others
 -- can be given away. With the token limiter the permits in the bucket stay, as far as they fit.

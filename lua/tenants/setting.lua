@@ -15,7 +15,8 @@
 -- Twice: the second call stores the same settings. Calls that change different settings do not
 -- undo each other.
 -- Out of memory: refused.
--- Cost: constant; with FAIR_QUEUE_POLICY=priority some commands for each group of the tenant.
+-- Cost: some commands for each type; with FAIR_QUEUE_POLICY=priority also for each group of the
+-- tenant.
 local tenant, kept, names = ARGV[1], ARGV[5], { 'rps', 'weight', 'base_priority' }
 local key, factor = B .. 'tenant:' .. tenant, alpha()
 precheck_activate(tenant)

@@ -9,7 +9,7 @@
 --   3  width    ms       length of a window
 --   4  total    permits  permits in a window, of all partitions together; 0 = no limit
 --   5  part     permits  this partition's quota until it is rebalanced
---   6  tag      -        name of the limit and of the number of partitions
+--   6  tag      -        name of the limit and of the number of partitions, '' = one partition
 --   7  other    0|1      1 = reply as if the settings 8 and 9 were the tenant's
 --   8  rps      1/s      with other: a rate limit of its own, '' = it shares the common limit
 --   9  weight   n        with other: its weight, '' = 1
@@ -24,20 +24,26 @@
 --   8   unfinished     jobs     jobs that have not ended
 --   9   non_ready      jobs     non-ready jobs, suspended ones too
 --   10  pace           -        two marks of time (ms) and ended, for its present speed
---   11  ended          jobs     jobs that were reported done or failed, ever
+--   11  ended          jobs     jobs that workers reported done or failed, in any group
 --   12  throttles      n        times that one of its jobs became the marker, for want of a permit
 --   13  returns        n        times that one of its jobs was retried or throttled
 --   14  waited         ms       sum of the waits that these retries and throttles set
 --   15  longest        ms       the longest of these waits
 --   16  last           ms       time of the last event that 12 or 13 counts, 0 = none
---   17  used           permits  permits that it has spent in this window
+--                               (12 to 16 begin again after some time without such events, or when
+--                               the tenant's last group ends)
+--   17  used           permits  permits that it has spent of 18: in this window (fixed), in the
+--                               last width (sliding), or not refilled yet (token)
 --   18  limit          permits  its own limit or share, in a window; 0 = no limit
---   19  global_used    permits  permits that all tenants of the partition have spent
---   20  global_limit   permits  permits that they may spend in a window; 0 = no limit
---   21  active_tenants n        active tenants; with a limit also this one, and up to 16 others
---                               that have due jobs
---   22  next_permit    µs       time of the tenant's next permit; now, if it has one left
---   23  global_permit  µs       time of the partition's next permit; now, if one is left
+--   19  global_used    permits  permits that all tenants of the partition have spent of 20
+--   20  global_limit   permits  permits that they may spend in a window; 0 = no limit, or the
+--                               partition has no quota now
+--   21  active_tenants n        active tenants; with a global limit also this one, and up to 16
+--                               others that have due jobs
+--   22  next_permit    µs       time of the tenant's next permit; now, if it has one left or no
+--                               limit
+--   23  global_permit  µs       time of the partition's next permit; now, if one is left, or
+--                               without a limit
 --   24  now            µs       Redis time
 --   25  limited_until  ms       until then it is rate-limited (the latest time of all types); 0 =
 --                               it is not
