@@ -49,8 +49,9 @@ func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
 	return furthest
 }
 
-// send shows all streams their positions once in each PositionInterval, until ctx ends. It shows
-// none while the users of this broker have to enter again.
+// send begins a round each PositionInterval, until ctx ends: it shows the streams their positions,
+// those behind nearPosition as frameThrottle allows. It shows none while the users of this broker
+// have to enter again.
 func (b positions) send(ctx context.Context) error {
 	var throttle frameThrottle
 	for {
@@ -72,9 +73,9 @@ func (b positions) send(ctx context.Context) error {
 	}
 }
 
-// showEvent shows the streams of one event their positions, and checks what the streams do not
-// learn by dispatch messages: that the event is closed, that a message was lost, that a token has
-// expired. It returns the age of the oldest known position.
+// showEvent shows the streams of one event their positions, if these are at most `to`, and checks
+// what the streams do not learn by dispatch messages: that the event is closed, that a message was
+// lost, that a token has expired. It returns the age of the oldest known position.
 func (b positions) showEvent(
 	ctx context.Context, event string, conns []*connection, to int64,
 ) (age time.Duration) {

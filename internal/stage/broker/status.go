@@ -56,8 +56,8 @@ func (b lifeSigns) keepStatus(ctx context.Context) error {
 }
 
 // enterAllAgain repeats the script enter for all streams of this broker, so that users whom the
-// sweep has moved to away wait again under their numbers. It returns false if the caller has to
-// repeat it.
+// sweep has moved to away wait again under their numbers. It claims for those who were promoted
+// meanwhile. It returns false if the caller has to repeat it.
 func (b lifeSigns) enterAllAgain(ctx context.Context) bool {
 	for event, conns := range b.conns.byEvent() {
 		// Leave out users whose first call of enter still runs: they may have no place yet, or one

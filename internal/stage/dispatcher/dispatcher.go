@@ -27,7 +27,7 @@ import (
 // Config holds the settings of the dispatcher role.
 type Config struct {
 	Interval   time.Duration // longest pause while jobs are non-ready
-	BatchSize  int           // most jobs that one script call promotes
+	BatchSize  int           // most jobs that one script call promotes, up to maxBatch
 	FetchBatch int           // argument least of presence.ReadyBound, if ReadyCap is not less
 	ReadyCap   int           // largest number of undelivered jobs in a ready stream
 	Rate       ledger.Rate   // the global rate limit

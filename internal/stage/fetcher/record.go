@@ -9,9 +9,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// recordAdmitted adds the reply of one call of the script admit to the counts and the metrics. It
-// records a span for each sampled job that was admitted, and a span of the batch that links to
-// these.
+// recordAdmitted adds the reply of one call of the script admit to the counts and the metrics, and
+// passes its permits to Config.OnPermits. It records a span for each sampled job that was admitted,
+// and a span of the batch that links to these.
 func (p *partitionFetcher) recordAdmitted(ctx context.Context, typ string, r ledger.AdmitReply) {
 	p.fetched.Add(int64(r.Moved + r.NonReady))
 	p.admittedReady.Add(int64(r.Moved))

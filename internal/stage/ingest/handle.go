@@ -232,8 +232,8 @@ func entryAge(entry string) time.Duration {
 	return time.Since(time.UnixMilli(n))
 }
 
-// oldestPending caches the id of the oldest pending entry for 5 ms, so that many seals at the same
-// time ask Redis once.
+// oldestPending holds the id of the oldest pending entry, as it was last read. For 5 ms it shows,
+// without a call of Redis, that an entry with this id or a smaller one has no older one.
 type oldestPending struct {
 	mu     sync.Mutex
 	id     string

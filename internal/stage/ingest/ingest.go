@@ -62,7 +62,7 @@ type Config struct {
 	NoStream bool           // the messages of the ingest streams are left to other processes
 	Streams  []Stream       // further ingest streams, each of one tenant
 
-	Grace time.Duration // how long begun messages may go on after the end of Run's context; requests: after DrainDelay
+	Grace time.Duration // how long begun messages go on after Run's ctx; requests: after DrainDelay
 
 	// MaxInFlight is how many messages of the ingest stream this process holds at most while they
 	// wait for the backlog or for their group. At this number it reads no more messages. 0 means

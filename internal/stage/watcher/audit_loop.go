@@ -184,9 +184,9 @@ func (l *auditLoop) storeState(ctx context.Context, looked, deep *time.Time) err
 }
 
 // checkGroups runs an incremental check, and then reads job by job: the candidates of that check,
-// the groups with missing jobs, those that a full audit reported and those with open violations. It
-// ends jobs that are missing for too long and publishes new violations. It returns about how much
-// of Redis's time that takes.
+// the groups with missing jobs, found by the last check or by a full audit, and those with open
+// violations. It ends jobs that are missing for too long and publishes new violations. It returns
+// about how much of Redis's time that takes.
 func (l *auditLoop) checkGroups(ctx context.Context) (cost time.Duration, err error) {
 	candidates, open, err := l.check.Run(ctx)
 	if err != nil {
@@ -262,8 +262,8 @@ func unique(s []string) []string {
 }
 
 // fullAudit audits the whole partition if that is due, with its events of the waiting room. The
-// first one of a leadership comes after FullInterval, not at once. Missing jobs are handed to the
-// incremental checks, which end them.
+// first one of a leadership comes after FullInterval, not at once. It publishes new violations, and
+// hands missing jobs to the incremental checks, which end them.
 func (l *auditLoop) fullAudit(ctx context.Context) error {
 	since, leads := l.leadership()
 	if !leads || time.Since(since) < l.cfg.Audit.FullInterval || time.Since(l.fullAuditAt) < l.cfg.Audit.FullInterval {

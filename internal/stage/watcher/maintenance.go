@@ -135,9 +135,9 @@ func (m *maintenance) expireResults(ctx context.Context) (bool, error) {
 	return len(ended) == groupBatch, nil
 }
 
-// endedGroups returns the groups that ended between two times, with the times as scores, oldest
-// first. From is a score range bound ("(" excludes it) and until a time, both in Unix ms; limit
-// bounds the number of groups (0: all).
+// endedGroups returns the groups that ended between two times, with the times of their ends as
+// scores, the earliest first. The text from is the lower bound ("(" before the number excludes it)
+// and until the upper one, both in Unix ms; limit bounds the number of groups (0: all).
 func (m *maintenance) endedGroups(ctx context.Context, from string, until float64, limit int64) ([]redis.Z, error) {
 	ended, err := m.Conn.Cmd.ZRangeByScoreWithScores(ctx, m.Ended(),
 		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: limit}).Result()
@@ -198,10 +198,10 @@ type oldestEntry struct {
 	at time.Time
 }
 
-// trimEntryIDs deletes the ids of applied ingest entries that can't be applied again: those that
-// Redis could not deliver any more maxIngestFreeze ago. It waits for so long because a frozen
-// ingest process that held an entry may apply it when it continues, although another process has
-// applied and acknowledged it.
+// trimEntryIDs deletes the ids of applied entries of the ingest stream that can't be applied again:
+// those that Redis could not deliver any more maxIngestFreeze ago. It waits for so long because a
+// frozen ingest process that held an entry may apply it when it continues, although another process
+// has applied and acknowledged it.
 func (m *maintenance) trimEntryIDs(ctx context.Context) (bool, error) {
 	if n := len(m.oldest); n == 0 || time.Since(m.oldest[n-1].at) > time.Minute {
 		id, err := m.oldestIngestEntry(ctx)

@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// leastAhead is how many jobs of a gated type a process holds ready for a pass or a slot even if
+// leastAhead is how many jobs of a gated type a process lets wait for a pass or a slot, even if
 // none is free now; see capacity for the exceptions. They wait in the guard's queue, so the process
 // gets its share of the passes. While jobs with a pass fill all slots, a process that also serves
 // ungated types reads none ahead: otherwise jobs of the ungated types would never find a free slot.
@@ -29,7 +29,7 @@ type gate struct {
 	proc    processor.Gated
 	limited processor.Limited // nil: the processor does not say what is available
 	waiting atomic.Int64      // jobs, but suspects, that wait for a pass
-	ahead   atomic.Int64      // jobs that wait for a pass or, with a pass, for a slot
+	ahead   atomic.Int64      // jobs that wait for a pass or, after Admit, for a slot
 }
 
 func newGate(w *Worker, proc processor.Gated) *gate {
@@ -81,9 +81,9 @@ const longPause = time.Second
 // capacity returns how many more jobs of the gated type this process may read. If n ≤ 0, the
 // process may read none before one of its tasks has ended or the pause is over.
 //
-// A process reads as many jobs as will soon get a pass and a slot, and otherwise until leastAhead
-// jobs wait for one of both. It reads none while the processor names a later time of the next pass,
-// while the process has no slots, or while isolation is busy.
+// A process reads as many jobs as will soon get a pass and a slot, and at least so many that
+// leastAhead jobs wait for one of both. It reads none while the processor names a later time of the
+// next pass, while the process has no slots, or while isolation is busy.
 func (g *gate) capacity() (n int, pause time.Duration) {
 	w := g.w
 	size, _ := w.slots.sizeAndActive()
@@ -110,7 +110,7 @@ func (g *gate) capacity() (n int, pause time.Duration) {
 	return max(least, capacity-int(g.waiting.Load())), longPause
 }
 
-// admittedTasks returns how many tasks of gated types run, or have a pass and wait for a slot.
+// admittedTasks returns how many tasks of gated types run in slots, or wait for a slot after Admit.
 func (w *Worker) admittedTasks() int {
 	n := w.slots.runningGated()
 	for _, g := range w.gates {
