@@ -125,6 +125,11 @@ func (r *Root) command(all []Command) *cobra.Command {
 	return root
 }
 
+// isGlobal reports whether all commands have the flag with this name.
+func isGlobal(name string) bool {
+	return slices.Contains([]string{"api", "api-key-file", "ca-file", "cert-file", "json", "key-file"}, name)
+}
+
 // API returns a client for the address of --api, with the API key if there is one.
 func (r *Root) API(opts ...client.Option) (*client.API, error) {
 	address := r.address

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -242,4 +243,11 @@ func TestExitCodeOfAnEndedGroup(t *testing.T) {
 		advice(failedJobs(api.Group{ID: "g", Status: api.StatusFailed, FailuresByCode: map[string]int64{"SMTP_550": 2}})))
 	require.Contains(t, advice(failedJobs(api.Group{ID: "g", Status: api.StatusFailed, FailuresByCode: map[string]int64{"SMTP_550": 2, "LOST": 3}})),
 		"3 of them vanished from Redis: their errors say which must be submitted again in a new group.")
+}
+
+// TestGlobalFlags: isGlobal knows each flag that all commands have. Such a flag is no setting of
+// `room set`, and does not contradict --body.
+func TestGlobalFlags(t *testing.T) {
+	root := (&Root{}).command(nil)
+	root.PersistentFlags().VisitAll(func(f *pflag.Flag) { require.True(t, isGlobal(f.Name), f.Name) })
 }

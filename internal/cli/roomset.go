@@ -113,7 +113,7 @@ func (s *roomFlags) register(f *pflag.FlagSet) {
 func (s *roomFlags) check(f *pflag.FlagSet) error {
 	given := 0
 	f.Visit(func(flag *pflag.Flag) {
-		if flag.Name != "json" && flag.Name != "api" {
+		if !isGlobal(flag.Name) {
 			given++
 		}
 	})

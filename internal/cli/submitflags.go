@@ -59,10 +59,8 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&v.wait, "wait", false, "wait until the group has ended")
 }
 
-// allowedWithBody are the flags that may be combined with --body.
-var allowedWithBody = map[string]bool{
-	"body": true, "wait": true, "json": true, "api": true, "idempotency-key": true,
-}
+// allowedWithBody are the flags of submit that may be combined with --body.
+var allowedWithBody = map[string]bool{"body": true, "wait": true, "idempotency-key": true}
 
 // check returns an error that names all wrong combinations and values of flags.
 func (v *flagValues) check(f *pflag.FlagSet) error {
@@ -81,7 +79,7 @@ func (v *flagValues) check(f *pflag.FlagSet) error {
 		addError("there are no jobs: give --file, --payload or --body, or --no-seal to append jobs later")
 	}
 	f.Visit(func(fl *pflag.Flag) {
-		if f.Changed("body") && sources == 1 && !allowedWithBody[fl.Name] {
+		if f.Changed("body") && sources == 1 && !allowedWithBody[fl.Name] && !isGlobal(fl.Name) {
 			addError("--%s cannot be combined with --body", fl.Name)
 		}
 	})
