@@ -261,8 +261,7 @@ func (w *waits) beatDue(now time.Time) time.Duration {
 	return soonest.Sub(now)
 }
 
-// beat sends a heartbeat: it asks Redis about all calls that wait for a guard, and hands each that
-// waits no more its answer.
+// beat sends a heartbeat: it asks for all calls that wait for a guard, and hands out the answers.
 func (w *waits) beat(g *shared, of *waiting, ids []string) {
 	var last hint
 	first, answered := false, false
@@ -306,8 +305,7 @@ func (w *waits) deliver(id string, a answer, sent time.Time) {
 	}
 }
 
-// ask runs the script wait once for calls of a guard, within claimTime. Redis takes it as a sign of
-// life, and the grants of these calls are claimed.
+// ask runs the script wait once for calls, within claimTime: it is their sign of life and claim.
 func (w *waits) ask(ctx context.Context, g *shared, ids []string) ([]answer, hint, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimTime)
 	defer cancel()
@@ -372,8 +370,7 @@ func (w *waits) left() <-chan struct{} {
 	return left
 }
 
-// cancelLater cancels a call in the background, because its caller has given up. After Close it
-// waits for the first try.
+// cancelLater cancels a call whose caller has given up, in the background or, after Close, at once.
 func (w *waits) cancelLater(g *shared, id string) {
 	if !w.c.start(func() { w.cancel(g, id) }) {
 		w.cancel(g, id)

@@ -28,8 +28,7 @@ const (
 	root = "/ui"
 	// readTimeout limits the time of a page: to check the session and to read the data, together.
 	readTimeout = 5 * time.Second
-	// actionTimeout limits the time of an action without a file. Such an action continues when the
-	// browser disconnects. An action with a file has it for the steps after the file.
+	// actionTimeout limits an action; if it has a file, only the steps after the file.
 	actionTimeout = 30 * time.Second
 	maxForm       = 256 << 10 // most bytes of a form without a file
 )
@@ -250,7 +249,7 @@ func inTime(serve http.HandlerFunc) http.HandlerFunc {
 
 // authorized wraps the handler of a page or an action. It calls serve only for callers with the
 // right scope, with the principal in the context. Others are sent to the login or get an error.
-// Each request of a caller who has logged in counts towards the rate limit of the caller's API key.
+// Requests of callers who have logged in count towards the rate limit of their API keys.
 func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.HandlerFunc {
 	if scope == "" {
 		panic("a page or an action has no scope")
@@ -282,8 +281,7 @@ func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.Hand
 var errForbidden = fmt.Errorf("this page or action: %w", api.ErrNotAllowed)
 
 // servePage returns the handler of a page. While Redis is away or does not answer in time, it shows
-// the last data of this page that a reader with the same rights has seen, if that was less than
-// lastTTL ago.
+// the last data of this page that a reader with the same rights has seen within lastTTL.
 func (c *Console) servePage(p page) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v, err := p.view(r)

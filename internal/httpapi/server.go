@@ -41,9 +41,8 @@ const (
 // Backend is the store behind the API. Its errors wrap those of package api. It must not keep
 // references to the values that it returns.
 type Backend interface {
-	// Submit stores a group, which has an id, with its jobs. Meanwhile readers may see the group
-	// with a part of its jobs. If its idempotency key was used before, with the same content,
-	// Submit adds nothing and returns the first answer.
+	// Submit stores a group, which has an id, with its jobs; readers may see a part of them first.
+	// If its idempotency key was used before, it adds nothing and returns the first answer.
 	Submit(ctx context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error)
 	// Append adds up to 500 jobs with up to 512 KiB of lines. With a request id that the group has
 	// seen before it adds nothing and succeeds, even if the group is sealed by now. If it returns
