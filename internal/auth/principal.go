@@ -55,20 +55,13 @@ func (p Principal) May(s Scope) bool {
 // WhoMay says in words which keys may make calls of a scope, for error messages, such as "a key of
 // role admin, operator or reader without a tenant".
 func WhoMay(s Scope) string {
-	var roles []string
+	var roles []Role
 	for _, r := range Roles {
 		if slices.Contains(allowed[r], s) && (r != Producer || (Principal{Role: r, Tenant: AllTenants}).May(s)) {
-			roles = append(roles, string(r))
+			roles = append(roles, r)
 		}
 	}
-	text := "a key of role " + roles[0]
-	for i, r := range roles[1:] {
-		if i == len(roles)-2 {
-			text += " or " + r
-		} else {
-			text += ", " + r
-		}
-	}
+	text := "a key of role " + anyOf(roles)
 	if slices.Contains(allowed[Reader], s) && !(Principal{Role: Reader, Tenant: "t"}).May(s) {
 		text += " without a tenant"
 	}

@@ -20,7 +20,20 @@ const (
 var Roles = []Role{Admin, Operator, Reader, Producer, Metrics, Service}
 
 // RoleNames has the names of all roles, for people.
-const RoleNames = "admin, operator, reader, producer, metrics or service"
+var RoleNames = anyOf(Roles)
+
+// anyOf lists roles in words, such as "admin, operator or reader".
+func anyOf(roles []Role) string {
+	text := string(roles[0])
+	for i, r := range roles[1:] {
+		separator := ", "
+		if i == len(roles)-2 {
+			separator = " or "
+		}
+		text += separator + string(r)
+	}
+	return text
+}
 
 // Letter returns the letter of a role in the prefix of its keys, 0 for an unknown role.
 func (r Role) Letter() byte {

@@ -128,14 +128,6 @@ func (c *Capacity) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Serves reports whether a live worker served a type at the last Refresh.
-func (c *Capacity) Serves(typ string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, served := c.types[typ]
-	return served
-}
-
 // Served returns the types that live workers served at the last Refresh, in no order.
 func (c *Capacity) Served() []string {
 	c.mu.Lock()

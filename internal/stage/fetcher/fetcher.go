@@ -6,6 +6,7 @@ package fetcher
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -174,8 +175,9 @@ func (p *partitionFetcher) listTypes(ctx context.Context) error {
 		return err
 	}
 	p.served, p.unserved, p.typesListedAt = nil, nil, time.Now()
+	served := p.capacity.Served()
 	for _, typ := range types {
-		if p.capacity.Serves(typ) {
+		if slices.Contains(served, typ) {
 			p.served = append(p.served, typ)
 		} else {
 			p.unserved = append(p.unserved, typ)
