@@ -56,8 +56,8 @@ func (t TraceParent) String() string {
 	return string(b[:])
 }
 
-// unhex fills dst with the bytes of the lower-case hex digits at the beginning of s, two digits a
-// byte. It returns false if one of these characters is no such digit. s must have so many.
+// unhex fills dst from the beginning of s, which has two lower-case hex digits for each byte. s
+// must have at least 2·len(dst) characters. unhex returns false if one of them is not such a digit.
 func unhex(dst []byte, s string) bool {
 	for i := range dst {
 		hi, lo := nibble(s[2*i]), nibble(s[2*i+1])

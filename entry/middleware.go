@@ -59,8 +59,9 @@ func (v *Verifier) Middleware(next http.Handler) http.Handler {
 	})
 }
 
-// admit returns the first valid token of a request, with its claims. If there is none, the error is
-// ErrUnavailable if Verify returned that for one of the tokens, otherwise that of the last one.
+// admit returns the first valid token of a request, with its claims. If no token is valid, admit
+// returns ErrUnavailable if Verify returned it for one of the tokens, otherwise the error of Verify
+// for the last token.
 func (v *Verifier) admit(r *http.Request) (admitted, error) {
 	var tokens []string
 	for _, cookie := range r.CookiesNamed(CookieName(v.config.Event)) {

@@ -208,7 +208,7 @@ const themeCookie = "bulkaction-theme"
 
 var themes = []string{"system", "light", "dark"}
 
-// themeOf returns the theme in the request's cookie; system if there is none.
+// themeOf returns the theme in the request's cookie. Without such a cookie it returns "system".
 func themeOf(r *http.Request) string {
 	if cookie, err := r.Cookie(themeCookie); err == nil {
 		for _, t := range themes {

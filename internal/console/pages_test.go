@@ -32,7 +32,8 @@ var paths = []string{
 	"/ui/workers", "/ui/audit", "/ui/activity?actor=key_a", "/ui/keys", "/ui/api", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
 }
 
-// TestTablesAreComplete: each page and each action says who may use it.
+// TestTablesAreComplete: each page, action and topic names the scope that a caller needs, and has a
+// function or a page that answers.
 func TestTablesAreComplete(t *testing.T) {
 	t.Parallel()
 	c := newTestConsole(t).console
@@ -469,7 +470,7 @@ func TestNumbers(t *testing.T) {
 func nan() float64 { z := 0.0; return z / z }
 
 // TestWayBackFromARefusedForm: the error page of a refused action links back to the page of the
-// action, or to the overview if there is none.
+// action. If the action has no page, it links to the overview.
 func TestWayBackFromARefusedForm(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

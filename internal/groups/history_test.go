@@ -23,8 +23,8 @@ func sampled(second int64) api.Stats {
 	}
 }
 
-// TestHistory: Rates are right, however long the samples are apart and whoever stores them. A slot
-// has one sample.
+// TestHistory: the history has the right rates, whether the samples are seconds or minutes apart,
+// late, repeated, or from several processes. Each time slot keeps one sample.
 func TestHistory(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := stagetest.Trusted(w.T)

@@ -219,8 +219,8 @@ func (f *fields) eventSettings() api.EventSettings {
 	return set
 }
 
-// err returns an error with all problems, of which it lists maxListed; nil if there are none.
-// Fields that were never read are unknown, which is a problem, too.
+// err returns an error for the problems of all fields, or nil if no field has one. The error lists
+// at most maxListed of them. A field that no method has read is unknown, which is a problem, too.
 func (f *fields) err() error {
 	slices.Sort(f.known)
 	for name := range f.values {
