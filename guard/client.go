@@ -5,11 +5,11 @@
 //   - Limiter: permits per time, for any number of keys.
 //   - Pool: members, for example accounts, of which the least recently used is lent. Each member
 //     may have a limit, a circuit breaker and a number of leases at once.
-//   - Semaphore, Lock, PerKey and Breaker: pools with one member.
+//   - Semaphore, Lock and Breaker: pools with one member. PerKey: such a pool for each key.
 //
 // A lease is the right to use one member until a time. The Client renews it until its release. A
 // holder that dies keeps its member until the lease ends. Calls that find no member stand in a
-// queue: first in, first out, over all processes.
+// queue: first in, first out, over all processes. Those whose names begin with Try don't.
 //
 // A lease can end while its holder is suspended and does not notice. Only the lease's fence
 // protects what the guard guards: it grows with each lease of a guard, so a store that remembers

@@ -377,6 +377,37 @@ func TestTakeBack(t *testing.T) {
 	})
 }
 
+// TestTakeBackOfManyLeases: TakeBack ends all 450 leases of a member, and none of another one's.
+// One call of its script looks at 200 leases.
+func TestTakeBackOfManyLeases(t *testing.T) {
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		_, c := newTestClient(t, url, prefix)
+		ctx := t.Context()
+		spec := Spec{Members: []Member{{ID: "a"}}, Concurrency: Unbounded}
+		p, err := c.Pool(ctx, "p", spec)
+		require.NoError(t, err)
+		for range 450 {
+			_, err := p.TryAcquire(ctx)
+			require.NoError(t, err)
+		}
+		spec.Members = []Member{{ID: "b"}}
+		p, err = c.Pool(ctx, "p", spec)
+		require.NoError(t, err)
+		_, err = p.TryAcquire(ctx)
+		require.NoError(t, err)
+		require.NoError(t, c.Control(ctx, "p", "a", TakeBack))
+		g, err := c.Inspect(ctx, "p")
+		require.NoError(t, err)
+		held := map[string]int64{}
+		for _, m := range g.Members {
+			held[m.ID] = m.Held
+		}
+		require.EqualValues(t, 450, g.Counters["lost"])
+		require.Zero(t, held["a"])
+		require.EqualValues(t, 1, held["b"])
+	})
+}
+
 // TestBreaker: a breaker opens after failures in a row, lets one probe through, and closes.
 func TestBreaker(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

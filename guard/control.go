@@ -62,7 +62,7 @@ func (o operations) Control(ctx context.Context, guard, member string, do Action
 			return fmt.Errorf("guard %s: member %s: %w", guard, member, ErrUnknownMember)
 		case verdict == "REFUSED":
 			return fmt.Errorf("guard %s: member %s: %s: %w", guard, member, do, ErrNoBreaker)
-		case next == 0:
+		case next < 0:
 			return nil
 		}
 		from = next

@@ -117,6 +117,37 @@ func TestShorterLeaseIsRenewed(t *testing.T) {
 	require.NoError(t, l.Release(t.Context(), Neutral))
 }
 
+// TestKeysOutliveSpentPermits: when a permit is spent at a time when scripts do not yet renew the
+// TTL of a key guard, the state of its member lives on until the permit no longer counts.
+func TestKeysOutliveSpentPermits(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	rdb, c := newTestClient(t, url, prefix)
+	for name, test := range map[string]struct {
+		rate Rate
+		live time.Duration // how long a spent permit counts
+	}{
+		"window": {PerWindow(10, 50*time.Minute), 50 * time.Minute},
+		"day":    {PerWindow(10, 24*time.Hour), 24 * time.Hour},
+		"bucket": {Rate{Permits: 1, Window: time.Hour, Burst: 30}, 30 * time.Hour},
+		"second": {PerWindow(10, time.Second), time.Second},
+	} {
+		spec := Spec{Rate: test.rate, Concurrency: Unbounded}
+		key, ttl := c.PerKey(name, spec).For("k"), spec.ttl(kindKey)
+		_, err := key.TryAcquire(t.Context())
+		require.NoError(t, err)
+		base := prefix + "guard:{key/" + name + "/k}:"
+		for _, k := range []string{"guard", "m:1", "members", "free", "leases", "lease"} {
+			require.True(t, rdb.PExpire(t.Context(), base+k, ttl/2+10*time.Second).Val(), k)
+		}
+		_, err = key.TryAcquire(t.Context())
+		require.NoError(t, err)
+		require.Greater(t, rdb.PTTL(t.Context(), base+"m:1").Val(), test.live, name)
+	}
+	require.Equal(t, 2*365*24*time.Hour+time.Minute,
+		Spec{Rate: Rate{Permits: 1, Window: 24 * time.Hour, Burst: 1e9}}.ttl(kindKey))
+}
+
 // TestKeysOutliveLeasesAndThrottling: no key of a guard expires before its last lease has ended, or
 // before a throttled member is free, even if a process with a shorter TTL used the guard last.
 func TestKeysOutliveLeasesAndThrottling(t *testing.T) {

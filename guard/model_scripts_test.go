@@ -240,7 +240,7 @@ func (g *reference) declare(raw, rev int64, spec string, last bool, members [][2
 func (g *reference) control(raw int64, id, action string) []any {
 	g.begin(raw)
 	if !g.known || g.members[id] == nil {
-		return []any{"UNKNOWN", 0}
+		return []any{"UNKNOWN", -1}
 	}
 	g.maintain()
 	result := "OK"
@@ -274,5 +274,5 @@ func (g *reference) control(raw int64, id, action string) []any {
 		}
 	}
 	g.serve()
-	return []any{result, 0}
+	return []any{result, -1}
 }

@@ -9,10 +9,10 @@
 --   3  argument  n  open: ms until the first probe, 0 = as in the member's rules. take-back: the
 --                   lease of the guard to begin at, counted from 0
 -- Reply
---   {'OK', from}     done; from > 0: call again with it as argument. take-back looks at 200 leases
---                    of the guard in one call
---   {'UNKNOWN', 0}   there is no such member
---   {'REFUSED', 0}   open or close: the member has no circuit breaker
+--   {'OK', next}     next = -1: done; otherwise call again with it as argument. take-back looks at
+--                    200 leases of the guard in one call
+--   {'UNKNOWN', -1}  there is no such member
+--   {'REFUSED', -1}  open or close: the member has no circuit breaker
 -- disable: no new lease is granted; existing leases continue. take-back: the leases of the member
 -- end as lost. Their holders learn it at their next renewal.
 -- Twice: the second call changes nothing more, with two exceptions: open begins again, and
@@ -21,13 +21,13 @@
 -- Cost: some commands; take-back: some per lease.
 local id, action, argument = ARGV[1], ARGV[2], tonumber(ARGV[3])
 open()
-if not G.spec then return { 'UNKNOWN', 0 } end
+if not G.spec then return { 'UNKNOWN', -1 } end
 local m = load(id)
-if not m then return { 'UNKNOWN', 0 } end
+if not m then return { 'UNKNOWN', -1 } end
 allow_oom()
 maintain()
 m = load(id)
-local result, from = 'OK', 0
+local result, next_from = 'OK', -1
 if not m then
   result = 'UNKNOWN' -- it was retired, and its last lease has expired now
 elseif action == 'disable' and not m.off then
@@ -52,18 +52,18 @@ if m then
 end
 if action == 'take-back' and m then
   local leases = call('ZRANGE', B .. 'leases', argument, argument + 199)
-  from = argument
+  next_from = argument
   for _, call_id in ipairs(leases) do
     local lease = read_lease(call_id)
     if lease and lease.member == id then
       count('lost')
       end_lease(call_id, lease, 'l', 0)
     else
-      from = from + 1
+      next_from = next_from + 1
     end
   end
-  if #leases < 200 then from = 0 end
+  if #leases < 200 then next_from = -1 end
 end
 serve()
 close()
-return { result, from }
+return { result, next_from }
