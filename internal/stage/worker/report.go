@@ -101,13 +101,15 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 		return
 	}
 	p.held.remove(batch)
-	p.countRepeats(typ, groups)
-	p.metrics.DeadLettered(int(r.Failed))
-	p.RecordSteps(ctx, p.partition.Ready(typ), r.Steps)
 	if err != nil {
 		p.Tel.Log.Error("outcomes could not be reported, the jobs will run again",
 			"type", typ, "jobs", len(batch), "error", err)
-	} else if r.Stale > 0 {
+		return
+	}
+	p.countRepeats(typ, groups)
+	p.metrics.DeadLettered(int(r.Failed))
+	p.RecordSteps(ctx, p.partition.Ready(typ), r.Steps)
+	if r.Stale > 0 {
 		p.metrics.Stale(int(r.Stale))
 		p.Tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
 	}
