@@ -125,7 +125,8 @@ type BackpressureConfig struct {
 	MaxBackoff time.Duration `env:"MAX_BACKOFF" envDefault:"60s" min:"1ms" max:"24h"`
 }
 
-// CongestionConfig sets how long a job waits after a failed or throttled attempt.
+// CongestionConfig lets the wait after a failed or throttled attempt grow with the tenant's
+// non-ready jobs. If it is not Enabled, DEFAULT_BACKOFF and MAX_BACKOFF set the wait.
 type CongestionConfig struct {
 	// Lets the wait after a failed or throttled attempt grow with the number of non-ready jobs of
 	// the tenant.

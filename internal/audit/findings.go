@@ -33,8 +33,8 @@ const (
 	Quarantine                      // what does not belong at Locations is to be quarantined
 )
 
-// Repair says how a finding can be repaired. Package repair has a table with an action for each
-// kind.
+// Repair says how a finding can be repaired: the kind of repair, and the data that it needs.
+// Package repair has a table with an action for each RepairKind.
 type Repair struct {
 	Kind        RepairKind
 	Differences map[string]int64 // RepairGroup: by field of the group's hash, what must be added to it

@@ -43,7 +43,8 @@ type tenantRecount struct {
 	fingerprint       uint64           // of everything that was read
 }
 
-// counterNames lists the fields of a tenant's hash that are recounted.
+// counterNames lists the fields of a tenant's hash that are recounted, in the order of the indexes
+// below.
 var counterNames = [3]string{unfinished: "unfinished", active: "active", congested: "congested"}
 
 // Indexes of counterNames.

@@ -9,7 +9,8 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 )
 
-// luaFunc is one function of a Lua chunk, or the chunk itself, in the parser of this test.
+// luaFunc holds the numbers of locals and upvalues of one function of a Lua chunk, or of the chunk
+// itself.
 type luaFunc struct {
 	parent   *luaFunc
 	line     int

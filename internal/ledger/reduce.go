@@ -52,7 +52,8 @@ type ReduceReply struct {
 // Reduce stores a partial aggregate to which the caller has added results, and the result lines,
 // and removes the Entries from the stream results. It changes nothing unless all jobs are done and
 // not reduced yet, and the stored partial aggregate has the given version; therefore each result
-// counts once. If the group does not exist, or there are no Ordinals, it only removes the Entries.
+// counts once. Without Ordinals, it only removes the Entries, if the version is right. If the group
+// does not exist, it only removes the Entries, whatever the version.
 // Twice: the second call replies ReduceVersion; without Ordinals, the same as the first.
 func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a ReduceArgs) (ReduceReply, error) {
 	var ranges jobRanges

@@ -48,8 +48,9 @@ local function forget_tenant(tenant)
   call('ZREM', B .. 'tenants', tenant)
 end
 
--- check_last makes a tenant inactive at once, and deletes its counters active and congested and its
--- congestion statistics. It does nothing while the tenant has unfinished or non-ready jobs.
+-- check_last is called when a group of the tenant has ended. If the tenant has neither unfinished
+-- nor non-ready jobs, check_last makes it inactive, and deletes its counters active and congested
+-- and its congestion statistics; a large hash loses its fields for each type, too.
 local function check_last(tenant)
   local key = B .. 'tenant:' .. tenant
   if tonumber(call('HGET', key, 'unfinished') or 0) > 0 then return end

@@ -83,8 +83,9 @@ func New(c redis.Cmdable, space keyspace.Space, hasher auth.Hasher, now func() t
 }
 
 // seal returns a hash over a session's token and its record, without the time of the last request.
-// It is stored in the record, so that a program that can write to Redis can't give the session of
-// one key the rights of another key.
+// It is stored in the record. If the keys have a pepper, a program that can write to Redis can't
+// give a session the rights of another key; without a pepper, it can if it knows the session's
+// token.
 func (s *Store) seal(token string, r record) (auth.Hash, error) {
 	r.SeenAt, r.Seal = time.Time{}, ""
 	text, err := json.Marshal(r)

@@ -306,8 +306,8 @@ type JobKeys string
 // tenant gets a time that is never reached (the scripts of NonReadyOf, pause, lose).
 func (k JobKeys) NonReady() string { return string(k) + "non-ready" }
 
-// NonReadyOf is a sorted set: a tenant's non-ready jobs by due time (ms) (append, admit, outcome,
-// reclaim, promote, sweep, repairs).
+// NonReadyOf is a sorted set: the moving blobs of a tenant's non-ready jobs, by due time (ms)
+// (append, admit, outcome, reclaim, promote, sweep, repairs).
 func (k JobKeys) NonReadyOf(tenant string) string { return string(k) + "non-ready:" + tenant }
 
 // Suspended is a set: tenants with jobs in SuspendedOf (promote, start, sweep).

@@ -21,8 +21,9 @@ func auditState(w *stagetest.World) api.AuditState {
 	return st
 }
 
-// TestStateOfTheAuditIsStored: GET /v1/audit shows what the watcher's last audits have found: their
-// times, and the open violations, until they are gone.
+// TestStateOfTheAuditIsStored: groups.Store.Audit, which answers GET /v1/audit, returns the times
+// of the watcher's last audits and the open violations. It returns them also after the watcher has
+// stopped, until an audit no longer finds them.
 func TestStateOfTheAuditIsStored(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -23,9 +23,9 @@ const maxSlotWait = 200 * time.Millisecond
 // watchdogInterval is the time between two calls of watch.
 const watchdogInterval = 100 * time.Millisecond
 
-// watch abandons jobs whose processor has ignored the job's timeout for attempt.AbandonDelay, so
-// that they don't block a slot. It releases jobs that wait too long for a slot. It always returns
-// nil.
+// watch is one pass of the watchdog; Every calls it each watchdogInterval. It abandons jobs whose
+// processor has ignored the job's timeout for attempt.AbandonDelay, so that they don't block a
+// slot. It releases started jobs that wait too long for a slot (see takeOverdue). It returns nil.
 func (w *Worker) watch(context.Context) error {
 	releaseAll(w.slots.takeOverdue(w.expectedRunTime(), time.Now()))
 	now := monotonicNow()

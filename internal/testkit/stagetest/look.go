@@ -117,7 +117,8 @@ func (w *World) DeadLetters() []api.DeadLetter {
 	return l.DeadLetters
 }
 
-// Quarantined returns the entries of the first partition that were quarantined, newest first.
+// Quarantined returns the list quarantine of the first partition: what was quarantined, newest
+// first.
 func (w *World) Quarantined() []string {
 	w.T.Helper()
 	list, err := w.Conn.Cmd.LRange(w.ctx(), w.P.Quarantine(), 0, -1).Result()
