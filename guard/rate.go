@@ -232,16 +232,6 @@ func (r Rate) burst() int {
 	return r.Burst
 }
 
-// memory returns how long a spent permit counts, at most a year: the window of a sliding limit, or
-// the time in which an empty bucket fills.
-func (r Rate) memory() time.Duration {
-	if r.Kind == SlidingWindow || r.Permits == 0 {
-		return r.Window
-	}
-	fill := float64(r.Window) * float64(r.burst()) / float64(r.Permits)
-	return time.Duration(math.Ceil(min(fill, float64(365*24*time.Hour))))
-}
-
 // most returns how many permits one call can take at most.
 func (r Rate) most() int {
 	if r.Kind == SlidingWindow {
@@ -304,8 +294,8 @@ func (m Member) pack() string {
 }
 
 // ttl returns the TTL of a guard's keys in Redis; 0 = for ever. Scripts set it again when less than
-// half is left. It is longer than an open breaker, and more than half of it longer than a spent
-// permit counts, because a key that expires forgets them.
+// half is left. It is longer than an open breaker and than a window, because a key that expires
+// forgets them.
 func (s Spec) ttl(kind string) time.Duration {
 	switch kind {
 	case kindPool:
@@ -313,7 +303,7 @@ func (s Spec) ttl(kind string) time.Duration {
 	case kindLock, kindSemaphore:
 		return s.Lease + time.Minute
 	}
-	return max(time.Hour, s.Breaker.OpenFor+time.Hour, 2*s.Rate.memory()+time.Minute, s.Lease+time.Minute)
+	return max(time.Hour, s.Breaker.OpenFor+time.Hour, s.Rate.Window+time.Minute, s.Lease+time.Minute)
 }
 
 // perSecond returns how many leases a second the rates of all members allow.

@@ -82,8 +82,13 @@ local function read_rules(text, rules)
   if most ~= '' then rules.concurrency = tonumber(most) end
 end
 
+-- memory: how long a spent permit counts, ms, a year at most: the window of a sliding limit, or the
+-- time in which an empty bucket fills.
 local function read_spec(text)
   read_rules(text, SPEC)
+  SPEC.memory = SPEC.window
+  if SPEC.kind == 'token' then SPEC.memory = SPEC.burst * SPEC.window / SPEC.permits end
+  SPEC.memory = math.min(SPEC.memory, 31536000000)
   SPEC.limit = string.match(text, '^%a*|%d*|%d*|%d*')
   local lease, wait, queue, ttl = string.match(text, TIMES)
   SPEC.lease, SPEC.wait = tonumber(lease), tonumber(wait)
@@ -572,7 +577,8 @@ end
 
 -- close sets a TTL for each key that was noted by touched, and for all keys when less than half is
 -- left; with ttl 0 for none. The keys outlive each lease, which may be longer than those of the
--- present spec, and each time at which a member is free again.
+-- present spec, each time at which a member is free again, and the time for which a permit that is
+-- spent now counts.
 local KEYS_OF_A_GUARD = { 'guard', 'm:1', 'members', 'free', 'cooling', 'leases', 'lease', 'queue',
   'waiters', 'clients' }
 local function close()
@@ -580,7 +586,7 @@ local function close()
   if G.begun and SPEC.ttl and SPEC.ttl > 0 then
     local last = tonumber(call('ZRANGE', B .. 'leases', -1, -1, 'WITHSCORES')[2] or MS) - MS
     local due = (tonumber(call('ZRANGE', B .. 'cooling', -1, -1, 'WITHSCORES')[2] or NOW) - NOW) / 1000
-    local needed = math.ceil(math.max(SPEC.lease, last, due, throttled_ms))
+    local needed = math.ceil(math.max(SPEC.lease, SPEC.memory, last, due, throttled_ms))
     local all = call('PTTL', B .. 'guard') < math.max(SPEC.ttl / 2, needed + 30000)
     local ttl = math.max(SPEC.ttl, needed + 60000)
     for _, key in ipairs(KEYS_OF_A_GUARD) do

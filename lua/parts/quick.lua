@@ -42,9 +42,13 @@ local function quick_guard(spec)
   local expiry = tonumber(first[2])
   if expiry and expiry * 1000 <= now or due and due <= now then return nil end
   lease, ttl = tonumber(lease), tonumber(ttl)
-  if ttl > 0 then -- a longer TTL than that of the spec is for something that lasts longer
+  if ttl > 0 then -- a longer TTL than this is for something that lasts longer; see close in part guard
+    local memory = tonumber(window)
+    if kind == 'token' then memory = burst * window / permits end
+    local needed = math.max(lease, math.min(math.ceil(memory), 31536000000))
+    ttl = math.max(ttl, needed + 60000)
     local kept = call('PTTL', B .. 'guard')
-    if kept > ttl or kept < math.max(ttl / 2, lease + 30000) then return nil end
+    if kept > ttl or kept < math.max(ttl / 2, needed + 30000) then return nil end
   end
   if kind == 'none' then limit = 'none|||' end
   return {
