@@ -65,3 +65,17 @@ func TestRecent(t *testing.T) {
 	k.keep("new", api.JobMap{}, now.Add(mapAge))
 	require.Len(t, k.kept, 1)
 }
+
+// TestWithoutData: withoutData hides the data of a result line, and all of a damaged line.
+func TestWithoutData(t *testing.T) {
+	for line, want := range map[string]string{
+		`{"ordinal":1,"data":{"secret":2}}`: `{"data":null,"ordinal":1}`,
+		`{"ordinal":1}`:                     `{"data":null,"ordinal":1}`,
+		`null`:                              `{"data":null}`,
+		`["secret"]`:                        `{"data":null}`,
+		`{"data":"secret`:                   `{"data":null}`,
+		``:                                  `{"data":null}`,
+	} {
+		require.Equal(t, want, string(withoutData([]byte(line))), line)
+	}
+}

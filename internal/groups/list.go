@@ -22,8 +22,11 @@ func badCursor() error {
 
 // withoutData returns a result line with null as its data. Of a damaged line nothing else is left.
 func withoutData(result []byte) []byte {
-	r := map[string]json.RawMessage{}
+	var r map[string]json.RawMessage
 	_ = json.Unmarshal(result, &r) // of a damaged result, nothing is shown
+	if r == nil {
+		r = map[string]json.RawMessage{}
+	}
 	r["data"] = json.RawMessage("null")
 	out, err := json.Marshal(r)
 	if err != nil {

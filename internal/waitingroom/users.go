@@ -181,7 +181,8 @@ func (r users) Complete(ctx context.Context, event, user, fence string, sold boo
 	if err != nil {
 		return false, err
 	}
-	return reply.code() == "DONE", nil
+	done := reply.code() == "DONE"
+	return done, reply.failed
 }
 
 // Sweep makes away each waiting user whose conn belongs to none of the live brokers and is older
