@@ -63,7 +63,8 @@ func (e *ends) addFailures(r *phase, failures []api.Failure) {
 }
 
 // addLost counts a job that has ended as LOST. If nobody deleted the job's entry, that is a
-// violation, and the job counts as missing.
+// violation, and the job counts as missing. It is also a violation if the job ended later than
+// endWithin after the deletion.
 func (e *ends) addLost(r *phase, f api.Failure) {
 	e.ordinals[f.Ordinal]++
 	d, ok := e.deleted[f.Ordinal]

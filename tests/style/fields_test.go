@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fieldCommands are the Redis commands, as methods of go-redis, that name a field of a hash or a
-// part of a string.
+// fieldCommands are the Redis commands, as methods of go-redis, that read or write fields of a hash
+// or a part of a string.
 var fieldCommands = []string{
 	"HGet", "HMGet", "HGetAll", "HGetDel", "HGetEX", "HSet", "HMSet", "HSetNX", "HSetEX", "HSetEXWithArgs", "HIncrBy",
 	"HIncrByFloat", "HDel", "HScan", "HScanNoValues", "HExists", "HVals", "HKeys", "HStrLen", "HRandField",
