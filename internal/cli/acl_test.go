@@ -75,7 +75,7 @@ func TestACLOnRedis(t *testing.T) {
 	for _, user := range all {
 		require.NoError(t, as(user).Ping(t.Context()).Err(), user)
 	}
-	// the users of the commands are those of the file
+	// the commands make the same users as the file
 	byCommands, err := as(adminUser).Do(t.Context(), "acl", "list").StringSlice()
 	require.NoError(t, err)
 	fromFile := redis.NewClient(&redis.Options{

@@ -267,7 +267,8 @@ func TestTenancy(t *testing.T) {
 	require.Empty(t, w.log.entries)
 }
 
-// TestOverview: the overview: figures, types, missing roles, groups.
+// TestOverview: the overview shows figures, missing roles and failed groups, and without groups how
+// to submit one.
 func TestOverview(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -63,8 +63,8 @@ var changes = map[string][]string{
 	"DELETE /v1/keys/key_a":                         {``, `key.revoke key_a  `},
 }
 
-// TestChangesAreRecordedFirst: each change, except submissions and appends, is recorded before it
-// is carried out. If it can't be recorded, it is not carried out.
+// TestChangesAreRecordedFirst: each call of the list changes is recorded before it is carried out.
+// If it can't be recorded, it is not carried out.
 func TestChangesAreRecordedFirst(t *testing.T) {
 	for target, c := range changes {
 		method, path, _ := strings.Cut(target, " ")

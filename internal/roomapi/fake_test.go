@@ -39,7 +39,7 @@ type fakeRoom struct {
 type connected struct {
 	user   string
 	stream *Stream
-	left   chan struct{} // closed by left
+	left   chan struct{} // closed when the end of the stream is reported
 }
 
 func newFakeRoom() *fakeRoom {

@@ -31,8 +31,9 @@ func newEnds(g *group, deleted map[int64]deletion) *ends {
 	return e
 }
 
-// nextCrash returns the index of the next job of the plan that kills its workers; -1: no more. The
-// failures of these jobs do not say which job it was, so they are matched in order.
+// nextCrash returns the index of the next job of the plan that kills its workers, and removes it
+// from crashes; -1: no more. The failures of these jobs do not say which job it was, so they are
+// matched in order.
 func (e *ends) nextCrash() int {
 	if len(e.crashes) == 0 {
 		return -1

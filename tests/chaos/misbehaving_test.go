@@ -165,7 +165,7 @@ func (c *misbehaving) runningGroup(ctx context.Context, rng *rand.Rand) string {
 	return ""
 }
 
-// accepted returns the accepted groups in random order.
+// accepted returns the ids of the accepted groups in random order.
 func (c *misbehaving) accepted(rng *rand.Rand) (ids []string) {
 	c.producers.mu.Lock()
 	for id := range c.producers.receipts {
@@ -186,7 +186,8 @@ func (c *misbehaving) stall(_ context.Context, conn net.Conn) {
 	c.checkRefused(conn, stalledBodies, http.StatusRequestTimeout)
 }
 
-// checkRefused checks that ingest answers with this status, or closes the connection, in time.
+// checkRefused checks that ingest answers with this status or one that checkStatus always allows,
+// or closes the connection, in time.
 func (c *misbehaving) checkRefused(conn net.Conn, kind string, status int) {
 	_ = conn.SetReadDeadline(time.Now().Add(refusedWithin)) // an error would show at the read
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)

@@ -90,7 +90,7 @@ func blocksOf(text string) ([]block, error) {
 	return found, nil
 }
 
-// TestBlocks shows what is found in a document.
+// TestBlocks shows which blocks are found in a document, and which of them are commands.
 func TestBlocks(t *testing.T) {
 	t.Parallel()
 	found, err := blocksOf("Text\n    of a paragraph\n\n    make chaos\n    make race\n\n<!-- not run: needs Docker -->\n```sh\n" +

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { proctest.Main(m, "./tests/integration/retryworker") }
 
-// roles are the binaries in the order of the pipeline.
+// roles are the names of the roles, which their binaries have too, in the order of the pipeline.
 var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
 
 // patience is how long a test waits for an event. It allows for a busy machine.

@@ -27,7 +27,7 @@ type world struct {
 	page    int
 	most    int   // entries in an answer of Moves
 	err     error // of the next call
-	ghosts  int64 // how much longer snapshots show the queues
+	ghosts  int64 // how many users too many snapshots show in each queue
 	calls   map[string]int
 }
 
