@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// passwordFiles writes a password file for each user. The password is "secret-" and the user's
-// name.
+// passwordFiles writes a password file for each user, and returns their folder. The password is
+// "secret-" and the user's name.
 func passwordFiles(t *testing.T, users ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -75,7 +75,7 @@ func TestACLOnRedis(t *testing.T) {
 	for _, user := range all {
 		require.NoError(t, as(user).Ping(t.Context()).Err(), user)
 	}
-	// the users of the commands are those of the file
+	// the commands make the same users as the file
 	byCommands, err := as(adminUser).Do(t.Context(), "acl", "list").StringSlice()
 	require.NoError(t, err)
 	fromFile := redis.NewClient(&redis.Options{
@@ -99,8 +99,8 @@ func rulesOf(lines []string) (all [][]string) {
 	return all
 }
 
-// TestACLOfIngestStreams: the Redis user of an additional ingest stream may add to this stream, and
-// has no right to any other key.
+// TestACLOfIngestStreams: the Redis user of an additional ingest stream may add to this stream, but
+// may not read or delete it, nor add to other ingest streams.
 func TestACLOfIngestStreams(t *testing.T) {
 	t.Parallel()
 	dir := passwordFiles(t, "producer-acme", "producer-shop")

@@ -33,7 +33,7 @@ type fakeAPI struct {
 	mu              sync.Mutex
 	groups          map[string]*fakeGroup
 	calls           []string // method and path
-	queries         []string // of appends
+	queries         []string // of appends, and of lists of dead letters
 	busyAppends     int      // number of appends to refuse with 429
 	retryAfter      string   // header of these answers; "" is 0
 	audit           api.AuditState
@@ -41,7 +41,7 @@ type fakeAPI struct {
 	deadLetterCount int  // number of dead letters
 	keepOpen        bool // sealed groups do not end
 	tenants         map[string]api.TenantSettings
-	bodies          []string // of PUT requests, and of seals with a total
+	bodies          []string // of patches of tenants, and of seals with a body, which seal nothing
 	warnings        []string // of each submission
 	conflict        bool     // submissions are answered with 409
 	failSeals       bool     // seals are answered with 500
@@ -456,7 +456,8 @@ func (f *fakeAPI) activity(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, list)
 }
 
-// listJobs answers with two jobs, or with the one whose key is customer-7.
+// listJobs answers with two jobs. For the key customer-7 it answers with one of them, for another
+// key with none.
 func (f *fakeAPI) listJobs(w http.ResponseWriter, r *http.Request) {
 	q, id := r.URL.Query(), r.PathValue("id")
 	state := q.Get("state")

@@ -146,8 +146,8 @@ func TestMistakeURLOfRedis(t *testing.T) {
 	}
 }
 
-// TestMistakeRedisUnreachable: if Redis does not answer, dev at once says so and what to do, and
-// then waits for Redis. In this test the context has ended, so that dev returns.
+// TestMistakeRedisUnreachable: if Redis does not answer, dev and demo at once say so and what to
+// do, and then wait for Redis. In this test the context has ended, so that they return.
 func TestMistakeRedisUnreachable(t *testing.T) {
 	address := freeAddress(t)
 	require.Equal(t, address, unreachableRedis(t.Context(), "redis://"+address+"/0"))
@@ -196,8 +196,9 @@ func (l *watchedLog) String() string {
 	return l.text.String()
 }
 
-// TestEmbeddedRedisMayAnswerLate: on a busy machine the embedded Redis answers late, because it
-// shares the CPU with the roles.
+// TestEmbeddedRedisMayAnswerLate: the settings for the embedded Redis have a command timeout of
+// 30 s, unless it is set: on a busy machine this Redis answers late, because it shares the CPU with
+// the roles. A password for another Redis is left out.
 func TestEmbeddedRedisMayAnswerLate(t *testing.T) {
 	for want, environ := range map[time.Duration][]string{
 		30 * time.Second: {"BULKACTION_REDIS_PASSWORD=of-another-redis"},
@@ -283,8 +284,8 @@ func TestMistakeDevWithAVariableForRedis(t *testing.T) {
 	require.Contains(t, got.err, "dev does not use BULKACTION_REDIS_URL")
 }
 
-// TestMistakeWarnings: the server warns of a type that no worker serves, of a type in lower case,
-// and of a group that is not sealed. The command prints these warnings.
+// TestMistakeWarnings: submit prints the warnings in the answer of the API, for example of a type
+// that no worker serves: to the error output, and with --json in the output.
 func TestMistakeWarnings(t *testing.T) {
 	f := newFakeAPI(t)
 	f.warnings = []string{"No live worker serves the type noop: its jobs wait until one does. Did you mean NOOP?"}

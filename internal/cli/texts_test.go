@@ -21,8 +21,8 @@ func TestCounted(t *testing.T) {
 	require.Equal(t, "1000000", plainNumber(1e6))
 }
 
-// TestErrorOfTheAPIAboutAFlag: the API takes a timeout as a number of seconds, too, but the flag
-// does not.
+// TestErrorOfTheAPIAboutAFlag: the command tells the API's error about a timeout as one about the
+// flag. It leaves out that the API takes a number as well, because the flag does not.
 func TestErrorOfTheAPIAboutAFlag(t *testing.T) {
 	f := newFakeAPI(t)
 	got := f.exec(t.Context(), console{}, "submit", "--type", "T", "--payload", "1", "--job-timeout", "30h")

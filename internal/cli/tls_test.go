@@ -64,7 +64,8 @@ func TestHTTPS(t *testing.T) {
 	require.Equal(t, exitOK, tenants("--api", open).code)
 }
 
-// TestAuditOverTLS: Commands that go to Redis use the variables of the roles.
+// TestAuditOverTLS: audit, as a command that goes to Redis, uses the environment variables of the
+// roles for TLS and for the password.
 func TestAuditOverTLS(t *testing.T) {
 	ca := certtest.New(t)
 	own := ca.Issue()

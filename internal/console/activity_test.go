@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// Read has a few entries that no action of the test has made.
+// Read returns two fixed entries, which no action of the test has made, and a cursor. With a cursor
+// or the tenant none, or if l.empty is set, it returns no entry.
 func (l *fakeLog) Read(_ context.Context, q activity.Query) (api.ActivityList, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

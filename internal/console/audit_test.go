@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// Audit returns a state with violations of two laws, and with a partition that has no leader.
+// Audit returns a state with violations and with 120 partitions, of which one has no leader and one
+// was never looked at. If f.sound is set or there are no groups, the state has no violation.
 func (f *fakeBackend) Audit(context.Context) (api.AuditState, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

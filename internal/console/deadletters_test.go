@@ -149,8 +149,8 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.Contains(t, w.page("/ui/dead-letters?group=g").text, "No dead letter fits the filters.")
 }
 
-// TestLettersLive: Open pages of dead letters, rejected messages and jobs are updated live. A row's
-// HTML id does not change when newer rows come before it.
+// TestLettersLive: open pages of dead letters, rejected messages and jobs are updated live. The
+// HTML ids in a row name its entry, so newer rows before it do not change them.
 func TestLettersLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -35,7 +35,7 @@ func (f *fakeBackend) FailureSummary(ctx context.Context, id string) (api.Failur
 	return sum, nil
 }
 
-// Failures has two pages.
+// Failures has two pages with one failed job each. After the first one it calls f.afterPage.
 func (f *fakeBackend) Failures(
 	ctx context.Context, id string, q httpapi.FailureQuery, yield func(api.Failure) error,
 ) (next string, err error) {

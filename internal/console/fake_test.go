@@ -47,7 +47,7 @@ type fakeBackend struct {
 	// afterPage, unless nil, is called after the first page of failed jobs was read.
 	afterPage func()
 	mapReads  int
-	stages    []api.StageStatus // beside those that newFake has
+	stages    []api.StageStatus // which Stats returns too, beside its fixed ones
 	deadline  time.Time         // of the last call of Groups
 }
 
@@ -210,7 +210,7 @@ func (f *fakeBackend) Append(_ context.Context, group string, jobs []messages.Jo
 	return f.call("append %s %d", group, len(jobs))
 }
 
-// fakeLog is the activity log.
+// fakeLog is an activity log in memory. Do stores an entry and makes the change.
 type fakeLog struct {
 	mu      sync.Mutex
 	entries []api.Activity
@@ -331,7 +331,8 @@ func newTestConsole(t *testing.T) *testConsole {
 	return w
 }
 
-// as returns a console that asks for a login, with a session of the principal who.
+// as returns a console that asks for a login, with a session of the principal who. Without a key id
+// in who there is no session.
 func as(t *testing.T, who auth.Principal) *testConsole {
 	w := &testConsole{T: t, backend: newFake(), rooms: newFakeRooms(), log: &fakeLog{}, sessions: &fakeSessions{all: map[string]auth.Principal{}}, keyStore: newKeyStore()}
 	w.keys = &fakeKeys{keys: map[string]auth.Principal{}}
@@ -348,7 +349,7 @@ func as(t *testing.T, who auth.Principal) *testConsole {
 func (w *testConsole) do(r *http.Request) *httptest.ResponseRecorder {
 	w.Helper()
 	r.RemoteAddr = "127.0.0.1:1234"
-	if r.Host == "example.com" { // the default of httptest; the pages of rooms are for this host
+	if r.Host == "example.com" { // the default of httptest; the tests of rooms expect localhost
 		r.Host = "localhost"
 	}
 	if w.cookie != "" {

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// JobMap has 2 jobs a bucket.
+// JobMap has two jobs in each bucket, all done but one of the first bucket, which is failed.
 func (f *fakeBackend) JobMap(_ context.Context, id string, buckets int) (api.JobMap, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

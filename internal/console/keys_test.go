@@ -19,7 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth/session"
 )
 
-// FirstUse knows the forms of this test.
+// FirstUse says whether the form with this id is used for the first time, as the real store does.
 func (s *fakeSessions) FirstUse(_ context.Context, form string) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,8 +220,8 @@ func TestRevokeKey(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, w.post("/ui/keys/a%20b/revoke", nil).Code)
 }
 
-// TestKeysOff: if the API asks for no keys, the page names the command that creates one, and has no
-// forms.
+// TestKeysOff: without a store of keys, because the API asks for none, the page names the command
+// that creates a key. Forms are refused with 409 and are not in the activity log.
 func TestKeysOff(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

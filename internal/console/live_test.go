@@ -143,7 +143,8 @@ func TestTopics(t *testing.T) {
 	}
 }
 
-// TestStreamsAreOfTheirReaders: readers share a poller only with those who see the same.
+// TestStreamsAreOfTheirReaders: the streams of one topic show each reader only what the reader may
+// see. Readers without a right to the topic are refused.
 func TestStreamsAreOfTheirReaders(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -170,8 +171,8 @@ func TestStreamsAreOfTheirReaders(t *testing.T) {
 	require.NotContains(t, fmt.Sprint(data), "failed-1")
 }
 
-// TestReadersShareReads: a topic is read as often for many readers as for one. After the last
-// reader has left, nothing is read.
+// TestReadersShareReads: a topic is read as often for 50 readers as for one. After the last reader
+// has left, no topic is followed.
 func TestReadersShareReads(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -204,8 +205,8 @@ func TestReadersShareReads(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// TestStreamLimits: there are limits for the open streams of an API key, and for the groups that
-// one process follows.
+// TestStreamLimits: there are limits for the open streams of an API key, for the groups and lists
+// that one process follows, and for all its streams.
 func TestStreamLimits(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -241,7 +242,7 @@ func TestStreamLimits(t *testing.T) {
 	again, err := l.enter("", "group:7")
 	require.NoError(t, err, "a group that is followed already")
 	again()
-	for _, list := range []string{"groups:prefix%3Da", "guards:", "rooms:"} { // each may read many keys
+	for _, list := range []string{"groups:prefix%3Da", "guards:", "rooms:"} { // each may read many keys of Redis
 		answered := httptest.NewRecorder()
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/ui/events?topics="+list, nil)
 		r.RemoteAddr = "127.0.0.1:1234"

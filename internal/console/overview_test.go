@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// History returns a point for each 10 s of the last five minutes. Only the newest two points have
-// failed jobs.
+// History returns a point for each 10 s of the last five minutes; none if there are no groups. Only
+// the newest two points have failed jobs.
 func (f *fakeBackend) History(_ context.Context, minutes int) (h api.History, err error) {
 	err = f.call("history %d", minutes)
 	f.mu.Lock()
@@ -37,8 +37,8 @@ func (f *fakeBackend) History(_ context.Context, minutes int) (h api.History, er
 	return h, err
 }
 
-// BusiestTenants returns more tenants than the overview shows. The second one borrows permits, the
-// third has no limit.
+// BusiestTenants has twelve tenants, more than the overview shows, and returns at most limit of
+// them. The second one borrows permits, the third has no limit.
 func (f *fakeBackend) BusiestTenants(ctx context.Context, limit int) (l api.TenantList, err error) {
 	err = f.call("busiest %d", limit)
 	f.mu.Lock()
@@ -259,7 +259,8 @@ func TestHistoryView(t *testing.T) {
 	require.Empty(t, newHistoryView(api.History{}, 60, now).Charts)
 }
 
-// TestPermitsOfAWindow: a short window has its own number of permits.
+// TestPermitsOfAWindow: the global limit is shown as permits a second, and for a window of less
+// than a second as permits in the window.
 func TestPermitsOfAWindow(t *testing.T) {
 	t.Parallel()
 	for want, l := range map[string]api.RateLimit{

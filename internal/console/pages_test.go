@@ -23,7 +23,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// paths are pages with all their parts.
+// paths are the addresses of the pages that these tests look at, also of two that do not exist.
 var paths = []string{
 	"/ui/", "/ui/groups", "/ui/groups?tenant=acme&status=failed&cursor=x", "/ui/groups/failed-1", "/ui/groups/running-1",
 	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/failures", "/ui/submit",
@@ -53,7 +53,7 @@ func TestTablesAreComplete(t *testing.T) {
 	require.Panics(t, func() { c.authorized("", nil) })
 }
 
-// logins are pages of the login.
+// logins returns the login page, and the login page after a wrong key.
 func logins(t *testing.T) []document {
 	w := as(t, auth.Principal{})
 	return []document{parse(t, w.get("/ui/login").Body.String()), parse(t, w.post("/ui/login", url.Values{"key": {"x"}}).Body.String())}
@@ -255,7 +255,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestTenancy: another tenant's group does not exist.
+// TestTenancy: for a key of a tenant, another tenant's group looks like one that does not exist.
 func TestTenancy(t *testing.T) {
 	t.Parallel()
 	w := as(t, globex)
@@ -267,7 +267,8 @@ func TestTenancy(t *testing.T) {
 	require.Empty(t, w.log.entries)
 }
 
-// TestOverview: the overview: figures, types, missing roles, groups.
+// TestOverview: the overview shows figures, missing roles and failed groups, and without groups how
+// to submit one.
 func TestOverview(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -347,16 +348,16 @@ func TestGroup(t *testing.T) {
 	require.Contains(t, asks, "Run 100 failed jobs of failed-1 again.")
 }
 
-// TestWithoutPayloads: a reader without the right to payloads sees no results and error texts: the
-// store leaves them out, and the page says so.
+// TestWithoutPayloads: the page of a job says to a reader without the right to payloads that it
+// shows no results and error texts, and says nothing of it to an operator with this right.
 func TestWithoutPayloads(t *testing.T) {
 	t.Parallel()
 	require.Contains(t, as(t, reader).page("/ui/groups/failed-1/jobs/7").text, "Your key does not show results and error texts.")
 	require.NotContains(t, as(t, operator).page("/ui/groups/failed-1/jobs/7").text, "Your key does not")
 }
 
-// TestActions: actions are recorded in the activity log, with the principal, before they are
-// carried out.
+// TestActions: each action is carried out, is recorded in the activity log, and leads to a page
+// that says so. A refused form is not recorded. A conflict and an outage are shown.
 func TestActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)

@@ -96,7 +96,7 @@ func TestReferenceAddress(t *testing.T) {
 	require.Contains(t, address("ops.example.com"), "This address serves the console alone")
 }
 
-// TestCommandLinesNameTheAPI: Command lines of bulkaction have --api unless the API has the default
+// TestCommandLinesNameTheAPI: command lines of bulkaction have --api unless the API has the default
 // address, also in live regions.
 func TestCommandLinesNameTheAPI(t *testing.T) {
 	t.Parallel()

@@ -38,9 +38,8 @@ func (d document) typed() map[string]string {
 	return values
 }
 
-// refused checks and parses the answer to a refused form: the page of the form, with the problem
-// and with what was typed, without a live topic. It also checks that an outage would not show this
-// page.
+// refused checks the answer to a refused form, and returns the parsed page: it is the page of the
+// form, with the problem and with the values in want, and without a live topic.
 func refused(t *testing.T, answer *httptest.ResponseRecorder, status int, problem string, want url.Values) document {
 	t.Helper()
 	require.Equal(t, status, answer.Code, answer.Body.String())

@@ -88,7 +88,8 @@ func TestTenants(t *testing.T) {
 	require.Contains(t, w.get("/ui/tenants").Body.String(), "Redis does not answer")
 }
 
-// PreviewTenant has two permits more for each unit of weight.
+// PreviewTenant returns the tenant with the patch. The limit of its window is the patched rps, or
+// 10 permits and two more for each unit of weight.
 func (f *fakeBackend) PreviewTenant(ctx context.Context, id string, p api.TenantPatch) (api.Tenant, error) {
 	t, err := f.Tenant(ctx, id)
 	if p.Weight.Value != nil {
@@ -199,8 +200,8 @@ func hasAttribute(n *html.Node, name string) bool {
 	return false
 }
 
-// TestTenantsLive: Open pages of tenants are updated live. Lists are read less often than single
-// tenants.
+// TestTenantsLive: open pages of tenants are updated live. Of three reads of a list, only the first
+// one asks the backend.
 func TestTenantsLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -21,7 +21,7 @@ func (w *testConsole) with(change func(*Options)) *testConsole {
 	return w
 }
 
-// statsBackend has these figures.
+// statsBackend is a fake backend whose Stats returns stats.
 type statsBackend struct {
 	*fakeBackend
 	stats api.Stats
@@ -33,8 +33,8 @@ func (b statsBackend) Stats(context.Context) (api.Stats, error) {
 	return b.stats, b.err
 }
 
-// manyProcesses are stats with processes of all roles, with hostile texts where users may have sent
-// them.
+// manyProcesses has stats with two workers, a dispatcher and an ingest process, and no watcher. It
+// has hostile texts where users may have sent them.
 var manyProcesses = api.Stats{
 	Roles: []api.RoleStatus{{Role: "ingest", Processes: 1}, {Role: "worker", Processes: 2}, {Role: "watcher"}},
 	Types: []api.TypeStats{
@@ -86,7 +86,7 @@ func TestWorkers(t *testing.T) {
 	require.Contains(t, w.get("/ui/workers").Body.String(), "Redis does not answer")
 }
 
-// TestSystemTopics: Open pages of processes and of the audit are updated live, for principals who
+// TestSystemTopics: open pages of processes and of the audit are updated live, for principals who
 // may see them.
 func TestSystemTopics(t *testing.T) {
 	t.Parallel()

@@ -55,8 +55,8 @@ func TestRouteWithoutScopeOrObjectPanics(t *testing.T) {
 	}
 }
 
-// TestScopes: scopes returns the scopes of all calls that need a key, also of calls that a server
-// offers only with certain options.
+// TestScopes: the function Scopes returns the scopes of all calls that need a key, also of calls
+// that a server offers only with certain options.
 func TestScopes(t *testing.T) {
 	want := map[string]auth.Scope{}
 	for _, rt := range Routes() {

@@ -293,8 +293,8 @@ func (g *lineGenerator) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// memoryProbe is a fake backend that counts jobs without storing them, and records the largest size
-// of the heap.
+// memoryProbe is a fake backend that counts jobs without storing them. After each 100 batches it
+// reads the size of the heap; peak is the largest one, in bytes.
 type memoryProbe struct {
 	*fakeBackend
 	jobs, batches int

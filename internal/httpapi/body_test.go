@@ -130,7 +130,7 @@ func TestSlowStoreUsesNoCredit(t *testing.T) {
 }
 
 // TestBodiesDoNotWaitForEachOther: if all bodies that hold memory need more, they don't block each
-// other: one waits, the others are refused, and the memory that they free lets it continue.
+// other: at least half are refused with 429, and the memory that they free lets the others go on.
 func TestBodiesDoNotWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newBodyMemory()

@@ -10,7 +10,7 @@ type Route struct {
 	Query        []string
 }
 
-// Routes returns all routes.
+// Routes returns all routes, also those of the waiting room and of the activity log.
 func Routes() []Route {
 	var all []Route
 	o := roomOptions(newFakeRooms())

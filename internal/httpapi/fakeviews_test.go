@@ -11,8 +11,8 @@ import (
 
 var failedAt = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// Failures yields two failed jobs. With a limit it yields one of them, and the cursor "1" for the
-// other.
+// Failures yields two failed jobs. With the limit 1 it yields the first, and returns the cursor "1"
+// for the other.
 func (f *fakeBackend) Failures(_ context.Context, id string, q FailureQuery, yield func(api.Failure) error) (string, error) {
 	if _, err := f.groupByID(id); err != nil {
 		return "", err

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzParsePosition checks that parsePosition accepts any text, and that String and parsePosition
-// are inverse.
+// FuzzParsePosition checks that parsePosition returns no negative number for any text, and that it
+// reads a position again that String has written.
 func FuzzParsePosition(f *testing.F) {
 	for _, seed := range []string{"", "1.2", "1.2.3", "1.2.0", "-1.2", "99999999999.1", "1.2.3.4", "a.b", "+1.2", "01.2"} {
 		f.Add(seed)
@@ -20,8 +20,8 @@ func FuzzParsePosition(f *testing.F) {
 	})
 }
 
-// FuzzDecodeSettings checks that decoded settings are within their limits, and do not change when
-// they are encoded and decoded again.
+// FuzzDecodeSettings checks that a decoded rps and weight are within their limits, and that decoded
+// settings do not change when they are encoded and decoded again.
 func FuzzDecodeSettings(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `{"rps":50,"weight":2,"base_priority":-3}`, `{"rps":null}`, `{"rps":1e-300}`, `{"rps":1e999}`, `{"weight":"2"}`, `{"rsp":1}`, `[]`, ``, `{"rps":NaN}`, `{"base_priority":1.5}`, `{"rps":1,"rps":-1}`,

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth/apikey"
 )
 
-// fakeKeyStore is a store of keys in memory.
+// fakeKeyStore is a store of API keys in memory.
 type fakeKeyStore struct {
 	keys []apikey.Record
 	err  error
@@ -111,7 +111,8 @@ func TestPagesOfKeys(t *testing.T) {
 	requireProblem(t, call(t, h, "GET", "/v1/keys?cursor=x", ""), 422, "cursor")
 }
 
-// TestNoKeyStore: an API that asks for no keys manages none.
+// TestNoKeyStore: an API that asks for no keys answers 409 to the calls that list, create and
+// revoke keys.
 func TestNoKeyStore(t *testing.T) {
 	h := New(options(newFakeBackend()))
 	requireProblem(t, call(t, h, "GET", "/v1/keys", ""), 409, "")

@@ -173,7 +173,7 @@ var bodies = map[string]string{
 	"POST /v1/entry-tokens/complete":      `{"token":"t"}`,
 }
 
-// want returns the status of the answer to a caller.
+// want returns the status that the answer to a caller must have.
 func want(rt httpapi.Route, caller, which string) int {
 	may := slices.Contains(strings.Fields(mayUse[rt.Scope]), caller)
 	_, tenant, _ := strings.Cut(caller, "@")
@@ -202,8 +202,8 @@ func want(rt httpapi.Route, caller, which string) int {
 }
 
 // TestEveryCallerAtEveryRoute: every route answers every kind of caller, for every kind of object,
-// with the status that follows from mayUse and wants. The answers for objects of another tenant and
-// for unknown objects are the same.
+// with the status that follows from mayUse and wants. A caller of one tenant gets the same answers
+// for groups and tenants that are not its own as for unknown ones.
 func TestEveryCallerAtEveryRoute(t *testing.T) {
 	t.Parallel()
 	in := newInstallation(t)

@@ -33,7 +33,8 @@ var documentRouter = sync.OnceValues(func() (routers.Router, error) {
 })
 
 // requireDocumented checks an answer against the OpenAPI document: its status, headers, media type
-// and body. A request that the document does not describe must be answered with an error.
+// and body. A request that the document does not describe must be answered with an error, unless
+// its method is HEAD.
 func requireDocumented(t *testing.T, req *http.Request, rec *httptest.ResponseRecorder) {
 	t.Helper()
 	router, err := documentRouter()
@@ -115,8 +116,8 @@ func TestEveryRetryableStatusHasRetryAfter(t *testing.T) {
 	}
 }
 
-// TestDocumentAndTypesAgree: the schemas must have the fields of the Go types, and require the
-// fields that are never omitted.
+// TestDocumentAndTypesAgree: the schemas must have the fields of the Go types. Schemas of answers
+// must require the fields that are never omitted.
 func TestDocumentAndTypesAgree(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)
@@ -186,8 +187,8 @@ func jsonFields(typ reflect.Type) (all, always []string) {
 	return all, always
 }
 
-// TestListsHaveOneForm: all calls whose operation id begins with list have cursor and limit, and no
-// other calls do. The description of the OpenAPI document names this form.
+// TestListsHaveOneForm: all calls whose operation id begins with list have the parameters cursor
+// and limit and answer in one form. Of the other calls, only streamFailures has a cursor.
 func TestListsHaveOneForm(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)

@@ -35,8 +35,9 @@ func (f *fakeActivity) Read(_ context.Context, q activity.Query) (api.ActivityLi
 	return api.ActivityList{Activity: f.entries, Scanned: len(f.entries)}, f.err
 }
 
-// changes lists every call that the activity log must record. Each value has the request's body,
-// and the expected entry: action, object, state before and state after.
+// changes lists the calls that the activity log must record; of those on members of guards, one.
+// Each value has the request's body, and the beginning of the expected entry: action, object, state
+// before and state after.
 var changes = map[string][]string{
 	"POST /v1/groups/g/seal":                        {`{"total":3}`, `group.seal g {"sealed":false} {"sealed":true,"total":3}`},
 	"POST /v1/groups/g/cancel":                      {``, `group.cancel g {"status":"CREATED"} `},
@@ -62,8 +63,8 @@ var changes = map[string][]string{
 	"DELETE /v1/keys/key_a":                         {``, `key.revoke key_a  `},
 }
 
-// TestChangesAreRecordedFirst: each change, except submissions and appends, is recorded before it
-// is carried out. If it can't be recorded, it is not carried out.
+// TestChangesAreRecordedFirst: each call of the list changes is recorded before it is carried out.
+// If it can't be recorded, it is not carried out.
 func TestChangesAreRecordedFirst(t *testing.T) {
 	for target, c := range changes {
 		method, path, _ := strings.Cut(target, " ")
@@ -102,8 +103,8 @@ func TestChangesAreRecordedFirst(t *testing.T) {
 	}
 }
 
-// TestEveryChangeIsRecorded: the activity log records every change of the API except submissions
-// and appends.
+// TestEveryChangeIsRecorded: the list changes, which TestChangesAreRecordedFirst uses, has every
+// call of the API that is no GET, except submissions, appends and the calls on entry tokens.
 func TestEveryChangeIsRecorded(t *testing.T) {
 	recorded := []string{
 		"POST /v1/groups", "POST /v1/groups/{id}/jobs", "POST /v1/entry-tokens/verify", "POST /v1/entry-tokens/renew",

@@ -102,7 +102,7 @@ func roomOptions(f *fakeRooms) Options {
 	return o
 }
 
-// localCall is call from loopback.
+// localCall is like call, but the request comes from a loopback address, and its body is JSON.
 func localCall(t *testing.T, h http.Handler, method, path, body string, header ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	if body != "" {

@@ -79,7 +79,7 @@ func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 }
 
 // TestSlowStoreIsNotCutOffByTheBodysDeadline: the read deadline of a body must not end a request
-// whose body is complete but whose store is slow.
+// whose body is complete but whose store is slow. A store slower than storeTimeout leads to 503.
 func TestSlowStoreIsNotCutOffByTheBodysDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")

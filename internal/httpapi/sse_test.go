@@ -100,8 +100,8 @@ func describe(events []event) (out []string) {
 	return out
 }
 
-// watchEvents reads all events of a group. It must run in a synctest bubble, whose clock the events
-// show.
+// watchEvents reads the events of a group until the server ends the stream, at most 1000. In a
+// synctest bubble, the stream's waits and the events' times use the clock of the bubble.
 func watchEvents(t *testing.T, f *fakeBackend, lastID string) (events []event, code int) {
 	t.Helper()
 	req := httptest.NewRequest("GET", "/v1/groups/g/events", nil)

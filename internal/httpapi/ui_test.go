@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/records"
 )
 
-// fakeUI answers with what it got from the middleware.
+// fakeUI is a console for tests. It calls what the middleware offers to the console, answers with
+// "page " and the request's body, and panics at /ui/panic.
 var fakeUI = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/ui/panic" {
 		panic("a fault")

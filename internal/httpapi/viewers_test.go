@@ -19,8 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// bigGroup is a backend with a group that changes with each read. Its aggregate is larger than
-// maxEventAggregate.
+// bigGroup is a fake backend with a group that changes with each read. The field aggregate is the
+// value of its only aggregate. GroupSummary leaves it out if it is larger than maxAggregate bytes.
 type bigGroup struct {
 	*fakeBackend
 	aggregate json.RawMessage

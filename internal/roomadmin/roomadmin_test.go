@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 // of that.
 const patience = 30 * time.Second
 
-// event is the event of the tests, conn a stream of a user.
+// event is the id of the event of the tests. conn is the id of a user's stream.
 const (
 	event = "sale"
 	conn  = "0123abcd.1"
@@ -94,8 +94,8 @@ func newKeys(t *testing.T) *entrytoken.Keys {
 	return keys
 }
 
-// withSeats gives the Admin a fake seat service that answers the text that answer points to, or
-// status 500 if that is nil.
+// withSeats gives the Admin a fake seat service that answers the text that answer holds, or status
+// 500 if that is nil. About the event unknown it answers 404.
 func (w *world) withSeats(answer *atomic.Pointer[string]) {
 	w.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -116,7 +116,7 @@ func (w *world) withSeats(answer *atomic.Pointer[string]) {
 	w.Admin = roomadmin.New(w.cfg)
 }
 
-// declare creates the event.
+// declare creates the event, or sets its settings.
 func (w *world) declare(set api.EventSettings) api.RoomEvent {
 	w.Helper()
 	v, err := w.SetEvent(w.Context(), event, set, 0)
@@ -205,7 +205,8 @@ func TestSetEvent(t *testing.T) {
 	require.Equal(t, v, now)
 }
 
-// TestReturnURLOfAnotherHost: browsers send the entry cookie to the brokers' host alone.
+// TestReturnURLOfAnotherHost: a return URL with another host than the brokers' gives a warning,
+// because browsers send the entry cookie to the brokers' host alone.
 func TestReturnURLOfAnotherHost(t *testing.T) {
 	w := newWorld(t)
 	capacity := int64(1)

@@ -39,7 +39,7 @@ type fakeRoom struct {
 type connected struct {
 	user   string
 	stream *Stream
-	left   chan struct{} // closed by left
+	left   chan struct{} // closed when the end of the stream is reported
 }
 
 func newFakeRoom() *fakeRoom {
@@ -195,7 +195,7 @@ func serve(t *testing.T, a *API, wrap func(net.Listener) net.Listener) (addr str
 	return addr
 }
 
-// client is one connection to the API that reads a stream byte by byte.
+// client is one connection to the API, from which a test reads a stream frame by frame.
 type client struct {
 	t    *testing.T
 	conn net.Conn

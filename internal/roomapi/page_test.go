@@ -222,8 +222,8 @@ func TestPageOfProblems(t *testing.T) {
 	}
 }
 
-// TestPageEscapes: Text of a request is escaped in the page, and a return_url with an unsafe
-// scheme, such as javascript:, is not in the page.
+// TestPageEscapes: text of a request is not in the page as HTML, and a return_url with an unsafe
+// scheme, such as javascript:, is not in the page at all.
 func TestPageEscapes(t *testing.T) {
 	t.Parallel()
 	room := newFakeRoom()

@@ -121,7 +121,7 @@ func TestRetryIsRandom(t *testing.T) {
 	require.Greater(t, len(seen), 10)
 }
 
-// BenchmarkPositionFrame: a position frame costs no allocation.
+// BenchmarkPositionFrame makes position frames in one buffer, which should cost no allocation.
 func BenchmarkPositionFrame(b *testing.B) {
 	s := NewStream()
 	s.State("IN_ENTRY", "open")

@@ -43,8 +43,8 @@ func TestHeaders(t *testing.T) {
 	require.Len(t, allScripts, len(names))
 }
 
-// evals is a hook of the Redis client that records the arguments of each script call, by the hash
-// of the script.
+// evals is a hook of the Redis client that records the ARGV of each EVALSHA outside of pipelines,
+// by the hash of the script.
 type evals struct {
 	mu sync.Mutex
 	of map[string][][]any

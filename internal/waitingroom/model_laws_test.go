@@ -60,7 +60,8 @@ func (m *model) lawful(c oneCall, before, after *stored) {
 
 func (m *model) sound(user string) bool { return !m.damaged[user] }
 
-// lawfulStates checks R1 and R5.
+// lawfulStates checks R1 and R5: each user has a record, is in exactly the sorted sets that fit its
+// state, and waits with its number.
 func (m *model) lawfulStates(id string, e *storedEvent) {
 	in := func(set map[string]int64, user string) bool { _, ok := set[user]; return ok }
 	for user, text := range e.users {
@@ -144,7 +145,8 @@ func (m *model) lawfulNumbers(id string, e *storedEvent, l *lawsOf, moves []stri
 	}
 }
 
-// lawfulSlots checks R2, R4 and R6.
+// lawfulSlots checks R2, R4 and R6: fences grow, nobody is promoted before a lower number, there
+// are no promotions beyond the limit, and a valid token has its slot until it is given back.
 func (m *model) lawfulSlots(c oneCall, id string, was, e *storedEvent, l *lawsOf) {
 	num := func(name string) int64 { n, _ := strconv.ParseInt(e.hash[name], 10, 64); return n }
 	l.leeway = min(l.leeway, num("leeway"))

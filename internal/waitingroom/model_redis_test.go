@@ -21,10 +21,10 @@ import (
 // modelBase is the prefix of the keys of the partition that the model test uses.
 const modelBase = "t:{0}:"
 
-// clockKey holds the time on a real Redis, µs.
+// clockKey is the key from which the changed scripts read the time on a real Redis, in µs.
 const clockKey = "clock"
 
-// dumpKeys returns the type and the content of every key.
+// dumpKeys is a Lua script that returns the name, the type and the content of every key.
 const dumpKeys = `
 local out = {}
 for _, key in ipairs(redis.call('KEYS', '*')) do

@@ -26,7 +26,7 @@ type refUser struct {
 	since          int64
 	fence          int64 // 0: none
 	expires, first int64 // 0: none
-	kept           int64 // of away users, and of waiting ones who poll
+	kept           int64 // until when the place is kept, ms: of away users, and of waiting ones who poll
 	slot           int64 // of R and P: the end of the slot
 }
 
@@ -178,7 +178,7 @@ func (p *refRooms) due(e *refEvent) int64 {
 }
 
 // finish ends a call in the reference: it adds the numbers that left the queue to the stream moves,
-// and sets when the event is due next. It returns for how long nothing is due.
+// and sets when the event is due next. It returns for how many ms nothing is due; -1: for ever.
 func (p *refRooms) finish(e *refEvent) int64 {
 	if len(e.gone) > 0 {
 		slices.Sort(e.gone)

@@ -16,7 +16,7 @@ type refEntry struct {
 	isNew    int
 }
 
-// enter is the script enter. poll is in ms.
+// enter does in the reference what the script enter does, and returns its reply. poll is in ms.
 func (p *refRooms) enter(event, mode string, poll int64, visitors []Visitor) []any {
 	e := p.events[event]
 	if e == nil {

@@ -46,7 +46,8 @@ func TestModelWithDamage(t *testing.T) {
 	onRedis(t, hundreds/4, checkDamage)
 }
 
-// onRedis runs check on a redis-server of its own.
+// onRedis starts a redis-server and calls check `rounds` times on it, in several goroutines. With
+// -short it makes a tenth of the calls.
 func onRedis(t *testing.T, rounds int64, check func(*testing.T, *scripted, int)) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -158,7 +159,7 @@ func newCalls(t require.TestingT, s *scripted) *model {
 	}
 }
 
-// play makes some acts.
+// play makes 20 to 40 random acts.
 func (m *model) play() {
 	m.names = slices.Sorted(maps.Keys(m.acts))
 	for _, name := range rapid.SliceOfN(rapid.SampledFrom(m.names), 20, 40).Draw(m.rt, "acts") {
@@ -172,7 +173,8 @@ func (m *model) fail(format string, args ...any) {
 }
 
 // run runs a script in Redis and the same call in the reference, and fails the test if the replies
-// or the states differ. It returns the reply.
+// or the states differ, or a law does not hold. After damage it checks only the laws. It returns
+// the reply of Redis.
 func (m *model) run(c oneCall) any {
 	if m.rt != nil {
 		m.micros += draw[int64](m, "µs before the call", 0, 0, 1000, 7000)

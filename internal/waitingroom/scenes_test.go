@@ -32,7 +32,7 @@ func (st *stage) must(script string, args ...any) string {
 	return reply
 }
 
-// keys returns all keys as a text, without the clock.
+// keys deletes the key with the clock, and returns the other keys with their contents as a text.
 func (st *stage) keys() string {
 	st.Helper()
 	require.NoError(st, st.s.c.Del(st.Context(), clockKey).Err())

@@ -48,7 +48,7 @@ func newWorld(t *testing.T, url, prefix string) *world {
 	return &world{T: t, Rooms: waitingroom.New(conn, space, func(string, time.Duration, error) {}), rdb: conn.Cmd, space: space, p: space.Partition(0)}
 }
 
-// event is the event of the tests.
+// event is the id of the event of the tests.
 const event = "sale"
 
 // defaults are the settings of the design, with a capacity.
@@ -68,7 +68,7 @@ func (w *world) declare(s waitingroom.Settings) {
 	require.Equal(w, "CREATED", d.Code)
 }
 
-// enter enters each user with a stream of the broker b, and returns their entries.
+// enter enters each user with a stream of the broker 00000001, and returns their entries.
 func (w *world) enter(users ...string) []waitingroom.Entry {
 	w.Helper()
 	var visitors []waitingroom.Visitor

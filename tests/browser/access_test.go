@@ -13,9 +13,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// faults is a JavaScript expression that returns the faults of the page which hinder users with a
-// keyboard, a screen reader, a small screen or weak eyes: those rules of WCAG 2.2 that a script can
-// check.
+// faults is a JavaScript expression. Its value is the list of the page's faults that hinder users
+// with a keyboard, a screen reader, a small screen or weak eyes. It checks some rules of WCAG 2.2,
+// and that no id is used twice.
 const faults = `(() => {
   const found = [];
   const check = (holds, fault) => { if (!holds) found.push(fault); };
@@ -66,8 +66,8 @@ const faults = `(() => {
   return found;
 })()`
 
-// isAccessible requires that the script faults finds nothing in light and dark colours, and that
-// the page fits a narrow window.
+// isAccessible is a helper of tests. It requires that the script faults finds nothing in light
+// colours, in dark colours, and in a window of 320 px by 640 px.
 func (b *tab) isAccessible() {
 	b.t.Helper()
 	where := eval[string](b, "location.pathname + ' ' + document.querySelector('h1')?.innerText")

@@ -20,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// confirm presses a button of the console, requires that the page asks this question, and answers
-// yes.
+// confirm presses a button of the console, requires that the text with which the page asks contains
+// question, and answers yes.
 func (b *tab) confirm(selector, question string) {
 	b.t.Helper()
 	b.click(selector)
@@ -38,8 +38,8 @@ func (b *tab) status(status api.Status) {
 	require.True(b.t, eval[bool](b, "window.same === true"), "the page was loaded again")
 }
 
-// TestConsoleFirstLook does what a new user does: submit a file, watch the group, see why jobs have
-// failed, and retry them.
+// TestConsoleFirstLook does what a new user does: submit a file of three jobs, watch the group, see
+// why one job has failed, and retry it. Then no job is failed.
 func TestConsoleFirstLook(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -70,7 +70,8 @@ func TestConsoleFirstLook(t *testing.T) {
 	b.until("!document.getElementById('state').textContent.includes('failed job')")
 }
 
-// tabTo moves the focus by the Tab key to an element.
+// tabTo presses the Tab key, at most 80 times, until the element has the focus. It requires that
+// the focus is visible.
 func (b *tab) tabTo(selector string) {
 	b.t.Helper()
 	for range 80 {
@@ -116,7 +117,8 @@ func TestConsoleByKeyboard(t *testing.T) {
 	require.Equal(t, api.StatusCancelled, c.wait("slow").Status)
 }
 
-// TestConsoleBulkActions: ticked groups are changed together.
+// TestConsoleBulkActions ticks two of three groups and cancels the ticked ones with one button.
+// These two are CANCELLED, and the third has not ended.
 func TestConsoleBulkActions(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -233,7 +235,8 @@ func (b *tab) reload(expression string) {
 	})
 }
 
-// TestConsoleWithoutJavaScript: every action works by its form.
+// TestConsoleWithoutJavaScript: without JavaScript, forms submit and retry a group, change groups,
+// a tenant and a type, choose the theme and log out. Dead letters show their payloads.
 func TestConsoleWithoutJavaScript(t *testing.T) {
 	t.Parallel()
 	c, secret := locked(t)

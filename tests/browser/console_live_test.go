@@ -14,8 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestConsoleLiveRegionsKeepWhatReadersDo: what a reader has ticked, opened or selected in a live
-// region is still so after new HTML has replaced the region.
+// TestConsoleLiveRegionsKeepWhatReadersDo: a group that a reader has ticked in a live region is
+// still ticked after new HTML has replaced the region. While a reader has selected text in the
+// region, the region is not replaced.
 func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -65,7 +66,7 @@ func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 func TestConsoleRecoversFromAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF)
-	c := openConsoleOn(t, server.URL(), server.URL(), "t:", nil) // users would not survive the restart
+	c := openConsoleOn(t, server.URL(), server.URL(), "t:", nil) // Redis users would not survive the restart
 	c.submit(client.Submission{ID: "one", Jobs: jobs(2, sleeps), JobTimeout: time.Hour})
 	b := c.reader()
 	c.open(b, "/groups/one")

@@ -28,8 +28,8 @@ var (
 	}
 )
 
-// violations is a JavaScript expression that runs axe-core in the page, and returns the violations
-// of WCAG 2.2 A and AA that it finds.
+// violations is a JavaScript expression that runs axe-core, which the page must have loaded. Its
+// value is a promise of the violations of WCAG 2.2 A and AA that axe-core finds.
 const violations = `axe.run({
 	runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa"], resultTypes: ["violations"],
 }).then((r) => r.violations.flatMap((v) => v.nodes.map((n) => v.id + ": " + v.help + ": " + n.html.slice(0, 300) + " " +
@@ -71,7 +71,8 @@ func (b *tab) isSound(axe string) {
 	require.Less(b.t, eval[int](b, "document.querySelectorAll('*').length"), most, where)
 }
 
-// violations runs axe-core in the page, and returns what it finds. JavaScript must be on.
+// violations runs axe-core in the page, and returns the violations that it finds. The page must
+// have run the source of axe-core, and JavaScript must be on.
 func (b *tab) violations() []string {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -81,8 +82,8 @@ func (b *tab) violations() []string {
 	return found
 }
 
-// cut is a JavaScript expression that returns the elements that are wider than the window, and the
-// texts that their box cuts off.
+// cut is a JavaScript expression. Its value is a list of strings: one that says that the page is
+// wider than the window, and one for each element whose content its box cuts off.
 const cut = `(() => {
 	const found = [];
 	const { scrollWidth, clientWidth } = document.documentElement;
@@ -142,7 +143,8 @@ func TestConsolePages(t *testing.T) {
 	}
 }
 
-// TestConsoleMistakesAreFound: the checks find the mistakes of a bad page.
+// TestConsoleMistakesAreFound puts three mistakes into a page. axe-core finds the image without a
+// text and the pale text, and the expression cut finds the text that is 3000 px wide.
 func TestConsoleMistakesAreFound(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)

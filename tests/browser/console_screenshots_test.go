@@ -20,7 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// show creates the groups, tenants and guards that the screenshots in the documents show.
+// show creates the groups, tenants and guards that the screenshots in the documents show. It waits
+// until more than 4000 of the 6000 jobs of promo-7 have ended and the history has three points.
 func (c *console) show() {
 	c.t.Helper()
 	ctx := c.t.Context()

@@ -42,7 +42,8 @@ type console struct {
 	env     map[string]string
 }
 
-// openConsole starts the console with these settings.
+// openConsole starts a console process with these environment variables, on the Redis that tests
+// share.
 func openConsole(t *testing.T, env map[string]string) *console {
 	t.Helper()
 	url, prefix := redistest.Shared(t)
@@ -74,14 +75,14 @@ func (c *console) reader() *tab {
 	return openTab(chromium, c.t, []string{host(c.url)}, chromedp.WithNewBrowserContext())
 }
 
-// open visits a page of the console, such as "/groups".
+// open visits a page of the console, such as "/groups", and waits until it is loaded.
 func (c *console) open(b *tab, path string) {
 	c.t.Helper()
 	b.visit(c.url + "/ui" + path)
 	b.until("document.readyState === 'complete' && document.querySelector('main h1')")
 }
 
-// submit creates a group.
+// submit creates a group. Its type is NOOP if g has none.
 func (c *console) submit(g client.Submission) {
 	c.t.Helper()
 	if g.Type == "" {
@@ -111,8 +112,8 @@ func jobs(n int, payload func(i int) string) []client.NewJob {
 // sleeps returns the payload of a job that runs longer than the test, if its timeout is long.
 func sleeps(int) string { return `{"sleep_ms": 3600000}` }
 
-// fill creates data for every page of the console: groups in all states, with hostile texts,
-// failures, tenants and more.
+// fill creates data for the pages of the console: groups that run, are paused, empty, completed or
+// failed, with hostile texts; also tenants, a paused type, a rejected message and a pool.
 func (c *console) fill() {
 	c.t.Helper()
 	ctx := c.t.Context()

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMistakesAreFound: the checks of all tests find the mistakes of a bad page.
+// TestMistakesAreFound: what a tab records and the script faults show the mistakes of a bad page.
 func TestMistakesAreFound(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()

@@ -59,8 +59,8 @@ func TestWithoutJavaScript(t *testing.T) {
 	}
 }
 
-// TestOtherSite: a link on another site leads to the waiting page, with and without JavaScript. The
-// other site can't enter or leave the queue in its visitors' names.
+// TestOtherSite: a link on another site leads to the waiting page, with and without JavaScript. A
+// form of the other site can't leave the queue for its visitor: the visitor keeps the place.
 func TestOtherSite(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})

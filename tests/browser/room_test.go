@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// event is the one that `dev --rooms` declares.
+	// event is the id of the event that `dev --rooms` creates.
 	event = "demo"
 	// patience is the longest time to wait for what must happen.
 	patience = 30 * time.Second
@@ -119,7 +119,8 @@ func (r *room) set(s api.EventSettings) {
 // waitURL is the address of the waiting page.
 func (r *room) waitURL() string { return r.broker + "/events/" + event + "/wait" }
 
-// crowd lets n visitors enter who poll.
+// crowd lets n new visitors enter the queue, each by one request. They neither poll nor open a
+// stream.
 func (r *room) crowd(n int) {
 	r.t.Helper()
 	for range n {

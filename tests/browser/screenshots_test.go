@@ -50,7 +50,8 @@ func pictures(t *testing.T, folder string) string {
 	return filepath.Join(*screenshots, folder)
 }
 
-// picture writes what the tab shows, at most 40 KiB.
+// picture writes a screenshot of the tab to a PNG file, 720 px wide and height px high. It requires
+// that the file is smaller than 40 KiB.
 func (b *tab) picture(path string, height int64) {
 	b.t.Helper()
 	b.do(chromedp.EmulateViewport(720, height))

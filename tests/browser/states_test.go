@@ -25,7 +25,7 @@ func TestPause(t *testing.T) {
 	ben.sees("#paused")
 	ann.click("#leave")
 	ann.at(r.shop + "/")
-	cat := r.buyer() // the page shows it before its script runs
+	cat := r.buyer() // her page has the notice of the pause before its script runs
 	cat.seesPlace(2, 2)
 	cat.sees("#paused")
 	ben.seesPlace(1, 2)

@@ -23,9 +23,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tab is a tab of a visitor's browser. It records what pages must never do: write errors to the
-// console, violate the content security policy, send requests to other hosts, or show a position
-// that rises.
+// tab is a tab of a visitor's browser. It records problems, which are what pages must never do, for
+// example write errors to the browser's console, violate the content security policy, send requests
+// to other hosts, or receive a position that rises.
 type tab struct {
 	t     *testing.T
 	ctx   context.Context //nolint:containedctx // chromedp keeps a tab in a context
@@ -33,7 +33,7 @@ type tab struct {
 
 	mu         sync.Mutex
 	problems   []string
-	expected   []string // parts of problems that are none
+	expected   []string // a problem that contains one of these texts is no failure
 	streams    int      // requests for a stream
 	frames     int      // position frames
 	place      int64    // in the last position frame; 0: none since the last entry
@@ -286,8 +286,8 @@ func (b *tab) seesView(view string) {
 	b.until(fmt.Sprintf("document.getElementById('room')?.dataset.view === %q", view))
 }
 
-// seesPlace waits until the waiting page shows this position and this length of the queue. If the
-// browser can open streams, it also waits until the page has one.
+// seesPlace waits until the waiting page shows this position and this length of the queue. Unless
+// the visitor has no streams, it also waits until the page has received a position by its stream.
 func (b *tab) seesPlace(position, total int) {
 	b.t.Helper()
 	b.seesView("waiting")

@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// buyer opens the shop's first page and goes to buy.
+// buyer returns the tab of a new visitor who has opened the shop's first page and clicked "enter".
 func (r *room) buyer() *tab {
 	r.t.Helper()
 	b := r.visitor()
@@ -20,7 +20,7 @@ func (r *room) buyer() *tab {
 	return b
 }
 
-// inside is a visitor who has a slot.
+// inside returns the tab of a new visitor, when the visitor has a slot and sees the shop's page.
 func (r *room) inside() *tab {
 	r.t.Helper()
 	b := r.buyer()
@@ -170,8 +170,8 @@ func TestWithoutEventSource(t *testing.T) {
 	require.Zero(t, streams)
 }
 
-// TestStreamIsTriedAgain: a proxy refuses the event stream for a while. The page polls meanwhile,
-// and tries the stream again after a minute.
+// TestStreamIsTriedAgain: the first event stream of a page fails, as with a proxy that refuses it.
+// When the page's clock has jumped ahead by a minute, the page opens a stream and gets positions.
 func TestStreamIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})

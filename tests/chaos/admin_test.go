@@ -36,8 +36,9 @@ type command struct {
 	script string
 }
 
-// luaGroup is the beginning of Lua scripts: it reads the last delivered id of the consumer group.
-// Without the stream or the group, the script returns 0 there.
+// luaGroup is the beginning of Lua scripts: it reads the last delivered id of the consumer group,
+// and defines pending, which counts the group's pending entries. Without the stream or the group,
+// the script returns 0 there.
 const luaGroup = `
 local last
 if redis.call('EXISTS', KEYS[1]) == 0 then return {0} end
@@ -101,8 +102,8 @@ redis.call('XADD', KEYS[1], '18446744073709551615-18446744073709551615', 'garbag
 return {1}`},
 }
 
-// administrator acts as an administrator of Redis who runs harmful commands on the streams of
-// partition 0. It records the entries that the commands delete.
+// administrator acts as an administrator of Redis who runs harmful commands on the ingest stream
+// and on streams of partition 0. It records the entries that the commands delete.
 type administrator struct {
 	rdb     *redis.Client
 	fleet   *fleet
@@ -141,8 +142,8 @@ func (a *administrator) key(in string) (key, group, role string) {
 }
 
 // run runs an administrator's command when it has an effect. To get pending and unread entries, it
-// stops the processes that read the stream for at most half a lease. If none appear, it continues
-// the processes and tries again, up to six times; then it returns errNoEffect.
+// suspends the processes that read the stream for about half a lease. If the command still has no
+// effect, it continues the processes and tries again. After six tries it returns errNoEffect.
 func (a *administrator) run(ctx context.Context, f fault) (what string, err error) {
 	c := commands[f.kind]
 	in := c.streams[f.n%len(c.streams)]
@@ -251,9 +252,10 @@ var adminFaults = counts{
 	silentReaders: 3, stalledBodies: 3, endlessLine: 3, writeGarbage: 9, hostileIDs: 3, killProcess: 6,
 }
 
-// admin runs a phase in which administrators run harmful commands on the streams, and clients
-// misbehave. Only jobs whose entry was deleted may end as LOST, and only groups of which a message
-// to ingest was deleted may miss jobs. The audit must name the latter; they are submitted again.
+// admin runs a phase in which administrators run harmful commands on the streams, clients misbehave
+// and processes are killed. Only jobs whose entry was deleted may end as LOST, and only groups of
+// which a message to ingest was deleted may miss jobs. The audit must name these groups, and they
+// are submitted again.
 func admin(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	w := newWorld(t, s)
 	defer func() {
@@ -301,8 +303,8 @@ func (w *world) settleAdmin(healed time.Time, groups []*group) *phase {
 	return w.settleLossesSince(healed, groups)
 }
 
-// judgeGarbage checks that the garbage which a fault wrote into the streams was quarantined, each
-// entry with a reason.
+// judgeGarbage checks, if garbage was written at least three times, that at least one garbage
+// message was rejected and at least one garbage entry was quarantined.
 func (w *world) judgeGarbage() {
 	w.t.Helper()
 	if w.breaker.done[writeGarbage] < len(allStreams) {

@@ -36,8 +36,8 @@ var (
 	taggedBuild = sync.OnceValues(func() (binaries, error) { return build("tagged", "chaoscontrol") })
 )
 
-// build builds both binaries with build tags. With the tag chaoscontrol, a run can switch off
-// guards of the code, to prove that the tests need them.
+// build builds both binaries with these build tags. With the tag chaoscontrol, a run can switch off
+// safeguards of the code, to prove that the tests notice it.
 func build(name, tags string) (binaries, error) {
 	b := binaries{filepath.Join(folder, name, "bulkaction"), filepath.Join(folder, name, "worker")}
 	for path, pkg := range map[string]string{b.bulkaction: "./cmd/bulkaction", b.worker: "./tests/chaos/worker"} {

@@ -1,6 +1,6 @@
-// Package chaos runs real processes on a real Redis, causes every fault that the design allows for,
-// and checks by files that the workers write that no job is lost and none counts twice. `make
-// chaos` is the full run; the tests run a small part of it.
+// Package chaos runs real processes on a real Redis and causes faults of many kinds. By the results
+// and failures in Redis, the audit, and files that the workers write, it checks that no job is lost
+// and none counts twice. `make chaos` is the full run; without CHAOS_FULL the tests are short.
 package chaos
 
 import (
@@ -31,7 +31,7 @@ func number(t testing.TB, name string, otherwise uint64) uint64 {
 	return n
 }
 
-// full is the number of faults of each kind in the full run on one redis-server.
+// full is the number of faults of each kind in the phase single of the full run.
 var full = counts{
 	killProcess: 100, stopProcess: 50, restartRedis: 20, flushScripts: 10, fillMemory: 10,
 	delayAll: 50, resetAll: 50, halfOpen: 50, dropReplies: 50,
@@ -44,7 +44,8 @@ var fewFaults = counts{
 	delConsumer: 3, setID: 3, deleteStream: 2, deleteEntries: 2, writeGarbage: 3, stalledBodies: 1, silentReaders: 1, hostileIDs: 1,
 }
 
-// TestChaos is the full run if CHAOS_FULL is set, and otherwise a short one.
+// TestChaos is the full run if CHAOS_FULL is set, and otherwise a short one. It prints the report,
+// and fails if the report has a violation, a lost job or a duplicate effect.
 func TestChaos(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts many processes")

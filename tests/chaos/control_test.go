@@ -27,10 +27,10 @@ const (
 	places
 )
 
-// directed runs a phase with the faults against which the guards of the code protect. control names
-// a guard that is switched off; "": all are on. The faults: replies to ingest and to the aggregator
-// are lost, one worker is cut off until its jobs have run elsewhere, and another one is killed
-// while it runs jobs.
+// directed runs a phase with the faults against which safeguards of the code protect. control names
+// a safeguard that is switched off; "": all are on. The faults: replies to ingest and to the
+// aggregator are lost, one worker process is cut off from Redis for three leases, and another one
+// is killed while it runs jobs.
 func directed(t *testing.T, control string) *phase {
 	one := map[string]int{"aggregator": 1, "watcher": 1, "worker": 2, "dispatcher": 1, "fetcher": 1, "ingest": 1}
 	lease := time.Second
@@ -58,7 +58,7 @@ func directed(t *testing.T, control string) *phase {
 	for _, p := range b.proxies {
 		p.Heal()
 	}
-	patience := 15 * time.Second // a group that lost jobs because of a missing guard does not end
+	patience := 15 * time.Second // a group that lost jobs because of a missing safeguard does not end
 	if control == "" {
 		patience = endWithin
 	}
@@ -82,7 +82,8 @@ func (w *world) awaitHandled(lossy time.Duration) {
 
 var errNotHandled = errors.New("ingest has not handled all messages")
 
-// awaitRunning waits until, by its own file, the worker in slot `place` of the fleet runs n jobs.
+// awaitRunning waits until, by its own file, the worker process in slot `place` of the fleet runs
+// at least n jobs.
 func (w *world) awaitRunning(place, n int) {
 	w.t.Helper()
 	p := w.fleet.slots[place].running(w.t.Context())
@@ -108,8 +109,9 @@ func (w *world) awaitRunning(place, n int) {
 	})
 }
 
-// TestGuards shows that the tests would notice a missing guard of the code: the same faults cause
-// no violation with all guards, and some violation without any one of them.
+// TestGuards shows that the tests would notice a missing safeguard of the code. The same faults
+// cause no violation while all safeguards are on, and a violation while one of attempt, retry and
+// order is off.
 func TestGuards(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts many processes")
@@ -123,8 +125,8 @@ func TestGuards(t *testing.T) {
 				require.Positive(t, r.StaleRefused, "late outcomes were refused")
 				return
 			}
-			// Chance decides which replies are lost. A run in which no lost reply needed the guard
-			// has no violation, so there are up to three more runs.
+			// Chance decides which replies are lost. A run in which no lost reply needed the
+			// safeguard has no violation, so there are up to three more runs.
 			for range 3 {
 				if r.red() {
 					break

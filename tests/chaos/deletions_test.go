@@ -26,8 +26,8 @@ type deletion struct {
 	at time.Time
 }
 
-// maxOrdinal is above the ordinal of each planned job, and below the ordinals in the garbage that a
-// fault writes.
+// maxOrdinal is above the ordinal of each planned job, and below the ordinal 99999999 in the
+// garbage that a fault writes.
 const maxOrdinal = 1 << 20
 
 func newDeletions() *deletions {

@@ -31,8 +31,9 @@ func newEnds(g *group, deleted map[int64]deletion) *ends {
 	return e
 }
 
-// nextCrash returns the index of the next job of the plan that kills its workers; -1: no more. The
-// failures of these jobs do not say which job it was, so they are matched in order.
+// nextCrash returns the index of the next job of the plan that kills its workers, and removes it
+// from crashes; -1: no more. The failures of these jobs do not say which job it was, so they are
+// matched in order.
 func (e *ends) nextCrash() int {
 	if len(e.crashes) == 0 {
 		return -1
@@ -63,7 +64,8 @@ func (e *ends) addFailures(r *phase, failures []api.Failure) {
 }
 
 // addLost counts a job that has ended as LOST. If nobody deleted the job's entry, that is a
-// violation, and the job counts as missing.
+// violation, and the job counts as missing. It is also a violation if the job ended later than
+// endWithin after the deletion.
 func (e *ends) addLost(r *phase, f api.Failure) {
 	e.ordinals[f.Ordinal]++
 	d, ok := e.deleted[f.Ordinal]

@@ -65,8 +65,9 @@ type process struct {
 	replaced bool // rolling has asked it to stop
 }
 
-// startFleet starts the processes of all roles, each as the Redis user of its role. url returns the
-// Redis URL for the process in the i-th slot.
+// startFleet starts as many processes of each role as replicas says, each as the Redis user of its
+// role, and waits until the APIs answer. url returns the Redis URL for the process in the i-th
+// slot. All processes are killed when the test ends.
 func startFleet(t testing.TB, bins binaries, replicas map[string]int, env map[string]string, url func(i int) string) *fleet {
 	t.Helper()
 	f := &fleet{bins: bins, files: t.TempDir(), env: env}

@@ -36,7 +36,7 @@ type group struct {
 	jobs       []payload
 	after      time.Duration // submission time, from the start of the phase
 	stream     bool          // submit through the ingest stream, not over HTTP
-	pieces     int           // number of append requests; 0: the submission contains all jobs
+	pieces     int           // number of appends, at most; 0: the submission contains all jobs
 }
 
 // done returns true if the job is expected to succeed.
@@ -183,7 +183,7 @@ func refused(err error) bool {
 	return ok && e.Status >= 400 && e.Status < 500 && e.Status != http.StatusTooManyRequests && e.Status != http.StatusRequestTimeout
 }
 
-// attemptTimeout is the longest time for one attempt.
+// attemptTimeout is the longest time for one try to submit a group.
 const attemptTimeout = 20 * time.Second
 
 func (p *producers) once(ctx context.Context, g *group, api *client.API) error {

@@ -193,7 +193,8 @@ func elsewhere(t testing.TB, s scene, url string, partitions int) *world {
 	return w
 }
 
-// sentinel kills the master under load several times.
+// sentinel runs a phase on a Redis with Sentinel. Under load, the master is killed several times.
+// Each time the replica becomes the master, and the killed one starts again as its replica.
 func sentinel(t testing.TB, s scene, rng *rand.Rand, m mix, times int) *phase {
 	redis := redistest.Sentinel(t, redistest.AOF, userstest.Users(t))
 	w := elsewhere(t, s, redis.URL, 1)

@@ -20,16 +20,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// misbehaving acts as clients that attack: they send bad requests to ingest, or write bad entries
-// into the streams with XADD. Nothing of that may succeed, or change the outcome of a planned
-// group.
+// misbehaving acts as clients that attack: they send bad requests to ingest, do not read its
+// answers, or write bad entries into the streams with XADD. Bad requests must be refused, and no
+// attack may change the outcome of a planned group.
 type misbehaving struct {
 	admin     *administrator
 	producers *producers
 
 	mu      sync.Mutex
 	silent  []net.Conn     // connections of silent readers, which stay open until close
-	answers map[string]int // to requests that must be refused, by their status
+	answers map[string]int // number of answers, by the kind of the fault and the HTTP status
 }
 
 const (
@@ -165,7 +165,7 @@ func (c *misbehaving) runningGroup(ctx context.Context, rng *rand.Rand) string {
 	return ""
 }
 
-// accepted returns the accepted groups in random order.
+// accepted returns the ids of the accepted groups in random order.
 func (c *misbehaving) accepted(rng *rand.Rand) (ids []string) {
 	c.producers.mu.Lock()
 	for id := range c.producers.receipts {
@@ -186,7 +186,8 @@ func (c *misbehaving) stall(_ context.Context, conn net.Conn) {
 	c.checkRefused(conn, stalledBodies, http.StatusRequestTimeout)
 }
 
-// checkRefused checks that ingest answers with this status, or closes the connection, in time.
+// checkRefused checks that ingest answers with this status or one that checkStatus always allows,
+// or closes the connection, in time.
 func (c *misbehaving) checkRefused(conn net.Conn, kind string, status int) {
 	_ = conn.SetReadDeadline(time.Now().Add(refusedWithin)) // an error would show at the read
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -252,8 +253,8 @@ var idsOfEnemies = []string{
 	"{0}", "a{b", "bulk-action:ingest", "a:b", "a|b", "a b", "../../etc", "..", ".", "*", "größe", strings.Repeat("x", 5000), `a\u0000b`, `a\nb`, `a\"b`,
 }
 
-// sendHostileIDs sends idsOfEnemies over HTTP and through the ingest stream; all must be refused.
-// It also submits other content under the id of a planned group.
+// sendHostileIDs sends idsOfEnemies over HTTP, where all must be refused, and through the ingest
+// stream. In both ways it also submits other content under the id of a planned group.
 func (c *misbehaving) sendHostileIDs(ctx context.Context, server string, rng *rand.Rand) (what string, err error) {
 	const jobs = `"jobs":[{"payload":{"n":0}}],"seal":true`
 	url := "http://" + server + "/v1/groups"
@@ -290,8 +291,8 @@ const garbageText = "garbage"
 // written.
 func isGarbage(text string) bool { return strings.HasPrefix(text, garbageText) }
 
-// writeGarbage causes a fault: it writes entries into a stream that can't be read as jobs, results
-// or messages.
+// writeGarbage causes a fault: into one stream it writes entries that can't be read as jobs,
+// results or messages, or that name no existing job.
 func (c *misbehaving) writeGarbage(ctx context.Context, f fault) (what string, err error) {
 	in := allStreams[f.n%len(allStreams)]
 	key, _, _ := c.admin.key(in)

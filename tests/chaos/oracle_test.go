@@ -234,8 +234,8 @@ func describeRuns(runs []execution) string {
 	return b.String()
 }
 
-// stale returns how many outcomes Redis refused because another worker had taken over the job
-// meanwhile.
+// stale returns how many outcomes Redis refused because their attempt was no longer the job's
+// current one.
 func (o *oracle) stale(ctx context.Context) (n int, err error) {
 	for _, p := range o.space.All() {
 		got, err := o.conn.Cmd.HGet(ctx, p.Load("CHAOS"), "stale").Int()

@@ -27,7 +27,7 @@ type phase struct {
 	DuplicateExecutions int            `json:"duplicate_executions"` // runs beyond the planned ones, without jobs that crash workers
 	DuplicateEffects    int            `json:"duplicate_effects"`    // results, failures and counts beyond the planned ones
 	StaleRefused        int            `json:"stale_refused"`        // outcomes of stale attempts
-	RecoveryP99         float64        `json:"recovery_p99_seconds"` // from the loss of a job's process to its next start
+	RecoveryP99         float64        `json:"recovery_p99_seconds"` // from the loss of a job's process to the job's next start
 	RedisLost           int            `json:"redis_lost"`           // acknowledged jobs that Redis lost, or that vanished with a message, before they were submitted again
 	RedisLostNamed      int            `json:"redis_lost_named"`     // how many of these `bulkaction audit --receipts` reported
 	DeletedJobs         int            `json:"deleted_jobs"`         // jobs of which an administrator's command deleted an entry

@@ -64,8 +64,8 @@ func readFile(jobs map[string][]execution, folder, name string) error {
 	return lines.Err()
 }
 
-// recoveries returns, for each run that was interrupted, the time from the loss of its process to
-// the next start of the job.
+// recoveries returns, for each run that was interrupted and did not count, the time from the loss
+// of its process to the next start of the job. Without a next start it returns nothing for the run.
 func recoveries(jobs map[string][]execution, spans []span) []time.Duration {
 	lost := map[string][]span{}
 	for _, s := range spans {

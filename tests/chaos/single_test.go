@@ -102,8 +102,8 @@ func (w *world) start(s scene, url func(int) string, direct string, partitions i
 	w.producers = &producers{fleet: w.fleet, stream: stream, receipts: map[string]int{}}
 }
 
-// produce submits groups in the background. wait waits until all are accepted, and returns the
-// first error.
+// produce submits groups in the background. wait waits until all are accepted or given up, and
+// returns the errors.
 func (w *world) produce(ctx context.Context, groups []*group) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- w.producers.submit(ctx, groups) }()
@@ -130,7 +130,8 @@ func (w *world) settle(groups []*group, patience time.Duration) *phase {
 }
 
 // fleetEnds judges the groups, stops the processes, and adds the violations that occurred while
-// they stopped. It completes the phase's number of faults and duration.
+// they stopped. It requires that Redis has denied no command to a Redis user. It completes the
+// phase's number of faults and duration.
 func (w *world) fleetEnds(groups []*group) {
 	w.t.Helper()
 	require.NoError(w.t, w.oracle.judge(w.t.Context(), w.phase, groups))
@@ -148,7 +149,7 @@ func (w *world) fleetEnds(groups []*group) {
 	w.phase.Seconds = time.Since(w.began).Seconds()
 }
 
-// single runs the phase on one redis-server, with all kinds of faults that it can have.
+// single runs a phase on one redis-server. It causes the faults in kinds during m.during.
 func single(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	w := newWorld(t, s)
 	groups := plan(rng, "single", m)

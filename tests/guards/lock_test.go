@@ -87,8 +87,8 @@ func get(store string, q url.Values) (n, status int, err error) {
 	return n, resp.StatusCode, nil
 }
 
-// fencedStore stores one number. It refuses a write with a fence that is smaller than one it has
-// seen.
+// fencedStore is an HTTP server that stores one number. It refuses a read or write with a fence
+// that is smaller than one it has seen.
 type fencedStore struct {
 	mu                sync.Mutex
 	number            int
@@ -127,9 +127,9 @@ func (s *fencedStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestSuspendedHolder: holders of a lock are suspended (SIGSTOP) for three leases between reading
-// and writing, and other processes get the lock meanwhile. When the holders continue, the store
-// refuses their writes because of the fence, and no update is lost.
+// TestSuspendedHolder: three times the holder of a lock is suspended (SIGSTOP) for three leases
+// between reading and writing, and the other three processes may get the lock meanwhile. The store
+// refuses at least one late request because of its fence, and no update is lost.
 func TestSuspendedHolder(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

@@ -82,7 +82,7 @@ func TestRestoredBackup(t *testing.T) {
 	}
 }
 
-// slow makes each job of the load run for some milliseconds.
+// slow makes each job of the load run for ms milliseconds.
 func (l *load) slow(ms int) {
 	for _, j := range l.group.Jobs {
 		j.Payload.(map[string]any)["sleep_ms"] = ms

@@ -176,8 +176,8 @@ func (p *producers) awaitProgress(what string, n int) {
 	p.s.t.Logf("%s after %s", what, time.Since(at).Round(10*time.Millisecond))
 }
 
-// TestCluster: all roles run on a Redis Cluster while hash slots move between its nodes and its
-// masters die. All accepted groups must end with the right outcome.
+// TestCluster: all roles run on a Redis Cluster while five hash slots move between its nodes, and
+// then one of its three masters is killed. All accepted groups must end with the right outcome.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 3, userstest.Users(t))

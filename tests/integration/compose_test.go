@@ -148,7 +148,8 @@ func (c *composition) as(user string, server *redistest.Redis) redis.UniversalCl
 	return connect(c.t, url).Cmd
 }
 
-// newKey creates an API key with a role, and waits until ingest knows it: at most a second.
+// newKey creates an API key with a role, waits until ingest knows it, which takes about a second,
+// and returns its token.
 func (c *composition) newKey(api, role string) string {
 	c.t.Helper()
 	key := strings.TrimSpace(c.finish("cli", nil, "key", "create", "--role", role, "--name", "first"))

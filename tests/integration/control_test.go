@@ -70,8 +70,8 @@ func TestPauseWherever(t *testing.T) {
 	}
 }
 
-// TestCancelWhilePaused: a group that is cancelled while it is paused ends at once, and leaves no
-// data in queues.
+// TestCancelWhilePaused: a group that is cancelled while it is paused and has suspended jobs ends
+// as CANCELLED, and leaves no suspended job and no active tenant.
 func TestCancelWhilePaused(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("WORKER_COUNT", "2"), env("BACKPRESSURE_DEFAULT_BACKOFF", "50ms"), env("CONGESTION_BASE_BACKOFF", "50ms"))
@@ -90,8 +90,9 @@ func TestCancelWhilePaused(t *testing.T) {
 	s.audit()
 }
 
-// TestTenantsOwnLimit: a tenant's own rate limit holds across processes from the moment at which it
-// is set, in windows of any length.
+// TestTenantsOwnLimit: a tenant's own rate limit of 50 a second, in windows of 200 ms, holds across
+// three fetchers and two dispatchers, also for jobs that are throttled. A tenant without a limit
+// is listed without one.
 func TestTenantsOwnLimit(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("fetcher", 3), replicas("dispatcher", 2), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"))
@@ -121,8 +122,8 @@ func TestTenantsOwnLimit(t *testing.T) {
 	s.audit()
 }
 
-// TestLimitOfSeveralPartitions: with several partitions and fetchers, the global limit holds, and
-// its quota moves to the partitions that have jobs.
+// TestLimitOfSeveralPartitions: with four partitions and two fetchers, the global limit holds: 400
+// jobs of one tenant, at 40 permits a window, take more than eight windows.
 func TestLimitOfSeveralPartitions(t *testing.T) {
 	t.Parallel()
 	const perWindow, window = 40, 200 * time.Millisecond

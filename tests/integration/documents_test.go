@@ -49,7 +49,7 @@ func blocks(t *testing.T, name string) []block {
 }
 
 // blocksOf returns the code blocks of a Markdown text: fenced ones, and those that are indented by
-// four spaces. It returns an error if a comment `not run` is not followed by a block.
+// four spaces. It returns an error if text follows a comment `not run` before a block does.
 func blocksOf(text string) ([]block, error) {
 	var found []block
 	var open *block // the block that the line is in
@@ -90,7 +90,7 @@ func blocksOf(text string) ([]block, error) {
 	return found, nil
 }
 
-// TestBlocks shows what is found in a document.
+// TestBlocks shows which blocks are found in a document, and which of them are commands.
 func TestBlocks(t *testing.T) {
 	t.Parallel()
 	found, err := blocksOf("Text\n    of a paragraph\n\n    make chaos\n    make race\n\n<!-- not run: needs Docker -->\n```sh\n" +
@@ -113,8 +113,8 @@ func TestBlocks(t *testing.T) {
 	require.Error(t, err)
 }
 
-// shellCommands returns a document's commands as one script, in their order, without blocks that
-// have the comment `not run`.
+// shellCommands returns a document's blocks of sh as one script, in their order, without blocks
+// that have the comment `not run`.
 func shellCommands(t *testing.T, name string) string {
 	t.Helper()
 	var script strings.Builder
@@ -259,7 +259,7 @@ func TestDocumentCommands(t *testing.T) {
 
 // TestTutorialCommands runs the commands of docs/tutorial.md as a newcomer does: with a new Redis,
 // and a processor in a Go module of its own. Of the commands, only addresses and folders are
-// changed.
+// changed, and a link to the built bulkaction takes the place of its build.
 func TestTutorialCommands(t *testing.T) {
 	t.Parallel()
 	_, redisPort, _ := strings.Cut(childproc.FreeAddr(), ":")

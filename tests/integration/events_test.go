@@ -19,8 +19,8 @@ import (
 // submission is the example command of the documents.
 const submission = `redis-cli XADD bulk-action:ingest '*' type group.submit data '{"tenant":"acme","type":"SEND_EMAIL","seal":true,"jobs":[{"payload":{"to":"a@example.com"}}]}'`
 
-// history waits for the last event of a group's round, and returns all events of the group up to
-// it, in the order of the stream.
+// history waits for the last event of a group's round, and returns all events of this round, in the
+// order of the stream.
 func (s *system) history(group string, round int) []api.Event {
 	s.t.Helper()
 	var all []api.Event

@@ -67,8 +67,8 @@ func (l load) check(t *testing.T, g api.Group) {
 	}
 }
 
-// TestFleets: a group has the same outcome with any number of partitions and of processes of each
-// role.
+// TestFleets: groups have their expected outcomes with one process of each role, with two or three,
+// with four partitions, and with a rate limit. No job has two results, failures or dead letters.
 func TestFleets(t *testing.T) {
 	t.Parallel()
 	many := []option{

@@ -230,8 +230,8 @@ func TestGarbageOnInnerStreams(t *testing.T) {
 }
 
 // hostile returns the i-th of several values that must not be in a list, set or stream of jobs:
-// texts that are not blobs, and blobs of jobs that do not exist. Some blobs name the existing group
-// other.
+// texts that are not blobs, and blobs that fit no job. Some blobs name the existing group other.
+// Each 500th value is a text of 1 MiB.
 func hostile(i int, other string) string {
 	kinds := []string{
 		"", "junk", "\x00\xff\xfe\r\n", "{}", "null", "a|b|c", strings.Repeat("|", 5000), other + "|NOOP|1", "-1|1||x", "99999999999999999999|1||x", "1e9|1||", "NaN|NaN||",
@@ -244,8 +244,9 @@ func hostile(i int, other string) string {
 	return kinds[i%len(kinds)] + strings.Repeat(" ", i/len(kinds)) // different texts, since a set stores equal ones once
 }
 
-// TestGarbageInEveryStream: garbage in any list, set or stream stops no process. The garbage is
-// quarantined, and valid entries beside it are handled.
+// TestGarbageInEveryStream: garbage in the streams of jobs, results, messages and events, in a
+// tenant's non-ready jobs and in the hash of workers stops no process. What roles read of it is
+// rejected or quarantined, and valid entries beside it are handled.
 func TestGarbageInEveryStream(t *testing.T) {
 	t.Parallel()
 	s := start(t)

@@ -21,8 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// tokenAPI is a fake downstream API that requires a token. Its answers contain the token, which
-// must not leak. It refuses the first call of one job.
+// tokenAPI is a fake downstream API that counts the tokens it gets. Its answers contain the token,
+// which must not leak. It refuses the first call of job 3 of each group with 401.
 type tokenAPI struct {
 	mu     sync.Mutex
 	tokens map[string]int // calls by the header Authorization

@@ -14,9 +14,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestNothingLeaks: all roles run in this process, and are started and stopped twenty times under
-// load. At the end no goroutine and no connection is left, and all accepted jobs are done. It does
-// not run in parallel, because goroutines of other tests would be counted too.
+// TestNothingLeaks: all roles run in this process, and are started and stopped twenty times (with
+// -short three times) under load. At the end no goroutine and no connection is left, and all
+// accepted jobs are done. It does not run in parallel, because goroutines of other tests would be
+// counted too.
 func TestNothingLeaks(t *testing.T) {
 	server := redistest.Server(t)
 	rdb := server.Client()

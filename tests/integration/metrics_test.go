@@ -78,7 +78,8 @@ func documented(t *testing.T, file, from, to string) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// TestDocumentedMetrics requires that the documents list exactly the metrics that the code creates.
+// TestDocumentedMetrics requires that the documents list exactly the metrics that the code creates
+// for the fetcher, dispatcher, worker and watcher, for the waiting room, and for guards.
 func TestDocumentedMetrics(t *testing.T) {
 	t.Parallel()
 	named := func(prefix string, create func(metric.Meter)) []string {

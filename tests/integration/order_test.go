@@ -87,8 +87,8 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	require.Len(t, both, 2)
 }
 
-// TestRepeatedMessageWithOtherContent: of several messages with one id, the first one counts, also
-// if another process reads a later one.
+// TestRepeatedMessageWithOtherContent: of three messages with one id and other content, the first
+// one counts, whichever of two ingest processes reads the later ones.
 func TestRepeatedMessageWithOtherContent(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 2))

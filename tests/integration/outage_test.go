@@ -69,8 +69,8 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("open").Counts)
 }
 
-// TestRedisStalls: a Redis that stalls for a while looks dead. Afterwards no job has been
-// reclaimed, and nothing is counted twice.
+// TestRedisStalls: while Redis stalls, /readyz of all processes answers 503. Afterwards each job is
+// done, and is counted and reduced once.
 func TestRedisStalls(t *testing.T) {
 	t.Parallel()
 	const n = 1000

@@ -18,7 +18,7 @@ import (
 // TestPlannedFailover: an administrator swaps the master and its replica while groups arrive.
 // Sentinel promotes the replica about a second before it announces this. What the old master
 // accepts meanwhile is lost, unless ingest waits for the replica or writes are paused
-// (docs/operations.md). The test tries both.
+// (docs/operations.md). The test tries both, and no accepted group may be lost.
 func TestPlannedFailover(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

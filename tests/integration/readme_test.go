@@ -86,8 +86,8 @@ func runScript(t *testing.T, script, dir string, environ ...string) string {
 }
 
 // TestWaitingRoomCommands runs the commands of docs/waiting-room.md in their order in one shell, in
-// a folder of its own. Of the commands, only addresses are changed. Roles and shop run in the
-// background.
+// a folder of its own. It changes addresses, runs the roles and the shop in the background, and
+// reads the event stream for 5 s, in which the capacity becomes 3.
 func TestWaitingRoomCommands(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile(filepath.Join(repository, "docs", "waiting-room.md"))

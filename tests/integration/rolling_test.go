@@ -16,9 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// TestRollingRestarts: the processes of every role are replaced under load, one role after the
-// other, in ROLLING_ROUNDS rounds (default 2). Each process ends well within its grace period, no
-// job is lost, and no connection is left at the end.
+// TestRollingRestarts: the only process of each role is replaced under load, one role after the
+// other, in ROLLING_ROUNDS rounds (default 2). Each process ends within its grace period of 15 s,
+// no job is lost, and no connection is left when all have stopped.
 func TestRollingRestarts(t *testing.T) {
 	t.Parallel()
 	rounds := 2

@@ -54,10 +54,10 @@ func (c *collector) String() string {
 	return c.bytes.String()
 }
 
-// canaries has secret texts that must not occur in any output. The keys say what each text is.
+// canaries has secret texts that must not occur in any output, by a description of each text.
 type canaries map[string]string
 
-// plant returns a text for a canary.
+// plant makes a random secret text, stores it under its description, and returns it.
 func (c canaries) plant(what string) string {
 	c[what] = "canary-" + rand.Text()
 	return c[what]

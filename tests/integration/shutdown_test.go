@@ -68,7 +68,8 @@ func TestStoppedWorkerReleasesWhatItCannotFinish(t *testing.T) {
 }
 
 // underLoad calls during while groups are running. It submits groups over HTTP before the call, and
-// jobs through the ingest stream at the same time. Then it checks the outcomes of all.
+// jobs through the ingest stream at the same time. Then it checks the outcomes of all. From then on
+// s.api uses the newest ingest process.
 func (s *system) underLoad(t *testing.T, during func()) {
 	t.Helper()
 	const groups, messages, each = 5, 20, 50

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { proctest.Main(m, "./tests/integration/retryworker") }
 
-// roles are the binaries in the order of the pipeline.
+// roles are the names of the roles, which their binaries have too, in the order of the pipeline.
 var roles = []string{"ingest", "fetcher", "dispatcher", "worker", "aggregator", "watcher"}
 
 // patience is how long a test waits for an event. It allows for a busy machine.
@@ -62,7 +62,7 @@ type setup struct {
 
 type option func(*setup)
 
-// replicas starts n processes of a role; 0 means none.
+// replicas is an option of start: it starts n processes of a role, not one.
 func replicas(role string, n int) option { return func(o *setup) { o.replicas[role] = n } }
 
 // binary is an option of start: the role is run by the program `name`, not by the one with the name
@@ -73,7 +73,7 @@ func binary(role, name string) option { return func(o *setup) { o.binaries[role]
 // prefix BULKACTION_, unless it is a variable of OpenTelemetry.
 func env(name, value string) option { return func(o *setup) { o.env[variable(name)] = value } }
 
-// onRedis starts the redis-server with options.
+// onRedis is an option of start: its redis-server gets these options.
 func onRedis(opts ...redistest.Option) option {
 	return func(o *setup) { o.redis = append(o.redis, opts...) }
 }
@@ -187,7 +187,7 @@ func (s *system) stop(p *proctest.Process) {
 }
 
 // stopAll stops all processes at the same time with SIGTERM and waits for their end. They have then
-// written and sent all that they had buffered.
+// written and sent all that they had buffered. s.procs is empty afterwards.
 func (s *system) stopAll() {
 	s.t.Helper()
 	for _, procs := range s.procs {

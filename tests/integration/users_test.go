@@ -37,7 +37,8 @@ func (s *system) requireNoDenial() {
 	}))
 }
 
-// TestDenialsAreFound: a denial would be found.
+// TestDenialsAreFound: a command that a Redis user has no right to run is refused with NOPERM, and
+// is in ACL LOG, where requireNoDenial would find it.
 func TestDenialsAreFound(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, userstest.Users(t))
@@ -48,8 +49,8 @@ func TestDenialsAreFound(t *testing.T) {
 	require.Len(t, denied, 1)
 }
 
-// TestRolesRefuseToStartWithoutARight: a role whose Redis user lacks a right does not start, and
-// says what to do. It has not changed any data by then.
+// TestRolesRefuseToStartWithoutARight: a role whose Redis user lacks the right to one command does
+// not start, and says what to do. Afterwards the running system still does its work.
 func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -96,8 +97,8 @@ func TestEventReader(t *testing.T) {
 	require.NoError(t, reader.Close())
 }
 
-// TestProducerOfOneTenant: a producer whose Redis user may only write to the stream of its tenant
-// can publish there, but not to other streams or for other tenants.
+// TestProducerOfOneTenant: a producer whose Redis user may only write to the ingest stream of its
+// tenant submits a group there. A group that it submits there for another tenant is rejected.
 func TestProducerOfOneTenant(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("PARTITIONS", "4"), env("INGEST_STREAMS", "acme=bulk-action:ingest:shop"))
@@ -126,8 +127,8 @@ func TestProducerOfOneTenant(t *testing.T) {
 	require.ErrorIs(t, err, client.ErrNotFound)
 }
 
-// TestWaitingRoomWithUsers: a visitor goes through the waiting room while each role has its own
-// Redis user.
+// TestWaitingRoomWithUsers: two visitors go through the waiting room, one after the other because
+// the event has one slot, while each role has its own Redis user.
 func TestWaitingRoomWithUsers(t *testing.T) {
 	t.Parallel()
 	keys := tokenKeys(t)

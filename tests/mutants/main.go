@@ -1,6 +1,6 @@
-// Command mutants shows that the tests notice a broken promise. Each mutant takes one check out of
-// the code; a named test must fail because of it. The files themselves are not changed: the go
-// command reads the changed copies through an overlay.
+// Command mutants shows that the tests notice a broken promise. Each mutant changes one file of the
+// code; a named test must fail because of it. The files themselves are not changed: the go command
+// reads the changed copies through an overlay.
 //
 //	go run ./tests/mutants [-runs n] [name…]
 package main
@@ -21,7 +21,7 @@ import (
 // mutant is a change of one file that breaks a promise, and the test that must fail because of it.
 type mutant struct {
 	name    string
-	promise string // what the changed code no longer keeps
+	promise string // how the changed code breaks the promise
 	file    string
 	edits   []edit
 	pkg     string

@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fieldCommands are the Redis commands, as methods of go-redis, that name a field of a hash or a
-// part of a string.
+// fieldCommands are the Redis commands, as methods of go-redis, that read or write fields of a hash
+// or a part of a string.
 var fieldCommands = []string{
 	"HGet", "HMGet", "HGetAll", "HGetDel", "HGetEX", "HSet", "HMSet", "HSetNX", "HSetEX", "HSetEXWithArgs", "HIncrBy",
 	"HIncrByFloat", "HDel", "HScan", "HScanNoValues", "HExists", "HVals", "HKeys", "HStrLen", "HRandField",
@@ -121,8 +121,8 @@ func TestFieldAccessesAreFound(t *testing.T) {
 	}
 }
 
-// fieldAccesses returns the calls in a Go file that name fields of hashes, or read or write the
-// states of jobs.
+// fieldAccesses returns the calls in a Go file that read or write fields of hashes or the states of
+// jobs.
 func fieldAccesses(t *testing.T, file string, text []byte) []string {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -143,8 +143,9 @@ func fieldAccesses(t *testing.T, file string, text []byte) []string {
 	return found
 }
 
-// accessesFields says whether a method call is one of fieldCommands, or one of stringCommands on
-// the states of jobs. The first argument of a command is its context, the second its key.
+// accessesFields says whether a method call is one of fieldCommands on another hash than those of
+// openHashes, or one of stringCommands on the states of jobs. The first argument of a command is
+// its context, the second its key.
 func accessesFields(method string, args []ast.Expr) bool {
 	switch {
 	case method == "Do" && len(args) > 1:

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A licence is found by a phrase of its text.
+// licences has the licences that the test knows. A regular expression finds each by its text.
 var licences = []struct{ name, phrase string }{
 	{"Apache-2.0", "Apache License,? Version 2.0"},
 	{"BSD", "Redistribution and use in source and binary forms"},
@@ -108,7 +108,8 @@ func TestLicences(t *testing.T) {
 	}
 }
 
-// TestLicencesAreFound: licences that are not allowed would be found.
+// TestLicencesAreFound: licencesIn finds the GPL, alone and beside the MIT licence, and does not
+// know the Business Source License. So TestLicences would refuse all three texts.
 func TestLicencesAreFound(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string][]string{

@@ -23,8 +23,8 @@ const (
 	mostMutexes = 3
 )
 
-// TestTypesFitInAHead requires that no type outside of tests has more than mostMethods methods and
-// mostMutexes mutexes. Methods of embedded types do not count.
+// TestTypesFitInAHead requires that no type outside of tests has more than mostMethods methods or
+// more than mostMutexes mutexes. Methods of embedded types do not count.
 func TestTypesFitInAHead(t *testing.T) {
 	t.Parallel()
 	root := moduleRoot(t)

@@ -41,7 +41,7 @@ func requireExact(t require.TestingT, w *world, views *Views) {
 	}
 }
 
-// rounds does rounds for this long.
+// rounds calls Round again and again for this long. It accepts no error but errAway.
 func rounds(t require.TestingT, views *Views, d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		if err := views.Round(context.Background()); err != nil {
@@ -76,8 +76,9 @@ func TestRoundFollows(t *testing.T) {
 	})
 }
 
-// TestRoundIsCheap counts the calls of the source: about two per second while nothing happens, and
-// about ten per second while an entry arrives every millisecond.
+// TestRoundIsCheap counts the calls of the source. While nothing happens, Moves and Snapshot are
+// called about once a second each. While an entry arrives every millisecond, Moves is called at
+// most six times a second, and Numbers not at all.
 func TestRoundIsCheap(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -103,7 +104,7 @@ func TestRoundIsCheap(t *testing.T) {
 }
 
 // TestFirstCallsFail: if the first calls of the source fail, Round returns the error, and the view
-// is loaded less than a second after the source works again.
+// is loaded within 10 ms after the source works again.
 func TestFirstCallsFail(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -291,7 +292,8 @@ func TestFailingEventHarmsNoOther(t *testing.T) {
 	})
 }
 
-// TestManyEvents: snapshots are taken in calls of 200 events.
+// TestManyEvents: the views of 1,000 events are each loaded once and are exact. No call of Snapshot
+// asks for more than 200 events.
 func TestManyEvents(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -307,7 +309,7 @@ func TestManyEvents(t *testing.T) {
 	})
 }
 
-// lockedWorld makes a world for several goroutines.
+// lockedWorld is a fake Source that several goroutines may use: a world with a mutex.
 type lockedWorld struct {
 	mu sync.Mutex
 	w  *world
@@ -342,8 +344,8 @@ func (l *lockedWorld) Moves(ctx context.Context, after string, block time.Durati
 	return moves, err
 }
 
-// TestViewsAreSafe calls Round, Wait, Place and others in concurrent goroutines, while views are
-// loaded and data is lost. It is a test for the race detector.
+// TestViewsAreSafe calls Round, Wait, Place and others in concurrent goroutines, while users leave
+// and the stream moves is trimmed. No position rises. It is a test for the race detector.
 func TestViewsAreSafe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -514,8 +516,8 @@ func TestHistoryThatWasReplaced(t *testing.T) {
 }
 
 // TestLengthIsCompared: an event is declared again, and by chance its new changes continue the
-// numbers of the view's changes. The view's length differs from the queue's, so it is loaded again,
-// but only once if the load does not help.
+// numbers of the view's changes. The view's length differs from the queue's, so it is loaded again.
+// If the loads do not help, there are at most as many of them as intervals doubtInterval.
 func TestLengthIsCompared(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

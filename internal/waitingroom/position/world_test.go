@@ -14,7 +14,7 @@ import (
 
 // world is a fake Source for tests: a partition in memory that behaves as Redis does. The answer of
 // Snapshot is of one instant, Numbers yields everybody who is in the queue throughout, and Moves
-// skips trimmed entries, and waits for ever after an id beyond the end of the stream. It is not
+// skips trimmed entries, and returns nothing after an id beyond the end of the stream. It is not
 // safe for concurrent use.
 type world struct {
 	queues map[string]*queue
@@ -27,7 +27,7 @@ type world struct {
 	page    int
 	most    int   // entries in an answer of Moves
 	err     error // of the next call
-	ghosts  int64 // how much longer snapshots show the queues
+	ghosts  int64 // how many users too many snapshots show in each queue
 	calls   map[string]int
 }
 

@@ -161,8 +161,8 @@ func TestFillGivesDefaults(t *testing.T) {
 	require.EqualValues(t, 9, rules().Fill(api.EventSettings{Rate: new(1.0), Burst: 9}).Burst)
 }
 
-// TestViewCanBeSentBack shows that the settings in a View, as JSON, equal the settings that the
-// operator gave, so that they can be sent back unchanged.
+// TestViewCanBeSentBack shows that an operator can send the settings in a View, as JSON, back:
+// filled with the defaults, they are the settings from which the View was made.
 func TestViewCanBeSentBack(t *testing.T) {
 	t.Parallel()
 	for _, set := range []api.EventSettings{

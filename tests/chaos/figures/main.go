@@ -1,5 +1,5 @@
-// Command figures writes the tables of docs/reliability.md from a report of `make chaos`. Usage:
-// figures REPORT.json PAGE.md.
+// Command figures writes the table of docs/reliability.md from a report of `make chaos`. It
+// replaces what is between two marks of the page. Usage: figures REPORT.json PAGE.md.
 package main
 
 import (
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// report has the fields of the JSON report of `make chaos` that the tables show.
+// report has the fields of the JSON report of `make chaos` that the table shows.
 type report struct {
 	Seed uint64 `json:"seed"`
 	phase
