@@ -9,7 +9,7 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 )
 
-// luaFunc is one function of a Lua chunk, or the chunk itself, in the parser of this test.
+// luaFunc is one function of a Lua chunk, or the chunk itself, as the walk of this test finds it.
 type luaFunc struct {
 	parent   *luaFunc
 	line     int
@@ -18,7 +18,8 @@ type luaFunc struct {
 	upvalues map[*luaVar]bool
 }
 
-// luaVar is a local variable of a Lua chunk. Its lines are line numbers of the chunk.
+// luaVar is a local variable of a Lua chunk. line is the line of its declaration, read and written
+// are the lines of its uses, in the chunk.
 type luaVar struct {
 	name     string
 	function *luaFunc
