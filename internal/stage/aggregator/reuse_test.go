@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// cutOff is a hook of the Redis client that fails all commands while on is set.
+// cutOff is a hook of the Redis client that fails all commands outside of pipelines while on is
+// set.
 type cutOff struct {
 	on     atomic.Bool
 	failed atomic.Int64 // commands that have failed

@@ -91,7 +91,8 @@ func TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain(t *testing.T) {
 }
 
 // TestKeepsTheIDOfAnEntryThatAFrozenProcessHolds: an entry that has waited for long is stored once,
-// although a frozen process applies it again after another one has applied and acknowledged it.
+// although a frozen process applies it again, within maxIngestFreeze after another one has applied
+// and acknowledged it.
 func TestKeepsTheIDOfAnEntryThatAFrozenProcessHolds(t *testing.T) {
 	t.Parallel()
 	e := newEntries(t)

@@ -21,8 +21,8 @@ func auditState(w *stagetest.World) api.AuditState {
 	return st
 }
 
-// TestStateOfTheAuditIsStored: GET /v1/audit shows what the watcher's last audits have found: their
-// times, and the open violations, until they are gone.
+// TestStateOfTheAuditIsStored: Store.Audit, which serves GET /v1/audit, returns what the watcher's
+// last audits have found: their times, and the open violations, until they are gone.
 func TestStateOfTheAuditIsStored(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -32,8 +32,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// run starts a watcher with the process id id. If cfg sets no Interval, the watcher advances only
-// dirty groups.
+// run starts a watcher with the process id id. If cfg sets no Interval, it is an hour: after a
+// first pass over all open groups, the watcher advances only dirty groups.
 func run(w *stagetest.World, cfg watcher.Config, id string) (stop func()) {
 	w.T.Helper()
 	conn := w.Connect()

@@ -321,7 +321,8 @@ func TestWorkerRunsOnlyItsTypes(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Ready: 1}, w.Counts("c"))
 }
 
-// TestTwoWorkersRunEachJobOnce: two processes that read the same stream run each job exactly once.
+// TestTwoWorkersRunEachJobOnce: two processes that read the same stream run all of its 500 jobs,
+// and each job counts as done once.
 func TestTwoWorkersRunEachJobOnce(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		const n = 500
