@@ -326,8 +326,8 @@ func TestUnknownEvent(t *testing.T) {
 	require.Empty(t, w.conn.Cmd.Keys(t.Context(), w.space.Prefix()+"*room:*").Val())
 }
 
-// slowFirst is a hook of the Redis client. It blocks the first call of the script enter until
-// release is closed, and counts the calls.
+// slowFirst is a hook of the Redis client. It blocks the first call of the script enter for new
+// visitors until release is closed, and counts these calls.
 type slowFirst struct {
 	calls   atomic.Int64
 	release chan struct{}

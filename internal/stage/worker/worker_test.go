@@ -175,8 +175,8 @@ func TestResultsAreEncodedOnOneLine(t *testing.T) {
 	}, got)
 }
 
-// TestLargeResultsAreReportedInPieces: a batch of large results is split, so that script calls and
-// entries stay within their bounds.
+// TestLargeResultsAreReportedInPieces: a batch of 100 results of the largest size is reported in
+// several entries, each of about a megabyte at most.
 func TestLargeResultsAreReportedInPieces(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
