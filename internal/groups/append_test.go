@@ -43,13 +43,13 @@ func open(w *stagetest.World, g messages.SubmitGroup) {
 	require.NoError(w.T, err)
 }
 
-// appendEntry appends the jobs of one entry.
+// appendEntry appends the jobs of one entry. message is the message's own id, or "".
 func appendEntry(ctx context.Context, s *groups.Store, group string, jobs []messages.Job, entry, message string, o groups.Origin) error {
 	return s.AppendEntries(ctx, group, []groups.EntryJobs{{Entry: entry, Message: message, Jobs: jobs, Origin: o}})[0]
 }
 
-// TestAppendsTogether: messages whose jobs are stored with one script call are accepted or refused
-// separately, each as a whole and once.
+// TestAppendsTogether: 101 concurrent appends, which share script calls, are accepted or refused
+// separately, each as a whole. A message that comes again is stored once.
 func TestAppendsTogether(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(t))
@@ -72,7 +72,7 @@ func TestAppendsTogether(t *testing.T) {
 			})
 		}
 		for i := range 20 {
-			entry := fmt.Sprintf("1-%d", i) // of one message
+			entry := fmt.Sprintf("1-%d", i) // the id of one entry
 			add("open", "open", entry, "", stagetest.Numbered(2))
 			add("open", "open", entry, "", stagetest.Numbered(2)) // delivered twice
 			add("named", "open", "2-"+entry[2:], "same", stagetest.Numbered(1))
@@ -102,8 +102,8 @@ func TestAppendsTogether(t *testing.T) {
 	})
 }
 
-// TestRefusedAppendBesidePoison: a message that Redis refuses does not make a refused one look
-// stored.
+// TestRefusedAppendBesidePoison: of two messages in one call, Redis refuses the first, and the
+// second has more jobs than the group's total. Each gets its own error, and no job is stored.
 func TestRefusedAppendBesidePoison(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		total := int64(1)

@@ -80,8 +80,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.ErrorAs(t, submit(w.Store), &full)
 	require.Contains(t, full.Reason, "up to 50%")
 
-	// A store that has no limit of memory use refuses nothing itself: it returns Redis's own error
-	// that memory is full.
+	// A store that has no limit of memory use refuses nothing itself. When Redis is out of memory,
+	// it returns a BackpressureError, too.
 	blind := w.NewStore(groups.Config{})
 	var err error
 	w.Await("Redis to be full", func() bool {
@@ -100,7 +100,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, w.Conn.Cmd.Del(stagetest.Trusted(t), keys...).Err())
 	w.Await("free memory", func() bool { return submit(w.Store) == nil })
-	// A submission that failed half-way is completed when it is repeated.
+	// The submission that failed because Redis was out of memory succeeds when it is repeated.
 	_, err = w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: refused, Type: "T", Jobs: stagetest.Numbered(1)}, now)
 	require.NoError(t, err)
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, w.Counts(refused))

@@ -21,7 +21,7 @@ func newTestBatcher(t testing.TB) *batcher[int] {
 	return newBatchers[int](space)[0]
 }
 
-// awaitQueued waits until n items are in the next batch.
+// awaitQueued waits until n items are in the next batch, which has not begun.
 func awaitQueued(t *testing.T, q *batcher[int], n int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -59,8 +59,8 @@ func TestCallsShareABatch(t *testing.T) {
 	calls.Wait()
 }
 
-// TestPanicOfABatchIsAnErrorForAllItsCallers: when a batch panics, no caller gets the answer that
-// its item was handled, and the next batch runs.
+// TestPanicOfABatchIsAnErrorForAllItsCallers: when a batch panics, the caller that runs it gets the
+// panic and the other one the error ErrUnavailable. The next batch runs.
 func TestPanicOfABatchIsAnErrorForAllItsCallers(t *testing.T) {
 	t.Parallel()
 	q := newTestBatcher(t)
@@ -80,8 +80,8 @@ func TestPanicOfABatchIsAnErrorForAllItsCallers(t *testing.T) {
 	require.NoError(t, q.do(t.Context(), func(context.Context, []int) {}, 3))
 }
 
-// TestBatchSurvivesTheCancellationOfItsFirstCaller: the caller that starts a batch may be
-// cancelled. The batch still runs, for the calls that joined it.
+// TestBatchSurvivesTheCancellationOfItsFirstCaller: the context of a batch does not end with that
+// of the caller that starts it. So the batch runs, and after it the next one.
 func TestBatchSurvivesTheCancellationOfItsFirstCaller(t *testing.T) {
 	t.Parallel()
 	q := newTestBatcher(t)

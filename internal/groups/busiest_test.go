@@ -84,7 +84,8 @@ func TestBusiestTenants(t *testing.T) {
 	require.Equal(t, all.Tenants, list(admin, 100).Tenants, "the next search repairs it")
 }
 
-// TestBusiestOfManyTenants: more tenants than one page of the scan.
+// TestBusiestOfManyTenants: MeasureBusiest finds the 100 busiest among 5,000 active tenants, which
+// are more than one page.
 func TestBusiestOfManyTenants(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -98,7 +99,7 @@ func TestBusiestOfManyTenants(t *testing.T) {
 	require.True(t, slices.IsSortedFunc(l.Tenants, func(a, b api.Tenant) int { return int(b.Unfinished - a.Unfinished) }))
 }
 
-// manyTenants writes active tenants as append does; tenant i has i unfinished jobs.
+// manyTenants writes n active tenants, as an append does: the tenant t7 has 7 unfinished jobs.
 func manyTenants(t testing.TB, w *stagetest.World, n int) {
 	t.Helper()
 	for from := 0; from < n; from += 1000 {

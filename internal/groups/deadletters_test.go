@@ -89,7 +89,7 @@ func TestDeadLetterFilters(t *testing.T) {
 }
 
 // TestDeadLettersOfManyPartitions: pages have no gap and no repetition either if many partitions
-// have entries of the same millisecond. The cursor stays short.
+// have entries of the same millisecond. A cursor has 64 bytes at most.
 func TestDeadLettersOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -150,11 +150,12 @@ func TestDeadLettersAreBoundedByBytes(t *testing.T) {
 	require.Equal(t, 64, none.Scanned)
 }
 
-// TestStatsOfRoles: Stats names each role, also those without a live process.
+// TestStatsOfRoles: Stats names each role, also those without a live process, but the role broker
+// only if it has one.
 func TestStatsOfRoles(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	var stages []string // the roles of the processes
+	var stages []string // the roles of the processes in Stats.Stages, which has no workers
 	roles := func() []api.RoleStatus {
 		st, err := w.Store.Stats(stagetest.Trusted(t))
 		require.NoError(t, err)

@@ -25,7 +25,7 @@ import (
 )
 
 // replicated starts a master with one replica, and returns a world whose store waits until the
-// replica has each write.
+// replica has each write, for at most 500 ms.
 func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redistest.Redis) {
 	t.Helper()
 	master := redistest.Server(t, redistest.Args("--repl-diskless-sync-delay", "0"))
@@ -41,9 +41,9 @@ func replicated(t *testing.T, partitions int) (w *stagetest.World, replica *redi
 	return w, replica
 }
 
-// TestNothingIsAcceptedWithoutReplicas: while the replica does not answer, every submission, append
-// and command gets an error, although Redis may have stored it. The repeated request succeeds and
-// stores nothing twice.
+// TestNothingIsAcceptedWithoutReplicas: while the replica does not answer, submissions, appends,
+// seals, cancellations, pauses and resumptions get an error, although Redis may have stored them.
+// The repeated request succeeds and stores nothing twice.
 func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	ctx := auth.Trust(context.Background())
@@ -95,8 +95,8 @@ func TestNothingIsAcceptedWithoutReplicas(t *testing.T) {
 	}
 }
 
-// forgetful is a Redis client that deletes data just before each wait for replicas, like a failover
-// between a write and its wait.
+// forgetful is a hook of the Redis client. It calls loss once, just before the next wait for
+// replicas, to delete data like a failover between a write and its wait.
 type forgetful struct {
 	loss atomic.Pointer[func()]
 }
@@ -206,8 +206,9 @@ func (d *dying) of(w *stagetest.World, cfg groups.Config) *groups.Store {
 	return groups.New(cfg, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), d)
 }
 
-// TestSubmitOutlivesALostScript: a failover between two scripts of a submission loses the writes of
-// the first one. Without replicas to wait for, only the loss of the last script stays undetected.
+// TestSubmitOutlivesALostScript: a failover loses the writes of one of a submission's four scripts.
+// The submission notices that and stores all jobs. To notice the loss of the last script, it must
+// wait for a replica.
 func TestSubmitOutlivesALostScript(t *testing.T) {
 	t.Parallel()
 	const n, scripts = 2*ledger.MaxAppend + 50, 4 // the first of them creates the group

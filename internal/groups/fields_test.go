@@ -13,7 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// TestNewJobHasAllFields: no field of a job is forgotten on its way into the ledger.
+// TestNewJobHasAllFields: newJob copies each field of a message's job but the trace, which newJobs
+// sets. ledger.NewJob has no other field.
 func TestNewJobHasAllFields(t *testing.T) {
 	at := time.Now()
 	job := messages.Job{Key: "customer-7", Payload: json.RawMessage(`1`), Type: "T", RunAt: &at, TraceParent: "00-"}
@@ -35,7 +36,7 @@ func TestJobViewHasTheTrace(t *testing.T) {
 	require.Empty(t, jobView("g", 7, ledger.JobStatus{State: "F!"}).TraceID)
 }
 
-// TestAddStatsAddsEachNumber: addStats adds every number that TypeStats has: the numbers of a type
+// TestAddStatsAddsEachNumber: addStats adds each int64 field of TypeStats: the numbers of a type
 // are summed over the partitions.
 func TestAddStatsAddsEachNumber(t *testing.T) {
 	var one, sum api.TypeStats

@@ -73,7 +73,7 @@ func TestListIsFiltered(t *testing.T) {
 }
 
 // TestListByStatus: a list by status contains the groups of that status, ordered by their last
-// change of status; a cursor of another list is refused.
+// change of status, newest first. A cursor of another list is refused.
 func TestListByStatus(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -18,14 +18,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// eachFailure reads all failures of group g.
+// eachFailure calls yield for the failures of group g that q selects, until yield returns an error.
+// q has no limit, so that one call reads all.
 func eachFailure(ctx context.Context, w *stagetest.World, q groups.FailureQuery, yield func(api.Failure) error) error {
 	_, err := w.Store.Failures(ctx, "g", q, yield)
 	return err
 }
 
 // withFailures creates group g of n jobs, all ended: every job whose ordinal is a multiple of every
-// has failed, the others are done.
+// has failed, with the codes REFUSED and GONE in turn. The others are done.
 func withFailures(t testing.TB, n, every int) *stagetest.World {
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
@@ -153,8 +154,8 @@ func TestFailureSummaryIsReadOnce(t *testing.T) {
 	require.Equal(t, []int64{51, 0}, []int64{changed.Total, changed.Seen})
 }
 
-// TestJobMap: concurrent calls of JobMap share one read of the states, and the map is reused for
-// some time.
+// TestJobMap: concurrent calls of JobMap for 7 buckets get the right counts, and each caller may
+// change its map. A group of 3 jobs has one bucket a job.
 func TestJobMap(t *testing.T) {
 	t.Parallel()
 	w := withFailures(t, 100_003, 10)
@@ -191,7 +192,8 @@ func TestJobMap(t *testing.T) {
 	require.Equal(t, api.MapBucket{From: 2, To: 2, Waiting: 1}, m.Buckets[2])
 }
 
-// TestJobMapOfALargeGroup: the states of a large group are read in several round trips.
+// TestJobMapOfALargeGroup: the job map of a million jobs, whose states are read in several round
+// trips, has the right counts.
 func TestJobMapOfALargeGroup(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

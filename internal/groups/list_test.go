@@ -258,8 +258,8 @@ func TestResultsAndFailures(t *testing.T) {
 	require.ErrorIs(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{}, func(api.Failure) error { return stop }), stop)
 }
 
-// TestFailuresWithPayloads: Failures have their payloads if asked, also those that are stored
-// separately or lost.
+// TestFailuresWithPayloads: the method Failures gives the failed jobs' payloads if asked, also
+// those that are stored separately. A lost payload is null.
 func TestFailuresWithPayloads(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		large := `"` + strings.Repeat("x", 5000) + `"`
@@ -307,7 +307,8 @@ func TestViewWithoutItsReducer(t *testing.T) {
 	require.Equal(t, "null", string(shown.Aggregate["x"]))
 }
 
-// TestGroupSummary: GroupSummary leaves out an aggregate that is too large, without reading it.
+// TestGroupSummary: GroupSummary leaves out an aggregate that takes more bytes in Redis than the
+// caller allows.
 func TestGroupSummary(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

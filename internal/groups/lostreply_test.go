@@ -17,8 +17,8 @@ import (
 )
 
 // lossy is a hook of the Redis client that loses the first reply to each different command: Redis
-// executes it, and the caller gets a network error. Commands are different if their names or, for
-// scripts, the scripts are.
+// executes it, and the caller gets a network error. Commands are different if their names or first
+// arguments are (a key or a script). A pipeline counts as its first command and its length.
 type lossy struct {
 	mu   sync.Mutex
 	seen map[string]bool

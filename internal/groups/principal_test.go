@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// as returns a context of a principal that sees payloads.
+// as returns a context of a principal that has this role and tenant, and sees payloads.
 func as(t testing.TB, role auth.Role, tenant string) context.Context {
 	return auth.With(t.Context(), auth.Principal{KeyID: "key_test", Role: role, Tenant: tenant, Payloads: true})
 }
@@ -234,7 +234,8 @@ func TestPayloadsAreLeftOut(t *testing.T) {
 	}
 }
 
-// everything returns, as text, all that a principal can read of the jobs of group g.
+// everything returns, as text, what a principal can read of the three jobs of group g, and requires
+// that one of them has a result.
 func everything(ctx context.Context, t *testing.T, w *stagetest.World) string {
 	t.Helper()
 	var out []byte

@@ -73,7 +73,7 @@ func failed(ctx context.Context, err error) *redis.Cmd {
 	return cmd
 }
 
-// through returns a store whose submissions use the faulty connection c.
+// through returns a store whose submissions and appends use the faulty connection c.
 func through(w *stagetest.World, c *connection) *groups.Store {
 	c.Cmdable = w.Conn.Cmd
 	return groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, reducer.NewRegistry(), c)
@@ -132,7 +132,8 @@ func TestSubmitOutlivesLostReplies(t *testing.T) {
 	holds(w, "g", 2*ledger.MaxAppend+50)
 }
 
-// TestSubmitCutsBySize: jobs with large payloads are divided into pieces by size.
+// TestSubmitCutsBySize: jobs with large payloads are divided into pieces by size: 20 jobs of 256
+// KiB are stored in 5 pieces.
 func TestSubmitCutsBySize(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -271,8 +272,8 @@ func TestSubmissionHasCounts(t *testing.T) {
 	})
 }
 
-// TestIdempotencyKeyOfAnEarlierVersion: Records of idempotency keys that an earlier version has
-// stored contain no time, and are still accepted.
+// TestIdempotencyKeyOfAnEarlierVersion: records of idempotency keys that an earlier version has
+// stored contain no time. A submission with such a key is answered as before.
 func TestIdempotencyKeyOfAnEarlierVersion(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		o := now
@@ -356,9 +357,9 @@ func keyed(first, n int) []messages.Job {
 	return jobs
 }
 
-// TestUniqueKeys: jobs whose keys are taken are left out. The answer lists them by their index in
-// the whole request, and a repeated request gets the same answer. Jobs are found by key and by
-// state.
+// TestUniqueKeys: in a group with unique keys, jobs whose keys are taken are left out. The answer
+// lists them by their index in the whole request, and a repeated request gets the same answer. Jobs
+// are found by key and by state.
 func TestUniqueKeys(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
@@ -442,7 +443,8 @@ func TestCommands(t *testing.T) {
 	})
 }
 
-// TestRedisIsAway: while Redis is away, each caller gets an error soon.
+// TestRedisIsAway: while Redis does not answer, 10 concurrent submissions all get the error
+// ErrUnavailable within 20 seconds.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -465,5 +467,5 @@ func TestRedisIsAway(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Less(t, time.Since(began), 20*time.Second) // one read takes 3 seconds; one after the other they would take 30
+	require.Less(t, time.Since(began), 20*time.Second) // a read fails after 3 seconds; one after the other they would take 30
 }

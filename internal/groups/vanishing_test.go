@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// vanishing is a hook of the Redis client that deletes a key just before its first read, as if the
+// vanishing is a hook of the Redis client that deletes a key just before its first GET, as if the
 // key had expired then.
 type vanishing struct {
 	client redis.Cmdable

@@ -43,8 +43,8 @@ func TestAdmitForSoManyWorkers(t *testing.T) {
 	})
 }
 
-// TestAdmitMintsSpans: a sampled job's trace context names the span of its admission; an unsampled
-// job has no trace context.
+// TestAdmitMintsSpans: after its admission, the trace context of a sampled job names the span of
+// the admission; a job without a trace context gets none.
 func TestAdmitMintsSpans(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -67,8 +67,8 @@ func TestAdmitMintsSpans(t *testing.T) {
 	})
 }
 
-// TestAdmitEverything: with many tenants and types every job is admitted exactly once, and the
-// counts agree.
+// TestAdmitEverything: 435 jobs of 30 groups, which belong to 7 tenants and are in all three lanes,
+// are admitted exactly once each, and the counts agree.
 func TestAdmitEverything(t *testing.T) {
 	both(t, func(w *world) {
 		var groups []string

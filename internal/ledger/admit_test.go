@@ -49,8 +49,8 @@ func (w *world) atSomeTime(r ledger.AdmitReply) ledger.AdmitReply {
 	return r
 }
 
-// admitted reads the jobs of a type that nobody has read from the ready stream. It returns by(job)
-// of each, for example its group, in the order of the stream.
+// admitted reads those jobs of a type that nobody has read from the ready stream yet. It returns
+// by(job) of each, for example its group, joined in the order of the stream.
 func (w *world) admitted(typ string, by func(taken) string) string {
 	w.Helper()
 	var order []string
@@ -200,8 +200,8 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 			r := w.atSomeTime(w.admitBelow(7, "T", 50, noLimit))
 			require.Equal(w, ledger.AdmitReply{State: ledger.AdmitFull, Wait: -time.Millisecond, Permits: []ledger.Permit{}, Denials: []ledger.Denial{}}, r)
 		})
-		// Entries that a worker has read do not count towards the most undelivered entries of the
-		// ready stream, whether they are started or not.
+		// Entries that a worker has read do not count as undelivered, which Cap bounds, whether
+		// their jobs are started or not.
 		run := w.readSome("T", "c", 3)
 		require.Equal(w, 3, w.admitBelow(7, "T", 50, noLimit).Moved)
 		w.start("T", run)
@@ -212,8 +212,8 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 	})
 }
 
-// TestAdmitNeverExceedsTheLimit: with concurrent callers of admit and promote the limit holds in
-// every aligned window. The time of each admission is Redis's.
+// TestAdmitNeverExceedsTheLimit: two goroutines admit and promote at the same time, with 7 permits
+// in 100 ms and 3 tenants. In each aligned window, by Redis's time, at most 6 jobs become ready.
 func TestAdmitNeverExceedsTheLimit(t *testing.T) {
 	both(t, func(w *world) {
 		const permits, window = 7, 100 * time.Millisecond
@@ -339,8 +339,8 @@ func TestAdmitRateLimitsATenant(t *testing.T) {
 		w.append("g", 1)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal")).Val(), "new jobs wait with the others")
 
-		// In the next window the tenant's jobs are admitted in order again, and the marker gets a
-		// permit, too.
+		// From the next window on, the tenant's waiting jobs are admitted again, and the marker is
+		// promoted, too: here without a limit.
 		w.eventually(func() bool { return w.admit("T", 100, noLimit).Moved > 0 })
 		require.False(w, time.Now().Before(due))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.RateLimited("T")).Val())

@@ -54,7 +54,8 @@ func TestAdvance(t *testing.T) {
 	})
 }
 
-// countersOf returns a tenant's hash without its start tags and without times.
+// countersOf returns a tenant's hash without its start tag in the lane normal of type T, and
+// without the fields that hold times.
 func (w *world) countersOf(tenant string) map[string]string {
 	w.Helper()
 	h := w.c.HGetAll(w.Context(), w.p.Tenant(tenant)).Val()
@@ -64,7 +65,7 @@ func (w *world) countersOf(tenant string) map[string]string {
 	return h
 }
 
-// TestAdvanceAGroupWithoutJobs: a group without jobs goes through every state, too.
+// TestAdvanceAGroupWithoutJobs: a sealed group without jobs goes through every state, too.
 func TestAdvanceAGroupWithoutJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -119,8 +120,8 @@ func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	})
 }
 
-// TestAdvanceBesideAnUnsweptGroup: a cancelled group counts for its tenant until it is completely
-// swept, even if other groups of the tenant end meanwhile.
+// TestAdvanceBesideAnUnsweptGroup: another group of the tenant ends while its cancelled group is
+// only partly swept. The rest of the sweep deletes the tenant's counters active and congested.
 func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")

@@ -55,8 +55,8 @@ func TestAppendMany(t *testing.T) {
 	})
 }
 
-// TestAppendManySeals: the request with which the announced total is reached seals the group; later
-// requests of the same call are refused.
+// TestAppendManySeals: the request with which the announced total is reached seals the group. Later
+// requests of the same call are refused, but for repeated ones: those are duplicates.
 func TestAppendManySeals(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -86,7 +86,8 @@ func TestAppendByRedisClock(t *testing.T) {
 	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
 }
 
-// TestAppendUnderAnyID: a request's id may be any text.
+// TestAppendUnderAnyID: a request's id may look like an id with a meaning for the script, such as =
+// or @1: a repeated one is a duplicate.
 func TestAppendUnderAnyID(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -16,8 +16,8 @@ import (
 const batch = 200
 
 // bench measures a step that moves a batch of jobs, on a private Redis; prepare returns the step.
-// µs/job is the whole call: building it, the round trip and the script. redis-µs/job is the time of
-// the script as Redis reports it.
+// µs/job is the whole step: building its calls, the round trips and the scripts. redis-µs/job is
+// the time of the scripts as Redis reports it.
 func bench(b *testing.B, prepare func(w *world, group string) func()) {
 	w := newWorld(b, redistest.Server(b).Client(), "b:")
 	prepare(w, "warm")() // loads the script into Redis's cache
@@ -109,7 +109,7 @@ func BenchmarkOutcomeRetry(b *testing.B) {
 	}
 }
 
-// BenchmarkStartAgain measures the start of jobs that have had errors.
+// BenchmarkStartAgain measures the start of jobs that have had one error each.
 func BenchmarkStartAgain(b *testing.B) {
 	bench(b, func(w *world, group string) func() {
 		w.create(group, "acme", "T")

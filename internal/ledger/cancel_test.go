@@ -125,8 +125,9 @@ func TestSweepManyJobs(t *testing.T) {
 	})
 }
 
-// TestSweepManyNonReadyJobs: there are more non-ready jobs than one call of Sweep removes. The next
-// call continues from the stored cursor, even if other calls promote and add jobs in the meantime.
+// TestSweepManyNonReadyJobs: a cancelled group has 12,000 non-ready jobs, more than one call of
+// Sweep removes. All are removed, although jobs of another group, which stay, are added between the
+// calls.
 func TestSweepManyNonReadyJobs(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const nonReady = 12_000
@@ -158,7 +159,8 @@ func TestSweepManyNonReadyJobs(t *testing.T) {
 	})
 }
 
-// TestCancelWhileRequeueing: a group can be cancelled while its failed jobs are being requeued.
+// TestCancelWhileRequeueing: a group that is cancelled after it was reopened, before its jobs are
+// requeued, keeps them failed. Requeue then changes nothing.
 func TestCancelWhileRequeueing(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 3)

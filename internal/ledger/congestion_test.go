@@ -62,8 +62,8 @@ func TestCongestionIsCountedPerTenant(t *testing.T) {
 }
 
 // TestCongestionOfATenantWithALimitOfItsOwn: a throttled job of a tenant with an own limit below
-// one permit a second waits at least until that limit gives a permit. With Flat, waits depend on no
-// rate, not even on a tenant's own.
+// one permit a second waits at least until that limit gives a permit, but no longer than Cap. With
+// Flat, waits depend on no rate, not even on a tenant's own.
 func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 	both(t, func(w *world) {
 		waits := func(tenant string, own float64, terms ledger.Congestion) []int64 {
@@ -85,8 +85,8 @@ func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-// TestCongestionKeepsTheOrder: jobs that fail later are due later, over many calls of Outcome, also
-// if hundreds of them fail in the same second.
+// TestCongestionKeepsTheOrder: of 120 jobs that fail, 7 in each call of Outcome, each is due later
+// than those that failed before it: 50 a second.
 func TestCongestionKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: 100 * time.Millisecond, Cap: time.Hour, RPS: 50}
@@ -109,8 +109,8 @@ func TestCongestionKeepsTheOrder(t *testing.T) {
 	})
 }
 
-// TestCongestionStatistics: Congestion statistics are deleted KeepStats after a tenant's last
-// event, or when the tenant's last group ends.
+// TestCongestionStatistics: after four throttled jobs the statistics have their number and the sum
+// and the longest of their waits. They expire KeepStats, here a minute, after the last event.
 func TestCongestionStatistics(t *testing.T) {
 	both(t, func(w *world) {
 		require.True(w, w.tenant("acme", noLimit).LastEvent.IsZero())
@@ -162,7 +162,7 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 }
 
 // TestCongestionASmallGroupPassesANonReadyFlood: only the first waiting job of a rate-limited
-// tenant becomes non-ready and counts as throttled, however many others wait. When permits come
+// tenant becomes non-ready and counts as throttled, although 5,000 others wait. When permits come
 // back, the tenant's small group is admitted before its large one.
 func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	onRedis(t, func(w *world) {

@@ -35,7 +35,7 @@ func ownScripts(t *testing.T) []sent {
 	})
 }
 
-// scripts are the sources by name, without the parts.
+// scripts returns the sources of ownScripts by file name, without the parts.
 func scripts(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -80,7 +80,7 @@ func (c *calls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // TestContractsKeepToTheHeaders: the Go functions send the number of keys and arguments that the
-// scripts' headers list. Every script has a Go function and a scene that calls it.
+// scripts' headers list. A scene or this test calls the Go function of every script.
 func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -118,7 +118,7 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 }
 
 // TestKeysAgreeWithKeyspace: the keys that scripts build by concatenation are the keys that package
-// keyspace names, no more and no less.
+// keyspace names for jobs, no more and, but for those in outside, no less.
 func TestKeysAgreeWithKeyspace(t *testing.T) {
 	t.Parallel()
 	space, err := keyspace.New("", 1)
@@ -156,7 +156,7 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	}
 	require.ElementsMatch(t, named, slices.Collect(maps.Keys(used)))
 
-	// Names of consumer groups are said twice as well.
+	// The names of consumer groups, too, are written both in the scripts and in Go.
 	for name, source := range all {
 		_, code := luaheader.Split(source)
 		for _, found := range regexp.MustCompile(`'(?:XACK|XPENDING|XCLAIM)', (?:stream|B [^,]*), '([a-z]+)'`).FindAllStringSubmatch(code, -1) {
@@ -165,8 +165,8 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	}
 }
 
-// patternsOf returns the patterns of all keys that keyspace.Partition names, with * for each id. It
-// calls every method by reflection.
+// patternsOf returns the patterns of all keys that keyspace.Partition names, except those of the
+// waiting room, with * for each id. It calls the methods by reflection.
 func patternsOf(p keyspace.Partition) []string {
 	var all []string
 	v, room := reflect.ValueOf(p), reflect.TypeFor[keyspace.RoomKeys]() // of package waitingroom

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// number parses a number of a Redis reply; a missing value is 0.
+// number parses a number of a Redis reply; a value that is missing or no integer is 0.
 func number(v any) int64 {
 	s, _ := v.(string)
 	n, _ := strconv.ParseInt(s, 10, 64)

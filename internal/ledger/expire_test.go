@@ -12,7 +12,8 @@ import (
 // shared lists the keys of a partition that may remain after all groups and tenants are deleted.
 var shared = []string{"outbox", "watch", "dead-letters", "results", "load:T", "load:U", "fair:T", "fair:U", "ready:T", "ready:U", "types", "wake:watcher", "wake:fetcher", "wake:dispatcher"}
 
-// TestExpire: a group with jobs in every state leaves no key after it has expired.
+// TestExpire: a failed, a completed or a cancelled group leaves no key of its own after it has
+// expired. Late calls do not create one again.
 func TestExpire(t *testing.T) {
 	for name, end := range map[string]func(w *world){
 		"failed": func(w *world) { w.failed("g", 3) },
@@ -97,7 +98,7 @@ func TestExpireRefusesWhatIsOpen(t *testing.T) {
 	})
 }
 
-// TestExpireResults: Results can expire before their group.
+// TestExpireResults: the result lines of a group can expire before the group.
 func TestExpireResults(t *testing.T) {
 	both(t, func(w *world) {
 		for _, e := range w.reported("g", 2) {

@@ -12,7 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// flowScenes are the scenes (see scenes) of the scripts between the fair queue and the workers.
+// flowScenes are the scenes (see scenes) in which limits, shares, pauses, priorities, settings of
+// tenants or quotas matter.
 var flowScenes = []scene{
 	{"admit with borrowed permits", false, func(w *world) act {
 		w.backlog("a", "T", 4)
@@ -173,7 +174,8 @@ var flowScenes = []scene{
 	}},
 }
 
-// readOnlyScenes are the scenes of scripts that only read.
+// readOnlyScenes are scenes of the scripts limit_state and tenant_state, which write nothing in
+// them.
 var readOnlyScenes = []scene{
 	{"limit_state", false, func(w *world) act {
 		w.backlog("acme", "T", 1)
@@ -191,13 +193,13 @@ var readOnlyScenes = []scene{
 	}},
 }
 
-// byPriority makes groups be chosen by the priority formula.
+// byPriority makes groups be chosen by the priority formula, with this ALPHA.
 func (w *world) byPriority(alpha float64) {
 	w.Helper()
 	require.NoError(w, ledger.SetPolicy(w.Context(), w.c, w.p, &alpha))
 }
 
-// suspended makes a paused group with n suspended jobs.
+// suspended creates a paused group of tenant acme with n suspended jobs of type T.
 func (w *world) suspended(group string, n int) {
 	w.Helper()
 	w.nonReady(group, n)
@@ -208,7 +210,7 @@ func (w *world) suspended(group string, n int) {
 	})
 }
 
-// switching is Pause or Resume.
+// switching is the type of the functions ledger.Pause and ledger.Resume.
 type switching func(context.Context, redis.Cmdable, keyspace.Partition, ledger.Pausable, string) error
 
 func (w *world) pausing(how switching, what ledger.Pausable, id string) act {
@@ -219,8 +221,8 @@ func (w *world) choosing(alpha float64) act {
 	return func() error { return ledger.SetPolicy(w.Context(), w.c, w.p, &alpha) }
 }
 
-// dividing returns a call that sets the partition's quota to `to`; the global limit is 40 permits,
-// and before the call the partition's quota is 10.
+// dividing returns a call that sets the partition's quota to `to`. The global limit is 40 permits
+// an hour, and the partition's quota before the call is 10.
 func (w *world) dividing(limiter string, to int64) act {
 	l := within(limiter, time.Hour, 40)
 	l.Part, l.Tag = 10, "40/4"

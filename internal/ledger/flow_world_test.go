@@ -49,8 +49,8 @@ func (w *world) partitionsOf(n int) []*world {
 	return all
 }
 
-// stuck changes the stored marks of a type's ready stream, so that it counts as full for a long
-// time.
+// stuck sets the stored time since which a type's ready stream is full to 1 ms after 1970, so that
+// the type counts as stuck.
 func (w *world) stuck(typ string) {
 	w.Helper()
 	require.Equal(w, ledger.AdmitFull, w.admitBelow(0, typ, 1, noLimit).State)
@@ -60,7 +60,8 @@ func (w *world) stuck(typ string) {
 }
 
 // newWindow begins the next window of the global limit and of these tenants, without waiting: it
-// resets the fixed limiter's counts. All rate-limited tenants may return to the fair queue.
+// resets the fixed limiter's counts. All rate-limited tenants of the partition may return to the
+// fair queue.
 func (w *world) newWindow(tenants ...string) {
 	w.Helper()
 	keys := []string{w.p.Rate()}
@@ -70,7 +71,7 @@ func (w *world) newWindow(tenants ...string) {
 	for _, key := range keys {
 		require.NoError(w, w.c.HSet(w.Context(), key, "w", -1).Err())
 	}
-	// Rate-limited tenants that wait for this window return.
+	// All rate-limited tenants may return to the fair queue with the next admission.
 	for _, typ := range w.c.ZRange(w.Context(), w.p.Types(), 0, -1).Val() {
 		for _, tenant := range w.c.ZRange(w.Context(), w.p.RateLimited(typ), 0, -1).Val() {
 			require.NoError(w, w.c.ZAdd(w.Context(), w.p.RateLimited(typ), redis.Z{Score: 1, Member: tenant}).Err())
@@ -131,8 +132,8 @@ func permitsOf(all ...[]ledger.Permit) map[string]int64 {
 	return sum
 }
 
-// exhaust admits jobs of a type until none is admitted, and reads them, so that the ready stream
-// never fills up. It returns the number of permits that each tenant spent.
+// exhaust admits jobs of a type, up to `most` in a call, until none is admitted. It reads them, so
+// that the ready stream never fills up. It returns the number of permits that each tenant spent.
 func (w *world) exhaust(typ string, most int, l ledger.Limit) map[string]int64 {
 	w.Helper()
 	var all [][]ledger.Permit
@@ -156,7 +157,7 @@ func (w *world) now() int64 {
 	return at.UnixMicro()
 }
 
-// pass waits for this time.
+// pass waits for the time d.
 func (w *world) pass(d time.Duration) {
 	w.Helper()
 	require.NoError(w, redisx.Sleep(w.Context(), d))

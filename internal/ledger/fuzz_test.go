@@ -10,8 +10,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// FuzzGarbage: an invalid entry in any queue, sorted set or stream of jobs makes no script fail,
-// and the valid job beside it runs and counts once.
+// FuzzGarbage: the same blob, mostly garbage, lies in a queue, among non-ready and suspended jobs
+// and in the ready stream. It makes no script fail, and the valid job in the queue becomes done
+// once.
 func FuzzGarbage(f *testing.F) {
 	for _, seed := range []string{
 		"", "junk", "\x00\xff", "0|1||x", "-1|1||x", "7|1||x", "99999999999999999999|1||x", "1e9|1||",

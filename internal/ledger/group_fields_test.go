@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// TestGroupFields: GroupFields that Encode has encoded are read back by ReadGroups and by the
-// scripts.
+// TestGroupFields: Encode returns the hash fields of GroupFields: lane, name and base_priority
+// always, the others only if they are set; times in ms.
 func TestGroupFields(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, map[string]string{"lane": "normal", "name": "", "base_priority": "0"}, (&ledger.GroupFields{Lane: "normal"}).Encode())

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// TestJobKeyStaysWithTheJob: a job keeps its key in every state, and no reader of its payload gets
-// the key as a part of it.
+// TestJobKeyStaysWithTheJob: a job keeps its key while it is retried, fails and runs in the next
+// round. The dead letter, the failure and the worker get the key apart from the payload.
 func TestJobKeyStaysWithTheJob(t *testing.T) {
 	for name, c := range map[string]struct {
 		typ   string // "" is the group's: its blobs are composed by the caller, the others by the script
@@ -55,7 +55,8 @@ func TestJobKeyStaysWithTheJob(t *testing.T) {
 					check(run)
 					return run
 				}
-				// Each job with a key is retried, fails, and runs again in the next round.
+				// Both jobs, with and without a key, are retried, fail, and run again in the next
+				// round.
 				for _, j := range next() {
 					w.outcome("T", other(ledger.OutcomeRetry, j, 0))
 				}

@@ -94,7 +94,8 @@ func parseSimply(blob string) (j ledger.Job, key string, ok bool) {
 	return j, key, true
 }
 
-// FuzzParseJob: the codec parses a blob like parseSimply, and composes the same blob again.
+// FuzzParseJob: the codec parses a blob like parseSimply, and what it composes of the job is parsed
+// to the same job.
 func FuzzParseJob(f *testing.F) {
 	f.Add("g|T|1|0|0|0|0|0|0|1||0|1||1")
 	f.Add("g|T|12|1|2|3|40|50|60|1700000000000|E|7|1700000000000|trace|{}")

@@ -63,7 +63,8 @@ func TestReadJob(t *testing.T) {
 	})
 }
 
-// TestCountWaiting: the states of more jobs are counted than one command reads.
+// TestCountWaiting: CountWaiting counts the waiting jobs below an ordinal, among 40,000 states:
+// more than one command reads.
 func TestCountWaiting(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 40_000

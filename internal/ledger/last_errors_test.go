@@ -38,7 +38,7 @@ func (w *world) retried(typ string, jobs ...taken) []taken {
 	return w.again(typ, len(jobs))
 }
 
-// again promotes n jobs that are due and starts them.
+// again promotes n non-ready jobs as they become due, reads them as consumer c and starts them.
 func (w *world) again(typ string, n int) []taken {
 	w.Helper()
 	w.promoteAll(typ, n)
@@ -70,8 +70,8 @@ func (w *world) endWith(kind ledger.OutcomeKind, j taken, code string) {
 	w.unchanged(func() { require.EqualValues(w, 1, w.outcome("T", report).Stale) })
 }
 
-// TestLastErrors: the last errors of a job remain while it is retried and after it has failed.
-// Start gives the last error to the next attempt.
+// TestLastErrors: the last three errors of a job remain while it is retried and after it has
+// failed; a new round begins without them. Start gives the last error to the next attempt.
 func TestLastErrors(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -157,8 +157,8 @@ func TestLastErrorsOfADeferredJob(t *testing.T) {
 	})
 }
 
-// TestLastErrorsOfABatch: in a batch each job gets its own last error, also if Redis holds an
-// unreadable record of another job.
+// TestLastErrorsOfABatch: in a batch each job gets its own last error, also a job whose record
+// begins with an unreadable line.
 func TestLastErrorsOfABatch(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h", "i"} {

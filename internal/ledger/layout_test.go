@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// tables returns the fields that package layout lists, by the name of the hash, without the keys'
-// base. Words in capitals stand for an id.
+// tables returns the fields that the file layout.go lists, by the name of the hash, without the
+// keys' base. Words in capitals stand for an id or any text.
 func tables(t *testing.T) map[string][]string {
 	t.Helper()
 	source, err := os.ReadFile("layout/layout.go")
@@ -48,8 +48,8 @@ func like(pattern, name string) bool {
 	return regexp.MustCompile("^" + text + "$").MatchString(name)
 }
 
-// TestLayoutListsEveryField: each hash field that a script writes is in a table of package layout,
-// and a script writes each field of a table.
+// TestLayoutListsEveryField: each hash field that a scene leaves is in a table of package layout,
+// and the text of some script names each field of a table, except those in here.
 func TestLayoutListsEveryField(t *testing.T) {
 	t.Parallel()
 	all := tables(t)

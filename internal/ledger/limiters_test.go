@@ -47,8 +47,8 @@ func exceeded(l ledger.Limit, log []spending) string {
 	return ""
 }
 
-// TestExceeded: Control of the check: exceeded reports a limit that is exceeded, and accepts a
-// limit that is exactly used.
+// TestExceeded: exceeded, which checks other tests, reports a limit that is exceeded and accepts
+// one that is exactly used, for each limiter.
 func TestExceeded(t *testing.T) {
 	t.Parallel()
 	ms := func(at, n int64) spending { return spending{1_000_000 + at*1000, n} }
@@ -218,7 +218,7 @@ func TestLimitersWhenTheLimiterChanges(t *testing.T) {
 }
 
 // TestLimitersOfATenantsOwn: with each limiter a tenant's own limit holds for this tenant alone,
-// and a change takes effect at once.
+// with and without a global limit, and ends when it is removed.
 func TestLimitersOfATenantsOwn(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		window := 30 * time.Millisecond
@@ -256,7 +256,8 @@ func TestLimitersOfATenantsOwn(t *testing.T) {
 	})
 }
 
-// TestRateOfShortWindows: windows may be shorter than a second.
+// TestRateOfShortWindows: 50 permits a second are 5 in a window of 100 ms, 12 in one of 250 ms and
+// 500 in one of 10 s; in one of 10 ms there is 1.
 func TestRateOfShortWindows(t *testing.T) {
 	t.Parallel()
 	for window, want := range map[time.Duration]int64{10 * time.Millisecond: 1, 100 * time.Millisecond: 5, 250 * time.Millisecond: 12, 10 * time.Second: 500} {

@@ -125,8 +125,8 @@ func TestLoseDeferred(t *testing.T) {
 	})
 }
 
-// TestLoseOnlyWhatHasNotMoved: Lose does not fail a job that has moved since it was missed, or that
-// may still be in a queue.
+// TestLoseOnlyWhatHasNotMoved: Lose does not fail a job that has moved since it was missed or may
+// still be in a queue, nor one of a cancelled or unknown group. It refuses more than 200 jobs.
 func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -156,8 +156,8 @@ func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	})
 }
 
-// TestLostJobsAreRetried: the next round runs a lost job only if its payload still exists;
-// otherwise the worker fails it.
+// TestLostJobsAreRetried: the next round makes lost jobs ready without a payload in the blob. A
+// large payload is still stored apart; a small one is lost, so a worker will fail that job.
 func TestLostJobsAreRetried(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -203,8 +203,8 @@ func TestLoseOfSeveralTypes(t *testing.T) {
 	})
 }
 
-// TestLostJobOfSeveralTypesRunsAsNoOther: a retry must not run a lost job of unknown type as a job
-// of another type, with that job's payload.
+// TestLostJobOfSeveralTypesRunsAsNoOther: after a retry, lost jobs of unknown type are ready
+// without any payload, so that none of them runs as another type with its payload.
 func TestLostJobOfSeveralTypesRunsAsNoOther(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -42,9 +42,9 @@ func (s sent) fileAt(line int) string {
 	return ""
 }
 
-// sentScripts returns the scripts that this module loads: the calls of lua.Source and, in this
-// package, of script. It checks that none is loaded twice and that they use every file of package
-// lua.
+// sentScripts returns the scripts that this module loads, outside of its tests: the calls of
+// lua.Source and, in this package, of script. It checks that none is loaded twice and that they use
+// every file of package lua.
 func sentScripts(t *testing.T) []sent {
 	t.Helper()
 	var all []sent
@@ -127,7 +127,7 @@ func loads(call *goast.CallExpr, inPackage string) sent {
 }
 
 // Lua 5.1 allows 200 locals that are active at one point of a function, and 60 upvalues of a
-// function. Redis refuses a script with more. The bounds leave space for changes.
+// function. Redis refuses a script with more. mostLocals and mostUpvalues leave space for changes.
 const (
 	luaLocals, mostLocals     = 200, 160
 	luaUpvalues, mostUpvalues = 60, 45
@@ -183,8 +183,8 @@ var foreignFields = map[string][]string{
 }
 
 // TestFieldsOfScripts: reading a misspelt field gives nil, and a misspelt function fails only when
-// it is called, perhaps in a rare case. So each field that a script reads must be set by the
-// script, and each library function must be one of Redis's.
+// it is called, perhaps in a rare case. So each field that a script reads must be set by the script
+// or be in foreignFields, and each library function must be one of Redis's.
 func TestFieldsOfScripts(t *testing.T) {
 	t.Parallel()
 	url, _ := redistest.Shared(t)

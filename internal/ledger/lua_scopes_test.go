@@ -19,7 +19,8 @@ type luaFunc struct {
 	upvalues map[*luaVar]bool
 }
 
-// luaVar is a local variable of a Lua chunk. Its lines are line numbers of the chunk.
+// luaVar is a local variable of a Lua chunk. line is the line of its declaration, read and written
+// are the lines of its uses, in the chunk.
 type luaVar struct {
 	name     string
 	function *luaFunc

@@ -73,7 +73,8 @@ func (m *model) actLoseReaders() {
 }
 
 // actComeBack adds a job's blob of an earlier attempt to the ready stream or to the non-ready jobs
-// again. A script that a crash of Redis interrupted can leave such a blob.
+// again, if a random past job has one. A script that a crash of Redis interrupted can leave such a
+// blob.
 func (m *model) actComeBack() {
 	for _, j := range some(m, m.past, 1) {
 		tenant := m.tenantOf(j.Group)
@@ -179,9 +180,9 @@ func (m *model) actReport()     { m.report(some(m, slices.Concat(m.held, m.past)
 func (m *model) actReportLate() { m.report(some(m, m.past, 5), anything) }
 func (m *model) actReportDone() { m.report(some(m, m.held, 5), []ledger.OutcomeKind{outcomeDone}) }
 
-// report reports outcomes, drawn from kinds, of the picked jobs. It sends one batch for each type,
-// some batches twice, and compares the replies with the reference. The picked jobs are no longer in
-// m.held.
+// report reports outcomes, drawn from kinds, of the picked jobs; a job that was not started can
+// only be unstarted or deferred. It sends one batch for each type, some batches twice, and compares
+// the replies with the reference. The picked jobs of a type that it reports leave m.held.
 func (m *model) report(picked []taken, kinds []ledger.OutcomeKind) {
 	for _, typ := range types {
 		byGroup := map[string]*ledger.GroupOutcome{}
@@ -237,8 +238,8 @@ func (m *model) takeBack(typ string, most int) {
 	require.Equal(m, m.reference.reclaim(typ, most), m.reclaim(typ, most), "what workers held of %s", typ)
 }
 
-// actReduce picks entries of the results stream that were read now or earlier, and reduces each
-// into one of two partial aggregates. It tries old versions and repeated calls, too.
+// actReduce picks up to two entries of the results stream that were read now or earlier, and
+// reduces each into one of two partial aggregates. It tries wrong versions and repeated calls, too.
 func (m *model) actReduce() {
 	m.results = append(m.results, m.readResults(2)...)
 	for _, e := range some(m, m.results, 2) {
@@ -262,7 +263,7 @@ func (m *model) actReduce() {
 	}
 }
 
-// settle reduces an entry's results, in Redis and in the reference. If some of them may not be
+// settle reduces the results of an entry, in Redis and in the reference. If some of them may not be
 // reduced, it reduces none and returns the ordinals of these jobs.
 func (m *model) settle(partial string, e results) []int64 {
 	bad, r := m.reference.reduce(e.group, e.ordinals), m.reduceInto(partial, e)

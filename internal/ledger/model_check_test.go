@@ -16,7 +16,7 @@ import (
 )
 
 // sight is the replies of one pipeline that reads all data that check compares. Keys of the maps
-// are groups, types or tenants.
+// are groups, types, tenants, or a group followed by a type.
 type sight struct {
 	group, load, tenant, errs                                     map[string]*redis.MapStringStringCmd
 	states                                                        map[string]*redis.StringCmd
@@ -226,8 +226,8 @@ func (m *model) standsInLine(s *sight, g, typ string) {
 	require.True(m, (s.inLane[g+typ].Err() == nil) != (s.inOver[g+typ].Err() == nil), "%s is not rate-limited, so it is in the lane, with permits of its own or without", tenant)
 }
 
-// resultLines returns where each job's result line is (stream or list), by group and ordinal. The
-// test fails if a job has two lines.
+// resultLines returns where each job's result line is, by group and ordinal: in the list, or else
+// in the stream. The test fails if a job has two lines in one of them.
 func (m *model) resultLines(s *sight) map[string]map[int64]string {
 	lines := map[string]map[int64]string{}
 	each := func(group, chunk string, f func(of map[int64]string, job int64)) {
@@ -258,8 +258,8 @@ func (m *model) resultLines(s *sight) map[string]map[int64]string {
 	return lines
 }
 
-// finish acts as all roles until every job and group has ended. It checks the data before and after
-// that.
+// finish ends all pauses and settings and seals the groups. Then it acts as all roles until every
+// job and group has ended. It checks the data before and after that.
 func (m *model) finish() {
 	m.check()
 	m.held = nil // every worker crashes
@@ -326,8 +326,8 @@ func (m *model) reduceRest() {
 }
 
 // nothingLeft removes the remaining ready entries as workers do, and expires the groups. It checks
-// that every job was counted once, that the streams are empty, and that only the keys in shared
-// remain.
+// that every job was counted once, that the streams are empty, and that only the keys in shared,
+// and those of limits, requests and the policy, remain.
 func (m *model) nothingLeft() {
 	for _, typ := range types {
 		m.takeBack(typ, 0)                          // entries of cancelled groups that a consumer holds

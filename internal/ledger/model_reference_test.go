@@ -56,8 +56,8 @@ func (j job) is(letter ledger.Letter, attempt int) bool {
 	return j.letter == letter && j.attempt >= 0 && j.attempt%90 == attempt%90
 }
 
-// owned reports whether the job is ready or in flight under this attempt, so that a worker's report
-// of it is valid.
+// owned reports whether the job is ready or in flight under this attempt, so that a report of the
+// attempt may be valid.
 func (j job) owned(attempt int) bool {
 	return j.is(ledger.Ready, attempt) || j.is(ledger.InFlight, attempt)
 }
@@ -150,7 +150,8 @@ func (l *reference) start(typ string, batch []taken) []int64 {
 	return tokens
 }
 
-// noted are the outcomes that leave an error with the job.
+// noted has the outcomes that put an error into the record of the job in errors:GROUP, with the
+// reason of that error.
 var noted = map[ledger.OutcomeKind]ledger.Reason{
 	ledger.OutcomeRetry:     ledger.ReasonError,
 	ledger.OutcomeThrottled: ledger.ReasonThrottled,

@@ -20,8 +20,9 @@ import (
 )
 
 // On a real Redis TestModel calls rapid's check `hundreds` times, divided among `callers`
-// goroutines. Each call tries 100 random sequences, or the number given by -rapid.checks. All runs
-// of the tests try the same sequences; `make soak` tries others.
+// goroutines; with -short each goroutine calls it once. A call tries 100 random sequences, or the
+// number given by -rapid.checks. All runs of the tests try the same sequences; `make soak` tries
+// others.
 const callers, hundreds = 8, 40
 
 // TestModel runs random sequences of transitions, many of them repeated or late, and compares each
@@ -97,8 +98,8 @@ func checkModel(t *testing.T, c *redis.Client, round int) {
 	})
 }
 
-// acts are the steps that TestModel draws from. Frequent steps of workers are listed more than
-// once.
+// acts are the steps that TestModel draws from, by name. actWork has two names, so that it is drawn
+// more often.
 var acts = map[string]func(m *model){
 	"work":         (*model).actWork,
 	"work more":    (*model).actWork,
@@ -324,8 +325,8 @@ func (m *model) timePasses() {
 	m.schedule(10)
 }
 
-// actDrain runs all jobs until they have ended and advances the groups, so that some groups end and
-// can be retried.
+// actDrain runs the jobs that may run, and reports all of a type as done or all as failed. Then it
+// seals and advances the groups, so that some groups end and can be retried.
 func (m *model) actDrain() {
 	m.timePasses()
 	m.bringBack(map[string]int{"T": 1000, "U": 1000}, noLimit)

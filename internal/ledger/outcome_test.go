@@ -141,8 +141,8 @@ func TestOutcomeDeferredBesideRetried(t *testing.T) {
 }
 
 // TestOutcomeStale: a stale outcome of any kind changes nothing but the entry in the ready stream
-// and the counter of stale reports: after a reclaim, of an older start, of a group that was
-// cancelled or is gone.
+// and the counter of stale reports: after a reclaim, of an older or later attempt, of a group that
+// was cancelled or is gone, of an ordinal that the group does not have.
 func TestOutcomeStale(t *testing.T) {
 	stale := map[string]func(w *world, j *taken){
 		"taken back": func(w *world, _ *taken) {
@@ -256,7 +256,8 @@ func TestOutcomeFailed(t *testing.T) {
 	})
 }
 
-// TestOutcomeMixed: one batch has outcomes of several groups, of all kinds, some of them stale.
+// TestOutcomeMixed: one batch has done, retried, throttled, failed and released jobs of three
+// groups. Some of the outcomes are stale, among them all of a cancelled group.
 func TestOutcomeMixed(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b", "c"} {
@@ -285,7 +286,7 @@ func TestOutcomeMixed(t *testing.T) {
 }
 
 // TestOutcomeBesideASpoiledGroup: if a key has the wrong Redis type, only the groups before it in
-// the batch take effect, and these completely.
+// the batch take effect. Their entries stay until they are reported again.
 func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -304,9 +305,9 @@ func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	})
 }
 
-// TestOutcomeCongestion: a throttled job waits for base + floor(n / rate) seconds, where n of the
-// tenant's jobs are non-ready before it and rate is the tenant's share. Within a second the jobs
-// are spread in their order. A cap bounds the wait.
+// TestOutcomeCongestion: a throttled job waits for base + n / rate seconds, where n of the tenant's
+// jobs are congested before it and rate is the tenant's share of RPS: here 500 ms and 250 ms for
+// each of n. A cap bounds the wait. A Retry-After, and a deferral's wait, are kept as they are.
 func TestOutcomeCongestion(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 10
@@ -314,10 +315,10 @@ func TestOutcomeCongestion(t *testing.T) {
 		w.append("g", n+5)
 		w.create("b", "beta", "T")
 		w.append("b", 1)
-		w.c.SAdd(w.Context(), w.p.Active(), "acme") // a second active tenant: each has half of the rate
+		w.c.SAdd(w.Context(), w.p.Active(), "acme")
 		run := w.begin("T", "c", n+6)
 		run = slices.DeleteFunc(run, func(j taken) bool { return j.Group != "g" })
-		w.c.SAdd(w.Context(), w.p.Active(), "acme", "beta")
+		w.c.SAdd(w.Context(), w.p.Active(), "acme", "beta") // two active tenants: each has half of the rate
 		terms := ledger.Congestion{Base: 500 * time.Millisecond, Cap: 2600 * time.Millisecond, RPS: 8}
 		report := []ledger.GroupOutcome{{Group: "g"}}
 		for _, j := range run[:n] {
@@ -379,8 +380,8 @@ func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 }
 
 // TestOutcomeOfALostStart: a failover has lost the start of a job, but not its entry in the ready
-// stream. A report of the worker that started the job must not remove the entry, because another
-// worker will run the job.
+// stream. A report of the worker that started the job must not remove the entry: reclaim takes the
+// job back, and another worker runs it.
 func TestOutcomeOfALostStart(t *testing.T) {
 	both(t, func(w *world) {
 		for _, kind := range []ledger.OutcomeKind{outcomeDone, ledger.OutcomeRetry, ledger.OutcomeFailed, ledger.OutcomeReleased} {

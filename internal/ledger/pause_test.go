@@ -100,8 +100,8 @@ func TestPauseEverywhere(t *testing.T) {
 	})
 }
 
-// activeBesides returns how many tenants are active while something of this kind is paused, in a
-// partition with one tenant: 1 for a type, otherwise 0.
+// activeBesides returns how many tenants are active while something of this kind is paused, if one
+// tenant has jobs: 1 for a type, otherwise 0.
 func (w *world) activeBesides(what ledger.Pausable) int64 {
 	if what == ledger.PauseType {
 		return 1
@@ -181,8 +181,8 @@ func TestPauseAndResumeWhatIsHeld(t *testing.T) {
 	})
 }
 
-// TestPauseWhileMoreComes: jobs that are appended while their group, tenant or type is paused do
-// not start either.
+// TestPauseWhileMoreComes: jobs that are appended or requeued while their group, tenant or type is
+// paused do not start before the resumption.
 func TestPauseWhileMoreComes(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.failed("old", 3)
@@ -218,7 +218,7 @@ func TestPauseWhileMoreComes(t *testing.T) {
 }
 
 // TestPauseAndCancel: a group that is cancelled while it, its tenant or its type is paused leaves
-// no key behind.
+// no suspended or non-ready job behind, and none of its jobs starts after a resumption.
 func TestPauseAndCancel(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.everywhere("g")

@@ -87,7 +87,7 @@ func (m *priorityModel) add(i int) {
 	}
 	g.total = max(g.total, g.waiting)
 	m.create(g.id, g.tenant, "T", fields...)
-	// The creation time is in ms; groups of the same ms have no order.
+	// The test draws the creation time (ms): real ones would be equal or different by chance.
 	g.createdMS = 1_700_000_000_000 + rapid.Int64Range(0, 30).Draw(m.rt, "ms")
 	require.NoError(m, m.c.HSet(m.Context(), m.p.Group(g.id), "at:created", g.createdMS).Err())
 	m.append(g.id, int(g.waiting))
@@ -193,8 +193,8 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 			w.admit("T", 1, noLimit)
 		}
 		require.Equal(w, "oldoldold", w.admitted("T", group), "the older one goes first")
-		// By the formula, this group has a priority that is higher by 10,000 * (-1 + 10 / (10 - 9))
-		// = 90,000 ms.
+		// By the formula, the group new, with 9 of 10 jobs done, has a priority that is higher by
+		// 10,000 * (-1 + 10 / (10 - 9)) = 90,000 ms.
 		require.NoError(w, w.c.HSet(w.Context(), w.p.Group("new"), "done", 8).Err())
 		w.outcome("T", done(func() taken {
 			w.pause(ledger.PauseGroup, "old")
@@ -206,7 +206,8 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	})
 }
 
-// TestPriorityFallsInTheNextRound: jobs that a new round takes back have not ended any more.
+// TestPriorityFallsInTheNextRound: jobs that a new round takes back have not ended any more, so the
+// group's priority is that of a group without ended jobs.
 func TestPriorityFallsInTheNextRound(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
@@ -268,8 +269,8 @@ func TestPriorityIsSwitchedWithABacklog(t *testing.T) {
 	})
 }
 
-// TestPriorityAfterARankingThatWasCutShort: if a process dies while it ranks groups, the next
-// process ranks the rest.
+// TestPriorityAfterARankingThatWasCutShort: after a ranking of groups that did not come to its end,
+// SetPolicy with the same alpha ranks the rest.
 func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("a", "T", 1)
@@ -281,7 +282,7 @@ func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	})
 }
 
-// TestPriorityWithLimits: Rate limits hold with the priority policy, too: a tenant without a permit
+// TestPriorityWithLimits: rate limits hold with the priority policy, too: a tenant without a permit
 // is skipped, and its groups keep their ranks.
 func TestPriorityWithLimits(t *testing.T) {
 	both(t, func(w *world) {
@@ -307,8 +308,8 @@ func TestPriorityWithLimits(t *testing.T) {
 	})
 }
 
-// TestPriorityLooksAtFewGroups: one call looks at a bounded number of groups, also when none of
-// them may be admitted.
+// TestPriorityLooksAtFewGroups: one call of Admit looks at no more than 200 of 500 groups, also
+// when none of them may be admitted.
 func TestPriorityLooksAtFewGroups(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.byPriority(1)

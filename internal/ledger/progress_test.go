@@ -50,8 +50,8 @@ func TestReadProgress(t *testing.T) {
 	})
 }
 
-// TestReadProgressOfACompletedGroup: Progress of a group that is COMPLETED has the time at which
-// its last job ended and the time at which it was complete.
+// TestReadProgressOfACompletedGroup: the Progress of a group that is COMPLETED has the time at
+// which its last job ended and, not earlier, the time at which it became COMPLETED.
 func TestReadProgressOfACompletedGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

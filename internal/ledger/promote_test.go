@@ -38,7 +38,8 @@ func TestPromote(t *testing.T) {
 	})
 }
 
-// due creates a group with one job, which is non-ready after an error, and sets its due time to ms.
+// due creates a group with one job, which is non-ready after an error, and sets its due time to ms
+// (since 1970).
 func (w *world) due(group, tenant, typ string, ms float64) {
 	w.Helper()
 	w.create(group, tenant, typ)
@@ -231,8 +232,8 @@ func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	})
 }
 
-// TestPromoteCap: Caps bounds the ready streams of its types, Cap those of all others. A call reads
-// only the streams of types with due jobs, so its cost does not grow with the number of types.
+// TestPromoteCap: the ready stream of a type that is not in Caps holds at most Cap undelivered
+// jobs, that of a type in Caps as many as its value there.
 func TestPromoteCap(t *testing.T) {
 	both(t, func(w *world) {
 		w.nonReady("g", 5)
@@ -286,8 +287,8 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 	})
 }
 
-// TestPromoteQuarantinesWhatCantBeRead: two blobs of one job, and a blob that can't be parsed, do
-// not block other jobs.
+// TestPromoteQuarantinesWhatCantBeRead: a blob that can't be parsed is quarantined, and a second
+// blob of a job is dropped. The job becomes ready once.
 func TestPromoteQuarantinesWhatCantBeRead(t *testing.T) {
 	both(t, func(w *world) {
 		w.due("g", "acme", "T", 5)
@@ -338,8 +339,7 @@ func TestPromoteTellsHowLongJobsHaveWaited(t *testing.T) {
 }
 
 // TestPromoteGetsItsTurnOfASinglePlace: if a ready stream has free capacity for one job at a time,
-// as with long jobs, every second one goes to a due job, so that waiting jobs do not starve
-// retries.
+// as with long jobs, a due job and waiting jobs both are among the first four that run.
 func TestPromoteGetsItsTurnOfASinglePlace(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("a", "acme", "T")

@@ -24,8 +24,8 @@ func (w *world) hold(group string, n int) {
 	require.NoError(w, w.c.ZAdd(w.Context(), w.p.Scheduled(), redis.Z{Score: 1, Member: group}).Err())
 }
 
-// spent creates the group g with three waiting jobs of a tenant, and sets the tenant's spent
-// permits of the window above any limit.
+// spent creates the group g with three waiting jobs of a tenant, and sets the permits that the
+// tenant has spent, in the window that limit uses, to 1,000: more than any limit of the tests.
 func (w *world) spent(tenant string) {
 	w.Helper()
 	w.create("g", tenant, "T")
@@ -33,7 +33,7 @@ func (w *world) spent(tenant string) {
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant(tenant), "w", 0, "n", 1000).Err())
 }
 
-// overdue gives a tenant's non-ready jobs a due time in the distant past.
+// overdue sets the due times of a tenant's non-ready jobs to 1 ms after 1970.
 func (w *world) overdue(tenant string) {
 	w.Helper()
 	for _, blob := range w.c.ZRange(w.Context(), w.p.NonReadyOf(tenant), 0, -1).Val() {
@@ -53,7 +53,8 @@ func (w *world) nonReady(group string, n int) {
 	}
 }
 
-// failed creates a group of n jobs that all failed in their second attempt; its status is FAILED.
+// failed creates a group of n jobs of type T that all failed in their second attempt; its status is
+// FAILED.
 func (w *world) failed(group string, n int) {
 	w.Helper()
 	w.nonReady(group, n)
@@ -68,8 +69,9 @@ func (w *world) failed(group string, n int) {
 	require.Equal(w, "FAILED", w.status(group))
 }
 
-// everywhere creates a group with a job in every state: waiting, non-ready for each reason, ready,
-// in flight, done and failed.
+// everywhere creates a group of tenant acme and type T with eight jobs: done, failed, non-ready
+// after an error, in flight, ready, the marker, scheduled and waiting. It counts acme's permits as
+// spent.
 func (w *world) everywhere(group string) {
 	w.Helper()
 	w.create(group, "acme", "T")

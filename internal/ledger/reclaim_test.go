@@ -49,8 +49,8 @@ func TestReclaim(t *testing.T) {
 	})
 }
 
-// TestReclaimOnlyWhatIsIdle: the script checks that an entry was idle for a lease in the same step
-// in which it reclaims the job.
+// TestReclaimOnlyWhatIsIdle: Reclaim with a lease of 50 ms takes back the job whose entry was idle
+// for that long, and not the one that a worker renews.
 func TestReclaimOnlyWhatIsIdle(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -111,7 +111,7 @@ func TestReclaimFailsWhatKillsItsWorkers(t *testing.T) {
 }
 
 // TestReclaimReportsDeletedEntries: if another program has deleted a pending entry from the ready
-// stream, the reply names this entry as missing.
+// stream, the reply names this entry as missing, once, and the watcher is woken.
 func TestReclaimReportsDeletedEntries(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -127,8 +127,8 @@ func TestReclaimReportsDeletedEntries(t *testing.T) {
 	})
 }
 
-// TestReclaimGarbage: Reclaim removes pending entries that can't be read as a job, or whose job is
-// in another state or attempt by now.
+// TestReclaimGarbage: Reclaim removes pending entries that can't be read as a job, a second entry
+// of a job, and those of a cancelled or deleted group.
 func TestReclaimGarbage(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -87,8 +87,8 @@ func TestReduceAfterALoss(t *testing.T) {
 	})
 }
 
-// TestReduceNothing: if all results of an entry are already reduced, the entry is removed and the
-// partial aggregate is unchanged.
+// TestReduceNothing: a call with an entry and no jobs, as for an entry whose results are all
+// reduced, answers the version that it found. It leaves the partial aggregate and the result lines.
 func TestReduceNothing(t *testing.T) {
 	both(t, func(w *world) {
 		e := w.reported("g", 1)
@@ -183,8 +183,8 @@ func (w *world) reduceInto(partial string, e results) ledger.ReduceReply {
 	return r
 }
 
-// reduceAll reads all unread entries of the results stream and reduces them into one partial
-// aggregate, like an aggregator.
+// reduceAll reads all unread entries of the results stream and reduces them into the partial
+// aggregate 0 of their groups, like an aggregator.
 func (w *world) reduceAll() {
 	w.Helper()
 	for batch := w.readResults(100); len(batch) > 0; batch = w.readResults(100) {

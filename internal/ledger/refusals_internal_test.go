@@ -34,7 +34,7 @@ var results = map[string][]string{
 }
 
 // TestEachReplyCodeIsARefusalOrAResult: each reply code of a script is either an error of the table
-// refusals or a result.
+// refusals or a result, and no other code is listed.
 func TestEachReplyCodeIsARefusalOrAResult(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../lua/*/*.lua")

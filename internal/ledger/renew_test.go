@@ -56,7 +56,7 @@ func TestRenew(t *testing.T) {
 		}
 		require.Empty(w, w.renew("c"), "nothing is held")
 
-		// Renew gives an entry that another consumer has claimed back to the worker that owns the
+		// If another consumer has claimed an entry, Renew gives it back to the worker that owns the
 		// attempt.
 		require.NoError(w, w.c.XClaim(w.Context(), &redis.XClaimArgs{
 			Stream: w.p.Ready("T"), Group: keyspace.GroupWorkers, Consumer: "thief", Messages: []string{started[0].entry},
@@ -66,7 +66,8 @@ func TestRenew(t *testing.T) {
 	})
 }
 
-// idle returns the time since the lease of a ready entry was last renewed.
+// idle returns the time since a pending entry of type T's ready stream was read, or its lease was
+// last renewed.
 func (w *world) idle(entry string) time.Duration {
 	w.Helper()
 	p, err := w.c.XPendingExt(w.Context(), &redis.XPendingExtArgs{

@@ -162,7 +162,7 @@ func (w *world) failedMany(group string, n int) {
 	require.Equal(w, "FAILED", w.status(group))
 }
 
-// failSome runs n jobs of a group; all fail in one batch.
+// failSome begins n jobs of a group and reports them as failed in one batch. It returns n.
 func (w *world) failSome(group string, n int) int64 {
 	w.Helper()
 	report := []ledger.GroupOutcome{{Group: group}}
@@ -174,8 +174,8 @@ func (w *world) failSome(group string, n int) int64 {
 	return r.Owned
 }
 
-// TestRequeueManyJobs: a group with more failed jobs than one HSCAN call returns is requeued
-// completely, in several steps.
+// TestRequeueManyJobs: a group with 3,000 failed jobs, more than one HSCAN call returns, is
+// requeued completely, in at least 15 calls.
 func TestRequeueManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 3000

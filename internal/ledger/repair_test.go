@@ -80,7 +80,8 @@ func (w *world) repairing(group string, differences map[string]int64) act {
 	}
 }
 
-// TestRepairGroup: a ledger is repaired once, however often it is asked for.
+// TestRepairGroup: RepairGroup repairs the counts and lists of a group, although a job was appended
+// after the recount. The same call again changes nothing.
 func TestRepairGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// retire calls ledger.Retire for a type, as if the time ahead had passed since now. It returns
-// whether the type was retired.
+// retire calls ledger.Retire for a type, which retires it if it was last served before now plus
+// ahead. It returns whether the type was retired.
 func (w *world) retire(typ string, ahead time.Duration) bool {
 	w.Helper()
 	retired, err := ledger.Retire(w.Context(), w.c, w.p, typ, time.Now().Add(ahead))

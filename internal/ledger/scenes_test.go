@@ -11,7 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// act is one call of one script.
+// act is a function that calls one script once.
 type act func() error
 
 // scene is a call of a script, with the state that it finds.
@@ -22,8 +22,8 @@ type scene struct {
 }
 
 // scenes are calls of all scripts, which together execute every write of every script. A scene
-// prepares a partition and returns the call. Tests of common properties, such as a repeated call,
-// run them all.
+// prepares a partition and returns the call. Tests of common properties, such as that a script
+// without memory is refused or completes, run them all.
 var scenes = slices.Concat(lifeScenes, flowScenes)
 
 var lifeScenes = []scene{

@@ -87,7 +87,8 @@ func TestSealATotalThatIsThere(t *testing.T) {
 	})
 }
 
-// sealWith seals with a total and checks the result.
+// sealWith calls Seal with a total. It checks whether Seal says that the group is sealed now, and
+// which error it returns.
 func (w *world) sealWith(group string, total int64, sealed bool, want error) {
 	w.Helper()
 	got, err := ledger.Seal(w.Context(), w.c, w.p, group, &total)

@@ -32,8 +32,8 @@ func (w *world) promoteNone() {
 	require.Zero(w, w.promote(limit(1000), "T", "U").Moved)
 }
 
-// TestShareComesBackInTheNextWindow: a tenant whose unused share was borrowed has its full share
-// again in the next window, in whichever order tenants are served.
+// TestShareComesBackInTheNextWindow: a tenant that is alone may spend the whole limit. Tenants that
+// get jobs later have their full shares in the next window.
 func TestShareComesBackInTheNextWindow(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 200)
@@ -84,8 +84,8 @@ func TestShareUsesTheRemainder(t *testing.T) {
 	})
 }
 
-// TestShareOfATenantInSeveralLanes: a tenant in several lanes has one share. A tenant with a limit
-// of its own never exceeds it, in any lane.
+// TestShareOfATenantInSeveralLanes: a tenant in three lanes has one share, and a limit of its own
+// holds for all lanes together.
 func TestShareOfATenantInSeveralLanes(t *testing.T) {
 	both(t, func(w *world) {
 		for _, lane := range []string{"high", "normal", "low"} {
@@ -118,8 +118,8 @@ func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
 	})
 }
 
-// TestShareReserves: a tenant may borrow only permits that others have no claim to: lanes of other
-// types and due non-ready jobs come first.
+// TestShareReserves: a tenant may borrow only permits that waiting jobs of other types have no
+// claim to.
 func TestShareReserves(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 100)
@@ -223,7 +223,7 @@ func TestShareByWeight(t *testing.T) {
 }
 
 // TestShareByDuration: tenants are charged by the run time of their jobs: a tenant whose jobs take
-// 50 times as long gets a 50th of the jobs.
+// 50 times as long gets a 50th as many jobs.
 func TestShareByDuration(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.backlog("long", "T", 3000)

@@ -19,7 +19,7 @@ func (w *world) quiet() {
 }
 
 // TestWrongTypesChangeNothing: an error does not undo earlier writes of a script. So a script must
-// notice a key of the wrong Redis type before its first write. The test replaces every key that a
+// notice a key of the wrong Redis type before its first write. The test spoils every key that a
 // scene changes, one at a time.
 func TestWrongTypesChangeNothing(t *testing.T) {
 	for _, s := range scenes {

@@ -54,8 +54,8 @@ func TestStartTwice(t *testing.T) {
 	})
 }
 
-// TestStartStale: a job that was reclaimed meanwhile is not started, and an entry without a job is
-// removed.
+// TestStartStale: a job that was reclaimed, is done, or whose group is cancelled or gone is not
+// started. Its stale entry is removed.
 func TestStartStale(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -94,6 +94,7 @@ func TestStartStale(t *testing.T) {
 
 // TestStartAfterTheConsumerGroupWasLost: after a consumer group was deleted and created again,
 // Redis delivers its entries again under their old ids while the first readers still hold them.
+// Each job still becomes done once.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -132,8 +133,8 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 		require.Equal(w, []int64{-1, -1}, tokens(third))
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", done(second[1])))
 
-		// The jobs of the third reader's entries are not lost: reclaim takes its entry back when it
-		// is idle.
+		// The jobs of the third reader's entries are not lost: reclaim takes back the one that is
+		// not done.
 		require.Equal(w, ledger.ReclaimReply{Taken: 1}, w.reclaim("T", 3))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(second[2])))
 		w.promoteAll("T", 1)
@@ -164,8 +165,8 @@ func TestStartNamedTwice(t *testing.T) {
 	})
 }
 
-// TestStartFarApartAndOften: Start works for jobs whose ordinals are far apart, and for attempts
-// above the number of attempt marks, 90.
+// TestStartFarApartAndOften: Start works for the first and the last of 1,000 jobs in one call, and
+// for attempts above the number of attempt marks, 90.
 func TestStartFarApartAndOften(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -59,7 +59,7 @@ func TestStepsOfFailedAndReclaimedJobs(t *testing.T) {
 func TestStepsOfCancelledJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.seven()
-		run := w.begin("T", "c", 4) // 5 and 6 wait
+		run := w.begin("T", "c", 4) // 4, 5 and 6 wait
 		w.outcome("T", other(ledger.OutcomeRetry, run[0], 0))
 		require.Equal(w, 1, w.admit("T", 1, noLimit).Moved)
 		ready := w.read("T", "c")

@@ -39,8 +39,8 @@ func TestSpeedHoldsToTheLimits(t *testing.T) {
 	require.Zero(t, ledger.Rate{}.PerSecond(5), "without a limit")
 }
 
-// TestOwnPermit: with elastic shares a tenant that has used its share may borrow, unless it is
-// rate-limited or has a limit of its own.
+// TestOwnPermit: OwnPermit returns the later of NextPermit and RateLimitedUntil. With elastic
+// shares and without an own limit only RateLimitedUntil counts, because the tenant may borrow.
 func TestOwnPermit(t *testing.T) {
 	t.Parallel()
 	rps := 1.0

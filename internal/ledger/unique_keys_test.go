@@ -21,7 +21,8 @@ func keyed(typ string, keys ...string) []ledger.NewJob {
 }
 
 // TestUniqueKeys: Append to a group with unique keys leaves out each job whose key another job of
-// the group has. A repeated request gets the same answer, and FindKey finds the jobs.
+// the group has. A repeated request is a duplicate that names the same skipped jobs, and FindKey
+// finds the jobs.
 func TestUniqueKeys(t *testing.T) {
 	for name, typ := range map[string]string{"composed by the caller": "", "composed by the script": "T"} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +82,8 @@ func TestUniqueKeysAndTotal(t *testing.T) {
 	})
 }
 
-// TestKeysWithoutIndex: without unique keys, a group has no index of them.
+// TestKeysWithoutIndex: without unique keys, a group takes two jobs with one key and has no index
+// of keys.
 func TestKeysWithoutIndex(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -93,8 +95,8 @@ func TestKeysWithoutIndex(t *testing.T) {
 	})
 }
 
-// TestListJobs: ListJobs looks at a bounded number of jobs; the next call continues where it
-// stopped.
+// TestListJobs: ListJobs returns the jobs in a state, and looks at a bounded number of jobs; the
+// next call continues where it stopped.
 func TestListJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -8,7 +8,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// TestUnsettled: unsettled returns a group from its cancellation until the last sweep, and from its
+// TestUnsettled: Unsettled returns a group from its cancellation until the last sweep, and from its
 // reopening until the last requeueing.
 func TestUnsettled(t *testing.T) {
 	both(t, func(w *world) {

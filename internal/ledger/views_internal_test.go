@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzParseJobError: parseJobError reads every error record that a script can write, and gives the
-// same values.
+// FuzzParseJobError: parseJobError refuses a text, or returns a value whose JSON it reads as the
+// same value.
 func FuzzParseJobError(f *testing.F) {
 	f.Add(`{"ordinal":1,"code":"X","error":"no","attempts":2,"at":3,"until":4,"reason":"E"}`)
 	f.Add(`{"ordinal":"1"}`)

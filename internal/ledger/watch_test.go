@@ -22,7 +22,7 @@ func TestCountRenewal(t *testing.T) {
 	})
 }
 
-// TestTakeDeletedFound: the suspicion is taken once.
+// TestTakeDeletedFound: TakeDeletedFound tells once that Reclaim has found a pending entry deleted.
 func TestTakeDeletedFound(t *testing.T) {
 	both(t, func(w *world) {
 		take := func() bool {

@@ -70,7 +70,7 @@ func TestWhy(t *testing.T) {
 		require.Equal(w, want, w.why("g", ledger.NextJob))
 		require.Equal(w, before, w.dump(), "it changes nothing")
 
-		// Far more groups come first than the script counts.
+		// Six groups come first, more than the script counts the jobs of.
 		for i := range 5 {
 			group := fmt.Sprint("s", i)
 			w.create(group, "acme", "T")
@@ -104,7 +104,7 @@ func TestWhyTellsWhatStandsInTheWay(t *testing.T) {
 }
 
 // TestWhyOutOfTheQueue: Why returns the state letter of a job that is not waiting, and the counts
-// of a group without waiting jobs.
+// of a group without waiting jobs. Place is -1 where the search in the queue fails.
 func TestWhyOutOfTheQueue(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -22,7 +22,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// tb is the interface of the methods that testing.T, testing.B and rapid's T have in common.
+// tb is an interface with methods that testing.T, testing.B and rapid's T have: those that the
+// tests' helpers call.
 type tb interface {
 	require.TestingT
 	Helper()
@@ -38,7 +39,7 @@ type world struct {
 	prefix string
 }
 
-// both runs a test on a real Redis and on miniredis.
+// both runs a test on a real Redis and on miniredis, as parallel subtests.
 func both(t *testing.T, story func(w *world)) {
 	t.Helper()
 	t.Parallel()
@@ -48,7 +49,8 @@ func both(t *testing.T, story func(w *world)) {
 	})
 }
 
-// onRedis runs a test on a real Redis only, because miniredis lacks a feature.
+// onRedis runs a test on a real Redis only, because miniredis lacks a feature or is too slow for
+// it.
 func onRedis(t *testing.T, story func(w *world)) {
 	t.Helper()
 	t.Parallel()
@@ -173,7 +175,8 @@ func (w *world) admitBelow(limitOfReady int, typ string, most int, limit ledger.
 	return r
 }
 
-// promote promotes due jobs of these types; each ready stream may hold 1,000 jobs.
+// promote promotes up to 100 due jobs of these types; each ready stream may hold 1,000 undelivered
+// jobs.
 func (w *world) promote(limit ledger.Limit, types ...string) ledger.PromoteReply {
 	w.Helper()
 	caps := map[string]int{}
@@ -190,7 +193,8 @@ func (w *world) promoteBelow(caps map[string]int, limit ledger.Limit) ledger.Pro
 	return r
 }
 
-// promoteAll promotes until n jobs of a type are ready again; it waits for their due times.
+// promoteAll promotes jobs of a type until n of them have become ready; it waits for their due
+// times. It ends the test if more become ready.
 func (w *world) promoteAll(typ string, n int) {
 	w.Helper()
 	moved := 0
@@ -360,8 +364,8 @@ func (w *world) outcomeIn(terms ledger.Congestion, typ string, groups []ledger.G
 	return r
 }
 
-// reclaim reclaims all pending entries, as if the lease were 0. A job with more losses than
-// maxLosses fails.
+// reclaim reclaims up to 1,000 pending entries of a type, with a lease of 0: however recently they
+// were read. A job with more losses than maxLosses fails.
 func (w *world) reclaim(typ string, maxLosses int) ledger.ReclaimReply {
 	w.Helper()
 	r, err := ledger.Reclaim(w.Context(), w.c, w.p, typ, 0, 1000, maxLosses)
@@ -374,8 +378,8 @@ func (w *world) status(group string) string {
 	return w.c.HGet(w.Context(), w.p.Group(group), "status").Val()
 }
 
-// fence returns the fencing number of the leading watcher. If there is none, the test
-// becomes leader.
+// fence returns the fencing number of the latest leader lease. If there was none, watcher w1
+// becomes the leader for an hour.
 func (w *world) fence() int64 {
 	w.Helper()
 	if n := number(w.c.HGet(w.Context(), w.p.Watch(), "fence").Val()); n > 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestTokenEndsTheWait: a token ends a wait, also after reads that ended without a token. A token
-// that arrives after its wait has ended ends the next one.
+// TestTokenEndsTheWait: a token ends a wait, also after reads that ended without a token. A read
+// that outlasts its wait goes on: the token that it then gets ends a later wait.
 func TestTokenEndsTheWait(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -58,7 +58,8 @@ func TestWhyShare(t *testing.T) {
 	}
 }
 
-// TestWhyPartOfTheLimit: a partition has only a part of the global limit.
+// TestWhyPartOfTheLimit: one of two partitions has half of the global limit: 1,800 permits an hour.
+// The explanation of a job names them, and the limit of all partitions.
 func TestWhyPartOfTheLimit(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -34,14 +34,15 @@ func served(w *stagetest.World, types ...string) {
 		WorkerStatus: api.WorkerStatus{ID: "w", Types: types}}))
 }
 
-// job reads a job while a worker process serves T and U.
+// job publishes the heartbeat of a worker process that serves T and U, and then reads a job.
 func job(w *stagetest.World, group string, ordinal int64) api.Job {
 	w.T.Helper()
 	served(w, "T", "U")
 	return w.Job(group, ordinal)
 }
 
-// whyOf returns the explanation of a group's next job while a worker process serves T and U.
+// whyOf publishes the heartbeat of a worker process that serves T and U, and then returns the
+// explanation of a group's next job.
 func whyOf(w *stagetest.World, group string) api.Why {
 	w.T.Helper()
 	served(w, "T", "U")
@@ -105,8 +106,9 @@ func TestWhyFairnessOfSeveralTypes(t *testing.T) {
 	require.Contains(t, whyOf(w, "lower").Detail, "No live worker serves the type t: start one. Did you mean T? ")
 }
 
-// TestWhyFairnessOutOfOrder: jobs that a retry has requeued are not in the order of ordinals. Then
-// the position of a job is counted from the states.
+// TestWhyFairnessOutOfOrder: jobs that a retry has requeued are not in the order of ordinals; here
+// the queue is reversed. The position of a job is its place in the queue, or counted from the
+// states.
 func TestWhyFairnessOutOfOrder(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -160,8 +162,8 @@ func TestWhyReady(t *testing.T) {
 	})
 }
 
-// TestWhyUnowned: the next job of a group with running and ready jobs counts the entries that are
-// really before it. A job whose entry no consumer owns is neither running nor waiting for a worker.
+// TestWhyUnowned: a job in flight and a ready job, whose entries no consumer owns, are neither
+// running nor waiting for a worker: the explanation says that no worker owns them.
 func TestWhyUnowned(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
@@ -244,7 +246,8 @@ func TestWhyNonReady(t *testing.T) {
 	})
 }
 
-// TestWhyAmongManyNonReadyJobs: a job is found among many non-ready jobs of its tenant.
+// TestWhyAmongManyNonReadyJobs: a job is found among 6,000 non-ready jobs of its tenant, and its
+// explanation has the right due time.
 func TestWhyAmongManyNonReadyJobs(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -429,8 +432,8 @@ func TestWhyWhileJobsMove(t *testing.T) {
 	}
 }
 
-// TestReadyWithoutPermission: the explanation of a ready job of a gated type names the resource if
-// no worker can get a permission for the job.
+// TestReadyWithoutPermission: if no worker can get a permission for a ready job of a gated type,
+// the explanation names the resource, and the earliest time at which a worker may get one.
 func TestReadyWithoutPermission(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -38,8 +38,9 @@ func runAggregator(w *stagetest.World, cfg aggregator.Config, id string, reducer
 	return w.Run(aggregator.New(stagetest.Process(w, id), cfg, reducers))
 }
 
-// submitCosts submits a group of n jobs and makes them done. The group's aggregates are the sum of
-// the results' costs and their number. Each results entry holds the results of up to perEntry jobs.
+// submitCosts submits a group of n jobs and makes them done, each with the cost 0.1. The group's
+// aggregates are the sum of the costs and their number. Each results entry has up to perEntry
+// results.
 func submitCosts(w *stagetest.World, group string, n, perEntry int) {
 	w.T.Helper()
 	w.Submit(messages.SubmitGroup{
@@ -155,7 +156,7 @@ func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
 	awaitReduced(w, "unread", 20)
 	awaitEmptyStream(w)
 
-	// All entries are delivered again: each counts once.
+	// XGROUP SETID delivers all entries that are left again: each counts once.
 	submitCosts(w, "again", 20, 5)
 	require.NoError(t, w.Conn.Cmd.XGroupSetID(t.Context(), results, keyspace.GroupAggregator, "0").Err())
 	awaitReduced(w, "again", 20)

@@ -17,7 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// cutOff is a hook of the Redis client that fails all commands while on is set.
+// cutOff is a hook of the Redis client that fails all commands outside of pipelines while on is
+// set.
 type cutOff struct {
 	on     atomic.Bool
 	failed atomic.Int64 // commands that have failed
@@ -40,10 +41,10 @@ func (c *cutOff) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestPartialOfADeletedGroupIsNotUsedAgain: an aggregator that remembers a deleted group does not
-// add its results to a new group with the same id, whose partial aggregate another process has
-// written as often. Other processes have a partial aggregate in common with it, because there are
-// 16.
+// TestPartialOfADeletedGroupIsNotUsedAgain: an aggregator remembers the partial aggregate of a
+// deleted group. Another process has written that of a new group with the same id as often. The
+// first one does not add to what it remembers. Processes can share one of the 16 partial
+// aggregates.
 func TestPartialOfADeletedGroupIsNotUsedAgain(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -64,7 +64,8 @@ func TestEmptyQueue(t *testing.T) {
 	require.Zero(t, *status.ETASeconds, "a user who enters now is admitted at once")
 }
 
-// dropDispatch loses all messages to brokers.
+// dropDispatch is a hook of the Redis client. It answers each XADD of a dispatch message itself, so
+// that the message is lost, and counts these messages.
 type dropDispatch struct{ lost atomic.Int64 }
 
 func (*dropDispatch) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -81,8 +82,8 @@ func (d *dropDispatch) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestLostMessages: all dispatch messages are lost. The brokers still find out that users were
-// promoted, and deliver their tokens.
+// TestLostMessages: all dispatch messages are lost. The broker still finds out that its users were
+// promoted, and delivers their tokens.
 func TestLostMessages(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -155,8 +156,7 @@ func TestReconnect(t *testing.T) {
 }
 
 // TestTheDocumentsBehaviour: with grace 0 and the settings on_close and no_show "release", the end
-// of a stream frees the user's place or slot at once, also the slot of a promoted user who is not
-// connected.
+// of a stream frees the place of a user who waits, and the slot of one who has a token.
 func TestTheDocumentsBehaviour(t *testing.T) {
 	w := shared(t)
 	w.declare(1, func(s *waitingroom.Settings) { s.Grace, s.OnClose, s.NoShow = 0, "release", "release" })
@@ -326,8 +326,8 @@ func TestUnknownEvent(t *testing.T) {
 	require.Empty(t, w.conn.Cmd.Keys(t.Context(), w.space.Prefix()+"*room:*").Val())
 }
 
-// slowFirst is a hook of the Redis client. It blocks the first call of the script enter until
-// release is closed, and counts the calls.
+// slowFirst is a hook of the Redis client. It blocks the first call of the script enter for new
+// visitors until release is closed, and counts these calls.
 type slowFirst struct {
 	calls   atomic.Int64
 	release chan struct{}

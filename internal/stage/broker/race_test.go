@@ -20,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// commands is a hook of the Redis client. It calls before with the text of each command that a
-// broker sends, and after with the text of each command that has succeeded.
+// commands is a hook of the Redis client for commands outside of pipelines. It calls before with
+// the text of each command that a broker sends, and after with that of each one that has succeeded.
 type commands struct {
 	before, after func(text string) // nil: nothing happens
 }
@@ -190,8 +190,9 @@ func TestEventIsDeleted(t *testing.T) {
 	require.Contains(t, []string{"closed", "gone"}, a.next("ended").Reason)
 }
 
-// TestGarbageInTheStreamOfABroker: unreadable messages in the stream of a broker, or a key of
-// another Redis type in its place, keep no user from the token.
+// TestGarbageInTheStreamOfABroker: unreadable messages in the stream of a broker and in the streams
+// entry and moves keep no user from the token; nor does a key of another Redis type in place of the
+// broker's stream.
 func TestGarbageInTheStreamOfABroker(t *testing.T) {
 	w := shared(t)
 	w.declare(0)

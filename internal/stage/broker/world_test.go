@@ -87,7 +87,7 @@ func (w *world) connect(url string) *redisx.Conn {
 	return conn
 }
 
-// shared is a world on the Redis that all tests share.
+// shared makes the test parallel, and returns a new world in the Redis that all tests share.
 func shared(t *testing.T) *world {
 	t.Helper()
 	t.Parallel()
@@ -95,8 +95,8 @@ func shared(t *testing.T) *world {
 	return newWorld(t, url, prefix)
 }
 
-// declare creates the event "sale" with a capacity, in mode open, with the standard settings as
-// change alters them.
+// declare creates or replaces the event "sale" with a capacity, in mode open, with the standard
+// settings as change alters them.
 func (w *world) declare(capacity int64, change ...func(*waitingroom.Settings)) {
 	w.Helper()
 	w.declareEvent(event, capacity, change...)
@@ -217,7 +217,7 @@ type client struct {
 	close  func()
 }
 
-// open opens a stream.
+// open opens a stream of a user in the event "sale". The test fails if the status is not 200.
 func (i *instance) open(user string) *client { return i.openEvent(event, user) }
 
 func (i *instance) openEvent(name, user string) *client {
@@ -274,7 +274,7 @@ func (c *client) next(name string) frame {
 	}
 }
 
-// at waits for a position.
+// at waits until a frame shows this position.
 func (c *client) at(position int64) {
 	c.w.Helper()
 	for c.next("position").Position != position {

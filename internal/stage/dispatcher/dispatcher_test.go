@@ -167,7 +167,8 @@ func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 }
 
 // TestEntriesThatNobodyOwnsAreReclaimed: after an administrator's commands, such as XGROUP
-// DELCONSUMER, delivered entries are in no pending list. Their jobs are reclaimed nevertheless.
+// DELCONSUMER, delivered entries are in no pending list. Their jobs are reclaimed nevertheless,
+// except the one whose worker renews its lease.
 func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -100,9 +100,9 @@ func TestNewJobsWakeTheFetcher(t *testing.T) {
 	})
 }
 
-// TestTypesWithoutWorkersTakeTurns: jobs of many types that no worker serves do not delay those of
-// a served type: between two admissions of that type, the fetcher admits jobs of 20 others at most.
-// All others get their turn without a pause.
+// TestTypesWithoutWorkersTakeTurns: jobs of 70 types that no worker serves do not delay those of a
+// served type: between two admissions of that type, the fetcher admits jobs of 20 others at most.
+// All others are admitted too, before an idle pause (a minute) ends.
 func TestTypesWithoutWorkersTakeTurns(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		const unserved, jobs = 70, 600
@@ -157,7 +157,7 @@ func TestIdleFetcherSendsFewCommands(t *testing.T) {
 			w.AwaitCounts("g", api.Counts{Accepted: int64(jobs), Ready: 10, Waiting: int64(jobs) - 10})
 			before := commands(t, w)
 			<-time.After(time.Second)
-			require.Less(t, commands(t, w)-before, 150) // 20 steps of some commands each; a fetcher without pauses would make 1,000 steps
+			require.Less(t, commands(t, w)-before, 150) // 5 steps of some commands each, and heartbeats; a fetcher without pauses would make 1,000 steps
 		})
 	}
 }

@@ -254,8 +254,8 @@ func TestAddressInUseIsAnError(t *testing.T) {
 	require.ErrorContains(t, err, "set BULKACTION_API_ADDR to another address")
 }
 
-// TestTwoProcessesHandleEachMessageOnce: two processes share the stream: each message is handled
-// once.
+// TestTwoProcessesHandleEachMessageOnce: two processes share the stream: each of 300 submissions is
+// stored once.
 func TestTwoProcessesHandleEachMessageOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -315,7 +315,7 @@ func TestMessagesWaitWhileTheBacklogIsFull(t *testing.T) {
 func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
-	const appends, size = 12, 1 << 20 // more bytes than a process may hold
+	const appends, size = 12, 1 << 20 // more bytes than the handlers of a process may have at once
 	job := `{"payload":"` + strings.Repeat("x", size/16) + `"}`
 	for range appends {
 		addEntry(w, "jobs.append", `{"group":"g","jobs":[`+strings.Repeat(job+",", 15)+job+`]}`)

@@ -78,8 +78,9 @@ func requireSound(w *stagetest.World) {
 	}
 }
 
-// TestVanishedJobsEndAsLost: a job that vanishes from any location is found, published as a
-// violation and ended as LOST, and then its group can complete.
+// TestVanishedJobsEndAsLost: a job that vanishes from a queue, the ready stream, the non-ready jobs
+// or the results stream is found, published as a violation and ended as LOST. Then its group can
+// complete.
 func TestVanishedJobsEndAsLost(t *testing.T) {
 	for name, tt := range map[string]struct {
 		vanish func(ctx context.Context, w *stagetest.World) error
@@ -243,8 +244,8 @@ func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
 	require.Equal(t, 1, count())
 }
 
-// TestAllViolationsAreCounted: the metric counts all violations, also those that one published
-// violation summarizes.
+// TestAllViolationsAreCounted: 150 jobs vanish. The metric counts 150 violations, although only 101
+// are published: 100, and one that summarizes the other 50.
 func TestAllViolationsAreCounted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

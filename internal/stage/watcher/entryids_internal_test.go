@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// entries is an ingest stream with entries of one job for the group g, and the work that forgets
-// their ids.
+// entries is an ingest stream, whose entries stand for one job of the group g each, and the work
+// that forgets their ids.
 type entries struct {
 	*stagetest.World
 	maintenance maintenance
@@ -31,7 +31,7 @@ func newEntries(t *testing.T) *entries {
 	return &entries{World: w, maintenance: maintenance{partition: part}}
 }
 
-// add adds an entry with this age to the stream, and delivers it to a consumer.
+// add adds an entry with this age to the stream, and delivers it to the consumer c.
 func (e *entries) add(age time.Duration) (id string) {
 	e.T.Helper()
 	ctx := e.T.Context()
@@ -91,7 +91,8 @@ func TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain(t *testing.T) {
 }
 
 // TestKeepsTheIDOfAnEntryThatAFrozenProcessHolds: an entry that has waited for long is stored once,
-// although a frozen process applies it again after another one has applied and acknowledged it.
+// although a frozen process applies it again, within maxIngestFreeze after another one has applied
+// and acknowledged it.
 func TestKeepsTheIDOfAnEntryThatAFrozenProcessHolds(t *testing.T) {
 	t.Parallel()
 	e := newEntries(t)

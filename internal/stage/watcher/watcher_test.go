@@ -32,8 +32,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// run starts a watcher with the process id id. If cfg sets no Interval, the watcher advances only
-// dirty groups.
+// run starts a watcher with the process id id. If cfg sets no Interval, it is an hour: after a
+// first pass over all open groups, the watcher advances only dirty groups.
 func run(w *stagetest.World, cfg watcher.Config, id string) (stop func()) {
 	w.T.Helper()
 	conn := w.Connect()
@@ -155,8 +155,9 @@ func TestGroupEndsAsCompletedOrFailed(t *testing.T) {
 	}
 }
 
-// TestRepeatedEventHasTheSameID: if a watcher dies after it has published an event and before it
-// has removed it from the outbox, the next watcher publishes it again with the same id.
+// TestRepeatedEventHasTheSameID: an entry of the outbox comes a second time, as after a watcher
+// that died after it had published the event. The event is published again with the same id and
+// content.
 func TestRepeatedEventHasTheSameID(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -149,8 +149,8 @@ func TestADeferredJobIsNotStarted(t *testing.T) {
 	})
 }
 
-// TestErrorsOfAdmit: an error of Admit that is no deferral decides about the job, and Process is
-// not called.
+// TestErrorsOfAdmit: an error of Admit that is no deferral becomes the outcome of the job, and
+// Process is not called.
 func TestErrorsOfAdmit(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -182,7 +182,8 @@ func TestErrorsOfAdmit(t *testing.T) {
 	}
 }
 
-// TestPassesComeBack: a pass is returned with the error of Process, however the job ends.
+// TestPassesComeBack: however a job ends, its pass is returned: with the error of Process, or with
+// a timeout if Process ignores the timeout.
 func TestPassesComeBack(t *testing.T) {
 	t.Parallel()
 	failure := processor.Permanent("NO", errors.New("never"))
@@ -252,7 +253,7 @@ func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 }
 
 // TestAPassOfAJobThatIsNotStarted: if Redis refuses to start a job that has a pass, the pass is
-// returned unused. Here the group was cancelled after the worker had checked its status.
+// returned unused. Here Admit itself cancels the group.
 func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -220,7 +220,8 @@ func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 }
 
 // TestManySuspectsNeedFewAttempts: after the first suspect, the process reads one entry at a time.
-// So it reads few suspects that it must release; each release costs an attempt.
+// So it reads few suspects that it must release; each release costs an attempt. Of 100 suspects,
+// none needs more than 10 attempts.
 func TestManySuspectsNeedFewAttempts(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -108,8 +108,8 @@ func TestSlotPoolGivesTasks(t *testing.T) {
 	require.Same(t, first, <-got)
 }
 
-// TestBlockedSlotsBeginNoTask: a slot that waits while the pool is blocked gets the task that comes
-// after unblock.
+// TestBlockedSlotsBeginNoTask: while the pool is blocked, a slot does not get the task that waits.
+// It gets it after unblock.
 func TestBlockedSlotsBeginNoTask(t *testing.T) {
 	t.Parallel()
 	s := newSlotPool(0)

@@ -175,8 +175,8 @@ func TestResultsAreEncodedOnOneLine(t *testing.T) {
 	}, got)
 }
 
-// TestLargeResultsAreReportedInPieces: a batch of large results is split, so that script calls and
-// entries stay within their bounds.
+// TestLargeResultsAreReportedInPieces: a batch of 100 results of the largest size is reported in
+// several entries, each of about a megabyte at most.
 func TestLargeResultsAreReportedInPieces(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -321,7 +321,8 @@ func TestWorkerRunsOnlyItsTypes(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Ready: 1}, w.Counts("c"))
 }
 
-// TestTwoWorkersRunEachJobOnce: two processes that read the same stream run each job exactly once.
+// TestTwoWorkersRunEachJobOnce: two processes that read the same stream run all of its 500 jobs,
+// and each job counts as done once.
 func TestTwoWorkersRunEachJobOnce(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		const n = 500
