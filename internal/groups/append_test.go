@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/groups"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/reducer"
 )
@@ -119,10 +120,13 @@ func TestRefusedAppendBesidePoison(t *testing.T) {
 	})
 }
 
-// TestAppendFollowsAGroup: when a group was deleted and another tenant has used its id again, an
-// append finds the new group.
+// TestAppendFollowsAGroup: when a group was deleted and a tenant of another partition has used its
+// id again, an append finds the new group.
 func TestAppendFollowsAGroup(t *testing.T) {
-	stagetest.Both(t, func(w *stagetest.World) {
+	t.Parallel()
+	redistest.Both(t, func(t *testing.T, url, prefix string) {
+		t.Parallel()
+		w := stagetest.New(t, url, prefix, 4)
 		ctx := context.WithoutCancel(stagetest.Trusted(t))
 		open(w, messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T"})
 		require.NoError(t, w.Store.Append(ctx, "g", stagetest.Numbered(1), "1", now))
@@ -130,7 +134,7 @@ func TestAppendFollowsAGroup(t *testing.T) {
 		require.NoError(t, w.Conn.Cmd.Del(ctx, old.Group("g"), w.Space.OfGroup("g").Owner("g")).Err())
 		require.ErrorIs(t, w.Store.Append(ctx, "g", stagetest.Numbered(1), "2", now), api.ErrNotFound)
 		tenant := 0
-		for w.Space.OfTenant(fmt.Sprint(tenant)).Index() == old.Index() && w.Space.Partitions() > 1 {
+		for w.Space.OfTenant(fmt.Sprint(tenant)).Index() == old.Index() {
 			tenant++
 		}
 		open(w, messages.SubmitGroup{ID: "g", Tenant: fmt.Sprint(tenant), Type: "T"})

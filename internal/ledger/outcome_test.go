@@ -315,7 +315,6 @@ func TestOutcomeCongestion(t *testing.T) {
 		w.append("g", n+5)
 		w.create("b", "beta", "T")
 		w.append("b", 1)
-		w.c.SAdd(w.Context(), w.p.Active(), "acme")
 		run := w.begin("T", "c", n+6)
 		run = slices.DeleteFunc(run, func(j taken) bool { return j.Group != "g" })
 		w.c.SAdd(w.Context(), w.p.Active(), "acme", "beta") // two active tenants: each has half of the rate

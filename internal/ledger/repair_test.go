@@ -149,7 +149,7 @@ func TestRepairMisplacedSparesJobs(t *testing.T) {
 			require.True(w, did, "%v", l)
 			spare(l)
 		}
-		for _, blob := range w.queue("g", "T") {
+		for _, blob := range w.c.LRange(w.Context(), w.p.Queue("g", "T"), 0, -1).Val() {
 			spare(ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: blob})
 		}
 		spare(ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: "nonsense"})
@@ -186,7 +186,7 @@ func TestRepairMisplacedSparesJobs(t *testing.T) {
 		w.c.Del(w.Context(), w.p.States("g"))
 		spare(ledger.Misplaced{Location: "ready", Owner: "T", Item: ready[0].ID})
 		spare(ledger.Misplaced{Location: "non-ready", Owner: "acme", Item: nonReady[0]})
-		spare(ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: w.queue("g", "T")[0]})
+		spare(ledger.Misplaced{Location: "queue", Owner: "g", Type: "T", Item: w.c.LIndex(w.Context(), w.p.Queue("g", "T"), 0).Val()})
 		spare(ledger.Misplaced{Location: "failures", Owner: "g", Item: "1"})
 	})
 }
