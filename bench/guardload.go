@@ -240,7 +240,7 @@ func (l *guardLoad) note(e guardEvent) {
 	l.events = append(l.events, e)
 }
 
-// members returns members with these numbers.
+// guardMembers returns n members with the ids m0, m1 and so on.
 func guardMembers(n int) []guard.Member {
 	members := make([]guard.Member, n)
 	for i := range members {
@@ -316,8 +316,8 @@ func (l *guardLoad) take() guardCall {
 }
 
 // lock returns a function that locks and unlocks once. No two goroutines of all processes use the
-// same lock at a time, unless the task has only one name. Then the function stores the time from a
-// release until the next holder's call returns.
+// same lock at a time, unless the task has only one name. In a task of kind handover the function
+// stores the time from a release until the next holder's call returns.
 func (l *guardLoad) lock() guardCall {
 	all := make([]*guard.Lock, l.Names)
 	for i := range all {

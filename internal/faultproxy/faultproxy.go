@@ -44,10 +44,10 @@ func New(target string) (*Proxy, error) {
 	return p, nil
 }
 
-// Addr is the host:port to connect to.
+// Addr returns the host:port to connect to.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Delay delays all data in both directions by this time.
+// Delay delays all data in both directions by this time, until Heal is called.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -48,7 +48,8 @@ func (d *data) setState(group string, ordinal int64, at int, to byte) {
 // attemptMark returns the second byte of a state.
 func attemptMark(attempt int) byte { return byte(33 + attempt%90) }
 
-// Entry returns the entry of a ready stream that holds a job.
+// Entry returns the entry that holds a job in the ready stream of a type, in the partition of the
+// group "all". Without such an entry the test fails.
 func (d *data) Entry(typ, group string, ordinal int64) redis.XMessage {
 	for _, m := range d.C.XRange(d.Context(), d.All().Ready(typ), "-", "+").Val() {
 		j, err := ledger.ParseJob(ledger.MessageBlob(m.Values))

@@ -1,7 +1,7 @@
 // Package redistest provides Redis servers for tests: real servers for one test or shared by a test
 // binary, miniredis, a Cluster and a Sentinel set-up, all on loopback. It hides their processes,
-// which end with the test, and the wait until they are ready. If no redis-server is installed,
-// tests fail with an error that says what to do.
+// which end with the test or the test binary, and the wait until they are ready. If no redis-server
+// is installed, tests fail with an error that says what to do.
 package redistest
 
 import (
@@ -185,7 +185,7 @@ func (r *Redis) signal(sig os.Signal) {
 	}
 }
 
-// readyTimeout is the time within which a Cluster or Sentinel must be ready.
+// readyTimeout is the time within which what await waits for must happen, such as a ready Cluster.
 const readyTimeout = 60 * time.Second
 
 // await calls ready until it returns nil. The test fails after readyTimeout.
