@@ -77,7 +77,7 @@ type ConsoleViewers struct {
 	// a running group add to that without viewers.
 	CoreOfOne float64 `json:"core_of_one"`
 	CoreOfAll float64 `json:"core_of_all"`
-	CoreAfter float64 `json:"core_after"` // the same after all viewers have left
+	CoreAfter float64 `json:"core_after"` // what remains of it after all viewers have left
 	// KBEach is the resident memory of ingest that each viewer after the first adds.
 	KBEach          float64 `json:"kb_each"`
 	FramesPerSecond float64 `json:"frames_per_second_of_each"`

@@ -159,7 +159,7 @@ func singleJobs(name string, n int, tenant func(i int) string, job func(int) []b
 	return groups
 }
 
-// named returns a function that returns the name alone.
+// named returns a function that returns the same name for each index.
 func named(name string) func(int) string { return func(int) string { return name } }
 
 // publishSingle publishes a group with all of its jobs in one message to the ingest stream. from is

@@ -32,7 +32,7 @@ type guardTask struct {
 	Goroutines int    // of each process
 	Seconds    float64
 	PerSecond  float64 // calls a second of this process; 0: each goroutine calls again at once
-	Names      int     // number of keys of a limiter, or of locks
+	Names      int     // number of keys of a limiter, or number of locks
 	Members    int     // of a pool
 	Capacity   int     // concurrency of each member
 	Rate       guard.Rate
@@ -56,11 +56,11 @@ type guardEvent struct {
 	Name    string // key or member
 	Number  int    // of a call that stands in a queue: the number of its guardStep
 	Granted int64  // by the clock of Redis
-	Works   int64  // by the clock of this host, which is the same: between grant and release
-	Ends    int64  // the same, just before the release is sent
+	Works   int64  // when the holder works, by this host's clock, which Redis uses too
+	Ends    int64  // just before the release is sent, by this host's clock
 	Probe   bool
 
-	Released int64 // the same, when the release has been answered
+	Released int64 // when the release has been answered, by this host's clock
 }
 
 // guardStep is a command of the parent that begins a guardTask. In a task of kind queue, further

@@ -52,8 +52,8 @@ func TestGuardsLeaveNothingOnASharedRedis(t *testing.T) {
 }
 
 // TestGuardsInThePipeline runs the parts pipeline and push: accounts keep their limits when workers
-// send with them, and each push is answered as it should, over one connection. Speeds are not
-// compared.
+// send with them, and each push is accepted once, or called once if it gets 410, over one
+// connection. Speeds are not compared.
 func TestGuardsInThePipeline(t *testing.T) {
 	r, err := bench.RunGuards(t.Context(), bench.GuardsOptions{
 		Options: options(t, ""), Quick: true, Rounds: 1, Only: []string{"pipeline", "push"},

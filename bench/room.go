@@ -156,7 +156,7 @@ type RoomKill struct {
 type RoomEvents struct {
 	EventsOpened  int     `json:"events_opened"`
 	OneEventS     float64 `json:"one_event_s"`     // from its opening until all users have a token
-	SlowestEventS float64 `json:"slowest_event_s"` // the same for the users of all events
+	SlowestEventS float64 `json:"slowest_event_s"` // from first opening until all users have one
 	EventsRatio   float64 `json:"slowest_event_ratio"`
 }
 

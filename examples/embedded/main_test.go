@@ -73,7 +73,7 @@ func TestBankIsAway(t *testing.T) {
 	})
 }
 
-// TestTomorrow: invoices of tomorrow are not charged today.
+// TestTomorrow: an invoice of tomorrow is not charged within 23 hours, and is charged later.
 func TestTomorrow(t *testing.T) {
 	procs := []processor.Processor{processor.Typed(invoiceType, charge)}
 	bulktest.Run(t, run.Config{}, procs, func(t *testing.T, s *bulktest.System) {

@@ -1,6 +1,6 @@
-// Package faultproxy is a TCP proxy for tests, inside the test process. It disturbs connections
-// like a bad network: it delays data, resets connections, goes silent, or drops the server's
-// replies. It hides which connections have lost bytes, and so must not be used further.
+// Package faultproxy is a TCP proxy for tests and benchmarks, inside their process. It disturbs
+// connections like a bad network: it delays data, resets connections, goes silent, or drops the
+// server's replies. It hides which connections have lost bytes, and so must not be used further.
 package faultproxy
 
 import (

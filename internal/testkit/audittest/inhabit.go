@@ -11,7 +11,7 @@ import (
 
 const aggregates = `[{"as":"n","op":"count"},{"as":"cost","op":"sum","field":"data.cost"}]`
 
-// Inhabit fills a world with groups and with jobs in all states. Nothing is paused, so no job is
+// Inhabit fills a world with groups whose jobs are in all states. Nothing is paused, so no job is
 // suspended. The group "all" has jobs in each state but cancelled.
 func Inhabit(w *World) {
 	all, p := "all", w.Space.OfTenant("acme")

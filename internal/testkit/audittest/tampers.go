@@ -61,7 +61,7 @@ func EachTamper(t *testing.T, check func(*World, Tamper)) {
 	}
 }
 
-// part has the keys of a partition.
+// part is a short name of keyspace.Partition, whose methods return the keys of a partition.
 type part = keyspace.Partition
 
 // listOf adapts a function that returns a key without an owner (group, tenant or type) to the

@@ -305,7 +305,7 @@ func (w *World) lead(p keyspace.Partition) int64 {
 	return fence
 }
 
-// Cancel cancels a group.
+// Cancel cancels a group. Its jobs end by Sweep.
 func (w *World) Cancel(group string) { w.OK(ledger.Cancel(w.Context(), w.C, w.Part(group), group)) }
 
 // Sweep completes the cancellation of a group.
