@@ -102,7 +102,7 @@ type follower struct {
 	samples  []sample // taken only if pollsAll
 }
 
-// sample says how many jobs were done at a time since the start of the run.
+// sample says how many jobs were done at a time since the follower began.
 type sample struct {
 	at   time.Duration
 	done int

@@ -27,7 +27,7 @@ const (
 
 // figures has the figures of one run, or medians or ratios of several runs. Output of `bulkaction
 // bench throughput --json` is decoded into it, so speed, CPU and memory have the JSON names of that
-// command. Its p50_ms and p99_ms mean something else; measureOurs replaces them. Only peers have
+// command. Its p50_ms and p99_ms mean something else; measureOurs replaces them. Only asynq has
 // tuned figures.
 type figures struct {
 	JobsPerSecond float64 `json:"jobs_per_second"`

@@ -33,7 +33,7 @@ var (
 	rowGoesOn = regexp.MustCompile(`^--    +\S`) // a row goes on
 )
 
-// none is the only row of a table without arguments.
+// none is the only row of a table KEYS or ARGV of a script without keys or arguments.
 const none = "--   none"
 
 // Of parses the tables KEYS and ARGV of a header. It requires that their rows are numbered from 1.

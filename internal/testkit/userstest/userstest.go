@@ -22,7 +22,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Password is the password of all users.
+// Password is the password of all Redis users that this package makes. The default user has none.
 const Password = "sesame"
 
 // Users returns an option that gives a server the Redis users of an installation with the default
