@@ -15,8 +15,8 @@ import (
 
 const (
 	// pollInterval and followInterval are the pauses between two reads of groups from Redis.
-	// Reading more often would slow down what is measured. The pauses do not make figures less
-	// exact: those are computed from timestamps in the groups.
+	// Reading more often would slow down what is measured. The pauses do not make the times of
+	// groups less exact: these are timestamps in the groups. awaitAccepted reads more often.
 	pollInterval   = 20 * time.Millisecond
 	followInterval = 50 * time.Millisecond
 	// followGroups is the number of groups that a follower reads in one poll: reading a thousand
@@ -68,9 +68,9 @@ func (r *run) awaitAccepted(ctx context.Context, groups ...group) (int64, error)
 	return t.UnixMicro(), err
 }
 
-// awaitDone waits until groups are COMPLETED with all of their jobs done, and returns their states
-// in the order of groups. part names the wait in the progress; "": no progress. For errors see
-// [follower.wait].
+// awaitDone waits until groups are COMPLETED with all jobs done but group.fails, and returns their
+// states in the order of groups. part names the wait in the progress; "": no progress. For errors
+// see [follower.wait].
 func (r *run) awaitDone(ctx context.Context, part string, groups []group) ([]groupState, error) {
 	f := r.follow(part, groups)
 	f.interval = pollInterval
@@ -102,7 +102,7 @@ type follower struct {
 	samples  []sample // taken only if pollsAll
 }
 
-// sample says how many jobs were done at a time since the start of the run.
+// sample says how many jobs were done at a time since the follower began.
 type sample struct {
 	at   time.Duration
 	done int
@@ -121,8 +121,8 @@ func (r *run) follow(part string, groups []group) *follower {
 	return f
 }
 
-// wait waits until all groups are COMPLETED with all of their jobs done. It is an error if a group
-// ends in another way, a process has ended, or no job becomes done for stallTimeout.
+// wait waits until all groups are COMPLETED with all jobs done but group.fails. It is an error if a
+// group ends in another way, a process has ended, or no job becomes done for stallTimeout.
 func (f *follower) wait(ctx context.Context) error {
 	if len(f.open) == 0 {
 		return nil

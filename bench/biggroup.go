@@ -48,7 +48,7 @@ type BigGroup struct {
 	Results        int     `json:"results"` // results that were read back with the value that their jobs returned
 	MissingResults int     `json:"missing_results"`
 	ResultsSeconds float64 `json:"results_seconds"`
-	// all processes, the producer included
+	// all roles and the producer; redis-server does not count
 	ProcessCPU float64           `json:"process_cpu_us_per_job"`
 	RedisCPU   float64           `json:"redis_cpu_us_per_job"`
 	Overrides  map[string]string `json:"overrides"`

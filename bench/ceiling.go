@@ -68,8 +68,8 @@ func RunCeiling(ctx context.Context, o CeilingOptions) (Ceiling, error) {
 }
 
 // measureCeiling measures the ceiling on the fleet's Redis, which may hold other data: it uses keys
-// with a prefix of its own, and deletes them at the end, but not after an error. The processes of
-// the fleet must be idle meanwhile.
+// with a prefix of its own, and deletes them at the end, but not if a batch failed. The processes
+// of the fleet must be idle meanwhile.
 func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) (Ceiling, error) {
 	base := "bulk-action-ceiling-" + rand.Text() + ":"
 	for _, s := range []*redis.Script{ceilingAdmit, ceilingOutcome} {
@@ -108,8 +108,8 @@ func (f *fleet) measureCeiling(ctx context.Context, jobs, payload int) (Ceiling,
 }
 
 // ceilingLoop runs jobs through one list and one stream, in batches. One round trip reports the
-// last batch as done and pushes, moves and reads the next one. At the end ceilingLoop checks that
-// each job was counted, and deletes the keys.
+// previous batch as done and pushes, moves and reads the next one. At the end ceilingLoop checks
+// that each job was counted, and deletes the keys.
 func ceilingLoop(ctx context.Context, c redis.UniversalClient, base string, jobs, payload int) error {
 	list, stream, ledger := base+"queue", base+"ready", base+"ledger"
 	if err := c.XGroupCreateMkStream(ctx, stream, "workers", "0").Err(); err != nil {

@@ -20,7 +20,7 @@ type CompareOptions struct {
 	Only     []string // names of variants; empty: all
 	Rounds   int      // measurements of each variant with each program
 	Jobs     int      // jobs of a run that measures throughput
-	HTTPJobs int      // the same for the variant in which each job is a request
+	HTTPJobs int      // jobs of such a run in the variants in which each job is a request
 	Rate     int      // jobs a second while latency is measured
 	Seconds  int      // how many seconds latency is measured
 }
@@ -80,7 +80,8 @@ var comparedFigureNames = []string{
 	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
 }
 
-// compareVariant is a workload that differs from the base variant in one thing.
+// compareVariant is a workload. The base variant has 10 tenants; each of the others adds one thing
+// to it, or to the variant http.
 type compareVariant struct {
 	name, what string
 	tenants    int

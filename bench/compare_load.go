@@ -27,7 +27,7 @@ type compareRun struct {
 	v    compareVariant
 	api  *client.API
 	ends *endListener
-	job  func(i int) []byte // the jobs of the variant
+	job  func(i int) []byte // returns the JSON of job i of the variant
 	keys string             // file of the API's keys; "" if it asks for none
 }
 
@@ -97,7 +97,7 @@ func writeKey() (file, token string, err error) {
 	return f.Name(), k.Token, nil
 }
 
-// close stops the fleet and the listener of its events.
+// close stops the fleet and the listener of its events, and removes the file of API keys.
 func (c *compareRun) close() {
 	if c.ends != nil {
 		c.ends.close()

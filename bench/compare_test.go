@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/bench/measure"
 )
 
-// smallCompare returns options that compare this test binary with a copy of itself, with few jobs.
+// smallCompare returns options that compare this test binary with itself under the name "older" (a
+// symbolic link), with few jobs. With -short it skips the test.
 func smallCompare(t *testing.T, only ...string) CompareOptions {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -52,8 +53,8 @@ func TestCompareRunsBothProgramsInTurn(t *testing.T) {
 	}
 }
 
-// TestCompareVariants runs each variant with one program. A run fails if its groups do not show
-// what the variant asks for, so success shows that the load is right.
+// TestCompareVariants runs each variant but the base with one program. A run fails if its groups do
+// not show what the variant asks for, so success shows that the load is right.
 func TestCompareVariants(t *testing.T) {
 	for _, v := range compareVariants[1:] {
 		t.Run(v.name, func(t *testing.T) {
@@ -145,7 +146,7 @@ func TestLastCompletedIsTheLatest(t *testing.T) {
 }
 
 // TestCompareLeavesOutBenchmarksOfOneSide runs common.awk, as compare.sh does before benchstat, on
-// two outputs: one benchmark has moved to another package, others exist on one side only.
+// two outputs: two benchmarks have moved to another package, two exist on one side only.
 func TestCompareLeavesOutBenchmarksOfOneSide(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

@@ -75,10 +75,11 @@ type ConsoleViewers struct {
 	CommandsRatio float64 `json:"redis_commands_ratio"` // of all / of one
 	// CoreOfOne and CoreOfAll are the CPU time of ingest a second that one viewer or all viewers of
 	// a running group add to that without viewers.
-	CoreOfOne       float64 `json:"core_of_one"`
-	CoreOfAll       float64 `json:"core_of_all"`
-	CoreAfter       float64 `json:"core_after"` // when all have left
-	KBEach          float64 `json:"kb_each"`    // resident memory of ingest
+	CoreOfOne float64 `json:"core_of_one"`
+	CoreOfAll float64 `json:"core_of_all"`
+	CoreAfter float64 `json:"core_after"` // what remains of it after all viewers have left
+	// KBEach is the resident memory of ingest that each viewer after the first adds.
+	KBEach          float64 `json:"kb_each"`
 	FramesPerSecond float64 `json:"frames_per_second_of_each"`
 }
 
@@ -308,8 +309,8 @@ func (v *consoleRun) awaitFirst(ctx context.Context, g group) (int, error) {
 	})
 }
 
-// measureChanges pauses and resumes a running group again and again. It returns the times until a
-// stream of the console shows the change.
+// measureChanges pauses and resumes a running group, frameReads times in all. It returns the times
+// until a stream of the console shows the change.
 func (v *consoleRun) measureChanges(ctx context.Context) (Quantiles, error) {
 	slow := group{id: v.name + "-slow", tenant: "slow", jobs: 1000, job: sleeping(slowJobMS)}
 	if err := v.create(ctx, []group{slow}, slow.jobs); err != nil {
@@ -320,7 +321,7 @@ func (v *consoleRun) measureChanges(ctx context.Context) (Quantiles, error) {
 	}
 	var times []float64
 	var asked time.Time
-	pauses := false // the stream shows that the group is paused after the last request
+	pauses := false // whether the last request was to pause the group
 	ask := func() error {
 		asked, pauses = time.Now(), !pauses
 		var err error

@@ -112,7 +112,7 @@ func measureViewers(ctx context.Context, o ConsoleOptions, out *Console) (*Conso
 		return nil, err
 	}
 	defer v.close()
-	// The group makes steady progress during all measurements.
+	// The group makes steady progress until it is paused.
 	slow := group{id: v.name + "-slow", tenant: "slow", jobs: 100_000, job: sleeping(slowJobMS)}
 	if err := v.create(ctx, []group{slow}, 0); err != nil {
 		return nil, err

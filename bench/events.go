@@ -117,7 +117,7 @@ func (e *endListener) record(messages []redis.XMessage, readAt int64) error {
 
 // awaitCompleted waits until the listener has read that all these groups are COMPLETED, and returns
 // their ends in the order of groups. It is an error if a group fails or is cancelled, a process or
-// the listener has ended, or no group ends for stallTimeout.
+// the listener has ended, or the first group that has not ended does not end for stallTimeout.
 func (e *endListener) awaitCompleted(ctx context.Context, groups []group) (ends []groupEnd, err error) {
 	err = e.run.await(ctx, fmt.Sprintf("events of %d groups", len(groups)), pollInterval, func() (int, error) {
 		ends, err = e.completed(groups)
@@ -159,7 +159,7 @@ func singleJobs(name string, n int, tenant func(i int) string, job func(int) []b
 	return groups
 }
 
-// named returns a function that returns the name alone.
+// named returns a function that returns the same name for each index.
 func named(name string) func(int) string { return func(int) string { return name } }
 
 // publishSingle publishes a group with all of its jobs in one message to the ingest stream. from is

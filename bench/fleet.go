@@ -1,4 +1,5 @@
-// Package bench measures the system as it is deployed: real processes on a private redis-server.
+// Package bench measures the system as it is deployed: real processes on a private redis-server, or
+// on the Redis that [Options.RedisURL] names.
 // Its figures come from Redis, the operating system, the processes' journals and the load
 // generator's clock, not from metrics that the processes show about themselves.
 //

@@ -133,7 +133,7 @@ func beyondWindow(times []int64, r guard.Rate) (n int) {
 func beyondBucket(times []int64, r guard.Rate) (n int) {
 	slices.Sort(times)
 	each := float64(r.Window.Microseconds()) / float64(r.Permits)
-	const rounding = 2 // µs; the limiter counts in quarters
+	const rounding = 2 // µs; the limiter rounds its times up to quarters of a µs
 	fullAt := 0.0      // the time at which the bucket is full again
 	for _, at := range times {
 		fullAt = max(fullAt, float64(at)) + each

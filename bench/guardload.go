@@ -32,7 +32,7 @@ type guardTask struct {
 	Goroutines int    // of each process
 	Seconds    float64
 	PerSecond  float64 // calls a second of this process; 0: each goroutine calls again at once
-	Names      int     // number of keys of a limiter, or of locks
+	Names      int     // number of keys of a limiter, or number of locks
 	Members    int     // of a pool
 	Capacity   int     // concurrency of each member
 	Rate       guard.Rate
@@ -56,11 +56,11 @@ type guardEvent struct {
 	Name    string // key or member
 	Number  int    // of a call that stands in a queue: the number of its guardStep
 	Granted int64  // by the clock of Redis
-	Works   int64  // by the clock of this host, which is the same: between grant and release
-	Ends    int64  // the same, just before the release is sent
+	Works   int64  // when the holder works, by this host's clock, which Redis uses too
+	Ends    int64  // just before the release is sent, by this host's clock
 	Probe   bool
 
-	Released int64 // the same, when the release has been answered
+	Released int64 // when the release has been answered, by this host's clock
 }
 
 // guardStep is a command of the parent that begins a guardTask. In a task of kind queue, further
@@ -240,7 +240,7 @@ func (l *guardLoad) note(e guardEvent) {
 	l.events = append(l.events, e)
 }
 
-// members returns members with these numbers.
+// guardMembers returns n members with the ids m0, m1 and so on.
 func guardMembers(n int) []guard.Member {
 	members := make([]guard.Member, n)
 	for i := range members {
@@ -316,8 +316,8 @@ func (l *guardLoad) take() guardCall {
 }
 
 // lock returns a function that locks and unlocks once. No two goroutines of all processes use the
-// same lock at a time, unless the task has only one name. Then the function stores the time from a
-// release until the next holder's call returns.
+// same lock at a time, unless the task has only one name. In a task of kind handover the function
+// stores the time from a release until the next holder's call returns.
 func (l *guardLoad) lock() guardCall {
 	all := make([]*guard.Lock, l.Names)
 	for i := range all {

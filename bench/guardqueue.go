@@ -77,7 +77,7 @@ func (q *guardQueue) join(ctx context.Context, process int, s guardStep) error {
 	})
 }
 
-// finish ends the tasks of n processes.
+// finish ends the tasks of the first n processes, and returns the sum of their reports.
 func (q *guardQueue) finish(n int) (guardReport, error) {
 	for _, l := range q.loaders[:n] {
 		if err := l.send.Encode(guardStep{Last: true}); err != nil {
@@ -103,7 +103,7 @@ func (b *guardBench) waiting(ctx context.Context) (out GuardWaiting, err error) 
 	if err := redisx.Sleep(ctx, heartbeats); err != nil {
 		return out, err
 	}
-	// 60 s, if the measurement is not quick.
+	// At most 60 s, and 5 s if the measurement is quick.
 	span := min(30*b.Seconds, 60)
 	if b.Quick {
 		span = min(10*b.Seconds, 5)
@@ -120,8 +120,8 @@ func (b *guardBench) waiting(ctx context.Context) (out GuardWaiting, err error) 
 // heartbeats is a time in which each client with waiting calls sends at least one heartbeat.
 const heartbeats = time.Second
 
-// The numbers of leases, processes, waiters and window entries that the part memory puts into
-// Redis.
+// The part memory puts these numbers of leases, of waiters (from memoryProcesses processes) and of
+// window entries into Redis.
 const (
 	memoryLeases    = 10_000
 	memoryProcesses = 4

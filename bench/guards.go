@@ -99,7 +99,7 @@ type CallCosts struct {
 	Take    float64 `json:"take"`
 	Acquire float64 `json:"acquire"`
 	Settle  float64 `json:"settle"`
-	// the same with a pool of 10,000 members
+	// Acquire10000 and Settle10000 are Acquire and Settle with a pool of 10,000 members.
 	Acquire10000 float64 `json:"acquire_10000"`
 	Settle10000  float64 `json:"settle_10000"`
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestGuards runs each part once, for a moment. Speeds are not compared with goals here.
+// TestGuards runs seven parts once, for a moment: each has figures, no limit is overdrawn, the
+// queue keeps its order and no probe is too many. Speeds are not compared with goals here.
 func TestGuards(t *testing.T) {
 	r, err := bench.RunGuards(t.Context(), bench.GuardsOptions{
 		Options: options(t, ""), Quick: true, Rounds: 1, Seconds: 0.1,
@@ -50,8 +51,9 @@ func TestGuardsLeaveNothingOnASharedRedis(t *testing.T) {
 	require.Empty(t, server.Client().Keys(t.Context(), "*").Val())
 }
 
-// TestGuardsInThePipeline checks that accounts keep their limits when workers send with them;
-// speeds are not compared.
+// TestGuardsInThePipeline runs the parts pipeline and push: accounts keep their limits when workers
+// send with them, and each push is accepted once, or called once if it gets 410, over one
+// connection. Speeds are not compared.
 func TestGuardsInThePipeline(t *testing.T) {
 	r, err := bench.RunGuards(t.Context(), bench.GuardsOptions{
 		Options: options(t, ""), Quick: true, Rounds: 1, Only: []string{"pipeline", "push"},

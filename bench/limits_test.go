@@ -46,7 +46,7 @@ func TestElasticCountsWindowsUntilTheShare(t *testing.T) {
 		permit(500, journal.Admit, "busy", 20),
 		permit(1000, journal.Admit, "busy", 19), permit(1100, journal.Admit, "a", 1),
 		permit(2000, journal.Admit, "busy", 20),
-		// a returns at 3.5 s
+		// a and b return at 3.5 s
 		permit(3000, journal.Admit, "busy", 18), permit(3900, journal.Admit, "a", 2),
 		permit(4000, journal.Admit, "busy", 9), permit(4100, journal.Admit, "a", 10), permit(4900, journal.Admit, "b", 1),
 		permit(5000, journal.Admit, "a", 10), permit(5001, journal.Admit, "b", 10),

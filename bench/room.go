@@ -13,14 +13,14 @@ import (
 // RoomOptions say on what the waiting room is measured.
 type RoomOptions struct {
 	Options
-	Users    int           // with a stream each, in each part but enter and scripts
+	Users    int           // with a stream each, in each part but enter, empty and scripts
 	Brokers  int           // processes
 	Events   int           // of the part events
 	Capacity int           // slots of the parts kill and abandon
 	Rate     float64       // admissions a second of the part promotion
 	Session  time.Duration // time that a user of the part abandon is inside
-	Churn    float64       // part of the users who reload the page while they wait
-	Kill     int           // brokers that are killed
+	Churn    float64       // part of the users who reload the page while they wait (part abandon)
+	Kill     int           // brokers that the part kill kills
 	Only     []string      // names of parts, see RoomParts; empty: all
 }
 
@@ -155,8 +155,8 @@ type RoomKill struct {
 // many events.
 type RoomEvents struct {
 	EventsOpened  int     `json:"events_opened"`
-	OneEventS     float64 `json:"one_event_s"`     // until all users of one event have a token
-	SlowestEventS float64 `json:"slowest_event_s"` // until all users of the slowest event have one
+	OneEventS     float64 `json:"one_event_s"`     // from its opening until all users have a token
+	SlowestEventS float64 `json:"slowest_event_s"` // from first opening until all users have one
 	EventsRatio   float64 `json:"slowest_event_ratio"`
 }
 
@@ -255,7 +255,7 @@ func (b *roomBench) measurePart(ctx context.Context, out *Room) (err error) {
 // mostRoomViolations is the largest number of violations that the result describes in words.
 const mostRoomViolations = 100
 
-// violatef notes a violation in the present part.
+// violatef notes a violation in the present part, unless mostRoomViolations are noted already.
 func (b *roomBench) violatef(format string, args ...any) {
 	if len(b.violations) < mostRoomViolations {
 		b.violations = append(b.violations, b.part+": "+fmt.Sprintf(format, args...))

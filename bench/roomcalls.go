@@ -85,8 +85,8 @@ func (e eventCalls) used(ctx context.Context, event string) (slots, queue int64,
 	return s.Events[0].Used, s.Events[0].Waiting + s.Events[0].Away, nil
 }
 
-// forget closes events and waits until they and their users are deleted, so that they cost nothing
-// while other parts are measured.
+// forget closes events and waits until their queues are empty, so that they cost nothing while
+// other parts are measured. Brokers delete the events.
 func (e eventCalls) forget(ctx context.Context, events ...string) error {
 	for _, event := range events {
 		retention, capacity := time.Duration(0), int64(0)

@@ -39,7 +39,7 @@ type roomFleet struct {
 	dir       string // of the token key
 	publicURL string // of the brokers
 	brokers   []string
-	api       string // address of ingest; "": not started yet
+	api       string // base URL of ingest; "": not started yet
 	loaders   []*loader
 }
 

@@ -110,7 +110,8 @@ func (b *roomBench) judgeReturns(r roomload.Returns, costs *RoomKill) *RoomRetur
 	}
 }
 
-// awaitFreeSlots waits until all slots of an event are free.
+// awaitFreeSlots waits until all slots of an event are free, at most slotsPatience. It stores in
+// costs how long that took, and how many slots are still in use: these are a violation.
 func (b *roomBench) awaitFreeSlots(ctx context.Context, event string, costs *RoomKill) error {
 	began := time.Now()
 	err := b.fleet.await(ctx, "free slots", pollInterval, func() (int, error) {

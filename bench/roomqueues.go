@@ -29,8 +29,8 @@ func (b *roomBench) manyEvents(ctx context.Context) (*RoomEvents, error) {
 	}, err
 }
 
-// promoteEvents lets users wait for n events and opens the events. It returns the seconds from the
-// opening of an event until all its users had a token, for the slowest event.
+// promoteEvents lets users wait for n events and opens the events one after the other. It returns
+// the seconds from just before the first opening until all users of all events had a token.
 func (b *roomBench) promoteEvents(ctx context.Context, name string, n int) (float64, error) {
 	events := make([]string, n)
 	for i := range events {

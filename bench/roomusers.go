@@ -107,7 +107,7 @@ func (b *roomBench) enterWaiting(ctx context.Context, t roomload.Task) (*crowd, 
 	return c, err
 }
 
-// awaitAdmitted waits until n users have had a token.
+// awaitAdmitted waits until n users have had a token, or until no count changes for patience.
 func (c *crowd) awaitAdmitted(ctx context.Context, n int) error {
 	_, err := c.await(ctx, patience, func(now roomload.Counts) bool { return now.Admitted >= int64(n) })
 	return err

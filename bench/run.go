@@ -41,11 +41,11 @@ type run struct {
 	log   journal.Log
 }
 
-// group is a group of NOOP jobs to be submitted.
+// group is a group of jobs to be submitted. They are NOOP jobs, unless fields has another type.
 type group struct {
 	id, tenant string
 	jobs       int
-	// job returns the JSON of the i-th job that one call of submit or fill publishes; nil: all jobs
+	// job returns the JSON of the i-th job that one call of create or fill publishes; nil: all jobs
 	// have an empty payload.
 	job    func(i int) []byte
 	fields map[string]any // more fields of the group, such as priority

@@ -39,8 +39,8 @@ type Throughput struct {
 	ElapsedSeconds   float64 `json:"elapsed_seconds"`
 	JobsPerSecond    float64 `json:"jobs_per_second"`
 	RedisCPUPerJob   float64 `json:"redis_cpu_us_per_job"`
-	ProcessCPUPerJob float64 `json:"process_cpu_us_per_job"` // all processes, this one included
-	// of Redis and all processes together
+	ProcessCPUPerJob float64 `json:"process_cpu_us_per_job"` // of the roles and this process
+	// RedisCPUPerJob + ProcessCPUPerJob
 	CPUPerJob         float64 `json:"cpu_us_per_job"`
 	BytesPerQueuedJob float64 `json:"redis_bytes_per_queued_job"`
 	// P50MS and P99MS are the time of single jobs from accepted to started, at 100 jobs a second,

@@ -36,8 +36,8 @@ func TestThroughputMeasuresTheCostOfAJob(t *testing.T) {
 	require.Equal(t, "0", r.Overrides["BULKACTION_BACKPRESSURE_GLOBAL_RPS"])
 }
 
-// TestThroughputOfVariants measures one run that has tenant limits, retries, traces, a backlog and
-// CPU profiles all together.
+// TestThroughputOfVariants measures one run that has tenant limits, retries, traces, a backlog, an
+// append-only file and CPU profiles all together.
 func TestThroughputOfVariants(t *testing.T) {
 	o := smallThroughput(t)
 	o.Brief, o.Limits, o.FailPercent, o.Sampling, o.AOF, o.Profile = true, true, 10, 0.5, true, t.TempDir()

@@ -210,7 +210,7 @@ type gobreakerStore struct {
 }
 
 // newGobreaker returns a breaker of gobreaker. Each of its calls waits for the mutex of its state
-// until ctx ends.
+// for redsync's 32 tries, and not longer than ctx.
 func newGobreaker(ctx context.Context, rdb *redis.Client) (*gobreaker.DistributedCircuitBreaker[any], error) {
 	locks := redsync.New(goredis.NewPool(rdb))
 	store := &gobreakerStore{rdb: rdb, held: map[string]*redsync.Mutex{}}
@@ -283,7 +283,7 @@ func newGobreakers(ctx context.Context, rdb *redis.Client, n int) (
 // errCall is the error of calls that fail.
 var errCall = errors.New("the call failed")
 
-// together makes calls that begin at the same time.
+// together makes failingCallers calls that begin at the same time. Each must fail with errCall.
 func together(call func(goroutine int) error) error {
 	var all errgroup.Group
 	begin := make(chan struct{})

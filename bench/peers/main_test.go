@@ -17,8 +17,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fakeProgram writes a shell script that replaces the program bulkaction in a test: it prints fixed
-// figures.
+// fakeProgram writes a file with a shell script that replaces the program bulkaction in a test, and
+// returns its path.
 func fakeProgram(t *testing.T, script string) string {
 	path := filepath.Join(t.TempDir(), "bulkaction")
 	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700)) // #nosec G306: a program

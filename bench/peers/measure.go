@@ -27,12 +27,12 @@ const (
 
 // figures has the figures of one run, or medians or ratios of several runs. Output of `bulkaction
 // bench throughput --json` is decoded into it, so speed, CPU and memory have the JSON names of that
-// command. Its p50_ms and p99_ms mean something else; measureOurs replaces them. Only peers have
+// command. Its p50_ms and p99_ms mean something else; measureOurs replaces them. Only asynq has
 // tuned figures.
 type figures struct {
 	JobsPerSecond float64 `json:"jobs_per_second"`
 	RedisCPU      float64 `json:"redis_cpu_us_per_job"`
-	ProcessCPU    float64 `json:"process_cpu_us_per_job"` // all processes, the producer included
+	ProcessCPU    float64 `json:"process_cpu_us_per_job"` // all processes but redis-server
 	QueuedBytes   float64 `json:"redis_bytes_per_queued_job"`
 	// P50MS and P99MS are the time from the producer's call to the start of the job, at 100 jobs a
 	// second. For our program it is published_to_started of `bulkaction bench latency --json`.

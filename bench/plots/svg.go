@@ -13,7 +13,8 @@ type series struct {
 	values []float64 // NaN: no value
 }
 
-// chart is an SVG picture with one vertical axis that begins at 0. It must have labels and series.
+// chart is an SVG picture with one vertical axis that begins at 0. It must have series and, if it
+// draws bars, labels.
 type chart struct {
 	title, subtitle string
 	x, y            string   // titles of the axes

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakeBroker answers as a broker does, as each test says.
+// fakeBroker is a fake of a broker. Each test says what its streams contain.
 type fakeBroker struct {
 	*httptest.Server
 	key   ed25519.PrivateKey
@@ -135,8 +135,8 @@ type driver struct {
 	answers *json.Decoder
 }
 
-// drive starts a task of the load generator against a fake broker. It gives values to fields of the
-// task that are not set.
+// drive starts a task of the load generator against a fake broker. Of the task it sets the brokers,
+// keys, header, issuer, events and prefix, and the kind Streams if it has none.
 func drive(t *testing.T, b *fakeBroker, task Task) *driver {
 	t.Helper()
 	tasksOut, tasksIn := io.Pipe()
@@ -178,7 +178,8 @@ func (d *driver) step(do string) Answer {
 	return d.answer()
 }
 
-// await asks until reached says so.
+// await asks for answers until reached returns true, and returns the last one. After 20 s the test
+// fails.
 func (d *driver) await(reached func(Answer) bool) Answer {
 	d.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; <-time.After(time.Millisecond) {

@@ -38,8 +38,8 @@ const (
 
 // parser parses the HTTP answer to a stream request from the bytes of a connection: status,
 // headers, chunks, and the frames in them (WHATWG HTML, section Server-sent events). The bytes may
-// be divided at any place. Between two calls it stores only an unfinished line, so that an idle
-// stream takes little memory.
+// be divided at any place. Between two calls it stores only an unfinished line and frame, so that
+// an idle stream takes little memory.
 type parser struct {
 	Status   int           // 0: not read yet
 	Type     string        // of the content
@@ -61,12 +61,13 @@ type parser struct {
 	hasData bool
 }
 
-// errEnded means that the server closed the stream in an orderly way: the last chunk was read.
+// errEnded means that the server closed the stream in an orderly way: the last chunk was read, or
+// the status is 204.
 var errEnded = errors.New("the stream has ended")
 
 // feed parses the next bytes of the answer and calls emit for each complete frame. It returns
-// errEnded at the end of a chunked body, and an error for bytes that are not an HTTP answer with an
-// event stream.
+// errEnded at the end of a chunked body or of an answer with status 204, and an error for bytes
+// that are not an HTTP answer.
 func (p *parser) feed(b []byte, emit func(frame)) error {
 	for len(b) > 0 {
 		var err error

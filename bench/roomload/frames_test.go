@@ -13,7 +13,8 @@ import (
 
 const streamHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 
-// parseInPieces feeds an answer in pieces of n bytes.
+// parseInPieces feeds an answer to a new parser in pieces of n bytes, until the first error. It
+// returns the parser, the frames as "event|id|data", and that error.
 func parseInPieces(t *testing.T, answer string, n int) (p *parser, frames []string, err error) {
 	t.Helper()
 	p = &parser{}

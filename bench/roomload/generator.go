@@ -80,7 +80,7 @@ func newGenerator(ctx context.Context, t Task) (*generator, error) {
 }
 
 // serve carries out one task: it answers the steps of the parent until the task ends. It returns an
-// error if the task cannot begin.
+// error if the task cannot begin, or a step cannot be read or answered.
 func serve(ctx context.Context, t Task, steps *json.Decoder, answers *json.Encoder) error {
 	g, err := newGenerator(ctx, t)
 	if err != nil {

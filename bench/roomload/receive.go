@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// receive handles a frame that was received at a time.
+// receive handles a frame of the present stream; at is the time of its receipt.
 func (v *visitor) receive(f frame, at time.Time) {
 	v.ages.frames.Add(1)
 	us := at.UnixMicro()

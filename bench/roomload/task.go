@@ -27,7 +27,7 @@ type Task struct {
 	Seconds   float64  // of Entries
 	PerSecond float64  // entries a second; 0: as fast as the brokers answer, Parallel at a time
 	Parallel  int
-	Session   time.Duration // mean time inside; a user has 0.5 to 1.5 times as much. 0: until the token expires
+	Session   time.Duration // mean time inside; a user has 0.5 to 1.5 times it. 0: to task's end
 	KeepOpen  bool          // users keep their stream while they are inside
 	Churn     float64       // part of the users who reload the page once
 	Close     float64       // part of the users who close the tab for good
@@ -59,21 +59,21 @@ const (
 type Answer struct {
 	Error  string `json:",omitempty"`
 	Counts Counts
-	// Since the step Mark:
-	Frames     int64         // of all kinds
-	Ages       map[int]int64 `json:",omitempty"` // number of position frames by their age in ms
+	// Frames (of all kinds) and Ages count from the step Mark on, Violations from Begin on.
+	Frames     int64
+	Ages       map[int]int64 `json:",omitempty"` // position frames by age (ms); only of step End
 	Violations []string      `json:",omitempty"` // at most mostViolations
-	Wrong      int           // number of violations
+	Wrong      int           // number of all violations
 	// Only of the step End:
 	Visits []Visit   `json:",omitempty"`
 	Waits  []float64 `json:",omitempty"` // of Entries: ms from the time at which it was due
 }
 
-// Counts are numbers of users at present.
+// Counts are numbers of users so far, and of streams at present (Open and Shown).
 type Counts struct {
 	Entered  int64 // users who have had a frame; of Entries: answers
 	Open     int64 // streams that are open and have had a frame
-	Shown    int64 // of them, streams that have shown a position
+	Shown    int64 // of them, streams that have shown a position or the token
 	Admitted int64 // users who have had a token
 	Ended    int64 // users who do nothing any more
 }

@@ -40,8 +40,8 @@ type visitor struct {
 	retry  time.Duration
 	failed bool   // a broker has answered what makes a browser give up
 	token  string // "": none
-	// session is how long the user stays inside after receiving the token; 0: until the token
-	// expires.
+	// session is how long the user stays inside after receiving the token; 0: until the task
+	// ends.
 	session time.Duration
 	buf     [readBuffer]byte
 

@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/run"
 )
 
-// TestCharge: one attempt, as a worker runs it and decides about it.
+// TestCharge: an attempt with 500 cents is done, and one with 0 cents fails for good, as a worker
+// would decide.
 func TestCharge(t *testing.T) {
 	attempt := func(in Invoice) bulktest.Outcome {
 		job := processor.Job{Payload: bulktest.JSON(t, in)}
@@ -41,8 +42,8 @@ func TestSum(t *testing.T) {
 	require.Equal(t, "750", string(values["cents"]))
 }
 
-// TestBankIsAway: each job fails twice because the bank is away. It is charged after two waits of
-// about a minute, which the clock skips.
+// TestBankIsAway: each of two jobs fails twice because the bank is away. After two waits of about a
+// minute, which the clock skips, ann's job is charged, and bob's job of 0 cents fails for good.
 func TestBankIsAway(t *testing.T) {
 	away := func(next processor.Handler) processor.Handler {
 		return func(ctx context.Context, job processor.Job) (any, error) {
@@ -72,7 +73,7 @@ func TestBankIsAway(t *testing.T) {
 	})
 }
 
-// TestTomorrow: invoices of tomorrow are not charged today.
+// TestTomorrow: an invoice of tomorrow is not charged within 23 hours, and is charged later.
 func TestTomorrow(t *testing.T) {
 	procs := []processor.Processor{processor.Typed(invoiceType, charge)}
 	bulktest.Run(t, run.Config{}, procs, func(t *testing.T, s *bulktest.System) {

@@ -54,7 +54,7 @@ func NewReader(path, what string) *Reader {
 }
 
 // Decode reads the accounts file into the struct that file points to. Unknown fields are mistakes.
-// It returns false if the file can't be read at all.
+// It returns false if the file can't be read or is not YAML.
 func (r *Reader) Decode(file any) bool {
 	content, err := r.read(r.path)
 	if err != nil {
@@ -183,8 +183,9 @@ func (c *Checker) Check(ok bool, format string, args ...any) {
 // OK says that the entry has no mistake so far.
 func (c *Checker) OK() bool { return !c.bad }
 
-// Secret returns the content of the file that a field of an entry names; nil after a mistake. A
-// relative name is relative to the folder of the accounts file.
+// Secret returns the content of the file that a field of an entry names. A relative name is
+// relative to the folder of the accounts file. If OK is false afterwards, the content must not be
+// used.
 func (c *Checker) Secret(field, name string) []byte {
 	c.Check(name != "", "%s is missing", field)
 	if name == "" {

@@ -26,9 +26,9 @@ func NewFile(path, what string, load func(r *Reader) (use func() error)) *File {
 	return &File{path: path, what: what, load: load}
 }
 
-// Reload reads the files, and puts the accounts into use if there is no mistake. It does nothing if
-// the files have not changed since the last call, so that a mistake is returned only once. An error
-// of the function use is no mistake in the files: the next call tries again.
+// Reload reads the files, and puts the accounts into use if there is no mistake. It returns false
+// and nil if the files have not changed since the last call, so that a mistake is returned only
+// once. An error of the function use is no mistake in the files: the next call tries again.
 func (f *File) Reload() (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -76,8 +76,8 @@ func TestAdminServer(t *testing.T) {
 	require.Equal(t, http.StatusOK, get("/metrics", p.AdminAddr(), "0123456789abcdef"))
 }
 
-// TestAdminServerReadsNoEndlessBody: the server closes the connection of a request whose body never
-// ends.
+// TestAdminServerReadsNoEndlessBody: a handler that reads a body that never ends gets an error from
+// the server after adminReadTimeout, and can still answer.
 func TestAdminServerReadsNoEndlessBody(t *testing.T) {
 	t.Parallel()
 	p := start(t)

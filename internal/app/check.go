@@ -179,7 +179,7 @@ var checks = map[string]rule{
 		},
 	},
 
-	// Of the waiting room.
+	// Most of these are of the waiting room.
 	"file": {
 		"the name of a file, at most 4096 bytes",
 		func(v reflect.Value) bool { return len(v.String()) <= 4096 && !strings.ContainsRune(v.String(), 0) },

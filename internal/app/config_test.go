@@ -20,7 +20,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor/push"
 )
 
-// TestDefaults: the names and defaults of the variables are a contract.
+// TestDefaults: without any variable, Load returns these defaults, which are a contract.
 func TestDefaults(t *testing.T) {
 	c, unknown, err := Load(nil)
 	require.NoError(t, err)
@@ -66,7 +66,8 @@ func TestDefaults(t *testing.T) {
 	}, c.Broker)
 }
 
-// TestValuesOfTheDocument: the values of variables in the requirements document are accepted.
+// TestValuesOfTheDocument: the value 5s of WORKER_TIMEOUT, which is in the requirements document,
+// is accepted.
 func TestValuesOfTheDocument(t *testing.T) {
 	c, _, err := Load([]string{"BULKACTION_WORKER_TIMEOUT=5s"})
 	require.NoError(t, err)

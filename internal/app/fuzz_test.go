@@ -8,7 +8,7 @@ import (
 )
 
 // FuzzLoad: any value of any variable is either accepted, or refused with an error that names the
-// variable; it never causes a panic.
+// variable and shows no long password; it never causes a panic.
 func FuzzLoad(f *testing.F) {
 	all := Variables()
 	for i, v := range all {

@@ -17,7 +17,7 @@ import (
 const drainTimeout = 5 * time.Second
 
 // ServeOptions are the TLS files, limits and TCP options of an HTTP server. The zero value means
-// plain HTTP with the limits of net/http.
+// plain HTTP, headers of up to 1 MiB, and no limit of the time in which a body is read.
 type ServeOptions struct {
 	TLS            TLSFiles      // with a CertFile the server speaks TLS, see ServerTLS
 	MaxHeaderBytes int           // a request with more is answered with 431; 0: 1 MiB

@@ -1,5 +1,6 @@
-// Package childproc runs child processes that end no later than this process. It hides that the
-// Linux kernel regards a thread, not a process, as the parent, and it waits for each child.
+// Package childproc runs child processes that, on Linux, end no later than this process. It hides
+// that the Linux kernel regards a thread, not a process, as the parent, and it waits for each
+// child.
 package childproc
 
 import (
@@ -54,7 +55,7 @@ func (c *Child) run(started chan<- error) {
 	close(c.done)
 }
 
-// PID is the process's id.
+// PID returns the process's id.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
 // Done returns a channel that is closed when the process has ended and all of its output was read.

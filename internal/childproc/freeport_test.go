@@ -22,7 +22,8 @@ func TestFreePort(t *testing.T) {
 	}
 }
 
-// TestTakeBlock: two processes have different blocks of ports, as long as blocks are free.
+// TestTakeBlock: while one block is taken, 100 further calls of takeBlock, as other processes make
+// them, find a free block, and never this one.
 func TestTakeBlock(t *testing.T) {
 	first, lock := takeBlock()
 	require.NotNil(t, lock)

@@ -22,7 +22,7 @@ func (w *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns the bytes that are kept.
+// String returns the last 64 KiB, or all bytes if there are fewer.
 func (w *Tail) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -33,7 +33,7 @@ type Options struct {
 	Started func(api, redisURL string)
 	// Rooms also runs a broker of the waiting room, and creates the event [DemoEvent]. Unless
 	// Environ names a file of token keys, the broker gets a new token key that is deleted at the
-	// end. RoomStarted, if not nil, is called with the broker's public address.
+	// end. RoomStarted, if not nil, is called with the broker's public URL.
 	Rooms       bool
 	RoomStarted func(publicURL string)
 }

@@ -36,14 +36,14 @@ func (p Policy) Validate() []error {
 	return errs
 }
 
-// notPublic are the IPv4 networks that are not part of the public Internet, from IANA's
-// special-purpose registry.
+// notPublic are the IPv4 networks that are not part of the public Internet: those of IANA's
+// special-purpose registry, and one of Azure.
 var notPublic = prefixes(
 	"0.0.0.0/8",        // this network
 	"10.0.0.0/8",       // private
 	"100.64.0.0/10",    // carrier-grade NAT
 	"127.0.0.0/8",      // loopback
-	"168.63.129.16/32", // addresses of Azure's platform, reachable only from inside of Azure
+	"168.63.129.16/32", // Azure's platform, reachable only from inside of Azure
 	"169.254.0.0/16",   // link-local, cloud metadata
 	"172.16.0.0/12",    // private
 	"192.0.0.0/24",     // protocol assignments

@@ -1,6 +1,6 @@
-// Package faultproxy is a TCP proxy for tests, inside the test process. It disturbs connections
-// like a bad network: it delays data, resets connections, goes silent, or drops the server's
-// replies. It hides which connections have lost bytes, and so must not be used further.
+// Package faultproxy is a TCP proxy for tests and benchmarks, inside their process. It disturbs
+// connections like a bad network: it delays data, resets connections, goes silent, or drops the
+// server's replies. It hides which connections have lost bytes, and so must not be used further.
 package faultproxy
 
 import (
@@ -44,10 +44,10 @@ func New(target string) (*Proxy, error) {
 	return p, nil
 }
 
-// Addr is the host:port to connect to.
+// Addr returns the host:port to connect to.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Delay delays all data in both directions by this time.
+// Delay delays all data in both directions by this time, until Heal is called.
 func (p *Proxy) Delay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,6 +1,7 @@
 // Package redisproc runs a private redis-server: a real process on loopback with a folder of its
-// own. It can be killed and started again on the same data, and ends at the latest when this
-// process ends. The package hides the choice of a free port and the wait until the server answers.
+// own. It can be killed and started again on the same data, and on Linux ends at the latest when
+// this process ends. The package hides the choice of a free port and the wait until the server
+// answers.
 package redisproc
 
 import (
@@ -59,7 +60,7 @@ type Server struct {
 	tlsPort int
 	log     *os.File
 
-	lifecycle sync.Mutex // held during a start or stop
+	lifecycle sync.Mutex // held by Kill, Restart and Close
 	closed    bool
 
 	mu    sync.Mutex

@@ -104,7 +104,8 @@ func TestRestartWhereThePortIsTaken(t *testing.T) {
 	require.False(t, s.Running())
 }
 
-// TestProbeTellsServersApart: probe refuses another server that answers at the same port.
+// TestProbeTellsServersApart: probe accepts a server under its process id. Under another id it says
+// that the port is taken, as if another server answered there.
 func TestProbeTellsServersApart(t *testing.T) {
 	s := run(t, Options{})
 	require.NoError(t, probe(t.Context(), s.Addr(), s.PID()))

@@ -1,5 +1,6 @@
-// Command gendocs writes docs/configuration.md and internal/app/help.txt from the structs of
-// package app and the comments of their fields. `go generate ./internal/app` runs it.
+// Command gendocs writes docs/configuration.md and internal/app/help.txt from the structs of the
+// configuration, in package app and the processors' packages, and the comments of their fields. `go
+// generate ./internal/app` runs it.
 package main
 
 import (

@@ -19,19 +19,19 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// panicTB is a testing.TB whose failures panic, because only the test's own goroutine may call
-// FailNow.
+// panicTB is the part of a testing.TB that a World needs. Its failures panic, because only the
+// test's own goroutine may call FailNow.
 type panicTB struct{ tb }
 
 func (panicTB) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 func (panicTB) FailNow()                          { panic("failed") }
 
-// Churn is a load for tests of the audit: it calls all scripts of the roles at the same time, with
-// random jobs, until it is stopped.
+// Churn is a load for tests of the audit. Its movers call the scripts by which the roles move jobs
+// and groups, with random jobs, until it is stopped.
 type Churn struct {
 	*World
 	Tenants, Types []string
-	Moves          atomic.Int64 // how many steps were made
+	Moves          atomic.Int64 // how many steps the movers have made
 	groups         atomic.Int64 // how many groups were created
 }
 
@@ -52,8 +52,9 @@ func NewChurn(w *World, tenants, types []string) *Churn {
 	return &Churn{World: &moving, Tenants: tenants, Types: types}
 }
 
-// Run starts the movers, each in a goroutine of its own or, inTurns, all in one. It returns a
-// function that stops them and returns their failures.
+// Run starts the movers: each in a goroutine of its own, so that they call scripts at the same
+// time, or, with inTurns, all in one. It returns a function that stops them and returns their
+// failures.
 func (c *Churn) Run(ctx context.Context, inTurns bool) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var movers []mover
@@ -95,8 +96,8 @@ func (c *Churn) Run(ctx context.Context, inTurns bool) (stop func() error) {
 	})
 }
 
-// may fails the test for an error, except for errors that mean that another mover has changed the
-// group in between.
+// may fails the mover (see panicTB) for an error, except for errors that mean that another mover
+// has changed the group in between.
 func (c *Churn) may(_ any, err error) {
 	if err != nil && !errors.Is(err, api.ErrNotFound) && !errors.Is(err, api.ErrSealed) &&
 		!errors.Is(err, api.ErrConflict) {
@@ -240,8 +241,8 @@ func (m mover) watcher() {
 	}
 }
 
-// idle reports whether the streams have no entry of an ended group any more. The Churn deletes only
-// such groups, because in production the retention is longer than entries stay in the streams.
+// idle reports whether the streams have no entry of the ended group id any more. The Churn deletes
+// only such groups, because in production the retention is longer than entries stay in the streams.
 func (m mover) idle(id string) bool {
 	if strings.ContainsAny(m.C.Get(m.Context(), m.p.States(id)).Val(), "D") {
 		return false

@@ -13,13 +13,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Whole names a violation that is about a group as a whole.
+// Whole returns the text "LAW GROUP" of a violation that is about a group as a whole; "LAW" if it
+// has no group.
 func Whole(law, group string) string { return strings.TrimSpace(law + " " + group) }
 
-// Of names a violation that is about a job.
+// Of returns the text "LAW GROUP ORDINAL" of a violation that is about a job.
 func Of(law, group string, ordinal int64) string { return fmt.Sprintf("%s %s %d", law, group, ordinal) }
 
-// Summary converts violations to short texts (law, group, ordinal), sorted and without duplicates.
+// Summary converts violations to the texts of Whole and Of, sorted and without duplicates.
 func Summary(violations []api.Violation) []string {
 	var all []string
 	for _, v := range violations {
@@ -45,10 +46,11 @@ func (d *data) setState(group string, ordinal int64, at int, to byte) {
 	d.OK(d.C.SetRange(d.Context(), d.Part(group).States(group), 2*ordinal+int64(at), string(to)).Err())
 }
 
-// attemptMark returns the second byte of a state.
+// attemptMark returns the second byte of the state of a job with this attempt.
 func attemptMark(attempt int) byte { return byte(33 + attempt%90) }
 
-// Entry returns the entry of a ready stream that holds a job.
+// Entry returns the entry that holds a job in the ready stream of a type, in the partition of the
+// group "all". Without such an entry the test fails.
 func (d *data) Entry(typ, group string, ordinal int64) redis.XMessage {
 	for _, m := range d.C.XRange(d.Context(), d.All().Ready(typ), "-", "+").Val() {
 		j, err := ledger.ParseJob(ledger.MessageBlob(m.Values))
@@ -95,5 +97,5 @@ func (d *data) chunk(group string) (lines []string, set func([]string)) {
 	}
 }
 
-// resultLine returns a result line.
+// resultLine returns a result line of the job with this ordinal.
 func resultLine(ordinal int64) string { return fmt.Sprintf(`{"ordinal":%d,"data":1}`, ordinal) }

@@ -11,8 +11,8 @@ import (
 
 const aggregates = `[{"as":"n","op":"count"},{"as":"cost","op":"sum","field":"data.cost"}]`
 
-// Inhabit fills a world with groups in all states and jobs at all locations. The group "all" has
-// jobs at each of them.
+// Inhabit fills a world with groups whose jobs are in all states. Nothing is paused, so no job is
+// suspended. The group "all" has jobs in each state but cancelled.
 func Inhabit(w *World) {
 	all, p := "all", w.Space.OfTenant("acme")
 	w.Create(all, "acme", "T", "aggregate", aggregates)
@@ -38,7 +38,8 @@ func Inhabit(w *World) {
 	w.Start(p, "T", []Taken{started[20]}) // a second time, with the same entry
 	w.back(p, "T", ledger.OutcomeUnstarted, 0, w.Read(p, "T", "c2", 2)...)
 
-	// Groups that ended in all ways.
+	// Groups that completed or failed. Then "expired" loses its result lines, and "retried" is
+	// reopened.
 	for _, g := range []struct{ id, tenant string }{
 		{"completed", "globex"}, {"expired", "globex"}, {"failed", "acme"}, {"retried", "acme"},
 		{"partly", "initech"},

@@ -13,7 +13,7 @@ import (
 )
 
 // Tamper is a kind of damage to the data that no script causes. Do causes it, and returns the
-// violations that an audit must then find.
+// violations that an audit must then find, as Summary writes them.
 type Tamper struct {
 	Name string
 	Do   func(w *World) []string
@@ -36,8 +36,8 @@ var Tampers = slices.Concat(
 )
 
 // EachTamper calls check for each tamper, with a fresh world of three partitions that Inhabit has
-// filled. All worlds are on a redis-server; some tampers are repeated on miniredis, enough to see
-// that it behaves like Redis.
+// filled, on a redis-server. For each twelfth tamper it calls check with a world on miniredis too,
+// which is enough to see that miniredis behaves like Redis.
 func EachTamper(t *testing.T, check func(*World, Tamper)) {
 	inhabited := func(t *testing.T, url, prefix string) *World {
 		w := New(t, url, prefix, 3)
@@ -61,7 +61,7 @@ func EachTamper(t *testing.T, check func(*World, Tamper)) {
 	}
 }
 
-// part has the keys of a partition.
+// part is a short name of keyspace.Partition, whose methods return the keys of a partition.
 type part = keyspace.Partition
 
 // listOf adapts a function that returns a key without an owner (group, tenant or type) to the
@@ -70,7 +70,7 @@ func listOf(key func(part) string) func(part, string) string {
 	return func(p part, _ string) string { return key(p) }
 }
 
-// queueOfT and queueOfU are the queues of a group.
+// queueOfT and queueOfU return the key of a group's queue for jobs of type T or U.
 func queueOfT(p part, group string) string { return p.Queue(group, "T") }
 func queueOfU(p part, group string) string { return p.Queue(group, "U") }
 

@@ -1,6 +1,6 @@
 // Package audittest builds the data that the tests of the audit and of its repair need: a world
-// with jobs at all locations, movers that change it, and tampers that break its laws. It knows what
-// an audit must find, but doesn't use the audit.
+// with jobs in all states, movers that change it, and tampers that break its laws. It knows what an
+// audit must find, but doesn't use the audit.
 package audittest
 
 import (
@@ -127,7 +127,7 @@ func Jobs(n int, change ...func(*ledger.NewJob)) []ledger.NewJob {
 // large gives a job a payload that is stored apart.
 func large(j *ledger.NewJob) { j.Payload = []byte(`"` + strings.Repeat("x", 5000) + `"`) }
 
-// OfType gives a job a type of its own.
+// OfType returns a function for Jobs that gives a job a type of its own.
 func OfType(typ string) func(*ledger.NewJob) { return func(j *ledger.NewJob) { j.Type = typ } }
 
 // Later makes a job start in an hour.
@@ -159,7 +159,8 @@ func (w *World) promote(p keyspace.Partition, types ...string) {
 	}))
 }
 
-// Taken is a job that a test has read from a ready stream like a worker. Start sets its token.
+// Taken is a job that a test has read from a ready stream like a worker. Those that Start returns
+// have the token of the started attempt.
 type Taken struct {
 	entry string
 	ledger.Job
@@ -284,7 +285,8 @@ func (w *World) reduceEntry(p keyspace.Partition, partial string, m redis.XMessa
 	}
 }
 
-// Work makes up to 200 waiting jobs and all ready jobs of a type done, and reduces their results.
+// Work makes up to 200 waiting jobs of a type ready, makes up to 500 ready ones done, and reduces
+// their results.
 func (w *World) Work(p keyspace.Partition, typ string) {
 	w.Admit(p, typ, 200, NoLimit)
 	w.Done(p, typ, w.Start(p, typ, w.Read(p, typ, "c", 500))...)
@@ -303,7 +305,7 @@ func (w *World) lead(p keyspace.Partition) int64 {
 	return fence
 }
 
-// Cancel cancels a group.
+// Cancel cancels a group. Its jobs end by Sweep.
 func (w *World) Cancel(group string) { w.OK(ledger.Cancel(w.Context(), w.C, w.Part(group), group)) }
 
 // Sweep completes the cancellation of a group.

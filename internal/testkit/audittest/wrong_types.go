@@ -15,7 +15,7 @@ type WrongType struct {
 	key   func(p keyspace.Partition) string
 }
 
-// WrongTypes lists a key of each kind.
+// WrongTypes lists one key of each of ten kinds.
 var WrongTypes = []WrongType{
 	{"group", "bad", func(p keyspace.Partition) string { return p.Group("bad") }},
 	{"states", "bad", func(p keyspace.Partition) string { return p.States("bad") }},
@@ -29,8 +29,8 @@ var WrongTypes = []WrongType{
 	{"stream", "", func(p keyspace.Partition) string { return p.Ready("U") }},
 }
 
-// Do fills a world of one partition: one key of its group "bad" gets a wrong Redis type, and job 0
-// of its group "good" is removed from its location.
+// Do fills a world of one partition with the groups "good" and "bad". The key gets a wrong Redis
+// type, and job 0 of "good" is removed from its location.
 func (wt WrongType) Do(w *World) {
 	p := w.Space.Partition(0)
 	w.Create("good", "acme", "T")
@@ -49,7 +49,8 @@ func (wt WrongType) Do(w *World) {
 	w.OK(w.C.LPop(w.Context(), p.Queue("good", "T")).Err())
 }
 
-// IsReported reports whether one of the violations names the key of the wrong Redis type.
+// IsReported reports whether one of the violations names the key of the wrong Redis type and its
+// group.
 func (wt WrongType) IsReported(w *World, violations []api.Violation) bool {
 	key := wt.key(w.Space.Partition(0))
 	return slices.ContainsFunc(violations, func(v api.Violation) bool {

@@ -29,7 +29,7 @@ type Authority struct {
 // Pair has the paths of a certificate file and its key file.
 type Pair struct{ CertFile, KeyFile string }
 
-// Option changes a certificate before it is signed.
+// Option is a function that changes a certificate before it is signed.
 type Option func(*x509.Certificate)
 
 // Expired is an option: the certificate expired an hour ago.
@@ -51,7 +51,8 @@ func New(t testing.TB) *Authority {
 	return a
 }
 
-// Issue returns a new certificate for clients and servers at 127.0.0.1 and localhost.
+// Issue writes a new certificate for clients and servers at 127.0.0.1 and localhost, and its key.
+// It returns their paths.
 func (a *Authority) Issue(opts ...Option) Pair {
 	a.t.Helper()
 	dir := a.t.TempDir()

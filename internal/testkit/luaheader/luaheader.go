@@ -33,7 +33,7 @@ var (
 	rowGoesOn = regexp.MustCompile(`^--    +\S`) // a row goes on
 )
 
-// none is the only row of a table without arguments.
+// none is the only row of a table KEYS or ARGV of a script without keys or arguments.
 const none = "--   none"
 
 // Of parses the tables KEYS and ARGV of a header. It requires that their rows are numbered from 1.
@@ -92,7 +92,8 @@ func table(t testing.TB, header, title string) []string {
 }
 
 // Takes requires that the arguments of one call of a script fit the signature: in their number, and
-// arguments with a unit are numbers.
+// arguments with a unit are numbers or empty. With several repeated blocks it checks only the
+// arguments at fixed positions.
 func (s Signature) Takes(t testing.TB, script string, args []any) {
 	t.Helper()
 	check := func(arg any, a Argument) {
@@ -177,7 +178,7 @@ func Split(source string) (header, code string) {
 	return strings.Join(lines[:n], "\n"), comments.ReplaceAllString(strings.Join(lines[n:], "\n"), "")
 }
 
-// answered finds the codes with which a script answers.
+// answered is a regular expression that finds the codes with which a script answers.
 const answered = `(?:(?:return|local reply =|reply\[[^\]]+\] =) \{ |` +
 	`(?:state|result|state, wait|result, from) = )'([A-Z_]+)'`
 

@@ -7,8 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSignatures: the checks of this package fail for a header that does not fit its script or its
-// Go contract.
+// TestSignatures: Of reads the keys, the fixed and the repeated arguments of a header. Takes
+// accepts a call with two fixed and two repeated arguments. localsOf finds the two locals that hold
+// one argument each.
 func TestSignatures(t *testing.T) {
 	t.Parallel()
 	s := Of(t, strings.Join([]string{

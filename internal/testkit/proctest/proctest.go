@@ -1,6 +1,6 @@
-// Package proctest runs the project's binaries for tests: it builds them once in each test run, and
-// starts, signals and kills processes. It hides how a process reports its addresses: by a JSON log
-// line with the msg "listening", a server ("admin", "api" or "broker") and an addr.
+// Package proctest runs the project's binaries for tests: it builds them once in each test binary's
+// run, and starts, signals and kills processes. It hides how a process reports its addresses: by a
+// JSON log line with the msg "listening", a server ("admin", "api" or "broker") and an addr.
 package proctest
 
 import (
@@ -38,8 +38,8 @@ type Process struct {
 
 // Start starts a binary of cmd/ by its name. The process inherits only the variables that Go, the
 // shell and temporary files need. Start sets variables for free loopback ports of the admin and API
-// servers and for JSON logs; env is added to them. The process is killed at the end of the test; if
-// the test failed, its output is shown.
+// servers and for JSON logs; env is added to them and wins. The process is killed at the end of the
+// test. A data race that it has reported fails the test; if the test failed, its output is shown.
 func Start(t testing.TB, name string, env map[string]string, args ...string) *Process {
 	t.Helper()
 	path, err := built.path(name)

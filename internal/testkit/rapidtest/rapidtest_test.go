@@ -9,14 +9,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawn returns what a round draws.
+// drawn returns the numbers that a round of this test draws.
 func drawn(t *testing.T, round int) (all []uint64) {
 	Check(t, round, func(rt *rapid.T) { all = append(all, rapid.Uint64().Draw(rt, "n")) })
 	return all
 }
 
-// TestCheck: a round draws the same sequences in each run, even if other rounds run at the same
-// time, and two rounds draw different ones.
+// TestCheck: each of ten rounds draws the same numbers alone and while the nine others run at the
+// same time, and no two rounds draw the same.
 func TestCheck(t *testing.T) {
 	alone := map[int][]uint64{}
 	for round := range 10 {
@@ -37,7 +37,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestSequencesAreFixed: the sequences are the same in all processes, unless a seed is given.
+// TestSequencesAreFixed: the first eight numbers of round 0 are the same in all processes, unless a
+// seed is given: then they differ.
 func TestSequencesAreFixed(t *testing.T) {
 	fixed, got := []uint64{0x2, 0x5, 0x0, 0x56e5, 0xd, 0x180464, 0x6a7b9, 0xe99}, drawn(t, 0)[:8]
 	if given() == 0 {

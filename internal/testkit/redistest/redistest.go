@@ -1,7 +1,7 @@
 // Package redistest provides Redis servers for tests: real servers for one test or shared by a test
 // binary, miniredis, a Cluster and a Sentinel set-up, all on loopback. It hides their processes,
-// which end with the test, and the wait until they are ready. If no redis-server is installed,
-// tests fail with an error that says what to do.
+// which end with the test or the test binary, and the wait until they are ready. If no redis-server
+// is installed, tests fail with an error that says what to do.
 package redistest
 
 import (
@@ -28,7 +28,7 @@ type Redis struct {
 	tls    bool          // other servers and Sentinel reach it at TLSAddr
 }
 
-// Option changes a server before it is started.
+// Option is a function that changes the settings of a server before it is started.
 type Option func(*redisproc.Options)
 
 // AOF is an option: the server writes each change to its append-only file before it answers, so
@@ -54,7 +54,7 @@ func TLS(a *certtest.Authority, opts ...certtest.Option) Option {
 	}
 }
 
-// Args adds arguments to redis-server's command line.
+// Args is an option: it adds arguments to redis-server's command line.
 func Args(args ...string) Option {
 	return func(o *redisproc.Options) { o.Args = append(o.Args, args...) }
 }
@@ -185,7 +185,7 @@ func (r *Redis) signal(sig os.Signal) {
 	}
 }
 
-// readyTimeout is the time within which a Cluster or Sentinel must be ready.
+// readyTimeout is the longest time for which await waits, for example until a Cluster is ready.
 const readyTimeout = 60 * time.Second
 
 // await calls ready until it returns nil. The test fails after readyTimeout.

@@ -96,8 +96,8 @@ func (f *fatalTB) Fatal(args ...any) {
 	runtime.Goexit()
 }
 
-// fatal runs fn on a testing.TB of its own, requires that fn fails this test fatally, and returns
-// the message.
+// fatal runs fn on a testing.TB of its own, and returns the message with which fn has failed it
+// fatally; "" if fn has not.
 func fatal(t *testing.T, fn func(testing.TB)) string {
 	t.Helper()
 	f := &fatalTB{TB: t}
@@ -116,7 +116,8 @@ func TestSharedIsOneServerWithAPrefixEach(t *testing.T) {
 	require.Regexp(t, `^t[0-9a-f]{8}:$`, prefix1)
 }
 
-// TestBoth: on both servers keys expire as time passes.
+// TestBoth: Both runs a test as the subtests redis and then miniredis. On both servers a key with a
+// lifetime of 30 ms expires as time passes.
 func TestBoth(t *testing.T) {
 	var servers []string
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

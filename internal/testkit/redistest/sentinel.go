@@ -24,7 +24,7 @@ const masterName = "mymaster"
 type Sentinels struct {
 	URL      string
 	Master   *Redis // at the start
-	Replica  *Redis
+	Replica  *Redis // at the start
 	Sentinel *Redis
 }
 

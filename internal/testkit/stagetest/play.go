@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Held is a job that a worker has started, with its lease.
+// Held is a job that a test has started like a worker, and whose outcome it has not reported yet.
 type Held struct {
 	ledger.Job
 	Entry string
@@ -152,8 +152,8 @@ func (w *World) Reduce() {
 	}
 }
 
-// Finish makes all waiting and ready jobs of a type done and reduced, by the scripts that the roles
-// would call.
+// Finish makes all waiting and ready jobs of a type in the first partition done and reduced, by the
+// scripts that the roles would call. No job of the type may be in flight.
 func (w *World) Finish(typ string) {
 	w.T.Helper()
 	w.Admit(typ)

@@ -1,5 +1,5 @@
 // Package userstest gives Redis servers of tests the users of an installation, so that each role
-// runs with the rights that `bulkaction acl` prints, and requires that Redis denies them nothing.
+// runs with the rights that `bulkaction acl` prints. It can require that Redis denies them nothing.
 // The test itself stays the default user, who may do everything.
 package userstest
 
@@ -22,7 +22,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// Password is the password of all users.
+// Password is the password of all Redis users that this package makes. The default user has none.
 const Password = "sesame"
 
 // Users returns an option that gives a server the Redis users of an installation with the default
@@ -55,8 +55,9 @@ func As(user, url string) string {
 }
 
 // Add gives a running server one user of an installation with this key prefix, and returns the URL
-// for it. Installations with other prefixes may share the server. When the test ends, Add requires
-// that Redis has denied this user nothing. change, if not nil, first changes the user's rights.
+// for it. Installations with other prefixes may share the server. change, if not nil, first changes
+// the user's rights. If it is nil, Add requires at the end of the test that Redis has denied this
+// user nothing.
 func Add(t testing.TB, url, name, prefix string, change func(*acl.User)) (userURL string) {
 	t.Helper()
 	u, err := acl.Of(name, prefix)
