@@ -60,7 +60,7 @@ type EventSettings struct {
 	// one second, at least 1). nil: no limit.
 	Rate  *float64 `json:"rate,omitempty"`
 	Burst int64    `json:"burst,omitempty"`
-	// MaxWaiting is the longest queue.
+	// MaxWaiting is the largest number of users in the queue, who are waiting or away.
 	MaxWaiting *int64 `json:"max_waiting,omitempty"`
 	// TokenTTL is the lifetime of an entry token. The slot is held for Leeway longer.
 	TokenTTL *Duration `json:"token_ttl,omitempty"`
@@ -82,7 +82,7 @@ type EventSettings struct {
 	Mode string `json:"mode,omitempty"`
 	// ReturnURL is where the waiting page sends an admitted user; "": nowhere.
 	ReturnURL string `json:"return_url,omitempty"`
-	// Retention is how long a closed event is kept.
+	// Retention is how long a closed or sold-out event is kept.
 	Retention *Duration `json:"retention,omitempty"`
 }
 
