@@ -206,9 +206,9 @@ func TestExpiredKeysAreRemoved(t *testing.T) {
 	})
 }
 
-// TestUnusableRecords: List returns records that can't be used apart, for example those with fields
-// that this version does not know, which may restrict their keys. Such a key can't be rotated, but
-// it can be revoked.
+// TestUnusableRecords: List returns unusable records apart from the others, for example those with
+// fields that this version does not know, which may restrict their keys. Such a key can't be
+// rotated, but it can be revoked.
 func TestUnusableRecords(t *testing.T) {
 	both(t, func(w *world) {
 		good := w.create(Request{Role: auth.Admin})
