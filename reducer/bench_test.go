@@ -58,8 +58,8 @@ func BenchmarkAdd(b *testing.B) {
 	}
 }
 
-// BenchmarkStore measures how long it takes to encode and decode a state of 2,000 results. An
-// aggregator does that with a group's partial state to store a batch of results.
+// BenchmarkStore measures how long it takes to encode and decode a state of 2,000 results. That is
+// what an aggregator does to store a group's partial aggregate and to load it.
 func BenchmarkStore(b *testing.B) {
 	for _, op := range []string{"sum", "distribution", "count_by", "collect"} {
 		b.Run(op, func(b *testing.B) {

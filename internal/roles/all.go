@@ -41,8 +41,8 @@ func All(o Own) map[string]BasedRole {
 }
 
 // Together runs roles, given by their names, in one process until ctx ends or one of them fails.
-// Then it stops the others and returns their errors; nil if ctx has ended. They share the Redis
-// connection of b.
+// Then it stops the others. It returns all errors, joined; nil if one of them is context.Canceled.
+// The roles share the Redis connection of b.
 func Together(ctx context.Context, p *app.Process, b Base, named map[string]BasedRole) error {
 	var all []func(context.Context) error
 	for name, role := range named {
