@@ -18,7 +18,7 @@ type Activity struct {
 	Object    string    `json:"object"`               // what was changed: its id, or user@event
 	Tenant    string    `json:"tenant,omitempty"`     // the key's; absent: the key belongs to no tenant
 	// Before and After are values of the changed object, such as its settings, before and after the
-	// action, as far as they are known.
+	// action, as far as they are known. Each is absent if it has more than 8 KiB.
 	Before json.RawMessage `json:"before,omitempty"`
 	After  json.RawMessage `json:"after,omitempty"`
 	// Outcome is empty in the entry that is stored before the action. If the action fails, a second
@@ -26,7 +26,7 @@ type Activity struct {
 	Outcome string `json:"outcome,omitempty"`
 }
 
-// How a change was asked for.
+// Values of Activity.Via: how a change was asked for.
 const (
 	ViaAPI  = "api"
 	ViaUI   = "ui"

@@ -8,13 +8,13 @@ import (
 )
 
 // These errors say why a store, the backend of the HTTP API, can't do what was asked. The store
-// wraps them in a message with the reason. The HTTP API shows this message to its client, except
-// for ErrUnavailable and ErrReplicas: their messages may contain host names, so the API shows a
-// message of its own.
+// wraps them in a message with the reason. The HTTP API shows this message to its client. For
+// ErrTenant, ErrNotAllowed, ErrUnavailable and ErrReplicas it shows a message of its own: messages
+// of the last two may contain host names.
 var (
 	ErrNotFound = errors.New("not found") // status 404
-	// ErrConflict (status 409): the id exists with other content, or the group's state forbids the
-	// command.
+	// ErrConflict (status 409): the id or key exists with other content, or the state of an object,
+	// such as a group, forbids the call.
 	ErrConflict = errors.New("conflict")
 	// ErrChanged (status 412): the object has another revision than the client has seen.
 	ErrChanged = errors.New("changed meanwhile")
@@ -26,7 +26,7 @@ var (
 	// ErrInvalid (status 422): the store refuses an argument that only it can check, such as a
 	// cursor.
 	ErrInvalid     = errors.New("invalid")
-	ErrUnavailable = errors.New("store is unavailable: try again in a moment") // status 503: Redis does not answer
+	ErrUnavailable = errors.New("store is unavailable: try again in a moment") // status 503: mostly, Redis is away
 	// ErrReplicas (status 503): fewer than REDIS_WAIT_REPLICAS replicas confirmed the write in
 	// time. The write may exist; it is safe to repeat the request.
 	ErrReplicas = fmt.Errorf("too few replicas have the write: %w", ErrUnavailable)
@@ -62,7 +62,7 @@ func (e *OtherTenantError) Unwrap() error { return ErrTenant }
 // BackpressureError refuses jobs because too many jobs wait or Redis's memory is full. errors.Is
 // finds ErrBackpressure in it.
 type BackpressureError struct {
-	RetryAfter time.Duration // when the client should try again: an estimate from the rate at which jobs leave
+	RetryAfter time.Duration // when to try again: an estimate from the rate at which jobs leave or memory gets free
 	Reason     string        // for people: which bound is reached
 }
 

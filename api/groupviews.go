@@ -27,7 +27,7 @@ type MapBucket struct {
 type FailureSummary struct {
 	Total int64         `json:"total"` // failed jobs
 	Seen  int64         `json:"seen"`  // how many of them were read, 5,000 at most
-	Codes []FailureCode `json:"codes"` // the most frequent first
+	Codes []FailureCode `json:"codes"` // the 100 most frequent, the most frequent first
 }
 
 // FailureCode counts the failed jobs with one error code. For an API key that may not see errors,
@@ -48,7 +48,8 @@ type FailureFingerprint struct {
 	Samples []FailureSample `json:"samples"` // 5 at most
 }
 
-// FailureSample is one of the failed jobs with a fingerprint.
+// FailureSample is one of the failed jobs with a fingerprint. Of an error of more than 500 bytes it
+// has the beginning.
 type FailureSample struct {
 	Ordinal int64     `json:"ordinal"`
 	At      time.Time `json:"at"`

@@ -45,7 +45,7 @@ type GuardMember struct {
 // GuardQueue is the queue of a guard.
 type GuardQueue struct {
 	Length   int64 `json:"length"`
-	OldestMS int64 `json:"oldest_ms"` // for how long the first call has waited, if it waits for MaxWait
+	OldestMS int64 `json:"oldest_ms"` // ms since the first call came, if its longest wait is MaxWait
 }
 
 // GuardList is a page of guards.

@@ -15,7 +15,7 @@ type JobTotals struct {
 
 // Gauges are figures of the installation at one time.
 type Gauges struct {
-	Waiting       int64 `json:"waiting"` // jobs; as the next three
+	Waiting       int64 `json:"waiting"` // jobs, as in the next three fields
 	NonReady      int64 `json:"non_ready"`
 	Ready         int64 `json:"ready"`
 	InFlight      int64 `json:"in_flight"`

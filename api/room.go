@@ -8,7 +8,7 @@ import (
 )
 
 // Duration is a length of time in JSON: it is written as a string such as "1m30s", and read from
-// such a string or from a number of milliseconds.
+// such a string or from a whole number of milliseconds.
 type Duration time.Duration
 
 // MarshalJSON implements json.Marshaler.
@@ -47,7 +47,8 @@ const (
 )
 
 // EventSettings are the settings of an event of the waiting room: the body of
-// PUT /v1/events/{event}. A missing field has its default, the broker's BROKER_* variable.
+// PUT /v1/events/{event}. For a missing field without another default below, a variable BROKER_* of
+// the API's process has the default.
 type EventSettings struct {
 	// Capacity is the largest number of slots in use at once, 0 to 10,000,000. Required, unless
 	// BROKER_SEATS_URL is set.
@@ -59,7 +60,7 @@ type EventSettings struct {
 	// one second, at least 1). nil: no limit.
 	Rate  *float64 `json:"rate,omitempty"`
 	Burst int64    `json:"burst,omitempty"`
-	// MaxWaiting is the longest queue.
+	// MaxWaiting is the largest number of users in the queue, who are waiting or away.
 	MaxWaiting *int64 `json:"max_waiting,omitempty"`
 	// TokenTTL is the lifetime of an entry token. The slot is held for Leeway longer.
 	TokenTTL *Duration `json:"token_ttl,omitempty"`
@@ -79,9 +80,9 @@ type EventSettings struct {
 	NoShow string `json:"no_show,omitempty"`
 	// Mode is one of the Mode constants; "": the mode stays as it is. A new event is open.
 	Mode string `json:"mode,omitempty"`
-	// ReturnURL is where the page sends an admitted user.
+	// ReturnURL is where the waiting page sends an admitted user; "": nowhere.
 	ReturnURL string `json:"return_url,omitempty"`
-	// Retention is how long a closed event is kept.
+	// Retention is how long a closed or sold-out event is kept.
 	Retention *Duration `json:"retention,omitempty"`
 }
 
@@ -144,11 +145,11 @@ type EntryTokenState struct {
 type Ticket struct {
 	State       string   `json:"state"`       // IN_ENTRY, READY or IN_PROGRESS
 	Position    *int64   `json:"position"`    // 1 is next; null: unknown or promoted
-	Total       *int64   `json:"total"`       // length of the queue
+	Total       *int64   `json:"total"`       // length of the queue; null: unknown or promoted
 	ETASeconds  *float64 `json:"eta_seconds"` // null: unknown
 	PollAfterMS int64    `json:"poll_after_ms"`
 	Stream      string   `json:"stream"`          // address of the stream of events
-	Token       string   `json:"token,omitempty"` // IN_PROGRESS
+	Token       string   `json:"token,omitempty"` // only if IN_PROGRESS
 }
 
 // States of a ticket.

@@ -15,8 +15,8 @@ type EntryTokenDone struct {
 }
 
 // EventRemoval is the answer to DELETE /v1/events/{event}. Remaining is the number of users that
-// the event still has: those inside keep their slots until their tokens expire. The event is
-// deleted when the last one has gone.
+// the event still has: those inside keep their slots until their tokens expire, and the brokers
+// remove the rest of a long queue. The event is deleted when the last one has gone.
 type EventRemoval struct {
 	Event     string `json:"event"`
 	Remaining int64  `json:"remaining"`

@@ -122,7 +122,7 @@ func one(typ string) client.Submission {
 	return client.Submission{ID: "g", Type: typ, Jobs: []client.NewJob{{Payload: 1}}}
 }
 
-// waitsForNothing is found in stacks by its name.
+// waitsForNothing waits for ever. Scenes find it in stack traces by its name.
 func waitsForNothing() error { return <-make(chan error) }
 
 //go:noinline

@@ -38,13 +38,13 @@ func numbers(n int) []client.NewJob {
 	return jobs
 }
 
-// minute has settings with which each retry waits for a minute.
+// minute has settings with which each retry waits for about a minute.
 var minute = map[string]string{"BACKPRESSURE_DEFAULT_BACKOFF": "60s", "BACKPRESSURE_MAX_BACKOFF": "60s"}
 
 var sum = []client.Aggregate{{As: "sum", Op: "sum", Field: "data.n"}}
 
-// TestBackoffsPass: a job that fails twice waits for two backoffs of the bubble's clock, and its
-// result counts once.
+// TestBackoffsPass: each of 100 jobs fails twice, waits for two backoffs of the bubble's clock, and
+// succeeds. Its result counts once.
 func TestBackoffsPass(t *testing.T) {
 	t.Parallel()
 	echo := processor.Typed("NUMBER", func(_ context.Context, job processor.Job, p number) (number, error) {
@@ -148,8 +148,8 @@ func TestRateLimit(t *testing.T) {
 	})
 }
 
-// TestProducerAndGuard: package producer can publish through the embedded Redis, and package guard
-// works on it.
+// TestProducerAndGuard: package producer can publish through the embedded Redis. A client that uses
+// DialRedis gets an answer of 1 MB, and a guard.Client can be made of it and closed.
 func TestProducerAndGuard(t *testing.T) {
 	t.Parallel()
 	proc := processor.Typed("NUMBER", func(_ context.Context, _ processor.Job, p number) (number, error) { return p, nil })

@@ -147,7 +147,8 @@ func TestAPIKeyIsInNoError(t *testing.T) {
 	}
 }
 
-// TestOrigin: Ports and names are compared as browsers do it.
+// TestOrigin: as browsers see it, two URLs have the same origin if only the case of the scheme or
+// name, or a default port that is left out, differs. http and https on the same port differ.
 func TestOrigin(t *testing.T) {
 	t.Parallel()
 	for a, b := range map[string]string{

@@ -240,8 +240,8 @@ func TestAppendCSVWithAnEndlessRow(t *testing.T) {
 }
 
 func TestAppendRetriesAPartUnderItsKey(t *testing.T) {
-	// The server stores the second part, but its answer is lost. The server is busy when the third
-	// part comes.
+	// The connection of the second part breaks once, before the server stores the part. The server
+	// is busy twice when the third part comes.
 	s := &appendServer{failures: []func(http.ResponseWriter){nil, dropConnection, nil, status(429, "3"), status(503, "")}}
 	a, w := serve(t, s)
 	res, err := a.AppendNDJSON(t.Context(), "g", strings.NewReader(ndjson(12_000)))

@@ -113,8 +113,9 @@ func TestTenantsArePaged(t *testing.T) {
 	}
 }
 
-// controlBackend is a fake backend behind the handlers of the real HTTP API. It stores the settings
-// of one tenant and the names of the paused tenants and types.
+// controlBackend is a fake backend behind the handlers of the real HTTP API. It stores the last
+// settings, which each tenant then has, the last patch, and the names of the tenants and types that
+// were paused. Pause of a group always fails.
 type controlBackend struct {
 	httpapi.Backend // nil: methods that are not defined here are not called
 

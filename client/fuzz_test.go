@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzMessages checks that a stream of events holds the same messages however it is cut into reads,
-// and that no id has a line break or a NUL.
+// FuzzMessages checks that a stream of events holds the same messages whether it is read at once or
+// byte by byte, and that no id has a line break or a NUL.
 func FuzzMessages(f *testing.F) {
 	for _, seed := range []string{
 		"id: 1.2\nevent: group.running\ndata: {}\n\n", "data:a\ndata: b\n\nretry: 5\n\n: ping\n\n", "id\n\ndata\n\n", "id: a\x00b\ndata: x\r\n\r\n", "data: cut off", "retry: -1\nretry: 99999999999\n\n",

@@ -19,7 +19,8 @@ import (
 )
 
 // roomBackend is a fake waiting room behind the real handlers of package httpapi. It checks
-// settings by the real rules, answers with fixed data, and records the calls that it gets.
+// settings by the real rules. Each event has the last settings that were set; the other answers are
+// fixed. It records the calls that list or change something, except renewals of tokens.
 type roomBackend struct {
 	httpapi.Rooms // nil: methods that are not defined here are not called
 

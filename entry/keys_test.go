@@ -54,7 +54,8 @@ func (w *world) check(want error, token string) {
 }
 
 // TestKeyRotation: when brokers begin to use a new key, it is fetched for the first token that
-// names it.
+// names it, but at most once a minute. Tokens of a key that is not published any more are refused
+// once the fetched keys are 5 minutes old.
 func TestKeyRotation(t *testing.T) {
 	inBubble(t, func(w *world) {
 		old, next := w.b.signers[0], newSigner(w)
@@ -110,7 +111,8 @@ func TestJWKSOutage(t *testing.T) {
 	}, newSigner)
 }
 
-// TestBrokersAreAwayAtStart: a service may start before the brokers do.
+// TestBrokersAreAwayAtStart: a service may start before the brokers do. Until they answer, Verify
+// returns ErrUnavailable, and fetches at most once a second.
 func TestBrokersAreAwayAtStart(t *testing.T) {
 	inBubble(t, func(w *world) {
 		s := newSigner(w)
@@ -150,7 +152,8 @@ func TestFloodOfUnknownKeys(t *testing.T) {
 }
 
 // TestSlowFetch: a slow fetch of the public keys delays only the tokens that need it. It continues
-// when the request that caused it has ended.
+// when the context of the call that caused it ends. Other calls wait for it until their own context
+// ends.
 func TestSlowFetch(t *testing.T) {
 	inBubble(t, func(w *world) {
 		old, next := w.b.signers[0], newSigner(w)

@@ -135,8 +135,8 @@ func TestContextWithoutToken(t *testing.T) {
 	require.Empty(t, entry.Token(t.Context()))
 }
 
-// TestMiddlewareWithoutKeys: without public keys the answer is 503. Nobody is sent to the waiting
-// page, which would send admitted users back, for ever.
+// TestMiddlewareWithoutKeys: without public keys, the answer to a token is 503. The waiting page
+// would send admitted users back, for ever. A browser without a token is sent there.
 func TestMiddlewareWithoutKeys(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)
@@ -197,7 +197,7 @@ func TestOnline(t *testing.T) {
 	require.Equal(t, http.StatusFound, ask(v, "GET", page, good).Code)
 	api.requests()
 
-	// What is wrong without a call costs none.
+	// A token that is refused offline costs no call of the API.
 	require.Equal(t, http.StatusFound, ask(v, "GET", page, s.sign(t, -time.Minute)).Code)
 	require.Equal(t, http.StatusFound, ask(v, "GET", page, "forged").Code)
 	require.Empty(t, api.requests())

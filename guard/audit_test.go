@@ -195,7 +195,9 @@ func TestRepairServesTheQueue(t *testing.T) {
 	})
 }
 
-// TestAuditReadsAllPages: the audit reads guards of each size in pages.
+// TestAuditReadsAllPages: of a pool of 450 members, which Audit reads in pages, it finds all four
+// that are neither free nor cooling, and Repair frees them. A guard that was never used has no
+// violation, and a bad name is an error.
 func TestAuditReadsAllPages(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

@@ -141,7 +141,7 @@ func TestOverrides(t *testing.T) {
 }
 
 // TestLimitChanges: a new rate of the same limiter kind keeps the permits that were spent. A
-// limiter of another kind begins with the permits that are left.
+// limiter of another kind begins with the permits that are left, but at most with its own number.
 func TestLimitChanges(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)
@@ -169,8 +169,8 @@ func TestLimitChanges(t *testing.T) {
 	})
 }
 
-// TestNoPublish: if the Redis user may not publish, calls fail with ErrNoPublish before any script
-// runs.
+// TestNoPublish: if the Redis user may not publish, locks and pools fail with ErrNoPublish, and
+// nothing is written. Limiters, which publish nothing, work.
 func TestNoPublish(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -200,7 +200,8 @@ func TestNoPublish(t *testing.T) {
 }
 
 // TestTimesToLive: every key of a lock always has a time to live that is longer than the lease. The
-// keys of a breaker live for longer than the breaker stays open.
+// keys of a breaker live for longer than the breaker stays open, and those of the guard of one key
+// for its rate's window or longer. Keys of guards are case-insensitive.
 func TestTimesToLive(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		rdb, c := newTestClient(t, url, prefix)
@@ -468,7 +469,8 @@ func TestOutage(t *testing.T) {
 	require.False(t, c.Health(ctx).Healthy)
 }
 
-// TestMistakes: mistakes are errors that name the field; nothing is sent.
+// TestMistakes: a bad name or number of tokens is an error. A bad spec gives one error, in a line,
+// that names all six bad fields. After Close, calls fail with ErrClosed.
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -36,7 +36,7 @@ func TestGivenUpCallsLeaveNothing(t *testing.T) {
 }
 
 // TestCallsThatWereNotSentAreNotCancelled: while this process knows that Redis is away, it sends no
-// calls, so it has no cancellations to repeat.
+// calls, so of 500 calls fewer than 50 leave a cancellation to repeat.
 func TestCallsThatWereNotSentAreNotCancelled(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -72,7 +72,8 @@ func TestLargeRevIsExact(t *testing.T) {
 	require.ErrorContains(t, err, "rev 9007199254740993: must be 0 to 9007199254740992")
 }
 
-// TestRefusedDeclarationChangesNothing: a refused declaration changes nothing: the pool goes on.
+// TestRefusedDeclarationChangesNothing: after a declaration of a pool is refused, its member can
+// still be lent.
 func TestRefusedDeclarationChangesNothing(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -110,8 +110,8 @@ func TestFirstInFirstOut(t *testing.T) {
 	})
 }
 
-// TestRedisAway: while Redis is suspended, each guard follows its outage policy, no call takes
-// longer than its context, and everything works again afterwards.
+// TestRedisAway: while Redis is suspended, each guard follows its outage policy, and a call with a
+// short deadline fails. Afterwards the pool and a limiter work again.
 func TestRedisAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -364,6 +364,7 @@ func TestLeasesAreRenewed(t *testing.T) {
 }
 
 // TestClose: waiting calls leave the queue, Close waits for holders, and later calls are refused.
+// If the ctx of Close ends first, the leases that are held are lost.
 func TestClose(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
@@ -404,7 +405,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// TestDo: the function's context ends when the lease is lost, and its error decides the outcome.
+// TestDo: the context of the function that Do calls ends when the lease is lost. An error and a
+// panic of the function both count as a failure of the member.
 func TestDo(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

@@ -91,7 +91,8 @@ func series(name, labels string) string {
 	return name + "{" + labels + "}"
 }
 
-// TestMetrics: the names and labels of metrics are contracts.
+// TestMetrics compares the names, labels and values of all metrics of a client. Of times and
+// connections it checks only that they are there. Names and labels are contracts.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
@@ -188,7 +189,8 @@ func TestMeasureIsBounded(t *testing.T) {
 	require.Equal(t, []string{"pool/a", "pool/z", "semaphore/s", "breaker/b", "lock/a"}, firstGuards(slices.Clone(names)))
 }
 
-// TestMeasureOfALargePool: a large pool is measured without a look at each member.
+// TestMeasureOfALargePool: of a pool with more than mostCountedMembers members, Measure counts the
+// free ones, and counts all others as busy, also one that is off.
 func TestMeasureOfALargePool(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t) // miniredis needs seconds for so many members

@@ -118,8 +118,8 @@ func (m *model) releaseAll(outcome string) {
 	}
 }
 
-// actReleaseAgain is a step of TestModel: it releases leases that have ended already, and a lease
-// with a wrong fence.
+// actReleaseAgain is a step of TestModel: it releases a lease that has ended already, and one that
+// is held with a wrong fence, as far as there are any.
 func (m *model) actReleaseAgain() {
 	var endings []refEnding
 	if len(m.past) > 0 {
@@ -193,7 +193,7 @@ func (m *model) actDeclare() {
 	piece(rev, false, members[:1])
 	if rev == 0 || rev == m.ref.rev {
 		piece(m.ref.rev, true, members[1:])
-		// This last piece of the declaration also removes members that only the first piece names.
+		// The last piece of the declaration removes the members that neither piece names.
 	}
 }
 
@@ -252,7 +252,7 @@ func (m *model) actTime() {
 	m.micros += 1000 * rapid.SampledFrom([]int64{10, 100, 250, 500, 1000, 2000, 3000}).Draw(m.rt, "ms")
 }
 
-// actJump sets Redis's clock back or forward.
+// actJump is a step of TestModel: Redis's clock jumps back by up to 1 h, or forward by 6 s to 2 h.
 func (m *model) actJump() {
 	m.micros += 1000 * rapid.SampledFrom([]int64{-1, -300, -3000, -3_600_000, 6000, 20_000, 7_200_000}).Draw(m.rt, "ms")
 }

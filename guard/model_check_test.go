@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// check holds a test to what must be true.
+// check has the assertions of the tests of scripts. A failed one ends the test t.
 type check struct{ t require.TestingT }
 
 func (c check) no(err error) {
@@ -80,7 +80,7 @@ type scripted struct {
 	setTime func(pipe redis.Pipeliner, micros int64)
 }
 
-// clockKey holds the time on a real Redis.
+// clockKey is the key from which the scripts read the time, in µs, on a real Redis.
 const clockKey = "clock"
 
 // newScripted loads the scripts. With setTime nil, for a real Redis, the scripts are changed to
@@ -114,7 +114,7 @@ func newScripted(t testing.TB, opts *redis.Options, setTime func(time.Time)) *sc
 	return s
 }
 
-// key is a key as dumpKeys shows it.
+// key is a key as dumpKeys shows it: its Redis type, time to live in ms (-1: none) and content.
 type key struct {
 	kind    string
 	ttl     int64

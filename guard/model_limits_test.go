@@ -121,7 +121,7 @@ func (p *refPermits) change(now int64, to refLimit) (same bool) {
 	return false
 }
 
-// String shows what the permits are worth at a time.
+// at returns a text of the permits that count at the time now.
 func (p *refPermits) at(now int64) string {
 	switch p.limit.kind {
 	case "sliding":
@@ -166,7 +166,7 @@ type refTake struct {
 }
 
 // take is the script take in the reference model: it returns the script's reply, and the time to
-// live of the key; 0 = the script does not set it.
+// live of the key in ms; 0 = the script does not set it.
 func (l *refTake) take(raw, n int64) (reply string, ttl int64) {
 	now, offset := raw+l.offset, l.offset
 	stepped := now < l.clk

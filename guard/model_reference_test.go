@@ -78,7 +78,7 @@ func newReference() *reference {
 	}
 }
 
-// readRules sets what the text says; empty fields stay.
+// read sets the rules that the text, a packed spec or override, gives. The others stay.
 func (r *refRules) read(text string) {
 	f := strings.Split(text, "|")
 	n := func(i int) int64 { v, _ := strconv.ParseInt(f[i], 10, 64); return v }
@@ -103,7 +103,7 @@ func (g *reference) setSpec(rev int64, spec string) {
 
 func (g *reference) ms() int64 { return g.begun / 1000 }
 
-// begin computes guard time.
+// begin begins a script call: it computes guard time from raw, Redis's time.
 func (g *reference) begin(raw int64) {
 	g.granted, g.ended, g.limitChanged = nil, nil, map[string]bool{}
 	g.raw, g.now = raw, raw+g.offset
@@ -257,7 +257,7 @@ func (g *reference) end(l *refLease, outcome string, delayMS int64) (breaker str
 	return m.breaker, changed, stale
 }
 
-// count applies an outcome to the breaker.
+// count applies an outcome to the breaker of a member, and stores until when a throttled one waits.
 func (g *reference) count(m *refMember, probe bool, outcome string, delayMS int64) (changed bool) {
 	before := m.generation
 	if outcome == "t" {

@@ -36,7 +36,7 @@ func TestModel(t *testing.T) {
 		redistest.Server(t, redistest.Args("--unixsocket", socket)) // half the CPU time of TCP
 		rounds := int64(hundreds)
 		if testing.Short() {
-			rounds = 5 // of 20
+			rounds = 5 // of 20 sequences each: rapid tries fewer then
 		}
 		var next atomic.Int64
 		var wg sync.WaitGroup

@@ -186,7 +186,8 @@ var scenes = []scene{
 }
 
 // TestScenes plays each scene on an empty Redis several times: it checks the reply, the same call
-// again, the call with a wrong Redis type under each key, and the call with full memory.
+// again, the call with a wrong Redis type under each key that it changes, and the call with full
+// memory.
 func TestScenes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

@@ -71,7 +71,7 @@ func TestTyped(t *testing.T) {
 	require.Equal(t, processor.CodeInvalidPayload, v.Code)
 }
 
-// limited is a gated processor.
+// limited makes a processor gated and limited: Admit defers each job, Availability has 7 free.
 type limited struct{ processor.Processor }
 
 func (limited) Admit(context.Context, processor.Job) (processor.Pass, error) {
@@ -79,7 +79,7 @@ func (limited) Admit(context.Context, processor.Job) (processor.Pass, error) {
 }
 func (limited) Availability() processor.Availability { return processor.Availability{Free: 7} }
 
-// gatedOnly has no Availability.
+// gatedOnly makes a processor gated only: it hides the method Availability.
 type gatedOnly struct{ processor.Gated }
 
 func TestUse(t *testing.T) {

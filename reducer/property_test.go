@@ -95,7 +95,7 @@ func manyResults(t *rapid.T) []reducer.Result {
 func checkSplit(t *rapid.T, plan *reducer.Plan, results []reducer.Result) {
 	whole := plan.New()
 	for _, r := range results {
-		_ = whole.Add(r) // a result that mapper refuses counts as skipped
+		_ = whole.Add(r) // a result that the op words refuses counts as skipped
 	}
 	random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 1))
 	parts := make([]*reducer.State, rapid.IntRange(1, 6).Draw(t, "parts"))

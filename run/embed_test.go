@@ -45,9 +45,9 @@ func start(t *testing.T, e *run.Embedded) (stop func() error) {
 	return stop
 }
 
-// TestEmbedded: one program has all roles, a second one only a worker. Both run jobs of a typed
-// processor through middleware, and call the hooks in order. They read nothing from the
-// environment.
+// TestEmbedded: one Embedded has all roles, a second one only a worker. Both run jobs of a typed
+// processor through middleware, and read nothing from the environment. The first one calls OnStart
+// and OnStop.
 func TestEmbedded(t *testing.T) {
 	t.Setenv("BULKACTION_WORKER_COUNT", "nonsense")
 	t.Setenv("BULKACTION_REDIS_URL", "nonsense")

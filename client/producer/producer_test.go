@@ -271,8 +271,8 @@ func TestProducerLimitsTheBacklog(t *testing.T) {
 	require.NoError(t, err, "more messages than the limit are accepted into an empty stream")
 }
 
-// TestProducerSpreadsWaitsOfRefusedMessages: when the drain rate of the stream is known, each
-// refused message gets a later time for its next attempt than the one before.
+// TestProducerSpreadsWaitsOfRefusedMessages: when 2 messages a second leave the stream, refused
+// messages get times for their next attempts half a second apart, but not before a second is over.
 func TestProducerSpreadsWaitsOfRefusedMessages(t *testing.T) {
 	r := miniredis.RunT(t)
 	p := newProducer(t, r.Addr(), producer.WithMaxBacklog(8))

@@ -17,8 +17,9 @@ import (
 	"github.com/bulkaction/bulkaction/client/producer"
 )
 
-// lossyProxy is a TCP proxy to Redis. It drops the replies to XADD, together with their
-// connections, as long as lose is above 0, and counts lose down.
+// lossyProxy starts a TCP proxy to the Redis at target and returns its own address. It drops the
+// replies to XADD, together with their connections, as long as lose is above 0, and counts lose
+// down.
 func lossyProxy(t *testing.T, target string, lose *atomic.Int32) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

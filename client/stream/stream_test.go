@@ -116,8 +116,8 @@ func TestBadEntriesDoNotEndTheSubscription(t *testing.T) {
 	}
 }
 
-// TestSubscribers: without a consumer group, each subscriber gets every event since it was created.
-// In a group, each event goes to one subscriber, also events from before the group.
+// TestSubscribers: without a consumer group, each of two subscribers gets every event since it was
+// created. The subscriber of a new group also gets the events from before, and acknowledges them.
 func TestSubscribers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

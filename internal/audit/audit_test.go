@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { audittest.Main(m) }
 
-// run is a full audit of a world.
+// run makes a full audit of a world and returns the report.
 func run(w *audittest.World, opts Options) Report {
 	r, err := Run(w.Context(), w.Conn, w.Space, opts)
 	w.OK(err)
@@ -86,8 +86,8 @@ func TestUnknownReducer(t *testing.T) {
 	require.Equal(t, []string{audittest.Whole(LawResults, "g")}, audittest.Summary(run(w, Options{}).Violations))
 }
 
-// TestLargeTenant: a tenant with more groups and non-ready jobs than fit into one page is
-// recounted.
+// TestLargeTenant: a tenant with more non-ready jobs than fit into one page is recounted. Each of
+// its three counters is a violation when it is wrong.
 func TestLargeTenant(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestKeyOfWrongTypeIsReported: a key of the wrong Redis type is reported by its name, and the
-// other groups are audited all the same.
+// TestKeyOfWrongTypeIsReported: for each kind of key, a key of the wrong Redis type does not stop
+// the audit, and a violation names it.
 func TestKeyOfWrongTypeIsReported(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

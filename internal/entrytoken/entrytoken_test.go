@@ -32,7 +32,7 @@ func generate(t testing.TB, n int) []byte {
 	return text
 }
 
-// file writes a file of keys.
+// file writes text to a new file and returns the file's path.
 func file(t testing.TB, text []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "keys.pem")
@@ -97,8 +97,8 @@ func TestTokenHasTheClaimsOfTheDesign(t *testing.T) {
 	require.True(t, parsed.Valid)
 }
 
-// TestTokenLength: the comment of maxTokenBytes says how long a token's claims may be for a token
-// of 600 bytes: the test checks it.
+// TestTokenLength: a token has at most 600 bytes if its issuer, audience, user and event together
+// have 200 characters, as the comment of maxTokenBytes says.
 func TestTokenLength(t *testing.T) {
 	t.Parallel()
 	c := claims()
@@ -324,7 +324,8 @@ func TestRotation(t *testing.T) {
 	require.Equal(t, after.CookieKeys()[0], changed.CookieKeys()[0])
 }
 
-// records hands on the messages of a logger.
+// records is a slog.Handler that sends each record to the channel. Its method next waits for the
+// next record, and ends the test unless level and text are as expected.
 type records chan slog.Record
 
 func (r records) Enabled(context.Context, slog.Level) bool        { return true }

@@ -8,12 +8,12 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// ErrInvalid means that a text is no token, that a token was not signed by one of the keys, or that
-// a claim is missing. It does not mean that a token has expired.
+// ErrInvalid means that a text is no token or too long, that a token was not signed by one of the
+// keys, or that a claim is missing. It does not mean that a token has expired.
 var ErrInvalid = errors.New("the entry token is not valid")
 
-// maxTokenBytes is the longest token that is decoded. Tokens have at most 600 bytes if issuer,
-// audience, user and event together have at most 200 characters.
+// maxTokenBytes is the length of the longest token that Verify decodes. A token that Sign returns
+// has at most 600 bytes if issuer, audience, user and event together have at most 200 characters.
 const maxTokenBytes = 4096
 
 // Claims are the content of an entry token: this user may be inside this event until ExpiresAt.

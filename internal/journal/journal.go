@@ -88,7 +88,7 @@ func (j *Journal) Started(at int64, partition int, typ, tenant, group string, or
 }
 
 // beginLine returns the first fields of a line, for the caller to complete and write. It uses the
-// free space of the buffer, so it allocates nothing. The caller holds the lock.
+// free space of the buffer, and allocates only if that is too small. The caller holds the lock.
 func (j *Journal) beginLine(kind byte, at int64, partition int, typ, tenant string) []byte {
 	b := append(j.buffer.AvailableBuffer(), kind, '\t')
 	b = append(strconv.AppendInt(b, at, 10), '\t')

@@ -18,7 +18,7 @@ type PermitEvent struct {
 	At        int64 // time of Redis, µs
 	Partition int
 	By        string // [Admit] or [Promote]
-	Type      string
+	Type      string // "" with Promote
 	Tenant    string
 	N         int64 // number of permits
 }
@@ -86,7 +86,8 @@ func (r *reader) readFile(name string) error {
 	}
 }
 
-// readLine adds the line with the fields f to the log.
+// readLine adds the line with the fields f to the log. An unknown kind of line, another number of
+// fields or a wrong number is an error.
 func (r *reader) readLine(f []string) (err error) {
 	number := func(i int) int64 {
 		n, bad := strconv.ParseInt(f[i], 10, 64)

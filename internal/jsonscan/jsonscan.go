@@ -58,7 +58,7 @@ func Next(b []byte, i int, end byte) (next int, more bool) {
 	return -1, false
 }
 
-// Literal skips want.
+// Literal skips the text want, which must stand at i.
 func Literal(b []byte, i int, want string) int {
 	if end := i + len(want); i >= 0 && end <= len(b) && string(b[i:end]) == want {
 		return end
@@ -66,9 +66,9 @@ func Literal(b []byte, i int, want string) int {
 	return -1
 }
 
-// Value skips a valid value that begins at i, without white space before it. It returns -1 if more
-// than depth arrays and objects are nested in it. An empty array or object does not count as a
-// level.
+// Value skips a valid value that begins at i, without white space before it. It returns -1 if
+// arrays and objects are nested in more than depth levels. The value itself is the first level; an
+// empty array or object does not count.
 func Value(b []byte, i, depth int) int {
 	if uint(i) >= uint(len(b)) {
 		return -1

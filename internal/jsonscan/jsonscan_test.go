@@ -18,7 +18,8 @@ var seeds = []string{
 	`[,]`, `[1 2]`, `[`, `{`, `[}`, `{"a":1`, `{1:2}`, `]`, strings.Repeat("[", 40) + strings.Repeat("]", 40), `{"}":"]\"\\"}`, "\xff", "[\"\xff\"]", `"a" `,
 }
 
-// FuzzScan compares the functions with encoding/json.
+// FuzzScan compares Space, Value, SkipValue and Unquote with package strings and encoding/json, for
+// any text. It checks that SkipRest stays within the text.
 func FuzzScan(f *testing.F) {
 	for _, s := range seeds {
 		f.Add(s)
@@ -75,8 +76,8 @@ func nesting(text string) (deepest int) {
 	}
 }
 
-// TestMinusOne: each function that takes an offset returns -1 for -1, so that calls can be chained
-// without a check.
+// TestMinusOne: each function that skips something, except Plain, returns -1 for the offset -1, so
+// that calls can be chained without a check.
 func TestMinusOne(t *testing.T) {
 	t.Parallel()
 	for _, s := range seeds {
@@ -94,7 +95,7 @@ func TestMinusOne(t *testing.T) {
 	}
 }
 
-// TestTokens: the functions between the values.
+// TestTokens: Token, Literal and Next skip what they expect, and return -1 if it is not there.
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, 4, jsonscan.Token([]byte(" \t: 1"), 0, ':'))

@@ -178,8 +178,8 @@ func TestOutcomesReachTheGuard(t *testing.T) {
 	}
 }
 
-// TestAccountsWithoutLimits: an account without a rate and a bound on concurrency has only a
-// breaker. 1,000 calls at the same time share its permissions.
+// TestAccountsWithoutLimits: an account with no rate and unbounded concurrency has only a breaker.
+// 1,000 calls at the same time share at most 100 leases of it.
 func TestAccountsWithoutLimits(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -212,8 +212,9 @@ func TestAccountsWithoutLimits(t *testing.T) {
 	back(t, n, "breaker/push.a", loans[0], credential.Outcome{Kind: credential.Success})
 }
 
-// TestAnAccountWithoutLimitsFails: three failures in a row open the breaker for all processes, and
-// revoke the loans of calls that have not begun. After OpenFor one call at a time probes.
+// TestAnAccountWithoutLimitsFails: three failures in a row open the breaker for both processes, and
+// revoke a loan that is out. After OpenFor, a call that fails opens it again, and two that succeed
+// close it.
 func TestAnAccountWithoutLimitsFails(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -284,8 +285,8 @@ func TestAnAccountWithoutLimitsFails(t *testing.T) {
 	}, patience, time.Millisecond)
 }
 
-// TestAnAccountWithoutLimitsIsThrottled: when a service asks for a pause, no process uses that
-// account during the pause.
+// TestAnAccountWithoutLimitsIsThrottled: when a service asks for a pause, the account is not lent
+// during the pause. The other account is.
 func TestAnAccountWithoutLimitsIsThrottled(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

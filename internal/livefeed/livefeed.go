@@ -1,7 +1,7 @@
 // Package livefeed shows changing data, divided into topics, to any number of viewers. Each topic
-// has one poller for all its viewers in this process, which runs while the topic has viewers. All
-// viewers share the result of a poll, so that it is rendered only once. A slow viewer skips values
-// that were replaced in the meantime, and delays nobody.
+// has one poller for all its viewers in this process. The poller ends when the topic has no viewers
+// or does not change any more, or with an error. All viewers share the result of a poll, so that it
+// is rendered only once. A slow viewer skips values that were replaced, and delays nobody.
 package livefeed
 
 import (

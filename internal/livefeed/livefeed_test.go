@@ -29,7 +29,7 @@ func next(v *Viewer[int]) (int, error) {
 }
 
 // counter returns a function that makes polls, which return 1, 2 and so on up to last, and the
-// numbers of calls: of all polls, and of newPoll.
+// numbers of calls: of all polls, and of newPoll. With last 0 the polls have no end.
 func counter(last int) (newPoll func() Poll[int], polls, pollers *atomic.Int64) {
 	polls, pollers = new(atomic.Int64), new(atomic.Int64)
 	return func() Poll[int] {
@@ -160,7 +160,7 @@ func TestPanicEndsThePoller(t *testing.T) {
 	require.NotContains(t, err.Error(), "secret-payload")
 }
 
-// TestCloseStopsAPoll: the last viewer stops a poll that is running.
+// TestCloseStopsAPoll: Close of the last viewer ends the ctx of a poll that is running.
 func TestCloseStopsAPoll(t *testing.T) {
 	begun := make(chan struct{})
 	v := New[int]().Watch("a", func() Poll[int] {

@@ -23,8 +23,8 @@ func TestFastPathReadsPlainMessages(t *testing.T) {
 	}
 }
 
-// TestFastPathLeavesOtherMessages: the fast path returns -1 for an invalid message, and for a valid
-// one that is not simple.
+// TestFastPathLeavesOtherMessages: fastDecodeAppend returns nil for an invalid message, and for a
+// valid one that is not simple.
 func TestFastPathLeavesOtherMessages(t *testing.T) {
 	long := strings.Repeat("x", MaxPayloadBytes)
 	deep := strings.Repeat("[", fastMaxDepth+2) + strings.Repeat("]", fastMaxDepth+2)
@@ -40,7 +40,8 @@ func TestFastPathLeavesOtherMessages(t *testing.T) {
 	}
 }
 
-// FuzzFastPath checks that the fast path and the complete decoder give the same results.
+// FuzzFastPath checks that the complete decoder gives the same result for each message and job that
+// the fast path accepts, and that ParseFields and ParseEntry do so for each message.
 func FuzzFastPath(f *testing.F) {
 	for _, s := range []string{
 		plainJob, `{"group":"g","jobs":[` + plainJob + `,{"payload":1,"type":"T"}]}`, `{"group":"g","jobs":[{"payload":1,"traceparent":"x"}],"x":1}`,
@@ -76,7 +77,8 @@ func FuzzFastPath(f *testing.F) {
 }
 
 // TestEachFieldOfAJob: each field of a job is read by both decoders, or the fast path rejects it,
-// and each changes the content hash. So a new field can't be forgotten in one of them.
+// and each but traceparent changes the content hash. So a new field can't be forgotten in one of
+// them.
 func TestEachFieldOfAJob(t *testing.T) {
 	values := map[string]string{
 		"payload": `{"n":2}`, "type": `"OTHER"`, "run_at": `"2030-01-01T00:00:00Z"`,
@@ -110,8 +112,8 @@ func TestEachFieldOfAJob(t *testing.T) {
 	}
 }
 
-// TestKeyOfAJob: both decoders accept the same keys, and the error of a bad one names the field and
-// the limit.
+// TestKeyOfAJob: DecodeJob accepts keys of at most 128 bytes without control characters. The error
+// of another key names the field and the limit.
 func TestKeyOfAJob(t *testing.T) {
 	for key, ok := range map[string]bool{
 		"customer-7": true, "auth0|7": true, "ü": true, strings.Repeat("k", 128): true, "": true,

@@ -33,9 +33,9 @@ func TestReadyBound(t *testing.T) {
 	require.Equal(t, presence.ReadyBound{Cap: 100, Ahead: 100}, c.ReadyBound("T", 50, 100))
 }
 
-// TestReadyBoundOfOnePartition: with one partition, the bound includes the slots, so that slow jobs
-// are admitted one by one as slots become free. Jobs held by a worker that no longer serves their
-// type are added to the bound.
+// TestReadyBoundOfOnePartition: with one partition, the bound names the number of slots, so that
+// slow jobs are admitted one by one as slots become free. Jobs held by a worker that no longer
+// serves their type are added to that number.
 func TestReadyBoundOfOnePartition(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -64,7 +64,8 @@ func TestReadyBoundOfOnePartition(t *testing.T) {
 	require.Equal(t, presence.ReadyBound{Cap: 50, Slots: 13, Ahead: 2}, c.ReadyBound("T", 50, 1000))
 }
 
-// TestReadyBoundOfAGatedType: the ready stream holds the permissions of a second at most.
+// TestReadyBoundOfAGatedType: the ready stream holds at most as many jobs as there are permissions
+// in a second, divided by the number of partitions, and at least one.
 func TestReadyBoundOfAGatedType(t *testing.T) {
 	t.Parallel()
 	for _, partitions := range []int{1, 2} {

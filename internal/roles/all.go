@@ -20,7 +20,7 @@ type Own struct {
 	Processors []processor.Processor
 	BuiltIn    bool                   // the worker serves the built-in processors, too
 	Middleware []processor.Middleware // around all processors, the first one outermost
-	Reducers   *reducer.Registry      // nil: those without Go code
+	Reducers   *reducer.Registry      // nil: only the built-in ones
 	Listening  func(addr string)      // see [Ingest]
 }
 
@@ -40,8 +40,9 @@ func All(o Own) map[string]BasedRole {
 	}
 }
 
-// Together runs the roles named in one process until ctx ends or one of them fails. They share the
-// Redis connection of b.
+// Together runs roles, given by their names, in one process until ctx ends or one of them fails.
+// Then it stops the others. It returns all errors, joined; nil if one of them is context.Canceled.
+// The roles share the Redis connection of b.
 func Together(ctx context.Context, p *app.Process, b Base, named map[string]BasedRole) error {
 	var all []func(context.Context) error
 	for name, role := range named {

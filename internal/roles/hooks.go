@@ -7,16 +7,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// Hooks are functions that the roles of an experiment call, so that it can log what they do. A nil
-// function is not called. Times are in µs by Redis's clock.
+// Hooks are functions that the roles of an experiment call, so that it can log what they do and
+// open the API's listener itself. A nil function is not called. Times are in µs by Redis's clock.
 type Hooks struct {
 	// Admitted is called with the permits that the fetcher spent, Promoted with those of the
-	// dispatcher
+	// dispatcher.
 	Admitted func(at int64, partition int, typ string, permits []ledger.Permit)
 	Promoted func(at int64, partition int, permits []ledger.Permit)
-	// a job that a worker has started
+	// Started is called for each job that a worker has started.
 	Started func(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int)
-	// opens the listener of the API; nil: on the network
+	// Listen opens the listener of the API; nil: it listens on the network.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
 }
 
@@ -27,7 +27,7 @@ func WithHooks(ctx context.Context, h Hooks) context.Context {
 	return context.WithValue(ctx, hooksKey{}, h)
 }
 
-// HooksOf returns the hooks of ctx.
+// HooksOf returns the hooks of ctx; without any, those that are all nil.
 func HooksOf(ctx context.Context) Hooks {
 	h, _ := ctx.Value(hooksKey{}).(Hooks)
 	return h

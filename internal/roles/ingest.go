@@ -21,8 +21,8 @@ func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
 	return serveAPI(reducers, listening, true)
 }
 
-// Console returns the role of a process that serves the API and the web console, and leaves the
-// ingest stream to other processes. listening is used as by [Ingest].
+// Console returns the role of a process that serves the API, the web console or both, as API_SERVE
+// says, and leaves the ingest streams to other processes. listening is used as by [Ingest].
 func Console(listening func(addr string)) BasedRole {
 	return serveAPI(reducer.NewRegistry(), listening, false)
 }

@@ -25,13 +25,13 @@ import (
 )
 
 // BuiltIn runs the role worker with the built-in processors. It adds NOOP, for tests and
-// benchmarks, only if WORKER_TYPES contains it, and PUSH_NOTIFICATION only if PUSH_ACCOUNTS_FILE is
-// set.
+// benchmarks, only if WORKER_TYPES contains it, also in lower case, and PUSH_NOTIFICATION only if
+// PUSH_ACCOUNTS_FILE is set.
 func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
 	return WorkerOf(Own{BuiltIn: true})(ctx, p, b)
 }
 
-// WorkerOf returns the role worker of a program.
+// WorkerOf returns the role worker of a program that adds o to it.
 func WorkerOf(o Own) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		list := o.Processors
@@ -105,7 +105,7 @@ func (s *processors) create(ctx context.Context) error {
 	return nil
 }
 
-// named returns p and, with the name of the variable from which the mistakes come, err.
+// named returns p if err is nil, else only err with the name of the variable that is wrong.
 func named(variable string, p closer, err error) (closer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("BULKACTION_%s: %w", variable, err)
@@ -147,8 +147,8 @@ func (s *processors) push() (closer, error) {
 	return named("PUSH_ACCOUNTS_FILE", p, err)
 }
 
-// retried calls create, which may declare pools of accounts in Redis, again and again until Redis
-// answers or ctx ends.
+// retried calls create, which may declare pools of accounts in Redis, again and again while Redis
+// does not answer. If ctx ends meanwhile, it returns nil without an error.
 func retried(ctx context.Context, p *app.Process, create func() (closer, error)) (closer, error) {
 	backoff := redisx.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 	for {

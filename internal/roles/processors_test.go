@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/app"
 )
 
-// createProcessors creates the built-in processors in a process with these settings, and returns
-// their types.
+// createProcessors is a helper: it creates the built-in processors in an embedded worker process
+// with these settings, and returns their types and the error.
 func createProcessors(t *testing.T, settings map[string]string) (types []string, err error) {
 	t.Helper()
 	host := app.Host{Role: "worker", Settings: settings, Log: slog.New(slog.DiscardHandler)}
@@ -40,7 +40,8 @@ func TestMissingAccountFilesAreReportedTogether(t *testing.T) {
 	}
 }
 
-// TestNoopInLowerCase: with the type noop, the worker knows NOOP and can say that it is meant.
+// TestNoopInLowerCase: with noop in WORKER_TYPES, the worker has the processor NOOP, so it can say
+// that NOOP is meant. Without types, it does not have it.
 func TestNoopInLowerCase(t *testing.T) {
 	t.Parallel()
 	types, err := createProcessors(t, map[string]string{"WORKER_TYPES": "noop"})

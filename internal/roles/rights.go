@@ -24,7 +24,7 @@ type rights struct {
 	log  *slog.Logger
 
 	mu      sync.Mutex
-	missing error // at the last check
+	missing error // what the last check that Redis answered has found; nil: nothing
 }
 
 // newRights returns the check of the rights that the role of p needs; the caller sets the
@@ -66,7 +66,8 @@ func (r *rights) step(ctx context.Context) {
 	}
 }
 
-// ready is the check of readiness.
+// ready is the process's check of readiness: it returns the missing rights that the last step has
+// found, without asking Redis.
 func (r *rights) ready(context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

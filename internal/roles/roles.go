@@ -44,8 +44,8 @@ type Base struct {
 	Space  keyspace.Space
 	Guards *guard.Client
 
-	// listening is called by the roles ingest and broker when their servers listen. Their processes
-	// are not ready before.
+	// listening is called by the roles ingest and broker when their servers listen. A process that
+	// has only one of these roles is not ready before.
 	listening func()
 }
 
@@ -58,13 +58,14 @@ func (b Base) of(p *app.Process) stage.Process {
 	return stage.Process{ID: p.Instance, Version: app.Version(), Conn: b.Conn, Space: b.Space, Tel: p.Tel}
 }
 
-// fewPartitions is the number of partitions below which Connect warns: the masters of a Redis
-// Cluster then get unequal numbers of partitions.
+// fewPartitions is the number of partitions below which Connect warns on a Redis Cluster: its
+// masters then get unequal numbers of partitions.
 const fewPartitions = 16
 
 // Connect opens the Redis connection of a process, makes the process's readiness depend on it, and
-// waits until Redis answers and fits (see awaitFit). The process closes the connection when it
-// stops.
+// waits until Redis answers and fits (see awaitFit). It then checks the rights of the Redis user
+// regularly. The process closes the connection when it stops. If ctx ends first, Connect returns no
+// error.
 func Connect(ctx context.Context, p *app.Process) (Base, error) {
 	cfg := p.Config.Redis
 	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
@@ -188,7 +189,7 @@ func store(p *app.Process, b Base, reducers *reducer.Registry, appender redis.Cm
 	}, b.Conn, b.Space, p.Tel, reducers, appender)
 }
 
-// Fetcher admits waiting jobs.
+// Fetcher runs the role that admits waiting jobs, until ctx ends.
 func Fetcher(ctx context.Context, p *app.Process, b Base) error {
 	c := p.Config
 	weights := [3]int(c.FairQueue.LaneWeights)

@@ -15,10 +15,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is the limit for events that must happen; a healthy run needs a fraction of it.
+// patience is the longest time that a client waits for an answer that must come.
 const patience = 30 * time.Second
 
-// service is a seat service that answers with answer.
+// service starts a seat service for the time of the test. The handler answer answers its calls.
 func service(t *testing.T, answer http.HandlerFunc) *httptest.Server {
 	t.Helper()
 	s := httptest.NewServer(answer)

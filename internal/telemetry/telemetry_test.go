@@ -32,7 +32,8 @@ func setup(t *testing.T, o Options) *Telemetry {
 	return tel
 }
 
-// clearOTel removes the OTEL_* variables of the environment in which the tests run.
+// clearOTel empties, for the time of the test, the OTEL_* variables of the environment in which the
+// tests run.
 func clearOTel(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{

@@ -27,7 +27,7 @@ var (
 	_ processor.Limited = (*email.Accounts)(nil)
 )
 
-// folder has an accounts file and its secrets.
+// folder is the path of a folder with an accounts file and its secrets.
 type folder string
 
 func newFolder(t *testing.T, accounts ...string) folder {
@@ -70,8 +70,8 @@ func startAccounts(t *testing.T, c email.Config, options ...email.Option) *email
 	return a
 }
 
-// lender is a fake source of accounts. It lends them in turn, or always the one with the id only,
-// and records the outcomes.
+// lender is a fake source of accounts. It lends them in turn, or, if only is not "", always the one
+// with this id. It records the outcomes.
 type lender struct {
 	mu       sync.Mutex
 	only     string
@@ -339,7 +339,8 @@ func TestACancelledMailSaysNothingAboutItsAccount(t *testing.T) {
 	require.Equal(t, []credential.Outcome{{}}, l.take())
 }
 
-// blockingSink holds each mail until release is closed.
+// blockingSink starts a mail server that holds each mail until release is closed. When a mail has
+// arrived, it sends to entered.
 func blockingSink(t *testing.T) (sink *smtpsink.Sink, entered, release chan struct{}) {
 	entered, release = make(chan struct{}, 10), make(chan struct{})
 	return startSink(t, smtpsink.Options{Reply: func(string) (int, string) {
@@ -540,7 +541,8 @@ func TestNothingIsSentAfterClose(t *testing.T) {
 	require.EqualValues(t, 1, sink.Received())
 }
 
-// TestAPasswordIsInNoError: some servers repeat what they refuse.
+// TestAPasswordIsInNoError: some servers repeat what they refuse. The job's error shows [password]
+// in place of the password, as text and as base64.
 func TestAPasswordIsInNoError(t *testing.T) {
 	const password = "hunter2"
 	encode := base64.StdEncoding.EncodeToString

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor/email"
 )
 
-// limits are the defaults.
+// limits are the limits of an account if no variable sets them.
 var limits = credential.Limits{
 	Rate: credential.Rate{Permits: 80, Window: 10 * time.Minute}, Limiter: credential.Sliding,
 	Breaker: credential.Breaker{Failures: 3, OpenFor: 10 * time.Minute, Successes: 3}, Concurrency: 1,

@@ -71,8 +71,8 @@ func (c *captured) add(m smtpsink.Mail) {
 	c.mails = append(c.mails, m)
 }
 
-// last returns the newest mail that the test server has got: its envelope, its header with encoded
-// words decoded, and its body.
+// last returns the newest mail that the test server has got: its envelope, its header with the
+// subject decoded, and its body decoded, without the last line break.
 func (c *captured) last(t *testing.T) (smtpsink.Mail, map[string][]string, string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// FuzzNewRequest: each payload makes exactly one request on the wire, or none. An error contains
-// nothing of a header's value.
+// FuzzNewRequest: a payload is refused, or makes a request by HTTP or HTTPS to a host. The method
+// is allowed, and no header is about the connection or has a line break or a NUL.
 func FuzzNewRequest(f *testing.F) {
 	for _, seed := range []string{
 		`{"url":"http://h/x"}`, `{"url":"https://u:p@h:1/?a=b#c","method":"get","headers":{"X-A":"b"},"body":{"a":1}}`, `{"url":"http://h","body":"text"}`,

@@ -27,7 +27,7 @@ import (
 // token is the secret of all credentials, without its scheme.
 const token = "s3cret/t0ken+="
 
-// folder has a credentials file and its secrets.
+// folder is the path of a folder with a credentials file and its secrets.
 type folder string
 
 func newFolder(t testing.TB) folder {
@@ -48,7 +48,7 @@ func (f folder) config(t testing.TB, content string) httpcall.Config {
 	})
 }
 
-// line is a line of the file: a credential for hosts.
+// line returns a line of the credentials file: a credential for hosts, whose secret is token.
 func line(id string, hosts ...string) string {
 	return fmt.Sprintf("  - {id: %s, hosts: [%s], header: authorization, value_file: token}\n", id, `"`+strings.Join(hosts, `", "`)+`"`)
 }
@@ -62,7 +62,7 @@ func startGuarded(t testing.TB, c httpcall.Config, options ...httpcall.Option) *
 	return p
 }
 
-// lender is a source that records what it lends.
+// lender is a fake source of credentials: it lends its ids in turn, and records the outcomes.
 type lender struct {
 	ids      []string
 	err      error // of Borrow
@@ -416,7 +416,8 @@ func TestUnknownCredentials(t *testing.T) {
 	require.Equal(t, processor.Defer, processor.Classify(err).Kind, "the host has none any more")
 }
 
-// TestMistakeThatAJobFinds: a mistake that a job finds is not lost for the log.
+// TestMistakeThatAJobFinds: a mistake in the credentials file that Admit of a job has found is
+// returned once by Reload, so that it is logged.
 func TestMistakeThatAJobFinds(t *testing.T) {
 	all, f := lenders{}, newFolder(t)
 	p := startGuarded(t, f.config(t, file(line("a", "h.example.com"))), httpcall.WithChoice(all.choose))

@@ -56,8 +56,8 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 	}, got)
 }
 
-// TestSecretWithoutTLS: if jobs may call private addresses, the host's address decides whether a
-// secret may be sent without TLS.
+// TestSecretWithoutTLS: without TLS a secret is sent to a host on loopback, and not to a public
+// address, whether jobs may call all private addresses or only listed networks.
 func TestSecretWithoutTLS(t *testing.T) {
 	for name, change := range map[string]func(*httpcall.Config){
 		"private":  func(c *httpcall.Config) { c.AllowPrivate, c.AllowedCIDRs = true, nil },

@@ -149,7 +149,7 @@ func TestAnswersOfAPNs(t *testing.T) {
 	}
 }
 
-// authorizations returns the header Authorization of each request that the fake has got.
+// authorizations returns the header Authorization of each request since the last call of set.
 func (s *service) authorizations() []string {
 	var all []string
 	for _, r := range s.got() {

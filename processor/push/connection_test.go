@@ -29,7 +29,7 @@ func startStreams(t *testing.T, limit int, handler http.HandlerFunc) (*service, 
 	return s, start(t, config(t, newFolder(t), apnsYAML(s.URL)))
 }
 
-// sendAll sends pushes at the same time.
+// sendAll sends this many pushes at the same time. The test ends unless all of them succeed.
 func sendAll(t *testing.T, p *Processor, pushes int) {
 	var running sync.WaitGroup
 	errs := make([]error, pushes)
@@ -170,7 +170,7 @@ func TestAResetStreamLeavesTheConnection(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// These are frames of HTTP/2 (RFC 9113, 6).
+// frame returns a frame of HTTP/2 (RFC 9113, 6). The functions below return frames of one kind.
 func frame(kind, flags byte, stream uint32, payload ...byte) []byte {
 	header := []byte{0, 0, byte(len(payload)), kind, flags, 0, 0, 0, 0}
 	binary.BigEndian.PutUint32(header[5:], stream)

@@ -55,7 +55,7 @@ type request struct {
 	body []byte
 }
 
-// answerFunc answers a request. call counts from 1.
+// answerFunc answers a request. call is its number since the last call of set, from 1.
 type answerFunc func(call int, w http.ResponseWriter, r request)
 
 // serve starts a fake of a push service. It calls answer for one request at a time.
@@ -94,7 +94,8 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.answer(len(s.requests), w, request{r, body})
 }
 
-// counts returns how many connections and calls there were.
+// counts returns how many connections there were, and how many calls since the last call of set.
+// Calls that concurrent has answered do not count.
 func (s *service) counts() (connections, calls int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +123,7 @@ func (s *service) set(answer answerFunc) {
 	s.answer, s.requests = answer, nil
 }
 
-// status answers each request with a status and a body.
+// status returns an answerFunc that answers each request with this status and body.
 func status(code int, body string) answerFunc {
 	return func(_ int, w http.ResponseWriter, _ request) {
 		w.WriteHeader(code)
@@ -166,7 +167,7 @@ func ecdhOf(key *ecdsa.PrivateKey) *ecdh.PrivateKey {
 	return private
 }
 
-// folder has an accounts file and secrets.
+// folder is the path of a folder with an accounts file and secrets.
 type folder string
 
 func newFolder(t testing.TB) folder { return folder(t.TempDir()) }
@@ -248,7 +249,7 @@ func account(p *Processor, platform string) sender {
 	return nil
 }
 
-// clock is a time that tests move.
+// clock is a time that a test sets. With its option, a Processor takes it for the present time.
 type clock struct{ at time.Time }
 
 func (c *clock) option(p *Processor) { p.parts.now = func() time.Time { return c.at } }

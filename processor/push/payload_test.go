@@ -137,8 +137,8 @@ func TestPlatformsWithoutAnAccount(t *testing.T) {
 	}
 }
 
-// TestSources: the source of accounts decides which account sends a push. If it lends none, the job
-// is deferred.
+// TestSources: if the source of accounts denies one, or lends one that the processor does not know,
+// the job is deferred. After another error of the source it is retried. No push is sent.
 func TestSources(t *testing.T) {
 	s, p, o := startWebPush(t, nil)
 	o.err = &credential.DeniedError{After: 7 * time.Second, Reason: "circuit open"}
@@ -160,8 +160,8 @@ func TestSources(t *testing.T) {
 	require.Empty(t, s.got())
 }
 
-// FuzzParsePayload: each payload makes one message to one target, or none. Errors repeat no text of
-// a payload.
+// FuzzParsePayload: each payload makes one message to one target, or none. The target has no space,
+// line break or NUL, and the message can be encoded for FCM and for APNs.
 func FuzzParsePayload(f *testing.F) {
 	for _, seed := range []string{toFCM, toApple, toWeb("https://push.example.org/x"), `{"to":{"fcm_topic":"a"},"ttl_seconds":1}`, `{}`, ``, `{"to":{"fcm":"a","apns":"b"}}`} {
 		f.Add([]byte(seed))

@@ -24,7 +24,7 @@ import (
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 
-// These are the subscription of a browser.
+// browserKey and browserAuth are the secrets of a browser's subscription.
 var (
 	browserKey  = ecdhOf(newKey())
 	browserAuth = []byte("sixteen bytes 16")

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { audittest.Main(m) }
 
-// run is a full audit of a world.
+// run makes a full audit of a world and returns the report.
 func run(w *audittest.World) audit.Report {
 	r, err := audit.Run(w.Context(), w.Conn, w.Space, audit.Options{})
 	w.OK(err)
@@ -71,7 +71,7 @@ func requireRepaired(w *audittest.World, tamper audittest.Tamper, before audit.R
 	}
 }
 
-// TestRepairOfTampering: what a tamper has done is repaired.
+// TestRepairOfTampering: what a tamper has done is repaired, unless it is one of beyondRepair.
 func TestRepairOfTampering(t *testing.T) {
 	audittest.EachTamper(t, func(w *audittest.World, tamper audittest.Tamper) {
 		tamper.Do(w)
@@ -80,7 +80,7 @@ func TestRepairOfTampering(t *testing.T) {
 }
 
 // TestRepairOfAMovingWorld: a repair while the roles run ends the jobs that the test has deleted as
-// failed, except those that their worker has ended before, and changes no other job.
+// failed, except those that their worker has ended before, and fails no other job.
 func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -46,7 +46,8 @@ func (w *world) refused(k NewKey, want error) {
 
 func (w *world) commands() int64 { return w.link.commands.Load() }
 
-// TestKnownKeysCostNoCommand: a known key costs no command, however often it is used.
+// TestKnownKeysCostNoCommand: while the copy of the keys is not older than copyTTL, a known key
+// costs no command, however often it is used.
 func TestKnownKeysCostNoCommand(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Producer, Tenant: "acme"})
@@ -480,7 +481,7 @@ func TestLastUsesOfManyKeys(t *testing.T) {
 	})
 }
 
-// TestAuthenticateByFile: the keys of a file are valid without Redis, and take precedence over keys
+// TestAuthenticateByFile: the keys of a file are valid while Redis is away, and without any store
 // in Redis. Step reads a changed file again.
 func TestAuthenticateByFile(t *testing.T) {
 	t.Parallel()

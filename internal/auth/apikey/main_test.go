@@ -90,7 +90,7 @@ func (l *link) set(fault error) {
 	l.fault = fault
 }
 
-// away is what a client says of a Redis that does not answer.
+// away is the error of a call to a Redis that does not answer.
 var away error = &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
 
 func connect(t testing.TB, url string) redis.UniversalClient {
@@ -116,7 +116,7 @@ func newWorld(t *testing.T, url, prefix string, file *File) *world {
 	return w
 }
 
-// both runs a test on both servers.
+// both runs a test twice: on Redis and on miniredis, each with a world of its own.
 func both(t *testing.T, test func(w *world)) {
 	t.Helper()
 	t.Parallel()

@@ -194,8 +194,8 @@ func TestKeysAreBounded(t *testing.T) {
 	})
 }
 
-// TestExpiredKeysAreRemoved: when there are MaxKeys keys, Add removes keys that expired long ago to
-// make room for a new one.
+// TestExpiredKeysAreRemoved: Create removes the record of a key that expired as long as expiredKept
+// ago, and keeps that of a key that expired later.
 func TestExpiredKeysAreRemoved(t *testing.T) {
 	both(t, func(w *world) {
 		w.create(Request{Role: auth.Admin, Lifetime: time.Hour})
@@ -206,8 +206,9 @@ func TestExpiredKeysAreRemoved(t *testing.T) {
 	})
 }
 
-// TestUnusableRecords: if a record has fields that this version does not know, they may restrict
-// its key: the key is refused, its record is not changed, and it can be revoked.
+// TestUnusableRecords: List returns unusable records apart from the others, for example those with
+// fields that this version does not know, which may restrict their keys. Such a key can't be
+// rotated, but it can be revoked.
 func TestUnusableRecords(t *testing.T) {
 	both(t, func(w *world) {
 		good := w.create(Request{Role: auth.Admin})
@@ -263,7 +264,7 @@ func TestOutOfMemory(t *testing.T) {
 	require.Empty(t, w.list())
 }
 
-// TestKeysOnACluster: on a cluster the hash has one slot, like any key.
+// TestKeysOnACluster: on a Redis Cluster, a key can be created, used, rotated and revoked.
 func TestKeysOnACluster(t *testing.T) {
 	t.Parallel()
 	url, _ := redistest.Cluster(t, 3)

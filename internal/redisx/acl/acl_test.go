@@ -155,7 +155,8 @@ func TestCheckWithoutRedis(t *testing.T) {
 	require.NotErrorAs(t, err, &missing)
 }
 
-// TestEachMasterIsAsked: on a Cluster each master has users of its own.
+// TestEachMasterIsAsked: each master of a Cluster has users of its own. Check finds a right that is
+// missing on one of three masters.
 func TestEachMasterIsAsked(t *testing.T) {
 	t.Parallel()
 	url, nodes := redistest.Cluster(t, 3)
@@ -181,7 +182,8 @@ func TestEachMasterIsAsked(t *testing.T) {
 	}
 }
 
-// TestNobodyMay: what users may not do at all, whatever their role.
+// TestNobodyMay: no user may run the listed commands, such as FLUSHALL, or read keys with another
+// prefix. Only the listed users may run commands on the keys of secrets and of some streams.
 func TestNobodyMay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

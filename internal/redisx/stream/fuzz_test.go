@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzDecodeBatches: a reply of any shape is either refused with an error or decoded exactly.
+// FuzzDecodeBatches: a reply of any shape is either refused with an error or decoded into one batch
+// for each of its elements.
 func FuzzDecodeBatches(f *testing.F) {
 	f.Add([]byte("[[s[[1-1[ab]][2-0[]]]]]"))
 	f.Add([]byte("[[s[[1-1n]n]]]"))

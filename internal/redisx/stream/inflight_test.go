@@ -63,8 +63,8 @@ func TestInFlightBoundsBytes(t *testing.T) {
 	require.Zero(t, f.bytes)
 }
 
-// TestBytesInWorkAreBounded: entries that wait to be delivered again do not block the entries
-// behind them, until all bytes are used.
+// TestBytesInWorkAreBounded: of entries of 8 KiB, handlers have two at a time if MaxBytes is 128
+// KiB. Those that wait to be delivered again do not block the entries behind them.
 func TestBytesInWorkAreBounded(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		c := connect(t, url)

@@ -139,8 +139,8 @@ func TestClaimUnownedInPages(t *testing.T) {
 	})
 }
 
-// TestConsumerHandlesUnownedEntries: a consumer handles entries that no consumer owns at the latest
-// after one and a half leases.
+// TestConsumerHandlesUnownedEntries: a consumer with a lease of 300 ms finds and handles entries
+// that were delivered and that no consumer owns.
 func TestConsumerHandlesUnownedEntries(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
