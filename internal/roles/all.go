@@ -41,16 +41,18 @@ func All(o Own) map[string]BasedRole {
 }
 
 // Together runs roles, given by their names, in one process until ctx ends or one of them fails.
-// Then it stops the others. It returns all errors, joined; nil if one of them is context.Canceled.
-// The roles share the Redis connection of b.
+// Then it stops the others. It returns all errors, joined. A role that was stopped while it started
+// and returns context.Canceled has no error. The roles share the Redis connection of b.
 func Together(ctx context.Context, p *app.Process, b Base, named map[string]BasedRole) error {
 	var all []func(context.Context) error
 	for name, role := range named {
-		all = append(all, func(ctx context.Context) error { return role(ctx, p.As(name), b) })
+		all = append(all, func(ctx context.Context) error {
+			err := role(ctx, p.As(name), b)
+			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+				return nil
+			}
+			return err
+		})
 	}
-	err := stage.RunAll(ctx, all...)
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
+	return stage.RunAll(ctx, all...)
 }
