@@ -19,8 +19,8 @@ type Limits struct {
 	// Breaker says when an account is not used because it fails: after this many failures in a row,
 	// for this time, until this many uses succeed, such as 3/10m/3; none is no breaker.
 	Breaker Breaker `env:"ACCOUNT_BREAKER" envDefault:"3/10m/3" check:"breaker"`
-	// Concurrency is how often one account may be used at once: a number above 0, or the text
-	// unbounded.
+	// Concurrency is how often one account may be used at once; the text unbounded allows any
+	// number.
 	Concurrency Concurrency `env:"ACCOUNT_CONCURRENCY" envDefault:"1" check:"concurrency"`
 }
 
