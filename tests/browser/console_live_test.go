@@ -15,8 +15,8 @@ import (
 )
 
 // TestConsoleLiveRegionsKeepWhatReadersDo: a group that a reader has ticked in a live region is
-// still ticked after new HTML has replaced the region. While a reader has selected text in the
-// region, the region is not replaced.
+// still ticked after new HTML has replaced the region, and a link that had the focus still has it.
+// While a reader has selected text in the region, the region is not replaced.
 func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -33,6 +33,7 @@ func TestConsoleLiveRegionsKeepWhatReadersDo(t *testing.T) {
 	require.True(t, eval[bool](b, "!row.isConnected"), "the region was replaced")
 	require.True(t, eval[bool](b, "document.getElementById('tick-one').checked"))
 	require.False(t, eval[bool](b, "document.getElementById('tick-two').checked"))
+	require.Equal(t, "/ui/groups/one", eval[string](b, "document.activeElement.getAttribute('href')"))
 	require.Equal(t, "Ticked groups: 1", eval[string](b, "document.getElementById('ticked').textContent"))
 
 	// A region with selected text is not replaced until nothing in it is selected.

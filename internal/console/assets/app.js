@@ -30,9 +30,9 @@ function showTimes(within) {
   }
 }
 
-// Live regions. What the reader does in a region survives its replacement: focus, the text of
-// inputs, ticked boxes and open details, all found again by their ids. While text in a region is
-// selected, the region waits.
+// Live regions. What the reader does in a region survives its replacement: the text of inputs,
+// ticked boxes and open details, all found again by their ids, and the focus (see selectorOf). While
+// text in a region is selected, the region waits.
 
 const pending = new Map(); // id of a region -> its newest HTML, which is not shown yet
 const shown = new Map(); // id of a region -> the HTML that the server sent last
@@ -58,7 +58,7 @@ function replace(id, html) {
   pending.delete(id);
   shown.set(id, html);
   const focused = region.contains(document.activeElement) ? document.activeElement : null;
-  const focusedID = focused && focused.id;
+  const focusedSelector = focused && selectorOf(focused);
   const at = focused && "selectionStart" in focused ? [focused.selectionStart, focused.selectionEnd] : null;
   const ticked = ids(region, "input:checked");
   const open = ids(region, "details[open]");
@@ -78,15 +78,28 @@ function replace(id, html) {
     each([inputID], (input) => { input.value = value; });
   }
   region.querySelectorAll(".scroll").forEach((box, i) => { box.scrollLeft = scrolled[i] || 0; });
-  if (focusedID) {
-    each([focusedID], (element) => {
-      element.focus({ preventScroll: true });
-      if (at && at[0] !== null) {
-        element.setSelectionRange(at[0], at[1]);
-      }
-    });
+  const element = focusedSelector && region.querySelector(focusedSelector);
+  if (element) {
+    element.focus({ preventScroll: true });
+    if (at && at[0] !== null) {
+      element.setSelectionRange(at[0], at[1]);
+    }
   }
   prepare(region);
+}
+
+// selectorOf returns a CSS selector that finds an element again in new HTML: by its id, the summary
+// of details by their id, or a link by its address; "" if it has none of them.
+function selectorOf(element) {
+  const byID = (id) => "#" + CSS.escape(id);
+  if (element.id) {
+    return byID(element.id);
+  }
+  if (element.matches("details[id] > summary")) {
+    return byID(element.parentElement.id) + " > summary";
+  }
+  const address = element.getAttribute("href");
+  return address ? "[href=\"" + CSS.escape(address) + "\"]" : "";
 }
 
 function ids(region, selector) {
