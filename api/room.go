@@ -78,7 +78,8 @@ type EventSettings struct {
 	// NoShow says what happens to a promoted user without a connection: wait or release. With wait,
 	// the user keeps the slot for the time Ready. With release, the slot is free at once.
 	NoShow string `json:"no_show,omitempty"`
-	// Mode is one of the Mode constants; "": the mode stays as it is. A new event is open.
+	// Mode is one of the Mode constants; "": the mode stays as it is, and a new event is open. But
+	// an event without seats becomes sold out, and a sold-out event that gets seats is open.
 	Mode string `json:"mode,omitempty"`
 	// ReturnURL is where the waiting page sends an admitted user; "": nowhere.
 	ReturnURL string `json:"return_url,omitempty"`

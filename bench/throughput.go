@@ -44,7 +44,7 @@ type Throughput struct {
 	CPUPerJob         float64 `json:"cpu_us_per_job"`
 	BytesPerQueuedJob float64 `json:"redis_bytes_per_queued_job"`
 	// P50MS and P99MS are the time of single jobs from accepted to started, at 100 jobs a second,
-	// in whole ms. `bench latency` measures it in µs.
+	// in whole ms. The benchmark `bench latency` measures this time in µs.
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
 	// with the commands that scripts call

@@ -243,8 +243,8 @@ func TestHistoryView(t *testing.T) {
 		require.Less(t, len(html["history"]), 24_000, minutes)
 	}
 
-	// A history of about an hour with 1 failure/s and a gap of 10 minutes. The point after the gap
-	// counts the failures in the gap.
+	// A history of about an hour with 1 failure/s and a gap of 10 minutes. The rate of the point
+	// after the gap holds for the whole gap, so the sum has 3600 failures.
 	h := api.History{StepSeconds: 10}
 	for i := range 370 {
 		if i < 100 || i >= 160 {

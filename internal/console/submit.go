@@ -25,8 +25,8 @@ const (
 	maxPasted = 1 << 20 // most bytes of jobs that are pasted
 )
 
-// submitPage serves the form that submits groups. It uses the backend without the activity log,
-// because submissions are not recorded there.
+// submitPage shows the form that submits a group, and creates the group when the form is sent. Its
+// backend writes no activity log, because submissions are not recorded there.
 type submitPage struct {
 	store   httpapi.Backend
 	decoder messages.Decoder

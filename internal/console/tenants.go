@@ -22,8 +22,8 @@ const (
 	listInterval = 5 * time.Second
 )
 
-// sortByLoad is the value of the list's parameter sort that orders tenants by load. The API has the
-// same value.
+// sortByLoad is the value of the parameter sort that orders tenants by their unfinished jobs, as in
+// the API.
 const sortByLoad = "backlog"
 
 // tenantPages show tenants, and change their settings.

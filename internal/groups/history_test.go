@@ -32,7 +32,8 @@ func TestHistory(t *testing.T) {
 		require.NoError(w.T, err)
 		begin := now.Truncate(10 * time.Second).Add(-10 * time.Minute)
 		// The numbers are the times of the samples in seconds: after a change of leader some come
-		// from another process, some twice, one late, and none for a while.
+		// from another process, some twice, one late, and none for a while. Of each 10 s only the
+		// first sample is stored.
 		for _, second := range []int64{0, 3, 11, 19, 20, 11, 47, 300, 301, 309, 290} {
 			at := begin.Add(time.Duration(second) * time.Second)
 			require.NoError(w.T, w.Store.Record(ctx, at, sampled(second)))

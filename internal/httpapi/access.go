@@ -56,7 +56,8 @@ const (
 )
 
 // authorized wraps the handler of a route: it calls serve only for callers with the route's scope,
-// with the principal in the context. If the API has no keys, every caller may do everything.
+// with the principal in the context. If the API has no keys, every caller may do everything. An
+// open route serves all callers.
 func (s *server) authorized(rt route, serve handler) handler {
 	switch rt.scope {
 	case "":

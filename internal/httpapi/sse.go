@@ -153,8 +153,9 @@ func comparableView(g api.Group) []byte {
 	return encode(g)
 }
 
-// groupEvents has the events for one reading of a group. Each event is rendered when the first
-// client needs it, and shared by all clients.
+// groupEvents has the events that follow from one reading of a group: one for each state that the
+// round has reached, and one of the progress. Each event is rendered when the first client needs
+// it, and shared by all clients.
 type groupEvents struct {
 	at       position // the group's state
 	ended    bool

@@ -56,7 +56,7 @@ func TestConsoleControlsTheSystem(t *testing.T) {
 	c.presses(b, "/rooms/"+event, "#do-resume")
 	require.Equal(t, "open", mode())
 
-	// The secret of a new key is shown once. Sending the same form again makes no second key.
+	// The page after the form shows the secret of the new key. No later page does.
 	c.open(b, "/keys")
 	b.click("#new-key summary")
 	b.do(chromedp.SetValue(chromedp.CSS("#role"), "reader"), chromedp.SetValue(chromedp.CSS("#name"), hostile[:40]))

@@ -303,8 +303,8 @@ func (w *world) settleAdmin(healed time.Time, groups []*group) *phase {
 	return w.settleLossesSince(healed, groups)
 }
 
-// judgeGarbage checks, if garbage was written at least three times, that at least one garbage
-// message was rejected and at least one garbage entry was quarantined.
+// judgeGarbage checks, if garbage was written into each of the three streams, that at least one
+// message to ingest was rejected and at least one entry of another stream was quarantined.
 func (w *world) judgeGarbage() {
 	w.t.Helper()
 	if w.breaker.done[writeGarbage] < len(allStreams) {

@@ -173,7 +173,8 @@ func (q *reservationQueue) existing(cl client) *reservation {
 	return nil
 }
 
-// dueJobs counts the jobs of the reservations that are due now.
+// dueJobs counts the jobs of the reservations that are due, those of the present bucket included. A
+// client that returned in time and is refused again gets a place behind these jobs only.
 func (q *reservationQueue) dueJobs(now time.Time) (jobs int64) {
 	for i := range q.buckets {
 		if q.bucketTime(i).After(now) {

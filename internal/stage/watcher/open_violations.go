@@ -154,8 +154,8 @@ func (v *openViolations) state(partition int) (some []ledger.AuditedViolation, b
 	return some[:min(len(some), maxStored)], byLaw
 }
 
-// addDurability counts one violation of the law durability. It is a past event, so it stays
-// counted.
+// addDurability adds a violation of the law durability to the open ones. It is a past event, so it
+// stays open as long as this process runs.
 func (v *openViolations) addDurability(one api.Violation) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
