@@ -50,8 +50,8 @@ var (
 // got no answer.
 var errNotSent = fmt.Errorf("%w: the last call got no answer", ErrUnavailable)
 
-// mayHaveArrived says whether a call for a lease that ended with err may have reached Redis. It may
-// then have a lease or stand in the queue, so it must be cancelled.
+// mayHaveArrived says whether Redis may have carried out a call for a lease whose answer is unknown
+// because of err. Such a call may have a lease or stand in the queue, so it must be cancelled.
 func mayHaveArrived(ctx context.Context, err error) bool {
 	return (errors.Is(err, ErrUnavailable) || ctx.Err() != nil) && !errors.Is(err, errNotSent)
 }

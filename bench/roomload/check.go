@@ -75,9 +75,10 @@ func hasLowerNumber(a, b *Visit) bool {
 	return a.Entered > 0 && a.Entered < b.Sent
 }
 
-// presentAt says whether the user had a number and waited on an open stream at a time, and the
-// stream stayed open for a while longer: for settling, or, without a token, for longestDelivery,
-// because the user may have been promoted and have closed the tab before the token came.
+// presentAt says whether a user who had a number at the time at (µs) waited on an open stream then,
+// and the stream stayed open for a while longer: for settling, or, without a token, for
+// longestDelivery, because the user may have been promoted and have closed the tab before the token
+// came.
 func (v *Visit) presentAt(at int64) bool {
 	until := at + settling
 	if v.Admitted == 0 {

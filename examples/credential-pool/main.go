@@ -82,8 +82,8 @@ func (t *translator) Admit(ctx context.Context, _ processor.Job) (processor.Pass
 	return pass{lease}, nil
 }
 
-// Availability tells the worker how many tokens are free, and how many permits they get a second:
-// the worker reads only as many jobs ahead as can use a token soon.
+// Availability tells the worker how many tokens are free, and how many permits all tokens together
+// get a second: the worker reads only as many jobs ahead as can use a token soon.
 func (t *translator) Availability() processor.Availability {
 	a := t.pool.Availability()
 	if math.IsNaN(a.PerSecond) {

@@ -284,8 +284,8 @@ func TestMistakeDevWithAVariableForRedis(t *testing.T) {
 	require.Contains(t, got.err, "dev does not use BULKACTION_REDIS_URL")
 }
 
-// TestMistakeWarnings: submit prints the warnings in the answer of the API, for example of a type
-// that no worker serves: to the error output, and with --json in the output.
+// TestMistakeWarnings: submit prints the warnings in the answer of the API, for example about a
+// type that no worker serves, to the error output; with --json they are in the output instead.
 func TestMistakeWarnings(t *testing.T) {
 	f := newFakeAPI(t)
 	f.warnings = []string{"No live worker serves the type noop: its jobs wait until one does. Did you mean NOOP?"}

@@ -52,7 +52,8 @@ const SubmissionPrefix = "="
 var ErrGap = fmt.Errorf("%w: earlier pieces of the submission are missing: repeat it from the first",
 	api.ErrUnavailable)
 
-// EntryRequest is the request id of the jobs that an entry of the ingest stream adds.
+// EntryRequest returns how the request ids of the jobs begin that an entry of the main ingest
+// stream adds, if its message has no id of its own: for the entry 5-1, the ids are @5-1#0, @5-1#1…
 func EntryRequest(entry string) string { return "@" + entry }
 
 // AppendArgs are the arguments of Append.

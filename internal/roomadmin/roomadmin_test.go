@@ -43,8 +43,8 @@ const (
 	conn  = "0123abcd.1"
 )
 
-// world is an Admin with a key space of its own on a real Redis, and the Rooms through which a test
-// reads and prepares the data.
+// world is an Admin with a key space of its own on a real Redis. Through rooms, which calls the
+// scripts of the waiting room, a test prepares and reads the data.
 type world struct {
 	*testing.T
 	*roomadmin.Admin

@@ -121,8 +121,9 @@ func (t *Telemetry) ContinueJobTrace(parent, name string, at time.Time, attrs fu
 	return t.begin(ctx, JobSpan{Name: name, Kind: trace.SpanKindConsumer, Start: at}, attrs)
 }
 
-// begin records the first span of a job's trace and returns the traceparent for the next step, or
-// "" if the SDK did not sample the span.
+// begin records the first span that this system adds to a job's trace, below the span in ctx if
+// there is one. It returns the traceparent for the next step, or "" if the SDK did not sample the
+// span.
 func (t *Telemetry) begin(ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue) string {
 	_, span := t.Tracer.Start(ctx, s.Name, startOptions(s, attrs)...)
 	span.End()

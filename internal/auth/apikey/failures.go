@@ -18,7 +18,8 @@ const (
 	limitedClients    = 10_000 // most clients that are counted at a time
 )
 
-// TooManyFailuresError says that a client has failed to authenticate too often.
+// TooManyFailuresError says that a client, or all clients together, have failed to authenticate too
+// often.
 type TooManyFailuresError struct {
 	RetryAfter time.Duration // until another failure is answered as such
 }

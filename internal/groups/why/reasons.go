@@ -96,8 +96,8 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// unpermitted applies to a ready job of a gated type if no worker process can get a permission now.
-// Until is when the first process may get one.
+// unpermitted sets the reason WhyResource if j is a ready job of a gated type and no worker process
+// can get a permission now. It sets w.Until to the time at which the first process may get one.
 func unpermitted(j *job, w *api.Why) {
 	if j.State != ledger.Ready || len(j.workers) == 0 {
 		return
