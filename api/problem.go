@@ -101,7 +101,7 @@ var problemKinds = map[ProblemCode]problemKind{
 	Invalid:          {422, "A field, query parameter, id or Idempotency-Key is not valid; `fields` lists them."},
 	Backlog:          {429, "Too many jobs wait, or Redis is almost full. Send the request again after Retry-After."},
 	QueueFull:        {429, "The event's queue is as long as it may be. Try again after Retry-After."},
-	TooManyFailures:  {429, "Your address, or all addresses together, have sent too many invalid API keys. A valid one is never refused."},
+	TooManyFailures:  {429, "Too many invalid API keys came, from you or in all. A valid one is never refused."},
 	TooManyRequests:  {429, "Too many requests of your key, new visitors or large bodies at once. Try again later."},
 	TooManyStreams:   {429, "The server, your API key or your address has as many open streams as allowed."},
 	Internal:         {500, "A fault of the server; its log has the reason under the X-Request-Id."},

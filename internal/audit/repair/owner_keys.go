@@ -16,8 +16,8 @@ import (
 const creationTime = time.Second
 
 // OwnerKeys looks in all of Redis for owner keys whose groups do not exist, deletes them, and waits
-// for creationTime. If the group of a deleted key was created meanwhile, it writes the key again. It
-// calls tell for each key that stays deleted.
+// for creationTime. If the group of a deleted key was created meanwhile, it writes the key again.
+// It calls tell for each key that stays deleted.
 func OwnerKeys(ctx context.Context, conn *redisx.Conn, space keyspace.Space, tell func(Result)) error {
 	orphans, err := audit.FindOwnerKeysWithoutGroup(ctx, conn, space)
 	if err != nil {
