@@ -149,7 +149,7 @@ func TestRateLimit(t *testing.T) {
 }
 
 // TestProducerAndGuard: package producer can publish through the embedded Redis. A client that uses
-// DialRedis gets an answer of 1 MB, and a guard.Client can be made of it and closed.
+// DialRedis gets an answer of 1 MB, and a guard.Client with it limits and locks.
 func TestProducerAndGuard(t *testing.T) {
 	t.Parallel()
 	proc := processor.Typed("NUMBER", func(_ context.Context, _ processor.Job, p number) (number, error) { return p, nil })
@@ -175,6 +175,17 @@ func TestProducerAndGuard(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, text, echoes[999].(*redis.StringCmd).Val())
 		guards := guard.New(rdb)
+		limiter := guards.Limiter("l", guard.PerWindow(1, time.Minute))
+		for _, allowed := range []bool{true, false} {
+			d, err := limiter.Take(t.Context(), "k", 1)
+			require.NoError(t, err)
+			require.Equal(t, allowed, d.Allowed)
+		}
+		l, err := guards.Lock("x").Lock(t.Context())
+		require.NoError(t, err)
+		_, err = guards.Lock("x").TryLock(t.Context())
+		require.ErrorIs(t, err, guard.ErrDenied)
+		require.NoError(t, l.Release(t.Context(), guard.Neutral))
 		require.NoError(t, guards.Close(t.Context()))
 	})
 }
