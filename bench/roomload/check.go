@@ -75,9 +75,10 @@ func hasLowerNumber(a, b *Visit) bool {
 	return a.Entered > 0 && a.Entered < b.Sent
 }
 
-// presentAt says whether the user had a number and waited on an open stream at a time, and the
-// stream stayed open for a while longer: for settling, or, without a token, for longestDelivery,
-// because the user may have been promoted and have closed the tab before the token came.
+// presentAt says whether a user who had a number at the time at (µs) waited on an open stream then,
+// and the stream stayed open for a while longer: for settling, or, if the user never got a token,
+// for longestDelivery, because the user may have been promoted and have closed the tab before the
+// token came.
 func (v *Visit) presentAt(at int64) bool {
 	until := at + settling
 	if v.Admitted == 0 {
@@ -127,8 +128,9 @@ func Utilisation(visits []Visit, capacity int) float64 {
 	return float64(sum) / float64(capacity) / float64(last-first)
 }
 
-// WrongPositions returns the users whose last position is not the rank of their number among all
-// numbers in the queue. Nobody may have been promoted for a second or more.
+// WrongPositions returns the users of the queue with an open stream whose last position is not the
+// rank of their number among all numbers in the queue. Nobody may have been promoted for a second
+// or more.
 func WrongPositions(visits []Visit, numbers map[string]int64) (users []string) {
 	queue := make([]int64, 0, len(numbers))
 	for _, n := range numbers {
