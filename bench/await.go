@@ -122,7 +122,8 @@ func (r *run) follow(part string, groups []group) *follower {
 }
 
 // wait waits until all groups are COMPLETED with all jobs done but group.fails. It is an error if a
-// group ends in another way, a process has ended, or no job becomes done for stallTimeout.
+// group ends in another way, a process has ended, or for stallTimeout no job becomes done and no
+// group ends.
 func (f *follower) wait(ctx context.Context) error {
 	if len(f.open) == 0 {
 		return nil
@@ -184,7 +185,7 @@ func (f *follower) poll(ctx context.Context) error {
 
 // tenthSpeeds returns the jobs a second at which the first tenth of all jobs became done, and the
 // last tenth. The first tenth begins when the first job is done. Both speeds are 0 if the samples
-// do not cover all jobs.
+// do not cover all jobs, or with fewer than 20 jobs.
 func tenthSpeeds(samples []sample, jobs int) (first, last float64) {
 	a, b, c, d := reachedAt(samples, 1), reachedAt(samples, jobs/10),
 		reachedAt(samples, jobs-jobs/10), reachedAt(samples, jobs)

@@ -34,13 +34,13 @@ type BigGroup struct {
 	ElapsedSeconds float64 `json:"elapsed_seconds"`
 	JobsPerSecond  float64 `json:"jobs_per_second"`
 	// FirstTenth is the speed in jobs a second from the first done job until a tenth of the jobs is
-	// done, LastTenth that of the last tenth. Both are 0 if the group was read too seldom.
+	// done, LastTenth that of the last tenth. Both are 0 if the group has fewer than 20 jobs.
 	FirstTenth float64 `json:"first_tenth_jobs_per_second"`
 	LastTenth  float64 `json:"last_tenth_jobs_per_second"`
 	// speed of the last tenth / speed of the first
 	SteadyRatio float64 `json:"steady_ratio"`
-	// PeakMBByRole has the peak of resident memory of the largest process of each role, of the
-	// producer and of redis-server.
+	// PeakMBByRole has the peak of resident memory of the largest process of each role, of this
+	// process (producer), and of a private redis-server.
 	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
 	// PeakMB is the peak of resident memory of the largest process among roles and producer;
 	// redis-server does not count.

@@ -80,8 +80,8 @@ var comparedFigureNames = []string{
 	figureSpeed, figureRedisCPU, figureRoleCPU, figureCommands, figureP50, figureP99, figureMemory,
 }
 
-// compareVariant is a workload. The base variant has 10 tenants; each of the others adds one thing
-// to it, or to the variant http.
+// compareVariant is a workload. The base variant has 10 tenants; the field what of each other one
+// says how it differs from base, or from the variant http.
 type compareVariant struct {
 	name, what string
 	tenants    int

@@ -30,11 +30,11 @@ type Congestion struct {
 	Windows          int     `json:"windows"` // aligned windows from the first permit to the last
 	WindowsOverLimit int     `json:"windows_over_limit"`
 	MaxOver          float64 `json:"max_over"` // the largest number of permits beyond the limit
-	// LimitUsedRatio is the permits that were spent / the permits that the limit gives, from the
-	// first permit to the last.
+	// LimitUsedRatio is the permits that were spent / the permits that the limit gives, in the
+	// whole windows between the first permit and the last.
 	LimitUsedRatio float64 `json:"limit_used_ratio"`
 	Permits        int64   `json:"permits"`
-	// StartWindowsOver is the number of windows in which more jobs started than a window has
+	// StartWindowsOver is the number of windows in which more jobs started than the limit has
 	// permits. That is no error: jobs start some time after their permit.
 	StartWindowsOver int `json:"start_windows_over"`
 	// TenantSeconds has a duration for each tenant: from the acceptance of the first group of all

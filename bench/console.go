@@ -61,7 +61,7 @@ type ConsoleGroup struct {
 	Page         ConsolePage `json:"page"`
 	FirstFrameMS float64     `json:"first_frame_max_ms"` // from the request of the stream, the slowest of 20
 	// Change is the time from the request that pauses or resumes a group until a stream of the
-	// console has sent the region that shows it.
+	// console has sent the region that shows it. It is measured with another, slower group.
 	Change Quantiles `json:"change_shown"`
 }
 

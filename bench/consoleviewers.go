@@ -22,7 +22,7 @@ const (
 )
 
 // watch reads the console's event stream of a topic and calls frame with the data of each frame,
-// until frame returns false or ctx ends.
+// until frame returns false, the server ends the stream, or ctx ends; none of these is an error.
 func (v *consoleRun) watch(ctx context.Context, topic string, frame func(data string) bool) error {
 	address := v.url + "/ui/events?topics=" + url.QueryEscape(topic)
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
@@ -167,8 +167,9 @@ func (v *consoleRun) costs(ctx context.Context, topic, state string, viewers ...
 	return all, nil
 }
 
-// viewCost is what viewers of a console page cost: Redis commands and frames a second, ingest's CPU
-// time a second, and its resident memory in KiB.
+// viewCost is what the whole system uses while viewers look at a console page: Redis commands and
+// frames a second, ingest's CPU time (s) a second, and its resident memory in KiB. What the viewers
+// cost is the difference to no viewers.
 type viewCost struct{ commands, frames, core, kb float64 }
 
 // cost measures n viewers of a topic for viewTime.

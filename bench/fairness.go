@@ -49,8 +49,9 @@ func FairnessParts() []string {
 	return names
 }
 
-// RunFairness runs the chosen parts one after the other, each on a fleet of its own. A part that
+// RunFairness runs the chosen parts one after the other, each on fleets of its own. A part that
 // fails does not stop the others: the figures of those that succeeded are returned with the error.
+// Only the end of ctx stops all.
 func RunFairness(ctx context.Context, o FairnessOptions) (Fairness, error) {
 	out := Fairness{Overrides: map[string]map[string]string{}}
 	var errs []error

@@ -63,8 +63,9 @@ var defaultEnv = map[string]string{
 }
 
 // overrides returns the environment variables that a fleet gives to its processes, without the URL
-// of Redis: defaultEnv, env and o.Env, where a later value replaces an earlier one. The processes
-// do not inherit BULKACTION_ and OTEL_ variables, so all other settings have their defaults.
+// of Redis and o.AccessEnv: defaultEnv, env and o.Env, where a later value replaces an earlier one.
+// The processes do not inherit BULKACTION_ and OTEL_ variables, so all other settings have their
+// defaults.
 func (o *Options) overrides(env ...string) map[string]string {
 	all := maps.Clone(defaultEnv)
 	for _, kv := range slices.Concat(env, o.Env) {
@@ -96,7 +97,8 @@ type process struct {
 }
 
 // startRedis returns a fleet without role processes, connected to its Redis: private servers that
-// it starts, or the Redis of o.RedisURL. pool is the largest number of connections.
+// it starts, or the Redis of o.RedisURL. pool is the largest number of connections to one server
+// for commands.
 func startRedis(ctx context.Context, o Options, pool int) (*fleet, error) {
 	f := &fleet{url: o.RedisURL}
 	if f.url == "" {

@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// lostReplies is the probability with which a proxy drops a reply of Redis in the check of limits.
+// lostReplies is the probability with which a proxy drops a reply of Redis, and resets the
+// connection, in the check of limits.
 const lostReplies = 0.05
 
 func (b *guardBench) limits() (out GuardLimits, err error) {
@@ -89,8 +90,9 @@ func (b *guardBench) limitUsed() (ratio float64, over int, err error) {
 }
 
 // overdraws returns how often calls have broken the limits of t. For each key or member it counts
-// the calls that exceed t.Rate, the starts of work under a lease that exceed t.Rate, and the leases
-// that exceed the concurrency t.Capacity. So one lease may count more than once.
+// the calls that exceed t.Rate. For a pool with a sliding window it also counts the starts of work
+// that exceed t.Rate, under leases shorter than the window, and the leases that exceed the
+// concurrency t.Capacity. So one lease may count more than once.
 func overdraws(events []guardEvent, t guardTask) (n int) {
 	byName := map[string][]guardEvent{}
 	for _, e := range events {

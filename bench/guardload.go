@@ -290,7 +290,8 @@ func (l *guardLoad) newCall(ctx context.Context) (guardCall, error) {
 }
 
 // take returns a function that calls a limiter's Take, with the task's keys in turn. In a task with
-// faults it stores the time of each call that was allowed.
+// faults it stores the time of each call that was allowed, and waits a little after any other. In
+// other tasks a denied call is an error.
 func (l *guardLoad) take() guardCall {
 	limiter := l.client.Limiter("l", l.Rate, guard.OnOutage(guard.Closed))
 	keys := make([]string, l.Names)
@@ -351,7 +352,8 @@ func (l *guardLoad) lock() guardCall {
 }
 
 // hold acquires a lease, holds it for the task's time, releases it, and stores these times. If the
-// lease is denied, hold waits a little instead. The fence of a lease is the time of its grant.
+// lease is denied, or in a task with faults the call fails, hold waits a little instead. The fence
+// of a lease is the time of its grant.
 func (l *guardLoad) hold(ctx context.Context, outcome guard.Outcome, acquire func() (*guard.Lease, error)) error {
 	lease, err := acquire()
 	var denied *guard.DeniedError

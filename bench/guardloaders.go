@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// GuardLoadCommand is the first argument with which this program runs as a process that generates
-// load on guards; see [ServeGuardLoad].
+// GuardLoadCommand is the first argument with which the program bulkaction runs as a process that
+// generates load on guards; see [ServeGuardLoad].
 const GuardLoadCommand = "guard-load"
 
 // loader is a child process that generates load: it calls guards, or acts as users of the waiting
@@ -53,8 +53,8 @@ func (b *guardLoaders) startLoaders(ctx context.Context, n int) error {
 	return nil
 }
 
-// startLoader starts this program as a child process. command is its argument: one with which it
-// reads tasks and writes reports.
+// startLoader starts the program bulkaction, whose path is program, as a child process. command is
+// its argument: one with which it reads tasks and writes reports.
 func startLoader(program, command string) (*loader, error) {
 	out, stdout, err := os.Pipe()
 	if err != nil {

@@ -95,8 +95,8 @@ func (b *guardBench) used(ctx context.Context, section string, do func() error) 
 	return after.Add(before, -1), err
 }
 
-// costBatches is the number of batches that the part costs measures, of 40 concurrent calls each.
-// Its figures are those of the median batch.
+// costBatches is the number of batches that the part costs measures of each kind of call, with 40
+// concurrent calls in a batch. Its figures are those of the median batch.
 const costBatches = 40
 
 func (b *guardBench) costs(ctx context.Context) (out GuardCosts, err error) {

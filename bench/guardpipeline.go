@@ -41,7 +41,8 @@ type Pipeline struct {
 	// tenants had mails to send.
 	ShareError float64 `json:"share_error"`
 	// ProbesOver is the number of connections to the server that closes them, beyond three for each
-	// opening of the account's breaker. Probes is the number of all connections to it.
+	// of the Openings. Probes is the number of all connections to it, Openings how often the
+	// breaker can have opened in the time of the run.
 	ProbesOver int `json:"probes_over"`
 	Probes     int `json:"probes"`
 	Openings   int `json:"openings"`

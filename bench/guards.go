@@ -119,8 +119,9 @@ type GuardLimits struct {
 	LimitUsedRatio float64 `json:"limit_used_ratio"`
 }
 
-// GuardOrder counts the calls for a lock that were granted although another call stood before them
-// in the queue. Meanwhile calls are cancelled and time out, and one of 8 processes is killed.
+// GuardOrder counts the calls for a lock that were granted after a call that stood behind them in
+// the queue. Before the first grant, calls are cancelled or time out, and one of 8 processes is
+// killed.
 type GuardOrder struct {
 	FIFOInversions int `json:"fifo_inversions"`
 	FIFOGrants     int `json:"fifo_grants"`
@@ -166,8 +167,9 @@ type guardBench struct {
 	*guardLoaders
 }
 
-// RunGuards measures the chosen parts one after the other, with the same processes. The first error
-// ends it; the parts that were measured before are returned.
+// RunGuards measures the chosen parts one after the other, with the same child processes; pipeline
+// and push run on fleets of their own. The first error ends it; the parts that were measured before
+// are returned.
 func RunGuards(ctx context.Context, o GuardsOptions) (_ Guards, err error) {
 	out := Guards{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Overrides: map[string]string{}}
 	if o.Seconds == 0 {

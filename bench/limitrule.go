@@ -52,7 +52,7 @@ func (r limitRule) windowsOver(events []event) (windows int, worst float64) {
 }
 
 // excess returns, for each event, by how many permits the spans that end with this event exceed the
-// limit; a negative number if they do not.
+// limit; 0 or less if they do not.
 func (r limitRule) excess(events []event) []float64 {
 	width := r.window.Microseconds()
 	out := make([]float64, len(events))

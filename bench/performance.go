@@ -42,7 +42,7 @@ type MeasuredVariant struct {
 	Ratios        []float64  `json:"ratios"`          // ratio of the speeds in each round
 }
 
-// performanceVariants change one thing of the base run each.
+// performanceVariants has, for each variant, what it changes of the base run.
 var performanceVariants = []struct {
 	name   string // selects it on the command line
 	change func(*ThroughputOptions)

@@ -85,8 +85,8 @@ type RoomUse struct {
 
 // RoomReturns shows how the users of killed brokers fare.
 type RoomReturns struct {
-	// ReturnedP99S is the time from the kill of a broker until its user has got the position or the
-	// token from another broker.
+	// ReturnedP99S is the 99th percentile of the time from the break of a user's stream, when its
+	// broker is killed, until a later stream has shown the user the position or the token.
 	ReturnedP99S float64 `json:"returned_p99_s"`
 	PlacesKept   float64 `json:"places_kept"` // part of the users who kept the place
 }

@@ -29,8 +29,8 @@ func newEventCalls(on *fleet, prefix string) (eventCalls, error) {
 	return eventCalls{on, waitingroom.New(on.conn, space, unobserved), space}, err
 }
 
-// declare creates an event that is paused, so that nobody is promoted yet. change may set other
-// settings.
+// declare creates an event. It is paused, so that nobody is promoted yet, unless change sets
+// another mode. change may set other settings too.
 func (e eventCalls) declare(ctx context.Context, event string, change func(*waitingroom.Settings)) error {
 	s := waitingroom.Settings{
 		MaxWaiting: 10_000_000, TokenTTL: 5 * time.Minute, Leeway: 10 * time.Second, MaxSession: 15 * time.Minute,

@@ -99,7 +99,8 @@ func writeTokenKey(dir string) (string, error) {
 	return name, nil
 }
 
-// usersOfProcess is the largest number of users that one process of the load generator simulates.
+// usersOfProcess is the largest number of users with a stream each that one process of the load
+// generator simulates.
 const usersOfProcess = 5000
 
 // startUsers starts the child processes that act as users. They are killed when ctx ends.

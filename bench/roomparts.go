@@ -16,8 +16,8 @@ const (
 	// commandsWindow is how long it then counts Redis commands.
 	streamsWindow  = 8 * time.Second
 	commandsWindow = 4 * time.Second
-	// standstill is a time without promotions after which the contract says that all shown
-	// positions are exact.
+	// standstill is how long nobody is promoted before positions are checked. The contract says
+	// that all shown positions are exact after a second.
 	standstill = 2500 * time.Millisecond
 )
 

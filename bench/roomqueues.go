@@ -144,7 +144,7 @@ func (b *roomBench) drain(
 }
 
 // sampleSlots returns the fraction of the event's capacity that is in use, on average, until nobody
-// waits any more.
+// waits any more, or for stallTimeout.
 func (b *roomBench) sampleSlots(ctx context.Context, event string) (float64, error) {
 	const every = 10 * time.Millisecond
 	keys := b.space.OfEvent(event)

@@ -223,9 +223,9 @@ func (p publisher) create(ctx context.Context, groups []group, inline int) error
 	return pipe.flush(ctx)
 }
 
-// fill publishes the jobs of groups that exist: one message of up to batch jobs for each group in
-// turn. It reuses its buffers, so that the load generator uses little CPU on the machine that it
-// measures.
+// fill publishes the jobs of groups that create has published without jobs: one message of up to
+// batch jobs for each group in turn. It reuses its buffers, so that the load generator uses little
+// CPU on the machine that it measures.
 func (p publisher) fill(ctx context.Context, groups []group, batch int) error {
 	pipe, sent := p.pipeline(), 0
 	var buffers [pipeMessages][]byte // one for each message of the pipeline

@@ -43,8 +43,8 @@ type Throughput struct {
 	// RedisCPUPerJob + ProcessCPUPerJob
 	CPUPerJob         float64 `json:"cpu_us_per_job"`
 	BytesPerQueuedJob float64 `json:"redis_bytes_per_queued_job"`
-	// P50MS and P99MS are the time of single jobs from accepted to started, at 100 jobs a second,
-	// in whole ms. The benchmark `bench latency` measures this time in µs.
+	// P50MS and P99MS are the time of single jobs from accepted to started, on a fleet with nothing
+	// else to do, at 100 jobs a second, in whole ms. `bench latency` measures it more exactly.
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
 	// with the commands that scripts call
@@ -54,7 +54,7 @@ type Throughput struct {
 	// process, and of a private Redis.
 	PeakMBByRole map[string]float64 `json:"peak_rss_mb_by_role"`
 	// FirstTenth and LastTenth are the speeds of the first and the last tenth of the jobs, in jobs
-	// a second. They are missing if there are many groups.
+	// a second. They are missing with more than 64 groups or fewer than 20 jobs.
 	FirstTenth float64 `json:"first_tenth_jobs_per_second,omitempty"`
 	LastTenth  float64 `json:"last_tenth_jobs_per_second,omitempty"`
 	// MasterCommands has the share of the Redis commands of each master of a cluster, ordered by
@@ -85,7 +85,7 @@ type Throughput struct {
 // unreachedLimit is a rate limit (permits a second) of a tenant, so high that no run reaches it.
 const unreachedLimit = 100_000_000
 
-// quickRetries are settings with which failed jobs become ready after 1 ms: benchmarks measure the
+// quickRetries are settings with which failed jobs are due again after 1 ms: benchmarks measure the
 // work of a retry, not the wait before it.
 var quickRetries = []string{
 	"BULKACTION_BACKPRESSURE_DEFAULT_BACKOFF=1ms", "BULKACTION_BACKPRESSURE_MAX_BACKOFF=1ms",
@@ -310,7 +310,7 @@ func (r *run) queuedBytes(
 }
 
 // queue submits groups whose jobs may not start for an hour, and waits until accepted says that all
-// their jobs are accepted.
+// their jobs are accepted, and the ingest stream is empty.
 func (r *run) queue(
 	ctx context.Context, groups []group, batch int, accepted func(context.Context, group) int,
 ) error {

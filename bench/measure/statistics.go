@@ -20,7 +20,7 @@ func Percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// Median returns the middle value, or the mean of the two middle values.
+// Median returns the middle value, or the mean of the two middle values. There must be a value.
 func Median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)

@@ -13,9 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// defaultCheckInterval is how often asynq looks for jobs in an empty queue, unless a flag says
-// otherwise. It is so short that latency is low, and long enough that the polling costs Redis
-// little.
+// defaultCheckInterval is the default of --asynq-check: how often asynq looks for jobs in an empty
+// queue while speed and the tuned figures are measured. It is so short that latency is low, and
+// long enough that the polling costs Redis little.
 const defaultCheckInterval = 10 * time.Millisecond
 
 // settings are settings of the peers that this program sets. For all others it uses the peers'
@@ -36,7 +36,7 @@ type peer struct {
 	// when Redis has stored it. Several goroutines may call send.
 	sender func(addr string) (send func(ctx context.Context, payload []byte) error, err error)
 	// serve starts a consumer and returns when the consumer runs. The consumer calls handle for
-	// each job until the process ends, from several goroutines.
+	// each job until the process ends, maybe from several goroutines.
 	serve func(addr string, s settings, handle func(payload []byte)) error
 }
 

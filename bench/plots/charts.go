@@ -41,8 +41,8 @@ func addCongestionCharts(c bench.Congestion, charts map[string]chart) {
 	}
 }
 
-// ticks returns the labels of an axis with n points, numbered from 0: about ten of them, and "" for
-// all other points.
+// ticks returns the labels of an axis with n points, numbered from 0: at most ten of them, and ""
+// for all other points.
 func ticks(n int) []string {
 	out := make([]string, n)
 	step := max(1, int(roundStep(float64(n)/10)))

@@ -3,8 +3,9 @@
 //	plots docs/plots docs/flow-control.md …
 //
 // It reads congestion.json, limits.json, fairness.json, performance.json, guards.json, room.json
-// and console.json, writes SVG pictures into the same folder, and writes measured values beside the
-// goals in the documents. It leaves out the pictures and figures of a file or part that is missing.
+// and console.json, writes SVG pictures of the first three into the same folder, and writes
+// measured values of all beside the goals in the documents. It leaves out the pictures and figures
+// of a file or part that is missing.
 package main
 
 import (

@@ -128,8 +128,9 @@ func Utilisation(visits []Visit, capacity int) float64 {
 	return float64(sum) / float64(capacity) / float64(last-first)
 }
 
-// WrongPositions returns the users whose last position is not the rank of their number among all
-// numbers in the queue. Nobody may have been promoted for a second or more.
+// WrongPositions returns the users of the queue with an open stream whose last position is not the
+// rank of their number among all numbers in the queue. Nobody may have been promoted for a second
+// or more.
 func WrongPositions(visits []Visit, numbers map[string]int64) (users []string) {
 	queue := make([]int64, 0, len(numbers))
 	for _, n := range numbers {

@@ -1,7 +1,7 @@
 // Package roomload is the load generator of `bulkaction bench room`. It simulates users of a
-// waiting room, each with a stream of its own, and checks all that they receive. It uses only the
-// HTTP calls of the waiting room and none of its code, so that it can find faults there. It hides
-// raw TCP, frames, reconnects and how brokers are chosen.
+// waiting room, each with a stream of its own or with one POST, and checks all that they receive.
+// It uses only the HTTP calls of the waiting room and none of its code, so that it can find faults
+// there. It hides raw TCP, frames, reconnects and how brokers are chosen.
 package roomload
 
 import "time"
@@ -59,7 +59,8 @@ const (
 type Answer struct {
 	Error  string `json:",omitempty"`
 	Counts Counts
-	// Frames (of all kinds) and Ages count from the step Mark on, Violations from Begin on.
+	// Frames (of all kinds) and Ages count from the last step Mark on, if there was one; all else
+	// from Begin on.
 	Frames     int64
 	Ages       map[int]int64 `json:",omitempty"` // position frames by age (ms); only of step End
 	Violations []string      `json:",omitempty"` // at most mostViolations

@@ -54,7 +54,8 @@ func NewReader(path, what string) *Reader {
 }
 
 // Decode reads the accounts file into the struct that file points to. Unknown fields are mistakes.
-// It returns false if the file can't be read or is not YAML.
+// It returns false if the file can't be read, is not YAML, or may be read by other users of the
+// system.
 func (r *Reader) Decode(file any) bool {
 	content, err := r.read(r.path)
 	if err != nil {

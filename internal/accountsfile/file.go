@@ -20,8 +20,8 @@ type report struct {
 }
 
 // NewFile returns an accounts file, without reading it. Errors call its accounts what. load parses
-// the file with r, and adds mistakes to r. It returns the function use, by which Reload puts the
-// accounts into use if there was no mistake.
+// the file with r, and adds mistakes to r. It returns the function use, which puts the accounts
+// into use; use is called only if the files have changed and have no mistake.
 func NewFile(path, what string, load func(r *Reader) (use func() error)) *File {
 	return &File{path: path, what: what, load: load}
 }

@@ -24,7 +24,8 @@ var ports struct {
 
 // FreePort returns a loopback port for the server of a child. No process listens on it now. While
 // this process runs, FreePort in other processes does not return this port, and in this process
-// only after hundreds of others: the child may start a minute later.
+// only after hundreds of others: the child may start a minute later. Only if all blocks of ports
+// are taken, the port may be returned again at any time.
 func FreePort() int {
 	ports.Lock()
 	defer ports.Unlock()

@@ -22,8 +22,8 @@ func tie(attr *syscall.SysProcAttr) *syscall.SysProcAttr {
 	return attr
 }
 
-// awaitStop waits until all threads of a child process have stopped. It leaves the child's exit
-// status to the goroutine that waits for the child's end.
+// awaitStop waits until all threads of a child process have stopped, or the child has ended. It
+// leaves the child's exit status to the goroutine that waits for the child's end.
 func awaitStop(pid int) error {
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED|unix.WEXITED|unix.WNOWAIT, nil)

@@ -19,8 +19,9 @@ func (p Proxies) Sent(r *http.Request) bool { return p.contains(peer(r)) }
 // ClientOf returns the address by which a request is rate-limited: an IPv4 address, or the /64
 // network of an IPv6 address, because one host can use all addresses of such a network. In a
 // request from a trusted proxy it is the last address in X-Forwarded-For that is not a trusted
-// proxy's, because each proxy appends the address of its peer. If there is none, ClientOf returns
-// the zero Addr: the proxy's own address would be shared by all its clients.
+// proxy's, because each proxy appends the address of its peer. If there is none, or an entry that
+// is no address comes first from the end, ClientOf returns the zero Addr: the proxy's own address
+// would be shared by all its clients.
 func (p Proxies) ClientOf(r *http.Request) netip.Addr {
 	ip := peer(r)
 	if !p.contains(ip) {

@@ -77,7 +77,7 @@ func tenant(i int) string {
 }
 
 // Run runs the demo to its end: it waits until all groups have ended and the data is audited. It
-// returns an error if the demo could not run; failed jobs are part of the result.
+// returns an error if the demo could not run; failed jobs and violations are part of the result.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"

@@ -31,9 +31,9 @@ type Options struct {
 	Log       io.Writer
 	// Started is called when the API listens, with its address and the URL of Redis. It may be nil.
 	Started func(api, redisURL string)
-	// Rooms also runs a broker of the waiting room, and creates the event [DemoEvent]. Unless
-	// Environ names a file of token keys, the broker gets a new token key that is deleted at the
-	// end. RoomStarted, if not nil, is called with the broker's public URL.
+	// Rooms also runs a broker of the waiting room, and creates the event [DemoEvent] unless it
+	// exists. Unless Environ names a file of token keys, the broker gets a new token key that is
+	// deleted at the end. RoomStarted, if not nil, is called with the broker's public URL.
 	Rooms       bool
 	RoomStarted func(publicURL string)
 }

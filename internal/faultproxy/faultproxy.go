@@ -62,8 +62,9 @@ func (p *Proxy) HalfOpen() {
 	p.silent = true
 }
 
-// DropReplies makes the proxy, with this probability, drop a piece of data that the server sends,
-// and reset the connection. The client then can't know whether its command was executed.
+// DropReplies makes the proxy, until Heal is called, drop each piece of data that the server sends
+// with this probability, and then reset the connection. The client then can't know whether its
+// command was executed.
 func (p *Proxy) DropReplies(probability float64, rng *rand.Rand) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

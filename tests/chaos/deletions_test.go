@@ -19,7 +19,7 @@ type deletions struct {
 	messages map[string]bool               // groups of which messages to ingest were deleted
 }
 
-// deletion records when the last entry of a job was deleted, from a ready stream or from the stream
+// deletion records when an entry of a job was last deleted, from a ready stream or from the stream
 // of results.
 type deletion struct {
 	n  int // the job's index in the plan

@@ -156,7 +156,7 @@ func (s *slot) start() error {
 }
 
 // supervise starts a new process each time the slot's process has ended. It returns when the phase
-// rolling replaces the process itself, or the fleet closes.
+// rolling replaces the process itself, the fleet closes, or a start fails.
 func (s *slot) supervise(p *process) {
 	for {
 		<-p.Done()

@@ -126,8 +126,8 @@ type producers struct {
 // producing is the number of groups that producers submit at the same time.
 const producing = 6
 
-// submit submits groups at their times and waits until all are accepted. Called again with groups
-// that Redis has lost, it submits them again.
+// submit submits groups at their times and waits until all are accepted or given up. Called again
+// with groups that Redis has lost, it submits them again.
 func (p *producers) submit(ctx context.Context, groups []*group) error {
 	began := time.Now()
 	work := make(chan *group)

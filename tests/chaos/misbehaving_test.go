@@ -213,7 +213,8 @@ func (c *misbehaving) checkStatus(kind, what string, status int, expected ...int
 }
 
 // writeEndlessLine creates a group and appends a line to it that does not end. The server must
-// answer 413 before it has read endlessBytes. Then writeEndlessLine cancels the group.
+// answer 413 or close the connection before it has read endlessBytes. Then writeEndlessLine cancels
+// the group.
 func (c *misbehaving) writeEndlessLine(ctx context.Context, server, group string) error {
 	url := "http://" + server + "/v1/groups"
 	if status, err := request(ctx, http.MethodPost, url, `{"id":"`+group+`","tenant":"endless","type":"CHAOS"}`); err != nil || status >= 300 {

@@ -194,8 +194,8 @@ func judgeCounts(r *phase, g *group, lost map[int]bool, got api.Group) {
 	}
 }
 
-// judgeRuns checks, by the workers' files, how often one job ran and how its runs ended. A job that
-// has ended as LOST may have had any number of runs.
+// judgeRuns counts, by the workers' files, the runs of one job and those beyond the planned ones,
+// and checks how the runs ended. If the job has ended as LOST, they may have ended in any way.
 func (o *oracle) judgeRuns(r *phase, g *group, ordinal int, job payload, lost bool, runs []execution) {
 	r.Executions += len(runs)
 	ends, fails := 0, 0

@@ -50,8 +50,8 @@ func newPhase(name string) *phase {
 	return &phase{Name: name, Faults: map[string]int{}, Violations: []string{}}
 }
 
-// maxViolations is the largest number of violations in a report, so that it stays short when many
-// checks fail.
+// maxViolations is the number of violations of a phase, and of the total, to which violate adds no
+// more, so that the report stays short when many checks fail.
 const maxViolations = 200
 
 func (p *phase) violate(format string, args ...any) {

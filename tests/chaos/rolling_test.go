@@ -28,8 +28,9 @@ func rolling(t testing.TB, s scene, rng *rand.Rand, m mix, rounds int) *phase {
 	}
 	require.NoError(t, produced())
 	require.Empty(t, w.oracle.awaitEnded(t.Context(), groups, 2*endWithin, false), "not ended after the last restart")
-	// Connection pools grow under load, so all processes are replaced once more. The idle processes
-	// must then have as many connections as at the start.
+	// Connection pools grow under load, so two processes of each role, which are all but some
+	// workers, are replaced once more. The idle processes may then have as many connections as at
+	// the start, and one for each process.
 	for place := range 2 {
 		w.replaceAll(place)
 	}

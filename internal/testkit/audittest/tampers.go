@@ -35,9 +35,9 @@ var Tampers = slices.Concat(
 	tampersByCommand(), tampersOfStates(), tampersOfQueues, tampersOfLocations, tampersOfResults, tampersOfGroups,
 )
 
-// EachTamper calls check for each tamper, with a fresh world of three partitions that Inhabit has
-// filled, on a redis-server. For each twelfth tamper it calls check with a world on miniredis too,
-// which is enough to see that miniredis behaves like Redis.
+// EachTamper calls check for each tamper, in a parallel subtest, with a fresh world of three
+// partitions that Inhabit has filled, on a redis-server. For each twelfth tamper it calls check
+// with a world on miniredis too, which is enough to see that miniredis behaves like Redis.
 func EachTamper(t *testing.T, check func(*World, Tamper)) {
 	inhabited := func(t *testing.T, url, prefix string) *World {
 		w := New(t, url, prefix, 3)

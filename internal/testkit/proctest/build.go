@@ -26,10 +26,10 @@ type binaries struct {
 
 var built *binaries // set by Main
 
-// Main runs the tests of a package that starts processes; its TestMain must call it. ./cmd/... and
-// the commands in packages (patterns that begin with ./ for the module's folder) are built when the
-// first process starts, with the race detector if the tests use it. Main removes the binaries and
-// exits. With EnvBinaries it builds and removes nothing.
+// Main runs the tests of a package that starts processes; its TestMain must call it or Run.
+// ./cmd/... and the commands in packages (patterns that begin with ./ for the module's folder) are
+// built when the first process starts, with the race detector if the tests use it. Main removes the
+// binaries and exits. With EnvBinaries it builds and removes nothing.
 func Main(m *testing.M, packages ...string) { os.Exit(Run(m, append(packages, "./cmd/...")...)) }
 
 // Run is like Main, but builds only the commands in packages, and returns the exit code.

@@ -100,7 +100,7 @@ func (w *Installation) ctx() context.Context { return context.WithoutCancel(Trus
 func Trusted(t testing.TB) context.Context { return auth.Trust(t.Context()) }
 
 // Run runs a role in the background until stop is called, at the latest until the end of the test.
-// stop waits until the role has ended.
+// stop waits until the role has ended, which must be without an error and within Patience.
 func (w *Installation) Run(role interface{ Run(context.Context) error }) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx())
 	ended := make(chan error, 1)

@@ -83,8 +83,8 @@ func Add(t testing.TB, url, name, prefix string, change func(*acl.User)) (userUR
 	return As(user, url)
 }
 
-// RequireNoDenial requires that Redis has denied nothing to any user since its start. rdb is one
-// server.
+// RequireNoDenial requires that Redis has denied no user anything but a login since its start. rdb
+// is one server.
 func RequireNoDenial(t testing.TB, rdb redis.UniversalClient) {
 	t.Helper()
 	requireNoDenial(t, rdb, "")
