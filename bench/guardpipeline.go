@@ -46,6 +46,8 @@ type Pipeline struct {
 	ProbesOver int `json:"probes_over"`
 	Probes     int `json:"probes"`
 	Openings   int `json:"openings"`
+
+	overrides map[string]string // settings of the fleet that measures the rates
 }
 
 const (
@@ -224,7 +226,7 @@ func (b mailBench) rates(ctx context.Context, folder string, size pipelineSize, 
 	if n := int(server.Received()); n != size.mails {
 		return fmt.Errorf("the mail server has %d mails, %d were submitted", n, size.mails)
 	}
-	out.Mails = size.mails
+	out.Mails, out.overrides = size.mails, x.overrides
 	took := server.makespan()
 	out.MakespanSeconds = measure.Round4(took.Seconds())
 	out.MakespanRatio = measure.Ratio(took.Seconds(), size.ideal().Seconds())

@@ -39,6 +39,8 @@ type PushFigures struct {
 	// with 410, were not sent exactly once.
 	Wrong       int `json:"wrong"`
 	Connections int `json:"connections"`
+
+	overrides map[string]string // settings of the worker's fleet
 }
 
 // pushServer is a fake APNs server. The number of a push, which decides its answer, is the end of
@@ -149,7 +151,7 @@ func (o GuardsOptions) push(ctx context.Context) (out GuardPush, err error) {
 	}
 	roles := o.Options
 	roles.RedisURL = "" // the roles have a Redis of their own
-	_, err = roles.experiment(ctx, "push", func(x *run) error {
+	x, err := roles.experiment(ctx, "push", func(x *run) error {
 		g := group{id: x.name + "-push", tenant: "shop", jobs: pushes, fails: pushes / 100}
 		g.fields = map[string]any{"type": push.Type}
 		g.job = func(i int) []byte {
@@ -168,7 +170,7 @@ func (o GuardsOptions) push(ctx context.Context) (out GuardPush, err error) {
 	}
 	out.Push = PushFigures{
 		Pushes: pushes, PerSecond: measure.Round4(float64(pushes) / took.Seconds()),
-		Wrong: server.wrong(), Connections: int(server.connections.Load()),
+		Wrong: server.wrong(), Connections: int(server.connections.Load()), overrides: x.overrides,
 	}
 	return out, nil
 }

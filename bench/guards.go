@@ -38,7 +38,9 @@ type Guards struct {
 	*GuardMemory
 	*GuardPipeline
 	*GuardPush
-	Overrides map[string]string `json:"overrides"`
+	// Overrides has the settings of the fleets that run the parts pipeline and push, by part; see
+	// Options.overrides. The other parts run no roles.
+	Overrides map[string]map[string]string `json:"overrides"`
 }
 
 // GuardTakes has the speed of Limiter.Take: 4 processes, 1,000 keys, no limit reached.
@@ -171,7 +173,8 @@ type guardBench struct {
 // and push run on fleets of their own. The first error ends it; the parts that were measured before
 // are returned.
 func RunGuards(ctx context.Context, o GuardsOptions) (_ Guards, err error) {
-	out := Guards{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU(), Overrides: map[string]string{}}
+	out := Guards{Quick: o.Quick, Rounds: o.Rounds, CPUs: runtime.NumCPU()}
+	out.Overrides = map[string]map[string]string{}
 	if o.Seconds == 0 {
 		o.Seconds = 2
 		if o.Quick {
@@ -216,8 +219,14 @@ func RunGuards(ctx context.Context, o GuardsOptions) (_ Guards, err error) {
 			out.GuardMemory, err = measured(b.memory(ctx))
 		case "pipeline":
 			out.GuardPipeline, err = measured(b.pipeline(ctx))
+			if err == nil {
+				out.Overrides[part] = out.Pipeline.overrides
+			}
 		case "push":
 			out.GuardPush, err = measured(b.push(ctx))
+			if err == nil {
+				out.Overrides[part] = out.Push.overrides
+			}
 		}
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", part, err)

@@ -65,4 +65,6 @@ func TestGuardsInThePipeline(t *testing.T) {
 	require.Zero(t, r.Push.Wrong)
 	require.Equal(t, 1, r.Push.Connections)
 	require.Positive(t, r.Push.PerSecond)
+	require.Contains(t, r.Overrides["pipeline"], "BULKACTION_SMTP_ACCOUNT_RATE")
+	require.Equal(t, "20/1s/3", r.Overrides["push"]["BULKACTION_PUSH_ACCOUNT_BREAKER"])
 }
