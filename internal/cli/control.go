@@ -77,8 +77,8 @@ func newType(r *Root) *cobra.Command {
 type pauseCall func(*client.API, context.Context, string) (api.Paused, error)
 
 // newPause returns the command that pauses a tenant or type. If known returns false, the command
-// first warns that the name may be misspelt. It pauses nevertheless, because jobs of this name may
-// come later.
+// first prints warning, that the name is unknown. It pauses nevertheless, because jobs of this name
+// may come later.
 func newPause(
 	r *Root, kind string, pause pauseCall, known func(context.Context, *client.API, string) bool, warning string,
 ) *cobra.Command {
