@@ -135,5 +135,6 @@ func checkID(kind, id string) error {
 
 func isNotFound(err error) bool { return errors.Is(err, client.ErrNotFound) }
 
-// isUnknownID reports whether the API knows the call, but not the object with the id in it.
+// isUnknownID reports whether err says that the API knows the call, but not the object with the id
+// in it.
 func isUnknownID(err error) bool { return isNotFound(err) && !isOtherServer(err) }

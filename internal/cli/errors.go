@@ -77,7 +77,8 @@ type refusedError struct {
 func (e *refusedError) Error() string { return e.text }
 func (e *refusedError) Unwrap() error { return e.err }
 
-// failedJobsError is the error for a group that ended with failed jobs. Its exit code is 3.
+// failedJobsError is the error for one or several groups that ended with failed jobs. Its exit code
+// is 3.
 type failedJobsError struct {
 	group      string // "" if the jobs are of several groups
 	failed, of int64
