@@ -35,8 +35,8 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 }
 
 // Nearest returns the known name that is most similar to an unknown name. Two names are similar if
-// they differ in a few letters, or if the unknown name only lacks the first words, such as the
-// prefix of a section. Nearest returns "" if no known name is similar.
+// they differ in at most a quarter of the letters and one, or if the unknown name only lacks the
+// first words, such as the prefix of a section. Nearest returns "" if no known name is similar.
 func Nearest(name string, names []string) string {
 	own := strings.TrimPrefix(name, envPrefix)
 	best, least := "", len(own)/4+1
