@@ -23,8 +23,8 @@ type Why struct {
 	// Job is the id of the job that the answer is about. It is absent when no job of the group
 	// waits to run (waiting, non-ready or ready).
 	Job string `json:"job,omitempty"`
-	// Key is the producer's own name of that job. It is absent if the job has none, or is being
-	// retried.
+	// Key is the producer's own name of that job. It is absent if the job has none, and may be if
+	// the job is non-ready after an attempt, or its place among the waiting jobs was not found.
 	Key      string     `json:"key,omitempty"`
 	Reason   string     `json:"reason,omitempty"`    // one of the constants Why…; absent when the job waits for nothing
 	Detail   string     `json:"detail"`              // the reason as a sentence, for people
@@ -32,8 +32,8 @@ type Why struct {
 	PausedBy []string   `json:"paused_by,omitempty"` // those of "group", "tenant" and "type" that are paused
 	Position *int64     `json:"position,omitempty"`  // known number of jobs that are to start before it
 	// EstimateSeconds estimates the time until the job starts. It is the time until a known start,
-	// or else the time for the jobs before it, at the rate at which the tenant's jobs end now. It
-	// is absent when unknown.
+	// or else the time for this job and those before it, at the rate at which the tenant's jobs end
+	// now or the group's have ended so far. It is absent when unknown.
 	EstimateSeconds *float64  `json:"estimate_seconds,omitempty"`
 	Limit           *WhyLimit `json:"limit,omitempty"` // the rate limit without a permit; only with WhyRate
 }

@@ -59,8 +59,8 @@ func (e *OtherTenantError) Error() string {
 // Unwrap returns ErrTenant.
 func (e *OtherTenantError) Unwrap() error { return ErrTenant }
 
-// BackpressureError refuses jobs because too many jobs wait or Redis's memory is full. errors.Is
-// finds ErrBackpressure in it.
+// BackpressureError is the error with which jobs are refused because too many jobs wait or Redis's
+// memory is nearly full. errors.Is finds ErrBackpressure in it.
 type BackpressureError struct {
 	RetryAfter time.Duration // when to try again: an estimate from the rate at which jobs leave or memory gets free
 	Reason     string        // for people: which bound is reached

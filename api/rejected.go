@@ -2,7 +2,7 @@ package api
 
 import "time"
 
-// RejectedMessage is a message of the stream ingest that ingest could not accept.
+// RejectedMessage is a message of an ingest stream that ingest could not accept.
 type RejectedMessage struct {
 	ID        string     `json:"id"`                   // of its entry in the stream ingest:rejected
 	At        *time.Time `json:"at,omitempty"`         // when it was rejected

@@ -53,8 +53,9 @@ type EventSettings struct {
 	// Capacity is the largest number of slots in use at once, 0 to 10,000,000. Required, unless
 	// BROKER_SEATS_URL is set.
 	Capacity *int64 `json:"capacity,omitempty"`
-	// Stock is the number of seats to sell in all; nil: no stock. Never more users are inside than
-	// seats are left. A PUT with the same number changes nothing, also when seats have been sold.
+	// Stock is the number of seats to sell in all; nil: no stock. No promotion makes more users
+	// inside than seats are left. A PUT with the same number changes nothing, also when seats have
+	// been sold.
 	Stock *int64 `json:"stock,omitempty"`
 	// Rate is the number of admissions a second, by a token bucket of Burst admissions (0: those of
 	// one second, at least 1). nil: no limit.

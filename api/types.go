@@ -1,7 +1,7 @@
-// Package api holds the JSON documents that the HTTP API answers with, and some that it reads, the
-// errors of a store, the rule for ids, and the parser of traceparents. The server, the client and
-// the command line share them. Submissions and appends are in the server's package messages; a
-// producer builds them with package client.
+// Package api holds the JSON documents that the HTTP API and the brokers answer with, and some that
+// they read, the errors of a store, the rule for ids, and the parser of traceparents. The server,
+// the client and the command line share them. Submissions and appends are in the server's package
+// messages; a producer builds them with package client.
 package api
 
 import (
@@ -111,7 +111,7 @@ type Job struct {
 	Group   string `json:"group"`
 	Ordinal int64  `json:"ordinal"`
 	// Key is the producer's own name of the job. It is present only if the job was requested by its
-	// key, has failed, or has Why and is not being retried.
+	// key, has failed, or has Why with a Key.
 	Key       string    `json:"key,omitempty"`
 	State     string    `json:"state"` // waiting, non_ready, ready, in_flight, done, failed, cancelled
 	Attempts  int       `json:"attempts"`
@@ -175,7 +175,8 @@ type RetryChoice struct {
 	Jobs  []int64  `json:"jobs,omitempty"`  // at most 1,000 ordinals
 }
 
-// DeadLetter is a job that failed: it had no retry left, or its error was permanent.
+// DeadLetter is a job that failed, for example because it had no retry left or its error was
+// permanent.
 type DeadLetter struct {
 	EntryID  string          `json:"entry_id"`
 	Job      string          `json:"job"`

@@ -17,7 +17,7 @@ const adminReadTimeout = 5 * time.Second
 
 // HandleAdmin adds a route to the admin server; pattern has the syntax of [http.ServeMux]. If the
 // process has an admin token, requests must show it. Without a token, GET and HEAD are open to all,
-// and other methods only to callers on this host.
+// and other methods only to callers on this host whose Host header is a loopback one.
 func (p *Process) HandleAdmin(pattern string, handler http.Handler) {
 	p.admin.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		token := p.Config.Telemetry.AdminToken
@@ -57,8 +57,8 @@ func isLoopbackHost(host string) bool {
 	return isLoopback(strings.ToLower(host))
 }
 
-// onlyLoopbackHosts refuses requests with another Host header than a loopback one, so that no web
-// page reaches a server on loopback by DNS rebinding.
+// onlyLoopbackHosts returns a handler that refuses requests with another Host header than a
+// loopback one, so that no web page reaches a server on loopback by DNS rebinding.
 func onlyLoopbackHosts(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLoopbackHost(r.Host) {

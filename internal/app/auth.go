@@ -21,7 +21,7 @@ func (c Config) AuthMode() string {
 }
 
 // SecureUI reports whether the cookie of the console may be marked Secure (https only): the API
-// speaks TLS, or it is not on loopback, where a proxy must end TLS.
+// speaks TLS, or its address is not loopback, so that a proxy in front of it has to end TLS.
 func (c Config) SecureUI() bool { return c.Ingest.TLSCertFile != "" || !isLoopback(c.Ingest.APIAddr) }
 
 // OpenToAll reports whether callers on other hosts may use the API without a key.

@@ -37,8 +37,8 @@ type certificate struct {
 	checked time.Time
 }
 
-// fileState is the sizes and times of the files. It differs after one of them was written or
-// replaced.
+// fileState is the sizes and times of change of the files. If it differs, one of them was written
+// or replaced.
 type fileState [3]fileVersion
 
 type fileVersion struct {
@@ -47,7 +47,8 @@ type fileVersion struct {
 }
 
 // ServerTLS returns the TLS configuration of a server: TLS 1.2 and newer, HTTP/2 and HTTP/1.1. When
-// the files change, new connections use the new ones within certificateInterval.
+// the files change, new connections use the new ones within certificateInterval, unless these can't
+// be used.
 func ServerTLS(files TLSFiles, log *slog.Logger) (*tls.Config, error) {
 	c, err := loadCertificate(files, log)
 	if err != nil {
@@ -71,8 +72,8 @@ func loadCertificate(files TLSFiles, log *slog.Logger) (*certificate, error) {
 }
 
 // get returns the configuration for a handshake. Files that can't be used don't replace the present
-// ones: get logs the reason and tries again after certificateInterval, because a key may be written
-// after its certificate.
+// ones: get logs the reason. The first handshake after certificateInterval tries again, because a
+// key may be written after its certificate.
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Config, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -23,7 +23,7 @@ type rule struct {
 }
 
 // ruleOf returns the rule that the tags of a field demand: a named check, a list of allowed values,
-// or a minimum and maximum.
+// or a minimum and maximum. Without such a tag, each value of the field's type is valid.
 func ruleOf(f reflect.StructField) rule {
 	tag := f.Tag
 	if check := tag.Get("check"); check != "" {

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
-// Unknown is a variable in the environment that has the prefix BULKACTION_ but that no section
-// reads: most likely a spelling mistake.
+// Unknown is a variable in the environment that has the prefix BULKACTION_ but that neither a
+// section nor the command line reads: most likely a spelling mistake.
 type Unknown struct {
 	Name       string
 	DidYouMean string // the variable with the most similar name; "" if none is similar
@@ -25,9 +25,9 @@ type Unknown struct {
 
 // Load reads and checks the configuration in environ, a list of NAME=value; for a repeated name the
 // last value counts. An empty value means the default. The error joins one error for each mistake,
-// with the variable, its value (unless it is a secret), and the rule that it breaks. The value of a
-// secret may come from the file that NAME_FILE names. Unknown variables are not errors; the caller
-// should log them.
+// with the variable, mostly its value (unless it is a secret), and the rule that it breaks. The
+// value of a secret may come from the file that NAME_FILE names. Unknown variables are not errors;
+// the caller should log them.
 func Load(environ []string) (Config, []Unknown, error) {
 	set := variablesIn(environ)
 	var c Config
@@ -52,7 +52,7 @@ func LoadRedis(environ []string, url string) (RedisConfig, error) {
 }
 
 // RedisAccess returns the names of the variables, except the URL, for access to Redis: user name,
-// password and TLS files.
+// password and its file, and TLS.
 func RedisAccess() []string {
 	var names []string
 	for _, v := range Variables() {
@@ -111,7 +111,7 @@ func parse(variables []Variable, set map[string]string) (bad map[string]bool, mi
 }
 
 // mistakes returns an error for each contradiction between the settings of Redis, and for each of
-// their files that can't be used.
+// their files that can't be used. If the URL or the password is wrong by itself, it checks nothing.
 func (c RedisConfig) mistakes(bad map[string]bool) []error {
 	const prefix = envPrefix + "REDIS_"
 	if bad[prefix+"URL"] || bad[prefix+"PASSWORD"] {
@@ -129,7 +129,7 @@ func (c RedisConfig) mistakes(bad map[string]bool) []error {
 }
 
 // relations returns an error for each violated rule between two variables that are valid by
-// themselves.
+// themselves, and for a rate limit window that is not whole milliseconds.
 func (c *Config) relations(variables []Variable, bad map[string]bool) []error {
 	var mistakes []error
 	check := func(holds bool, name, other, problem string) {

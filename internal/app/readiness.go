@@ -17,8 +17,8 @@ const checkTimeout = time.Second
 
 // Readiness decides whether a process can do its work. It serves /readyz: 200 if every check
 // passes, otherwise 503. Only a caller on this host gets the reasons. /readyz?for=traffic ignores
-// shared checks. A process without any check counts as starting. A starting process and a stopping
-// (draining) one are not ready.
+// shared checks. A process without any check that counts is starting. A starting process and a
+// stopping (draining) one are not ready.
 type Readiness struct {
 	timeout time.Duration // of each check
 

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// drainTimeout is how long a stopping server waits for open requests before it closes their
-// connections. It waits for at most half of the time that the process has left, so that later
+// drainTimeout is how long at most a stopping server waits for open requests before it closes their
+// connections. It also waits for at most half of the time that the process has left, so that later
 // clean-ups have time too.
 const drainTimeout = 5 * time.Second
 
@@ -35,7 +35,8 @@ type Server struct {
 }
 
 // Serve starts an HTTP server that stops with the process, and returns its address. It returns an
-// error if it can't listen on addr. If the server fails later, the process ends with an error.
+// error if it can't listen on addr or read the TLS files. If the server fails later, the process
+// ends with an error.
 func (p *Process) Serve(
 	ctx context.Context, name, addr string, o ServeOptions, handler http.Handler,
 ) (net.Addr, error) {
@@ -86,8 +87,8 @@ func (s *Server) Serve(handler http.Handler) {
 	s.served = make(chan struct{})
 	serve := func() error { return s.http.Serve(s.listener) }
 	if s.http.TLSConfig != nil {
-		// Log TLS handshake errors only at level debug: clients that break off a handshake are no
-		// fault of this server.
+		// With TLS, log the errors of connections only at level debug. Most are of handshakes that
+		// clients break off, which is no fault of this server.
 		s.http.ErrorLog = slog.NewLogLogger(s.p.Tel.Log.Handler(), slog.LevelDebug)
 		serve = func() error { return s.http.ServeTLS(s.listener, "", "") }
 	}
@@ -100,7 +101,7 @@ func (s *Server) Serve(handler http.Handler) {
 	s.p.Tel.Log.Info("listening", "server", s.name, "addr", s.Addr().String())
 }
 
-// stop waits for the end of open requests, for drainTimeout at most, and then closes the remaining
+// stop waits for the end of open requests (see drainTimeout), and then closes the remaining
 // connections.
 func (s *Server) stop(ctx context.Context) error {
 	if s.served == nil {

@@ -20,8 +20,8 @@ type IngestStream struct {
 	Name   string // what follows the prefix and "ingest:" in the name of the stream
 }
 
-// ParseIngestStreams parses the value of INGEST_STREAMS. ok is false if an entry is invalid or
-// there are more than 64.
+// ParseIngestStreams parses the value of INGEST_STREAMS. ok is false if an entry is invalid, a
+// stream is named twice, or there are more than 64.
 func ParseIngestStreams(list []string) (streams []IngestStream, ok bool) {
 	for _, text := range list {
 		tenant, key, _ := strings.Cut(text, "=")

@@ -10,8 +10,8 @@ import (
 // placeholder matches every {…} in a trace URL, including unknown names, which isTraceURL refuses.
 var placeholder = regexp.MustCompile(`\{[^{}]*\}`)
 
-// isTraceURL reports whether s can be the trace URL of the console: an http or https URL that has
-// at least one known placeholder, no unknown ones, and none in its host.
+// isTraceURL reports whether s can be the trace URL of the console: an http or https URL of at most
+// 2,048 bytes that has at least one known placeholder, no unknown ones, and none in its host.
 func isTraceURL(s string) bool {
 	known := []string{"{trace_id}", "{group}", "{ordinal}"}
 	found := placeholder.FindAllString(s, -1)

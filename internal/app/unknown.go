@@ -6,15 +6,16 @@ import (
 	"strings"
 )
 
-// others are variables with the prefix BULKACTION_ that no section reads, but the command line or
-// the tests. They are not reported as unknown.
+// others are variables with the prefix BULKACTION_ that no section reads: the command line and the
+// tests do. They are not reported as unknown.
 var others = []string{
 	"BULKACTION_API", "BULKACTION_API_KEY", "BULKACTION_API_KEY_FILE",
 	"BULKACTION_CA_FILE", "BULKACTION_CERT_FILE", "BULKACTION_KEY_FILE",
 	"BULKACTION_REDIS_SERVER", "BULKACTION_TEST_BIN",
 }
 
-// unknown returns the variables that are set but that no section reads, ordered by name.
+// unknown returns the variables that are set but that no section reads, without others, ordered by
+// name.
 func unknown(set map[string]string, variables []Variable) []Unknown {
 	var names []string
 	for _, v := range variables {
@@ -34,8 +35,8 @@ func unknown(set map[string]string, variables []Variable) []Unknown {
 }
 
 // Nearest returns the known name that is most similar to an unknown name. Two names are similar if
-// they differ in a few letters, or if the unknown name only lacks the prefix of a section. Nearest
-// returns "" if no known name is similar.
+// they differ in at most a quarter of the letters and one, or if the unknown name only lacks the
+// first words, such as the prefix of a section. Nearest returns "" if no known name is similar.
 func Nearest(name string, names []string) string {
 	own := strings.TrimPrefix(name, envPrefix)
 	best, least := "", len(own)/4+1

@@ -66,8 +66,9 @@ func (v Variable) isSecret() bool {
 // maxSecretFile is the largest size of a file with a secret, in bytes.
 const maxSecretFile = 64 << 10
 
-// readFile handles the variable NAME_FILE: if it names a file, readFile sets NAME in environ to the
-// file's content without the line breaks at the end.
+// readFile handles the variable NAME_FILE, which only a secret has: if it names a file, readFile
+// sets NAME in environ to the file's content without the line breaks at the end. It is an error if
+// NAME is set, too, or if nothing remains.
 func (v Variable) readFile(environ map[string]string) error {
 	name := environ[v.File]
 	if v.File == "" || name == "" {
@@ -161,8 +162,8 @@ func (v Variable) redact(value string) string {
 	case value == "" || !v.isSecret():
 		return value
 	case v.field.Tag.Get("secret") == "url" && !strings.Contains(value, "?"):
-		// Redact a Redis URL up to its last @: the password before it may contain an @ itself. If
-		// the URL has parameters after ?, redact it whole: they may contain a password, too.
+		// Redact a URL up to its last @: the password before it may contain an @ itself. If the URL
+		// has parameters after ?, redact it whole: they may contain a password, too.
 		if at := strings.LastIndexByte(value, '@'); at >= 0 {
 			return redacted + value[at:]
 		}

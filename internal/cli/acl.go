@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// adminUser is a Redis user for people, with all rights: once the default user is off, somebody
-// must be able to change users.
+// adminUser is the name of a Redis user for people, with all rights: once the default user is off,
+// somebody must be able to change users.
 const adminUser = "admin"
 
 // aclCommand has the flags of one call of `bulkaction acl`.
@@ -112,8 +112,9 @@ func (a *aclCommand) run() error {
 	return err
 }
 
-// names returns the names of all Redis users, including one for each additional ingest stream. It
-// also sets a.producers: from user to stream.
+// names returns the names of all Redis users except default, including one for each additional
+// ingest stream. It also sets a.producers, from user to stream. A wrong --ingest-streams is an
+// error.
 func (a *aclCommand) names() ([]string, error) {
 	names := acl.Names()
 	a.producers = map[string]string{}
@@ -133,7 +134,8 @@ func (a *aclCommand) names() ([]string, error) {
 }
 
 // users returns the Redis users with these names. With --passwords, a user without a password file
-// is an error with --role; without --role, it is left out, and a note on Err names it.
+// is an error with --role; without --role, it is left out, and a note on Err names it; it is an
+// error if all are left out.
 func (a *aclCommand) users(names []string) ([]printedUser, error) {
 	var all []printedUser
 	var without []string

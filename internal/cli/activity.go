@@ -56,7 +56,8 @@ func newActivity(r *Root) *cobra.Command {
 	return cmd
 }
 
-// parseSince parses the value of --since: a time, or an age before now. "" is the zero time.
+// parseSince parses the value of --since: a time, or an age (not negative) before now. "" is the
+// zero time.
 func parseSince(text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
@@ -94,7 +95,8 @@ func activities(ctx context.Context, a *client.API, q client.ActivityQuery) func
 }
 
 // record writes to the activity log that this command changes something in Redis, and then calls
-// change. If it can't write the entry, it does not call change.
+// change. If it can't write the entry, it does not call change. If change fails, a second entry
+// says so.
 func record(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, e api.Activity, change func(context.Context) error,
 ) error {

@@ -9,8 +9,8 @@ import (
 
 const keyVariable = "BULKACTION_API_KEY"
 
-// apiKey returns the API key for calls of the API, and where it came from; "" if none is set. Its
-// errors do not contain the key.
+// apiKey returns the API key for calls of the API, or "" if none is set, and the variable or file
+// that it is from. A key in both is an error. Errors do not contain the key.
 func (r *Root) apiKey() (key, from string, err error) {
 	key, from = os.Getenv(keyVariable), keyVariable
 	if r.keyFile != "" {

@@ -76,7 +76,7 @@ type benchmark struct {
 	options    *bench.Options // of the benchmark; the command sets what all benchmarks have in common
 	check      func(cmd *cobra.Command, args []string) error
 	// run runs the benchmark. Its result is printed even if it also returns an error, because a
-	// part was measured. A nil result: nothing was measured.
+	// part may have been measured. A nil result: nothing is printed.
 	run func(ctx context.Context) (any, error)
 }
 

@@ -53,7 +53,8 @@ const (
 	mostChurningPart = 1
 )
 
-// checkRoom refuses flag values of `bench room` that are too large or contradict each other.
+// checkRoom refuses flag values of `bench room` that are too large or contradict each other, and
+// values of --rate, --session and --churn that are too small.
 func checkRoom(o bench.RoomOptions) error {
 	kills := len(o.Only) == 0 || slices.Contains(o.Only, "kill")
 	switch {

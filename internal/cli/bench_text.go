@@ -37,13 +37,13 @@ func showComparison(t table, c bench.Comparison) {
 	}
 }
 
-// mostShown is the longest list of numbers that showFigures prints, mostRows the longest list of
-// structs or texts. Longer lists are left out, except for texts, which are cut off.
+// mostShown is the length of the longest list of numbers that showFigures prints, mostRows that of
+// structs. Longer lists are left out. Of a list of texts it prints the first mostRows.
 const mostShown, mostRows = 10, 20
 
 // showFigures adds v to the table, as a row with its JSON name. A struct or a map becomes a row for
 // each part, with names like name.part; a list of structs a table; a list of texts a row for each.
-// It leaves out overrides, fields with the tag text:"-" and long lists.
+// It leaves out what shownFields does, nil pointers, and empty and long lists.
 func showFigures(t table, name string, v reflect.Value) {
 	within := func(part string) string { return strings.TrimPrefix(name+"."+part, ".") }
 	switch v.Kind() {
@@ -77,8 +77,8 @@ func showFigures(t table, name string, v reflect.Value) {
 	}
 }
 
-// showRows adds a list of structs to the table, with a column for each field that is a single
-// value.
+// showRows adds a list of structs to the table, with a column for each shown field that is no list
+// and no map.
 func showRows(t table, list reflect.Value) {
 	for i := range list.Len() {
 		var names, cells []any

@@ -1,5 +1,5 @@
-// Package cli is the command line of bulkaction, with one file for each command. It hides flags,
-// tables, progress bars, and how an error becomes a hint and an exit code.
+// Package cli is the command line of bulkaction. Each file has one command or a few related ones.
+// The package hides flags, tables, progress bars, and how an error becomes a hint and an exit code.
 package cli
 
 import (
@@ -61,8 +61,8 @@ type Root struct {
 	shown   *progress // the latest bars of the command; nil: none
 }
 
-// Command is a function that creates a command. RunE of the command returns its error and does not
-// print it.
+// Command is a function that creates a command. RunE of the command returns its error and leaves it
+// to Main to print it.
 type Command func(*Root) *cobra.Command
 
 // commands are the functions that create the commands of this package. groupActions and
@@ -101,7 +101,8 @@ func (r *Root) command(all []Command) *cobra.Command {
 			"Data goes to standard output, progress to standard error and only on a terminal.\n" +
 			"Exit codes: 0 fine, 1 error, 2 wrong usage, 3 the group that the command waited for\n" +
 			"ended with failed jobs, 130 interrupted.",
-		// Cobra calls this function once the flags and arguments of a command are valid.
+		// Cobra calls this function before RunE, and only if the flags and arguments of the command
+		// are valid.
 		PersistentPreRun: func(*cobra.Command, []string) { r.started = true },
 	}
 	root.SetIn(r.In)
@@ -175,7 +176,8 @@ func (r *Root) show(v any, rows func(table)) error {
 	return t.flush()
 }
 
-// ask returns the RunE of a command that makes one call of the API and prints the answer by show.
+// ask returns the RunE of a command that prints, by show, the answer that call gets from the API.
+// If call fails, it prints nothing.
 func ask[T any](
 	r *Root, call func(ctx context.Context, a *client.API, args []string) (T, error), rows func(table, T),
 ) func(*cobra.Command, []string) error {
@@ -222,8 +224,9 @@ func parentCommand(name, short string, subcommands ...*cobra.Command) *cobra.Com
 // Notef writes a line to Err.
 func (o IO) Notef(format string, args ...any) { _, _ = fmt.Fprintf(o.Err, format+"\n", args...) }
 
-// exitCode prints the error of the called command with a hint to Err, and returns the exit code for
-// it. A broken pipe at Out is no error, because the reader has seen enough.
+// exitCode prints the error of the called command to Err, with a hint if there is one, and returns
+// the exit code for it. If ctx has ended, it says "interrupted" instead. A broken pipe at Out is no
+// error, because the reader has seen enough.
 func (r *Root) exitCode(ctx context.Context, called *cobra.Command, err error) int {
 	var failed *failedJobsError
 	var usage *usageError

@@ -77,8 +77,8 @@ func newType(r *Root) *cobra.Command {
 type pauseCall func(*client.API, context.Context, string) (api.Paused, error)
 
 // newPause returns the command that pauses a tenant or type. If known returns false, the command
-// first warns that the name may be misspelt. It pauses nevertheless, because jobs of this name may
-// come later.
+// first prints warning, that the name is unknown. It pauses nevertheless, because jobs of this name
+// may come later.
 func newPause(
 	r *Root, kind string, pause pauseCall, known func(context.Context, *client.API, string) bool, warning string,
 ) *cobra.Command {
@@ -135,5 +135,6 @@ func checkID(kind, id string) error {
 
 func isNotFound(err error) bool { return errors.Is(err, client.ErrNotFound) }
 
-// isUnknownID reports whether the API knows the call, but not the object with the id in it.
+// isUnknownID reports whether err says that the API knows the call, but not the object with the id
+// in it.
 func isUnknownID(err error) bool { return isNotFound(err) && !isOtherServer(err) }

@@ -22,8 +22,8 @@ import (
 
 var errDev = errors.New("the roles could not run: the lines above say why")
 
-// unreachableMailServer returns the address of the configured mail server if it accepts no
-// connections and the built-in SEND_EMAIL processor would use it; otherwise "".
+// unreachableMailServer returns the address of the mail server, as configured or 127.0.0.1:25, if
+// it accepts no connections and the built-in SEND_EMAIL processor would use it; otherwise "".
 func unreachableMailServer(ctx context.Context) string {
 	if os.Getenv("BULKACTION_SMTP_ACCOUNTS_FILE") != "" {
 		return "" // each account has a server of its own
@@ -36,8 +36,9 @@ func unreachableMailServer(ctx context.Context) string {
 	return unreachable(ctx, address)
 }
 
-// opened reports whether an environment variable opens the API to other hosts. If so, dev leaves
-// the check of the API's protection to the ingest role.
+// opened reports whether one of the environment variables is set that an API needs to be open to
+// other hosts. If so, checkAddr leaves the check of the API's protection to the role that serves
+// it.
 func opened() bool {
 	return slices.ContainsFunc([]string{"ALLOW_UNAUTHENTICATED", "ALLOW_PLAINTEXT", "TLS_CERT_FILE"},
 		func(name string) bool { return os.Getenv("BULKACTION_API_"+name) != "" })
@@ -69,7 +70,8 @@ func checkRedisURL(redis string) error {
 }
 
 // checkAddr refuses a value of --addr that is malformed or, unless the API is opened, has no host.
-// It also refuses an API address on which another process listens, even if it is not from --addr.
+// It also refuses the API's address if another process listens on it, even if it is not from
+// --addr.
 func checkAddr(ctx context.Context, addr string) error {
 	if addr != "" {
 		host, port, err := net.SplitHostPort(addr)
@@ -98,7 +100,7 @@ func checkAddr(ctx context.Context, addr string) error {
 }
 
 // unreachableRedis returns the first address of the URL if it accepts no connections; otherwise "".
-// It returns "" for an empty URL, which means the embedded Redis.
+// It returns "" for a wrong URL, and for an empty one, which means the embedded Redis.
 func unreachableRedis(ctx context.Context, url string) string {
 	if url == "" {
 		return ""
@@ -110,8 +112,8 @@ func unreachableRedis(ctx context.Context, url string) string {
 	return unreachable(ctx, o.Addrs[0])
 }
 
-// noteUnreachable says that a command waits for the Redis of --redis-url, if it accepts no
-// connections.
+// noteUnreachable prints that a command waits for the Redis of --redis-url, if that Redis accepts
+// no connections.
 func (r *Root) noteUnreachable(ctx context.Context, command, url string) {
 	if address := unreachableRedis(ctx, url); address != "" {
 		r.Notef("Redis does not answer at %s yet: waiting for it. Start it, or give its address with "+
@@ -119,7 +121,7 @@ func (r *Root) noteUnreachable(ctx context.Context, command, url string) {
 	}
 }
 
-// unreachable returns address if it accepts no connections, otherwise "".
+// unreachable returns address if it accepts no connection within a second, otherwise "".
 func unreachable(ctx context.Context, address string) string {
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "tcp", address)

@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// usageError is the error for a mistake in the command line that the command itself found. Its exit
-// code is 2.
+// usageError is the error for a mistake in the command line or in an environment variable. Its exit
+// code is 2, as that of the flag library's own errors.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
@@ -23,7 +23,8 @@ func (e *usageError) Error() string { return e.text }
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
 
 // flagError replaces the flag library's error about an invalid value by one that says which values
-// are valid. It returns other errors unchanged.
+// are valid. It returns other errors unchanged, and that of a flag whose valid values it does not
+// know.
 func flagError(err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -67,7 +68,7 @@ func withHint(err error, format string, args ...any) error {
 	return &hintedError{err, fmt.Sprintf(format, args...)}
 }
 
-// refusedError replaces the text of another error, such as one of the API.
+// refusedError is another error, such as one of the API, with a text of its own.
 type refusedError struct {
 	text string
 	err  error
@@ -76,7 +77,8 @@ type refusedError struct {
 func (e *refusedError) Error() string { return e.text }
 func (e *refusedError) Unwrap() error { return e.err }
 
-// failedJobsError is the error for a group that ended with failed jobs. Its exit code is 3.
+// failedJobsError is the error for one or several groups that ended with failed jobs. Its exit code
+// is 3.
 type failedJobsError struct {
 	group      string // "" if the jobs are of several groups
 	failed, of int64

@@ -87,8 +87,8 @@ func newWatch(r *Root) *cobra.Command {
 	}
 }
 
-// follow prints the progress of a group until the group has ended, and returns its final state. It
-// calls emit with each event.
+// follow follows a group until the group has ended, and returns its final state. It calls emit with
+// each event, and on a terminal shows a progress bar.
 func (r *Root) follow(ctx context.Context, a *client.API, id string, emit func(api.Event) error) (api.Group, error) {
 	bar := r.newProgress()
 	defer bar.stop()

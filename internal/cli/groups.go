@@ -14,7 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// statuses are the states of a group, in the order in which groups pass through them.
+// statuses are the states of a group, in the order in which groups pass through them; a group ends
+// in one of the last three.
 var statuses = []string{"CREATED", "DISPATCHED", "RUNNING", "AGGREGATING", "COMPLETED", "FAILED", "CANCELLED"}
 
 func newGroups(r *Root) *cobra.Command {
@@ -109,7 +110,7 @@ func (l *listFlags) check() error {
 	return nil
 }
 
-// printList prints the first limit items of a list, and a note if there are more.
+// printList prints the first limit items of a list (0: all), and a note if there are more.
 func printList[T any](r *Root, list listFlags, items iter.Seq2[T, error], c *columns[T]) error {
 	more := false
 	err := printLines(r, func(yield func(T, error) bool) {

@@ -134,8 +134,8 @@ func checkGuard(name string) error {
 	return nil
 }
 
-// guardAndMember checks the arguments of an action on a guard. Only pools need a member: other
-// guards have only member 1.
+// guardAndMember checks and returns the arguments of an action on a guard. Only pools need a
+// member: other guards have only member 1, which is the default.
 func guardAndMember(action string, args []string) (name, member string, err error) {
 	if len(args) < 1 || len(args) > 2 {
 		return "", "", usagef("%s needs a guard, and a member if the guard is a pool, got %s",

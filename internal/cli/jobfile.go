@@ -180,7 +180,8 @@ func newRecords(in io.Reader, format records.Format) *records.Reader {
 	return r
 }
 
-// jobCheck is the result of checking all jobs of a file without sending them. --dry-run prints it.
+// jobCheck is the result of checking all jobs of a file, or of --payload, without sending them.
+// --dry-run prints it; --strict with --json does if lines are wrong.
 type jobCheck struct {
 	Jobs          int64             `json:"jobs"`
 	FirstPayloads []json.RawMessage `json:"first_payloads"`     // the first 3
@@ -208,8 +209,8 @@ func (c *jobCheck) add(payload json.RawMessage, line int64, bad error) {
 	c.Jobs++
 }
 
-// check reads the file to its end, as the server does, and returns how many jobs and which wrong
-// lines it has.
+// check reads the file to its end, as the server does, and returns how many jobs and wrong lines it
+// has, and the first of each.
 func (j *jobFile) check() (jobCheck, error) {
 	c := jobCheck{FirstPayloads: []json.RawMessage{}}
 	var next func() ([]byte, int64, error)

@@ -37,14 +37,16 @@ func newKey(r *Root) *cobra.Command {
 	return cmd
 }
 
-// keyStore is the store of API keys in Redis. Its method change also writes to the activity log.
+// keyStore is the store of API keys in Redis, with the method change, which writes to the activity
+// log.
 type keyStore struct {
 	*apikey.Store
 	conn  *redisx.Conn
 	space keyspace.Space
 }
 
-// change records a change of a key in the activity log, and then calls do, which carries it out.
+// change records a change of a key in the activity log, and then calls do, which carries it out
+// (see record).
 func (s keyStore) change(
 	ctx context.Context, action, object string, after any, do func(context.Context) error,
 ) error {

@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// patientAPI returns a client for commands that a busy server delays but does not end. It prints
-// why a call has to wait.
+// patientAPI returns a client that attempts a call up to 12 times, so that a busy server delays a
+// command instead of ending it. The client prints why a call waits (noteRetry).
 func (r *Root) patientAPI() (*client.API, error) {
 	return r.API(client.WithRetry(12, time.Minute), client.WithRetryNotice(r.noteRetry))
 }
@@ -35,7 +35,7 @@ func (r *Root) noteRetry(err error, wait time.Duration, left int) {
 }
 
 // lastRefusal returns the error of the last attempt of a call whose next attempt was interrupted;
-// nil if err is no such error.
+// nil if err is not the error of such a call.
 func lastRefusal(err error) error {
 	if both, ok := errors.AsType[interface {
 		error

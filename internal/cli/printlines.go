@@ -19,6 +19,7 @@ type columns[T any] struct {
 }
 
 // printLines prints items while they are read: as rows of a table, or with --json as lines of JSON.
+// It prints at once only on a terminal, otherwise whenever 64 KiB are full and at the end.
 func printLines[T any](r *Root, items iter.Seq2[T, error], c *columns[T]) error {
 	out := bufio.NewWriterSize(r.Out, 64<<10)
 	e := json.NewEncoder(out)

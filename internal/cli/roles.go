@@ -14,12 +14,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/roles"
 )
 
-// processHelp is a part of the help of each command that runs roles.
+// processHelp is a part of the help of the commands that run one role, or all roles, as a process.
 const processHelp = " as a process, until SIGTERM. Environment variables configure it; -help lists them,\n" +
 	"-healthcheck asks whether a running process is ready."
 
-// roleCommands returns the command that runs all roles, and one for each role except worker, whose
-// command also has subcommands and is created elsewhere.
+// roleCommands returns functions that create the command that runs all roles, and one for each role
+// except worker, whose command also has subcommands: newWorker creates it.
 func roleCommands() []Command {
 	all := []Command{newAll}
 	for _, name := range append(slices.Clone(roles.Names), "broker") {
@@ -65,7 +65,8 @@ func newAll(*Root) *cobra.Command {
 	})
 }
 
-// asProcess makes cmd run a role in this process. Package app, not cobra, parses the flags.
+// asProcess makes cmd run a role in this process, which app.Main then ends. Package app, not cobra,
+// parses the flags.
 func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
 	cmd.DisableFlagParsing = true
 	cmd.Args = cobra.ArbitraryArgs

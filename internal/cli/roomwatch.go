@@ -99,8 +99,8 @@ func (w *roomWatch) update(v api.RoomEvent, at time.Time) (err error) {
 	return err
 }
 
-// watched are the counters that `room watch` shows, in the order in which a user passes through the
-// event.
+// watched are the counters that `room watch` shows on a terminal, in the order in which a user
+// passes through the event.
 var watched = []string{"entered", "promoted", "admitted", "completed", "left", "no_shows", "expired", "refused"}
 
 // redraw replaces the figures on the terminal.

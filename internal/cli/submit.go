@@ -47,8 +47,8 @@ type submitted struct {
 	Counts *api.Counts       `json:"counts,omitempty"` // when the jobs were accepted; nil: not known
 	Links  map[string]string `json:"links,omitempty"`
 	Tenant string            `json:"tenant,omitempty"`
-	// Warnings say that the group may never end, that it existed before, or that it got no jobs.
-	// Without --json they are printed to stderr.
+	// Warnings are those of the API, such as why the group may not end, and notes that the group
+	// existed before or got no jobs. Without --json they are printed to stderr.
 	Warnings []string `json:"warnings,omitempty"`
 	// The next three fields are set with --file.
 	Accepted      *int64          `json:"accepted,omitempty"`

@@ -59,10 +59,12 @@ func (v *flagValues) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&v.wait, "wait", false, "wait until the group has ended")
 }
 
-// allowedWithBody are the flags of submit that may be combined with --body.
+// allowedWithBody are the flags that may be combined with --body, besides those that all commands
+// have (isGlobal).
 var allowedWithBody = map[string]bool{"body": true, "wait": true, "idempotency-key": true}
 
-// check returns an error that names all wrong combinations and values of flags.
+// check returns an error that names all wrong combinations of flags, and the wrong values among
+// those that it checks: group and the server check the others.
 func (v *flagValues) check(f *pflag.FlagSet) error {
 	var errs []string
 	addError := func(format string, args ...any) { errs = append(errs, fmt.Sprintf(format, args...)) }

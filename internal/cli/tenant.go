@@ -69,7 +69,7 @@ func newTenantLs(r *Root) *cobra.Command {
 }
 
 // busiestTenants iterates over the busiest tenants. It first prints the time at which the watchers
-// found them.
+// found them, or that none has looked yet.
 func busiestTenants(ctx context.Context, r *Root, a *client.API) iter.Seq2[api.Tenant, error] {
 	return func(yield func(api.Tenant, error) bool) {
 		list, err := a.BusiestTenants(ctx)
@@ -222,7 +222,7 @@ func perWindow(rps float64, windowMS int64) int64 {
 }
 
 // tenantRows adds all data of a tenant to the table. globalLimit is the global limit in permits a
-// window, of all partitions.
+// window, of all partitions; of the tenant's partition alone if that is not known.
 func tenantRows(t table, n api.Tenant, globalLimit int64) {
 	t.row("Tenant", n.ID)
 	t.row("State", tenantState(n))

@@ -74,7 +74,8 @@ func (t table) row(cells ...any) {
 	}
 }
 
-// section begins a new block of rows, whose columns are aligned separately.
+// section begins a new block of rows, whose columns are aligned separately: it adds an empty line
+// and a row of these cells.
 func (t table) section(cells ...any) {
 	_, _ = fmt.Fprintln(t.w)
 	t.row(cells...)
@@ -132,8 +133,8 @@ func groupRows(t table, g api.Group) {
 	}
 }
 
-// lifecycle is the order of a group's states, for states that the group reached in the same
-// millisecond.
+// lifecycle is the order of a group's states, named as in Group.Timestamps. It orders states that
+// the group reached in the same millisecond, and tells past states (isPast).
 var lifecycle = []string{"created", "dispatched", "running", "aggregating", "completed", "failed", "cancelled"}
 
 func groupState(g api.Group) string {

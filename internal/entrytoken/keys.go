@@ -1,5 +1,5 @@
 // Package entrytoken signs and checks the entry tokens of the waiting room. It reads the token keys
-// of an installation from a file, reads them again when the file changes, and publishes their
+// of an installation from a file, with Watch again when the file changes, and publishes their
 // public halves as a JWKS. It hides the formats: PEM, JWT, JWK and the derivation of the keys that
 // sign the visitors' cookies.
 //
@@ -122,8 +122,8 @@ func (k *Keys) reload() (changed bool, err error) {
 	return true, nil
 }
 
-// readFile returns the content of a file of secrets. It refuses a file that all users may read. Its
-// errors don't name the file.
+// readFile returns the content of a file of secrets. It refuses a file that all users may read, or
+// of more than 1 MiB. Its errors don't name the file.
 func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

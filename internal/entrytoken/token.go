@@ -69,8 +69,9 @@ var parser = jwt.NewParser(
 	jwt.WithoutClaimsValidation(), // Redis decides whether a token has expired, by its own clock
 )
 
-// Verify returns the claims of a token that was signed by one of the keys, or ErrInvalid. It checks
-// neither the expiry nor whether the token was given back: the caller asks Redis about both.
+// Verify returns the claims of a token that was signed by one of the keys, or an error that wraps
+// ErrInvalid. It checks neither the expiry nor whether the token was given back: the caller asks
+// Redis about both.
 func (k *Keys) Verify(token string) (Claims, error) {
 	if len(token) > maxTokenBytes {
 		return Claims{}, fmt.Errorf("%w: it has %d bytes, at most %d are allowed",

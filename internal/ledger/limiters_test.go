@@ -171,7 +171,8 @@ func countsUntil(l ledger.Limit, at, first int64) int64 {
 }
 
 // TestLimitersWhenTheLimitChanges: when a limit changes in the middle of a window, the new limit
-// applies from then on, whatever was spent under the old one.
+// applies from then on, and what was spent under the old one counts against it; with the token
+// limiter, as the same part of the bucket.
 func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		w.backlog("acme", "T", 200)

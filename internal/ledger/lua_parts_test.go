@@ -145,8 +145,8 @@ func TestLocalsOfScripts(t *testing.T) {
 				require.LessOrEqual(t, len(f.upvalues), mostUpvalues, "upvalues of the function in line %d", f.line)
 			}
 
-			// Redis counts locals like this test: with free more locals a script loads, with one
-			// more it does not.
+			// Redis counts locals like this test: a script loads with `free` more locals, and not
+			// with one more than that.
 			pad := func(n int) string {
 				var names strings.Builder
 				for i := range n {

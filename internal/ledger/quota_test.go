@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// quota sets a partition's quota, effective at once, and returns it. With -1 it only reads the
-// quota.
+// quota sets a partition's quota, effective at once, and returns it. With -1 it leaves the quota as
+// it is, and only stores fence, so that smaller fencing numbers are refused.
 func (w *world) quota(fence int64, l ledger.Limit, permits int64) ledger.Quota {
 	w.Helper()
 	return w.increase(fence, l, permits, ledger.Increase{})
@@ -142,8 +142,8 @@ func (w *world) divideAtRandom(rate ledger.Rate, random *rand.Rand) {
 }
 
 // moveAtRandom takes permits from one partition and gives the unassigned ones to another partition,
-// perhaps twice, or stops in between. It does nothing and returns false if an earlier change is not
-// effective yet.
+// perhaps by the same call twice, or stops in between. It does nothing and returns false if an
+// earlier change is not effective yet.
 func moveAtRandom(parts []*world, of func(int) ledger.Limit, fence int64, from, to int, random *rand.Rand) bool {
 	free, have := of(0).Permits, make([]int64, len(parts))
 	for i, p := range parts {

@@ -21,9 +21,10 @@ type scene struct {
 	prepare   func(w *world) act
 }
 
-// scenes are calls of all scripts, which together execute every write of every script. A scene
-// prepares a partition and returns the call. Tests of common properties, such as that a script
-// without memory is refused or completes, run them all.
+// scenes are calls of the scripts that write data of groups, jobs, tenants and limits. Together
+// they execute every write of these scripts. A scene prepares a partition and returns the call.
+// Tests of common properties, such as that a script without memory is refused or completes, run
+// them all.
 var scenes = slices.Concat(lifeScenes, flowScenes)
 
 var lifeScenes = []scene{

@@ -287,8 +287,8 @@ func countOf(s string, of rune) (n int) {
 	return n
 }
 
-// TestOneMarkerATenant: a tenant whose share is one permit in a window has one marker, however many
-// windows pass, and its jobs are not throttled one by one.
+// TestOneMarkerATenant: a tenant whose own limit is one permit in a window has one marker, however
+// many windows pass, and its jobs are not throttled one by one.
 func TestOneMarkerATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.set("acme", perWindow(1))

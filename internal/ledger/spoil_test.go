@@ -122,8 +122,8 @@ var (
 	numbers   = regexp.MustCompile(`[0-9.]+(e\+[0-9]+)?`)
 )
 
-// shape returns a dump without its numbers, because most numbers are times and differ from run to
-// run.
+// shape returns a dump without its numbers and snapshots, because most numbers are times and differ
+// from run to run.
 func shape(dump map[string]string) map[string]string {
 	out := map[string]string{}
 	for key, v := range dump {

@@ -11,8 +11,9 @@ import (
 )
 
 // Decoder decodes and validates the bodies of requests and messages. Its zero value is ready to
-// use. It refuses unknown fields. null and the empty string count as absent, except in a payload,
-// which may be any JSON. It refuses repeated keys, but does not look for them inside of a payload.
+// use. It refuses unknown fields. null, and in a field for text or a time the empty string, count
+// as absent, except in a payload, which may be any JSON. It refuses repeated keys, but does not
+// look for them inside of a payload.
 //
 // An error is a *ValidationError that lists the bad fields, the first 100 of them, or a
 // *TooLargeError.
@@ -116,7 +117,7 @@ func (r *bodyDecoder) fields(at fieldParent, object []byte) iter.Seq[field] {
 }
 
 // RepeatedKey returns an error that names the first repeated key of a valid JSON object; nil if
-// there is none.
+// there is none. It does not look into the values.
 func RepeatedKey(object []byte) error {
 	seen := map[string]bool{}
 	for key := range members(bytes.Trim(object, whiteSpace)) {

@@ -14,8 +14,8 @@ import (
 
 // ContentHash returns a hash of a submission, 32 hexadecimal digits. Two submissions that ask for
 // the same work have the same hash, even if their JSON differs in the order of fields (in payloads
-// too), white space, escapes in strings, or in defaults given or left out. Numbers within payloads
-// are compared as text, and so is everything nested deeper than 32 levels.
+// too), white space, escapes in strings, or in defaults of the API given or left out. Numbers
+// within payloads are compared as text, and so is everything nested deeper than 32 levels.
 //
 // The hash does not cover the group's id, which the server may have made up, nor traceparents,
 // which differ when a request is repeated.

@@ -24,8 +24,8 @@ type cursor struct{ rest []byte }
 // white space.
 func openContainer(container []byte) cursor { return cursor{container[min(1, len(container)):]} }
 
-// next returns the next value as it is written, or nil at the end. If the value doesn't end, it is
-// the whole rest of the text.
+// next returns the next value as it is written; at the end, an empty one. If the value doesn't end,
+// it is the whole rest of the text.
 func (c *cursor) next() []byte {
 	start := 0
 	for start < len(c.rest) && isSeparator(c.rest[start]) {
@@ -89,8 +89,8 @@ func countElements(array []byte) (n int) {
 	return n
 }
 
-// unquote returns the text of a string literal. An invalid literal is returned unchanged. The
-// result shares the literal's memory if nothing is escaped.
+// unquote returns the text of a string literal. An invalid literal is returned unchanged, but one
+// of less than 2 bytes as nil. The result shares the literal's memory if nothing is escaped.
 func unquote(literal []byte) []byte {
 	if text, ok := jsonscan.Unquote(literal); ok || len(literal) < 2 {
 		return text
@@ -204,8 +204,8 @@ func lastMember(broken []byte) (key, value []byte) {
 	return key, value
 }
 
-// fieldName returns a key as error messages show it: unchanged if it is a valid id, otherwise in
-// quotes and cut to its first 64 bytes.
+// fieldName returns a key as error messages show it: unchanged if it is a valid id of at most 64
+// bytes, otherwise in quotes and cut to its first 64 bytes.
 func fieldName(key []byte) string {
 	const limit = 64
 	name := string(key)

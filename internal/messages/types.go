@@ -1,6 +1,6 @@
 // Package messages decodes and validates what producers send: requests to the HTTP API and messages
-// on the ingest stream. Its errors name every bad field with the limit that it breaks. Of this
-// module it imports only packages api and jsonscan.
+// on the ingest stream. Its errors name the bad fields, the first 100, with the limit that each
+// breaks. Of this module it imports only packages api and jsonscan.
 package messages
 
 import (

@@ -220,8 +220,8 @@ func (f field) runAt(now func() time.Time) *time.Time {
 	return &t
 }
 
-// resultPath reads a path into the object {data, duration_ms}, the form of a job's result that a
-// reducer sees.
+// resultPath reads a path into the object {data, duration_ms}, the form of a job's result, or of a
+// failed job's error, that a reducer sees.
 func (f field) resultPath() string {
 	path := f.text()
 	steps := strings.Split(path, ".")

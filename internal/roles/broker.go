@@ -20,7 +20,7 @@ import (
 )
 
 // Broker returns the role that runs the waiting room. The role calls listening, unless it is nil,
-// with the public URL as soon as its server accepts connections.
+// with the public URL as soon as its server answers requests.
 func Broker(listening func(publicURL string)) BasedRole {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		c := p.Config.Broker

@@ -7,8 +7,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// Hooks are functions that the roles of an experiment call, so that it can log what they do and
-// open the API's listener itself. A nil function is not called. Times are in µs by Redis's clock.
+// Hooks are functions that roles call, so that an experiment can log what they do, and package
+// bulktest can open the API's listener itself. A nil function is not called. Times are in µs by
+// Redis's clock.
 type Hooks struct {
 	// Admitted is called with the permits that the fetcher spent, Promoted with those of the
 	// dispatcher.
@@ -22,7 +23,7 @@ type Hooks struct {
 
 type hooksKey struct{}
 
-// WithHooks returns a context. A role that runs with it calls the hooks h.
+// WithHooks returns ctx with the hooks h, for the context of a role: the role calls them.
 func WithHooks(ctx context.Context, h Hooks) context.Context {
 	return context.WithValue(ctx, hooksKey{}, h)
 }

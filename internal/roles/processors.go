@@ -25,8 +25,8 @@ import (
 )
 
 // BuiltIn runs the role worker with the built-in processors. It adds NOOP, for tests and
-// benchmarks, only if WORKER_TYPES contains it, also in lower case, and PUSH_NOTIFICATION only if
-// PUSH_ACCOUNTS_FILE is set.
+// benchmarks, only if WORKER_TYPES contains it, in upper or lower case, and PUSH_NOTIFICATION only
+// if PUSH_ACCOUNTS_FILE is set.
 func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
 	return WorkerOf(Own{BuiltIn: true})(ctx, p, b)
 }
@@ -166,9 +166,9 @@ func retried(ctx context.Context, p *app.Process, create func() (closer, error))
 	}
 }
 
-// watch reads the files of accounts again when they change or the process gets SIGHUP, until stop
-// is called. If there are no such files, it only makes sure that SIGHUP does not end the worker. An
-// embedded process does not handle SIGHUP.
+// watch starts goroutines that read the files of accounts again when they change or the process
+// gets SIGHUP, until ctx ends or stop is called. If there are no such files, it only makes sure
+// that SIGHUP does not end the worker. An embedded process does not handle SIGHUP.
 func (s *processors) watch(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup

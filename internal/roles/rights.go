@@ -74,7 +74,7 @@ func (r *rights) ready(context.Context) error {
 	return r.missing
 }
 
-// start checks the rights once in rightsInterval, in a goroutine, until stop is called. The caller
+// start checks the rights every rightsInterval, in a goroutine, until stop is called. The caller
 // must call stop.
 func (r *rights) start() (stop func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())

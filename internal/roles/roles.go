@@ -1,5 +1,6 @@
 // Package roles builds the six roles of jobs, and the broker of the waiting room, from a process's
-// configuration. cmd/ROLE runs one of them as a process; `bulkaction dev` runs all of them in one.
+// configuration. cmd/ROLE runs one of them as a process; `bulkaction all` and `bulkaction dev` run
+// the six in one process, and on demand the broker.
 package roles
 
 import (
@@ -34,7 +35,7 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Role runs a role in a process until its context ends.
+// Role is a function that runs a role in a process until its context ends, or until an error.
 type Role func(context.Context, *app.Process) error
 
 // Base holds what every role of a process needs: the Redis connection, the key space, and the
@@ -44,13 +45,13 @@ type Base struct {
 	Space  keyspace.Space
 	Guards *guard.Client
 
-	// listening is called by the roles ingest and broker when their servers listen. A process that
-	// has only one of these roles is not ready before.
+	// listening is called by the roles ingest and broker when their servers listen. A process whose
+	// only role is one of these two is not ready before.
 	listening func()
 }
 
 // BasedRole is a function that runs a role on the connection of a Base, which other roles of the
-// process may share, until its context ends.
+// process may share, until its context ends, or until an error.
 type BasedRole func(context.Context, *app.Process, Base) error
 
 // of returns what the role of p gets.
@@ -126,10 +127,10 @@ var (
 	errNotListening = errors.New("the server does not listen yet")
 )
 
-// awaitFit waits until Redis answers, and checks that this process may use it: that Redis is not
-// too old and evicts no keys, that the Redis user has all rights that the role needs, that Redis
-// can have replicas if writes have to wait for some, and that its data has this number of
-// partitions. If ctx ends first, awaitFit returns nil although nothing is checked.
+// awaitFit waits until Redis answers and has free memory, and checks that this process may use it:
+// that Redis is not too old and evicts no keys, that the Redis user has all rights that the role
+// needs, that Redis can have replicas if writes have to wait for some, and that its data has this
+// number of partitions. If ctx ends first, awaitFit returns nil although nothing is checked.
 func awaitFit(
 	ctx context.Context, p *app.Process, conn *redisx.Conn, space keyspace.Space, rights *rights,
 ) error {
@@ -323,8 +324,9 @@ func Aggregator(reducers *reducer.Registry) BasedRole {
 	}
 }
 
-// Alone returns a role that connects to Redis by itself, for a process with one role. If ctx ends
-// before Redis answers, the role ends without calling run.
+// Alone returns a role that connects to Redis (see Connect) and then calls run, the only role of
+// its process or several by Together. If ctx ends before Redis answers, the role ends without
+// calling run.
 func Alone(run BasedRole) Role {
 	return func(ctx context.Context, p *app.Process) error {
 		b, err := Connect(ctx, p)
