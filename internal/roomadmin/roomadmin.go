@@ -93,7 +93,7 @@ func (a *Admin) SetEvent(
 	return v, err
 }
 
-// warnings returns a warning if the host of returnURL differs from that of the brokers. Browsers
+// warnings returns a warning if the host of return_url differs from that of the brokers. Browsers
 // send the entry cookie only to the brokers' host, so the service at the other host would refuse
 // each admitted user, and send the user back.
 func (a *Admin) warnings(returnURL string) []string {

@@ -29,8 +29,8 @@ type Declared struct {
 
 // Declare creates an event, or replaces its settings. Settings without a mode keep the event's
 // mode; a new event is open. But an event that is not closed is sold out while no seats are left,
-// and a sold-out event that gets seats is open. It returns ErrRev, and changes nothing, if the
-// event has another rev than the caller gave.
+// and a sold-out event that gets seats, or has no stock any more, is open. It returns ErrRev, and
+// changes nothing, if the event has another rev than the caller gave.
 //
 // Twice: SAME; with a rev ErrRev, if the first call has changed something, and with it the rev.
 func (r events) Declare(ctx context.Context, event string, s Settings, o DeclareOptions) (Declared, error) {
