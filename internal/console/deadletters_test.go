@@ -149,8 +149,9 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.Contains(t, w.page("/ui/dead-letters?group=g").text, "No dead letter fits the filters.")
 }
 
-// TestLettersLive: open pages of dead letters, rejected messages and jobs are updated live. The
-// HTML ids in a row name its entry, so newer rows before it do not change them.
+// TestLettersLive: the topics of dead letters, rejected messages and jobs begin with what the
+// reader may see of their pages. The HTML ids in a row name its entry, so newer rows before it do
+// not change them.
 func TestLettersLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -178,8 +178,8 @@ func TestGuardButtons(t *testing.T) {
 	require.NotContains(t, buttons(w.page("/ui/guards/lock%2Freport")), "open-1", "a lock has no breaker")
 }
 
-// TestGuardActions: each action is carried out once and recorded in the activity log. Only admins
-// may do it.
+// TestGuardActions: each action makes one call of the backend and one entry in the activity log.
+// Only admins may do it.
 func TestGuardActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -213,8 +213,8 @@ func TestGuardActions(t *testing.T) {
 	}
 }
 
-// TestGuardTopics: the open pages of guards are updated live, with their filters. The page of a
-// large guard is read less often.
+// TestGuardTopics: the topics of guards begin with the live regions of their pages, as the filters
+// select them. The page of a large guard is read less often.
 func TestGuardTopics(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

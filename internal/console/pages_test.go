@@ -356,8 +356,8 @@ func TestWithoutPayloads(t *testing.T) {
 	require.NotContains(t, as(t, operator).page("/ui/groups/failed-1/jobs/7").text, "Your key does not")
 }
 
-// TestActions: each action is carried out, is recorded in the activity log, and leads to a page
-// that says so. A refused form is not recorded. A conflict and an outage are shown.
+// TestActions: each action on groups and types is carried out, is recorded in the activity log, and
+// leads to a page that says so. A refused form is not recorded. A conflict and an outage are shown.
 func TestActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)

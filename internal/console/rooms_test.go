@@ -182,8 +182,8 @@ func TestRoom(t *testing.T) {
 	require.NotContains(t, forms, "/ui/rooms/closed/close")
 }
 
-// TestRoomActions: each action is carried out once and recorded in the activity log. Only admins
-// may do it.
+// TestRoomActions: each action makes one call of the waiting room and one entry in the activity
+// log. Only admins may do it.
 func TestRoomActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)

@@ -200,8 +200,8 @@ func hasAttribute(n *html.Node, name string) bool {
 	return false
 }
 
-// TestTenantsLive: open pages of tenants are updated live. Of three reads of a list, only the first
-// one asks the backend.
+// TestTenantsLive: the topics of tenants begin with what the reader may see of their pages. Of
+// three reads of a list by load, only the first one asks the backend.
 func TestTenantsLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

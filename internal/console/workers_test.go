@@ -86,8 +86,8 @@ func TestWorkers(t *testing.T) {
 	require.Contains(t, w.get("/ui/workers").Body.String(), "Redis does not answer")
 }
 
-// TestSystemTopics: open pages of processes and of the audit are updated live, for principals who
-// may see them.
+// TestSystemTopics: the topics of processes and of the audit begin with live regions of their
+// pages, for principals who may see them.
 func TestSystemTopics(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -134,8 +134,8 @@ func TestBodySentAgainAddsNothingTwice(t *testing.T) {
 	require.Len(t, f.payloads("other"), 1400, "the same key of another group adds the body there")
 }
 
-// TestBrokenBodyIsCompletedByItsRepetition: a body that broke off is sent again from the beginning.
-// Each job must be stored once, wherever the body broke off.
+// TestBrokenBodyIsCompletedByItsRepetition: a body that broke off is sent again from the beginning,
+// with the same Idempotency-Key. Each job must be stored once, wherever the body broke off.
 func TestBrokenBodyIsCompletedByItsRepetition(t *testing.T) {
 	body := numbered(1700)
 	for _, cut := range []int{0, 1, 500, 9000, 18_000, len(body) - 1} {

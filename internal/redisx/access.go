@@ -29,9 +29,10 @@ type Access struct {
 	TLS *tls.Config
 }
 
-// Check returns an error for each setting that contradicts the URL or another setting, or whose
-// file can't be used. Each error begins with the setting's environment variable, without the prefix
-// BULKACTION_REDIS_. It reads no file if settings contradict each other.
+// Check returns an error for each setting that contradicts the URL or another setting, that leaves
+// the certificate of Redis unverified, or whose file can't be used. Each error begins with the
+// setting's environment variable, without the prefix BULKACTION_REDIS_; for the field TLS with
+// "TLS". It reads the files only if it finds no error without them.
 func (a Access) Check(o Options) error {
 	var errs []error
 	mistake := func(wrong bool, name, problem string) {
@@ -71,7 +72,8 @@ func (a Access) Check(o Options) error {
 	return errors.Join(errs...)
 }
 
-// password returns the password without the line breaks at the end of its file.
+// password returns Password, or the content of PasswordFile without the line breaks at its end. An
+// empty file is an error.
 func (a Access) password() (string, error) {
 	if a.PasswordFile == "" {
 		return a.Password, nil
@@ -158,8 +160,9 @@ func (a Access) dialTLS(ctx context.Context, network, addr string) (net.Conn, er
 	return conn, nil
 }
 
-// refusalError is the error of a TLS connection that the server or this process refused. To repeat
-// the connection is no help: a setting or a certificate must be changed. advice says which.
+// refusalError is the error of a connection that the server or this process refused because of TLS,
+// or of which only one side speaks TLS. To repeat the connection is no help: a setting or a
+// certificate must be changed. advice says which.
 type refusalError struct {
 	error
 	advice string
@@ -170,8 +173,8 @@ func (e *refusalError) Unwrap() error { return e.error }
 
 const noTLSAdvice = "this port does not speak TLS: give the port of tls-port, or write redis:// instead of rediss://"
 
-// adviseTLS adds to an error of a TLS connection what to do about it. It returns other errors
-// unchanged.
+// adviseTLS adds to an error of a TLS connection what to do about it, as a refusalError. It returns
+// all errors that it does not recognize unchanged.
 func adviseTLS(err error) error {
 	if _, advised := errors.AsType[*refusalError](err); err == nil || advised {
 		return err
@@ -228,7 +231,7 @@ func (a Access) explain(ctx context.Context, o Options, err error) error {
 }
 
 // speaksTLS reports whether a server answers a TLS handshake with a certificate. It verifies the
-// certificate for a name that no server has, so the handshake never succeeds and nothing is sent.
+// certificate for a name that no server has, so the handshake fails. It sends no command.
 func speaksTLS(ctx context.Context, addr string) bool {
 	dialer := tls.Dialer{Config: &tls.Config{ServerName: "probe.invalid", MinVersion: tls.VersionTLS12}}
 	conn, err := dialer.DialContext(ctx, "tcp", addr)

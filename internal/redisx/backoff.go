@@ -22,7 +22,7 @@ func (b *Backoff) Next() time.Duration {
 	return max(b.Min, Jitter(b.ceiling))
 }
 
-// Reset makes the next wait the shortest one again; call it after a success.
+// Reset makes the ceiling of the next wait twice Min again; call it after a success.
 func (b *Backoff) Reset() { b.ceiling = 0 }
 
 // Jitter returns a random time between d/2 and d.

@@ -1,5 +1,6 @@
 // Package redisx connects to Redis. It hides the kinds of servers (single, Sentinel, Cluster) and
-// switches go-redis's retries off, because a retried command could be executed twice.
+// switches go-redis's retries off, as far as it can (see Conn), because a retried command could be
+// executed twice.
 package redisx
 
 import (
@@ -26,14 +27,14 @@ type Config struct {
 	URL string // in the form of ParseURL
 	Access
 	PoolMinIdle int // idle connections that are kept open, for each server
-	// PoolMaxIdle is the number of idle connections that are kept open at most; 0: all. It has no
-	// effect below PoolMinIdle.
+	// PoolMaxIdle is the highest number of idle connections for commands to one server; 0: no
+	// limit. It has no effect below PoolMinIdle.
 	PoolMaxIdle int
 	// PoolMaxActive is the highest number of connections to one server for commands. Blocking reads
-	// have a pool of their own, with at least as many connections.
+	// have a pool of their own, whose size is the higher of PoolMaxActive and BlockingReads.
 	PoolMaxActive int
-	// BlockingReads is how many blocking reads may run at once: their pool has at least this many
-	// connections.
+	// BlockingReads is how many blocking reads must be able to run at once. It is no limit: there
+	// may be more connections for them.
 	BlockingReads  int
 	DialTimeout    time.Duration // time limit to connect
 	CommandTimeout time.Duration // time limit to send a command, and to receive its reply
@@ -43,7 +44,8 @@ type Config struct {
 
 // Conn holds connection pools to one Redis server, Cluster or master behind Sentinel, for any
 // number of goroutines. No command is retried: a lost reply is an error, although the command may
-// have been executed. (A cluster client may still repeat a command while it follows redirects.)
+// have been executed. Except on a Cluster: go-redis's cluster client, which must follow redirects,
+// repeats a command up to three times, also after a network error.
 type Conn struct {
 	Cmd   redis.UniversalClient // for commands
 	Block redis.UniversalClient // for blocking reads, so that they do not occupy the connections for commands
@@ -124,8 +126,8 @@ func (o Options) universal(cfg Config, readBeyond time.Duration) *redis.Universa
 		PoolSize:         cfg.PoolMaxActive,
 		PipelinePoolSize: -1, // pipelines use the same pool, so that its size bounds all connections
 
-		// Speak RESP2 and send neither CLIENT SETINFO nor other handshakes: older servers and
-		// miniredis refuse them.
+		// Speak RESP2, and send neither CLIENT SETINFO nor CLIENT MAINT_NOTIFICATIONS: older
+		// servers and miniredis refuse them.
 		Protocol:                 2,
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},

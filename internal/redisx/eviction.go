@@ -10,8 +10,8 @@ import (
 )
 
 // CheckEviction returns an error if a master may evict keys when its memory is full, because it
-// would lose jobs, or if a master does not answer. A server that does not report its policy, such
-// as an embedded one, evicts nothing.
+// would lose jobs, or if a master does not answer. It accepts a server that does not report its
+// policy, such as an embedded one, and one that this process may not ask.
 func (c *Conn) CheckEviction(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		policy, err := call.EvictionPolicy(ctx, shard)

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// inMemory maps an address to the Dialer of a Redis server inside this process. The address has the
+// inMemory maps an address to the Dialer of a Redis server inside this process. An address has the
 // form host:port, but nothing listens there.
 var inMemory sync.Map // string → Dialer
 
@@ -21,7 +21,8 @@ func ServeInMemory(addr string, dial Dialer) (remove func()) {
 	return func() { inMemory.Delete(addr) }
 }
 
-// memoryDialer returns the dialer that ServeInMemory has registered for the address in o, or nil.
+// memoryDialer returns the dialer that ServeInMemory has registered for the address in o; nil if
+// there is none, or o has several addresses.
 func (o Options) memoryDialer() Dialer {
 	if len(o.Addrs) != 1 {
 		return nil

@@ -11,12 +11,13 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
-// oldestVersion is the oldest version of Redis with which the tests run. CI and `make deps` install
-// it.
+// oldestVersion is the oldest version of Redis with which the tests run: the one that CI installs.
+// (`make deps` installs the one of the Linux distribution.)
 const oldestVersion = "7.0"
 
 // CheckVersion returns an error if a master is older than the oldest version that is tested, or
-// does not answer. A server that does not report its version is accepted.
+// does not answer. It accepts a server that does not report its version, or that this process may
+// not ask.
 func (c *Conn) CheckVersion(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		version, err := call.ServerVersion(ctx, shard)

@@ -53,8 +53,8 @@ func (c *Conn) master(ctx context.Context, key string) (redis.UniversalClient, e
 	return c.Cmd, nil
 }
 
-// CheckReplicas returns an error if a server can't have replicas, such as an embedded one, or does
-// not answer. It does not check that there are any replicas.
+// CheckReplicas returns an error if a master does not report a number of replicas, such as an
+// embedded server or one that this process may not ask, or does not answer. The number may be 0.
 func (c *Conn) CheckReplicas(ctx context.Context) error {
 	return c.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		info, err := shard.Info(ctx, "replication").Result()

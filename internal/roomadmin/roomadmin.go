@@ -65,8 +65,9 @@ func (a *Admin) CheckRecalibration(to api.Recalibration) []api.FieldError {
 
 // SetEvent creates an event, or replaces all its settings; only a missing mode keeps its value. If
 // the caller gives a rev and the event has another one, it changes nothing and returns
-// api.ErrChanged. Without a capacity it asks the seat service. If that does not answer, a new event
-// has no slots and the brokers ask again later; an existing event keeps its capacity.
+// api.ErrChanged. Without a capacity it asks the seat service. If that does not know the event, the
+// capacity is a bad field. If it does not answer, a new event has no slots and the brokers ask
+// again later; an existing event keeps its capacity.
 func (a *Admin) SetEvent(
 	ctx context.Context, event string, set api.EventSettings, rev int64,
 ) (v api.RoomEvent, err error) {
@@ -110,7 +111,8 @@ func (a *Admin) warnings(returnURL string) []string {
 }
 
 // fillCapacity sets the capacity to the number of seats. If the seat service does not answer, it
-// sets the capacity that the event has; a new event stays without one (SeatsPending).
+// sets the capacity that the event has; a new event stays without one (SeatsPending). A service
+// that does not know the event makes the missing capacity a bad field.
 func (a *Admin) fillCapacity(ctx context.Context, event string, to *waitingroom.Settings) error {
 	n, err := a.cfg.Seats.Seats(ctx, event)
 	switch {
@@ -194,7 +196,7 @@ func (a *Admin) Events(ctx context.Context, cursor string, limit int) (l api.Roo
 }
 
 // SetMode opens, pauses or closes an event. A closed or sold-out event can't be paused, because
-// users may enter a paused event.
+// users may enter a paused event. An event without seats left can't be opened: it is sold out then.
 func (a *Admin) SetMode(ctx context.Context, event, mode string) (v api.RoomEvent, err error) {
 	if mode == api.ModePaused {
 		now, err := a.snapshot(ctx, event)
@@ -209,8 +211,9 @@ func (a *Admin) SetMode(ctx context.Context, event, mode string) (v api.RoomEven
 }
 
 // Recalibrate sets the capacity, the seats that are left, or both, while users wait. No user loses
-// a slot. With FromSeats, the capacity is what the seat service answers; if it does not answer,
-// nothing changes and the error is api.ErrUpstream.
+// a slot. With FromSeats, the capacity is what the seat service answers. If it does not answer,
+// nothing changes and the error is api.ErrUpstream; if it does not know the event, from_seats is a
+// bad field.
 func (a *Admin) Recalibrate(
 	ctx context.Context, event string, to api.Recalibration,
 ) (v api.RoomEvent, err error) {

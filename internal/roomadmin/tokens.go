@@ -45,8 +45,9 @@ func (a *Admin) VerifyToken(ctx context.Context, token string) (s api.EntryToken
 }
 
 // RenewToken returns a new token of the same user with a later expiry, but none after max_session:
-// near its end the expiry stays the same. It returns an api.ErrConflict if the token is not valid
-// any more, or if the session has reached max_session.
+// near its end the expiry stays the same. It returns an api.ErrConflict if no token of this entry
+// is valid any more, or if the session has reached max_session. So an older token that has expired
+// can be renewed while a newer one is valid.
 func (a *Admin) RenewToken(ctx context.Context, token string) (t api.EntryToken, err error) {
 	c, err := a.open(token)
 	if err != nil {
@@ -75,8 +76,8 @@ func (a *Admin) RenewToken(ctx context.Context, token string) (t api.EntryToken,
 }
 
 // CompleteToken ends the entry of the token's user and gives the slot back. With sold, it also
-// takes a seat from the stock. It returns false if the entry had ended before. A token that expired
-// less than the event's leeway ago still counts.
+// takes a seat from the stock, if there is one. It returns false if the entry had ended before. A
+// token whose latest renewal expired less than the event's leeway ago still counts.
 //
 // It does not repeat the call if Redis's reply is lost: the repeated call would return false, and a
 // caller that sells nothing on false would do the wrong thing. The caller gets the error instead.

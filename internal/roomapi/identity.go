@@ -45,8 +45,8 @@ var (
 )
 
 // of returns the visitor of a request. trusted says that the request comes from a trusted proxy. A
-// cookie with a wrong signature counts as no cookie, so its visitor gets a new one. A wrong
-// Authorization header is an error: a client that sends one would ignore a new cookie.
+// cookie with a wrong signature counts as no cookie, so its visitor gets a new one. A wrong bearer
+// token in Authorization is an error: a client that sends one would ignore a new cookie.
 func (i *identity) of(r *http.Request, trusted bool) (visitor, error) {
 	if i.header != "" {
 		id := r.Header.Get(i.header)

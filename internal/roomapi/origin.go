@@ -23,8 +23,8 @@ func (s *server) checkChange(r *http.Request) error {
 }
 
 // checkEntry refuses requests that must not enter their user: a POST or DELETE from another origin,
-// a HEAD, and a GET that another site causes, for example by an image, or that only prefetches a
-// page.
+// a HEAD, and a GET that another site causes, for example by a link or an image, or that only
+// prefetches a page.
 func (s *server) checkEntry(r *http.Request) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return s.checkChange(r)

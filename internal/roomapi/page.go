@@ -170,7 +170,7 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, v *view,
 // wait serves the waiting page. It enters the user as one who polls. With ?left it enters nobody,
 // and shows that the user has left. A HEAD, a prefetch, or a request that another site causes, does
 // not enter: it gets a start page. A user whose turn it is gets the token as a cookie and is
-// redirected to return_url.
+// redirected to return_url (see goOn).
 func (a *API) wait(w http.ResponseWriter, r *http.Request) error {
 	event, err := eventOf(r)
 	if err != nil {
@@ -204,7 +204,8 @@ func (a *API) wait(w http.ResponseWriter, r *http.Request) error {
 
 // goOn gives a user whose turn it is the token as a cookie, and redirects the user to return_url.
 // If the request has the same token already, the protected service has sent the user back: then
-// goOn shows a page with a link instead, because redirects would form an endless loop.
+// goOn shows a page with a link instead, because redirects would form an endless loop. Without a
+// return_url it shows a page, too.
 func (a *API) goOn(w http.ResponseWriter, r *http.Request, v *view, user string) error {
 	t, returnURL, err := a.room.Token(r.Context(), v.Event, user)
 	if err != nil {
@@ -224,7 +225,7 @@ func (a *API) goOn(w http.ResponseWriter, r *http.Request, v *view, user string)
 
 // showProblem shows the waiting page with an error and the error's status. If the problem is
 // temporary, the page reloads itself in a browser without JavaScript. A problem of the user's
-// identity has no page: it is returned.
+// identity has no page: it is returned. ErrNotReady and ErrNoTicket get the start page, with 200.
 func (a *API) showProblem(w http.ResponseWriter, r *http.Request, v *view, err error) error {
 	if errors.Is(err, ErrNotReady) || errors.Is(err, ErrNoTicket) { // the state has changed since Poll
 		v.Refresh = int(startRefresh / time.Second)

@@ -17,8 +17,8 @@ import (
 // It stores at most one unwritten frame of each kind: a newer frame replaces an older one, because
 // each is a complete state. So a client that reads slowly misses older frames but never has a queue
 // of them. Admitted, Ended and Reconnect drop an unwritten position; otherwise frames replace only
-// frames of their own kind. Frames are written in the order state, position, admitted, ended or
-// reconnect.
+// frames of their own kind. All frames after the first Ended or Reconnect are ignored. Frames are
+// written in the order state, position, admitted, ended or reconnect.
 type Stream struct {
 	wake chan struct{} // has an element while frames are pending
 

@@ -6,9 +6,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// enter returns the user of a request that may enter. For a new visitor it makes an id. It sets or
-// renews the cookie before the caller enters the user: if the answer is an error and the client
-// repeats the request, it is the same user.
+// enter returns the user of a request that may enter. For a new visitor it makes an id. Unless a
+// header names the user, it sets or renews the cookie before the caller enters the user: if the
+// answer is an error and the client repeats the request, it is the same user.
 func (a *API) enter(w http.ResponseWriter, r *http.Request) (user string, err error) {
 	if err := a.checkEntry(r); err != nil {
 		return "", err
@@ -30,7 +30,7 @@ func (a *API) enter(w http.ResponseWriter, r *http.Request) (user string, err er
 }
 
 // known returns the event and the user of a request that does not enter. user is "" if the request
-// identifies none.
+// identifies none. It refuses a change that a page of another origin makes.
 func (a *API) known(r *http.Request) (event, user string, err error) {
 	if event, err = eventOf(r); err != nil {
 		return "", "", err
@@ -88,8 +88,8 @@ func (a *API) complete(event string, t api.Ticket) api.Ticket {
 }
 
 // leave serves DELETE …/ticket and POST …/ticket/leave. The form on the waiting page adds the
-// parameter page: then the browser is redirected to that page, and an error of the room is shown as
-// that page.
+// parameter page: then the browser is redirected to the waiting page with ?left, and an error of
+// the room is shown as the waiting page.
 func (a *API) leave(w http.ResponseWriter, r *http.Request) error {
 	event, user, err := a.known(r)
 	if err != nil {

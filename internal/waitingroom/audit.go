@@ -145,8 +145,8 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// note records the number and the fence of a row, to find those that two users have. A number above
-// the last one given is skipped: it is a finding by itself.
+// note records the number and the fence of a row, to find those that two users have. It skips a
+// number that can't have been given: that is a finding by itself.
 func (a *roomAudit) note(row auditRow) {
 	if row.number >= 1 && row.number <= a.tail && !a.numbers.add(row.number) {
 		a.candidate(fmt.Sprint("number ", row.number))

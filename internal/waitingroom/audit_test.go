@@ -154,8 +154,8 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-// dump returns, as text, the contents of the event's keys, of the list of events and of the events
-// to clean up, and the length of the stream moves.
+// dump returns, as text, the contents of the event's keys, of the list of events and of the key
+// cleanup, and the length of the stream moves.
 func (w *world) dump() string {
 	ctx := w.Context()
 	var all []any

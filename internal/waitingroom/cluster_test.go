@@ -13,8 +13,8 @@ import (
 )
 
 // TestNothingHappensWhileTheSlotMoves: while the hash slot of a partition moves from one master of
-// a Redis Cluster to another, each call is refused and changes nothing. After the move, calls work
-// again.
+// a Redis Cluster to another, each call of a script is refused and changes nothing. After the move,
+// calls work again.
 func TestNothingHappensWhileTheSlotMoves(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 2)

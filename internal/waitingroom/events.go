@@ -28,10 +28,11 @@ type Declared struct {
 }
 
 // Declare creates an event, or replaces its settings. Settings without a mode keep the event's
-// mode; a new event is open. It returns ErrRev, and changes nothing, if the event has another rev
-// than the caller gave.
+// mode; a new event is open. But an event that is not closed is sold out while no seats are left,
+// and a sold-out event that gets seats, or has no stock any more, is open. It returns ErrRev, and
+// changes nothing, if the event has another rev than the caller gave.
 //
-// Twice: SAME; with a rev ErrRev, because the first call has changed the rev.
+// Twice: SAME; with a rev ErrRev, if the first call has changed something, and with it the rev.
 func (r events) Declare(ctx context.Context, event string, s Settings, o DeclareOptions) (Declared, error) {
 	how := "put"
 	if o.IfAbsent {
@@ -49,7 +50,8 @@ type Changes struct {
 	SeatsKnown bool           // the seat service has answered
 }
 
-// Change changes some settings of an event. It returns ErrUnknown if there is no such event.
+// Change changes some settings of an event. As in Declare, the seats that are left may decide about
+// the mode. It returns ErrUnknown if there is no such event.
 //
 // Twice: SAME.
 func (r events) Change(ctx context.Context, event string, c Changes) (Declared, error) {
@@ -190,9 +192,10 @@ func newSnapshot(event string, fields map[string]string, waiting, used, users in
 	return s
 }
 
-// Forget removes users from the queue of an event that is closed or sold out, 200 in a call, and
-// deletes the event when its retention is over. It returns the number of users who still have a
-// record, and how long there is nothing more to do; negative: for ever.
+// Forget removes users from the queue of an event that is closed or sold out, at most 200 in a
+// call, and deletes the event when it has no users and its retention is over. Other events it
+// leaves as they are. It returns the number of users who still have a record, and how long there is
+// nothing more to do; negative: for ever.
 //
 // Twice: removes the next users.
 func (r events) Forget(ctx context.Context, event string) (left int64, wait time.Duration, err error) {

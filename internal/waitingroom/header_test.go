@@ -66,7 +66,8 @@ func (e *evals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestContractsKeepToTheHeaders: the Go contracts send the arguments that the headers list.
+// TestContractsKeepToTheHeaders: the methods of Rooms send their scripts the arguments that the
+// headers of the Lua files list.
 func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -92,7 +92,8 @@ func (m *model) lawfulStates(id string, e *storedEvent) {
 }
 
 // lawfulNumbers checks the laws R3 and R7: each number that was given is either in the queue or in
-// exactly one entry of the stream moves.
+// exactly one entry of the stream moves, no two users have one number, and the change numbers in
+// moves have no gap.
 func (m *model) lawfulNumbers(id string, e *storedEvent, l *lawsOf, moves []string) {
 	tail, _ := strconv.ParseInt(e.hash["tail"], 10, 64)
 	places, holders := map[int64]int{}, map[int64]string{}

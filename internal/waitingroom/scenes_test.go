@@ -181,7 +181,8 @@ func TestScenes(t *testing.T) {
 }
 
 // playSpoiled runs a scene while one key has a wrong Redis type. The script must fail before its
-// first write, because Redis does not undo writes when a script fails.
+// first write, because Redis does not undo writes when a script fails. Only snapshot, which does
+// not read all keys, may succeed.
 func playSpoiled(st *stage, sc scene, args []any, key string) {
 	ctx := st.Context()
 	kind, err := st.s.c.Type(ctx, key).Result()

@@ -14,7 +14,7 @@ import (
 // longest time until a visitor without a conn calls again. It returns ErrUnknown if there is no
 // such event.
 //
-// Twice: the same answer, with Back instead of Entered.
+// Twice: the same answer, with Back instead of Entered, New false and no Replaced.
 func (r users) Enter(
 	ctx context.Context, event string, mode Mode, poll time.Duration, visitors ...Visitor,
 ) (EnterReply, error) {
@@ -44,8 +44,8 @@ func withVisitors(args []any, visitors []Visitor) []any {
 }
 
 // Disconnect tells Redis that the streams of these visitors have ended. By the event's settings, a
-// user goes away, is removed (Gone, NoShow), or stays (Noted). Stale: the user is unknown or
-// has another conn. Noted and Stale change nothing.
+// user goes away, is removed (Gone, NoShow), or stays (Noted). Stale: the event or the user is
+// unknown, or the user has another conn or polls. Noted and Stale change nothing.
 //
 // Twice: Noted or Stale.
 func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor) ([]Code, error) {
@@ -61,7 +61,8 @@ func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor
 }
 
 // Leave removes a user in any state. It returns whether the user had a record, and the conn of the
-// user's stream, "" if there is none: the caller has to tell the conn's broker to end the stream.
+// user's last stream, "" if there is none: the caller has to tell the conn's broker to end the
+// stream, which may have ended before.
 //
 // Twice: left is false.
 func (r users) Leave(ctx context.Context, event, user string) (conn string, left bool, err error) {
@@ -73,7 +74,8 @@ func (r users) Leave(ctx context.Context, event, user string) (conn string, left
 	return reply.text(), left, reply.failed
 }
 
-// Promote gives free slots to the users with the lowest numbers who are present, 200 at most.
+// Promote gives free slots of an open event, as far as its rate allows, to the users with the
+// lowest numbers who are present, 200 at most.
 //
 // Twice: promotes the next users.
 func (r users) Promote(ctx context.Context, event string) (Progress, error) {
@@ -81,9 +83,9 @@ func (r users) Promote(ctx context.Context, event string) (Progress, error) {
 }
 
 // Expire removes the users of an event whose time has ended, 200 at most: away users after their
-// grace, users who poll no more, no-shows, and users with an expired token. It also stores in the
-// partition when it ran: a gap of more than 5 s starts a hold. With event "" it only stores the
-// time.
+// grace, users who poll no more, no-shows, and users whose token and its leeway have ended. During
+// a hold it removes only the last. It also stores in the partition when it ran: a gap of more than
+// 5 s starts a hold. With event "" it removes nobody.
 //
 // Twice: removes the next users.
 func (r users) Expire(ctx context.Context, p keyspace.Partition, event string) (Progress, error) {
@@ -168,8 +170,9 @@ func (r users) State(ctx context.Context, event, user string) (Code, error) {
 }
 
 // Complete removes a user who has a token, because the protected service is done with the user, and
-// gives the slot back. With sold, it also takes a seat from the stock. It returns false if the
-// user's record has another fence or no token. The token may have expired shortly before.
+// gives the slot back. With sold, it also takes a seat from the stock, if there is one. It returns
+// false if the user has no record, or one with another fence or without a token. The token may have
+// expired shortly before.
 //
 // Twice: false, and no second seat is sold.
 func (r users) Complete(ctx context.Context, event, user, fence string, sold bool) (bool, error) {
@@ -190,7 +193,7 @@ func (r users) Complete(ctx context.Context, event, user, fence string, sold boo
 // It returns the number to continue from (0: done), how many users it made away, and how long a
 // hold still forbids to sweep.
 //
-// Twice: finds nothing more.
+// Twice: makes away only users whom the first call has left.
 func (r users) Sweep(
 	ctx context.Context, event string, from int64, alive []string,
 ) (next int64, n int, hold time.Duration, err error) {

@@ -117,9 +117,9 @@ const (
 	Over    Code = "OVER" // max_session is reached
 )
 
-// Entry is the answer of Enter for one user. Number is 0 for codes without a record. Fence and
-// Expires are set for READY (when the slot ends) and IN_PROGRESS (when the token expires). Replaced
-// is the conn that the record had before, if it was another one.
+// Entry is the answer of Enter for one user. Number is 0 if the user has no record, and with None
+// and Stale. Fence and Expires are set for READY (when the slot ends) and IN_PROGRESS (when the
+// token expires). Replaced is the conn that the visitor's conn has replaced, "" if none.
 type Entry struct {
 	Code     Code
 	Number   int64
@@ -135,7 +135,7 @@ type EnterReply struct {
 	Entries []Entry
 }
 
-// Claim is the answer of Claim and Renew for one user: the token's fence and expiry.
+// Claim is the answer of Claim, Renew and Verify for one user: the token's fence and expiry.
 type Claim struct {
 	Code    Code
 	Fence   string

@@ -98,8 +98,8 @@ func Of(name, prefix string) (User, error) {
 	return u, nil
 }
 
-// withoutCovered returns the key patterns without those that a wider pattern of the list, which
-// ends with *, covers.
+// withoutCovered returns the key patterns without those that a wider pattern of the list covers. It
+// takes only patterns whose single * is at the end for wider ones.
 func withoutCovered(patterns []string) []string {
 	return slices.DeleteFunc(slices.Clone(patterns), func(pattern string) bool {
 		return slices.ContainsFunc(patterns, func(other string) bool {

@@ -51,8 +51,9 @@ func NeverSent(err error) bool {
 // IsOOM reports whether Redis refused a write because its memory is full.
 func IsOOM(err error) bool { return hasCode(err, "OOM") }
 
-// IsNoPermission reports whether Redis refused a command because its Redis user has no right to it
-// (ACL). If a script called the command, the script's earlier writes remain.
+// IsNoPermission reports whether Redis refused a command because its Redis user has no right to it,
+// or to a key or channel of it (ACL). If a script called the command, the script's earlier writes
+// remain.
 func IsNoPermission(err error) bool { return hasCode(err, "NOPERM") }
 
 // IsNoGroup reports whether a stream or its consumer group does not exist, or was deleted during a

@@ -8,7 +8,8 @@ func GuardBase(prefix, kind, name string) string {
 	return prefix + "guard:{" + kind + "/" + name + "}:"
 }
 
-// GuardPattern matches the hash of each guard of a kind, or with "" of each guard, for SCAN.
+// GuardPattern returns a pattern for SCAN that matches the hash of each guard of a kind, or of all
+// kinds if kind is "".
 func GuardPattern(prefix, kind string) string {
 	if kind != "" {
 		kind += "/"

@@ -25,8 +25,8 @@ func (k RoomKeys) RoomUsers(event string) string { return k.Room(event) + ":user
 // Rooms is a sorted set: events by the time (ms) when something is due there.
 func (k RoomKeys) Rooms() string { return string(k) + "rooms" }
 
-// RoomCleanup is a hash: when the script expire_users last ran, and the end of a hold of places,
-// which begins when it did not run for a while.
+// RoomCleanup is a hash: when the script expire_users last ran, the end of a hold of places, which
+// begins when it did not run for a while, and how often the clock has stepped back.
 func (k RoomKeys) RoomCleanup() string { return string(k) + "cleanup" }
 
 // RoomSweep is a string: the broker process that runs the room sweep now, which moves the waiting

@@ -12,8 +12,8 @@ const (
 	ackLinger = 3 * time.Millisecond // wait for more acknowledgements to share the round trip
 )
 
-// acker collects the ids of handled entries and acknowledges them in batches. It keeps an id until
-// Redis has confirmed the acknowledgement.
+// acker collects the ids of handled entries, and acknowledges and deletes the entries in batches.
+// It keeps an id until Redis has confirmed that.
 type acker struct {
 	reader    *Reader
 	stream    string

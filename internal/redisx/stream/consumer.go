@@ -113,7 +113,7 @@ func NewConsumer(conn *redisx.Conn, cfg ConsumerConfig) *Consumer {
 // Run reads until ctx ends. It then waits for the handlers, and ends their contexts after
 // CloseTimeout. It acknowledges what they have finished, and gives up the other entries, so that
 // another consumer can claim them at once. It returns an error if entries of interrupted handlers
-// are left, or if Redis did not accept the last acknowledgements.
+// are left, or if Redis did not accept the last acknowledgements: then it gives up no entry.
 func (c *Consumer) Run(ctx context.Context) error {
 	work, interrupt := context.WithCancel(context.WithoutCancel(ctx))
 	defer interrupt()
@@ -145,9 +145,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return c.handBack(context.WithoutCancel(ctx), interrupted)
 }
 
-// handBack sends the last acknowledgements. It sets the idle time of all other entries to a full
-// lease, so that other consumers may claim them at once. interrupted: CloseTimeout has ended
-// handlers, which is an error if they left entries.
+// handBack sends the last acknowledgements; it returns at once if that fails. Then it sets the idle
+// time of all other entries to a full lease, so that other consumers may claim them at once.
+// interrupted: CloseTimeout has ended handlers, which is an error if they left entries.
 func (c *Consumer) handBack(ctx context.Context, interrupted bool) error {
 	ctx, cancel := context.WithTimeout(ctx, lastFlush)
 	defer cancel()
@@ -288,7 +288,7 @@ func (c *Consumer) start(ctx, work context.Context, batch []Entry) {
 }
 
 // handle calls the handler with a batch, and acknowledges or rejects entries by its verdicts. It
-// returns the entries that must be delivered again.
+// returns the entries that must be delivered again, also those whose quarantine failed.
 func (c *Consumer) handle(ctx context.Context, batch []Entry) (again []Entry) {
 	if len(batch) == 0 {
 		return nil
@@ -314,8 +314,8 @@ func (c *Consumer) handle(ctx context.Context, batch []Entry) (again []Entry) {
 	return again
 }
 
-// verdicts calls the handler. If the handler panics, verdicts calls it for each entry alone, and
-// rejects each one with which it panics alone.
+// verdicts calls the handler. If the handler panics with several entries, verdicts calls it for
+// each entry alone. It rejects an entry with which the handler panics alone.
 func (c *Consumer) verdicts(ctx context.Context, batch []Entry) (all []Verdict) {
 	defer func() {
 		p := recover()

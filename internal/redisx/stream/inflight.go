@@ -43,8 +43,8 @@ func newInFlight(maxEntries, maxBytes int) *inFlight {
 }
 
 // begin adds entries that a handler gets now, and returns them. It leaves out entries that are in
-// flight already, which Redis delivers twice after a claim of the consumer's own entries or in a
-// recreated group.
+// flight already, and no longer counts them as lost: Redis delivers them again after this consumer
+// claims them, from itself or from another one, or in a recreated group.
 func (f *inFlight) begin(entries []Entry) (fresh []Entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -52,9 +52,9 @@ return #dead
 
 const renewBatch = 200
 
-// Renew sets the idle time of those of the entries ids that this consumer still owns: 0, or a full
-// lease to give them up. It returns the ids that another consumer owns now. It ignores ids that are
-// not pending any more, and a missing group.
+// Renew sets the idle time of those of the entries ids that this consumer still owns to idle: 0
+// keeps them, a full lease gives them up. It returns the ids that another consumer owns now. It
+// ignores ids that are not pending any more, and a missing group.
 func (r *Reader) Renew(
 	ctx context.Context, stream string, ids []string, idle time.Duration,
 ) (lost []string, err error) {

@@ -17,8 +17,9 @@ type Quarantine struct {
 	Source string
 }
 
-// Bounds of a quarantine. A list has at most maxListed texts, each with maxListedText characters of
-// an entry. A stream has about maxStored entries, each field cut to maxStoredText bytes.
+// Bounds of a quarantine. A list has at most maxListed texts, each with at most maxListedText
+// characters of an entry. A stream has at most about maxStored entries, each value of a field cut
+// to maxStoredText bytes.
 const (
 	maxListed     = 1000
 	maxListedText = 1024
@@ -53,7 +54,7 @@ func (q Quarantine) AddText(ctx context.Context, pipe redis.Pipeliner, id string
 
 // Quarantine stores an entry of a stream in q, and then acknowledges and deletes it in the stream.
 // These are separate calls, because a transaction would acknowledge the entry even if storing
-// failed. After an error the entry is still pending, and may be in q as well.
+// failed. After an error the entry is still pending, or in q, or both.
 func (r *Reader) Quarantine(ctx context.Context, stream string, q Quarantine, e Entry, reason error) error {
 	if err := r.store(ctx, q, e, reason); err != nil {
 		return err

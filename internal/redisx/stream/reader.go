@@ -71,9 +71,9 @@ func (r *Reader) EnsureGroup(ctx context.Context, stream string) error {
 
 // Read returns up to count new entries of each stream that has any, or nil if there are none. It
 // creates missing groups. The streams must have the same hash tag. Read waits for the first entry
-// up to block (at most redisx.MaxBlock); with 0 it does not wait. The end of ctx does not interrupt
-// the wait. After a network error Redis may have delivered entries whose reply was lost: only
-// a claim of idle entries finds them.
+// up to block (at most redisx.MaxBlock); with 0 it does not wait. The deadline of ctx interrupts
+// the wait, a cancellation does not. After a network error Redis may have delivered entries whose
+// reply was lost: only a claim of idle entries finds them.
 func (r *Reader) Read(ctx context.Context, streams []string, count int, block time.Duration) ([]Batch, error) {
 	return r.readOrCreate(ctx, streams, count, block, r.decoded)
 }

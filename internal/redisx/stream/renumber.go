@@ -24,12 +24,13 @@ const maxRenumbered = 10_000
 // renumberScript replaces ids that are in the future by new ids, which are larger than all others
 // in the stream. A program that writes into a stream may choose an entry's id, and Redis gives each
 // later entry a larger one. After an entry with the largest possible id, Redis refuses all further
-// entries, even if that entry is deleted. The script sets the last id of the stream, and of its
-// groups, to the present. An entry that is pending is delivered again under its new id.
+// entries, even if that entry is deleted. The script sets the last id of the stream, and of the
+// groups that have come so far, to the present. An entry that is pending is delivered again under
+// its new id.
 //
 //	KEYS: stream. ARGV: how far in the future (ms), most entries.
 //	Reply: the number of entries with new ids; -1 if they are more than most: nothing was changed;
-//	false if the last id of the stream is not in the future.
+//	false if there is no stream, or its last id is not in the future.
 var renumberScript = call.NewScript("renumber", luaFields+`
 local stream, most = KEYS[1], tonumber(ARGV[2])
 local function ms(id) return tonumber(string.match(id, '^%d+') or 0) end
@@ -57,7 +58,8 @@ return #entries
 `)
 
 // renumber gives new ids to the entries of a stream whose ids are in the future, and logs it.
-// Otherwise an entry with the largest possible id would block the stream for ever.
+// Otherwise an entry with the largest possible id would block the stream for ever. More than
+// maxRenumbered entries keep their ids: that is logged, and no error.
 func renumber(ctx context.Context, c redis.Cmdable, stream string, log *slog.Logger) error {
 	reply, err := renumberScript.Run(ctx, c, []string{stream}, []any{futureAge.Milliseconds(), maxRenumbered})
 	if err != nil {

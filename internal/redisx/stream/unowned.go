@@ -25,10 +25,10 @@ end
 `
 
 // unownedScript finds entries that were delivered and that no consumer owns: they are in the
-// stream, not behind the group's last delivered id, and not pending. Redis neither delivers nor
-// lists them, so it looks into the gaps between the ids of pending entries. These are nearly always
-// empty, so it reads hardly any entry. It looks and claims in one step: no entry can be read or
-// acknowledged in between.
+// stream, not after the group's last delivered id, and not pending. Redis neither delivers nor
+// lists them, so the script looks into the gaps between the ids of pending entries. These are
+// nearly always empty, so it reads hardly any entry. It looks and claims in one step: no entry can
+// be read or acknowledged in between.
 //
 //	KEYS: stream. ARGV: group, consumer ('' = only list the entries, and those that were claimed
 //	for unownedConsumer), idle ms, the id at which to begin, pending entries and unowned entries

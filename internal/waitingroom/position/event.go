@@ -82,8 +82,8 @@ func (e *Event) Place(number, change int64) Place {
 }
 
 // Wait waits until the view includes a change number, for MaxWait at most. If the event has no view
-// and its queue has at most maxLoadByWaiter users, Wait loads the view. It returns whether the view
-// includes the change number now.
+// and its queue has at most maxLoadByWaiter users, Wait loads the view, unless another load runs or
+// has just failed. It returns whether the view includes the change number now.
 func (e *Event) Wait(ctx context.Context, change int64) bool {
 	ctx, cancel := context.WithTimeout(ctx, MaxWait)
 	defer cancel()

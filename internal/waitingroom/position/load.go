@@ -6,8 +6,8 @@ import (
 	"math/bits"
 )
 
-// ErrSpan means that the lowest and highest number in a queue are too far apart for the bitmap of a
-// view.
+// ErrSpan means that the lowest number in a queue and the last number given are too far apart for
+// the bitmap of a view.
 var ErrSpan = errors.New("the numbers of the queue are too far apart")
 
 // Load builds the view of an event from a snapshot with this change number and tail (the last

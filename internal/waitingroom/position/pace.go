@@ -26,8 +26,8 @@ type sample struct {
 	full           bool // all slots are in use
 }
 
-// add adds a snapshot. If the event is not open, or Redis has lost data, it drops the earlier ones:
-// the pace is then unknown for a while.
+// add adds a snapshot. If the event is not open, it drops all snapshots, also this one. If Redis
+// has lost data, it drops the earlier ones. The pace is then unknown for a while.
 func (p *pace) add(at time.Time, s waitingroom.Snapshot) {
 	if s.Settings.Mode != api.ModeOpen {
 		p.samples = nil

@@ -41,7 +41,8 @@ func (p *progress) reset() {
 
 // follow compares last, the last id of moves in a snapshot, with requested, the read position when
 // the snapshot was requested. If the stream ends before that position, Redis has lost data, and an
-// XREAD from there would wait for ever: follow moves the position back to last and returns true.
+// XREAD from there would wait for ever: follow moves the position back to last and returns true. If
+// reading has not begun, it begins behind last.
 func (p *progress) follow(last, requested streamID, set bool) (lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

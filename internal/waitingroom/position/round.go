@@ -15,8 +15,9 @@ import (
 // Round does one round of the work for all views: snapshots once a second, loads, and one read of
 // the stream moves, which waits for entries until the next snapshot is due. The caller calls it in
 // a loop. After a read of few entries (fewer than manyMoves), Round first waits until readInterval
-// has passed; after a full read it reads at once. Without events, it waits about a second for one.
-// It returns errors of the source; the caller should then wait before the next call.
+// has passed; after a full or an empty read it reads at once. Without events, it waits about a
+// second for one. It returns errors of the source; the caller should then wait before the next
+// call.
 func (v *Views) Round(ctx context.Context) error {
 	if err := v.pause(ctx); err != nil {
 		return err
@@ -118,9 +119,9 @@ func (v *Views) loadDue(ctx context.Context, events []*Event) error {
 	})
 }
 
-// load loads the views of these events, at most waitingroom.MostUsers, except those that another
-// goroutine is loading. It does not load a queue longer than longest: Round does that later.
-// between, if not nil, is called between the pages.
+// load loads the views of these events, at most waitingroom.MostUsers, except those that have a
+// good view by now or that another goroutine is loading. It does not load a queue longer than
+// longest: Round does that later. between, if not nil, is called after each page.
 func (v *Views) load(ctx context.Context, events []*Event, longest int64, between func() error) error {
 	var begun []*Event
 	for _, e := range events {

@@ -178,7 +178,8 @@ func patternOf(value ssa.Value) string {
 }
 
 // patternOfCall returns the pattern of a call inside a function of package keyspace to another
-// function of that package; "*" for any other call. The called function must not be recursive.
+// function of that package; "*" for any other call, and for a function that returns strings of
+// different patterns. The called function must not be recursive.
 func patternOfCall(call *ssa.Call) string {
 	f := call.Common().StaticCallee()
 	if f == nil || home(f) == nil || home(f).Pkg.Path() != keyspace {
