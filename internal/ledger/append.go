@@ -52,7 +52,9 @@ const SubmissionPrefix = "="
 var ErrGap = fmt.Errorf("%w: earlier pieces of the submission are missing: repeat it from the first",
 	api.ErrUnavailable)
 
-// EntryRequest is the request id of the jobs that an entry of the ingest stream adds.
+// EntryRequest returns the beginning of the request ids of the jobs that an entry of the ingest
+// stream adds. It is for entries without a message id, and not for further ingest streams: their
+// request ids begin otherwise.
 func EntryRequest(entry string) string { return "@" + entry }
 
 // AppendArgs are the arguments of Append.
@@ -79,8 +81,8 @@ type AppendReply struct {
 // group that reaches its announced total is sealed. A group with unique keys gets no second job
 // with the same key (see AppendReply).
 //
-// Twice: with a request id or a mode, the second call reports a duplicate; without, it adds the
-// jobs again. Errors:
+// Twice: with a request id that is still stored, or with a mode, the second call reports a
+// duplicate; without, it adds the jobs again. Errors:
 //
 //	ErrGap           earlier pieces of the submission are missing
 //	api.ErrNotFound  there is no such group

@@ -243,8 +243,8 @@ func (c composer) append(to []byte, ordinal int64, job *NewJob) []byte {
 	return appendKey(append(to, job.Payload...), job.Key)
 }
 
-// cutter reads the fields of a blob one by one from the front; bad says that a field was missing or
-// was not a number.
+// cutter reads the fields of a blob one by one from the front; bad says that a field was missing,
+// was not a number, or was a reason of more than one character.
 type cutter struct {
 	rest string
 	bad  bool

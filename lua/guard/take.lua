@@ -18,7 +18,8 @@
 --        at           guard time, µs
 -- The limiter's key expires 60 s after all permits are there again.
 -- Twice: spends twice. That is safe for the limit and costs permits.
--- Out of memory: refused. A call that takes no permits is answered, unless the clock went back.
+-- Out of memory: refused. A call that finds too few permits (allowed is 0) is answered all the
+-- same, because it writes nothing, unless the clock went back.
 -- Cost: constant. With the sliding limiter about 64 entries of 28 bytes are read.
 local tokens, kind, permits = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 WIDTH, BURST = tonumber(ARGV[4]), tonumber(ARGV[5])
