@@ -222,8 +222,8 @@ type Congestion struct {
 	KeepStats time.Duration // how long congestion statistics are kept after a tenant's last event
 }
 
-// OutcomeReply counts the outcomes that took effect, those that were stale, and the jobs that have
-// failed.
+// OutcomeReply has the numbers of the outcomes that took effect, of those that were stale, and of
+// the jobs that have failed.
 type OutcomeReply struct {
 	Owned, Stale, Failed int64
 	Steps                []JobStep // sampled jobs that have failed, or that were cancelled meanwhile
