@@ -3,7 +3,7 @@
 -- one HMGET, together with its other fields, and hands them to left; spend writes them. left writes
 -- only to correct a stored time that is too late: after a step back of the clock; with token also
 -- when more was spent than was left, or when the bucket has become smaller. Each limit needs a hash
--- of its own. The caller does the precheck and sets the TTL.
+-- of its own. The caller does the precheck, sets the TTL, and assigns the variables below SETS.
 -- NEEDS  base
 -- SETS
 --   LIMITER    the kind that the script uses: fixed, sliding or token

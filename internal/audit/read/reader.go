@@ -30,8 +30,8 @@ const (
 )
 
 // Reader has methods that read large structures of one Redis, a page at a time. To them a key that
-// does not exist is empty. A key of the wrong Redis type is empty too and is recorded in WrongTypes, so
-// that the audit can read everything else.
+// does not exist is empty. A key of the wrong Redis type is empty too and is recorded in
+// WrongTypes, so that the audit can read everything else.
 type Reader struct {
 	Cmd   redis.UniversalClient
 	Pacer *Pacer // limits the rate; nil: no limit
