@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// edit is a change of a script's source: instead replaces guard, the text of a check.
+// edit is a change of a script's source: instead replaces guard, a text that keeps a rule.
 type edit struct{ script, guard, instead string }
 
-// controls are the edits that remove a check from scripts, by the name of the control. The chaos
-// tests apply one at a time, to prove that they would notice its absence.
+// controls are edits that break a rule of the scripts on purpose, by the name of the control. The
+// chaos tests apply one at a time, to prove that they would notice it.
 var controls = map[string][]edit{
-	// A report counts whatever became of its attempt meanwhile.
+	// With this control a report counts, whatever became of its attempt meanwhile.
 	"attempt": {
 		{"outcome", "local mine = live and states[i] == 'I' .. m\n", "local mine = live and states[i] ~= ''\n"},
 		{
@@ -23,7 +23,7 @@ var controls = map[string][]edit{
 			"local mine = live and state ~= ''\n",
 		},
 	},
-	// An append that is asked again is applied again.
+	// With this control an append that is asked again is applied again.
 	"retry": {
 		{"append", "if mode ~= '' and g[10] then return { 'DUP' } end\n", ""},
 		{"append", "if piece and piece < tonumber(g[11] or 0) then return { 'DUP' } end\n", ""},
@@ -34,7 +34,7 @@ var controls = map[string][]edit{
 			"",
 		},
 	},
-	// An entry leaves its stream before its job has run.
+	// With this control an entry leaves its stream before its job has run.
 	"order": {
 		{"start", "local all = g[1] and", "local all = false and g[1] and"},
 		{"start", "new[i] = 'I' .. mark(token)", "new[i], gone[#gone + 1] = 'I' .. mark(token), entries[i]"},

@@ -17,8 +17,9 @@
 //     non-ready one is in its tenant's non-ready set, or among its tenant's suspended jobs while it
 //     is paused; a ready or in-flight one is in the ready stream of its type; a failed one is in
 //     the failures of its group, which agree with the group's error codes. A location holds nothing
-//     that is no job. Each key has its Redis type. As an exception, a ready stream may hold jobs of
-//     a cancelled group until a worker drops them.
+//     that is no job. Each key has its Redis type. As an exception, jobs of a cancelled group may
+//     stay in a ready stream until a worker or the dispatcher drops them, and among the tenant's
+//     non-ready and suspended jobs until the cancellation is completed.
 //   - results ([LawResults]): the result of each job that is done and not reduced is in exactly one
 //     entry of the results stream. The result of each reduced job is in exactly one line of its
 //     group's results, until these expire. The partial aggregates hold as many results as there are
@@ -27,16 +28,17 @@
 //     stream that was delivered is pending with a consumer, until it is deleted. The ids of these
 //     streams are not in the future.
 //   - lifecycle ([LawLifecycle]): a group's status agrees with its timestamps, with its jobs, and
-//     with the lists of open and of ended groups. If all jobs of a sealed group have ended and are
-//     reduced, the group has ended too or is dirty.
+//     with the lists of open, of ended and of failed groups. If all jobs of a sealed group have
+//     ended and are reduced, the group has ended too or is dirty.
 //   - counters ([LawCounters]): the counters of types (waiting, non-ready) and of tenants
 //     (unfinished, active, congested) are the numbers of such jobs, and the set of active tenants
-//     holds those with active jobs. A counter is not checked if a job that it counts breaks another
-//     law.
+//     holds those with active jobs. A counter is not checked if a job or group that it counts
+//     breaks one of the first three laws.
 //   - registry ([LawRegistry]): a group's owner key names its tenant; the group is in its tenant's
-//     partition and on its tenant's list. Each owner key has a group ([CheckOwnerKeys]).
-//   - receipt ([LawReceipt]): a group holds as many jobs as its producer was told were accepted
-//     ([Receipts]).
+//     partition and on its tenant's list. Each group on the list of all groups exists, and each
+//     owner key has a group ([CheckOwnerKeys]).
+//   - receipt ([LawReceipt]): a group holds at least as many jobs as its producer was told were
+//     accepted ([Receipts]).
 //   - guard-state ([LawGuardState]): each member of a guard is in exactly one of the states free,
 //     cooling, busy and off ([CheckGuards], as the next two).
 //   - guard-held ([LawGuardHeld]): a member counts as many leases as it has, and as many probes of
@@ -44,8 +46,8 @@
 //   - guard-queue ([LawGuardQueue]): the queue of a guard and its waiters are the same calls.
 //   - room-state ([LawRoomState]): each user of an event of the waiting room is in the sets of the
 //     user's state, and in no other: waiting, away or slots. A waiting user who polls is in waiting
-//     and away. The event has its settings, and is in the list of events no later than something is
-//     due ([CheckRooms], as the next two).
+//     and away. The event has its settings, and its time in the list of events is at most 15 s
+//     after something is due ([CheckRooms], as the next two).
 //   - room-number ([LawRoomNumber]): numbers are unique in an event, and at most the last one that
 //     was given. A user waits in the place of the user's number.
 //   - room-slots ([LawRoomSlots]): each promoted user and each user with a token holds a slot until
@@ -203,7 +205,8 @@ type Candidates struct {
 // RunGroups audits some groups of a partition. It reads their own keys, and their jobs in the
 // locations that groups share, but only where one of them may be missing or misplaced: a queue with
 // the right length is not read. Only a full audit ([Partition]) finds jobs of groups that don't
-// exist, unreadable entries, and wrong counters of tenants and types.
+// exist, unreadable elements of shared locations, unowned entries of streams, and wrong counters of
+// tenants and types.
 func RunGroups(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, candidates Candidates,
 	opts Options,

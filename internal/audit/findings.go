@@ -113,7 +113,7 @@ const (
 // lawAndGroup identifies the findings that break one law in one group.
 type lawAndGroup struct{ law, group string }
 
-// findings collects what one pass finds: findings up to the limits, all missing and misplaced jobs,
+// findings is what one pass has found: findings up to the limits, all missing and misplaced jobs,
 // and the tenants and types whose counters it must not judge.
 type findings struct {
 	all     map[identity]Finding
@@ -123,7 +123,7 @@ type findings struct {
 	missing   missingJobs
 	misplaced map[read.Location]map[read.Job]bool // see PartitionReport
 	// uncertainTenants and uncertainTypes name the tenants and types of which a job, group or key
-	// breaks another law: their counters are not judged.
+	// breaks the law conservation, states or location: their counters are not judged.
 	uncertainTenants, uncertainTypes map[string]bool
 }
 
@@ -200,9 +200,9 @@ func (fs *findings) withSummaries() map[identity]Finding {
 	return fs.all
 }
 
-// Missing lists jobs of one group that are not at the location of their state: Redis has lost them,
-// or another program has deleted them. Reduced jobs are not listed; failed ones only by a full
-// audit.
+// Missing is the list of the jobs of one group that are not at the location of their state: Redis
+// has lost them, or another program has deleted them. Reduced jobs are not listed; failed ones only
+// by a full audit.
 type Missing struct {
 	Partition     int
 	Group, Tenant string

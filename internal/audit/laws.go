@@ -32,8 +32,8 @@ var countFields = []countField{
 const unfinishedLetters = string(ledger.Waiting) + string(ledger.NonReady) + string(ledger.Ready) +
 	string(ledger.InFlight)
 
-// groupLaws checks the counts, states, error codes, lifecycle and aggregate of one group, as of one
-// instant, against the laws.
+// groupLaws is the check of one group as of one instant: its methods compare the counts, states,
+// error codes, lifecycle and aggregate with the laws.
 type groupLaws struct {
 	*group
 	found  *findings

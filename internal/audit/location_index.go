@@ -100,9 +100,9 @@ func (b *bitset) set(i, size int64) {
 // kindSet is a set of kinds of location.
 type kindSet [locationKinds]bool
 
-// locationIndex records where an audit has found the jobs of a group, so that missing, duplicated
-// and misplaced jobs can be told apart. It holds a range of ordinals; a bit per job is enough,
-// because a job has only one right location.
+// locationIndex is a record of where an audit has found the jobs of a group, so that missing,
+// duplicated and misplaced jobs can be told apart. It holds a range of ordinals; a bit per job is
+// enough, because a job has only one right location.
 type locationIndex struct {
 	first             int64                 // the first ordinal of the range
 	states            string                // the states of the range when it was first read

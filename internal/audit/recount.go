@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// countedTenant names a tenant whose jobs are recounted, and its open groups.
+// countedTenant is a tenant whose jobs are recounted: its name and its open groups.
 type countedTenant struct {
 	name          string
 	newestGroup   string // the newest of all its groups when the open ones were listed; "" if it had none

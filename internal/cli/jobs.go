@@ -23,7 +23,7 @@ func newJobs(r *Root) *cobra.Command {
 		Use:   "jobs GROUP [--state STATE] [--key KEY]",
 		Short: "List a group's jobs",
 		Long: "List a group's jobs, or find one by its key, in a group that was submitted with --unique-keys. The\n" +
-			"list has the keys of jobs with an error; of other jobs it prints ?, and results has their keys.",
+			"list has the keys of failed jobs; of other jobs it prints ?, and results has the keys of done ones.",
 		Example: "  bulkaction jobs promo-7 --state in_flight",
 		Args: func(cmd *cobra.Command, args []string) error {
 			filter.State = strings.ReplaceAll(strings.ToLower(filter.State), "-", "_")
@@ -46,8 +46,8 @@ func newJobs(r *Root) *cobra.Command {
 						last = j.LastError.Code + ": " + j.LastError.Error
 					}
 					key := cmp.Or(j.Key, "-")
-					if j.Key == "" && j.LastError == nil {
-						key = "?" // the list knows only the keys of jobs with an error
+					if j.Key == "" && (j.State != "failed" || j.LastError == nil) {
+						key = "?" // the list knows only the keys of failed jobs, and those of lost ones not
 					}
 					return []any{j.Ordinal, key, j.State, j.Attempts, last}
 				},

@@ -37,7 +37,7 @@ type AdmitState string
 // States of an admission.
 const (
 	AdmitOK      AdmitState = "OK"      // jobs were admitted, or the call has looked at enough tenants
-	AdmitFull    AdmitState = "FULL"    // the ready stream holds as many jobs as it may, perhaps by this call
+	AdmitFull    AdmitState = "FULL"    // the ready stream takes no more jobs now, perhaps after this call's
 	AdmitLimited AdmitState = "LIMITED" // no permit is left now, or other tenants may claim those that are
 	AdmitPaused  AdmitState = "PAUSED"  // the type is paused: nothing was admitted
 	AdmitEmpty   AdmitState = "EMPTY"   // no waiting job may run now: nothing was admitted
@@ -129,7 +129,7 @@ type PromoteArgs struct {
 	Most     int // most jobs to promote
 	Limit    Limit
 	Seed     string         // 8 hex digits, with which the span ids of traced jobs begin
-	FullWait time.Duration  // when to look again at a tenant whose ready stream is full
+	FullWait time.Duration  // when to look again at a tenant whose stream is full or whose permits are kept
 	Cap      int            // most undelivered jobs in the ready stream of a type that is not in Caps
 	Caps     map[string]int // type → most undelivered jobs in its ready stream
 }

@@ -80,8 +80,8 @@ type AppendReply struct {
 // group that reaches its announced total is sealed. A group with unique keys gets no second job
 // with the same key (see AppendReply).
 //
-// Twice: with a request id or a mode, the second call reports a duplicate; without, it adds the
-// jobs again. Errors:
+// Twice: with a request id that is still stored, or with a mode, the second call reports a
+// duplicate; without, it adds the jobs again. Errors:
 //
 //	ErrGap           earlier pieces of the submission are missing
 //	api.ErrNotFound  there is no such group

@@ -145,7 +145,7 @@ type Held struct {
 
 // Renew extends the leases of a worker's jobs of one type. It returns the indexes in jobs of those
 // whose lease the worker has lost: they were taken back, cancelled, or have ended. Twice: the
-// second call extends the other leases again.
+// second call returns the same and extends the leases of the others again.
 func Renew(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ, consumer string, jobs []Held,
 ) ([]int, error) {
@@ -182,7 +182,7 @@ type DoneJob struct {
 	Attempt int    // the attempt that the worker reports on
 	Line    []byte // its result line: one JSON object without a newline, never empty
 	Trace   string // its traceparent; "": it is not sampled
-	Marked  bool   // Redis holds an error or a payload of it, which are deleted
+	Marked  bool   // Redis may hold errors or a payload of it, which are then deleted
 }
 
 // OtherJob is the outcome of an attempt that is not done. Retries, Throttles, Losses and Waits are
@@ -208,7 +208,7 @@ type OtherJob struct {
 // ordinal.
 type GroupOutcome struct {
 	Group  string
-	Took   time.Duration // run time, added up, of its jobs in this batch that ran and were not released
+	Took   time.Duration // run time, added up, of its jobs here that ran and were not released or deferred
 	Ran    int           // how many these jobs are
 	Done   []DoneJob
 	Others []OtherJob
@@ -222,8 +222,8 @@ type Congestion struct {
 	KeepStats time.Duration // how long congestion statistics are kept after a tenant's last event
 }
 
-// OutcomeReply counts the outcomes that took effect, those that were stale, and the jobs that have
-// failed.
+// OutcomeReply has the numbers of the outcomes that took effect, of those that were stale, and of
+// the jobs that have failed.
 type OutcomeReply struct {
 	Owned, Stale, Failed int64
 	Steps                []JobStep // sampled jobs that have failed, or that were cancelled meanwhile

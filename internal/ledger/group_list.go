@@ -16,7 +16,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// GroupList says which list of a partition's groups is read. The lists are sorted sets; each
+// GroupList names a list of a partition's groups. The lists are sorted sets; the comment of each
 // constant says which groups its list has, and by which time they are ordered.
 type GroupList string
 

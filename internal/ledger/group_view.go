@@ -275,8 +275,8 @@ func ReadProgress(ctx context.Context, c redis.Cmdable, groups []GroupRef) ([]Pr
 	return out, nil
 }
 
-// TenantQueue selects, for ReadQueues, the groups of one tenant that have waiting jobs of one type
-// and lane.
+// TenantQueue is an argument of ReadQueues. It stands for the groups of one tenant that have
+// waiting jobs of one type and lane.
 type TenantQueue struct{ Type, Lane, Tenant string }
 
 // QueuedGroups are the first groups of a [TenantQueue], in the order of the fair queue; with

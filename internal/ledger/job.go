@@ -90,8 +90,9 @@ func (j *Job) Parse(blob string) error {
 	return c.err(j)
 }
 
-// Parser reads entries of a ready stream one after the other. Jobs that were admitted together have
-// the same head, which the parser reads once; BenchmarkParseJob compares it with Job.Parse.
+// Parser is what its method Parse remembers from one entry of a ready stream to the next. Jobs that
+// were admitted together have the same head, which it reads once; BenchmarkParseJob compares it
+// with Job.Parse.
 type Parser struct {
 	head string
 	job  Job
@@ -230,7 +231,8 @@ func appendKey(to []byte, key string) []byte {
 	return append(to, keyMark)
 }
 
-// composer composes the queued blobs of jobs that all get the same acceptance time.
+// composer is what its method append needs to compose the queued blobs of jobs that all get the
+// same acceptance time.
 type composer struct{ accepted []byte } // the acceptance time, ms, between two bars
 
 func newComposer(now time.Time) composer {
@@ -243,8 +245,8 @@ func (c composer) append(to []byte, ordinal int64, job *NewJob) []byte {
 	return appendKey(append(to, job.Payload...), job.Key)
 }
 
-// cutter reads the fields of a blob one by one from the front; bad says that a field was missing or
-// was not a number.
+// cutter is a blob whose fields its methods read one by one from the front; bad says that a field
+// was missing, was not a number, or was a reason of more than one character.
 type cutter struct {
 	rest string
 	bad  bool

@@ -341,8 +341,8 @@ type ReadyJob struct {
 }
 
 // FindReady finds a job of a group in the ready streams of these types; with [NextJob], the group's
-// first job that no slot has started. It returns false when there is none among the first 20,000
-// entries of each stream.
+// first job that no worker process has started, in the first of the streams that has one. It
+// returns false when there is none among the first 20,000 entries of each stream.
 func FindReady(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []string, group string, ordinal int64,
 ) (ReadyJob, bool, error) {

@@ -43,8 +43,8 @@ type Permit struct {
 }
 
 // Denial names a tenant that a call refused a permit. Reason is "per_group" if the tenant has spent
-// its own limit or share, and "global" if all tenants of the partition together have spent its
-// limit.
+// its own limit or share, or what is left of it is kept for the tenant's other jobs. It is "global"
+// if all tenants of the partition together have spent its limit.
 type Denial struct{ Tenant, Reason string }
 
 // refusal is the Go error for a code with which a script refuses a call. In text, the verbs %[1]v

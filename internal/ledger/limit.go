@@ -147,7 +147,7 @@ type Quota struct {
 	Fenced    bool  // another process rebalances now; the other fields mean nothing
 	Effective int64 // permits a window that it may spend now; sliding: or has spent in the last one, if more
 	Freed     int64 // the part of this call's decrease that other partitions may have at once
-	FromUS    int64 // Redis time (µs) from which they may have all of it; 0: they may have it now
+	FromUS    int64 // Redis time (µs) from which the last change is effective in full, also for them; 0: it is
 	Demand    int64 // permits that its waiting and due jobs could use
 	Active    int64 // number of its active tenants
 }

@@ -49,7 +49,7 @@ func RegisterOwner(
 }
 
 // QueueOwner adds the read of a group's owner to a pipeline. After the pipeline has run, the
-// returned function gives the tenant, "" if there is none.
+// returned function gives the tenant; "" if there is none, and also after an error.
 func QueueOwner(ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, group string) func() string {
 	return pipe.Get(ctx, p.Owner(group)).Val
 }
@@ -70,7 +70,8 @@ func QueueRequests(
 }
 
 // requestsKey returns the key of the sorted set that remembers a request id. append.lua stores the
-// ids of stream entries in a set of their own, because these ids contain a time.
+// ids that begin with an entry's id (EntryRequest) in a set of their own, ordered by the time in
+// that id: they are needed only as long as the entry can be delivered again.
 func requestsKey(p keyspace.Partition, request string) string {
 	if entry, ok := strings.CutPrefix(request, EntryRequest("")); ok {
 		if ms, _, ok := strings.Cut(entry, "-"); ok {

@@ -45,8 +45,8 @@ func acquireLease(
 }
 
 // CountRenewal adds one to the counter of the leader lease's renewals and returns it. The counter
-// survives a change of leader. If its value is lower than the one returned before, Redis has lost
-// writes that it had confirmed.
+// survives a change of leader. If its value is not higher than the one returned before, Redis has
+// lost writes that it had confirmed.
 func CountRenewal(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (int64, error) {
 	n, err := c.HIncrBy(ctx, p.Watch(), layout.WatchRenewals, 1).Result()
 	if err != nil {

@@ -168,7 +168,7 @@ type TenantState struct {
 	Wanting    int64
 	Unfinished int64   // jobs that have not ended
 	NonReady   int64   // non-ready jobs, suspended ones too
-	PerSecond  float64 // jobs a second that were done or failed, over the last 5 to 10 s; 0: none, or not known
+	PerSecond  float64 // jobs a second that were done or failed lately (see pace); 0: none, or not known
 	// The next fields are congestion statistics, kept for CONGESTION_STATS_RETENTION after the last
 	// event, or until the tenant's last group ends.
 	Throttles   int64         // times that one of its jobs became the marker, because it got no permit
@@ -188,8 +188,9 @@ type TenantState struct {
 	RateLimitedUntil        time.Time // the latest of all types; zero: it is not rate-limited
 }
 
-// Tenant reads a tenant's state. It writes only if a limiter's stored time is in the future,
-// because the clock was set back: it corrects that time.
+// Tenant reads a tenant's state. It writes only if a limiter's stored time is too far in the
+// future, because the clock was set back or, with the limiter token, the tenant has borrowed
+// permits: it corrects that time.
 func Tenant(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, limit Limit,
 ) (TenantState, error) {
@@ -251,8 +252,8 @@ func readTenant(
 }
 
 // pace returns the tenant's present speed: ended jobs a second since the older of two marks, which
-// outcome.lua writes as "ms count ms count". If the older mark is more than 12 s old, it uses the
-// newer one.
+// outcome.lua writes as "ms count ms count", at least 5 s apart. If the older mark is more than
+// 12 s old, it uses the newer one, whatever its age. Of a mark younger than 200 ms it returns 0.
 func pace(marks string, ended int64, now time.Time) float64 {
 	const tooOld, tooYoung = 12 * time.Second, 200 * time.Millisecond
 	var at, n, newer, count int64

@@ -13,7 +13,8 @@ import (
 
 var why = script("jobs/why", "priority")
 
-// NextJob stands for the ordinal of the group's next waiting job.
+// NextJob, in the place of an ordinal, asks for a group's next job: the next waiting one in Why,
+// the next due one in FindNonReady, and the first ready one in FindReady.
 const NextJob = -1
 
 // WaitingJob is what the script why returns of a job that may be waiting, of its group and of the
@@ -42,9 +43,9 @@ type WaitingJob struct {
 	Key string // of a waiting job whose Place is known; "": it has none
 }
 
-// Why reads a job, or with NextJob the job that its group would dequeue next. It looks at no more
-// than `most` types of the group and `most` groups before it: beyond that, JobsBefore is too low.
-// Errors: api.ErrNotFound.
+// Why reads a job, or with NextJob the one with the lowest ordinal at the heads of the group's
+// queues. It looks at no more than `most` types of the group and `most` groups before it: beyond
+// that, JobsBefore is too low. Errors: api.ErrNotFound.
 func Why(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, most int,
 ) (WaitingJob, error) {

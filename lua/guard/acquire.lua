@@ -25,7 +25,9 @@
 --   {'UNKNOWN', at}                     there is no such pool or member
 --   {'LATE', at}                        came after valid_until
 -- next is ms until the first cooling member can be lent or the first lease ends, whichever is
--- earlier (0 = call again now, -1 = neither). at is guard time, µs.
+-- earlier (0 = call again now, -1 = neither). at is guard time, µs. With wait above 0 a call is
+-- denied only if it is known that no member can be lent in that time, or if nobody waits and the
+-- member that it names can't be lent now.
 -- Twice: a call that has its lease gets the same fence, and its lease begins again at full length.
 -- A call that stands in the queue gets its position.
 -- Out of memory: refused.

@@ -12,7 +12,8 @@
 --   {'OK', next}     next = -1: done; otherwise call again with it as argument. take-back looks at
 --                    200 leases of the guard in one call
 --   {'UNKNOWN', -1}  there is no such member
---   {'REFUSED', -1}  open or close: the member has no circuit breaker
+--   {'REFUSED', -1}  open or close: the member has no circuit breaker. If a breaker of its earlier
+--                    rules is still open, close closes it
 -- disable: no new lease is granted; existing leases continue. take-back: the leases of the member
 -- end as lost. Their holders learn it at their next renewal.
 -- Twice: the second call changes nothing more, with two exceptions: open begins again, and

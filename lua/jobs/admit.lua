@@ -132,7 +132,8 @@ do
   for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, '-inf', now, 'LIMIT', 0, 100)) do
     end_rate_limit(tenant)
   end
-  -- A longer wait comes from a clock that was set back, or from a longer window than WIDTH is now.
+  -- A wait of more than three windows and 1 s ends now, too: the clock was set back since, or the
+  -- window was longer then.
   for _, tenant in ipairs(call('ZRANGEBYSCORE', rate_limited, now + 3 * WIDTH + 1000, '+inf', 'LIMIT', 0, 100)) do
     end_rate_limit(tenant)
   end
@@ -164,15 +165,17 @@ do
   -- look reads a tenant. The fields of the result (besides name, key, and rs and rd of its hash):
   --   rps, weight, paused, marker  as in its hash; weight is 1 if it has none
   --   est          mean run time of its jobs of the type, ms; nil = not known
-  --   owe          run time that it was not charged for yet, ms
+  --   owe          run time that it was not charged for yet, ms; negative: it was charged too much
   --   cost         run time of a job (ms, at least 1) divided by the weight: what a job adds to
   --                the tenant's start tag
   --   bound        since when permits are denied to it or to all, ms; nil = they are not
   --   limit        the limiter's state for spend (see limiters); nil = no limit
-  --   left         permits that are left of its own limit or share
+  --   left         permits that are left of its own limit or share; with by_group and elastic
+  --                shares, of all that the partition has, instead of a share
   --   next_at      time of its next permit, µs
-  --   can          permits that its waiting jobs may spend now: not more than all tenants have
-  --                left, and without those that its due jobs may claim; nil = no limit
+  --   can          permits that its waiting jobs may spend now; nil = no limit. With a global
+  --                limit: not more than all tenants have left, and without those that its due jobs
+  --                may claim
   local F, claims = LIMIT_FIELDS[LIMITER], {}
   function look(tenant)
     local key = B .. 'tenant:' .. tenant
@@ -371,9 +374,9 @@ local function deny_global(tenant)
 end
 
 -- by_fairness serves lanes and tenants that have permits of their own. Tenants that have spent
--- theirs move to the sets `over`, if shares are elastic, because they may borrow; otherwise they
--- are rate-limited. It returns whether tenants in `over` may borrow now: no other tenant is left to
--- be served.
+-- their share move to the sets `over`, if shares are elastic, because they may borrow. Otherwise,
+-- or with a rate limit of their own, they are rate-limited. It returns whether tenants in `over`
+-- may borrow now: no other tenant is left to be served.
 local function by_fairness()
   -- with_permits returns the first borrowing tenant of a lane and its start tag, if it has permits
   -- of its own again or is paused, so that it must leave the set over; otherwise nil.

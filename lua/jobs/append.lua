@@ -38,7 +38,8 @@
 -- count in n. skipped is 'number,…' of these jobs, from 0 in their request; '' = none. It is absent
 -- in other groups. The hash keys:GROUP holds key → ordinal and, for DUP, the skipped jobs of each
 -- request with an id that has skipped some, under the byte 31 and the request's id.
--- Twice, with a request id: the second call answers DUP. So it does with a mode.
+-- Twice, with a request id: the second call answers DUP while the id is stored. So it does with a
+-- mode, as long as the group exists.
 -- Out of memory: refused. The first write is RPUSH, HSET or ZADD.
 -- Cost: 1 µs a job and some µs a group.
 local LARGE = 4096 -- bytes; a larger payload is stored in payloads:GROUP

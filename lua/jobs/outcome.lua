@@ -20,13 +20,14 @@
 --   +1  group      -     the group's id
 --   +2  n_done     jobs  number of done jobs
 --   +3  n_other    jobs  number of other jobs
---   +4  took       ms    run time, added up, of its jobs here that ran and were not released
+--   +4  took       ms    run time, added up, of its jobs here that ran and were neither released
+--                        nor deferred
 --   +5  ran        jobs  how many these are
 --   then, if the group has done jobs:
 --   +1  ranges     -     the done jobs (see parts/ranges.lua)
 --   +2  lines      -     their result lines
 --   +3  traces     -     a line 'ordinal trace' for each traced job
---   +4  marked     -     ordinals of jobs with a stored error or payload, joined by spaces
+--   +4  marked     -     ordinals of jobs that may have a stored error or payload, joined by spaces
 --   then for each other job, by ascending ordinal:
 --   +1  ordinal    n     the job
 --   +2  attempt    n     the attempt that the worker reports on

@@ -26,8 +26,8 @@
 --     wait       ms until another call can promote jobs; -1 = only paused tenants, or none, have
 --                non-ready jobs
 --     permits    {tenant, jobs, …}: the promoted jobs; with a limit, each spent a permit
---     denials    {tenant, reason, …}: per_group or global, as its own share or all permits are used
---                up
+--     denials    {tenant, reason, …}: per_group = its own share is used up, or the rest is kept for
+--                other jobs; global = all permits are used up
 --     traced     {group, ordinal, tenant, trace, span id, since ms, now ms, new attempt, reason, …}
 --     now        Redis time, µs
 -- A suspect becomes ready although the stream is full: it runs in no slot, and processes that are
@@ -144,10 +144,10 @@ if #due > 0 then
 end
 
 -- look reads a tenant. In the result, limit, left and next_at are as in admit. can is how many of
--- its due jobs may become ready: if waiting jobs of the tenant want permits, up to half of the
--- permits stay for them. borrows says that the permits are other tenants' unused ones. offset is
--- the field look. spare is the number of permits left that no tenant with waiting jobs may claim;
--- it is computed once in a call.
+-- its due jobs may become ready: with a global limit, up to half of the permits stay for waiting
+-- jobs of the tenant that want them. borrows says that the permits are other tenants' unused ones.
+-- offset is the field look. spare is the number of permits left that no tenant with waiting jobs
+-- may claim; it is computed once in a call.
 local F = LIMIT_FIELDS[LIMITER]
 local spare
 local function look(tenant)

@@ -23,8 +23,8 @@
 --             empty if the records can't be read
 --     now     Redis time, µs
 -- A job with a negative token is stale, of a cancelled or deleted group, or suspended now. Its
--- entry is removed, unless the job is ready or in flight under another attempt: then reclaim
--- decides which entry is right.
+-- entry is removed, unless the job is stale and ready or in flight under another attempt: then
+-- reclaim decides which entry is right.
 -- The state's letter and attempt say which worker holds the job. An entry that is delivered again
 -- under its old id (the consumer group was lost and created again) gets a new attempt, so that
 -- reports of the earlier one are stale.

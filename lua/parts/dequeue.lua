@@ -1,4 +1,5 @@
--- dequeue: takes the next jobs of a type out of the fair queue.
+-- dequeue: takes the next jobs of a type out of the fair queue. The variables below SETS get their
+-- values from the script that uses it.
 -- NEEDS  base, blob, fair_queue, non_ready, states
 -- SETS
 --   typ         the type

@@ -7,7 +7,8 @@
 --   SPEC                           the guard's spec
 --   read_spec(text)                sets SPEC
 --   NOW, MS                        guard time in µs and in ms. Each grant adds 1 µs to NOW
---   MORE                           maintain or serve has reached a bound, so more may be left to do
+--   MORE                           maintain, serve or fit_member has reached a bound, so more may
+--                                  be left to do
 --   open()                         reads the guard and sets G, SPEC, NOW, MS and IDLE. It writes
 --                                  nothing
 --   set(field, value)              notes a field of the guard's hash, which flush writes
@@ -36,8 +37,9 @@
 --   remove_waiter(id)              takes a call out of the queue; false if it was not in it
 --   precheck_guard()               prechecks the keys that maintain and serve write. A script that
 --                                  writes before maintain calls it
---   maintain()                     ends leases, forgets clients, frees members whose time has come.
---                                  It prechecks all keys but those of members first
+--   maintain()                     ends leases that are over, forgets silent clients, and frees
+--                                  members whose time has come. It prechecks all keys but those of
+--                                  members first
 --   serve()                        grants members to waiters; false if more may be left to do
 --   IDLE                           no call waits, and no client did lately: the keys queue, waiters
 --                                  and clients do not exist. open sets it
@@ -82,8 +84,8 @@ local function read_rules(text, rules)
   if most ~= '' then rules.concurrency = tonumber(most) end
 end
 
--- memory: how long a spent permit counts, ms, a year at most: the window of a sliding limit, or the
--- time in which an empty bucket fills.
+-- read_spec sets the fields of SPEC from its text. SPEC.memory is how long a spent permit counts,
+-- ms, a year at most: the window of a sliding limit, or the time in which an empty bucket fills.
 local function read_spec(text)
   read_rules(text, SPEC)
   SPEC.memory = SPEC.window
@@ -144,7 +146,7 @@ end
 
 -- limits computes the limiter's state of the member m: the permits that are left, and when the next
 -- one comes. read_limit does it for the stored fields s, n and t, written under the limit m.was.
--- A limit of another kind takes over the number of permits that are left; unless G.reads is set,
+-- A limit of another kind has no more permits left than the old one had; unless G.reads is set,
 -- read_limit stores that. Permits spent before m.since can't be moved or given back.
 local function limits(m)
   WIDTH, BURST, US = m.window, m.burst, NOW
@@ -391,8 +393,8 @@ local function settle_permit(m, lease, outcome)
 end
 
 -- settle_breaker applies the outcome of a call to the member's breaker, and returns whether that
--- has changed its state. A lost probe (outcome l) is a failure: its process has died. With outcome
--- t the member can't be lent for delay ms, at most a day.
+-- has changed its state. A lost probe (outcome l: its lease has expired or was taken back) is a
+-- failure. With outcome t the member can't be lent for delay ms, at most a day.
 local function settle_breaker(m, probe, outcome, delay)
   if outcome == 't' then
     delay = math.min(delay, 86400000)
@@ -576,9 +578,9 @@ local function next_ms()
 end
 
 -- close sets a TTL for each key that was noted by touched, and for all keys when less than half is
--- left; with ttl 0 for none. The keys outlive each lease, which may be longer than those of the
--- present spec, each time at which a member is free again, and the time for which a permit that is
--- spent now counts.
+-- left, or less than 30 s beyond what they must outlive; with ttl 0 for none. The keys outlive each
+-- lease, which may be longer than those of the present spec, each time at which a member is free
+-- again, and the time for which a permit that is spent now counts.
 local KEYS_OF_A_GUARD = { 'guard', 'm:1', 'members', 'free', 'cooling', 'leases', 'lease', 'queue',
   'waiters', 'clients' }
 local function close()

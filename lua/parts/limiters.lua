@@ -1,8 +1,9 @@
 -- limiters: three rate limiters. It knows nothing of jobs or tenants, so any system can use it. The
 -- state of a limit is two fields of one hash, however many windows pass. The caller reads them with
 -- one HMGET, together with its other fields, and hands them to left; spend writes them. left writes
--- only after a step back of the clock. Each limit needs a hash of its own. The caller does the
--- precheck and sets the TTL.
+-- only to correct a stored time that is too late: after a step back of the clock; with token also
+-- when more was spent than was left, or when the bucket has become smaller. Each limit needs a hash
+-- of its own. The caller does the precheck, sets the TTL, and assigns the variables below SETS.
 -- NEEDS  base
 -- SETS
 --   LIMITER    the kind that the script uses: fixed, sliding or token

@@ -9,12 +9,13 @@
 --   reindex(tenant, not_before)          writes the tenant's score in non-ready again
 
 -- FAR is the score of a paused tenant in non-ready, once promote has met it. It is later than any
--- time, and the largest integer that a score holds exactly.
+-- time, and a score holds it and each lower integer exactly.
 local FAR = 9007199254740991
 
 -- add_non_ready adds moving blobs, each behind its due time, to their tenant's non-ready jobs, and
 -- counts them in the type's field non_ready. If one of them is due earlier than the tenant's score
--- in non-ready, it lowers the score and wakes the dispatcher. The caller writes states and counts.
+-- in non-ready, or the tenant has no score there, the earliest due time becomes the score, and the
+-- dispatcher is woken. The caller writes states and counts.
 local function precheck_non_ready(tenant, typ)
   precheck('ZCARD', B .. 'non-ready', B .. 'non-ready:' .. tenant)
   precheck('HLEN', B .. 'load:' .. typ)

@@ -23,8 +23,8 @@ local function spend_permits(g, t, n)
 end
 
 -- deny adds a tenant that was refused a permit to the list denials. The reason is global (all
--- permits of the partition are spent) or per_group (the tenant's own are; the metric's label has
--- this name).
+-- permits of the partition are spent) or per_group (the tenant's own are, or what is left of them
+-- is kept for its other jobs; the metric's label has this name).
 local function deny(tenant, reason)
   denials[#denials + 1] = tenant
   denials[#denials + 1] = reason

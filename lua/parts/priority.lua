@@ -12,9 +12,9 @@
 --   priority = -created_ms + base_priority + ALPHA * (-1 + total / max(1, total - done))
 -- The group with the highest priority is next. base_priority is the sum of the group's and its
 -- tenant's. total is the announced number of jobs, or the accepted one if that is higher. done is
--- the number of done and failed jobs. Scripts call rerank whenever done, total or base_priority
--- changes. rerank writes to the orders of those types that have the group already, and does nothing
--- if factor is nil.
+-- the number of done and failed jobs. Scripts that change done, the accepted jobs or base_priority
+-- call rerank; seal, which may announce a total, and repair don't. rerank writes to the orders of
+-- those types that have the group already, and does nothing if factor is nil.
 local LANES = { 'high', 'normal', 'low' }
 local function alpha() return tonumber(call('GET', B .. 'policy') or nil) end
 local function rank(group, factor)

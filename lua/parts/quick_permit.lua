@@ -32,7 +32,8 @@ end
 
 local function quick_settle(g, key, member, granted, outcome, fields)
   if outcome == 'u' then return false end
-  -- token rounds: a member may have a permit some µs before the time at which it leaves cooling.
+  -- A release to a member that is in cooling is for part guard: token rounds, so the member may
+  -- have a permit some µs before the time at which it leaves cooling.
   if g.due and call('ZSCORE', B .. 'cooling', member) then return false end
   local n, state, since = permits_left(g, key)
   if granted < since then return false end

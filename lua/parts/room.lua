@@ -1,8 +1,8 @@
 -- room: an event of the waiting room: its users, its slots, and when something is due there.
 -- lua/room/README.md describes records and states. A script calls open_room, loads users, puts
--- their new records, and ends with close_room, which writes users, moves and the event. drop,
--- spend_permits and, after a step back of the clock, permits write at once; some scripts write
--- other keys themselves.
+-- their new records, and ends with close_room, which writes users, moves and the event. drop and
+-- spend_permits write at once. So does permits after a step back of the clock or after a change of
+-- rate or burst, as left in part limiters. Some scripts write other keys themselves.
 -- NEEDS  base, limiters, signals
 -- OFFERS
 --   R                        the event: settings and state, as open_room has read them
@@ -35,7 +35,7 @@ local FIELDS = {
   'max_session', 'ready', 'grace', 'on_close', 'no_show', 'retention', 'closed', 'tail', 'change',
   'fence', 't', 'steps',
 }
-local NEVER = 9007199254740991 -- the largest integer that a score holds exactly
+local NEVER = 9007199254740991 -- a score holds this and each lower integer exactly
 
 local users, touched = {}, {} -- by user: its record as it was and as it is; users with a new record
 local gone, counts = {}, {}   -- numbers that leave the queue; additions to counters

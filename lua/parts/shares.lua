@@ -73,7 +73,7 @@ local function own_limit(rps) return math.max(1, floor(tonumber(rps) * WIDTH / 1
 
 -- permits_of returns what a tenant may spend in a window: its own limit; or, if whole is set, all
 -- permits of the partition; or its share. With a global limit (limited) it is never more than the
--- permits of the partition; without one, the tenant must have a limit of its own.
+-- permits of the partition, but at least 1; without one, the tenant must have a limit of its own.
 local function permits_of(g, limited, rps, weight, whole)
   if not limited then return own_limit(rps) end
   local permits = rps and own_limit(rps) or whole and g.permits or share(g, weight)

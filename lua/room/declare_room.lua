@@ -14,8 +14,8 @@
 --   {code, rev, over}
 --        'CREATED'   the event is new
 --        'CHANGED'   it has other settings now
---        'SAME'      the call changes nothing; so always with absent, if the event exists
---        'CONFLICT'  its rev is not ARGV 3
+--        'SAME'      the call changes nothing; so with absent, if the event exists
+--        'CONFLICT'  its rev is not ARGV 3; this goes before SAME and CREATED
 --        'UNKNOWN'   with change: there is no such event
 --        rev         of the event now, 0: there is none
 --        over        slots in use above the limit; 0 with CONFLICT and UNKNOWN

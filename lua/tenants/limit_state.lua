@@ -14,7 +14,7 @@
 --   {n}  permits: fixed, spent in this window; sliding, spent in the last width; token, spent and
 --        not refilled yet. 0 without a limit
 -- Twice: the second call answers again.
--- Out of memory: goes through.
+-- Out of memory: goes through, unless it has to change that state.
 -- Cost: constant.
 LIMITER, WIDTH = ARGV[1], tonumber(ARGV[2])
 US = now_us()

@@ -14,7 +14,8 @@
 --   6  tag         -        name of the limit and of the number of partitions: a quota stored under
 --                           another tag counts as not yet rebalanced
 --   7  to          permits  the new quota; -1 = leave it as it is
---   8  not_before  µs       an increase is not effective in full before this time
+--   8  not_before  µs       an increase is not effective in full before this time; with the limiter
+--                           token it always is at once
 --   9  at_once     permits  part of the increase that is effective at once
 -- Reply
 --   {'OK', held, freed, from, demand, active}

@@ -47,10 +47,10 @@
 --   24  now            µs       Redis time
 --   25  limited_until  ms       until then it is rate-limited (the latest time of all types); 0 =
 --                               it is not
--- It changes nothing, except for the state of a limiter whose time is in the future because the
--- clock was set back.
+-- It changes nothing, except for the state of a limiter whose time is too far in the future: the
+-- clock was set back, or with token the tenant has borrowed permits.
 -- Twice: the second call answers again.
--- Out of memory: goes through.
+-- Out of memory: goes through, unless it has to change that state.
 -- Cost: constant, and one command for each type.
 local tenant, total = ARGV[1], tonumber(ARGV[4])
 LIMITER, WIDTH = ARGV[2], tonumber(ARGV[3])

@@ -18,13 +18,14 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Check looks for candidates among a partition's open groups. A group is a candidate if its counts
-// do not add up or do not agree with the lengths of its states, queues and failures. It is one too
-// if it has ready, in-flight or unreduced jobs: they may have vanished with their stream. Such
-// groups are few, because streams are short. A tenant is a candidate if it has fewer non-ready and
-// suspended jobs than its groups count.
+// Check is the incremental check of one partition: each call of its method Run looks for candidates
+// among the open groups. A group is a candidate if its counts do not add up or do not agree with
+// the lengths of its states, queues and failures. It is one too if it has ready, in-flight or
+// unreduced jobs: they may have vanished with their stream. Such groups are few, because streams
+// are short. A tenant is a candidate if it has fewer non-ready and suspended jobs than its groups
+// count.
 //
-// It remembers some bytes per group from one check to the next. It is not safe for concurrent use.
+// It remembers some bytes per group from one call to the next. It is not safe for concurrent use.
 type Check struct {
 	read.Reader
 	p     keyspace.Partition

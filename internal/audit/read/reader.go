@@ -29,9 +29,9 @@ const (
 	retryTimeout = 10 * time.Second // how long a read is repeated while Redis doesn't answer
 )
 
-// Reader reads large structures of one Redis, a page at a time. A key that does not exist reads as
-// empty. A key of the wrong Redis type reads as empty too and is recorded in WrongTypes, so that
-// the audit can read everything else.
+// Reader has methods that read large structures of one Redis, a page at a time. To them a key that
+// does not exist is empty. A key of the wrong Redis type is empty too and is recorded in
+// WrongTypes, so that the audit can read everything else.
 type Reader struct {
 	Cmd   redis.UniversalClient
 	Pacer *Pacer // limits the rate; nil: no limit
@@ -40,8 +40,8 @@ type Reader struct {
 	WrongTypes map[string]string
 }
 
-// Pacer limits how fast the audit reads, so that a large audit doesn't disturb the roles. A nil
-// Pacer doesn't wait. It is not safe for concurrent use.
+// Pacer is the rate limit of the audit's reads, so that a large audit doesn't disturb the roles. A
+// nil Pacer doesn't wait. It is not safe for concurrent use.
 type Pacer struct {
 	rate int           // bytes per second; 0: no limit
 	owed time.Duration // how long the next wait has to be for what was read since the last one

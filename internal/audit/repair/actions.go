@@ -17,7 +17,8 @@ import (
 
 // repairs is the table of the repairs by kind. result says in words what is true after the repair;
 // run does it. run returns false if it changed nothing, because the data was not as the audit saw
-// it any more: it compares and changes the data in one atomic step.
+// it any more: it compares and changes the data in one atomic step; Quarantine needs one for each
+// element.
 var repairs = map[audit.RepairKind]struct {
 	result func(audit.Finding) string
 	run    func(*partitionRepair, context.Context, audit.Finding) (bool, error)

@@ -86,7 +86,7 @@ func Run(
 	}
 }
 
-// partitionRepair repairs the findings of one partition.
+// partitionRepair is one repair of the findings of one partition.
 type partitionRepair struct {
 	read.Reader
 	conn    *redisx.Conn

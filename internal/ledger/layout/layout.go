@@ -43,7 +43,7 @@ package layout
 //	accepted           jobs  append               all jobs that the group has got
 //	waiting            jobs  the transitions      its jobs in this state. The next six are alike;
 //	                                              the sum of the seven is accepted. repair
-//	                                              corrects them
+//	                                              corrects them, accepted and reduced
 //	non_ready          jobs  the transitions
 //	ready              jobs  the transitions
 //	in_flight          jobs  the transitions
@@ -215,8 +215,8 @@ const (
 //	retried                  outcome              times that a job was retried
 //	throttled                admit                times that a job became a marker, for want of a
 //	                                              permit
-//	stale                    outcome              stale outcomes of jobs whose group is not
-//	                                              cancelled
+//	stale                    outcome              stale outcomes of jobs whose group is neither
+//	                                              cancelled nor deleted
 //	lost                     renew                lost leases that the worker did not know of
 //	full                     admit, start,        UNDELIVERED ENTRIES SINCE: the ready stream is
 //	                         outcome, reclaim     full since then (ms), until it has no more
