@@ -462,7 +462,10 @@ func (f *fakeAPI) listJobs(w http.ResponseWriter, r *http.Request) {
 	q, id := r.URL.Query(), r.PathValue("id")
 	state := q.Get("state")
 	l := api.JobList{Jobs: []api.Job{
-		{ID: id + ".0", Group: id, State: state, Attempts: 1},
+		{
+			ID: id + ".0", Group: id, State: state, Attempts: 1,
+			LastError: &api.JobError{Code: "TIMEOUT", Error: "too slow", At: epoch},
+		},
 		{
 			ID: id + ".1", Group: id, Ordinal: 1, Key: "customer-7", State: state, Attempts: 2,
 			LastError: &api.JobError{Code: "SMTP_550", Error: "no such user", At: epoch},

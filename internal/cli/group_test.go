@@ -119,7 +119,7 @@ func TestJobs(t *testing.T) {
 	got := f.exec(t.Context(), console{}, "jobs", "g", "--state", "In-Flight")
 	require.Equal(t, run{exitOK, "" +
 		"JOB        KEY                  STATE      ATTEMPTS LAST ERROR\n" +
-		"0          ?                    in_flight  1        -\n" +
+		"0          ?                    in_flight  1        TIMEOUT: too slow\n" +
 		"1          customer-7           in_flight  2        SMTP_550: no such user\n", ""}, got)
 	got = f.exec(t.Context(), console{}, "jobs", "g", "--limit", "1")
 	require.Contains(t, got.err, "Only the first 1 are printed; --all prints all.")
