@@ -30,8 +30,8 @@ type frameThrottle struct {
 }
 
 // next begins a round, and returns the highest position that the round shows. A round that begins
-// more than half an interval late raises the level by 1. More than ten rounds in time, in a row,
-// lower it by 1.
+// more than half an interval late raises the level by 1. Eleven rounds in time, in a row, lower it
+// by 1.
 func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
 	t.round++
 	switch late := !t.last.IsZero() && now.Sub(t.last) > interval*3/2; {
