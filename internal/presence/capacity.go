@@ -13,8 +13,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Capacity computes, from the reports of workers, how many jobs of each type fetchers should make
-// ready. It is safe for concurrent use, except Refresh, which only one goroutine may call.
+// Capacity computes, from the reports of workers, how many jobs of each type fetchers and
+// dispatchers should make ready. It is safe for concurrent use, except Refresh, which only one
+// goroutine may call.
 type Capacity struct {
 	conn  *redisx.Conn
 	space keyspace.Space

@@ -20,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// Interval is the time between two heartbeats of a process. A process without a heartbeat for TTL
-// counts as gone.
+// Interval is the time between two heartbeats of a process; a broker's are a second apart. A
+// process without a heartbeat for TTL counts as gone.
 const (
 	Interval = 500 * time.Millisecond
 	TTL      = 5 * time.Second
