@@ -13,10 +13,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Rebalancer moves quota between partitions to where the demand is. Each fetcher process has one,
-// but only the leader's moves quota. It reduces quotas before it increases others, and only after
-// it has read the quotas of all partitions. So the effective quotas never add up to more than the
-// limit.
+// Rebalancer moves quota between partitions to where the demand is. Each fetcher process has one if
+// there are several partitions and a global limit, but only the leader's moves quota. It reduces
+// quotas before it increases others, and only after it has read the quotas of all partitions. So
+// the effective quotas never add up to more than the limit.
 type Rebalancer struct {
 	rate  ledger.Rate
 	conn  *redisx.Conn

@@ -88,7 +88,8 @@ func (b *shared) signFor(s waitingroom.Snapshot, event, user string, c waitingro
 	return api.EntryToken{Token: token, ExpiresAt: c.Expires.Truncate(time.Second)}, err
 }
 
-// snapshot returns the settings and sizes of an event, which may be a second old.
+// snapshot returns the settings and sizes of an event, which may be a second old, and older while
+// Redis does not answer.
 func (b *shared) snapshot(ctx context.Context, event string) (waitingroom.Snapshot, error) {
 	followed := b.viewsOf(event).Open(event)
 	defer followed.Close()
