@@ -155,7 +155,8 @@ func (m *RoomMetrics) Count(counter, event string, n int) {
 	}
 }
 
-// Refused counts a refused request to enter. reason is a label of the metric.
+// Refused counts a refused request to enter; event is "" if it may not exist. reason is a label of
+// the metric.
 func (m *RoomMetrics) Refused(event, reason string) {
 	m.counters[RoomRefused].Add(context.Background(), 1, m.of(event, attribute.String("reason", reason)))
 }

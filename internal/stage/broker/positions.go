@@ -50,8 +50,8 @@ func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
 }
 
 // send begins a round each PositionInterval, until ctx ends: it shows the streams their positions,
-// those behind nearPosition as frameThrottle allows. It shows none while the users of this broker
-// have to enter again.
+// those behind nearPosition as frameThrottle allows. It shows none from a silence of this broker
+// until enter is repeated for its users (see keepStatus).
 func (b positions) send(ctx context.Context) error {
 	var throttle frameThrottle
 	for {
@@ -111,8 +111,8 @@ func (b positions) showEvent(
 		age = max(0, time.Since(oldest))
 		b.metrics.PositionAge(event, age)
 	}
-	// Users whose place is unknown for unknownLimit enter again: Redis may have lost the changes of
-	// the queue that their numbers depend on.
+	// Repeat enter for users whose place is unknown for unknownLimit: Redis may have lost the
+	// changes of the queue that their numbers depend on.
 	promoted, err := b.enterAgain(ctx, event, lost)
 	if err == nil {
 		err = b.admit(ctx, event, promoted...)
