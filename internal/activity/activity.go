@@ -43,8 +43,8 @@ type Log struct {
 	slog  *slog.Logger
 }
 
-// New returns the activity log that is stored in this Redis. Entries older than keep are deleted;
-// if keep is 0, entries are kept until there are about 100,000 newer ones.
+// New returns the activity log that is stored in this Redis. When an entry is stored, those older
+// than keep (0: of any age) are deleted, and those that have about 100,000 newer ones.
 func New(c redis.Cmdable, space keyspace.Space, keep time.Duration, log *slog.Logger) *Log {
 	return &Log{redis: c, key: space.Activity(), keep: keep, slog: log}
 }

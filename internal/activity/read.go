@@ -27,8 +27,9 @@ type Query struct {
 	Limit         int
 }
 
-// Read returns a page of the log, newest entries first. Cursor must be empty or the complete id of
-// a stream entry; the caller checks that.
+// Read returns a page of the log, newest entries first. It looks at maxScanned entries at most: the
+// page may have fewer than q.Limit entries although more follow, and then has a Cursor. q.Cursor
+// must be empty or the complete id of a stream entry; the caller checks that.
 func (l *Log) Read(ctx context.Context, q Query) (api.ActivityList, error) {
 	list := api.ActivityList{Activity: []api.Activity{}}
 	top, oldest := "+", "-"

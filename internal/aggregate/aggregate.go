@@ -1,5 +1,5 @@
-// Package aggregate stores the aggregates that a group asks for: it encodes them into the value of
-// a field of the group's hash, and compiles them from this value. It hides the encoding.
+// Package aggregate encodes the aggregates that a group asks for into the value of a field of the
+// group's hash, and compiles them from this value. It hides the encoding, and stores nothing.
 package aggregate
 
 import (

@@ -21,13 +21,14 @@ const MaxWait = 24 * time.Hour
 // is abandoned: a second, or as long as the timeout if that is shorter.
 func AbandonDelay(timeout time.Duration) time.Duration { return min(time.Second, timeout) }
 
-// TimeoutError returns the error of an attempt that ran longer than limit. Its job is retried.
+// TimeoutError returns the error of an attempt that ran longer than limit. Its job is retried, if
+// it has retries left.
 func TimeoutError(limit time.Duration) error {
 	return processor.Retry(processor.CodeTimeout, fmt.Errorf("timed out after %s", limit))
 }
 
-// PanicError returns the error of an attempt whose processor has panicked. Its job is retried. The
-// error leaves the panic's value out, because it may contain a payload.
+// PanicError returns the error of an attempt whose processor has panicked. Its job is retried, if
+// it has retries left. The error leaves the panic's value out, because it may contain a payload.
 func PanicError() error {
 	return processor.Retry("PANIC", errors.New("the processor panicked: see `processor panicked` in the worker's log"))
 }
@@ -77,8 +78,10 @@ type Rules struct {
 }
 
 // Next returns what happens to the job after an attempt with this verdict, and for how long the job
-// then waits at most. retries and throttles are the numbers before the attempt. A job that would
-// need another retry or throttle and has none left fails.
+// then waits. Before a retry, and after a throttle without Retry-After, the worker shortens this by
+// up to a tenth, at random, and Redis may choose a longer wait. retries and throttles are the
+// numbers before the attempt. A job that would need another retry or throttle and has none left
+// fails.
 func (r Rules) Next(v processor.Verdict, retries, throttles int) (processor.Kind, time.Duration) {
 	switch {
 	case v.Kind == processor.Done:
@@ -95,8 +98,8 @@ func (r Rules) Next(v processor.Verdict, retries, throttles int) (processor.Kind
 	return processor.Fail, 0
 }
 
-// wait returns the longest wait before the next attempt, after tries earlier retries or throttles:
-// Backoff, doubled tries times, at most MaxBackoff.
+// wait returns the wait before the next attempt, after tries earlier retries or throttles: Backoff,
+// doubled tries times, at most MaxBackoff.
 func (r Rules) wait(tries int) time.Duration {
 	d := min(r.Backoff, r.MaxBackoff)
 	for ; tries > 0 && d < r.MaxBackoff; tries-- {

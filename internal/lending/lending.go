@@ -95,7 +95,8 @@ func (n Lender) Choice(limits credential.Limits) credential.Choice {
 }
 
 // inOrder is a source made of several: it asks them in this order until one lends an account. If
-// all deny one, it returns the denial with the shortest After. Any other error it returns at once.
+// all deny one, it returns the denial with the shortest After (0: its end is not known). Any other
+// error it returns at once.
 type inOrder []credential.Source
 
 func (o inOrder) Borrow(ctx context.Context) (credential.Loan, error) {
@@ -129,7 +130,8 @@ func rateOf(r credential.Rate, limiter string) guard.Rate {
 }
 
 // PerKey returns a function that returns the source of a key, such as the name of a host. Any
-// number of calls may run at once for a key. All keys have the same rate and breaker.
+// number of calls may run at once for a key. Each key has a rate limit and a breaker of its own;
+// their settings are the same.
 func (n Lender) PerKey(name string, rate credential.Rate, limiter string, breaker credential.Breaker,
 ) func(key string) credential.Source {
 	keys := n.Guards.PerKey(name, guard.Spec{
@@ -209,8 +211,9 @@ var words = map[guard.Reason]string{
 	guard.Disabled:    "all are disabled",
 }
 
-// Availability returns how many calls may begin now, as the last replies of Redis said. After a
-// long denial it is none until the time denied. It does not ask Redis.
+// Availability returns how many calls may begin now, as the last replies of Redis said. It does not
+// ask Redis. After a denial that was longer than the wait, Free is 0 and Next is the time denied,
+// until Borrow gets a member again.
 func (s *source) Availability() processor.Availability {
 	known := s.pool.Availability()
 	a := processor.Availability{Free: max(known.Free, 0) * s.each, PerSecond: known.PerSecond}
@@ -264,7 +267,8 @@ func (l loan) Return(o credential.Outcome) {
 	}()
 }
 
-// warn logs that a call with a member has failed, for each member at most once in warnPause.
+// warn logs that a call with a member has failed, for each member at most once in warnPause. For a
+// quiet source it does nothing.
 func (s *source) warn(member string) {
 	now := time.Now()
 	last, known := s.warned.Load(member)

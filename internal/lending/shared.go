@@ -66,8 +66,8 @@ func (t *inTurn) Borrow(ctx context.Context) (credential.Loan, error) {
 	return sources.Borrow(ctx)
 }
 
-// Availability returns "no bound" (Free -1) unless all breakers are open; then it returns when the
-// first denial ends.
+// Availability returns "no bound" (Free -1) unless all accounts are denied now, as by an open
+// breaker or a throttle; then Free is 0, and Next is when the first denial ends.
 func (t *inTurn) Availability() processor.Availability {
 	a := processor.Availability{Free: 0, PerSecond: math.Inf(1)}
 	for i, one := range t.accounts {

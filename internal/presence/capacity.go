@@ -13,8 +13,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Capacity computes, from the reports of workers, how many jobs of each type fetchers should make
-// ready. It is safe for concurrent use, except Refresh, which only one goroutine may call.
+// Capacity computes, from the reports of workers, how many jobs of each type fetchers and
+// dispatchers should make ready. It is safe for concurrent use, except Refresh, which only one
+// goroutine may call.
 type Capacity struct {
 	conn  *redisx.Conn
 	space keyspace.Space
@@ -47,7 +48,7 @@ func NewCapacity(conn *redisx.Conn, space keyspace.Space) *Capacity {
 }
 
 // drainRate measures how fast workers take the jobs of one type that this process admits. It reacts
-// within milliseconds; the reports of workers come only every half second.
+// within about drainSpan; the reports of workers come only every half second.
 type drainRate struct {
 	since time.Time // begin of the current measurement
 	// entries is the number of jobs admitted since then: the jobs that workers took. The first
@@ -175,8 +176,8 @@ func (c *Capacity) countUnserved(
 	return nil
 }
 
-// unservedCheck is for how long after a worker has left its jobs are counted; longer while there
-// are such jobs. The count also runs for this time after the first Refresh.
+// unservedCheck is for how long, after a worker has left, countUnserved counts its jobs; longer
+// while there are such jobs. It also counts for this time after the first Refresh.
 const unservedCheck = 10 * time.Second
 
 // readyWork is how much work should wait in the ready streams, as the time in which all slots

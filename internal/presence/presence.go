@@ -20,8 +20,8 @@ import (
 	"github.com/bulkaction/bulkaction/lua"
 )
 
-// Interval is the time between two heartbeats of a process. A process without a heartbeat for TTL
-// counts as gone.
+// Interval is the time between two heartbeats of a process; a broker's are a second apart. A
+// process without a heartbeat for TTL counts as gone.
 const (
 	Interval = 500 * time.Millisecond
 	TTL      = 5 * time.Second
@@ -81,8 +81,8 @@ func publish(ctx context.Context, conn *redisx.Conn, key, id string, status any)
 	return err
 }
 
-// put stores a heartbeat as a field of the hash key, named by the process's id. known says whether
-// the field existed.
+// put stores a heartbeat as a field of the hash at key, named by the process's id. known says
+// whether the field existed.
 func put(ctx context.Context, conn *redisx.Conn, key, id string, status any) (known bool, err error) {
 	b, err := json.Marshal(status)
 	if err != nil {
@@ -114,8 +114,8 @@ func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api
 	return read[api.StageStatus](ctx, conn, space.Stages())
 }
 
-// read returns the statuses of live processes in the hash key, ordered by id. It deletes statuses
-// that are older than 20 times TTL or can't be read.
+// read returns the statuses of live processes in the hash at key, ordered by id. It deletes
+// statuses that are older than 20 times TTL or can't be read.
 func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
 	reply, err := heartbeats.Run(ctx, conn.Cmd, []string{key}, nil)
 	if err != nil {

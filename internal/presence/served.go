@@ -32,7 +32,8 @@ func NewServed(conn *redisx.Conn, space keyspace.Space) *Served {
 }
 
 // Types returns the types that live workers served at most a second ago. known is false if Redis
-// does not answer, or while another caller is asking it. The caller must not change the map.
+// does not answer within servedTimeout, or while another caller is asking it. The caller must not
+// change the map.
 func (s *Served) Types(ctx context.Context) (types map[string]bool, known bool) {
 	if !s.mu.TryLock() {
 		return nil, false

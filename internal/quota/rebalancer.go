@@ -13,10 +13,10 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Rebalancer moves quota between partitions to where the demand is. Each fetcher process has one,
-// but only the leader's moves quota. It reduces quotas before it increases others, and only after
-// it has read the quotas of all partitions. So the effective quotas never add up to more than the
-// limit.
+// Rebalancer moves quota between partitions to where the demand is. Each fetcher process has one if
+// there are several partitions and a global limit, but only the leader's moves quota. It reduces
+// quotas before it increases others, and only after it has read the quotas of all partitions. So
+// the effective quotas never add up to more than the limit.
 type Rebalancer struct {
 	rate  ledger.Rate
 	conn  *redisx.Conn
@@ -164,10 +164,10 @@ func (r *Rebalancer) Resign(ctx context.Context) {
 // divide returns the quota, in permits, that each partition should have of the limit. It divides by
 // max-min fairness (water-filling): partitions with demand come first, weighted by their active
 // tenants; permits that one does not need go to those that can use more. While every quota covers
-// its demand, all quotas stay as they are. If the limit is large enough, a hundredth of it is
-// reserved for partitions without demand, so that a new tenant there need not wait for the next
-// step. If there are fewer permits than partitions, the partitions take turns: turn is the number
-// of the turn.
+// its demand and their sum is within the limit, all quotas stay as they are. If the limit is large
+// enough, a hundredth of it, divided evenly, is the least demand of the partitions, so that a new
+// tenant in one without demand need not wait for the next step. If there are fewer permits than
+// partitions, the partitions take turns: turn is the number of the turn.
 func divide(limit int64, quotas []ledger.Quota, turn int) []int64 {
 	n := int64(len(quotas))
 	reserved := limit / 100 / n

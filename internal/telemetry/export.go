@@ -16,8 +16,8 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
-// spanQueue is how many ended spans wait for export at most; further ones are lost. One burst of
-// batches would fill the SDK's default of 2,048.
+// spanQueue is how many ended spans wait for export at most, unless OTEL_BSP_MAX_QUEUE_SIZE is set;
+// further ones are lost. One burst of batches would fill the SDK's default of 2,048.
 const spanQueue = 16384
 
 // spanExporter returns the exporter that the OTEL_* variables name; nil when they ask for no

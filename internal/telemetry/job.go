@@ -35,7 +35,8 @@ type JobStep struct {
 
 // RecordStep records the step of a job as a span without duration, which begins and ends now.
 // destination is the span's attribute messaging.destination.name: the key of the job's ready
-// stream, of the group's hash if the group is cancelled, or of the dead letters if the job is lost.
+// stream, of the group's hash if the script sweep has ended the job, or of the dead letters if the
+// job is lost.
 func (t *Telemetry) RecordStep(ctx context.Context, destination string, s JobStep) {
 	attrs := func() []attribute.KeyValue {
 		a := MessagingAttributes(OpSettle, s.Name, destination)
@@ -61,7 +62,7 @@ func (t *Telemetry) RecordStep(ctx context.Context, destination string, s JobSte
 var noSpan trace.Span = nooptrace.Span{}
 
 // StartJob starts the span of one step in a job's trace; the caller ends it. attrs, which may be
-// nil, is called only if the span is recorded. For a job that is not sampled StartJob returns ctx
+// nil, is called only if the job is sampled. For a job that is not sampled StartJob returns ctx
 // itself and a span that does nothing, and neither it nor the caller's closure allocates.
 func (t *Telemetry) StartJob(
 	ctx context.Context, s JobSpan, attrs func() []attribute.KeyValue,
@@ -82,8 +83,8 @@ func (t *Telemetry) StartJob(
 
 // NewJobTrace begins the trace of a job: a root span that starts at the given time and ends now.
 // link is the span of the message that submitted the job, to which the root span links; an invalid
-// link is left out. NewJobTrace returns the job's traceparent, or "" if the sampler does not choose
-// the job; this costs one random number, and attrs is not called.
+// link is left out. NewJobTrace returns the job's traceparent, or "" if tracing is off or the
+// sampler does not choose the job; this costs a random trace id at most, and attrs is not called.
 func (t *Telemetry) NewJobTrace(
 	link trace.SpanContext, name string, at time.Time, attrs func() []attribute.KeyValue,
 ) string {

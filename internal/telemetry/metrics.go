@@ -199,7 +199,7 @@ func (m *WorkerMetrics) Deferred(typ string) {
 func (m *WorkerMetrics) Stale(n int) { m.stale.add(n) }
 
 // LeasesLost counts jobs whose lease was lost while the worker process held them, running or not,
-// unless the process knew that it might have lost them.
+// but not those that had an outcome by then, or that the worker had stopped.
 func (m *WorkerMetrics) LeasesLost(n int) { m.leasesLost.add(n) }
 
 // DeadLettered counts n jobs that failed for good.

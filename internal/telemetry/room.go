@@ -10,7 +10,7 @@ import (
 )
 
 // RoomMetrics are the metrics of the waiting room, in broker and ingest processes. The label event
-// has at most 64 values: all further events share [Other].
+// has the ids of at most 64 events; all further events share the value [Other].
 type RoomMetrics struct {
 	counters                            map[string]metric.Int64Counter
 	clockOff                            metric.Int64Counter
@@ -155,7 +155,8 @@ func (m *RoomMetrics) Count(counter, event string, n int) {
 	}
 }
 
-// Refused counts a refused request to enter. reason is a label of the metric.
+// Refused counts a refused request to enter; event is "" if it may not exist. reason is a label of
+// the metric.
 func (m *RoomMetrics) Refused(event, reason string) {
 	m.counters[RoomRefused].Add(context.Background(), 1, m.of(event, attribute.String("reason", reason)))
 }
@@ -163,7 +164,8 @@ func (m *RoomMetrics) Refused(event, reason string) {
 // ClockWasOff counts a second in which the broker's clock was more than 2 s off Redis's.
 func (m *RoomMetrics) ClockWasOff() { m.clockOff.Add(context.Background(), 1) }
 
-// PositionAge records the age of the oldest position that one round shows to streams of an event.
+// PositionAge records, for one round, the age of the oldest position that the broker knows for a
+// stream of an event.
 func (m *RoomMetrics) PositionAge(event string, age time.Duration) {
 	m.positionAge.Record(context.Background(), milliseconds(age), m.of(event))
 }

@@ -28,7 +28,7 @@ type Config struct {
 const (
 	// minRead and maxRead bound the number of entries of one read. Each entry holds the results of
 	// up to 200 jobs. A read asks for more than minRead entries only if the read before was full
-	// and its entries had less than lightRead bytes.
+	// and all its entries together had less than lightRead bytes.
 	minRead, maxRead = 50, 200
 	lightRead        = 1 << 20 // bytes
 	// After it has read all entries there are, the process waits pauseFactor times as long as it

@@ -19,8 +19,8 @@ type cachedGroup struct {
 	size    int            // bytes of the encoded state
 }
 
-// maxCachedGroups and maxCachedBytes bound the cache of one partition. The bytes are those of
-// encoded states; in memory, a state takes a few times as many.
+// maxCachedGroups and maxCachedBytes bound the cache of one partition; one larger group is cached
+// alone. The bytes are those of encoded states; in memory, a state takes a few times as many.
 const (
 	maxCachedGroups = 2000
 	maxCachedBytes  = 16 << 20
@@ -64,8 +64,8 @@ func (p *partitionReducer) loadGroup(ctx context.Context, group string) (*cached
 	return p.decodeGroup(group, read[0])
 }
 
-// cacheGroups reads the groups of batches that are not cached from Redis, in one round trip, and
-// adds them to the cache. If there is only one such group, it does nothing. It ignores errors:
+// cacheGroups reads from Redis, in one round trip, those groups of batches that are not in the
+// cache, and adds them to it. If there is only one such group, it does nothing. It ignores errors:
 // loadGroup reads such a group again and returns the error.
 func (p *partitionReducer) cacheGroups(ctx context.Context, batches []*batch) {
 	var missing []string

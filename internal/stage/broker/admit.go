@@ -20,8 +20,8 @@ type admissions struct{ *shared }
 
 // admit claims entry tokens for the users of conns, who were promoted, and sends each token over
 // the user's stream. It ends the stream of a user who holds no slot any more or has a newer stream;
-// a user whose promotion Redis has lost enters again. If the event is unknown, it ends all the
-// streams. It may be repeated for the same conns.
+// for a user whose promotion Redis has lost, it repeats enter. If the event is unknown, it ends all
+// the streams. It may be repeated for the same conns.
 func (b admissions) admit(ctx context.Context, event string, conns ...*connection) error {
 	s, err := b.snapshot(ctx, event)
 	if errors.Is(err, roomapi.ErrUnknownEvent) {

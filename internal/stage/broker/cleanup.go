@@ -74,7 +74,8 @@ func (c *cleanup) step(ctx context.Context) (time.Duration, error) {
 
 // checkClock counts that this process's clock differs from Redis's by more than clockTolerance, and
 // logs it once a minute. at is Redis's time, at an instant between before and after. Entry tokens
-// carry Redis's times, so a difference harms only what this broker measures and logs.
+// end at Redis's times, so a difference affects only what this broker measures and logs, and the
+// time of issue of tokens (see signFor).
 func (c *cleanup) checkClock(at, before, after time.Time) {
 	if at.After(before.Add(-clockTolerance)) && at.Before(after.Add(clockTolerance)) {
 		return

@@ -79,7 +79,8 @@ func (c *connection) setPlace(number, change int64) {
 // noteView compares the stored state of a waiting user with the user's place in the view, and
 // records since when the number has left the queue or the position is unknown. deleted says that
 // the event was deleted. It returns whether the user still waits, as far as known, and for how long
-// the view has had no position for the user (0: it has one).
+// the view has had no position for the user (0: it has one, or is seen without one for the first
+// time).
 func (c *connection) noteView(place position.Place, deleted bool) (waits bool, unknown time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,8 +141,8 @@ func (c *connection) isOver() bool {
 // furthest is the bound for showPosition that lets every position through.
 const furthest = math.MaxInt64
 
-// showPosition sends the position frame if the position is known and at most `to`. It returns what
-// the view knows of the user's place.
+// showPosition sends the position frame, to a user who has a number and no token yet, if the
+// position is known and at most `to`. It returns what the view knows of the user's place.
 func (c *connection) showPosition(to int64) position.Place {
 	c.mu.Lock()
 	number, change, shown := c.number, c.change, c.entered && !c.token && !c.over
@@ -189,7 +190,8 @@ func (cs *connections) remove(c *connection) {
 	}
 }
 
-// find returns the open connection of this user with this conn; nil if this broker has none.
+// find returns the connection of this user with this conn, whose stream may just have ended; nil if
+// this broker has none.
 func (cs *connections) find(event, user, conn string) *connection {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

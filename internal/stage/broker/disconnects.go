@@ -71,7 +71,7 @@ func (d *disconnects) take() (event string, visitors []waitingroom.Visitor) {
 
 // sendDisconnects tells Redis, by the script disconnect, which streams have ended, so that their
 // users become away. One call has up to 200 users of an event. It repeats failed calls: a user who
-// has a newer stream by then is not affected.
+// has a newer stream by then is not affected. It runs until ctx ends.
 func (b *shared) sendDisconnects(ctx context.Context) error {
 	retry := redisx.Backoff{Min: 50 * time.Millisecond, Max: time.Second}
 	giveBack := func(event string, visitors []waitingroom.Visitor) {

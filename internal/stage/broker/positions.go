@@ -30,8 +30,8 @@ type frameThrottle struct {
 }
 
 // next begins a round, and returns the highest position that the round shows. A round that begins
-// more than half an interval late raises the level by 1. More than ten rounds in time, in a row,
-// lower it by 1.
+// more than half an interval late raises the level by 1. Eleven rounds in time, in a row, lower it
+// by 1.
 func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
 	t.round++
 	switch late := !t.last.IsZero() && now.Sub(t.last) > interval*3/2; {
@@ -50,8 +50,8 @@ func (t *frameThrottle) next(now time.Time, interval time.Duration) (to int64) {
 }
 
 // send begins a round each PositionInterval, until ctx ends: it shows the streams their positions,
-// those behind nearPosition as frameThrottle allows. It shows none while the users of this broker
-// have to enter again.
+// those behind nearPosition as frameThrottle allows. It shows none from a silence of this broker
+// until enter is repeated for its users (see keepStatus).
 func (b positions) send(ctx context.Context) error {
 	var throttle frameThrottle
 	for {
@@ -111,8 +111,8 @@ func (b positions) showEvent(
 		age = max(0, time.Since(oldest))
 		b.metrics.PositionAge(event, age)
 	}
-	// Users whose place is unknown for unknownLimit enter again: Redis may have lost the changes of
-	// the queue that their numbers depend on.
+	// Repeat enter for users whose place is unknown for unknownLimit: Redis may have lost the
+	// changes of the queue that their numbers depend on.
 	promoted, err := b.enterAgain(ctx, event, lost)
 	if err == nil {
 		err = b.admit(ctx, event, promoted...)

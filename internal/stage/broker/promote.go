@@ -17,7 +17,7 @@ const (
 	// dueEvents is the largest number of due events that one step of the promoter handles, so that
 	// it soon reads the list of due events anew.
 	dueEvents = 64
-	// postponed is the pause of an event after one of its scripts has failed.
+	// postponed is the pause of an event after Redis has answered one of its scripts with an error.
 	postponed = 5 * time.Second
 	// leastWait is the shortest wait between two steps of the promoter, unless something is due at
 	// once. Meanwhile an event with a limited promotion rate gets permits, so that one call
@@ -30,9 +30,9 @@ const (
 type promoter struct{ *shared }
 
 // step does what is due in the events of a partition: it ends places and slots whose time is over,
-// dissolves the queues of closed events, and promotes users. It handles at most 200 users of one
-// event before the next event, so that no event waits for another one's queue. It returns how long
-// nothing is due in the partition, at most PromoteInterval.
+// dissolves the queues of closed events, and promotes users. Of one event it ends at most 200 of
+// them and promotes at most 200 users before the next event, so that no event waits for another
+// one's queue. It returns how long nothing is due in the partition, at most PromoteInterval.
 func (b promoter) step(ctx context.Context, p keyspace.Partition) (time.Duration, error) {
 	events, wait, err := b.rooms.Due(ctx, p, dueEvents)
 	if err != nil {
@@ -63,7 +63,7 @@ func (b promoter) step(ctx context.Context, p keyspace.Partition) (time.Duration
 }
 
 // promoteEvent does what is due in one event. It returns the time until something is due there
-// again; negative: never.
+// again; negative: nothing, before another script changes the event.
 func (b promoter) promoteEvent(ctx context.Context, p keyspace.Partition, event string) (time.Duration, error) {
 	expired, err := b.rooms.Expire(ctx, p, event)
 	if err != nil {

@@ -89,8 +89,8 @@ func (b *shared) createFromSeats(ctx context.Context, event string) error {
 	return err
 }
 
-// askForSeats asks the seat service about the events in lookups, with backoff, until it answers for
-// each. It runs until ctx ends.
+// askForSeats asks the seat service about each event in lookups, with backoff, until its number of
+// seats is known (see askOnce). It runs until ctx ends.
 func (b *shared) askForSeats(ctx context.Context) error {
 	for redisx.Sleep(ctx, time.Second) == nil {
 		for _, event := range b.lookups.due(time.Now()) {

@@ -74,8 +74,9 @@ func (b *shared) sign(ctx context.Context, event, user string, c waitingroom.Cla
 func (b *shared) signFor(s waitingroom.Snapshot, event, user string, c waitingroom.Claim) (api.EntryToken, error) {
 	// issued is the token's time of issue (iat): its expiry less token_ttl. This is the time of the
 	// claim or renewal, by Redis's clock; it is earlier if max_session has shortened the renewal or
-	// token_ttl was raised since. If token_ttl was lowered since, it would be in the future, which
-	// some verifiers refuse: then issued is the time of the promotion.
+	// token_ttl was raised since. If it is in the future, which some verifiers refuse, because
+	// token_ttl was lowered since or this process's clock is slow, issued is the time of the
+	// promotion instead.
 	issued := c.Expires.Add(-s.Settings.TokenTTL)
 	if promoted, err := strconv.ParseInt(c.Fence, 10, 64); err == nil && issued.After(time.Now()) {
 		issued = time.UnixMicro(promoted) // fences are at least the time of their promotion
@@ -87,7 +88,8 @@ func (b *shared) signFor(s waitingroom.Snapshot, event, user string, c waitingro
 	return api.EntryToken{Token: token, ExpiresAt: c.Expires.Truncate(time.Second)}, err
 }
 
-// snapshot returns the settings and sizes of an event, which may be a second old.
+// snapshot returns the settings and sizes of an event, which may be a second old, and older while
+// Redis does not answer.
 func (b *shared) snapshot(ctx context.Context, event string) (waitingroom.Snapshot, error) {
 	followed := b.viewsOf(event).Open(event)
 	defer followed.Close()

@@ -9,7 +9,7 @@ import (
 )
 
 // source reads one partition from Redis for the views of its events. It also counts how often a
-// view is loaded, and adds events whose number of seats is unknown to lookups.
+// view is loaded, and adds to lookups each event whose number of seats is not known yet.
 type source struct {
 	position.Source
 	broker *shared

@@ -19,14 +19,14 @@ const silence = 2 * time.Second
 // statusInterval is the time between two statuses of a broker.
 const statusInterval = time.Second
 
-// lifeSigns publishes the status that shows that this broker lives, and lets its users enter again
-// after a silence.
+// lifeSigns publishes the status that shows that this broker lives, and after a silence repeats the
+// script enter for its users.
 type lifeSigns struct{ admissions }
 
 // keepStatus publishes the status of this broker each second. After a silence, or when Redis has
-// lost the last status, all users of the broker enter again before they are shown positions. When
-// the broker stops, its last status stays in Redis until it expires, so that the sweep does not
-// make its users away before they can connect to another broker.
+// lost the last status, the broker repeats the script enter for all its users before it shows them
+// positions again. When the broker stops, its last status stays in Redis until it expires, so that
+// the sweep does not make its users away before they can connect to another broker.
 func (b lifeSigns) keepStatus(ctx context.Context) error {
 	var written time.Time // when the last status was written
 	for {

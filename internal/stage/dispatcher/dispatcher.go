@@ -33,13 +33,13 @@ type Config struct {
 	Rate       ledger.Rate   // the global rate limit
 	Lease      time.Duration // a worker that does not renew a job's lease for this time is dead
 	MaxLosses  int           // a job that has lost more workers than this fails
-	// OnPermits is called after each promotion, with the permits that it spent and Redis's time in
-	// µs; nil outside experiments
+	// OnPermits is called after each call of the script promote, with the permits that it spent,
+	// perhaps none, and Redis's time in µs; nil outside experiments
 	OnPermits func(at int64, partition int, permits []ledger.Permit)
 }
 
-// batchPause is the shortest pause after a call that promoted jobs, while jobs become due one after
-// the other. The jobs that become due during the pause are promoted together.
+// batchPause is the shortest pause after a call that promoted jobs and left none that can be
+// promoted at once. The jobs that become due during the pause are promoted together.
 const batchPause = 10 * time.Millisecond
 
 // maxBatch and reclaimBatch are the most jobs that one script call promotes and reclaims.
@@ -111,7 +111,7 @@ type partitionDispatcher struct {
 
 // promote lets scheduled groups start and promotes due jobs, one batch of each. It returns how long
 // to wait for the next ones, at most Config.Interval: 0 when there may be more now, a negative time
-// when no group is scheduled and no job is non-ready.
+// when no group is scheduled and only paused tenants, or none, have non-ready jobs.
 func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	released, next, err := ledger.Schedule(ctx, p.Conn.Cmd, p.partition, 100)
@@ -123,9 +123,9 @@ func (p *partitionDispatcher) promote(ctx context.Context) (time.Duration, error
 	for _, typ := range p.capacity.Served() {
 		bound := p.capacity.ReadyBound(typ, least, p.cfg.ReadyCap)
 		caps[typ] = bound.Cap
-		// A ready stream with free slots is bounded by Ahead alone: promote counts only jobs beyond
-		// those that run. The bound is at least 1, because admit fills the stream up to it while
-		// all workers are busy.
+		// If the number of the type's slots is known, Ahead is the bound: promote counts only
+		// undelivered jobs, and those in slots are delivered. The bound is at least 1: while jobs
+		// are long, Ahead is 0, and nothing would be promoted.
 		if bound.Slots > 0 {
 			caps[typ] = min(bound.Cap, max(1, bound.Ahead))
 		}

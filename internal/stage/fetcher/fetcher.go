@@ -22,17 +22,16 @@ import (
 // Config holds the settings of the fetcher role.
 type Config struct {
 	Interval time.Duration // longest pause while there is nothing to admit
-	// BatchSize is how many jobs the first script calls admit; the number grows under load. It is
-	// also the smallest bound of a ready stream (see presence.ReadyBound), which is lower only
-	// while jobs run long
+	// BatchSize is how many jobs one of the first script calls admits at most; the number grows
+	// under load. It is also the argument least of presence.ReadyBound, if ReadyCap is not less
 	BatchSize   int
 	ReadyCap    int           // largest number of undelivered jobs in a ready stream
 	Rate        ledger.Rate   // the global rate limit
 	LaneWeights [3]int        // for the lanes high, normal and low
 	Alpha       *float64      // factor of the priority formula, which orders a lane's groups; nil: fair shares
 	KeepStats   time.Duration // retention of congestion statistics
-	// OnPermits is called after each admission, with the permits that it spent and Redis's time in
-	// µs; nil outside experiments
+	// OnPermits is called after each call of the script admit, with the permits that it spent,
+	// perhaps none, and Redis's time in µs; nil outside experiments
 	OnPermits func(at int64, partition int, typ string, permits []ledger.Permit)
 }
 
@@ -240,8 +239,9 @@ func (p *partitionFetcher) admit(ctx context.Context, typ string) (ledger.AdmitR
 	return r, nil
 }
 
-// requestQuota wakes the quota rebalancer when r says that this partition has used up its quota, at
-// most once in quotaRequestInterval. With one partition it does nothing.
+// requestQuota wakes the quota rebalancer when r says that this partition has used up its quota, or
+// keeps what is left of it for other tenants; at most once in quotaRequestInterval. With one
+// partition it does nothing.
 func (p *partitionFetcher) requestQuota(ctx context.Context, r ledger.AdmitReply) {
 	if p.Space.Partitions() == 1 || r.State != ledger.AdmitLimited {
 		return

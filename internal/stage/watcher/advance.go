@@ -93,8 +93,9 @@ func (a *advancer) advanceGroup(ctx context.Context, id string, unsettled bool) 
 	}
 }
 
-// settle completes a group's cancellation (all its jobs become cancelled) or reopening (its failed
-// jobs wait again) in chunks, and renews the leader lease between chunks.
+// settle completes a group's cancellation (all its jobs that have not ended become cancelled, those
+// in flight too) or reopening (its failed jobs wait again) in chunks, and renews the leader lease
+// between chunks.
 func (a *advancer) settle(ctx context.Context, id string) error {
 	for _, chunk := range []func() (bool, error){
 		func() (bool, error) {

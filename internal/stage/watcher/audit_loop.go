@@ -149,9 +149,9 @@ func (l *auditLoop) step(ctx context.Context) error {
 	return l.storeState(ctx, &now, nil)
 }
 
-// restore takes over what an earlier leader has stored: the times of the last audits, and the
-// violations that its last full audit found. These stay open until an audit does not find them any
-// more.
+// restore takes over what an earlier leader has stored: the times of the last audits, and those of
+// its open violations that its last full audit found (see maxStored). These stay open until an
+// audit does not find them any more.
 func (l *auditLoop) restore(ctx context.Context) error {
 	stored, err := ledger.ReadAudit(ctx, l.Conn.Cmd, l.Partition)
 	if endsStep(ctx, err) {

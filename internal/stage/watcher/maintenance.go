@@ -29,10 +29,11 @@ type maintenance struct {
 	oldest []oldestEntry
 }
 
-// run runs all maintenance tasks every maintenanceInterval, or every NoProcessorTimeout if that is
-// shorter. If a task has more to do, they run again in the next step; run then returns true. The
-// error of a task is logged and doesn't stop the others; but if the leadership or the connection is
-// lost, or ctx has ended, run returns at once.
+// run runs all maintenance tasks once, if they last had nothing left to do maintenanceInterval ago,
+// or NoProcessorTimeout ago if that is shorter; otherwise it does nothing. If a task has more to
+// do, run returns true, and the next step runs them again. The error of a task is logged and
+// doesn't stop the others; but if the leadership or the connection is lost, or ctx has ended, run
+// returns at once.
 func (m *maintenance) run(ctx context.Context) (bool, error) {
 	every := maintenanceInterval
 	if timeout := m.cfg.NoProcessorTimeout; timeout > 0 {
@@ -192,7 +193,8 @@ func (m *maintenance) recheckSetup(ctx context.Context) (bool, error) {
 // machine) after which it can still finish an entry that it had read, without storing it twice.
 const maxIngestFreeze = 5 * time.Minute
 
-// oldestEntry is the oldest entry that Redis could deliver from the ingest stream at a time.
+// oldestEntry has the id of the oldest entry that Redis could deliver from the ingest stream at the
+// time `at`.
 type oldestEntry struct {
 	id string
 	at time.Time

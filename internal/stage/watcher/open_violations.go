@@ -154,8 +154,8 @@ func (v *openViolations) state(partition int) (some []ledger.AuditedViolation, b
 	return some[:min(len(some), maxStored)], byLaw
 }
 
-// addDurability adds a violation of the law durability to the open ones. It is a past event, so it
-// stays open as long as this process runs.
+// addDurability adds a violation of the law durability: Redis has lost confirmed writes. That is a
+// past event, so it stays among the open violations as long as this process runs.
 func (v *openViolations) addDurability(one api.Violation) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

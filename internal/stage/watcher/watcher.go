@@ -122,9 +122,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 }
 
 // measure updates the gauges of ready jobs, of non-ready jobs, and of the backlog of each type,
-// which count the jobs of all partitions. Only the leader of this partition shows these gauges, so
-// that their sum over all processes is right. It also stores the figures as a sample of the
-// history, unless the present period of 10 s has one.
+// which count the jobs of all partitions. It is called for partition 0 alone, and only the leader
+// of that partition shows these gauges, so that their sum over all processes is right. It also
+// stores the figures as a sample of the history, unless the present period of 10 s has one.
 func (p *partition) measure(ctx context.Context) error {
 	if _, leads := p.leadership(); !leads {
 		p.metrics.HideQueues()
@@ -150,7 +150,7 @@ func (p *partition) measure(ctx context.Context) error {
 }
 
 // measureGuards updates those metrics of guards that are computed from Redis. As with measure, only
-// the leader of this partition shows them.
+// the leader of partition 0 shows them.
 func (p *partition) measureGuards(ctx context.Context) error {
 	if _, leads := p.leadership(); !leads {
 		p.cfg.Guards.StopMeasuring()

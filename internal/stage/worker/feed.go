@@ -128,8 +128,8 @@ func (p *partitionFeed) readEntries(
 // hands suspects to isolation, and reports whether there were any. It quarantines unreadable
 // entries, and drops jobs that must not run (see startTasks). It releases jobs that it can't start
 // or whose payload it can't load, and all jobs if ctx has ended; while isolation is busy, it
-// releases all but the suspects. If Redis does not accept a release, the entry stays pending until
-// the dispatcher reclaims it.
+// releases all but the suspect that isolation has accepted. If Redis does not accept a release, the
+// entry stays pending until the dispatcher reclaims it.
 func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []stream.Entry) (suspects bool) {
 	tasks, suspects := p.takeEntries(ctx, typ, entries)
 	if len(tasks) == 0 {
@@ -149,7 +149,8 @@ func (p *partitionFeed) startEntries(ctx context.Context, typ string, entries []
 
 // takeEntries returns the tasks of entries that may be started now, and holds them. It hands
 // suspects to isolation, and reports whether there were any. If ctx has ended, it releases all
-// tasks and returns none; while isolation is busy, it releases all but the suspects.
+// tasks and returns none; while isolation is busy, it releases all but the suspect that isolation
+// has accepted.
 func (p *partitionFeed) takeEntries(
 	ctx context.Context, typ string, entries []stream.Entry,
 ) (tasks []*task, suspects bool) {

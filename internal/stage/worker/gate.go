@@ -178,7 +178,8 @@ func (t *task) takePass(pass processor.Pass, err error) bool {
 	return owner
 }
 
-// endWait counts the task as one that waits for a pass no more.
+// endWait lowers the numbers of tasks that wait for a pass by one, in the gate and in heldTasks: t
+// waits no more, and counts as unfinished again.
 func (t *task) endWait() {
 	t.gate.waiting.Add(-1)
 	t.feed.held.endWait()

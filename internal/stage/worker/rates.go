@@ -41,7 +41,8 @@ type typeRates struct {
 	meanRun    float64       // moving average of run times, ms; 0: no job has ended yet
 }
 
-// startBucket counts the jobs that started between the time from and the start of the next bucket.
+// startBucket has the number of jobs that started between its time `from` and that of the next
+// bucket.
 type startBucket struct {
 	from time.Time
 	n    int
