@@ -55,9 +55,9 @@ const (
 	ownInList    object = "list"               // the list has what the caller may see
 )
 
-// authorized wraps the handler of a route: it calls serve only for callers with the route's scope,
-// with the principal in the context. If the API has no keys, every caller may do everything. An
-// open route serves all callers.
+// authorized wraps the handler of a route: it calls serve only for callers with the route's scope
+// who keep to the limits of callers, with the principal in the context. If the API has no keys,
+// every caller may do everything. An open route serves all callers.
 func (s *server) authorized(rt route, serve handler) handler {
 	switch rt.scope {
 	case "":
@@ -163,8 +163,8 @@ const stillInterval = 2 * time.Second
 var errKeyEnded = newProblem(api.Unauthenticated, "the API key is not valid any more")
 
 // whileValid returns a context that ends with the cause errKeyEnded when the principal's API key is
-// not valid any more. Then it also calls interrupt, which ends a write to a client that does not
-// read. The caller must call end.
+// not valid any more, which it checks each stillInterval. Then it also calls interrupt, which ends
+// a write to a client that does not read. The caller must call end.
 func whileValid(
 	ctx context.Context, keys Keys, p auth.Principal, interrupt func(),
 ) (_ context.Context, end func()) {
