@@ -155,8 +155,8 @@ func (s *server) withActor(
 }
 
 // stillInterval is how often the key of an open stream is checked. Processes copy the keys from
-// Redis, and a copy may be seven seconds old, so a stream ends within ten seconds of the
-// revocation.
+// Redis each 5 s, and a copy is seven seconds old at most unless Redis is slow or away, so a stream
+// ends within ten seconds of the revocation.
 const stillInterval = 2 * time.Second
 
 // errKeyEnded is the cause with which whileValid ends a context: the API key is not valid any more.
