@@ -47,8 +47,8 @@ func (s *commands) Cancel(ctx context.Context, group string) (api.Accepted, erro
 	}, func(g ledger.GroupState) bool { return g.Status == api.StatusCancelled })
 }
 
-// Retry opens the next round of an ended group, in which all or the chosen failed jobs run again.
-// The watcher makes these jobs waiting afterwards.
+// Retry opens the next round of a completed or failed group, in which all or the chosen failed jobs
+// run again. The watcher makes these jobs waiting afterwards.
 func (s *commands) Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error) {
 	round, request := 0, rand.Text() // the random request id lets the script recognize a repeated call
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {

@@ -143,8 +143,8 @@ func readRetryChoice(f *fields) api.RetryChoice {
 	}
 }
 
-// retryGroup returns the function that opens the next round of an ended group. Without a body, all
-// failed jobs run again.
+// retryGroup returns the function that opens the next round of a completed or failed group. Without
+// a body, all failed jobs run again.
 func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, error) {
 	return func(ctx context.Context, id string, choice api.RetryChoice) (any, error) {
 		switch {

@@ -53,7 +53,7 @@ type Backend interface {
 	Seal(ctx context.Context, group string, total *int64) (api.Accepted, error)
 	// Cancel ends a group at once. Its unfinished jobs, also those in flight, become cancelled.
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
-	// Retry opens the next round of an ended group, with its failed jobs or the chosen ones.
+	// Retry opens the next round of a completed or failed group, with all or chosen failed jobs.
 	Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error)
 	// Pause keeps the jobs of a group from starting; jobs in flight go on. Resume lets jobs start
 	// again. A repeated call changes nothing.
@@ -132,8 +132,8 @@ type Options struct {
 	KeyStore KeyStore
 	KeyRPS   int // most requests that a key may make in a second; 0: any number
 	Proxies  clientaddr.Proxies
-	// Activity is the activity log, in which each change by an operator is recorded before it is
-	// carried out. nil: changes are not recorded, and the API has no call that reads the log.
+	// Activity is the activity log, which records changes (see Recorded, RecordedRooms) before they
+	// are carried out. nil: nothing is recorded, and the API has no call that reads the log.
 	Activity Activity
 	Log      *slog.Logger // nil: nothing is logged
 	Decoder  messages.Decoder

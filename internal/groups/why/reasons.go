@@ -208,8 +208,9 @@ func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// describePlace returns the text about the jobs of its tenant that are dequeued before a waiting
-// job, and sets w.Position and w.EstimateSeconds. For a job that is not waiting it returns "".
+// describePlace returns the text about the jobs that are dequeued before a waiting job, of its
+// tenant or with ByPriority of all tenants, and sets w.Position and w.EstimateSeconds. For a job
+// that is not waiting it returns "".
 func (j *job) describePlace(w *api.Why) string {
 	if j.State != ledger.Waiting {
 		return ""
