@@ -27,10 +27,11 @@ type appends struct {
 	batchers     []*batcher[*pendingAppend] // by partition
 }
 
-// Append adds jobs to a group. A repeated call with the same request id adds only what is missing,
-// and succeeds. If Append leaves out jobs because their keys are taken, it adds the others and
-// returns an *api.KeysTakenError; so does the repeated call. While too many jobs wait, or Redis's
-// memory is full, Append returns an *api.BackpressureError, for a repeated call too.
+// Append adds jobs to a group. A repeated call with the same request id, as long as that is
+// remembered, adds only what is missing, and succeeds. If Append leaves out jobs because their keys
+// are taken, it adds the others and returns an *api.KeysTakenError; so does the repeated call.
+// While too many jobs wait, or Redis's memory is full, Append returns an *api.BackpressureError,
+// for a repeated call too.
 func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
 	a := &pendingAppend{
 		group:         group,
@@ -54,9 +55,9 @@ type EntryJobs struct {
 }
 
 // AppendEntries adds the jobs of entries of an ingest stream to one group; small entries share
-// script calls. It returns the error of each entry, nil for success. An entry or message that was
-// added before adds nothing, and gets nil or its *api.KeysTakenError again. Backpressure is as for
-// Append.
+// script calls. It returns the error of each entry, nil for success. An entry or message that is
+// remembered, because it was added before, adds nothing, and gets nil or its *api.KeysTakenError
+// again. Backpressure is as for Append.
 func (s *appends) AppendEntries(ctx context.Context, group string, entries []EntryJobs) []error {
 	all := make([]*pendingAppend, len(entries))
 	for i, e := range entries {
