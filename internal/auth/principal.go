@@ -44,7 +44,7 @@ func (p Principal) Check() error {
 }
 
 // May reports whether the principal may make calls of a scope. For calls on the data of tenants,
-// Owns decides for which tenants. A principal of one tenant may not read what belongs to no tenant.
+// Owns decides for which tenants. A principal with a tenant may not read what belongs to no tenant.
 func (p Principal) May(s Scope) bool {
 	if p.Tenant != "" && (s == ReadSystem || s == ReadMetrics) {
 		return false

@@ -51,7 +51,7 @@ type Options struct {
 	// {ordinal}. "": pages have no links to traces.
 	TraceURL string
 	NoAPI    bool // the console's address does not serve the API
-	// Closing ends when the server stops. nil: event streams end only when clients disconnect.
+	// Closing ends when the server stops, and event streams with it. nil: it never ends.
 	Closing context.Context //nolint:containedctx // the server's, not a call's
 }
 

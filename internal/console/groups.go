@@ -127,9 +127,9 @@ func (p groupPages) commands() map[string]command {
 	}
 }
 
-// controlSome carries out a command on the groups that were ticked in the list. If a group's state
-// does not allow the command, the other groups still get it. After any other error, the remaining
-// groups do not get it.
+// controlSome carries out a command on the groups that were ticked in the list. If a group does not
+// exist, or its state does not allow the command, the other groups still get it. After any other
+// error, the remaining groups do not get it.
 func (p groupPages) controlSome(ctx context.Context, r *http.Request) (string, error) {
 	name, ids := r.PostForm.Get("command"), r.PostForm["id"]
 	do := p.commands()[name]

@@ -23,8 +23,8 @@ type jobMap struct {
 	Chart chart.Map
 }
 
-// mapReader returns a function that reads the map of a group at most once per mapInterval; nil
-// while the group has no jobs.
+// mapReader returns a function that reads the map of a group at most once per mapInterval. The
+// function returns nil while the group has no jobs.
 func (p groupPages) mapReader(id string) func(context.Context) (*jobMap, error) {
 	var last *jobMap
 	var readAt time.Time

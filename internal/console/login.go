@@ -44,9 +44,9 @@ func (c *Console) cookieName() string {
 // action of the user.
 const pollHeader = "X-Bulkaction-Poll"
 
-// principal returns the context of a request with the principal of its session. With request, it
-// counts as a use of the session, which keeps the session alive, unless the script of an open page
-// sent it by itself.
+// principal returns the context of a request with the principal of its session. With request, the
+// request counts as a use of the session, which keeps the session alive, unless the script of an
+// open page sent it by itself. Without API keys, the principal may do everything.
 func (c *Console) principal(r *http.Request, request bool) (context.Context, error) {
 	if c.Keys == nil {
 		return auth.Trust(r.Context()), nil
@@ -187,8 +187,8 @@ func (c loginPage) setCookie(w http.ResponseWriter, name, value string, lifetime
 }
 
 // safeNext returns the path to which a browser goes after the login or another form: next, if that
-// is a path of the console, otherwise the overview. So a link to the login can't send people to
-// another site.
+// is a path of the console other than /login, /logout, /theme and /events below /ui, otherwise the
+// overview. So a link to the login can't send people to another site.
 func safeNext(next string) string {
 	home := root + "/"
 	u, err := url.Parse(next)
@@ -208,7 +208,8 @@ const themeCookie = "bulkaction-theme"
 
 var themes = []string{"system", "light", "dark"}
 
-// themeOf returns the theme in the request's cookie. Without such a cookie it returns "system".
+// themeOf returns the theme in the request's cookie. Without such a cookie, or if it has no known
+// theme, themeOf returns "system".
 func themeOf(r *http.Request) string {
 	if cookie, err := r.Cookie(themeCookie); err == nil {
 		for _, t := range themes {

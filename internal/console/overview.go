@@ -20,8 +20,8 @@ const (
 	overviewTenants = 10
 	overviewMinutes = 60 // of the history, unless the query says it
 	// seldomInterval is how often the overview reads what changes slowly or is expensive: the
-	// history has one point in 10 s, the watchers update busiest tenants and audit no more often,
-	// and to find the newest failed groups may need a look at many groups.
+	// history has one point in 10 s, the watchers update the busiest tenants each 20 s and, by
+	// default, the audit each 15 s, and to find the newest failed groups may need a look at many.
 	seldomInterval = 10 * time.Second
 )
 

@@ -28,9 +28,10 @@ func (e *formError) Error() string { return e.err.Error() }
 func (e *formError) Unwrap() error { return e.err }
 
 // refuse answers a form that was not accepted. It shows the page of the form again, with the
-// problem and with what was typed. If the page can't be read now, it shows the page's last data.
-// refuse answers with an error page if the page has no last data, if the form has no page, or if
-// err is api.ErrNotFound. A chosen file must be chosen again, because browsers do not keep it.
+// problem and with what was typed. If the page can't be read now, it shows the page's last data,
+// which it finds only for a form that is sent to the path of its page. refuse answers with an error
+// page if it finds no last data, if the form has no page, or if err is api.ErrNotFound. A chosen
+// file must be chosen again, because browsers do not keep it.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, a action, err error) {
 	if a.page == nil || errors.Is(err, api.ErrNotFound) {
 		c.fail(w, r, err)

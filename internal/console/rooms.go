@@ -237,8 +237,9 @@ func (p roomPages) setMode(mode string) func(context.Context, *http.Request) (st
 	})
 }
 
-// recalibrate sets capacity and stock of an event to the numbers in the form. An empty field
-// changes nothing. With the field from_seats, the capacity is what the seat service answers.
+// recalibrate sets the capacity of an event, and the seats that are left (field stock), to the
+// numbers in the form. An empty field changes nothing. With the field from_seats, the capacity is
+// what the seat service answers.
 func (p roomPages) recalibrate(ctx context.Context, event string, form url.Values) (string, error) {
 	to := api.Recalibration{FromSeats: form.Get("from_seats") != ""}
 	for name, n := range map[string]**int64{"capacity": &to.Capacity, "stock": &to.Stock} {

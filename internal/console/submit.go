@@ -79,9 +79,9 @@ func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error)
 	return to, nil
 }
 
-// submitForm creates a group from the form's fields, and appends the jobs of the file or the pasted
-// text while they arrive. It stores the values of the fields in fields. The fields must come before
-// the file, as they do in the form.
+// submitForm creates a group from the form's fields, and appends the jobs of the pasted text, or
+// those of the file while it arrives. It stores the values of the fields in fields. The fields must
+// come before the file, as they do in the form.
 func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[string]string) (string, error) {
 	parts, err := r.MultipartReader()
 	if err != nil {
@@ -141,7 +141,8 @@ func isCSV(part *multipart.Part) bool {
 
 // submitJobs creates a group, appends its jobs and seals it. It creates no group if the first
 // maxPasted bytes have no job, or a line that is no job. The group stays paused until all lines are
-// stored, so that no job runs if a later line is wrong. In that case the group is cancelled.
+// stored, so that no job runs if a later line is wrong. In that case, and if not all jobs could be
+// stored, the group is cancelled.
 func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
 	g := &messages.SubmitGroup{
 		ID: fields["id"], Tenant: fields["tenant"], Name: fields["name"], Type: fields["type"],
@@ -211,8 +212,8 @@ func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, lo
 }
 
 // create creates a group and returns its id. If this copy of the form has already created a group,
-// it returns that group's id. It creates a new group nevertheless if that group was cancelled
-// because of a bad line, or if fields of the form have changed since.
+// it returns that group's id. It creates a new group nevertheless if that group was cancelled, as
+// after a bad line, or if fields of the form have changed since.
 func (p submitPage) create(
 	ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions,
 ) (id string, err error) {

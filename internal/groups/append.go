@@ -27,10 +27,11 @@ type appends struct {
 	batchers     []*batcher[*pendingAppend] // by partition
 }
 
-// Append adds jobs to a group. A repeated call with the same request id adds nothing and succeeds.
-// If it leaves out jobs because their keys are taken, it returns an *api.KeysTakenError; so does
-// the repeated call. While too many jobs wait, or Redis's memory is full, Append returns an
-// *api.BackpressureError, for a repeated call too.
+// Append adds jobs to a group. A repeated call with the same request id, as long as that is
+// remembered, adds only what is missing, and succeeds. If Append leaves out jobs because their keys
+// are taken, it adds the others and returns an *api.KeysTakenError; so does the repeated call.
+// While too many jobs wait, or Redis's memory is full, Append returns an *api.BackpressureError,
+// for a repeated call too.
 func (s *appends) Append(ctx context.Context, group string, jobs []messages.Job, request string, o Origin) error {
 	a := &pendingAppend{
 		group:         group,
@@ -53,9 +54,10 @@ type EntryJobs struct {
 	Origin  Origin
 }
 
-// AppendEntries adds the jobs of entries of the ingest stream to one group; small entries share
-// script calls. It returns the error of each entry. An entry or message that was added before adds
-// nothing and succeeds. Backpressure is as for Append.
+// AppendEntries adds the jobs of entries of an ingest stream to one group; small entries share
+// script calls. It returns the error of each entry, nil for success. An entry or message that is
+// remembered, because it was added before, adds nothing, and gets nil or its *api.KeysTakenError
+// again. Backpressure is as for Append.
 func (s *appends) AppendEntries(ctx context.Context, group string, entries []EntryJobs) []error {
 	all := make([]*pendingAppend, len(entries))
 	for i, e := range entries {
@@ -71,10 +73,11 @@ func (s *appends) AppendEntries(ctx context.Context, group string, entries []Ent
 	return errs
 }
 
-// requestPrefix returns the prefix of the request ids of an entry: by the producer's message id, or
-// else by the entry's id. A prefix of HTTP requests begins otherwise, because their clients choose
-// ids, too. Ids of further ingest streams contain the stream's name, so that no producer can make
-// messages of another one look repeated; they are remembered as long as message ids.
+// requestPrefix returns the prefix of the request ids of an entry's pieces: by the producer's
+// message id, or else by the entry's id. A prefix of HTTP requests begins otherwise, because their
+// clients choose ids, too. Ids of further ingest streams contain the stream's name, so that no
+// producer can make messages of another stream look repeated; they are remembered as long as
+// message ids.
 func (e EntryJobs) requestPrefix() string {
 	switch {
 	case e.Stream != "" && e.Message != "":
@@ -203,7 +206,7 @@ func (s *appends) appendPieces(ctx context.Context, p keyspace.Partition, a *pen
 	})
 }
 
-// The next functions store small appends: those that arrive for a partition at the same time are
+// The next functions store small appends: those that arrive for a partition while a batch runs are
 // stored together, those for one group in one script call if it can take them. Each keeps its own
 // request id, and is accepted or refused on its own.
 
@@ -250,7 +253,7 @@ func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all [
 	return ended
 }
 
-// storeAppends is the body of a batch: it stores the appends in as few script calls as possible,
+// storeAppends is the body of a batch: it stores the appends in few script calls (see splitCalls),
 // and sets the error of each. The script calls run concurrently. Before them it makes the trace
 // contexts that are missing: those of jobs that came as messages of a stream.
 func (s *appends) storeAppends(ctx context.Context, p keyspace.Partition, all []*pendingAppend) {
@@ -269,7 +272,7 @@ func (s *appends) storeAppends(ctx context.Context, p keyspace.Partition, all []
 }
 
 // splitCalls divides appends among script calls. A call has appends of one group only, and at most
-// as many jobs and bytes as the script accepts. all must not be empty.
+// as many jobs and bytes of payloads as the script accepts. all must not be empty.
 func splitCalls(all []*pendingAppend) (calls [][]*pendingAppend) {
 	type open struct{ call, jobs, bytes int }
 	latest := make(map[string]open)

@@ -92,9 +92,9 @@ func byBacklog(a, b api.Tenant) int {
 }
 
 // BusiestTenants returns the active tenants with the most unfinished jobs, as the watchers stored
-// them last: at most limit, and at most MaxBusiest. AsOf is the time of the oldest partition's
-// data, nil if no watcher has stored any. A principal of one tenant gets this tenant as it is now,
-// if it exists.
+// them last: at most limit, and at most MaxBusiest. Partitions are measured at different times:
+// AsOf is the earliest of them, nil if no watcher has stored any data. A principal of one tenant
+// gets this tenant as it is now, if it exists, even if it is not active.
 func (s *tenants) BusiestTenants(ctx context.Context, limit int) (api.TenantList, error) {
 	list := api.TenantList{Tenants: []api.Tenant{}}
 	own, err := ownTenant(ctx)

@@ -27,8 +27,9 @@ func (s *commands) Seal(ctx context.Context, group string, total *int64) (api.Ac
 	}, func(g ledger.GroupState) bool { return g.Sealed || total != nil && g.Announced })
 }
 
-// Cancel ends a group at once. Before it returns, it also moves the group's unfinished jobs to
-// cancelled. If it fails or this process dies before that is done, the watcher does it.
+// Cancel ends a group at once. Before it returns, it also moves the group's unfinished jobs, also
+// those in flight, to cancelled. If it fails or this process dies before that is done, the watcher
+// does it.
 func (s *commands) Cancel(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		if err := ledger.Cancel(ctx, s.conn.Cmd, p, group); err != nil {
@@ -46,8 +47,8 @@ func (s *commands) Cancel(ctx context.Context, group string) (api.Accepted, erro
 	}, func(g ledger.GroupState) bool { return g.Status == api.StatusCancelled })
 }
 
-// Retry opens the next round of an ended group, in which all or the chosen failed jobs run again.
-// The watcher makes these jobs waiting afterwards.
+// Retry opens the next round of a completed or failed group, in which all or the chosen failed jobs
+// run again. The watcher makes these jobs waiting afterwards.
 func (s *commands) Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error) {
 	round, request := 0, rand.Text() // the random request id lets the script recognize a repeated call
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) (err error) {
@@ -56,7 +57,7 @@ func (s *commands) Retry(ctx context.Context, group string, choice api.RetryChoi
 	}, func(g ledger.GroupState) bool { return g.Round >= round })
 }
 
-// Pause stops a group: none of its jobs starts any more, and its running jobs finish.
+// Pause stops a group: its jobs in flight finish, and no other job of it starts.
 func (s *commands) Pause(ctx context.Context, group string) (api.Accepted, error) {
 	return s.command(ctx, group, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.Pause(ctx, s.conn.Cmd, p, ledger.PauseGroup, group)
@@ -70,9 +71,10 @@ func (s *commands) Resume(ctx context.Context, group string) (api.Accepted, erro
 	}, func(g ledger.GroupState) bool { return !g.Paused })
 }
 
-// command runs do, which sends a command to a group, and repeats it while Redis does not answer.
-// applied reports whether a group's state shows the command's effect; with WaitReplicas, command
-// uses it to check that no failover has lost the effect.
+// command runs do, which sends a command to a group, and repeats it while Redis does not answer. It
+// returns the group's status and counts afterwards. applied reports whether a group's state shows
+// the command's effect; with WaitReplicas, command uses it to check that no failover has lost the
+// effect.
 func (s *commands) command(
 	ctx context.Context, group string,
 	do func(context.Context, keyspace.Partition) error,
@@ -101,7 +103,8 @@ func (s *commands) command(
 	return api.Accepted{ID: group, Status: now[0].Status, Counts: now[0].Counts}, nil
 }
 
-// PauseTenant stops a tenant: none of its jobs starts any more. The tenant need not exist.
+// PauseTenant stops a tenant: its jobs in flight finish, and no other job of it starts. The tenant
+// need not exist.
 func (s *commands) PauseTenant(ctx context.Context, tenant string) error {
 	if err := checkTenant(ctx, tenant); err != nil {
 		return err
@@ -117,8 +120,8 @@ func (s *commands) ResumeTenant(ctx context.Context, tenant string) error {
 	return s.setPaused(ctx, ledger.Resume, ledger.PauseTenant, tenant, s.space.OfTenant(tenant))
 }
 
-// PauseType stops a job type: none of its jobs starts any more. It does so in one partition after
-// the other. After an error the caller can repeat it.
+// PauseType stops a job type: its jobs in flight finish, and no other job of it starts. It does so
+// in one partition after the other. After an error the caller can repeat it.
 func (s *commands) PauseType(ctx context.Context, typ string) error {
 	return s.setPaused(ctx, ledger.Pause, ledger.PauseType, typ, s.space.All()...)
 }

@@ -191,7 +191,8 @@ func (s *letterScan) readMore(ctx context.Context, i int) error {
 	return nil
 }
 
-// cursor returns the cursor with which the next page begins; "" if no dead letter is left.
+// cursor returns the cursor with which the next page begins; "" if it is known that no dead letter
+// is left.
 func (s *letterScan) cursor() string {
 	for _, p := range s.from {
 		if len(p.read) > 0 || !p.ended {

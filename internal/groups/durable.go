@@ -14,9 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// This file confirms writes: a write is confirmed when at least REDIS_WAIT_REPLICAS replicas have
-// it. A write that is not confirmed may still exist. Its client is told to repeat the request,
-// which is harmless.
+// This file confirms submissions, appends and commands on groups: a write is confirmed when at
+// least REDIS_WAIT_REPLICAS replicas have it. A write that is not confirmed may still exist. Its
+// client is told to repeat the request, which is harmless.
 
 // writeCheck is a function that adds to a pipeline the reads that find out whether a write still
 // exists on its master. After the pipeline has run, present reports whether it does.

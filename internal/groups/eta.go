@@ -16,8 +16,8 @@ import (
 const etaGroups = 100
 
 // estimate replaces the ETAs of groups of one partition. An ETA is the time that the unfinished
-// jobs of the group, and those of its tenant's groups that are served first, take at the speed at
-// which the tenant's jobs end now. A group of which no job can end gets no ETA.
+// jobs of the group, and the waiting jobs of groups that are before it in its tenant's queue, take
+// at the speed at which the tenant's jobs end now. A group of which no job can end gets no ETA.
 func (s *views) estimate(ctx context.Context, p keyspace.Partition, views []api.Group) error {
 	speeds := map[string]float64{}
 	known := map[ledger.TenantQueue]bool{}
@@ -60,7 +60,7 @@ func (s *views) estimate(ctx context.Context, p keyspace.Partition, views []api.
 	return nil
 }
 
-// queueOf returns the queue that a group with waiting jobs is in.
+// queueOf returns the queue that has the waiting jobs of the group's own type.
 func queueOf(g *api.Group) ledger.TenantQueue {
 	return ledger.TenantQueue{Type: g.Type, Lane: g.Priority, Tenant: g.Tenant}
 }

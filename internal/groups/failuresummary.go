@@ -152,8 +152,8 @@ var variable = regexp.MustCompile(`[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA
 	`|(?:[0-9]{1,3}\.){3}[0-9]{1,3}` +
 	`|[0-9]+`)
 
-// fingerprint returns an error with its variable parts replaced by <uuid>, <host>, <address> and
-// <n>.
+// fingerprint returns an error with its variable parts replaced by <uuid>, <address> (user@host),
+// <host> (also for an IP address) and <n>.
 func fingerprint(text string) string {
 	return variable.ReplaceAllStringFunc(text, func(part string) string {
 		switch {
@@ -168,7 +168,7 @@ func fingerprint(text string) string {
 	})
 }
 
-// shorten cuts an error to maxErrorShown bytes, the length that a summary shows.
+// shorten cuts an error that is longer than maxErrorShown bytes there, and adds an ellipsis.
 func shorten(text string) string {
 	if len(text) <= maxErrorShown {
 		return text

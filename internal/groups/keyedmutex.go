@@ -6,8 +6,8 @@ import (
 )
 
 // keyedMutex is a set of mutexes, one for each key. With group ids as keys, the appends of this
-// process to one group run one after the other. So each append knows the group's next ordinal,
-// unless another process appends too, and can compose the jobs' blobs for the script.
+// process to one group run one after the other. So each append but the first knows the group's
+// next ordinal, unless another process appends too, and can compose the jobs' blobs for the script.
 type keyedMutex struct {
 	mu    sync.Mutex
 	locks map[string]*groupLock

@@ -14,7 +14,8 @@ import (
 
 // newJobs converts jobs of a request or message to the ledger's form, and records spans. Each job
 // gets a trace context: a job with its own traceparent, or alone in its request or message,
-// continues the producer's trace. Every other job starts a trace that is linked to the producer's.
+// continues the producer's trace. Every other job, and each job of a message without a traceparent,
+// starts a trace; it is linked to the producer's if that is known.
 func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
 	message := o.TraceParent
 	if !o.Published {

@@ -9,15 +9,15 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// pieces stores the jobs of a group in pieces. A piece has as many jobs as one call of the script
-// append can store.
+// pieces stores the jobs of a group in pieces. A piece has at most as many jobs as one call of the
+// script append can store.
 type pieces struct {
 	*access
 	groupLocks keyedMutex
 }
 
 // split divides jobs into pieces, each with its own request id: the prefix request and the piece's
-// number. It also starts the jobs' traces, and so records spans.
+// number from 0. It also starts the jobs' traces, and so records spans.
 func (s *pieces) split(
 	ctx context.Context, tenant, group string, jobs []messages.Job, request string, o Origin,
 ) []ledger.AppendArgs {

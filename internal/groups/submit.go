@@ -44,9 +44,10 @@ type submissions struct {
 }
 
 // Submit stores a group with its jobs. It may be repeated: the same content under the same group id
-// or the same idempotency key is stored once. It sets g.ID to the group of the first request with
-// the key, and an empty g.Tenant to g.ID. Errors are those of package api, or a
-// *messages.ValidationError. If the principal has a tenant, the group belongs to this tenant.
+// or the same idempotency key is stored once, as long as the group or the key is kept. It sets g.ID
+// to the group of the first request with the key, and an empty g.Tenant to g.ID. Errors are those
+// of package api, or a *messages.ValidationError. If the principal is of one tenant, the group
+// belongs to this tenant.
 func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
 	who, tenant, err := callFor(ctx, g.Tenant)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 type tenants struct{ *access }
 
 // SetTenant replaces a tenant's settings and returns the tenant. A pause is not a setting, and
-// stays. An unknown tenant becomes known, unless all settings are the defaults.
+// stays. An unknown tenant becomes known, unless all fields of set are nil.
 func (s *tenants) SetTenant(ctx context.Context, tenant string, set api.TenantSettings) (api.Tenant, error) {
 	return s.change(ctx, tenant, func(ctx context.Context, p keyspace.Partition) error {
 		return ledger.SetTenant(ctx, s.conn.Cmd, p, tenant, ledger.TenantSettings(set))

@@ -55,9 +55,9 @@ const (
 	ownInList    object = "list"               // the list has what the caller may see
 )
 
-// authorized wraps the handler of a route: it calls serve only for callers with the route's scope,
-// with the principal in the context. If the API has no keys, every caller may do everything. An
-// open route serves all callers.
+// authorized wraps the handler of a route: it calls serve only for callers with the route's scope
+// who keep to the limits of callers, with the principal in the context. If the API has no keys,
+// every caller may do everything. An open route serves all callers.
 func (s *server) authorized(rt route, serve handler) handler {
 	switch rt.scope {
 	case "":
@@ -155,16 +155,16 @@ func (s *server) withActor(
 }
 
 // stillInterval is how often the key of an open stream is checked. Processes copy the keys from
-// Redis, and a copy may be seven seconds old, so a stream ends within ten seconds of the
-// revocation.
+// Redis each 5 s, and a copy is seven seconds old at most unless Redis is slow or away, so a stream
+// ends within ten seconds of the revocation.
 const stillInterval = 2 * time.Second
 
 // errKeyEnded is the cause with which whileValid ends a context: the API key is not valid any more.
 var errKeyEnded = newProblem(api.Unauthenticated, "the API key is not valid any more")
 
 // whileValid returns a context that ends with the cause errKeyEnded when the principal's API key is
-// not valid any more. Then it also calls interrupt, which ends a write to a client that does not
-// read. The caller must call end.
+// not valid any more, which it checks each stillInterval. Then it also calls interrupt, which ends
+// a write to a client that does not read. The caller must call end.
 func whileValid(
 	ctx context.Context, keys Keys, p auth.Principal, interrupt func(),
 ) (_ context.Context, end func()) {

@@ -140,9 +140,9 @@ func newJobSource(in *bufio.Reader, csv bool, table records.TableOptions, d mess
 	return &ndjsonSource{lines: newRecords(in, records.NDJSON), decoder: d}, nil
 }
 
-// newRequestIDPrefix returns the prefix of the request ids of a body's batches. An id is the prefix
-// and the batch's number. The prefix is a hash of the group and the Idempotency-Key, so that the
-// same key in two groups gives two prefixes. Without a key the prefix is random.
+// newRequestIDPrefix returns the prefix of the request ids of a body's batches. An id is the
+// prefix, a dot and the batch's number. The prefix is a hash of the group and the Idempotency-Key,
+// so that the same key in two groups gives two prefixes. Without a key the prefix is random.
 func newRequestIDPrefix(group, key string) string {
 	if key == "" {
 		return uuid.NewString()
@@ -172,7 +172,8 @@ type bodyAppender struct {
 	nextLine int64        // first line of the current batch
 }
 
-// run appends all jobs of src, batch by batch. After an error, a.answer counts what is stored.
+// run appends all jobs of src, batch by batch. After an error, a.answer counts the batches before
+// the current one, which may be stored, too.
 func (a *bodyAppender) run(ctx context.Context, src jobSource) error {
 	for {
 		job, line, size, err := src.next()

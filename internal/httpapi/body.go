@@ -21,7 +21,7 @@ import (
 )
 
 // mediaType returns the media type of the body. It refuses, by the headers, media types that are
-// not in want, charsets other than UTF-8, and compression.
+// not in want, charsets other than UTF-8 and US-ASCII, and compression.
 func mediaType(r *http.Request, want ...string) (string, error) {
 	typ, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	charset := strings.ToLower(params["charset"])
@@ -179,7 +179,8 @@ func brokenBody(err error) *problemError {
 	return newProblem(api.IncompleteBody, "the body ended before it was complete")
 }
 
-// truncate shortens a part of invalid input, which an error message repeats, to 300 bytes.
+// truncate shortens a part of invalid input, which an error message repeats, to 300 bytes and an
+// ellipsis.
 func truncate(s string) string {
 	const limit = 300
 	if len(s) <= limit {
@@ -189,7 +190,7 @@ func truncate(s string) string {
 }
 
 // idempotencyKey returns the header Idempotency-Key without its optional quotes; "" when it is
-// absent.
+// absent. It refuses an invalid or repeated one.
 func idempotencyKey(r *http.Request) (string, error) {
 	values := r.Header.Values("Idempotency-Key")
 	if len(values) == 0 {

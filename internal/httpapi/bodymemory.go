@@ -37,7 +37,8 @@ type memoryLease struct {
 
 // grow makes the reservation of a body size bytes large; up to smallBody it needs none. If memory
 // is short, it waits for at most bodyMemoryWait. A body that already holds memory does not wait if
-// another such body does. Without memory, grow returns a problem with status 429.
+// another such body does. Without memory, grow returns a problem with status 429, or the error of a
+// context that was cancelled.
 func (l *memoryLease) grow(ctx context.Context, size int64) error {
 	if size <= smallBody {
 		return nil
@@ -78,7 +79,7 @@ func (l *memoryLease) release() {
 }
 
 // full returns the error for a body that gets no memory. Its Retry-After is the time for which
-// bodies have usually held memory.
+// bodies have held memory lately, on average, but at least a second.
 func (m *bodyMemory) full(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()

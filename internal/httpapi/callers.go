@@ -31,7 +31,8 @@ var (
 )
 
 // callers limits the requests of each caller to this server, so that no caller can occupy its
-// connections or CPU. A caller is an API key or, for an API without keys, a client's address.
+// connections or CPU. A caller is an API key or, for an API without keys, a client's address; the
+// rate of requests is limited only for keys.
 type callers struct {
 	perSecond int // requests that a key may make in a second, and at once; 0: any number
 

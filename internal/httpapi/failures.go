@@ -19,7 +19,7 @@ type FailureQuery struct {
 }
 
 // streamFailures answers with lines of NDJSON, one for each failed job that the query selects. With
-// a limit they are one page, and the header Link leads to the next page.
+// a limit or a cursor they are one page, and the header Link leads to the next one if there is any.
 func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {

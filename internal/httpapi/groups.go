@@ -143,8 +143,8 @@ func readRetryChoice(f *fields) api.RetryChoice {
 	}
 }
 
-// retryGroup returns the function that opens the next round of an ended group. Without a body, all
-// failed jobs run again.
+// retryGroup returns the function that opens the next round of a completed or failed group. Without
+// a body, all failed jobs run again.
 func retryGroup(b Backend) func(context.Context, string, api.RetryChoice) (any, error) {
 	return func(ctx context.Context, id string, choice api.RetryChoice) (any, error) {
 		switch {
@@ -193,7 +193,8 @@ func show[T any](get func(r *http.Request) (T, error)) handler {
 	}
 }
 
-// showByID returns the handler of a GET: it answers with what get returns for the id in the path.
+// showByID returns the handler of a call without a body, such as a GET: it answers with what get
+// returns for the id in the path.
 func showByID[T any](get func(ctx context.Context, id string) (T, error)) handler {
 	return show(func(r *http.Request) (v T, err error) {
 		id, err := pathID(r)

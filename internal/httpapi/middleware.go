@@ -22,7 +22,7 @@ import (
 )
 
 // ServeHTTP serves one request. Besides calling the handler, it sets the request's id, writes a log
-// line, refuses requests from foreign web pages, and recovers from a panic.
+// line, refuses what checkOrigin refuses, and recovers from a panic.
 func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &responseWriter{ResponseWriter: rw, ctl: http.NewResponseController(rw), server: s}
 	r = r.WithContext(r.Context()) // a copy, because net/http needs the body of its own request unchanged
@@ -63,7 +63,7 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 }
 
 // checkOrigin refuses requests that change something and come from a web page of another origin. A
-// server on loopback refuses all requests with another Host.
+// server on loopback refuses all requests whose Host header is no loopback name.
 func (s *server) checkOrigin(r *http.Request) error {
 	if s.loopbackOnly && !loopbackHostHeader(r.Host) {
 		return newProblem(api.WrongHost,

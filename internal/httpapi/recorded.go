@@ -22,7 +22,8 @@ type Activity interface {
 
 // recorded is a Backend that writes each change to the activity log before it carries it out,
 // except submissions and appends, which are the daily traffic. Before a command on a group it reads
-// the group, so that commands on groups that don't exist for the caller are not recorded.
+// the group, so that commands on groups that don't exist for the caller are not recorded. If the
+// store is unavailable to this read, it goes on.
 type recorded struct {
 	Backend
 	log Activity

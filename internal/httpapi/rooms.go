@@ -127,7 +127,7 @@ func (s roomCalls) onEvent(
 }
 
 // answer carries out a call and writes its result as JSON. If the result is an event, its rev is
-// the ETag. A disconnecting client interrupts only a read, never a change.
+// the ETag. A disconnecting client interrupts only a GET or HEAD, never another call.
 func (s roomCalls) answer(w http.ResponseWriter, r *http.Request, run func(context.Context) (any, error)) error {
 	var answer any
 	carryOut := func(ctx context.Context) (err error) {

@@ -1,5 +1,5 @@
 // Package httpapi serves the HTTP API: routes, limits, streaming and problem answers, on net/http.
-// It stores nothing itself: its Backend stores the data and decides what is refused.
+// It checks requests, and stores nothing: its Backend stores the data, and may refuse a call, too.
 package httpapi
 
 import (
@@ -42,25 +42,25 @@ const (
 // references to the values that it returns.
 type Backend interface {
 	// Submit stores a group, which has an id, with its jobs; readers may see a part of them first.
-	// If its idempotency key was used before, it adds nothing and returns the first answer.
+	// If its idempotency key was used with the same content, it adds only what is missing.
 	Submit(ctx context.Context, g *messages.SubmitGroup, opt SubmitOptions) (api.Accepted, error)
 	// Append adds up to 500 jobs with up to 512 KiB of lines. With a request id that the group has
-	// seen before it adds nothing and succeeds, even if the group is sealed by now. If it returns
-	// an *api.KeysTakenError, it has added all jobs that the error does not list.
+	// seen before it adds nothing and answers as before, even if the group is sealed by now. If it
+	// returns an *api.KeysTakenError, it has added all jobs that the error does not list.
 	Append(ctx context.Context, group string, jobs []messages.Job, opt AppendOptions) error
 	// Seal seals a group: it gets no more jobs. With total, the group may still get jobs until it
 	// has this many in all.
 	Seal(ctx context.Context, group string, total *int64) (api.Accepted, error)
 	// Cancel ends a group at once. Its unfinished jobs, also those in flight, become cancelled.
 	Cancel(ctx context.Context, group string) (api.Accepted, error)
-	// Retry opens the next round of an ended group, with its failed jobs or the chosen ones.
+	// Retry opens the next round of a completed or failed group, with all or chosen failed jobs.
 	Retry(ctx context.Context, group string, choice api.RetryChoice) (api.Accepted, error)
 	// Pause keeps the jobs of a group from starting; jobs in flight go on. Resume lets jobs start
 	// again. A repeated call changes nothing.
 	Pause(ctx context.Context, group string) (api.Accepted, error)
 	Resume(ctx context.Context, group string) (api.Accepted, error)
-	// PauseTenant and PauseType stop all groups of a tenant, or all jobs of a type. The tenant or
-	// type need not exist.
+	// PauseTenant and PauseType keep the jobs of a tenant or a type from starting; jobs in flight
+	// go on. The tenant or type need not exist.
 	PauseTenant(ctx context.Context, tenant string) error
 	ResumeTenant(ctx context.Context, tenant string) error
 	PauseType(ctx context.Context, typ string) error
@@ -77,7 +77,7 @@ type Backend interface {
 	// PatchTenant changes the settings that the patch has, and no others. Concurrent patches of
 	// different settings all take effect.
 	PatchTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
-	// PreviewTenant returns the tenant as PatchTenant would return it, and changes nothing.
+	// PreviewTenant returns a known tenant as PatchTenant would return it, and changes nothing.
 	PreviewTenant(ctx context.Context, id string, patch api.TenantPatch) (api.Tenant, error)
 	// Why returns the reason why the group's next job is waiting.
 	Why(ctx context.Context, group string) (api.Why, error)
@@ -132,8 +132,8 @@ type Options struct {
 	KeyStore KeyStore
 	KeyRPS   int // most requests that a key may make in a second; 0: any number
 	Proxies  clientaddr.Proxies
-	// Activity is the activity log, in which each change by an operator is recorded before it is
-	// carried out. nil: changes are not recorded, and the API has no call that reads the log.
+	// Activity is the activity log, which records changes (see Recorded, RecordedRooms) before they
+	// are carried out. nil: nothing is recorded, and the API has no call that reads the log.
 	Activity Activity
 	Log      *slog.Logger // nil: nothing is logged
 	Decoder  messages.Decoder

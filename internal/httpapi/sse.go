@@ -53,8 +53,8 @@ type position struct{ round, rank int }
 
 func (p position) String() string { return fmt.Sprintf("%d.%d", p.round, p.rank) }
 
-// parsePosition parses a Last-Event-ID. Any id that this server did not write means the beginning
-// of the stream.
+// parsePosition parses a Last-Event-ID. An id of another form than this server writes means the
+// beginning of the stream.
 func parsePosition(id string) position {
 	parts := strings.Split(id, ".")
 	if len(parts) != 2 && len(parts) != 3 {
@@ -168,7 +168,7 @@ type stateEvent struct {
 	frame func() []byte
 }
 
-// newGroupEvents makes an event for each state of the round from the group's timestamps, so that a
+// newGroupEvents makes an event for each state that the group has reached, by its timestamps, so a
 // client gets each state even if the group passed several between two reads, or the client was
 // slow. The counts of a past state are not stored: its event has the present counts, and says so in
 // read_at.

@@ -25,8 +25,9 @@ const (
 	uiRoot    = "/ui/"
 )
 
-// StreamBody lets the body of a request take any time, as long as it arrives steadily. It is for
-// handlers of Options.UI. It does nothing if no server of this package serves the request.
+// StreamBody lets the body of a request take any time, as long as it is not too slow (bodyReader).
+// It is for handlers of Options.UI. It does nothing if no server of this package serves the
+// request.
 func StreamBody(r *http.Request) {
 	if b, ok := r.Body.(*bodyReader); ok {
 		b.streamed = true
@@ -53,9 +54,9 @@ func (w *responseWriter) BeginAppend(r *http.Request, p auth.Principal) (end fun
 	return w.server.callers.begin(w.server.callerOf(r, p), appendKind)
 }
 
-// ProblemOf returns the problem with which the API answers err, and when the client may try again;
-// 0: the problem has no Retry-After. known is false for an unexpected error, which the caller
-// should log.
+// ProblemOf returns the problem with which the API answers err. retryAfter is how long the client
+// should wait before it tries again; 0: the problem has no Retry-After. known is false for an
+// unexpected error, which the caller should log.
 func ProblemOf(err error) (p api.Problem, retryAfter time.Duration, known bool) {
 	e, known := problemOf(err)
 	return e.Problem, e.retryAfter, known
@@ -71,8 +72,9 @@ type Load struct {
 
 // CheckLoad reads about the first `most` bytes of a text and checks its lines as AppendAll does, so
 // that the caller creates no group for a text without jobs. It returns the counts and rejected
-// lines that AppendAll would return for these lines. Afterwards l.Text begins at its start again.
-// The error means that the text can't be read at all, for example because of its CSV header.
+// lines that AppendAll would return for these lines, if no key is taken. Afterwards l.Text begins
+// at its start again. The error means that this part can't be read, for example because of its CSV
+// header.
 func CheckLoad(d messages.Decoder, l *Load, most int) (a api.Appended, err error) {
 	l.Table.MaxPayload = messages.MaxPayloadBytes
 	var head bytes.Buffer
@@ -101,8 +103,9 @@ func CheckLoad(d messages.Decoder, l *Load, most int) (a api.Appended, err error
 	return a, nil
 }
 
-// AppendAll appends the jobs of a text of any length to a group, as POST /v1/groups/{id}/jobs does,
-// for handlers of Options.UI. After an error, the returned counts are those of the stored jobs.
+// AppendAll appends the jobs of a text of any length to a group, as POST /v1/groups/{id}/jobs does
+// without an Idempotency-Key, for handlers of Options.UI. After an error, the returned counts are
+// those of the jobs that are known to be stored.
 func AppendAll(ctx context.Context, b Backend, d messages.Decoder, l Load) (api.Appended, error) {
 	l.Table.MaxPayload = messages.MaxPayloadBytes
 	src, err := newJobSource(bufio.NewReaderSize(l.Text, readBuffer), l.CSV, l.Table, d)

@@ -1,6 +1,6 @@
 // Package jsonfit decodes JSON into Go values. If a value does not fit, the error says so in words
-// for the people who have written the JSON; types such as int32 stand for a range of numbers. It
-// contains no values, which may be personal, unless a method UnmarshalJSON puts them there.
+// for the people who have written the JSON; types such as int32 stand for a range of numbers. The
+// error contains no values, which may be personal, unless a method UnmarshalJSON puts them there.
 package jsonfit
 
 import (

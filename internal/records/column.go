@@ -42,7 +42,8 @@ func delimiterName(d byte) string {
 type ColumnType int
 
 // The types of columns. A number must be written as in JSON, a boolean as true or false in any
-// case; white space around them is ignored, and an empty field becomes null.
+// case; white space around these two is ignored, and an empty field of their columns becomes null.
+// A string stays as it is.
 const (
 	String ColumnType = iota
 	Number
@@ -85,8 +86,8 @@ func (c ColumnType) rule() string {
 	return "a number such as 12 or -0.5, or empty"
 }
 
-// appendValue appends a field to dst as JSON: a number, a boolean or null. It returns false if the
-// field is not valid for the type.
+// appendValue appends a field of a column of numbers or booleans to dst as JSON: a number, a
+// boolean or null. It returns false if the field is not valid for the type.
 func (c ColumnType) appendValue(dst, field []byte) ([]byte, bool) {
 	field = bytes.TrimSpace(field)
 	switch {

@@ -1,7 +1,8 @@
-// Package apikey checks API keys. It stores them in Redis, or reads them from a file. It hides that
-// each process has a copy of all keys. If a token is unknown, or the copy is older than ten
-// seconds, the process reads Redis, at most once a second. So a revoked key is refused everywhere
-// within ten seconds; but a process that can't reach Redis uses its copy for up to 15 minutes.
+// Package apikey checks API keys. It stores them in Redis, reads them from a file, or both. It
+// hides that each process has a copy of all keys. Besides a loop that reads them every 5 s, a
+// request reads them if its token is unknown or the copy is older than ten seconds, at most once a
+// second. So a revoked key is refused everywhere within ten seconds; but a process that can't reach
+// Redis uses its copy for up to 15 minutes.
 package apikey
 
 import (
@@ -34,8 +35,8 @@ const (
 var (
 	// ErrInvalid means that the token is not that of a valid key. The API answers 401.
 	ErrInvalid = errors.New("the API key is not valid")
-	// ErrUnavailable means that it is not known whether the key is valid, because Redis is away.
-	// The API answers 503.
+	// ErrUnavailable means that it is not known whether the key is valid, because the keys can't be
+	// read from Redis, as while it is away. The API answers 503.
 	ErrUnavailable = errors.New("API keys can't be checked now, because Redis is not available: try again")
 	// errSlow means that Redis answers, but reading all keys takes longer than a copy is valid.
 	errSlow = fmt.Errorf("read API keys: not all are read after %v, although Redis answers", copyTTL)
@@ -99,8 +100,9 @@ func New(o Options) *Authenticator {
 // Authenticate returns the principal of a token. client is the result of
 // clientaddr.Proxies.ClientOf. The error is ErrInvalid, ErrUnavailable or a *TooManyFailuresError.
 //
-// An unknown token makes the process read all keys, at most once a second, because its key may be
-// new. So a new key works within a second, and any number of wrong tokens causes one read a second.
+// An unknown token of the right form makes the process read all keys, at most once a second,
+// because its key may be new. So a new key works within a second or so, and any number of wrong
+// tokens causes at most one read a second.
 func (a *Authenticator) Authenticate(ctx context.Context, token string, client netip.Addr) (auth.Principal, error) {
 	role, err := auth.ParseToken(token)
 	if err != nil {
@@ -233,8 +235,9 @@ func (c copied) find(hash auth.Hash, now time.Time) (stored, error) {
 }
 
 // Step reads the keys again, and stores which keys were used today for the first time. A loop calls
-// it. idle is the wait before the next call: calls begin at least interval apart, so the copy stays
-// fresh even if reading takes long. A mistake in the file of keys is logged once.
+// it. idle is the wait before the next call: 0 if this call has taken interval or longer, otherwise
+// the rest of interval, so the copy stays fresh even if reading takes long. A mistake in the file
+// of keys is logged once.
 func (a *Authenticator) Step(ctx context.Context) (idle time.Duration, err error) {
 	if a.file != nil {
 		switch changed, err := a.file.Reload(); {

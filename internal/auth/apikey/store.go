@@ -344,8 +344,8 @@ type change struct {
 	old, text string
 }
 
-// apply makes all changes atomically, or none if a record is not as expected. Repeating the call
-// has no further effect.
+// apply makes all changes atomically, or none if a record is not as expected (errChanged) or there
+// would be more than MaxKeys keys (ErrFull). Repeating the call has no further effect.
 func (s *Store) apply(ctx context.Context, changes ...change) error {
 	args := []any{MaxKeys}
 	for _, c := range changes {

@@ -41,7 +41,8 @@ const (
 )
 
 var (
-	// ErrNone means that the session does not exist: it was ended or has expired.
+	// ErrNone means that there is no valid session: it was ended or has expired, or its record was
+	// changed or can't be read.
 	ErrNone = errors.New("there is no such session")
 	// ErrUnavailable means that it is not known whether the session exists, because Redis is away.
 	ErrUnavailable = errors.New("sessions can't be checked now, because Redis is not available: try again")
@@ -119,8 +120,8 @@ func (s *Store) Create(ctx context.Context, p auth.Principal) (token string, err
 }
 
 // Find returns the principal of a session. request says that a user's request asks: that keeps the
-// session alive for another hour. Reads without a user's act, such as those of an open event
-// stream, do not. The error is ErrNone, ErrUnavailable, or an unexpected one.
+// session alive for about an hour more, up to Lifetime. Reads without a user's act, such as those
+// of an open event stream, do not. The error is ErrNone, ErrUnavailable, or an unexpected one.
 func (s *Store) Find(ctx context.Context, token string, request bool) (auth.Principal, error) {
 	if len(token) != tokenChars {
 		return auth.Principal{}, ErrNone
@@ -187,7 +188,8 @@ func (s *Store) read(ctx context.Context, hash auth.Hash, token string) (r recor
 	return r, nil
 }
 
-// End ends a session. This process refuses it at once, others within Fresh.
+// End ends a session. This process refuses it at once, others within Fresh. After an error, the
+// session may go on.
 func (s *Store) End(ctx context.Context, token string) error {
 	hash := s.hasher.Hash(token)
 	s.forget(hash)

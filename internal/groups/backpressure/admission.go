@@ -10,7 +10,7 @@ const drainAverageTime = 5 * time.Second
 
 // admission decides by the latest view of the backlog whether jobs are accepted. Each ingest
 // process accepts jobs up to its share of the free backlog, and reserves its share of the drain. So
-// all processes together do not exceed the limit, and nothing is reserved twice.
+// all processes together hardly exceed the limit, and nothing is reserved twice.
 type admission struct {
 	limit        int64 // most jobs in the backlog
 	reservations *reservationQueue
@@ -45,9 +45,9 @@ func (a *admission) exceedsShare(jobs int64) bool {
 	return a.processes > 1 && a.limit > 0 && jobs > a.limit/(2*a.processes)
 }
 
-// accept accepts jobs and counts them, or makes a reservation and returns how long the client has
-// to wait. With blocked above 0 it accepts no jobs: blocked is the expected time until jobs are
-// accepted again.
+// accept accepts jobs and counts them, or makes a reservation, as a rule, and returns how long the
+// client has to wait (see reserve). With blocked above 0 it accepts no new jobs: blocked is the
+// expected time until jobs are accepted again.
 func (a *admission) accept(now time.Time, cl client, jobs int64, blocked time.Duration) (wait time.Duration, ok bool) {
 	d := demand{
 		client:    cl,

@@ -1,6 +1,6 @@
 // Package backpressure decides whether ingest accepts more jobs now. It refuses them while too many
-// jobs wait or Redis's memory is full, and tells the client when to try again. A refused client
-// gets a reservation: it is accepted when it returns at that time.
+// jobs wait or Redis's memory is full, and tells the client when to try again. As a rule, a refused
+// client gets a reservation: space is kept for it until it returns at that time.
 package backpressure
 
 import (
@@ -24,8 +24,9 @@ import (
 )
 
 // The constants are the greatest ages of the view by which jobs are accepted. The view is the size
-// of the backlog and the rate at which it drains, as last read from Redis. A request that may never
-// fit into this process's share (exceedsShare) needs the fresher view.
+// of the backlog, the rate at which it drains, the number of ingest processes and the memory in
+// use, as last read from Redis. A request that may never fit into this process's share
+// (exceedsShare) needs the fresher view.
 const (
 	viewMaxAge      = 200 * time.Millisecond
 	freshViewMaxAge = 20 * time.Millisecond
@@ -36,7 +37,8 @@ const (
 // The time is short, because all requests wait for it while Redis is away.
 const readRetryTime = 500 * time.Millisecond
 
-// stuckMemoryWait is the Retry-After while Redis's memory is full and its use does not fall.
+// stuckMemoryWait is how much longer full memory is expected to stay full while its use does not
+// fall. The Retry-After is longer, see reserve.
 const stuckMemoryWait = 5 * time.Second
 
 // ingestRole is the name of the role ingest in the heartbeats of processes, by which the controller

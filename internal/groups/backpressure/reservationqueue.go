@@ -22,8 +22,8 @@ const (
 
 // reservationQueue holds the reservations of refused clients, ordered by the time at which they
 // fall due. Each client was told when to return. Space that the workers free until then is kept for
-// the reservations; other clients get only what is left. So a client that returns at its time is
-// refused once, however many clients come at the same time.
+// the reservations; other clients get only what is left. So a client that returns at its time was
+// refused only once, however many clients come, unless less space was freed than expected.
 type reservationQueue struct {
 	buckets     []bucket // consecutive, each bucketWidth long
 	firstBucket int64    // number of the first bucket since the Unix epoch
@@ -60,8 +60,9 @@ func newReservationQueue() *reservationQueue {
 }
 
 // accept accepts a demand, or reserves space and returns the wait in whole seconds after which the
-// client should return (see reserve). An accepted demand uses up the client's reservation. The
-// caller counts the accepted jobs: accept does not change the free space.
+// client should return (see reserve). A client that returns too early keeps its reservation. An
+// accepted demand uses up the client's reservation. The caller counts the accepted jobs: accept
+// does not change the free space.
 func (q *reservationQueue) accept(now time.Time, d demand) (wait time.Duration, ok bool) {
 	q.removeExpired(now)
 	drain := d.drainRate * q.drainFactor
@@ -147,8 +148,9 @@ func (q *reservationQueue) reserve(now time.Time, d demand, ahead int64, drain f
 	return wait
 }
 
-// claimable returns the client's reservation that is due now, preferring one for the same number of
-// jobs. It returns nil if there is none.
+// claimable returns a reservation under the client's key that is due, or will be within
+// earlyTolerance: the earliest, but rather one for the same number of jobs. If the key is not
+// unique, it may be another client's. It returns nil if there is none.
 func (q *reservationQueue) claimable(now time.Time, cl client, jobs int64) *reservation {
 	var found *reservation
 	for _, r := range q.byKey[cl.key] {

@@ -18,7 +18,8 @@ const (
 	scopeGlobal = "global"
 )
 
-// rateLimited sets the reason of a job whose tenant, or the whole installation, has no permit left.
+// rateLimited sets the reason WhyRate for a job that is not ready, if its tenant or the partition
+// has no permit left.
 func (j *job) rateLimited(ctx context.Context, w *api.Why) error {
 	if j.State == ledger.Ready { // it has spent its permit
 		return nil
@@ -44,7 +45,7 @@ func (j *job) now() time.Time { return apivalue.Latest(j.Now, j.tenantState.Now)
 
 // nextPermit returns when the tenant may get a permit for the job, by its own limit or share; not
 // before the time until which the tenant is rate-limited. A tenant whose share is used up may
-// borrow, but the rest of the limit can be reserved for others: then its next own permit counts.
+// borrow, but the rest of the limit can be reserved for others: so its next own permit counts.
 func (j *job) nextPermit() time.Time {
 	st := j.tenantState
 	next := apivalue.Latest(j.e.rate.OwnPermit(*st), j.RateLimitedUntil)

@@ -13,11 +13,11 @@ import (
 	"github.com/bulkaction/bulkaction/internal/presence"
 )
 
-// Each function below checks one reason for which a job is not running. If the reason applies, it
-// sets w.Reason and the details.
+// This file has the checks that explain makes one after the other: each checks whether a reason
+// applies, and if so sets w.Reason and the details.
 
-// paused applies to a job whose group, tenant or type is paused. This reason is checked first:
-// until the pause ends, no other one matters.
+// paused sets the reason WhyPaused for a job whose group, tenant or type is paused. This reason is
+// checked first: until the pause ends, no other one matters.
 func (j *job) paused(_ context.Context, w *api.Why) error {
 	var named []string
 	for _, what := range []struct {
@@ -45,7 +45,8 @@ func (j *job) paused(_ context.Context, w *api.Why) error {
 	return nil
 }
 
-// scheduled applies before the start time that was requested for the group or for the job alone.
+// scheduled sets the reason WhyScheduled before the start time that was requested for the group or
+// for the job alone.
 func (j *job) scheduled(_ context.Context, w *api.Why) error {
 	start := j.HeldUntil
 	if j.State == ledger.NonReady && j.reason == ledger.ReasonScheduled {
@@ -60,8 +61,8 @@ func (j *job) scheduled(_ context.Context, w *api.Why) error {
 	return nil
 }
 
-// unserved applies when no live worker process serves the job's type, or when no process that
-// serves it can get a permission for a job of a gated type.
+// unserved sets the reason WhyNoProcessor when no live worker process serves the job's type;
+// otherwise it calls unpermitted.
 func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	if j.Type == "" {
 		return nil
@@ -117,8 +118,9 @@ func unpermitted(j *job, w *api.Why) {
 	w.Detail = "It is ready, but what its type needs is busy until " + formatTime(first) + ", such as all accounts."
 }
 
-// nonReady applies to a non-ready job that was retried, throttled, deferred, released or reclaimed,
-// and to a tenant's marker.
+// nonReady sets the reason of a non-ready job: WhyCongestion if it was throttled, WhyResource if it
+// was deferred, WhyRate if it is a tenant's marker, and WhyRetry if it was retried, released or
+// reclaimed. It sets none for a scheduled job, or one that was paused.
 func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	if j.State != ledger.NonReady || j.reason == ledger.ReasonScheduled || j.reason == ledger.ReasonPaused {
 		return nil
@@ -160,8 +162,8 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// overdue returns the text about a non-ready job whose due time has passed, and sets its position
-// and the estimate. The tenant's jobs that were due earlier come before it.
+// overdue returns the text about a non-ready job whose due time has passed, and sets w.Position and
+// w.EstimateSeconds. The tenant's jobs that were due earlier come before it.
 func (j *job) overdue(ctx context.Context, w *api.Why) (string, error) {
 	before, err := ledger.DueBefore(ctx, j.e.conn.Cmd, j.p, j.Tenant, j.due)
 	if err != nil {
@@ -176,7 +178,8 @@ func (j *job) overdue(ctx context.Context, w *api.Why) (string, error) {
 	return detail, nil
 }
 
-// behindOthers applies when no other reason does: the job waits because other jobs come first.
+// behindOthers sets the reason WhyFairness when no other reason applies: the job waits for its
+// turn, or no worker owns the entry of the ready job.
 func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
 	w.Reason = api.WhyFairness
 	switch j.State {
@@ -205,8 +208,9 @@ func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
 	return nil
 }
 
-// describePlace returns the text about the jobs that are dequeued before a waiting job, and sets
-// its position and the estimate.
+// describePlace returns the text about the jobs that are dequeued before a waiting job, of its
+// tenant or with ByPriority of all tenants, and sets w.Position and w.EstimateSeconds. For a job
+// that is not waiting it returns "".
 func (j *job) describePlace(w *api.Why) string {
 	if j.State != ledger.Waiting {
 		return ""
@@ -240,8 +244,9 @@ func setStart(w *api.Why, now, start time.Time) {
 	w.EstimateSeconds = &seconds
 }
 
-// setEstimate sets the estimated time until the job has ended: the time that it and the jobs before
-// it take at a speed in jobs per second. It sets nothing if the speed is unknown.
+// setEstimate sets w.EstimateSeconds, the time until the job has ended: the time that it and the
+// w.Position jobs before it take at a speed in jobs per second, which the rate limits bound. It
+// sets nothing if the speed is unknown.
 func (j *job) setEstimate(w *api.Why, speed float64) {
 	if speed = j.e.rate.Bound(*j.tenantState, speed); speed > 0 {
 		seconds := apivalue.Round(float64(*w.Position+1)/speed, 10)
