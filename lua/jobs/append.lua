@@ -12,8 +12,8 @@
 --   4  form      -     form of the jobs below: ready or ''
 --   5  requests  n     number of requests
 --   then for each request:
---   +1  request  -     its id: '' = none; @ENTRY#N = piece N (from 0) of the message of an ingest
---                      entry; =N = piece N of the submission; other ids are for scripts alike
+--   +1  request  -     its id: '' = none; @ENTRY#N = piece N (from 0) of an ingest entry; =N =
+--                      piece N of the submission; any other id: a piece of a message
 --   +2  n        jobs  number of its jobs
 --   then for each job of each request, in the form ready:
 --   +1  blob     -     the queued blob that results if the ordinal and the time are guessed right
