@@ -49,8 +49,8 @@ type BreakerPolicy struct {
 type Outage string
 
 const (
-	// Closed makes calls fail with ErrUnavailable: nothing runs without a lease. A Lock is always
-	// Closed.
+	// Closed makes calls fail with ErrUnavailable: nothing runs without a lease. A Lock and a
+	// Semaphore are always Closed.
 	Closed Outage = "closed"
 	// Open allows calls as if there were no guard: their leases have fence 0. The constant has no
 	// type because it is an Action of Control, too, which opens a breaker.

@@ -146,7 +146,7 @@ func poke(wake chan<- struct{}) {
 	}
 }
 
-// loop must never block: a subscriber that does not read makes PUBLISH wait on some servers.
+// loop reads announcements until Close. It must never block: on some servers PUBLISH would wait.
 func (w *waits) loop() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
