@@ -27,8 +27,8 @@ type Job struct {
 	Key     string          // the producer's own name of the job; "": it gave none
 	Attempt int             // from 1; grows each time the job becomes ready, also if no worker starts it
 	Retries int             // retries after errors in this round; other deliveries don't count
-	// RetriesLeft is how many retries the job has left; 0: an error now fails it for good. Before
-	// the start, in Gated.Admit, it is not known, and 0.
+	// RetriesLeft is how many retries the job has left; 0: an error that means "retry" now fails it
+	// for good. Before the start, in Gated.Admit, it is not known, and 0.
 	RetriesLeft int
 	// LastError is the error with which an attempt of this round has ended last; nil: none has. A
 	// deferral is no error. Before the start, in Gated.Admit, it is not known, and nil.

@@ -60,8 +60,9 @@ func Retry(code string, err error) error {
 }
 
 // Throttled says that the downstream API asked to wait: the job runs again after this time and uses
-// no retry. With after <= 0 the system chooses the time. The code is [CodeThrottled]. If err is
-// nil, Throttled still returns an error; its text is the code.
+// no retry, but fails if it has had as many throttles as workers allow (100 by default). With
+// after <= 0 the system chooses the time. The code is [CodeThrottled]. If err is nil, Throttled
+// still returns an error; its text is the code.
 func Throttled(after time.Duration, err error) error {
 	return &answer{kind: Throttle, code: CodeThrottled, after: max(after, 0), cause: err}
 }

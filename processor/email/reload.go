@@ -57,7 +57,7 @@ func (a *Accounts) load(r *accountsfile.Reader) (use func() error) {
 }
 
 // configOf returns the configuration of one account in the file: the values of its entry, and those
-// of a.config for the others. It reports mistakes to c.
+// of a.config for the others, but never its host, user name or password. It reports mistakes to c.
 func (a *Accounts) configOf(c *accountsfile.Checker, e entry) Config {
 	config := a.config
 	config.AccountsFile = ""
