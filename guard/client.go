@@ -130,10 +130,10 @@ func New(rdb redis.UniversalClient, opts ...Option) *Client {
 	return c
 }
 
-// Close removes this Client's calls from all queues, and waits until its leases are released or ctx
-// ends. It then closes Lost of the remaining leases and stops renewing them, so that they expire in
-// Redis, and returns an error. Waiting calls, and later ones for leases and permits, return
-// ErrClosed. The Redis client stays open. A repeated Close returns nil at once.
+// Close removes this Client's calls from all queues, and waits until its leases are released. If
+// ctx ends before, it closes Lost of the remaining leases and stops renewing them, so that they
+// expire in Redis, and returns an error. Waiting calls, and later ones for leases and permits,
+// return ErrClosed. The Redis client stays open. A repeated Close returns nil at once.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	first := !c.closed
