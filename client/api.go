@@ -119,9 +119,10 @@ type callOptions struct {
 }
 
 // WithIdempotencyKey makes a submission or an append safe to repeat, also from another process: the
-// server repeats its first answer and adds no job twice. The content must be the same. A submission
-// with other content fails with status 409; an append adds the jobs of each request whose content
-// differs. key is 1 to 255 bytes of visible ASCII. Without this option each call has a random key.
+// server repeats its first answer and adds no job twice, for a day by default. The content must be
+// the same. A submission with other content fails with status 409; an append adds the jobs of each
+// request whose content differs. key is 1 to 255 bytes of visible ASCII. Without this option each
+// call has a random key.
 func WithIdempotencyKey(key string) CallOption {
 	return func(o *callOptions) { o.key = key }
 }
