@@ -44,7 +44,7 @@ func (o operations) Audit(ctx context.Context, name string) ([]Finding, error) {
 }
 
 // Repair corrects the violations that Audit finds in a guard, and returns them. Other calls may use
-// the guard meanwhile. A repeated call finds nothing, unless the 8 passes of the first did not do.
+// the guard meanwhile. It makes at most 8 passes; if they sufficed, a repeated call finds nothing.
 func (o operations) Repair(ctx context.Context, name string) ([]Finding, error) {
 	g, err := o.named(name)
 	if err != nil {

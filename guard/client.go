@@ -21,7 +21,7 @@
 //
 // When Redis is away, calls follow the Outage of their guard. A failover loses what the replica did
 // not have yet: limits may be exceeded by that much, and a member may be lent twice until its
-// old holder renews. Fences keep growing.
+// old holder renews. Fences keep growing, unless the clock of the new server is behind.
 package guard
 
 import (

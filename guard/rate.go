@@ -14,7 +14,8 @@ const (
 	// TokenBucket allows at most R·t/w + burst in any time t: a bucket of burst permits, which gets
 	// R permits in each window w. It is the generic cell rate algorithm (ITU-T I.371).
 	TokenBucket Kind = iota
-	// SlidingWindow allows at most R permits in any span of the window.
+	// SlidingWindow allows at most R permits in any span of the window. The permit of a lease
+	// counts until a window after its release.
 	SlidingWindow
 )
 
