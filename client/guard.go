@@ -32,8 +32,8 @@ func (a *guardAPI) Guard(ctx context.Context, name string) (api.Guard, error) {
 
 // ControlGuard carries out an action on one member of a guard. action is disable (no new lease),
 // enable, open or close (its circuit breaker), or take-back (its leases). A guard that is not a
-// pool has one member, "1". A repeated call, also one that the client repeats, changes nothing, but
-// open begins the breaker's time again, and take-back also ends leases that were granted since.
+// pool has one member, "1". The call may be repeated, as the client does itself; then open begins
+// the breaker's time again, and take-back also ends leases that were granted since.
 func (a *guardAPI) ControlGuard(ctx context.Context, name, member, action string) (api.GuardAction, error) {
 	c := guardCall(action+" member "+member+" of", http.MethodPost, name, "/members/"+member+"/"+action)
 	switch {
