@@ -34,7 +34,8 @@ type Guarded struct {
 type Option func(*Guarded)
 
 // WithChoice sets how the credential for each call is chosen. A pool's name is http. and the first
-// of its hosts, in alphabetical order. Without this option, each process uses credentials in turn.
+// of its hosts, in alphabetical order; _ stands for characters that no name of a pool has, and the
+// name ends after 128. Without this option, each process uses credentials in turn.
 func WithChoice(c credential.Choice) Option { return func(g *Guarded) { g.choose = c } }
 
 // WithHosts makes each call need a permission from the guard of its host, which hosts returns. A
