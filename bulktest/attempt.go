@@ -32,8 +32,8 @@ type Outcome struct {
 // too large or no JSON have the outcome that they have in production.
 //
 // Only Payload is required of the job. To test the last retry, set Retries; RetriesLeft is computed
-// from it. Attempt counts no earlier throttles. The test fails if the processor ignores the end of
-// its context. Its panic is logged.
+// from it. The job counts as never throttled before. The test fails if the processor ignores the
+// end of its context. Its panic is logged.
 func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Job) Outcome {
 	t.Helper()
 	cfg, err := app.LoadSettings(c.Settings)
