@@ -33,8 +33,8 @@ var (
 	ErrUnknownGuard = errors.New("no such guard")
 	// ErrNoBreaker: Control was asked to open or close the breaker of a member that has none.
 	ErrNoBreaker = errors.New("the member has no circuit breaker")
-	// ErrTooManyTokens: Take was asked for more permits than the limiter can ever allow at once, or,
-	// while Redis is away, than its Local rate can.
+	// ErrTooManyTokens: Take was asked for more permits than the limiter can ever allow at once,
+	// or, while Redis is away, than its Local rate can.
 	ErrTooManyTokens = errors.New("more tokens than the limit can ever allow")
 	// ErrNoPublish: the Redis user may not publish to the channel that wakes waiters.
 	ErrNoPublish = errors.New("the Redis user needs the commands publish and subscribe and the channels " +
