@@ -29,8 +29,9 @@ type entry struct {
 
 // Reload reads the accounts file and the passwords again, and uses the accounts if they have no
 // mistake. If the files have not changed since the last call, it does nothing, so a mistake is
-// returned once. It waits until the idle connections of changed or removed accounts are closed;
-// their other connections are closed when their mail is sent.
+// returned once; but after an error of the Choice it tries again. It waits until the idle
+// connections of changed or removed accounts are closed; their other connections are closed when
+// their mail is sent.
 func (a *Accounts) Reload() (changed bool, err error) { return a.file.Reload() }
 
 // load reads the accounts file. It returns the function that lets jobs use its accounts.

@@ -76,7 +76,7 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 
 // Reload reads the credentials file and the secrets again, and uses them if they have no mistake.
 // If the files have not changed since the last call, it does nothing, so a mistake is returned
-// once.
+// once; but after an error of the Choice it tries again.
 func (g *Guarded) Reload() (changed bool, err error) { return g.file.Reload() }
 
 // use makes the source of each pool, and then lets new calls use the credentials.
