@@ -25,9 +25,10 @@ type Gated interface {
 type Pass interface {
 	// Into returns the context that Process gets.
 	Into(ctx context.Context) context.Context
-	// Return gives the permission back and says how the attempt ended, by the error of Process. It
-	// is called once for each pass, with a Deferred error if the job was not started after all. It
-	// must not wait for a network, because its caller holds a slot.
+	// Return gives the permission back and says how the attempt ended, by the error of Process; by
+	// [context.Canceled] if it ended by a timeout that its group has made shorter than the type's.
+	// It is called once for each pass, with a Deferred error if the job was not started after all.
+	// It must not wait for a network, because its caller holds a slot.
 	Return(err error)
 }
 

@@ -55,8 +55,10 @@ func (j Job) ID() string {
 // Processor runs the jobs of one type.
 //
 // Process is called concurrently. It must return soon after ctx ends, which happens when the job's
-// timeout is over, its group is cancelled, its lease is lost or the worker shuts down. A result
-// that it returns after that does not make the job done.
+// timeout is over, its group is cancelled, its lease is lost or the worker shuts down. After the
+// timeout the attempt has failed with [CodeTimeout], whatever Process returns. When the worker
+// shuts down, a result still makes the job done; after an error the job runs again and has used no
+// retry.
 //
 // The result is any value that [encoding/json] can marshal, at most [MaxResultBytes] when encoded.
 // A [json.RawMessage] is passed on unchanged; nil is an empty result. An error decides what
