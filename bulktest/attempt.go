@@ -20,8 +20,9 @@ import (
 // Outcome is what a worker decides after one attempt.
 type Outcome struct {
 	// Kind is also Fail if the job has no retries left. After is the longest time until the next
-	// attempt. The real wait may be up to a tenth shorter; after a throttle without a time,
-	// congestion control may make it longer.
+	// attempt. The real wait may be up to a tenth shorter. Congestion control may make it longer
+	// after a throttle without a time, and a random part of up to a minute after a deferral by
+	// Admit.
 	processor.Verdict
 	Result json.RawMessage // of a job that is Done; null if the processor returned none
 }
@@ -31,7 +32,8 @@ type Outcome struct {
 // too large or no JSON have the outcome that they have in production.
 //
 // Only Payload is required of the job. To test the last retry, set Retries; RetriesLeft is computed
-// from it. The test fails if the processor ignores the end of its context. Its panic is logged.
+// from it. The job counts as never throttled before. The test fails if the processor ignores the
+// end of its context. Its panic is logged.
 func Attempt(t testing.TB, c run.Config, p processor.Processor, job processor.Job) Outcome {
 	t.Helper()
 	cfg, err := app.LoadSettings(c.Settings)
@@ -110,8 +112,8 @@ func runLimited(
 	}
 }
 
-// encoded calls the processor once and returns its result as JSON. It logs a panic and turns it
-// into an error.
+// encoded calls the processor once, Admit of a Gated one first, and returns its result as JSON. It
+// logs a panic and turns it into an error.
 //
 //nolint:revive // a test comes before its context
 func encoded(

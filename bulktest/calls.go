@@ -48,8 +48,8 @@ func (c *calls) watch(next processor.Handler) processor.Handler {
 // mostReported is how many running calls a report shows.
 const mostReported = 3
 
-// report describes the processors that have not returned: which job each runs, and the stack of its
-// goroutine. It returns "" if all processors have returned.
+// report describes the processors that have not returned: how many these are and, of at most three,
+// the job and the stack of the goroutine. It returns "" if all processors have returned.
 func (c *calls) report() string {
 	c.mu.Lock()
 	running := maps.Clone(c.running)

@@ -22,8 +22,8 @@ type ActivityQuery struct {
 // ActivityPage is a page of the activity log, newest first. Its Cursor is "" on the last page.
 type ActivityPage = api.ActivityList
 
-// Activity returns a page of the log of who changed what. It needs the key of an admin. A page may
-// have fewer entries than q.Limit, even none, although more pages follow.
+// Activity returns a page of the log of who changed what. If the API asks for keys, it must be that
+// of an admin. A page may have fewer entries than q.Limit, even none, although more pages follow.
 func (a *operatorAPI) Activity(ctx context.Context, q ActivityQuery) (ActivityPage, error) {
 	c := apiCall{action: "list the activity log", method: http.MethodGet, path: "/v1/activity", query: url.Values{}}
 	for name, value := range map[string]string{"actor": q.Actor, "tenant": q.Tenant, "cursor": q.Cursor} {

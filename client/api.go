@@ -20,11 +20,11 @@ import (
 
 // API is a client of the HTTP API. It is safe for concurrent use.
 //
-// An answer that is not a success is returned as an *Error. A call that may be repeated without
-// harm is retried a few times: after status 429 and 503 (the client waits as long as Retry-After
-// says), after 502 and 504, and after a broken connection. While no server has ever answered at the
-// address, a call that can't connect fails at once. Submissions and appends may be repeated because
-// each carries an idempotency key.
+// An answer that is not a success is an error that wraps an *Error. A call that may be repeated
+// without harm is retried a few times: after status 429 and 503 (the client waits as long as
+// Retry-After says), after 502 and 504, and after a broken connection. While no server has ever
+// answered at the address, a call that can't connect fails at once. Submissions and appends may be
+// repeated because each carries an idempotency key.
 type API struct {
 	*transport
 	jobsAPI
@@ -119,9 +119,10 @@ type callOptions struct {
 }
 
 // WithIdempotencyKey makes a submission or an append safe to repeat, also from another process: the
-// server repeats its first answer and adds no job twice. The content must be the same. A submission
-// with other content fails with status 409; an append adds the jobs of each request whose content
-// differs. key is 1 to 255 bytes of visible ASCII. Without this option each call has a random key.
+// server repeats its first answer and adds no job twice, for a day by default. The content must be
+// the same. A submission with other content fails with status 409; an append adds the jobs of each
+// request whose content differs. key is 1 to 255 bytes of visible ASCII. Without this option each
+// call has a random key.
 func WithIdempotencyKey(key string) CallOption {
 	return func(o *callOptions) { o.key = key }
 }

@@ -37,8 +37,8 @@ const maxRecordBytes = 1 << 20
 // are not rejected are accepted.
 //
 // The jobs are sent in requests of about 5,000 lines or 4 MiB. Each request is retried as described
-// at API, and its jobs are added once. With an error, AppendNDJSON also returns what was accepted
-// before it. With an idempotency key the caller may repeat the call from the start with the same
+// at API, and its jobs are added once. With an error, AppendNDJSON also returns what it knows to be
+// accepted. With an idempotency key the caller may repeat the call from the start with the same
 // records: no job is added twice. If records have changed, all jobs of each request that holds a
 // changed record are added again. When ctx ends, AppendNDJSON returns without waiting for a Read of
 // r that blocks.

@@ -52,8 +52,8 @@ func (a *API) Events(ctx context.Context, group, after string) iter.Seq2[api.Eve
 }
 
 // Wait waits until the group has ended, and returns it. With an error it returns the last state of
-// the group that it saw, if any. The error says so if the group can't end because nobody has sealed
-// it.
+// the group that it saw, if any. A group that nobody has sealed can't end: the error then says so,
+// but Wait waits all the same.
 func (a *API) Wait(ctx context.Context, group string) (api.Group, error) {
 	var last api.Group
 	for e, err := range a.Events(ctx, group, "") {

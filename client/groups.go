@@ -67,8 +67,8 @@ type FailurePage struct {
 	Cursor   string
 }
 
-// FailurePage returns a page of the group's failed jobs. A page may have fewer jobs than q.Limit
-// although more pages follow.
+// FailurePage returns a page of the group's failed jobs. A page may have fewer jobs than q.Limit,
+// even none, although more pages follow.
 func (a *API) FailurePage(ctx context.Context, group string, q FailureQuery) (page FailurePage, err error) {
 	c := callOn("list failures of", http.MethodGet, "group", group, "/failures")
 	c.query = url.Values{"cursor": {q.Cursor}}
@@ -109,8 +109,8 @@ func nextCursor(link string) string {
 	return u.Query().Get("cursor")
 }
 
-// FailureSummary counts the group's failed jobs by error code, and by what their errors have in
-// common.
+// FailureSummary counts the group's failed jobs by error code and, as far as the API key may see
+// payloads, up to 5,000 of them by what their errors have in common.
 func (a *API) FailureSummary(ctx context.Context, group string) (api.FailureSummary, error) {
 	return doJSON[api.FailureSummary](ctx, a.transport,
 		callOn("summarize failures of", http.MethodGet, "group", group, "/failures/summary"))

@@ -15,7 +15,7 @@ import (
 type guardAPI struct{ *transport }
 
 // Guards iterates over the guards of a kind, or with "" over the guards of all kinds except key, in
-// no order. A guard that is used meanwhile may come twice. An error ends the iteration.
+// no order. A guard may come twice, and one made meanwhile not at all. An error ends the iteration.
 func (a *guardAPI) Guards(ctx context.Context, kind string) iter.Seq2[api.GuardSummary, error] {
 	query := url.Values{"limit": {"1000"}}
 	if kind != "" {
@@ -32,7 +32,8 @@ func (a *guardAPI) Guard(ctx context.Context, name string) (api.Guard, error) {
 
 // ControlGuard carries out an action on one member of a guard. action is disable (no new lease),
 // enable, open or close (its circuit breaker), or take-back (its leases). A guard that is not a
-// pool has one member, "1". The call may be repeated.
+// pool has one member, "1". The call may be repeated, as the client does itself; then open begins
+// the breaker's time again, and take-back also ends leases that were granted since.
 func (a *guardAPI) ControlGuard(ctx context.Context, name, member, action string) (api.GuardAction, error) {
 	c := guardCall(action+" member "+member+" of", http.MethodPost, name, "/members/"+member+"/"+action)
 	switch {

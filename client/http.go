@@ -197,8 +197,8 @@ const (
 )
 
 // backoff returns how long to wait after an attempt that failed: as long as the server asks for. If
-// the server asks for nothing, the wait doubles with each attempt, with jitter so that clients
-// don't retry at the same time.
+// the server asks for nothing, the wait doubles with each attempt, up to 5 s, with jitter so that
+// clients don't retry at the same time.
 func backoff(err error, attempt int) time.Duration {
 	if e, ok := errors.AsType[*Error](err); ok && e.RetryAfter > 0 {
 		return e.RetryAfter

@@ -55,8 +55,8 @@ func (a *operatorAPI) Tenants(ctx context.Context, f TenantFilter) iter.Seq2[api
 }
 
 // BusiestTenants returns the active tenants with the most unfinished jobs, at most 100, as they
-// were at AsOf, at most about 30 s ago. AsOf is nil if no watcher has looked yet. With an API key
-// of one tenant, the list has only this tenant, as it is now, if it exists.
+// were at AsOf or later, at most about 30 s ago. AsOf is nil if no watcher has looked yet. With an
+// API key of one tenant, the list has only this tenant, as it is now, if it exists.
 func (a *operatorAPI) BusiestTenants(ctx context.Context) (api.TenantList, error) {
 	return doJSON[api.TenantList](ctx, a.transport, apiCall{
 		action: "list busiest tenants", method: http.MethodGet, path: "/v1/tenants",

@@ -1,5 +1,5 @@
 // Package entry protects a service behind the waiting room: it lets requests with a valid entry
-// token through, and sends all others to the waiting page.
+// token through, sends browsers without one to the waiting page, and refuses all other requests.
 //
 //	import "github.com/bulkaction/bulkaction/entry"
 //

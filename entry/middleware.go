@@ -61,7 +61,7 @@ func (v *Verifier) Middleware(next http.Handler) http.Handler {
 
 // admit returns the first valid token of a request, with its claims. If no token is valid, admit
 // returns ErrUnavailable if Verify returned it for one of the tokens, otherwise the error of Verify
-// for the last token.
+// for the last token; ErrInvalid without a token.
 func (v *Verifier) admit(r *http.Request) (admitted, error) {
 	var tokens []string
 	for _, cookie := range r.CookiesNamed(CookieName(v.config.Event)) {

@@ -32,8 +32,9 @@ const (
 
 // Audit checks the data of one guard in Redis and returns each violation of a law. It changes
 // nothing, and other calls may use the guard meanwhile. Each finding is certain: one script saw it
-// at one instant. A guard that Redis does not know has none. In a guard with more than 10,000
-// leases, the counters of members are not checked.
+// at one instant. A guard that Redis does not know has none. With more than 10,000 leases, members'
+// counters and leases without an end are not checked; with more than 10,000 waiters, those that are
+// missing in the queue.
 func (o operations) Audit(ctx context.Context, name string) ([]Finding, error) {
 	g, err := o.named(name)
 	if err != nil {
@@ -43,7 +44,7 @@ func (o operations) Audit(ctx context.Context, name string) ([]Finding, error) {
 }
 
 // Repair corrects the violations that Audit finds in a guard, and returns them. Other calls may use
-// the guard meanwhile. A repeated call finds nothing.
+// the guard meanwhile. It makes at most 8 passes; if they sufficed, a repeated call finds nothing.
 func (o operations) Repair(ctx context.Context, name string) ([]Finding, error) {
 	g, err := o.named(name)
 	if err != nil {

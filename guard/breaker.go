@@ -6,7 +6,7 @@ import (
 
 // Breaker is a circuit breaker that processes share through Redis. Once open, it stays open for its
 // time, even if no process uses it or Redis's clock steps back. A step forward of the clock
-// shortens that time. FLUSHALL closes the breaker.
+// shortens that time. FLUSHALL closes the breaker, and so can an operator.
 type Breaker struct{ g *shared }
 
 // BreakerOption is an option of Breaker.
@@ -48,8 +48,8 @@ func (b *Breaker) Allow(ctx context.Context) (done func(Outcome), err error) {
 }
 
 // Do calls f if the breaker allows it, and reports the outcome: Success if f returned nil, Neutral
-// for an error of ctx, Failure for another error or a panic. It returns the error of f, or else of
-// Allow.
+// for an error of ctx, Failure for another error or a panic. It returns the error of f, or that of
+// Allow if f was not called.
 func (b *Breaker) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	done, err := b.Allow(ctx)
 	if err != nil {

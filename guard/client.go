@@ -9,7 +9,8 @@
 //
 // A lease is the right to use one member until a time. The Client renews it until its release. A
 // holder that dies keeps its member until the lease ends. Calls that find no member stand in a
-// queue: first in, first out, over all processes. Those whose names begin with Try don't.
+// queue: first in, first out, over all processes. Those of a Breaker, and those whose names begin
+// with Try, don't.
 //
 // A lease can end while its holder is suspended and does not notice. Only the lease's fence
 // protects what the guard guards: it grows with each lease of a guard, so a store that remembers
@@ -20,7 +21,7 @@
 //
 // When Redis is away, calls follow the Outage of their guard. A failover loses what the replica did
 // not have yet: limits may be exceeded by that much, and a member may be lent twice until its
-// old holder renews. Fences keep growing.
+// old holder renews. Fences keep growing, unless the clock of the new server is behind.
 package guard
 
 import (
@@ -107,8 +108,8 @@ func TracerProvider(p trace.TracerProvider) Option { return func(c *config) { c.
 // Logger sets the logger; slog.Default() by default.
 func Logger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
 
-// New returns a Client. It does no I/O and starts nothing: the first call of a guard checks that
-// Redis is suitable, and starts what it needs.
+// New returns a Client. It does no I/O and starts nothing: the first call of Client.Pool or for a
+// lease or permit checks that Redis is suitable, and starts what it needs.
 func New(rdb redis.UniversalClient, opts ...Option) *Client {
 	cfg := config{prefix: "guard:", logger: slog.Default()}
 	for _, o := range opts {
@@ -129,10 +130,10 @@ func New(rdb redis.UniversalClient, opts ...Option) *Client {
 	return c
 }
 
-// Close removes this Client's calls from all queues, and waits until its leases are released or ctx
-// ends. It then closes Lost of the remaining leases and stops renewing them, so that they expire in
-// Redis. Later calls for leases and permits return ErrClosed. The Redis client stays open. A
-// repeated Close returns nil at once.
+// Close removes this Client's calls from all queues, and waits until its leases are released. If
+// ctx ends before, it closes Lost of the remaining leases and stops renewing them, so that they
+// expire in Redis, and returns an error. Waiting calls, and later ones for leases and permits,
+// return ErrClosed. The Redis client stays open. A repeated Close returns nil at once.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	first := !c.closed
@@ -202,9 +203,10 @@ type setupResult struct {
 	passed       bool // it is not repeated
 }
 
-// check returns an error if Redis can't hold guards or does not answer. Redis is asked once. After
-// a failed check, one call asks again at the earliest a second later, while other calls get the
-// last result. queue is true for all guards but a Limiter: they need the right to PUBLISH.
+// check returns an error if Redis can't hold guards or does not answer. A check that has passed is
+// not repeated. After a failed one, one call asks again at the earliest a second later, while other
+// calls get the last result. queue is true for all guards but a Limiter: they need the right to
+// PUBLISH.
 func (c *Client) check(ctx context.Context, queue bool) error {
 	r := c.setup.Load()
 	if r == nil || !r.passed && time.Since(r.ended) > time.Second {

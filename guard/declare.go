@@ -6,7 +6,8 @@ import (
 )
 
 // declare stores the spec and the members of a pool in Redis, piece by piece. If Redis has a
-// declaration with a higher Rev, declare logs a warning and returns nil.
+// declaration with a higher Rev, or with the same Rev and another spec, declare logs a warning and
+// returns nil.
 func (g *shared) declare(ctx context.Context) error {
 	spec, _, err := g.settings()
 	if err != nil {

@@ -17,7 +17,7 @@ var (
 	// again.
 	ErrDenied = errors.New("denied")
 	// ErrLost is the cause with which Do ends the ctx of its function: the lease has ended before
-	// its release. It expired, or an operator took it back.
+	// its release. It expired, an operator took it back, Redis lost it, or Close gave up waiting.
 	ErrLost = errors.New("lease lost")
 	// ErrQueueFull: as many calls as MaxQueue allows stand in the queue.
 	ErrQueueFull = errors.New("queue is full")
@@ -33,7 +33,8 @@ var (
 	ErrUnknownGuard = errors.New("no such guard")
 	// ErrNoBreaker: Control was asked to open or close the breaker of a member that has none.
 	ErrNoBreaker = errors.New("the member has no circuit breaker")
-	// ErrTooManyTokens: Take was asked for more permits than the limiter can ever allow at once.
+	// ErrTooManyTokens: Take was asked for more permits than the limiter can ever allow at once,
+	// or, while Redis is away, than its Local rate can.
 	ErrTooManyTokens = errors.New("more tokens than the limit can ever allow")
 	// ErrNoPublish: the Redis user may not publish to the channel that wakes waiters.
 	ErrNoPublish = errors.New("the Redis user needs the commands publish and subscribe and the channels " +
@@ -57,7 +58,7 @@ func mayHaveArrived(ctx context.Context, err error) bool {
 }
 
 // Reason is why a guard can't lend now. It is that of the member that can be lent first. If that
-// has several reasons, it is the one that lasts longest.
+// has an open breaker and no permit, it is the one that lasts longer.
 type Reason string
 
 // The reasons of a denial, as replies, JSON and metrics show them.
@@ -111,8 +112,8 @@ func joinMistakes(errs ...error) error {
 }
 
 // outage classifies the error of a call to Redis. unavailable: Redis could not serve this call.
-// away: it serves no call of this guard now. A write refused for lack of memory and an answer about
-// a moving slot concern one call only, so they are not away.
+// away: it serves no call of this guard now. An error that Redis itself answers, such as lack of
+// memory or a moving slot, concerns one call only, so it is not away; nor is a cancelled ctx.
 func outage(err error) (unavailable, away bool) {
 	if call.IsOOM(err) {
 		return true, false

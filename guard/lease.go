@@ -53,8 +53,8 @@ func (l *Lease) Fence() int64 { return l.fence }
 // Probe says whether the call probes a half-open breaker.
 func (l *Lease) Probe() bool { return l.probe }
 
-// Until returns the time at which Lost closes unless the lease is renewed before. Lost of a lease
-// with fence 0 never closes.
+// Until returns the time at which Lost closes unless the lease is renewed or released before. Lost
+// of a lease with fence 0 never closes.
 func (l *Lease) Until() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()

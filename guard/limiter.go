@@ -16,8 +16,8 @@ import (
 
 // Limiter is a rate limit for any number of keys. The permits that a process took stay spent when
 // it dies. When Redis's clock steps back, limits go on at normal speed; a step forward admits at
-// most the burst, or the permits of a window, at once. FLUSHALL makes the limits full again. When
-// Redis is away, calls are allowed unless the option OnOutage says otherwise.
+// most the burst, or the permits of a window, at once. FLUSHALL gives all permits back. When Redis
+// is away, calls are allowed unless the option OnOutage says otherwise.
 type Limiter struct {
 	c      *Client
 	name   string
@@ -85,8 +85,8 @@ type Decision struct {
 // Take takes n permits of a key, all or none. A denial is no error: see Decision.Allowed. A key
 // that is not 1 to 128 of the characters A-Z a-z 0-9 . _ - is stored as its SHA-256.
 //
-// A call whose reply was lost is repeated, and then takes its permits twice: the limit holds, and n
-// permits are wasted.
+// If a reply is lost, go-redis repeats the call, which then takes its permits twice: the limit
+// holds, and n permits are wasted.
 //
 // Errors: ErrTooManyTokens when n is more than the limit can ever allow, or while Redis is away the
 // limit of the process; ErrInvalid when n is less than 1 or the limiter has a mistake; the error of
@@ -177,5 +177,5 @@ func (l *Limiter) takeLocally(key string, n int) (Decision, error) {
 }
 
 // mostLocalKeys is for how many keys a limiter with the policy Local keeps limits in memory while
-// Redis is away. One more key makes it forget all of them, and they begin full again.
+// Redis is away. One more key makes it forget all of them, and they begin with all permits again.
 const mostLocalKeys = 10_000

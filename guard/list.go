@@ -31,10 +31,10 @@ const (
 	fewListed  = 50
 )
 
-// List returns a page of the guards that Redis knows, in no order. A page may have fewer guards
-// than Limit, or none, although more pages follow (its Cursor is not ""): one page searches at most
-// 100,000 keys of Redis. A guard that is made, or that expires, while pages are read may be
-// missing, and a guard may be on two pages.
+// List returns a page of the guards that Redis knows, in no order; those of a PerKey only if Kind
+// is key. A page may have fewer guards than Limit, or none, although more pages follow (its Cursor
+// is not ""): one page searches at most 100,000 keys of Redis. A guard that is made, or that
+// expires, while pages are read may be missing, and a guard may be on two pages.
 func (o operations) List(ctx context.Context, q Query) (api.GuardList, error) {
 	if q.Kind != "" && !slices.Contains(Kinds, q.Kind) {
 		return api.GuardList{}, invalid("kind %.40q: must be pool, breaker, lock, semaphore or key", q.Kind)

@@ -36,7 +36,8 @@ func (c *Client) Lock(name string, o ...LockOption) *Lock {
 	return &Lock{g: c.declared(kindLock, name, spec), wait: spec.withDefaults().MaxWait}
 }
 
-// TryLock locks, or answers at once with a *DeniedError. To unlock, release the lease with Neutral.
+// TryLock locks, or answers at once with a *DeniedError; further errors as those of
+// Pool.TryAcquire. To unlock, release the lease with Neutral.
 func (k *Lock) TryLock(ctx context.Context) (*Lease, error) {
 	return k.g.acquire(ctx, acquireConfig{})
 }
@@ -47,7 +48,8 @@ func (k *Lock) Lock(ctx context.Context) (*Lease, error) {
 	return k.g.acquire(ctx, acquireConfig{wait: k.wait})
 }
 
-// Do locks, calls f and unlocks. The ctx of f ends with cause ErrLost when the lock is lost.
+// Do locks, calls f and unlocks. The ctx of f ends with cause ErrLost when the lock is lost. Do
+// returns the error of Lock, or those of f and of the release.
 func (k *Lock) Do(ctx context.Context, f func(ctx context.Context, l *Lease) error) error {
 	l, err := k.Lock(ctx)
 	if err != nil {

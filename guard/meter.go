@@ -135,7 +135,7 @@ func (m *meter) sums() map[string]*sums {
 }
 
 // label returns the metric label of a guard with this name: the name, or "other" if it is new and
-// mostLabels names are in use.
+// mostLabels names are in use. A name that it has returned stays in use.
 func (m *meter) label(name string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -156,7 +156,8 @@ func (m *meter) count(c metric.Int64Counter, g *shared, key, value string) {
 	}
 }
 
-// acquired counts the end of a call for a lease by its result, and records how long it took.
+// acquired counts the end of a call for a lease by its result, and records how long it took. A call
+// with another error, such as ErrClosed or ErrSetup, it leaves out.
 func (m *meter) acquired(g *shared, took time.Duration, l *Lease, err error) {
 	if m.c.cfg.meter == nil {
 		return
@@ -185,7 +186,8 @@ func (m *meter) acquired(g *shared, took time.Duration, l *Lease, err error) {
 // queued counts a call that was put into a queue.
 func (m *meter) queued(g *shared) { m.count(m.requests, g, "result", "queued") }
 
-// took counts a call of a limiter by its result, and records how long it took.
+// took counts a call of a limiter by its result, and records how long it took. Of errors it counts
+// ErrUnavailable alone.
 func (m *meter) took(g *shared, took time.Duration, d Decision, err error) {
 	if m.c.cfg.meter == nil {
 		return

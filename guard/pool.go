@@ -21,10 +21,10 @@ import (
 type Pool struct{ g *shared }
 
 // Pool declares a pool and returns it. The declaration is stored in Redis: the newest one wins, or
-// with Spec.Rev the one with the highest number. An older one is not stored: it is logged, and is
-// no error. Call it once at the start of a process, and again to change the pool; it needs Redis,
-// whatever Spec.OnOutage says. The error ErrInvalid names each field that is outside its limits;
-// then nothing changes.
+// with Spec.Rev the one with the highest number. An older one, or another spec under the same
+// number, is not stored: it is logged, and is no error. Call it once at the start of a process, and
+// again to change the pool; it needs Redis, whatever Spec.OnOutage says. The error ErrInvalid names
+// each field that is outside its limits; then nothing changes.
 func (c *Client) Pool(ctx context.Context, name string, s Spec) (*Pool, error) {
 	g := c.use(kindPool, name, func(*shared) {})
 	if err := g.setSpec(s); err != nil {
@@ -57,8 +57,8 @@ type acquireConfig struct {
 	member string
 }
 
-// MaxWait sets how long the call stands in the queue; by default as long as Spec.MaxWait. 0 = not
-// at all.
+// MaxWait sets how long the call may stand in the queue; by default as long as Spec.MaxWait. 0 =
+// not at all.
 func MaxWait(d time.Duration) AcquireOption { return func(a *acquireConfig) { a.wait = d } }
 
 // On makes TryAcquire lend only this member of a pool. A call for one member can't wait in the
@@ -296,7 +296,7 @@ func (g *shared) refusal(a answer) error {
 }
 
 // line makes a call for a lease that may wait in the queue until the deadline. bound is the most
-// calls that the queue may have. If the call gets no lease, line cancels it in Redis.
+// calls that the queue may have. A call without a lease that may still be in Redis is cancelled.
 func (g *shared) line(ctx context.Context, id, packed string, bound int, deadline time.Time) (*Lease, error) {
 	w := g.c.waits
 	if !w.begin() {

@@ -14,7 +14,8 @@ const (
 	// TokenBucket allows at most R·t/w + burst in any time t: a bucket of burst permits, which gets
 	// R permits in each window w. It is the generic cell rate algorithm (ITU-T I.371).
 	TokenBucket Kind = iota
-	// SlidingWindow allows at most R permits in any span of the window.
+	// SlidingWindow allows at most R permits in any span of the window. The permit of a lease
+	// counts until a window after its release.
 	SlidingWindow
 )
 
@@ -49,8 +50,8 @@ type BreakerPolicy struct {
 type Outage string
 
 const (
-	// Closed makes calls fail with ErrUnavailable: nothing runs without a lease. A Lock is always
-	// Closed.
+	// Closed makes calls fail with ErrUnavailable: nothing runs without a lease. A Lock and a
+	// Semaphore are always Closed.
 	Closed Outage = "closed"
 	// Open allows calls as if there were no guard: their leases have fence 0. The constant has no
 	// type because it is an Action of Control, too, which opens a breaker.

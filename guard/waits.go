@@ -146,7 +146,7 @@ func poke(wake chan<- struct{}) {
 	}
 }
 
-// loop must never block: a subscriber that does not read makes PUBLISH wait on some servers.
+// loop reads announcements until Close. It must never block: on some servers PUBLISH would wait.
 func (w *waits) loop() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -370,7 +370,7 @@ func (w *waits) left() <-chan struct{} {
 	return left
 }
 
-// cancelLater cancels a call whose caller has given up, in the background or, after Close, at once.
+// cancelLater cancels a call whose caller has given up: in the background; after Close, itself.
 func (w *waits) cancelLater(g *shared, id string) {
 	if !w.c.start(func() { w.cancel(g, id) }) {
 		w.cancel(g, id)

@@ -12,9 +12,10 @@ import (
 // Admit is called concurrently, before each start of a job, with the job that Process will get, but
 // without its Tenant. It may wait some seconds; a processor that can't get a permission by then
 // returns a [Deferred] error, and the job is not started. ctx ends when the job's group is
-// cancelled, its lease is lost or the worker shuts down; the job is then given back. After any
-// other error the job is started without a call of Process: the error decides about the job as an
-// error of Process does. A nil Pass lets the job start without a permission.
+// cancelled, its lease is lost or the worker shuts down; the job is then given back. ctx has the
+// timeout of the job's type, too. After any other error the job is started without a call of
+// Process: the error decides about the job as an error of Process does. A nil Pass lets the job
+// start without a permission.
 type Gated interface {
 	Processor
 	Admit(ctx context.Context, job Job) (Pass, error)
@@ -24,9 +25,10 @@ type Gated interface {
 type Pass interface {
 	// Into returns the context that Process gets.
 	Into(ctx context.Context) context.Context
-	// Return gives the permission back and says how the attempt ended, by the error of Process. It
-	// is called once for each pass, with a Deferred error if the job was not started after all. It
-	// must not wait for a network, because its caller holds a slot.
+	// Return gives the permission back and says how the attempt ended, by the error of Process; by
+	// [context.Canceled] if it ended by a timeout that its group has made shorter than the type's.
+	// It is called once for each pass, with a Deferred error if the job was not started after all.
+	// It must not wait for a network, because its caller holds a slot.
 	Return(err error)
 }
 

@@ -27,8 +27,8 @@ type Job struct {
 	Key     string          // the producer's own name of the job; "": it gave none
 	Attempt int             // from 1; grows each time the job becomes ready, also if no worker starts it
 	Retries int             // retries after errors in this round; other deliveries don't count
-	// RetriesLeft is how many retries the job has left; 0: an error now fails it for good. Before
-	// the start, in Gated.Admit, it is not known, and 0.
+	// RetriesLeft is how many retries the job has left; 0: an error that means "retry" now fails it
+	// for good. Before the start, in Gated.Admit, it is not known, and 0.
 	RetriesLeft int
 	// LastError is the error with which an attempt of this round has ended last; nil: none has. A
 	// deferral is no error. Before the start, in Gated.Admit, it is not known, and nil.
@@ -55,8 +55,10 @@ func (j Job) ID() string {
 // Processor runs the jobs of one type.
 //
 // Process is called concurrently. It must return soon after ctx ends, which happens when the job's
-// timeout is over, its group is cancelled, its lease is lost or the worker shuts down. A result
-// that it returns after that does not make the job done.
+// timeout is over, its group is cancelled, its lease is lost or the worker shuts down. After the
+// timeout the attempt has failed with [CodeTimeout], whatever Process returns. When the worker
+// shuts down, a result still makes the job done; after an error the job runs again and has used no
+// retry.
 //
 // The result is any value that [encoding/json] can marshal, at most [MaxResultBytes] when encoded.
 // A [json.RawMessage] is passed on unchanged; nil is an empty result. An error decides what

@@ -59,17 +59,18 @@ func Retry(code string, err error) error {
 	return &answer{kind: RetryLater, code: code, cause: err}
 }
 
-// Throttled says that the downstream API asked to wait: the job runs again after this time and uses
-// no retry. With after <= 0 the system chooses the time. The code is [CodeThrottled]. If err is
+// Throttled says that the downstream API asked to wait: the job runs again after this time, at most
+// a day, and uses no retry, but fails if it has had as many throttles as workers allow (100 by
+// default). With after <= 0 the system chooses the time. The code is [CodeThrottled]. If err is
 // nil, Throttled still returns an error; its text is the code.
 func Throttled(after time.Duration, err error) error {
 	return &answer{kind: Throttle, code: CodeThrottled, after: max(after, 0), cause: err}
 }
 
 // Deferred says that something the job needs is busy, such as an account, and why: the job runs
-// again after this time, as often as needed, and uses neither a retry nor a throttle. With less
-// than a millisecond it waits a second. The code is [CodeResourceBusy]; people read the reason as
-// the error's text.
+// again after this time, at most a day, as often as needed, and uses neither a retry nor a
+// throttle. With less than a millisecond it waits a second. The code is [CodeResourceBusy]; people
+// read the reason as the error's text.
 func Deferred(after time.Duration, reason string) error {
 	if after = after.Truncate(time.Millisecond); after <= 0 {
 		after = time.Second

@@ -91,7 +91,8 @@ func (f *collectFold) value() json.RawMessage {
 	return append(out, ']')
 }
 
-// MarshalJSON returns the state of the op collect: {"cut": n, "ordinals": […], "values": […]}.
+// MarshalJSON returns the state of the op collect: {"cut": n, "ordinals": […], "values": […]},
+// without cut if nothing was left out.
 func (f *collectFold) MarshalJSON() ([]byte, error) {
 	out := append(make([]byte, 0, f.bytes+16*len(f.values)+64), '{')
 	if f.cut != nil {

@@ -19,7 +19,7 @@ const (
 // countByFold is the partial state of the op count_by. It keeps the counts of the first MaxKeys of
 // all keys that it has seen, in the order of keyOrder. Merging is exact: a key that is among the
 // first of all is among the first of each partial state, so no partial state ever drops its count.
-// It holds up to twice as many keys until prune runs, which value and MarshalJSON call.
+// It may hold nearly twice as many keys: prune removes them then, and before the state is read.
 type countByFold struct {
 	Counts map[string]*int64 `json:"counts"`
 	Other  int64             `json:"other"`

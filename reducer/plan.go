@@ -96,9 +96,9 @@ func (p *Plan) Decode(encoded []byte) (*State, error) {
 // Count returns the number of added results, skipped ones included.
 func (s *State) Count() int64 { return s.count }
 
-// Add adds one result to every aggregate; it copies what it keeps. The result counts even if Add
-// returns an error, and must not be added again. The error joins those of all reducers written in
-// Go that left the result out.
+// Add adds one result to every aggregate whose Spec.Over covers the job; it copies what it keeps.
+// The result counts even if Add returns an error, and must not be added again. The error joins
+// those of all reducers written in Go that left the result out.
 func (s *State) Add(r Result) error {
 	s.count++
 	if len(s.accs) == 0 {
@@ -190,7 +190,7 @@ func (s *State) Values() (map[string]json.RawMessage, error) {
 }
 
 // Skipped returns, by the aggregate's name, how many results the aggregate skipped. Aggregates that
-// skipped none are left out.
+// skipped none, or whose Accumulator is no Skipper, are left out.
 func (s *State) Skipped() map[string]int64 {
 	skipped := make(map[string]int64)
 	for i, acc := range s.accs {

@@ -27,7 +27,7 @@ type Config struct {
 	// serves /healthz, /readyz and /metrics there; without, it does not.
 	Settings map[string]string
 	// BuiltIn serves SEND_EMAIL, HTTP and, with PUSH_ACCOUNTS_FILE, PUSH_NOTIFICATION beside your
-	// own processors.
+	// own processors; NOOP, too, if WORKER_TYPES names it.
 	BuiltIn bool
 	// Middleware is called around each attempt of each processor; the first one is called first.
 	Middleware []processor.Middleware
@@ -38,7 +38,8 @@ type Config struct {
 	// done. Its error ends Run.
 	OnStart func(ctx context.Context) error
 	// OnStop is called once at the end, when all work has ended, if OnStart has succeeded. Its
-	// context has ten seconds and is not cancelled with that of Run. Run returns its error.
+	// context has ten seconds at most, which it shares with other clean-ups, and is not cancelled
+	// with that of Run. Run returns its error.
 	OnStop func(ctx context.Context) error
 	// Listening is called with the address of the HTTP API when that listens. Only NewAll uses it.
 	Listening func(addr string)

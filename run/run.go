@@ -15,7 +15,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Worker is the main function of a worker process with these processors. It exits the process.
+// Worker is the main function of a worker process with these processors, and none of the built-in
+// ones. It exits the process.
 func Worker(procs ...processor.Processor) {
 	app.Main("worker", roles.Alone(roles.Worker(procs...)))
 }

@@ -9,7 +9,7 @@ import (
 
 // validateAll returns an error if the server would refuse one of the messages for its content. The
 // producer has to check this, because the server can't answer a message on a stream. If one message
-// of a group is invalid, the producer publishes none of them.
+// of a call is invalid, the producer publishes none of them.
 func validateAll(outgoing []outgoingMessage) error {
 	jobs := 0
 	for _, p := range outgoing {

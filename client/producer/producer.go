@@ -91,7 +91,8 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 
 // New connects to the Redis at redisURL: redis://host:port/db, a comma list for a cluster,
 // or redis-sentinel://host:port,…/master; with TLS rediss:// and rediss-sentinel://. If Redis does
-// not answer, New logs that and succeeds; calls fail until Redis is back.
+// not answer, New logs that and succeeds; calls fail until Redis is back. A refused password is an
+// error.
 func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error) {
 	o := options{prefix: "bulk-action:", maxBacklog: defaultMaxBacklog, tracers: otel.GetTracerProvider()}
 	for _, opt := range opts {

@@ -1,7 +1,7 @@
 // Command credential-pool is a worker binary whose processor calls an API with one of several
 // tokens. All worker processes together use each token at most 80 times in any 10 minutes, for one
-// call at a time, and leave a token alone that fails. A job that finds no token free waits without
-// a slot of the worker, and uses no retry.
+// call at a time, and don't use it for 10 minutes after three failures in a row. A job that finds
+// no token free waits without a slot of the worker, and uses no retry.
 package main
 
 import (

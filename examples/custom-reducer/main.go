@@ -1,4 +1,4 @@
-// Command custom-reducer runs the three roles that must have a custom reducer. The reducer
+// Command custom-reducer runs one of the three roles that must have a custom reducer. The reducer
 // "longest" returns the longest string among the results' data. Start the command three times, with
 // ingest, watcher and aggregator as its first argument.
 package main

@@ -24,7 +24,7 @@ type Invoice struct {
 	Cents    int64  `json:"cents"`
 }
 
-// Validate is called before the job runs; its error fails the job for good.
+// Validate is called by processor.Typed before charge; its error fails the job for good.
 func (i Invoice) Validate() error {
 	if i.Cents <= 0 {
 		return errors.New("cents must be above 0")

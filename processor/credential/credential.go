@@ -125,8 +125,8 @@ func Admit(ctx context.Context, s Source, knows func(id string) bool) (processor
 // come back earlier than the denial says, for example because an operator closes its breaker.
 const mostDeferred = time.Minute
 
-// deferral turns a [*DeniedError] into an error that defers the job. It returns other errors as
-// they are.
+// deferral turns a [*DeniedError] into an error that defers the job. It wraps other errors, which
+// then decide about the job themselves.
 func deferral(err error) error {
 	var denied *DeniedError
 	if errors.As(err, &denied) {
@@ -200,8 +200,8 @@ func OutcomeOf(err error) Outcome {
 	return Outcome{}
 }
 
-// AvailabilityOf adds up the availability of several sources. A source that is no
-// [processor.Limited] counts as not bounded.
+// AvailabilityOf adds up the availability of several sources; Next is the earliest, or zero if that
+// of one source is. A source that is no [processor.Limited] counts as not bounded.
 func AvailabilityOf(sources ...Source) processor.Availability {
 	sum := processor.Availability{}
 	for i, s := range sources {

@@ -23,7 +23,8 @@ var errAccountGone = processor.Deferred(0, "send mail: the account was changed o
 
 // answer turns the error of a step of sending into the error that decides about the job: permanent
 // for a 5xx reply about the mail and for an address that the server can't take, otherwise retry.
-// The code for a reply is, for example, SMTP_550. After the end of ctx it is the error of ctx.
+// The code for a reply is, for example, SMTP_550. If ctx has ended before a reply, it is the error
+// of ctx.
 func answer(ctx context.Context, at step, err error) error {
 	action, on5xx := "send mail", processor.Permanent
 	if at == connecting {

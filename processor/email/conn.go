@@ -224,7 +224,8 @@ func (c *conn) abort(err error) error {
 	return err
 }
 
-// atLimit returns true when the connection has sent MaxMessagesPerConnection mails.
+// atLimit returns true when the connection has sent MaxMessagesPerConnection mails, refused ones
+// included; false without a limit.
 func (c *conn) atLimit() bool {
 	limit := c.config.MaxMessagesPerConnection
 	return limit > 0 && c.sent >= limit

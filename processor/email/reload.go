@@ -29,8 +29,9 @@ type entry struct {
 
 // Reload reads the accounts file and the passwords again, and uses the accounts if they have no
 // mistake. If the files have not changed since the last call, it does nothing, so a mistake is
-// returned once. It waits until the idle connections of changed or removed accounts are closed;
-// their other connections are closed when their mail is sent.
+// returned once; but after an error of the Choice it tries again. It waits until the idle
+// connections of changed or removed accounts are closed; their other connections are closed when
+// their mail is sent.
 func (a *Accounts) Reload() (changed bool, err error) { return a.file.Reload() }
 
 // load reads the accounts file. It returns the function that lets jobs use its accounts.
@@ -57,7 +58,7 @@ func (a *Accounts) load(r *accountsfile.Reader) (use func() error) {
 }
 
 // configOf returns the configuration of one account in the file: the values of its entry, and those
-// of a.config for the others. It reports mistakes to c.
+// of a.config for the others, but never its host, user name or password. It reports mistakes to c.
 func (a *Accounts) configOf(c *accountsfile.Checker, e entry) Config {
 	config := a.config
 	config.AccountsFile = ""

@@ -34,7 +34,8 @@ type Guarded struct {
 type Option func(*Guarded)
 
 // WithChoice sets how the credential for each call is chosen. A pool's name is http. and the first
-// of its hosts, in alphabetical order. Without this option, each process uses credentials in turn.
+// of its hosts, in alphabetical order; _ stands for characters that no name of a pool has, and the
+// name ends after 128. Without this option, each process uses credentials in turn.
 func WithChoice(c credential.Choice) Option { return func(g *Guarded) { g.choose = c } }
 
 // WithHosts makes each call need a permission from the guard of its host, which hosts returns. A
@@ -75,7 +76,7 @@ func NewGuarded(config Config, options ...Option) (*Guarded, error) {
 
 // Reload reads the credentials file and the secrets again, and uses them if they have no mistake.
 // If the files have not changed since the last call, it does nothing, so a mistake is returned
-// once.
+// once; but after an error of the Choice it tries again.
 func (g *Guarded) Reload() (changed bool, err error) { return g.file.Reload() }
 
 // use makes the source of each pool, and then lets new calls use the credentials.

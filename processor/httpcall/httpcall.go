@@ -1,6 +1,7 @@
 // Package httpcall is the processor of the job type HTTP: each job makes one HTTP call. The package
 // hides its connections and what a response means for a job. Payloads are untrusted: the package
-// prevents jobs from calling addresses inside of the worker's own network.
+// prevents jobs from calling addresses inside of the worker's own network, unless the Config allows
+// that.
 package httpcall
 
 import (
@@ -23,7 +24,7 @@ import (
 const Type = "HTTP"
 
 // These error codes are for calls without a response. A response that is not 2xx has the code HTTP_
-// and its status, for example HTTP_404.
+// and its status, for example HTTP_404, or [processor.CodeThrottled] if it throttles the job.
 const (
 	CodeUnreachable    = "HTTP_UNREACHABLE" // retry: no connection, or it failed before the whole response came
 	CodeAddressRefused = "ADDRESS_REFUSED"  // permanent: jobs may not call the host's address
@@ -37,7 +38,7 @@ const maxDrainBytes = 64 << 10
 //
 //	{"url": …, "method"?: "POST", "headers"?: {…}, "body"?: any JSON}
 //
-// A body that is a string is sent unchanged; any other body is sent as JSON.
+// A body that is a string is sent unchanged, null sends none, and any other body is sent as JSON.
 type Processor struct {
 	config Config
 	client *http.Client

@@ -20,8 +20,8 @@ const (
 	// maxAnswerBytes is how much of a response body is read. If the body is longer, its connection
 	// is not used again, unless it is one of HTTP/2.
 	maxAnswerBytes = 64 << 10
-	// throttledWait is how long a job waits after a 429 without Retry-After. Its account usually is
-	// not used for as long.
+	// throttledWait is how long a job waits after a 429 without Retry-After. Usually its account,
+	// too, is not used during this time.
 	throttledWait = time.Minute
 )
 

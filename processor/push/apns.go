@@ -46,7 +46,8 @@ var apnsCodes = map[string]string{
 	"PayloadTooLarge":        CodeTooLarge,
 }
 
-// apnsAccountReasons are the reasons of APNs that mean that the account is configured wrongly.
+// apnsAccountReasons are the reasons with which APNs refuses the account or its token, and not the
+// message.
 var apnsAccountReasons = []string{
 	"BadTopic", "MissingTopic", "TopicDisallowed", "BadCertificate", "BadCertificateEnvironment",
 	"BadEnvironmentKeyInToken", "ExpiredProviderToken", "Forbidden", "InvalidProviderToken", "MissingProviderToken",
@@ -124,8 +125,7 @@ func (a *apnsAccount) send(ctx context.Context, job processor.Job, m *message) a
 	return sent
 }
 
-// post sends the push once, with this token. expired is true if APNs says that the token has
-// expired.
+// post sends the push with this token. expired is true if APNs says that the token has expired.
 func (a *apnsAccount) post(ctx context.Context, job processor.Job, m *message, token string,
 	body []byte) (sent answer, expired bool) {
 	header := http.Header{

@@ -33,7 +33,8 @@ const (
 )
 
 // These are the error codes of the processor. An answer to which none of them applies has the code
-// PUSH_ and the status, for example PUSH_503; the job is retried. A 429 is throttled.
+// PUSH_ and the status, for example PUSH_503; the job is retried. After a 429 the job is throttled,
+// with the code [processor.CodeThrottled].
 const (
 	CodeBadPayload        = "PUSH_BAD_PAYLOAD"        // permanent: the payload is no message to one target
 	CodeNotConfigured     = "PUSH_NOT_CONFIGURED"     // permanent: the target's platform has no account

@@ -9,7 +9,7 @@ import (
 
 // Reload reads the accounts file and the secrets again, and uses the accounts if they have no
 // mistake. If the files have not changed since the last call, it does nothing, so a mistake is
-// returned once.
+// returned once; but after an error of the Choice it tries again.
 func (p *Processor) Reload() (changed bool, err error) { return p.file.Reload() }
 
 // load reads the accounts file. It returns the function that lets jobs use its accounts.

@@ -17,7 +17,7 @@ import (
 )
 
 // webPushAccount sends messages with one VAPID key. Endpoints come from payloads, which are not
-// trusted: client refuses addresses that are not public.
+// trusted: client refuses addresses that are not public, unless the Config allows them.
 type webPushAccount struct {
 	private, public string // of the VAPID key, in base64url
 	subject         string // an https URL, or an e-mail address without mailto:, which the library adds

@@ -27,7 +27,8 @@ type Mail struct {
 	Data     []byte // header and body with CRLF line ends; valid only during the call of OnMail
 }
 
-// Options changes what a sink does. The zero value accepts everything in plain text.
+// Options changes what a sink does. With the zero value it accepts every well-formed mail of up to
+// 4 MiB to addresses in ASCII, unencrypted.
 type Options struct {
 	// Reply decides about each recipient: 0 or 250 accepts it, 4xx and 5xx refuse it with that code
 	// and text. Reply is called concurrently; the client waits until it returns.
