@@ -104,8 +104,9 @@ func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error
 	}
 	stream := keys.Ingest()
 	if o.stream != "" {
-		if !api.ValidID(o.stream) || o.stream == "rejected" {
-			return nil, fmt.Errorf("stream %q: must "+api.IDRule+", and not be rejected", o.stream)
+		if !api.ValidID(o.stream) || len(o.stream) > keyspace.MaxIngestName || o.stream == "rejected" {
+			return nil, fmt.Errorf("stream %.140q: must "+api.IDRule+", have at most %d bytes, and not be rejected",
+				o.stream, keyspace.MaxIngestName)
 		}
 		stream = keyspace.IngestOf(o.prefix, o.stream)
 	}

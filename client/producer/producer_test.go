@@ -350,7 +350,7 @@ func TestNewErrors(t *testing.T) {
 	_, err = producer.New(t.Context(), "redis://127.0.0.1", producer.WithPrefix("{x}"))
 	require.ErrorContains(t, err, "brace")
 
-	for _, stream := range []string{"rejected", "a:b", "{0}"} {
+	for _, stream := range []string{"rejected", "a:b", "{0}", strings.Repeat("a", 65)} {
 		_, err = producer.New(t.Context(), "redis://127.0.0.1", producer.WithStream(stream))
 		require.ErrorContains(t, err, fmt.Sprintf("stream %q: must match", stream))
 	}

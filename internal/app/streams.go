@@ -5,12 +5,10 @@ import (
 	"strings"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-const (
-	maxIngestStreams = 64
-	maxStreamName    = 64
-)
+const maxIngestStreams = 64
 
 // IngestStream is an ingest stream in addition to the common one. All its messages belong to one
 // tenant.
@@ -31,7 +29,7 @@ func ParseIngestStreams(list []string) (streams []IngestStream, ok bool) {
 		}
 		s := IngestStream{Tenant: tenant, Prefix: key[:at], Name: key[at+len("ingest:"):]}
 		same := func(other IngestStream) bool { return other.Prefix == s.Prefix && other.Name == s.Name }
-		if !api.ValidID(s.Name) || len(s.Name) > maxStreamName || s.Name == "rejected" ||
+		if !api.ValidID(s.Name) || len(s.Name) > keyspace.MaxIngestName || s.Name == "rejected" ||
 			slices.ContainsFunc(streams, same) {
 			return nil, false
 		}

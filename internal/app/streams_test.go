@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
 func TestIngestStreams(t *testing.T) {
@@ -37,7 +39,7 @@ func TestIngestStreams(t *testing.T) {
 		"rejected messages":       "acme=bulk-action:ingest:rejected",
 		"a brace":                 "acme=bulk-action:ingest:{0}",
 		"a colon":                 "acme=bulk-action:ingest:a:b",
-		"a long name":             "acme=bulk-action:ingest:" + strings.Repeat("a", maxStreamName+1),
+		"a long name":             "acme=bulk-action:ingest:" + strings.Repeat("a", keyspace.MaxIngestName+1),
 		"another key":             "acme=bulk-action:events",
 		"the same stream twice":   "acme=bulk-action:ingest:a,globex=bulk-action:ingest:a",
 		"a space":                 "acme=bulk-action:ingest:a, globex=bulk-action:ingest:b",

@@ -71,6 +71,9 @@ func (s Space) Partitions() int { return s.partitions }
 // Ingest is a stream: submissions, which producers write.
 func (s Space) Ingest() string { return s.prefix + "ingest" }
 
+// MaxIngestName is how many characters a name of IngestOf has at most.
+const MaxIngestName = 64
+
 // IngestOf is a stream: submissions of one tenant, which producers write that may not write to
 // Ingest. The name must not be "rejected". prefix is that of the space.
 func IngestOf(prefix, name string) string { return prefix + "ingest:" + name }
