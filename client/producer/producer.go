@@ -1,5 +1,6 @@
 // Package producer submits bulk actions from Go by writing messages to the stream ingest in Redis.
-// It hides encoding, the splitting of large groups, retries, and the limit of the backlog.
+// It encodes messages, splits large groups and repeats failed writes. While too many messages wait
+// in the stream, it adds none and returns ErrBacklogFull.
 package producer
 
 import (

@@ -17,8 +17,8 @@ import (
 
 // Keys checks API keys. Package apikey implements it.
 type Keys interface {
-	// Authenticate returns the principal of the API key with this token. Its errors are those of
-	// package apikey.
+	// Authenticate returns the principal of the API key with this token. client is the caller's
+	// address, for which wrong tokens are counted. The errors are those of package apikey.
 	Authenticate(ctx context.Context, token string, client netip.Addr) (auth.Principal, error)
 	// Still reports whether a principal that Authenticate has returned is still valid: its key is
 	// not revoked, has not expired, and has the same rights.

@@ -151,7 +151,8 @@ func (f *fields) upTo(name string, limit int64) *int64 {
 	return &n
 }
 
-// listOf reads a field that must be an array. elements says what its elements must be.
+// listOf reads a field that must be an array. If it is not, listOf adds a problem to f, in which
+// the text elements says what the elements must be. It returns nil if the field is absent.
 func listOf[T any](f *fields, name, elements string) (all []T) {
 	if v := f.take(name); v != nil && json.Unmarshal(v, &all) != nil {
 		f.problem(name, "must be an array of "+elements)

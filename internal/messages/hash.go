@@ -140,8 +140,9 @@ func optional[T int | int64](d *digest, n *T) {
 	}
 }
 
-// value adds a JSON value to the hash in canonical form: its type, its content and, for an object
-// or array, an end mark.
+// value adds a JSON value, given as text, to the hash: its type, its content and, for an object or
+// array, an end mark. Members of objects are in the order of their names, and white space does not
+// count. Numbers, and what is nested deeper than digestDepth, are added as they are written.
 func (d *digest) value(v []byte, depth int) {
 	v = bytes.Trim(v, whiteSpace)
 	switch {

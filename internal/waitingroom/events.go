@@ -90,7 +90,8 @@ func (r events) declare(ctx context.Context, event, how string, rev int64, field
 	return d, reply.failed
 }
 
-// fields returns the settings as fields and values of the event's hash; "" stands for none.
+// fields returns the settings as fields and values of the event's hash. The value "" removes the
+// field. An empty Mode is left out: the event keeps its mode.
 func (s Settings) fields() []any {
 	optional := func(v int64, there bool) any {
 		if !there {

@@ -7,10 +7,10 @@
 --                               records a failed job, and notes it in steps
 --   check_end(group)            marks a sealed group dirty if all its jobs have ended
 
--- with_error returns the record that a job has in errors:GROUP after the error err, a table. old is
--- the job's present record, false for none. A record has the newest KEPT_ERRORS errors as lines of
--- JSON, the newest first. A deferral is kept only until the next error or deferral, because a job
--- may be deferred any number of times.
+-- with_error returns the record that a job has in errors:GROUP after err, a table: an error or a
+-- deferral. old is the job's present record, false for none. A record has the newest KEPT_ERRORS of
+-- both as lines of JSON, the newest first. A deferral is kept only until the next error or
+-- deferral, because a job may be deferred any number of times.
 local KEPT_ERRORS = 3
 local function with_error(old, err)
   local record, lines, at = cjson.encode(err), 1, 1

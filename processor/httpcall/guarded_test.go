@@ -48,7 +48,8 @@ func (f folder) config(t testing.TB, content string) httpcall.Config {
 	})
 }
 
-// line returns a line of the credentials file: a credential for hosts, whose secret is token.
+// line returns a line of the credentials file: the credential id for these hosts. Its secret is the
+// content of the file that has the name token; see newFolder.
 func line(id string, hosts ...string) string {
 	return fmt.Sprintf("  - {id: %s, hosts: [%s], header: authorization, value_file: token}\n", id, `"`+strings.Join(hosts, `", "`)+`"`)
 }

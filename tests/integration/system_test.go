@@ -1,5 +1,5 @@
-// Package integration tests the system from outside: its six roles run as separate processes on a
-// private redis-server; the tests act as producers and operators.
+// Package integration tests the system from outside, as producers and operators see it. Most tests
+// run each role for jobs as a process of its own, on a private redis-server; see start.
 package integration
 
 import (

@@ -64,7 +64,7 @@ func TestNoLines(t *testing.T) {
 	require.Equal(t, []string{"56,178"}, c.Lines[0].Paths)
 }
 
-// TestAxis: the labels of the axis are short, however large the values are.
+// TestAxis: the labels of the Y axis are round numbers, from 10,000 on with k, M, G or T.
 func TestAxis(t *testing.T) {
 	t.Parallel()
 	for most, want := range map[float64][]string{
