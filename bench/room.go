@@ -142,7 +142,8 @@ type RoomEmpty struct {
 	EmptyP99MS float64 `json:"empty_p99_ms"`
 }
 
-// RoomKill has more figures of the users of killed brokers; see RoomReturns.
+// RoomKill has more figures of the killing of brokers, besides RoomReturns: of their users, of lost
+// slots, and of the whole run.
 type RoomKill struct {
 	Broken        int     `json:"broken_streams"` // of users without a token
 	ReturnedMaxS  float64 `json:"returned_max_s"`

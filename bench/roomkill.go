@@ -24,7 +24,8 @@ const (
 )
 
 // kill kills brokers, as a crash does, while slots become free and are given to the next users all
-// the time. It returns what happened to the users of these brokers.
+// the time. It returns how the users of these brokers fared, and whether slots were lost. At the
+// end it starts these brokers again.
 func (b *roomBench) kill(ctx context.Context) (*RoomReturns, *RoomKill, error) {
 	const event = "kill"
 	if err := b.declare(ctx, event, func(s *waitingroom.Settings) {

@@ -46,8 +46,9 @@ func (a *guardAPI) ControlGuard(ctx context.Context, name, member, action string
 	return doJSON[api.GuardAction](ctx, a.transport, c)
 }
 
-// guardCall returns a call on one guard. rest follows its name in the path. A name that could
-// change the URL makes the call invalid; whether the kind exists is for the server to say.
+// guardCall returns a call on one guard. name is NAME, KIND/NAME or key/NAME/KEY, and is one
+// segment of the path; rest follows it. A name with a part that is no valid id makes the call
+// invalid; whether there is such a KIND is for the server to say.
 func guardCall(verb, method, name, rest string) apiCall {
 	c := apiCall{
 		action: verb + " guard " + name, method: method, path: "/v1/guards/" + url.PathEscape(name) + rest,

@@ -92,8 +92,8 @@ type jobFile struct {
 	opts  []client.CallOption // how the server reads it
 }
 
-// open opens the file of jobs. It also checks the header of CSV, so that the caller creates no
-// group for a file that can't be read.
+// open opens the file of jobs. It also checks the flags of the format and the header of CSV, so
+// that the caller creates no group for a file that can't be read.
 func (v *fileFlags) open(stdin io.Reader) (*jobFile, error) {
 	j := &jobFile{name: v.file, table: records.TableOptions{MaxPayload: messages.MaxPayloadBytes}}
 	var err error

@@ -42,7 +42,8 @@ func plainType(text string) apiType { return apiType{{Text: text}} }
 // refOf returns the name of the schema that s refers to, or "" if s is an inline schema.
 func refOf(s *openapi3.SchemaRef) string { return s.Ref[strings.LastIndexByte(s.Ref, '/')+1:] }
 
-// typeOf returns the type of a value, as a reference if the schema has a name.
+// typeOf returns the type of the values that a schema allows, with their limits. Of a schema that
+// has a name it returns only a reference.
 func typeOf(ref *openapi3.SchemaRef) apiType {
 	switch {
 	case ref == nil || ref.Value == nil:

@@ -88,8 +88,8 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.Empty(t, got, "its jobs are in group g1")
 }
 
-// TestDeadLettersOfManyPartitions: pages have no gap and no repetition either if many partitions
-// have entries of the same millisecond. A cursor has 64 bytes at most.
+// TestDeadLettersOfManyPartitions: pages have no gap and no repetition even if many partitions have
+// entries of the same millisecond. A cursor has 64 bytes at most; one that no page gave is refused.
 func TestDeadLettersOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -113,8 +113,9 @@ func ListGroups(
 	}
 }
 
-// GroupFacts is the facts of a group by which lists of groups are filtered. The Status of a group
-// that does not exist is "".
+// GroupFacts has what lists of groups are filtered by: the state, whether the group is paused,
+// whether a job has failed, the time of creation, and the types. The Status of a group that does
+// not exist is "".
 type GroupFacts struct {
 	Status api.Status
 	Paused bool

@@ -1,6 +1,6 @@
-// Package sse writes streams of server-sent events (text/event-stream). It hides how a client that
-// does not read is disconnected, how an idle stream is kept open, and how a stopping server ends
-// its streams at once.
+// Package sse writes streams of server-sent events (text/event-stream), and limits how many streams
+// a process has open. It hides how a client that does not read is disconnected, how an idle stream
+// is kept open, and how a stopping server ends its streams at once.
 package sse
 
 import (

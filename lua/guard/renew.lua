@@ -9,7 +9,8 @@
 --   +1  call   -  call id
 --   +2  fence  -  the lease's fence
 -- Reply
---   {of_lease, ..., at}  OK, or LOST: expired, released or taken back. at: guard time, µs
+--   {of_lease, ..., at}  OK, or LOST: it has ended, because it expired, was released or taken back,
+--                        or the guard is gone. at: guard time, µs
 -- Twice: the second call extends again.
 -- Out of memory: goes through.
 -- Cost: some commands per lease.

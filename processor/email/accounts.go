@@ -78,8 +78,8 @@ func (a *Accounts) Close() error {
 	return nil
 }
 
-// Admit borrows an account for the job's mail and returns it as the pass. For a payload from which
-// no mail can be made it returns no pass: Process then fails the job.
+// Admit borrows one of the accounts, each of which may send any mail, and returns it as the pass.
+// For a payload from which no mail can be made it returns no pass: Process then fails the job.
 func (a *Accounts) Admit(ctx context.Context, job processor.Job) (processor.Pass, error) {
 	if _, err := parsePayload(job.Payload); err != nil {
 		return nil, nil

@@ -151,7 +151,8 @@ var errNotEncrypted = errors.New("url is not https: the secret of the host's cre
 	"BULKACTION_HTTP_PROCESSOR_ALLOWED_CIDRS allow")
 
 // read returns the request of a job, and the pool of credentials for its host; nil if the host has
-// none. The error is permanent.
+// none. The error is permanent: the payload is invalid, the request sets the header of the
+// credential itself, or the secret would be sent without encryption.
 func (g *Guarded) read(job processor.Job) (*http.Request, *pool, error) {
 	request, err := newRequest(job)
 	if err != nil {

@@ -74,8 +74,9 @@ func (s Space) Ingest() string { return s.prefix + "ingest" }
 // MaxIngestName is how many characters a name of IngestOf has at most.
 const MaxIngestName = 64
 
-// IngestOf is a stream: submissions of one tenant, which producers write that may not write to
-// Ingest. The name must not be "rejected". prefix is that of the space.
+// IngestOf is a further ingest stream: submissions of one tenant, which producers write that may
+// not write to Ingest. name is that of the stream, not of the tenant; it must not be "rejected".
+// prefix is that of the space.
 func IngestOf(prefix, name string) string { return prefix + "ingest:" + name }
 
 // Rejected is a stream: messages of the ingest streams that ingest could not accept, with the

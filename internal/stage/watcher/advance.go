@@ -22,8 +22,8 @@ type advancer struct {
 // groupBatch is about how many groups at most one piece of work advances or expires in a step.
 const groupBatch = 100
 
-// advanceDirty advances up to groupBatch dirty groups, chosen at random. It returns whether there
-// were any.
+// advanceDirty advances up to groupBatch dirty groups. They are chosen at random, so that groups
+// that stay dirty don't hold up the others. It returns whether there were any.
 func (a *advancer) advanceDirty(ctx context.Context) (bool, error) {
 	ids, err := a.Conn.Cmd.SRandMemberN(ctx, a.Dirty(), groupBatch).Result()
 	if err != nil {

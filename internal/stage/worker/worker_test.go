@@ -362,7 +362,7 @@ func TestOneSlotServesAllPartitions(t *testing.T) {
 }
 
 // TestIdlePartitionsDoNotDelayABusyOne: while the feeds of partitions without jobs block in Redis,
-// the slots run the jobs of another partition.
+// the one slot runs the jobs of another partition.
 func TestIdlePartitionsDoNotDelayABusyOne(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

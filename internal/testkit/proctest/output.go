@@ -8,8 +8,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/childproc"
 )
 
-// output collects the output of a process, and searches its log lines for the addresses on which it
-// listens.
+// output collects the output of a process. It searches the lines for the addresses on which the
+// process listens, and for reports of data races.
 type output struct {
 	mu      sync.Mutex
 	streams []*stream
