@@ -88,8 +88,10 @@ end
 -- ms, a year at most: the window of a sliding limit, or the time in which an empty bucket fills.
 local function read_spec(text)
   read_rules(text, SPEC)
-  SPEC.memory = SPEC.window
-  if SPEC.kind == 'token' then SPEC.memory = SPEC.burst * SPEC.window / SPEC.permits end
+  SPEC.memory = SPEC.window or 0
+  if SPEC.kind == 'token' then
+    SPEC.memory = (SPEC.burst or 0) * SPEC.memory / math.max(1, SPEC.permits or 1)
+  end
   SPEC.memory = math.min(SPEC.memory, 31536000000)
   SPEC.limit = string.match(text, '^%a*|%d*|%d*|%d*')
   local lease, wait, queue, ttl = string.match(text, TIMES)

@@ -43,8 +43,8 @@ local function quick_guard(spec)
   if expiry and expiry * 1000 <= now or due and due <= now then return nil end
   lease, ttl = tonumber(lease), tonumber(ttl)
   if ttl > 0 then -- a longer TTL than this is for something that lasts longer; see close in part guard
-    local memory = tonumber(window)
-    if kind == 'token' then memory = burst * window / permits end
+    local memory = tonumber(window) or 0 -- as in part guard
+    if kind == 'token' then memory = (tonumber(burst) or 0) * memory / math.max(1, tonumber(permits) or 1) end
     local needed = math.max(lease, math.min(math.ceil(memory), 31536000000))
     ttl = math.max(ttl, needed + 60000)
     local kept = call('PTTL', B .. 'guard')
