@@ -55,7 +55,8 @@ type ConsoleLists struct {
 	Pages   []ConsolePage `json:"pages"`
 }
 
-// ConsoleGroup has the times of the console's page of a large group that runs at full speed.
+// ConsoleGroup has how fast the console shows a group: the page and the first frame of the stream
+// of a large group that runs at full speed, and Change, of another group.
 type ConsoleGroup struct {
 	Jobs         int         `json:"jobs"`
 	Page         ConsolePage `json:"page"`

@@ -20,11 +20,11 @@ import (
 
 // API is a client of the HTTP API. It is safe for concurrent use.
 //
-// An answer that is not a success is an error that wraps an *Error. A call that may be repeated
-// without harm is retried a few times: after status 429 and 503 (the client waits as long as
-// Retry-After says), after 502 and 504, and after a broken connection. While no server has ever
-// answered at the address, a call that can't connect fails at once. Submissions and appends may be
-// repeated because each carries an idempotency key.
+// An answer that is not a success is an error that wraps an *Error. A call is retried a few times
+// after status 429, and one that may be repeated without harm also after 502, 503, 504 and a broken
+// connection. The client waits as long as Retry-After says, unless that is too long (see
+// [WithRetry]). While no server has ever answered at the address, a call that can't connect fails
+// at once. Submissions and appends may be repeated because each carries an idempotency key.
 type API struct {
 	*transport
 	jobsAPI

@@ -49,9 +49,9 @@ func TestWhoMayUseTheAdminServer(t *testing.T) {
 	}
 }
 
-// TestAdminServer: /healthz and /readyz of a running process answer without the admin token,
-// /metrics only with it. A request with a foreign Host, as a web page sends it by DNS rebinding, is
-// refused with 421.
+// TestAdminServer: /healthz (200) and /readyz (503) of a process that is starting answer without
+// the admin token, /metrics only with it. A request with a foreign Host, as a web page sends it by
+// DNS rebinding, is refused with 421.
 func TestAdminServer(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")

@@ -239,21 +239,21 @@ type AuthConfig struct {
 
 // RetentionConfig sets how long data of ended groups and messages is kept.
 type RetentionConfig struct {
-	// Ended groups, with their counts, aggregates and failures. If message ids or idempotency keys
-	// are kept for longer, a repeated submission of a deleted group runs again, perhaps without
-	// some of its jobs.
+	// How long ended groups are kept, with their counts, aggregates and failures. If message ids or
+	// idempotency keys are kept for longer, a repeated submission of a deleted group runs again,
+	// perhaps without some of its jobs.
 	Groups time.Duration `env:"GROUPS" envDefault:"168h" min:"1s" max:"87600h"`
-	// The results of an ended group's jobs.
+	// How long the results of an ended group's jobs are kept.
 	Results time.Duration `env:"RESULTS" envDefault:"168h" min:"1s" max:"87600h"`
-	// Message ids, by which repeated messages are recognized.
+	// How long message ids are kept, by which repeated messages are recognized.
 	MessageIDs time.Duration `env:"MESSAGE_IDS" envDefault:"24h" min:"1s" max:"87600h"`
-	// Answers that are given again to a request with the same Idempotency-Key.
+	// How long answers are kept, to be given again to a request with the same Idempotency-Key.
 	IdempotencyKeys time.Duration `env:"IDEMPOTENCY_KEYS" envDefault:"24h" min:"1s" max:"87600h"`
-	// Dead letters.
+	// How long dead letters are kept.
 	DeadLetters time.Duration `env:"DEAD_LETTERS" envDefault:"720h" min:"1s" max:"87600h"`
-	// The events on the stream events.
+	// How long the events on the stream events are kept.
 	Events time.Duration `env:"EVENTS" envDefault:"168h" min:"1s" max:"87600h"`
-	// Entries of the activity log, of which there are at most about 100,000.
+	// How long entries of the activity log are kept; there are at most about 100,000.
 	Activity time.Duration `env:"ACTIVITY" envDefault:"2160h" min:"1s" max:"87600h"`
 }
 

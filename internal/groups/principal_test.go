@@ -26,8 +26,8 @@ func submission(id, tenant string) *messages.SubmitGroup {
 	return &messages.SubmitGroup{ID: id, Tenant: tenant, Type: "T", Seal: true, Jobs: stagetest.Numbered(1)}
 }
 
-// TestCallsNeedAPrincipal: a call without a principal is refused, so that no path into the store is
-// open by mistake.
+// TestCallsNeedAPrincipal: 14 calls about groups, tenants and their messages are refused if the
+// context has no principal, or an empty one.
 func TestCallsNeedAPrincipal(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

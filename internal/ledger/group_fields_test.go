@@ -10,7 +10,8 @@ import (
 )
 
 // TestGroupFields: Encode returns the hash fields of GroupFields: lane, name and base_priority
-// always, the others only if they are set; times in ms.
+// always, the others only if they are set (max_retries and total may be set to 0). Times and
+// durations are in ms.
 func TestGroupFields(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, map[string]string{"lane": "normal", "name": "", "base_priority": "0"}, (&ledger.GroupFields{Lane: "normal"}).Encode())

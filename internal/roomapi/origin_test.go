@@ -62,9 +62,9 @@ func TestCrossSite(t *testing.T) {
 	}
 }
 
-// TestForeignLinkOfAKnownVisitor: a known visitor who follows a link on another site to the waiting
-// page does not enter and gets no token by that request. The page that it shows then reloads
-// itself, and that request counts.
+// TestForeignLinkOfAKnownVisitor: a visitor whose turn it is follows a link on another site to the
+// waiting page. That request gets the page (200), not the token. A request of our own site, such as
+// the page's reload without JavaScript, is sent on with the token (303).
 func TestForeignLinkOfAKnownVisitor(t *testing.T) {
 	t.Parallel()
 	room := newFakeRoom()

@@ -135,7 +135,7 @@ type Snapshots struct {
 	At       time.Time  // Redis's time
 }
 
-// Snapshot reads the states of at most 200 events of a partition.
+// Snapshot reads the states of these events of a partition. The caller gives at most 200.
 func (r events) Snapshot(ctx context.Context, p keyspace.Partition, events ...string) (Snapshots, error) {
 	args := make([]any, len(events))
 	for i, event := range events {

@@ -47,7 +47,8 @@ if at < accepted then
   call('HSET', key, 'sweep', math.min(accepted, at + most))
   return { 'MORE', n, steps }
 end
--- When all states are written, remove the group's waiting jobs, whose queues cancel has renamed.
+-- When all states are written, remove the group's waiting jobs in batches. Their queues are the
+-- lists cancelled:GROUP:TYPE, as cancel has renamed them.
 for typ in string.gmatch(g[6] or '', '[^|]+') do
   local queue = B .. 'cancelled:' .. group .. ':' .. typ
   local blobs = call('LRANGE', queue, 0, most - 1)

@@ -70,7 +70,8 @@ func IsNoScript(err error) bool { return hasCode(err, "NOSCRIPT") }
 // is being moved to another node. The same call succeeds after the move; see IsUnavailable.
 func IsMigrating(err error) bool { return hasCode(err, "TRYAGAIN") || hasCode(err, "ASK") }
 
-// IsMoved reports whether a cluster node redirected the caller to another node.
+// IsMoved reports whether err is the reply MOVED of a cluster node: the key belongs to another
+// node. For ASK see IsMigrating.
 func IsMoved(err error) bool { return hasCode(err, "MOVED") }
 
 // codePattern finds the code at the beginning of an error reply. For errors of commands inside

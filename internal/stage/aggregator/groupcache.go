@@ -84,9 +84,9 @@ func (p *partitionReducer) cacheGroups(ctx context.Context, batches []*batch) {
 	}
 }
 
-// decodeGroup makes a cachedGroup from read, the group's data in Redis. It returns nil when the
-// group no longer exists. The error says that it could not be read or decoded, or that this process
-// does not know one of its reducers.
+// decodeGroup makes a cachedGroup from read: the tenant, the aggregates and one partial aggregate
+// of the group in Redis. It returns nil when the group no longer exists. The error says that it
+// could not be read or decoded, or that this process does not know one of its reducers.
 func (p *partitionReducer) decodeGroup(group string, read ledger.PartialAggregate) (*cachedGroup, error) {
 	if read.Err != nil || !read.Exists {
 		return nil, read.Err

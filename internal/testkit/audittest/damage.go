@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Whole returns the text "LAW GROUP" of a violation that is about a group as a whole; "LAW" if it
-// has no group.
+// Whole returns the text by which Summary names a violation of law that is about a group as a
+// whole: "LAW GROUP"; "LAW" if group is empty.
 func Whole(law, group string) string { return strings.TrimSpace(law + " " + group) }
 
 // Of returns the text "LAW GROUP ORDINAL" of a violation that is about a job.
