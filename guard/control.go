@@ -45,6 +45,7 @@ func (o operations) Control(ctx context.Context, guard, member string, do Action
 		return fmt.Errorf("guard %s: %w", guard,
 			invalid("action %.40q: must be disable, enable, open, close or take-back", string(do)))
 	}
+	again := false // take-back goes on behind the leases that earlier calls have looked at
 	for from := int64(0); ; {
 		reply, err := g.send(ctx, controlScript, []any{member, string(do), from})
 		if err != nil {
@@ -55,6 +56,8 @@ func (o operations) Control(ctx context.Context, guard, member string, do Action
 		switch {
 		case s.failed != nil:
 			return fmt.Errorf("guard %s: %w", guard, s.failed)
+		case verdict == "UNKNOWN" && again:
+			return nil // the member was retired, and its last lease has ended meanwhile
 		case verdict == "UNKNOWN":
 			if known, err := g.isDeclared(ctx); err == nil && !known {
 				return fmt.Errorf("guard %s: %w", guard, ErrUnknownGuard)
@@ -65,7 +68,7 @@ func (o operations) Control(ctx context.Context, guard, member string, do Action
 		case next < 0:
 			return nil
 		}
-		from = next
+		from, again = next, true
 	}
 }
 

@@ -294,9 +294,9 @@ func (m Member) pack() string {
 	return rate + "|" + breaker + "|" + concurrency
 }
 
-// ttl returns the TTL of a guard's keys in Redis; 0 = for ever. Scripts set it again when less than
-// half is left. It is longer than an open breaker and than a window, because a key that expires
-// forgets them.
+// ttl returns the TTL of a guard's keys in Redis; 0 = for ever. It is longer than an open breaker
+// and than a window, because a key that expires forgets them. Scripts set it again when less than
+// half is left, or less than a lease or a spent permit lasts; see close in lua/parts/guard.lua.
 func (s Spec) ttl(kind string) time.Duration {
 	switch kind {
 	case kindPool:

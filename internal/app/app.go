@@ -157,23 +157,23 @@ func (p *Process) run(ctx context.Context, run func(context.Context, *Process) e
 	}
 	defer context.AfterFunc(ctx, p.Ready.SetDraining)()
 	err := run(ctx, p)
-	if end := ctx.Err(); end != nil && isOnly(err, end) {
+	if end := ctx.Err(); end != nil && IsOnly(err, end) {
 		err = nil
 	}
-	if cause := context.Cause(ctx); cause != nil && !isOnly(cause, ctx.Err()) {
+	if cause := context.Cause(ctx); cause != nil && !IsOnly(cause, ctx.Err()) {
 		err = errors.Join(err, cause)
 	}
 	return err
 }
 
-// isOnly reports whether err consists of nothing but end, the error of an ended context. errors.Is
+// IsOnly reports whether err consists of nothing but end, the error of an ended context. errors.Is
 // is not enough: it is also true if other errors are joined to end.
-func isOnly(err, end error) bool {
+func IsOnly(err, end error) bool {
 	if several, ok := err.(interface{ Unwrap() []error }); ok {
-		return !slices.ContainsFunc(several.Unwrap(), func(e error) bool { return !isOnly(e, end) })
+		return !slices.ContainsFunc(several.Unwrap(), func(e error) bool { return !IsOnly(e, end) })
 	}
 	if inner := errors.Unwrap(err); inner != nil {
-		return isOnly(inner, end)
+		return IsOnly(inner, end)
 	}
 	return errors.Is(err, end)
 }

@@ -343,10 +343,10 @@ func TestInstancesAreUniqueAndFitForKeys(t *testing.T) {
 
 func TestIsCancelled(t *testing.T) {
 	other := errors.New("lost")
-	require.True(t, isOnly(fmt.Errorf("run: %w", context.Canceled), context.Canceled))
-	require.True(t, isOnly(errors.Join(context.Canceled, fmt.Errorf("read: %w", context.Canceled)), context.Canceled))
-	require.False(t, isOnly(errors.Join(context.Canceled, other), context.Canceled))
-	require.False(t, isOnly(fmt.Errorf("run: %w", errors.Join(context.Canceled, other)), context.Canceled))
-	require.False(t, isOnly(context.DeadlineExceeded, context.Canceled))
-	require.False(t, isOnly(nil, context.Canceled))
+	require.True(t, IsOnly(fmt.Errorf("run: %w", context.Canceled), context.Canceled))
+	require.True(t, IsOnly(errors.Join(context.Canceled, fmt.Errorf("read: %w", context.Canceled)), context.Canceled))
+	require.False(t, IsOnly(errors.Join(context.Canceled, other), context.Canceled))
+	require.False(t, IsOnly(fmt.Errorf("run: %w", errors.Join(context.Canceled, other)), context.Canceled))
+	require.False(t, IsOnly(context.DeadlineExceeded, context.Canceled))
+	require.False(t, IsOnly(nil, context.Canceled))
 }

@@ -46,8 +46,9 @@ func newJobs(r *Root) *cobra.Command {
 						last = j.LastError.Code + ": " + j.LastError.Error
 					}
 					key := cmp.Or(j.Key, "-")
-					if j.Key == "" && (j.State != "failed" || j.LastError == nil) {
-						key = "?" // the list knows only the keys of failed jobs, and those of lost ones not
+					lost := j.LastError == nil || j.LastError.Code == "LOST"
+					if j.Key == "" && (j.State != "failed" || lost) {
+						key = "?" // the list knows only the keys of failed jobs that were not lost
 					}
 					return []any{j.Ordinal, key, j.State, j.Attempts, last}
 				},

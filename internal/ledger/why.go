@@ -13,7 +13,7 @@ import (
 
 var why = script("jobs/why", "priority")
 
-// NextJob, in the place of an ordinal, asks for a group's next job: the next waiting one in Why,
+// NextJob in the place of an ordinal asks for a group's next job: the next waiting one in Why,
 // the next due one in FindNonReady, and the first ready one in FindReady.
 const NextJob = -1
 

@@ -2,7 +2,6 @@ package roles
 
 import (
 	"context"
-	"errors"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/app"
@@ -42,13 +41,13 @@ func All(o Own) map[string]BasedRole {
 
 // Together runs roles, given by their names, in one process until ctx ends or one of them fails.
 // Then it stops the others. It returns all errors, joined. A role that was stopped while it started
-// and returns context.Canceled has no error. The roles share the Redis connection of b.
+// and returns nothing but the error of ctx has no error. The roles share the Redis connection of b.
 func Together(ctx context.Context, p *app.Process, b Base, named map[string]BasedRole) error {
 	var all []func(context.Context) error
 	for name, role := range named {
 		all = append(all, func(ctx context.Context) error {
 			err := role(ctx, p.As(name), b)
-			if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			if end := ctx.Err(); end != nil && err != nil && app.IsOnly(err, end) {
 				return nil
 			}
 			return err

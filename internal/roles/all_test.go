@@ -21,7 +21,7 @@ func TestTogether(t *testing.T) {
 		return ctx.Err()
 	}
 	broken := errors.New("broken")
-	fails := func(context.Context, *app.Process, Base) error { return broken }
+	fails := func(ctx context.Context, _ *app.Process, _ Base) error { return errors.Join(broken, ctx.Err()) }
 	err := Together(t.Context(), p, Base{}, map[string]BasedRole{"ingest": starting, "worker": fails})
 	require.ErrorIs(t, err, broken)
 	require.NotErrorIs(t, err, context.Canceled)
@@ -29,4 +29,5 @@ func TestTogether(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.NoError(t, Together(ctx, p, Base{}, map[string]BasedRole{"ingest": starting, "worker": starting}))
+	require.ErrorIs(t, Together(ctx, p, Base{}, map[string]BasedRole{"ingest": starting, "worker": fails}), broken)
 }

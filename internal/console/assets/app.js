@@ -59,6 +59,7 @@ function replace(id, html) {
   shown.set(id, html);
   const focused = region.contains(document.activeElement) ? document.activeElement : null;
   const focusedSelector = focused && selectorOf(focused);
+  const focusedIndex = focusedSelector ? [...region.querySelectorAll(focusedSelector)].indexOf(focused) : -1;
   const at = focused && "selectionStart" in focused ? [focused.selectionStart, focused.selectionEnd] : null;
   const ticked = ids(region, "input:checked");
   const open = ids(region, "details[open]");
@@ -78,7 +79,7 @@ function replace(id, html) {
     each([inputID], (input) => { input.value = value; });
   }
   region.querySelectorAll(".scroll").forEach((box, i) => { box.scrollLeft = scrolled[i] || 0; });
-  const element = focusedSelector && region.querySelector(focusedSelector);
+  const element = focusedSelector && region.querySelectorAll(focusedSelector)[focusedIndex];
   if (element) {
     element.focus({ preventScroll: true });
     if (at && at[0] !== null) {
