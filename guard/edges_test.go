@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestGivenUpCallsLeaveNothing: a call whose context ends early leaves no lease in Redis, because
-// its cancellation does not reach Redis before the call itself.
+// TestGivenUpCallsLeaveNothing: 100 calls of TryLock get contexts that end after 100 µs, and each
+// lease is released. At most 15 s later no lock has a lease in Redis.
 func TestGivenUpCallsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -102,8 +102,8 @@ func TestMistakesOfSpecsAreNamed(t *testing.T) {
 	}
 }
 
-// TestShorterLeaseIsRenewed: if a guard had leases of a minute before, a lease of 3 s is still
-// renewed in time.
+// TestShorterLeaseIsRenewed: a lock is lent for a minute and released. Then it is lent for 3 s, and
+// this lease is renewed: its end moves on.
 func TestShorterLeaseIsRenewed(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -118,9 +118,9 @@ func TestShorterLeaseIsRenewed(t *testing.T) {
 	require.NoError(t, l.Release(t.Context(), Neutral))
 }
 
-// TestKeysOutliveSpentPermits: the keys of a key guard expire later than a permit that was spent
-// last, even if their TTL is not yet half over then. Quick calls, which other scripts carry out,
-// are used where the limiter allows them.
+// TestKeysOutliveSpentPermits: after each of three calls of a key guard, the key of its member
+// lives for longer than the spent permit counts, with five rates. After each call, the test cuts
+// the times to live of all keys to half the time of new keys, and 10 s.
 func TestKeysOutliveSpentPermits(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -153,8 +153,9 @@ func TestKeysOutliveSpentPermits(t *testing.T) {
 	}
 }
 
-// TestKeysOutliveLeasesAndThrottling: no key of a guard expires before its last lease has ended, or
-// before a throttled member is free, even if a process with a shorter TTL used the guard last.
+// TestKeysOutliveLeasesAndThrottling: the renewal of a lease of 10 minutes gives its lock's keys,
+// which had a minute left, a longer time to live than the lease. The keys of a semaphore whose
+// lease ended as throttled for 20 minutes live for longer than that.
 func TestKeysOutliveLeasesAndThrottling(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
