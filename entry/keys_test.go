@@ -85,8 +85,8 @@ func TestKeyRotation(t *testing.T) {
 	}, newSigner)
 }
 
-// TestJWKSOutage: while the public keys can't be fetched, the Verifier uses the old keys, for as
-// long as that takes.
+// TestJWKSOutage: while the public keys can't be fetched for an hour, the Verifier uses the old
+// keys, and tries to fetch them once a minute from the fifth minute on.
 func TestJWKSOutage(t *testing.T) {
 	inBubble(t, func(w *world) {
 		s := w.b.signers[0]
