@@ -231,7 +231,7 @@ func TestNetwork(t *testing.T) {
 	})
 }
 
-// TestMiddleware: middleware of the program is called, and sees the result.
+// TestMiddleware: Run and Attempt call a middleware, which doubles the result 1 to 2.
 func TestMiddleware(t *testing.T) {
 	t.Parallel()
 	proc := processor.Func("NUMBER", func(context.Context, processor.Job) (any, error) { return 1, nil })
