@@ -164,8 +164,8 @@ func dump(t *testing.T, p *auditedPool) map[string]any {
 	return all
 }
 
-// TestRepairServesTheQueue checks that Repair gives a lost member, which was neither free nor
-// cooling, to the call that waits for a member.
+// TestRepairServesTheQueue removes the free member d from the key free, so that it is neither free
+// nor cooling. Repair gives it to the call that waits for a member.
 func TestRepairServesTheQueue(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

@@ -35,8 +35,9 @@ func TestGivenUpCallsLeaveNothing(t *testing.T) {
 	}, patience/2, 10*time.Millisecond)
 }
 
-// TestCallsThatWereNotSentAreNotCancelled: while this process knows that Redis is away, it sends no
-// calls, so of 500 calls fewer than 50 leave a cancellation to repeat.
+// TestCallsThatWereNotSentAreNotCancelled: after Redis was killed, 500 calls of Breaker.Allow
+// succeed by the outage policy Open. Fewer than 50 leave a cancellation to repeat: the others were
+// not sent.
 func TestCallsThatWereNotSentAreNotCancelled(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -183,7 +184,8 @@ func TestKeysOutliveLeasesAndThrottling(t *testing.T) {
 	outlive("semaphore/s", 20*time.Minute, "guard", "m:1", "cooling", "members")
 }
 
-// TestCloseLeavesQueues: when Close returns, no call stands in a queue any more.
+// TestCloseLeavesQueues: ten times, a client with five calls in the queue of a lock is closed. When
+// Close returns, the queue is empty.
 func TestCloseLeavesQueues(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
