@@ -11,7 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// TestProblemsAreDocumented: docs/problems.md describes each code as this package does.
+// TestProblemsAreDocumented: the table of docs/problems.md has the codes, statuses and meanings of
+// this package, in the order of ProblemCodes.
 func TestProblemsAreDocumented(t *testing.T) {
 	document, err := os.ReadFile("../docs/problems.md")
 	require.NoError(t, err)

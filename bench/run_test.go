@@ -60,8 +60,8 @@ func TestCongestionIsComputedFromTheJournals(t *testing.T) {
 	require.NotEmpty(t, told, "the last progress must show all jobs")
 }
 
-// TestExperimentLeavesNothingOnASharedRedis: an experiment on a Redis with other data must not
-// change these data, and must delete its own.
+// TestExperimentLeavesNothingOnASharedRedis: after the part idle of the fairness benchmark, the
+// only key in Redis is the one of another installation, which was there before.
 func TestExperimentLeavesNothingOnASharedRedis(t *testing.T) {
 	server := redistest.Server(t)
 	o := options(t, server.URL())

@@ -149,7 +149,7 @@ func TestAttemptIgnoresTheEnd(t *testing.T) {
 }
 
 // TestAttemptEndsItsGoroutine: if a processor ends its goroutine, as package require does after a
-// failure, the test fails at once with this reason, without waiting for the timeout.
+// failure, the test fails, with a message that says so.
 func TestAttemptEndsItsGoroutine(t *testing.T) {
 	t.Parallel()
 	proc := processor.Func("T", func(context.Context, processor.Job) (any, error) {

@@ -67,8 +67,8 @@ func TestReduceAllowsRoundingErrors(t *testing.T) {
 
 type counted struct{ sum, n float64 } // its fields are not exported: lost in JSON
 
-// TestReduceFindsBrokenReducers: Reduce finds each reducer that breaks a rule, and its message
-// shows the smallest set of results that proves it.
+// TestReduceFindsBrokenReducers: Reduce reports a reducer that is not commutative, with the two
+// results that show it, one that is not associative, and one whose state JSON does not keep.
 func TestReduceFindsBrokenReducers(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

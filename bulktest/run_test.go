@@ -148,8 +148,9 @@ func TestRateLimit(t *testing.T) {
 	})
 }
 
-// TestProducerAndGuard: package producer can publish through the embedded Redis. A client that uses
-// DialRedis gets an answer of 1 MB, and a guard.Client with it limits and locks.
+// TestProducerAndGuard: package producer publishes a group through the embedded Redis. A client
+// with DialRedis gets 1000 answers of 1 KiB in one pipeline, and a guard.Client with it limits and
+// locks.
 func TestProducerAndGuard(t *testing.T) {
 	t.Parallel()
 	proc := processor.Typed("NUMBER", func(_ context.Context, _ processor.Job, p number) (number, error) { return p, nil })
@@ -231,7 +232,7 @@ func TestNetwork(t *testing.T) {
 	})
 }
 
-// TestMiddleware: middleware of the program is called, and sees the result.
+// TestMiddleware: Run and Attempt call a middleware, which doubles the result 1 to 2.
 func TestMiddleware(t *testing.T) {
 	t.Parallel()
 	proc := processor.Func("NUMBER", func(context.Context, processor.Job) (any, error) { return 1, nil })

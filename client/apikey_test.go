@@ -128,8 +128,8 @@ func TestAPIKeyIsNotSentElsewhere(t *testing.T) {
 	}
 }
 
-// TestAPIKeyIsInNoError: no error shows the API key, even if the key can't be sent because it has a
-// line end or another character that a header can't have.
+// TestAPIKeyIsInNoError: the errors of six calls do not show the API key: with a line end or a NUL
+// in the key, after status 404, and with three URLs that can't be reached or parsed.
 func TestAPIKeyIsInNoError(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(http.NotFoundHandler())

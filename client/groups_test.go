@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// TestGroupViews: the calls send their query parameters, and read the next page's cursor from the
-// header Link.
+// TestGroupViews compares the paths and queries of five calls about groups, failures and job maps.
+// FailurePage reads the next page's cursor from the header Link.
 func TestGroupViews(t *testing.T) {
 	var asked []string
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -279,7 +279,7 @@ func TestLeeway(t *testing.T) {
 	})
 }
 
-// TestClockBehind: a token may be issued by a clock that is ahead of ours.
+// TestClockBehind: a token that was issued a minute after our present time is accepted.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t)

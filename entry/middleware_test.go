@@ -152,8 +152,8 @@ func TestMiddlewareWithoutKeys(t *testing.T) {
 	require.Equal(t, http.StatusFound, ask(v, "GET", map[string]string{"Accept": browser}).Code, "without a token nothing is checked")
 }
 
-// TestMismatchIsLoggedOnceAMinute: refused tokens whose reason an operator can correct are logged
-// as a warning at most once a minute.
+// TestMismatchIsLoggedOnceAMinute: ten tokens for another audience and ten forged ones are refused
+// in each of two minutes. Each minute has one warning, about the audience, without token and user.
 func TestMismatchIsLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

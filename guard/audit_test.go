@@ -58,8 +58,8 @@ func (p *auditedPool) lose(t *testing.T, id string) {
 	require.NoError(t, p.rdb.ZRem(t.Context(), p.base+"cooling", id).Err())
 }
 
-// TestAuditFindsAndRepairs breaks each law in the keys of a pool: Audit reports it, and Repair
-// corrects it.
+// TestAuditFindsAndRepairs damages a pool in 19 ways: Audit reports each by its law and changes
+// nothing. After Repair, Audit finds nothing, and a second Repair changes nothing.
 func TestAuditFindsAndRepairs(t *testing.T) {
 	t.Parallel()
 	type edit func(ctx context.Context, p *auditedPool) error
@@ -164,8 +164,8 @@ func dump(t *testing.T, p *auditedPool) map[string]any {
 	return all
 }
 
-// TestRepairServesTheQueue checks that Repair gives a lost member, which was neither free nor
-// cooling, to the call that waits for a member.
+// TestRepairServesTheQueue removes the free member d from the key free, so that it is neither free
+// nor cooling. Repair gives it to the call that waits for a member.
 func TestRepairServesTheQueue(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

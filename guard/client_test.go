@@ -31,8 +31,9 @@ func sizes(t *testing.T, rdb *redis.Client, base string) [3]int64 {
 	}
 }
 
-// TestLargePool declares a pool of 10,000 members, which takes several script calls. A second
-// declaration removes members in several calls, too; a lent member stays until its release.
+// TestLargePool declares a pool of 10,000 members, which takes several script calls, and then the
+// pool with only its first three: the others are removed, but m9999, which is lent, stays,
+// disabled, until its release.
 func TestLargePool(t *testing.T) {
 	t.Parallel()
 	rdb, c := newTestClient(t, redistest.Server(t).URL(), "t:")
@@ -199,9 +200,9 @@ func TestNoPublish(t *testing.T) {
 	}
 }
 
-// TestTimesToLive: every key of a lock always has a time to live that is longer than the lease. The
-// keys of a breaker live for longer than the breaker stays open, and those of the guard of one key
-// for its rate's window or longer. Keys of guards are case-insensitive.
+// TestTimesToLive: the keys of a lock with leases of 10 s live for 35 to 70 s more, after each
+// step. The keys of a breaker that is open for 3 h live for 4 h, those of a key guard for its
+// window of 2 h or longer. Example.org and example.ORG are one key guard.
 func TestTimesToLive(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		rdb, c := newTestClient(t, url, prefix)
@@ -260,8 +261,9 @@ func TestTimesToLive(t *testing.T) {
 	})
 }
 
-// TestLateAndUnknown: a call that reaches Redis too late is sent once more with the right clock. A
-// pool that Redis has lost is declared again, and fences keep growing.
+// TestLateAndUnknown: a client whose clock was set to 1 µs, so that Redis refuses its call as late,
+// repeats the call and gets a lease. After FLUSHALL, a call declares the pool again and gets a
+// higher fence.
 func TestLateAndUnknown(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		rdb, c := newTestClient(t, url, "t:")

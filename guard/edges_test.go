@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestGivenUpCallsLeaveNothing: a call whose context ends early leaves no lease in Redis, because
-// its cancellation does not reach Redis before the call itself.
+// TestGivenUpCallsLeaveNothing: 100 calls of TryLock get contexts that end after 100 µs, and each
+// lease is released. At most 15 s later no lock has a lease in Redis.
 func TestGivenUpCallsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -35,8 +35,9 @@ func TestGivenUpCallsLeaveNothing(t *testing.T) {
 	}, patience/2, 10*time.Millisecond)
 }
 
-// TestCallsThatWereNotSentAreNotCancelled: while this process knows that Redis is away, it sends no
-// calls, so of 500 calls fewer than 50 leave a cancellation to repeat.
+// TestCallsThatWereNotSentAreNotCancelled: after Redis was killed, 500 calls of Breaker.Allow
+// succeed by the outage policy Open. Fewer than 50 leave a cancellation to repeat: the others were
+// not sent.
 func TestCallsThatWereNotSentAreNotCancelled(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -102,8 +103,8 @@ func TestMistakesOfSpecsAreNamed(t *testing.T) {
 	}
 }
 
-// TestShorterLeaseIsRenewed: if a guard had leases of a minute before, a lease of 3 s is still
-// renewed in time.
+// TestShorterLeaseIsRenewed: a lock is lent for a minute and released. Then it is lent for 3 s, and
+// this lease is renewed: its end moves on.
 func TestShorterLeaseIsRenewed(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -118,9 +119,9 @@ func TestShorterLeaseIsRenewed(t *testing.T) {
 	require.NoError(t, l.Release(t.Context(), Neutral))
 }
 
-// TestKeysOutliveSpentPermits: the keys of a key guard expire later than a permit that was spent
-// last, even if their TTL is not yet half over then. Quick calls, which other scripts carry out,
-// are used where the limiter allows them.
+// TestKeysOutliveSpentPermits: after each of three calls of a key guard, the key of its member
+// lives for longer than the spent permit counts, with five rates. After each call, the test cuts
+// the times to live of all keys to half the time of new keys, and 10 s.
 func TestKeysOutliveSpentPermits(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -153,8 +154,9 @@ func TestKeysOutliveSpentPermits(t *testing.T) {
 	}
 }
 
-// TestKeysOutliveLeasesAndThrottling: no key of a guard expires before its last lease has ended, or
-// before a throttled member is free, even if a process with a shorter TTL used the guard last.
+// TestKeysOutliveLeasesAndThrottling: the renewal of a lease of 10 minutes gives its lock's keys,
+// which had a minute left, a longer time to live than the lease. The keys of a semaphore whose
+// lease ended as throttled for 20 minutes live for longer than that.
 func TestKeysOutliveLeasesAndThrottling(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -182,7 +184,8 @@ func TestKeysOutliveLeasesAndThrottling(t *testing.T) {
 	outlive("semaphore/s", 20*time.Minute, "guard", "m:1", "cooling", "members")
 }
 
-// TestCloseLeavesQueues: when Close returns, no call stands in a queue any more.
+// TestCloseLeavesQueues: ten times, a client with five calls in the queue of a lock is closed. When
+// Close returns, the queue is empty.
 func TestCloseLeavesQueues(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -313,8 +313,8 @@ func TestFlush(t *testing.T) {
 	})
 }
 
-// TestHolderDies: when a process that holds a lock dies, the lock is free when its lease ends, and
-// a waiting call gets it then.
+// TestHolderDies: the holder of a lock with leases of 1 s loses its connection to Redis. A call of
+// another client, which waits, gets the lock.
 func TestHolderDies(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
@@ -331,8 +331,8 @@ func TestHolderDies(t *testing.T) {
 	})
 }
 
-// TestLeasesAreRenewed: a lease is held for much longer than its length, and is lost when an
-// operator takes it back.
+// TestLeasesAreRenewed: a lease of 3 s is still held after 7 s, and is lost when an operator takes
+// it back. The next lease of the lock has a higher fence.
 func TestLeasesAreRenewed(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
@@ -436,8 +436,9 @@ func TestDo(t *testing.T) {
 	})
 }
 
-// TestCluster: guards in several hash slots work on a Redis Cluster, even while a slot moves.
-// Waiting calls are woken although another node publishes their grant.
+// TestCluster: on a Redis Cluster of three masters, 12 locks and 12 limiters work through two
+// clients, and the call that waits for each lock gets it. The hash slot of the first lock moves
+// meanwhile.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 3)

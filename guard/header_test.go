@@ -68,8 +68,8 @@ func (s *sent) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// TestContractsKeepToTheHeaders: the Go code sends each script the keys and arguments that the
-// header of its Lua file lists.
+// TestContractsKeepToTheHeaders: the Go code calls each script of guards, with as many keys as the
+// header of its Lua file lists, and with arguments that fit the header.
 func TestContractsKeepToTheHeaders(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -143,7 +143,7 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.Empty(t, seen.of)
 }
 
-// TestKeysOfScripts: the scripts name exactly the keys of a guard that the design lists.
+// TestKeysOfScripts: the names of keys in the scripts of guards are the 11 that the test lists.
 func TestKeysOfScripts(t *testing.T) {
 	t.Parallel()
 	named := regexp.MustCompile(`B \.\. '([^']+)'`)

@@ -101,8 +101,8 @@ func (st *stage) pool() {
 	}
 }
 
-// late is pool, and then lets the leases expire, so that the next script call has much maintenance
-// to do.
+// late does what the method pool does, opens the breaker of member b, and moves the time on by 3.1
+// s, so that leases expire and the next script call has much maintenance to do.
 func (st *stage) late() {
 	st.pool()
 	st.must("release", 1, "x-2", st.fence("x-2"), "f", 0) // opens b
@@ -217,8 +217,9 @@ func TestScenes(t *testing.T) {
 	}
 }
 
-// playTwice repeats the script call of a scene: the second call must get the same leases with the
-// same fences, and no more.
+// playTwice repeats the script call of a scene: the reply contains sc.again, and the stored leases
+// with their fences stay as they were. The latter is not checked for take, take back, open and
+// queued calls.
 func playTwice(st *stage, sc scene, first any, args []any, after map[string]string) {
 	again, err := st.play(sc.script, args...)
 	require.NoError(st, err)
@@ -233,8 +234,9 @@ func playTwice(st *stage, sc scene, first any, args []any, after map[string]stri
 	}
 }
 
-// playSpoiled plays a scene in which one key has a wrong Redis type. An error does not undo earlier
-// writes, so the script must fail before its first write; only the guard's clock may have changed.
+// playSpoiled plays a scene in which one key has a wrong Redis type: the script fails with
+// WRONGTYPE. Unless that is the key of a member, all keys stay as they were, but for the guard's
+// clock.
 func playSpoiled(fresh func() (*stage, []any), sc scene, key, content string) {
 	st, args := fresh()
 	ctx := st.Context()

@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestAHeartbeatEndsNoLeaseThatItsCallHolds: a heartbeat brings the grant of a call that has
-// already claimed it by itself. The call keeps its lease.
+// TestAHeartbeatEndsNoLeaseThatItsCallHolds: after a call has got a lock, the test delivers the
+// grant to the client once more, as a heartbeat may do. The lease is still held.
 func TestAHeartbeatEndsNoLeaseThatItsCallHolds(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		_, c := newTestClient(t, url, prefix)

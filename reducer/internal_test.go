@@ -90,8 +90,8 @@ func TestNumberAppend(t *testing.T) {
 	}
 }
 
-// TestQuantilesAreWithinOnePercent compares the estimated percentiles with those of a sorted list,
-// for distributions that are difficult for buckets.
+// TestQuantilesAreWithinOnePercent compares eight estimated percentiles and the standard deviation
+// of 20,000 values with the exact ones, for eight distributions.
 func TestQuantilesAreWithinOnePercent(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	shapes := map[string]func() float64{

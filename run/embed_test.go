@@ -213,7 +213,8 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// TestRedisIsAway: while Redis is away, Run waits for it. When ctx ends, Run returns no error.
+// TestRedisIsAway: Run of a worker, at an address where nothing listens, logs that it waits for
+// Redis. When ctx ends, Run returns no error.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder

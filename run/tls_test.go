@@ -53,8 +53,8 @@ func trusting(t *testing.T, ca *certtest.Authority, own certtest.Pair) *tls.Conf
 	return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{pair}}
 }
 
-// TestEverythingOverTLS: all connections use TLS with certificates on both sides: those to Redis
-// and to the API, those of a producer and of a subscriber of events.
+// TestEverythingOverTLS: with certificates on both sides, a group from a producer and one from the
+// API are completed, and a subscriber gets an event. Redis and the API are called over TLS.
 func TestEverythingOverTLS(t *testing.T) {
 	t.Parallel()
 	ca := certtest.New(t)
@@ -95,8 +95,8 @@ func TestEverythingOverTLS(t *testing.T) {
 	require.True(t, ok)
 	m.Ack()
 
-	// A client without TLS, without a certificate, or with a version of TLS that is too old gets an
-	// error that says so.
+	// A client gets an error: without TLS, without a certificate, without the authority of the
+	// API's certificate, and with TLS 1.0 and 1.1 only.
 	_, err = client.NewAPI("http://"+addr).Group(ctx, "by-api")
 	require.ErrorContains(t, err, "Client sent an HTTP request to an HTTPS server.")
 	_, err = client.NewAPI("https://"+addr, client.WithTLSConfig(&tls.Config{RootCAs: ca.Pool()}), client.WithRetry(1, 0)).Group(ctx, "by-api")
@@ -210,8 +210,8 @@ func TestAPIHasABoundOfConnections(t *testing.T) {
 	require.NoError(t, <-answered)
 }
 
-// TestDrainDelay: a process that was told to stop says at once that it is draining. For the drain
-// delay it still accepts connections, so that no request is lost until load balancers notice.
+// TestDrainDelay: a process that was told to stop answers /readyz?for=traffic with 503, and still
+// answers new connections to the API with 200, until the drain delay of 2 s is over or later.
 func TestDrainDelay(t *testing.T) {
 	t.Parallel()
 	const delay = 2 * time.Second

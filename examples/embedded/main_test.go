@@ -31,8 +31,8 @@ func TestCharge(t *testing.T) {
 	require.Equal(t, processor.CodeInvalidPayload, refused.Code)
 }
 
-// TestSum: the aggregate is the sum of all results, in whatever way they are divided among
-// aggregators.
+// TestSum: the aggregate of 500 and 250 cents is 750, in whatever way bulktest.Reduce divides the
+// two results.
 func TestSum(t *testing.T) {
 	sum := []client.Aggregate{{As: "cents", Op: "sum", Field: "data.cents"}}
 	values := bulktest.Reduce(t, nil, sum,

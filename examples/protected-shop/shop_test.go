@@ -222,7 +222,8 @@ func TestTheWayThroughTheShop(t *testing.T) {
 	require.Equal(t, http.StatusFound, b.do("GET", "/buy").status, "the next ticket needs a new entry")
 }
 
-// TestBuyTwice: one entry buys one ticket, however often the form is sent.
+// TestBuyTwice: the form is sent twice with one entry token. Both answers lead to one page of a
+// ticket, and the API is asked to complete the entry twice.
 func TestBuyTwice(t *testing.T) {
 	t.Parallel()
 	r := newRoom(t)

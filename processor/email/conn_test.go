@@ -119,9 +119,9 @@ func TestServerThatHungUpOnAnIdleConnection(t *testing.T) {
 	}
 }
 
-// TestLostAnswerIsARetryAndSendsNothingTwice: if the connection is lost after the final dot, the
-// client can't know whether the server took the mail. So the processor must not send it again by
-// itself; the job is retried.
+// TestLostAnswerIsARetryAndSendsNothingTwice: the server closes the connection after the final dot
+// of the second job's mail, without an answer. The client can't know whether the server took the
+// mail: the job is to be retried, and the processor itself does not send the mail again.
 func TestLostAnswerIsARetryAndSendsNothingTwice(t *testing.T) {
 	var bodies atomic.Int64
 	addr := serve(t, func(c *textproto.Conn, number int) {

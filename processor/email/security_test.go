@@ -133,8 +133,8 @@ func TestAuthentication(t *testing.T) {
 	}
 }
 
-// TestPasswordIsNotSentInTheClear: a password may be sent unencrypted only to localhost. 127.0.0.2
-// does not count as localhost.
+// TestPasswordIsNotSentInTheClear: on an unencrypted connection to 127.0.0.2, which does not count
+// as localhost, the job gets an error, with the settings auto, plain and login of Auth.
 func TestPasswordIsNotSentInTheClear(t *testing.T) {
 	sink, err := smtpsink.Start("127.0.0.2:0", smtpsink.Options{
 		Username: "shop", Password: "s3cret", Mechanisms: []string{"PLAIN", "LOGIN"},

@@ -40,8 +40,8 @@ func FuzzNewRequest(f *testing.F) {
 	})
 }
 
-// FuzzHide: a secret is hidden in every text, whatever stands around it and whichever of its
-// characters are escaped.
+// FuzzHide: a secret of printable characters without * is hidden between any two texts, as it is
+// and with any of its characters escaped as in JSON or in a URL. The length stays the same.
 func FuzzHide(f *testing.F) {
 	f.Add("a", `Bearer s3cret/t0ken+="`, "b", uint64(0))
 	f.Add(`{"a":"\u00`, `s3cret\%`, `41"}`, uint64(0x5555))

@@ -56,8 +56,8 @@ func TestSecretGoesToItsHostsOnly(t *testing.T) {
 	}, got)
 }
 
-// TestSecretWithoutTLS: without TLS a secret is sent to a host on loopback, and not to a public
-// address, whether jobs may call all private addresses or only listed networks.
+// TestSecretWithoutTLS: without TLS, a job with a secret fails for 8.8.8.8, and succeeds for a
+// server on loopback, whether jobs may call all private addresses or only listed networks.
 func TestSecretWithoutTLS(t *testing.T) {
 	for name, change := range map[string]func(*httpcall.Config){
 		"private":  func(c *httpcall.Config) { c.AllowPrivate, c.AllowedCIDRs = true, nil },

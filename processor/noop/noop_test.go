@@ -76,8 +76,8 @@ func TestCrashCallsTheInjectedFunction(t *testing.T) {
 	require.Equal(t, 1, crashed, "the second attempt is past fail_times")
 }
 
-// TestCrashEndsTheProcess starts the test binary again as a child process, which a job then
-// crashes.
+// TestCrashEndsTheProcess starts the test binary as a child process, in which the payload
+// {"fail":"crash"} ends the process with exit code 137.
 func TestCrashEndsTheProcess(t *testing.T) {
 	if os.Getenv("NOOP_TEST_CRASH") != "" {
 		defer os.Exit(0) // never runs: the processor ends the process first

@@ -72,8 +72,9 @@ func TestRequestsAboveTheLimitOfStreamsShareOneConnection(t *testing.T) {
 	require.Equal(t, 1, connections)
 }
 
-// TestAConnectionThatTheServerClosesIsReplaced: APNs may close a connection with GOAWAY at any
-// time; further pushes use a new one. On it, APNs allows one stream until it has got a valid token.
+// TestAConnectionThatTheServerClosesIsReplaced: of 100 pushes at the same time, the 30th is
+// answered with GOAWAY. All succeed, over two connections, and none is sent twice. A connection has
+// 1 or 10 streams.
 func TestAConnectionThatTheServerClosesIsReplaced(t *testing.T) {
 	for name, limit := range map[string]int{"one stream": 1, "ten streams": 10} {
 		t.Run(name, func(t *testing.T) {

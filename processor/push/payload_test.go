@@ -186,7 +186,8 @@ func FuzzParsePayload(f *testing.F) {
 	})
 }
 
-// FuzzParseObject: objects are split as encoding/json splits them.
+// FuzzParseObject: parseObject splits a JSON object as encoding/json does, and refuses other valid
+// JSON. unquote decodes a string as encoding/json does.
 func FuzzParseObject(f *testing.F) {
 	for _, seed := range []string{
 		toFCM, toApple, `{}`, ` { } `, `{"a":1,"b" : [ {"c":"]}"} ] ,"c":null}`, `{"\u0061\"":"\\","a":"\""}`, `{"a":{}}`,

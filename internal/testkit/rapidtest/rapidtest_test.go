@@ -37,8 +37,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestSequencesAreFixed: the first eight numbers of round 0 are the same in all processes, unless a
-// seed is given: then they differ.
+// TestSequencesAreFixed: the first eight numbers that round 0 draws are those written in the test.
+// If a seed is given, they differ.
 func TestSequencesAreFixed(t *testing.T) {
 	fixed, got := []uint64{0x2, 0x5, 0x0, 0x56e5, 0xd, 0x180464, 0x6a7b9, 0xe99}, drawn(t, 0)[:8]
 	if given() == 0 {
