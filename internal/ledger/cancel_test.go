@@ -90,8 +90,8 @@ func TestCancelAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// TestSweepManyJobs: a huge group is swept in chunks; the tenant's non-ready jobs of other groups
-// stay.
+// TestSweepManyJobs: a group with 600 non-ready and more than 2 * SweepJobs waiting jobs is swept
+// in at least 3 calls. The non-ready jobs of another group of its tenant stay.
 func TestSweepManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const waiting, nonReady = 2*ledger.SweepJobs + 100, 600
@@ -178,8 +178,8 @@ func TestCancelWhileRequeueing(t *testing.T) {
 	})
 }
 
-// TestCancelKeepsTheTag: a tenant whose last group is cancelled keeps its start tag: cancelling
-// gives no advantage in the fair queue.
+// TestCancelKeepsTheTag: a tenant whose only group is cancelled keeps its start tag, 5 after five
+// admitted jobs. Admit then removes the tenant's entry from the lane, which an older version left.
 func TestCancelKeepsTheTag(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
