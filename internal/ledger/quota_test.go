@@ -13,14 +13,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// quota sets a partition's quota, effective at once, and returns it. With -1 it leaves the quota as
-// it is, and only stores fence, so that smaller fencing numbers are refused.
+// quota sets a partition's quota to `permits`, effective at once, and returns it. If permits is -1,
+// it leaves the quota as it is, and only stores the fencing number `fence`: smaller ones are
+// refused.
 func (w *world) quota(fence int64, l ledger.Limit, permits int64) ledger.Quota {
 	w.Helper()
 	return w.increase(fence, l, permits, ledger.Increase{})
 }
 
-// increase sets a partition's quota, which becomes effective as terms say, and returns it.
+// increase sets a partition's quota to `permits`, which becomes effective as terms say, and returns
+// it.
 func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledger.Increase) ledger.Quota {
 	w.Helper()
 	p, err := ledger.SetQuota(w.Context(), w.c, w.p, fence, l, permits, terms)

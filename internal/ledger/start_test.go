@@ -116,8 +116,8 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 		require.Equal(w, []int64{2, 2, 2, 1}, tokens(second), "a job that runs gets another attempt")
 		require.Equal(w, map[string]int64{"in_flight": 4}, w.ledger("g"))
 
-		// Reports of the first readers are stale, whatever their outcome, and do not affect the
-		// second reader.
+		// The first reader's reports, done, failed and retry, are stale and leave the entries,
+		// which the second reader has now.
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(first[0])))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeFailed, first[1], 0)))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeRetry, first[2], 0)))
