@@ -179,7 +179,8 @@ func TestCancelWhileRequeueing(t *testing.T) {
 }
 
 // TestCancelKeepsTheTag: a tenant whose only group is cancelled keeps its start tag, 5 after five
-// admitted jobs. Admit then removes the tenant's entry from the lane, which an older version left.
+// admitted jobs. Admit removes an entry of the tenant in the lane, as an older version could leave
+// it.
 func TestCancelKeepsTheTag(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -120,7 +120,7 @@ func TestShareOfATenantWithALimitOfItsOwn(t *testing.T) {
 }
 
 // TestShareReserves: a tenant with jobs of type T gets 7 of 10 permits, its own 5 and 2 borrowed,
-// because 3 jobs of type U and another tenant are waiting.
+// because 3 jobs of type U, of another tenant, are waiting.
 func TestShareReserves(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 100)
