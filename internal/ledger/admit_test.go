@@ -132,9 +132,8 @@ func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	})
 }
 
-// TestAdmitLanesByWeight: of about 1,000 admissions the lanes high, normal and low, with the
-// weights 6, 3 and 1, get 600, 300 and 100 (give or take 20), with the fair and with the priority
-// policy.
+// TestAdmitLanesByWeight: of 1,000 admissions the lanes high, normal and low, with the weights 6, 3
+// and 1, get 600, 300 and 100 (give or take 20), with the fair and with the priority policy.
 func TestAdmitLanesByWeight(t *testing.T) {
 	t.Run("fair", func(t *testing.T) { both(t, lanesByWeight) })
 	t.Run("priority", func(t *testing.T) {

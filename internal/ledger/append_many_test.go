@@ -87,8 +87,9 @@ func TestAppendByRedisClock(t *testing.T) {
 	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
 }
 
-// TestAppendUnderAnyID: of two requests of one call with the same id, the second is a duplicate,
-// also with ids that look like ids with a meaning for the script: pieces, =, @, =x and @1.
+// TestAppendUnderAnyID: the request ids pieces, =, @, =x and @1 look like ids with a meaning for
+// the script. Of two requests of one call with such an id, the first adds a job and the second is a
+// duplicate.
 func TestAppendUnderAnyID(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -189,8 +189,8 @@ func TestAppendRefuses(t *testing.T) {
 	})
 }
 
-// TestAppendLargePayloads: payloads over 4 KiB are stored in the group's payloads hash, not in the
-// blob.
+// TestAppendLargePayloads: payloads of 4,097 bytes, of a waiting and of a scheduled job, are stored
+// in the group's payloads hash. One of 4,096 bytes is in the blob.
 func TestAppendLargePayloads(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -273,7 +273,7 @@ func TestAppendManyKeepsTheOrder(t *testing.T) {
 }
 
 // TestAppendOfManyTypes: in a group with 100,001 types, an append with MaxAppend new types takes
-// less than 10 times as long as one with one: the list of types is read and written once.
+// less than 10 times as long as one with one. The new types come last, in their order.
 func TestAppendOfManyTypes(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.create("g", "t", "T")

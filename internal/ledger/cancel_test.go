@@ -43,8 +43,8 @@ func TestCancelEverywhere(t *testing.T) {
 		require.NotContains(w, w.c.ZRange(w.Context(), w.p.Open(), 0, -1).Val(), "g")
 		w.unchanged(func() { require.Equal(w, 1, w.sweep("g")) })
 
-		// Jobs of the cancelled group that are still in the ready stream, read by a worker or not,
-		// do not run and do not count; their entries are removed.
+		// Start refuses the cancelled group's jobs that are still in the ready stream, read by a
+		// worker or not, and removes their entries. Reports of these jobs are stale.
 		for _, j := range run {
 			jobs := []taken{j}
 			w.start("T", jobs)

@@ -162,9 +162,9 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 	}
 }
 
-// TestCongestionASmallGroupPassesANonReadyFlood: only the first waiting job of a rate-limited
-// tenant becomes non-ready and counts as throttled, although 5,000 others wait. When permits come
-// back, the tenant's small group is admitted before its large one.
+// TestCongestionASmallGroupPassesANonReadyFlood: a rate-limited tenant has 5,000 jobs. Only its
+// first waiting job becomes non-ready and counts as throttled. In the next window all 20 jobs of
+// its small group are admitted before 5 of its large one.
 func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const flood = 5000

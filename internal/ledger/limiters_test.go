@@ -171,9 +171,9 @@ func countsUntil(l ledger.Limit, at, first int64) int64 {
 	return 0
 }
 
-// TestLimitersWhenTheLimitChanges: when a limit changes in the middle of a window, the new limit
-// applies from then on, and what was spent under the old one counts against it; with the token
-// limiter, as the same part of the bucket.
+// TestLimitersWhenTheLimitChanges: a limit changes within a window. After 5 permits of 10 and 3 of
+// 20, limits of 1 and 2 give none, and a limit of 20 gives 12; with the token limiter 7, because
+// what was spent counts as the same part of the bucket.
 func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		w.backlog("acme", "T", 200)

@@ -203,8 +203,9 @@ func TestLoseOfSeveralTypes(t *testing.T) {
 	})
 }
 
-// TestLostJobOfSeveralTypesRunsAsNoOther: after a retry, lost jobs of unknown type are ready
-// without any payload, so that none of them runs as another type with its payload.
+// TestLostJobOfSeveralTypesRunsAsNoOther: after a retry, two lost jobs of unknown type are ready.
+// No payload of them is left in the blobs or in the group's payloads hash, so that neither can run
+// as another type with its payload.
 func TestLostJobOfSeveralTypesRunsAsNoOther(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -200,8 +200,8 @@ func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
-// TestPromoteBehindVeryManyThatAreBlocked: due jobs of a type with a full ready stream do not delay
-// other types, even if there are more of them than one call can check.
+// TestPromoteBehindVeryManyThatAreBlocked: 1,050 due jobs of type T, whose ready stream is full,
+// are before a job of type U: more than one call can check. The job of type U becomes ready.
 func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const blocked, behind = 2300, 1050

@@ -93,10 +93,10 @@ func TestQuotaDemand(t *testing.T) {
 	})
 }
 
-// TestQuotaIsNeverExceeded: all partitions together never exceed the limit, even if another process
-// takes over rebalancing, and if calls are repeated or come too late. A rebalancer takes permits
-// from a partition before it gives them to another, and makes no change until the last one is
-// effective.
+// TestQuotaIsNeverExceeded: four partitions admit jobs while permits move between them at random.
+// Together they never exceed the limit, although other processes take over rebalancing, and calls
+// are repeated or come too late. A rebalancer takes permits from a partition before it gives them
+// to another, and makes no change until the last one is effective.
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		for run := range 3 {

@@ -32,8 +32,8 @@ func (w *world) promoteNone() {
 	require.Zero(w, w.promote(limit(1000), "T", "U").Moved)
 }
 
-// TestShareComesBackInTheNextWindow: a tenant that is alone may spend the whole limit. Tenants that
-// get jobs later have their full shares in the next window.
+// TestShareComesBackInTheNextWindow: a tenant that is alone gets all 10 permits in each of three
+// windows. Two tenants that get jobs then have their full shares in the next window.
 func TestShareComesBackInTheNextWindow(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("busy", "T", 200)
@@ -202,8 +202,8 @@ func TestShareByWeight(t *testing.T) {
 			require.InDelta(w, 40<<i, got[tenant], 10, tenant)
 		}
 
-		// A changed weight counts at once, and the weight of a tenant that has no jobs any more
-		// leaves the sum.
+		// With the weight 1 instead of 4, c gets 10 of 40 permits at once. When the jobs of b are
+		// cancelled, b's weight leaves the sum, and a and c get 20 each.
 		w.set("c", weight(1))
 		require.Equal(w, map[string]int64{"a": 10, "b": 20, "c": 10}, w.exhaust("T", 100, limit(40)))
 		w.cancel("b")

@@ -93,8 +93,8 @@ func TestStartStale(t *testing.T) {
 }
 
 // TestStartAfterTheConsumerGroupWasLost: after a consumer group was deleted and created again,
-// Redis delivers its entries again under their old ids while the first readers still hold them.
-// Each job still becomes done once.
+// Redis delivers its entries again under their old ids while the first reader still holds them.
+// Each of the four jobs still becomes done once.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

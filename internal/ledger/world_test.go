@@ -222,7 +222,7 @@ func (w *world) eventually(ok func() bool) {
 }
 
 // taken is a job that a worker has read from the ready stream. token is the attempt under which the
-// worker reports it, -1 before it calls Start, and negative if Start refused the job.
+// worker reports it, -1 before the worker calls Start, and negative if Start refused the job.
 type taken struct {
 	entry string
 	ledger.Job
