@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// admitFor admits jobs for workers with this number of slots; the ready stream may hold `ahead`
-// jobs more than there are slots.
+// admitFor admits up to `most` jobs of type T for workers with `slots` slots. The ready stream may
+// hold slots + ahead jobs.
 func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	w.Helper()
 	r, err := ledger.Admit(w.Context(), w.c, w.p, ledger.AdmitArgs{
@@ -24,8 +24,8 @@ func (w *world) admitFor(slots, ahead, most int) ledger.AdmitReply {
 	return r
 }
 
-// TestAdmitForSoManyWorkers: if the number of worker slots is known, the ready stream holds at most
-// slots + ahead jobs, whether workers have started them or not.
+// TestAdmitForSoManyWorkers: with 5 worker slots and 4 jobs ahead, the ready stream holds at most 9
+// jobs, started or not. After 3 of them are done, the fetcher is woken and can admit 3 more.
 func TestAdmitForSoManyWorkers(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

@@ -25,7 +25,7 @@ func TestAdmit(t *testing.T) {
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Load("T"), "waiting").Val())
 		require.Equal(w, "1", w.c.HGet(w.Context(), w.p.Tenant("acme"), "active").Val())
 
-		// The same call again takes the next jobs, and then finds none.
+		// A second call that may take 2 jobs takes the last one, and a third call finds none.
 		require.Equal(w, 1, w.admit("T", 2, noLimit).Moved)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.Active(), w.p.Queue("g", "T"), w.p.FairLane("T", "normal"), w.p.FairTenant("T", "normal", "acme")).Val())
 		w.unchanged(func() { require.Equal(w, ledger.AdmitEmpty, w.admit("T", 2, noLimit).State) })
@@ -83,8 +83,8 @@ func TestAdmitTenantsTakeTurns(t *testing.T) {
 	})
 }
 
-// TestAdmitTenantThatComesBack: a tenant that returns after being idle starts at the lane's virtual
-// time: it is not compensated for the time in which it had no jobs.
+// TestAdmitTenantThatComesBack: tenant b has no jobs while 200 jobs of tenant a are admitted. Of
+// the next 120 admissions b gets at most 86, and about half of the last 60: it is not compensated.
 func TestAdmitTenantThatComesBack(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -107,8 +107,8 @@ func TestAdmitTenantThatComesBack(t *testing.T) {
 	})
 }
 
-// TestAdmitTenantAfterItsTypeWasRetired: after a type was retired and is used again, its tenants'
-// start tags from before the retirement do not count.
+// TestAdmitTenantAfterItsTypeWasRetired: 1,000 jobs of tenant a are admitted, then the type is
+// retired. When it is used again, a gets 75 to 125 of 200 admissions beside the new tenant b.
 func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -132,8 +132,8 @@ func TestAdmitTenantAfterItsTypeWasRetired(t *testing.T) {
 	})
 }
 
-// TestAdmitLanesByWeight: lanes share capacity by weight, also under the priority policy, which
-// orders a lane's groups by the priority formula.
+// TestAdmitLanesByWeight: of 1,000 admissions the lanes high, normal and low, with the weights 6, 3
+// and 1, get 600, 300 and 100 (give or take 20), with the fair and with the priority policy.
 func TestAdmitLanesByWeight(t *testing.T) {
 	t.Run("fair", func(t *testing.T) { both(t, lanesByWeight) })
 	t.Run("priority", func(t *testing.T) {
@@ -163,7 +163,8 @@ func lanesByWeight(w *world) {
 	}
 }
 
-// TestAdmitLanesShareWhatIsUnused: the share of an empty lane goes to the other lanes.
+// TestAdmitLanesShareWhatIsUnused: while only the lane low has jobs, one call admits all 50 of
+// them. After that the lane normal gets jobs, and more than 10 of the next 20 admissions.
 func TestAdmitLanesShareWhatIsUnused(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("l", "a", "T", "lane", "low")
@@ -200,8 +201,8 @@ func TestAdmitKeepsTheReadyStreamShort(t *testing.T) {
 			r := w.atSomeTime(w.admitBelow(7, "T", 50, noLimit))
 			require.Equal(w, ledger.AdmitReply{State: ledger.AdmitFull, Wait: -time.Millisecond, Permits: []ledger.Permit{}, Denials: []ledger.Denial{}}, r)
 		})
-		// Entries that a worker has read do not count as undelivered, which Cap bounds, whether
-		// their jobs are started or not.
+		// Cap bounds the undelivered entries: when a worker has read 3 of 7, 3 more are admitted.
+		// Starting and ending the jobs of those 3 gives no further capacity.
 		run := w.readSome("T", "c", 3)
 		require.Equal(w, 3, w.admitBelow(7, "T", 50, noLimit).Moved)
 		w.start("T", run)
@@ -304,8 +305,9 @@ func TestAdmitGlobalLimit(t *testing.T) {
 	})
 }
 
-// TestAdmitRateLimitsATenant: a tenant without a permit is rate-limited in all lanes: its first
-// waiting job becomes non-ready, as its marker.
+// TestAdmitRateLimitsATenant: a tenant with jobs in the lanes normal and high has spent its
+// permits, so it leaves both lanes. One waiting job of it becomes non-ready, as its marker, and is
+// due when the next window begins.
 func TestAdmitRateLimitsATenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -339,8 +341,8 @@ func TestAdmitRateLimitsATenant(t *testing.T) {
 		w.append("g", 1)
 		require.Zero(w, w.c.Exists(w.Context(), w.p.FairLane("T", "normal")).Val(), "new jobs wait with the others")
 
-		// From the next window on, the tenant's waiting jobs are admitted again, and the marker is
-		// promoted, too: here without a limit.
+		// When the next window has begun, calls without a limit admit the tenant's waiting jobs and
+		// promote the marker.
 		w.eventually(func() bool { return w.admit("T", 100, noLimit).Moved > 0 })
 		require.False(w, time.Now().Before(due))
 		require.Zero(w, w.c.Exists(w.Context(), w.p.RateLimited("T")).Val())

@@ -65,7 +65,8 @@ func (w *world) countersOf(tenant string) map[string]string {
 	return h
 }
 
-// TestAdvanceAGroupWithoutJobs: a sealed group without jobs goes through every state, too.
+// TestAdvanceAGroupWithoutJobs: one call of Advance moves a sealed group without jobs from CREATED
+// to COMPLETED, with an event for each state.
 func TestAdvanceAGroupWithoutJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -106,8 +107,8 @@ func TestAdvanceByThreshold(t *testing.T) {
 	})
 }
 
-// TestAdvanceKeepsABusyTenant: when a group ends, its tenant stays active if it has other
-// unfinished jobs.
+// TestAdvanceKeepsABusyTenant: when a group without jobs ends, its tenant stays active, because two
+// jobs of another group of the tenant are waiting.
 func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("other", "acme", "U")
@@ -120,8 +121,9 @@ func TestAdvanceKeepsABusyTenant(t *testing.T) {
 	})
 }
 
-// TestAdvanceBesideAnUnsweptGroup: another group of the tenant ends while its cancelled group is
-// only partly swept. The rest of the sweep deletes the tenant's counters active and congested.
+// TestAdvanceBesideAnUnsweptGroup: a group of tenant acme ends while a cancelled group of acme is
+// only partly swept. The rest of the sweep deletes acme's counters active and congested; the next
+// job that is appended makes acme active again.
 func TestAdvanceBesideAnUnsweptGroup(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g")

@@ -55,8 +55,9 @@ func TestAppendMany(t *testing.T) {
 	})
 }
 
-// TestAppendManySeals: the request with which the announced total is reached seals the group. Later
-// requests of the same call are refused, but for repeated ones: those are duplicates.
+// TestAppendManySeals: 3 jobs are announced. Of one call's requests a adds 2, b is refused because
+// 2 more are too many, and c adds the last. Then a repeated is a duplicate, and d is refused
+// because the group is sealed. In an unknown group all requests are refused.
 func TestAppendManySeals(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -74,8 +75,8 @@ func TestAppendManySeals(t *testing.T) {
 	})
 }
 
-// TestAppendByRedisClock: the acceptance time of jobs is Redis's, even if the clock of the process
-// that composed their blobs is wrong.
+// TestAppendByRedisClock: appended jobs have the acceptance time of Redis's clock, which a
+// miniredis sets to a time in 2023, and not of the clock of the process that composed their blobs.
 func TestAppendByRedisClock(t *testing.T) {
 	t.Parallel()
 	server, url := redistest.Mini(t)
@@ -86,8 +87,9 @@ func TestAppendByRedisClock(t *testing.T) {
 	require.Equal(t, []string{`0|1700000000000||{"n":0}`, `1|1700000000000||{"n":1}`}, w.c.LRange(t.Context(), w.p.Queue("g", "T"), 0, -1).Val())
 }
 
-// TestAppendUnderAnyID: a request's id may look like an id with a meaning for the script, such as =
-// or @1: a repeated one is a duplicate.
+// TestAppendUnderAnyID: the request ids pieces, =, @, =x and @1 look like ids with a meaning for
+// the script. Of two requests of one call with such an id, the first adds a job and the second is a
+// duplicate.
 func TestAppendUnderAnyID(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

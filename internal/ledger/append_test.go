@@ -39,8 +39,8 @@ func TestAppend(t *testing.T) {
 	})
 }
 
-// queue returns the queued blobs of a group and type in order. It checks their acceptance times and
-// removes them.
+// queue returns the queued blobs of a group and type in order, without the acceptance times. It
+// checks that these are within a minute of now.
 func (w *world) queue(group, typ string) []string {
 	w.Helper()
 	blobs := w.c.LRange(w.Context(), w.p.Queue(group, typ), 0, -1).Val()
@@ -81,8 +81,8 @@ func TestAppendTwice(t *testing.T) {
 	})
 }
 
-// TestAppendPieces: the group's hash counts the pieces of its submission, so that a repeated piece
-// is recognized as long as the group exists.
+// TestAppendPieces: pieces of a submission that are repeated, before and after the last piece has
+// sealed the group, are duplicates and change nothing. No request ids are stored for them.
 func TestAppendPieces(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -105,8 +105,8 @@ func TestAppendPieces(t *testing.T) {
 	})
 }
 
-// TestAppendAfterALostPiece: a failover may lose an acknowledged piece. Later pieces are refused
-// until it is appended again.
+// TestAppendAfterALostPiece: a piece of a submission is refused with ErrGap while an earlier piece
+// is missing, as after a failover that lost it, and accepted once that one was appended.
 func TestAppendAfterALostPiece(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -189,8 +189,8 @@ func TestAppendRefuses(t *testing.T) {
 	})
 }
 
-// TestAppendLargePayloads: payloads over 4 KiB are stored in the group's payloads hash, not in the
-// blob.
+// TestAppendLargePayloads: payloads of 4,097 bytes, of a waiting and of a scheduled job, are stored
+// in the group's payloads hash. One of 4,096 bytes is in the blob.
 func TestAppendLargePayloads(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -203,8 +203,8 @@ func TestAppendLargePayloads(t *testing.T) {
 	})
 }
 
-// TestAppendJobsForLater: a job with a RunAt of its own is non-ready until then. If the group's
-// run_at is later, the job waits for the group only.
+// TestAppendJobsForLater: a job with a RunAt later than now, and than its group's run_at, is
+// appended as non-ready and due at RunAt. With an earlier RunAt, or with none, it is waiting.
 func TestAppendJobsForLater(t *testing.T) {
 	both(t, func(w *world) {
 		now, soon := time.Now(), time.Now().Add(time.Hour)
@@ -231,7 +231,8 @@ func TestAppendJobsForLater(t *testing.T) {
 	})
 }
 
-// TestAppendToAGroupThatIsHeld: a group with run_at is held as a whole until that time.
+// TestAppendToAGroupThatIsHeld: three jobs of a group with a run_at in an hour are waiting, but in
+// no lane, and none is admitted. A job of a group with a run_at in the past is admitted.
 func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	both(t, func(w *world) {
 		soon := time.Now().Add(time.Hour)
@@ -249,8 +250,8 @@ func TestAppendToAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// TestAppendManyKeepsTheOrder: 3 * MaxAppend + 1 jobs of two types, which four calls append, keep
-// their order.
+// TestAppendManyKeepsTheOrder: of 3 * MaxAppend + 1 jobs, which four calls append, every second one
+// has type U. The queue of U holds its jobs by ordinal.
 func TestAppendManyKeepsTheOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -272,7 +273,7 @@ func TestAppendManyKeepsTheOrder(t *testing.T) {
 }
 
 // TestAppendOfManyTypes: in a group with 100,001 types, an append with MaxAppend new types takes
-// less than 10 times as long as one with one: the list of types is read and written once.
+// less than 10 times as long as one with one. The new types come last, in their order.
 func TestAppendOfManyTypes(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.create("g", "t", "T")

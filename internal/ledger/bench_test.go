@@ -87,7 +87,7 @@ func BenchmarkOutcome(b *testing.B) {
 }
 
 // BenchmarkOutcomeRetry measures the slow path of Outcome: every job is retried. The jobs have had
-// no error before, or as many as are kept.
+// no error before (errors=0), or KeptErrors, as many as are kept.
 func BenchmarkOutcomeRetry(b *testing.B) {
 	for _, before := range []int{0, ledger.KeptErrors} {
 		b.Run(fmt.Sprintf("errors=%d", before), func(b *testing.B) {

@@ -43,8 +43,8 @@ func TestCancelEverywhere(t *testing.T) {
 		require.NotContains(w, w.c.ZRange(w.Context(), w.p.Open(), 0, -1).Val(), "g")
 		w.unchanged(func() { require.Equal(w, 1, w.sweep("g")) })
 
-		// Jobs of the cancelled group that are still in the ready stream, read by a worker or not,
-		// do not run and do not count; their entries are removed.
+		// Start refuses the cancelled group's jobs that are still in the ready stream, read by a
+		// worker or not, and removes their entries. Reports of these jobs are stale.
 		for _, j := range run {
 			jobs := []taken{j}
 			w.start("T", jobs)
@@ -90,8 +90,8 @@ func TestCancelAGroupThatIsHeld(t *testing.T) {
 	})
 }
 
-// TestSweepManyJobs: a huge group is swept in chunks; the tenant's non-ready jobs of other groups
-// stay.
+// TestSweepManyJobs: a group with 600 non-ready and more than 2 * SweepJobs waiting jobs is swept
+// in at least 3 calls. The non-ready jobs of another group of its tenant stay.
 func TestSweepManyJobs(t *testing.T) {
 	both(t, func(w *world) {
 		const waiting, nonReady = 2*ledger.SweepJobs + 100, 600
@@ -178,8 +178,9 @@ func TestCancelWhileRequeueing(t *testing.T) {
 	})
 }
 
-// TestCancelKeepsTheTag: a tenant whose last group is cancelled keeps its start tag: cancelling
-// gives no advantage in the fair queue.
+// TestCancelKeepsTheTag: a tenant whose only group is cancelled keeps its start tag, 5 after five
+// admitted jobs. Admit removes an entry of the tenant in the lane, as an older version could leave
+// it.
 func TestCancelKeepsTheTag(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

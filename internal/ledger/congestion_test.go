@@ -38,8 +38,9 @@ func (w *world) sendBack(tenant string, n int, terms ledger.Congestion) {
 	w.outcomeIn(terms, "T", report)
 }
 
-// TestCongestionIsCountedPerTenant: waiting times are computed for each tenant: many retries of one
-// tenant do not delay the retries of another.
+// TestCongestionIsCountedPerTenant: after 100 throttled jobs of one tenant, a throttled job of
+// another waits only for the base, 1 s. Those of a tenant with a limit of 5 a second are 200 ms
+// apart.
 func TestCongestionIsCountedPerTenant(t *testing.T) {
 	both(t, func(w *world) {
 		terms := ledger.Congestion{Base: time.Second, Cap: time.Hour, RPS: 10}
@@ -61,9 +62,9 @@ func TestCongestionIsCountedPerTenant(t *testing.T) {
 	})
 }
 
-// TestCongestionOfATenantWithALimitOfItsOwn: a throttled job of a tenant with an own limit below
-// one permit a second waits at least until that limit gives a permit, but no longer than Cap. With
-// Flat, waits depend on no rate, not even on a tenant's own.
+// TestCongestionOfATenantWithALimitOfItsOwn: four throttled jobs of a tenant with a limit of 0.1
+// permits a second wait 10, 20, 30 and, because that is Cap, 35 s. With Flat, all wait for the
+// base, 1 s, under a limit of 5 as under one of 0.1.
 func TestCongestionOfATenantWithALimitOfItsOwn(t *testing.T) {
 	both(t, func(w *world) {
 		waits := func(tenant string, own float64, terms ledger.Congestion) []int64 {
@@ -161,9 +162,9 @@ func TestCongestionStatisticsEnd(t *testing.T) {
 	}
 }
 
-// TestCongestionASmallGroupPassesANonReadyFlood: only the first waiting job of a rate-limited
-// tenant becomes non-ready and counts as throttled, although 5,000 others wait. When permits come
-// back, the tenant's small group is admitted before its large one.
+// TestCongestionASmallGroupPassesANonReadyFlood: a rate-limited tenant has 5,000 jobs. Only its
+// first waiting job becomes non-ready and counts as throttled. In the next window all 20 jobs of
+// its small group are admitted before 5 of its large one.
 func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const flood = 5000
@@ -187,8 +188,8 @@ func TestCongestionASmallGroupPassesANonReadyFlood(t *testing.T) {
 	})
 }
 
-// TestCongestionSharesWithWhatWaits: waiting jobs and due jobs share a tenant's permits: neither of
-// them starves, whether a window has many permits or one.
+// TestCongestionSharesWithWhatWaits: a tenant has 150 waiting and 150 due jobs. In about 13 windows
+// of 20 ms at least 3 of each kind become ready, with 8 permits in a window and with 1.
 func TestCongestionSharesWithWhatWaits(t *testing.T) {
 	both(t, func(w *world) {
 		for _, permits := range []int64{1, 8} {
@@ -230,8 +231,8 @@ func TestCongestionSharesWithWhatWaits(t *testing.T) {
 	})
 }
 
-// TestCongestionSharesAFullStream: while a ready stream is nearly full all the time, due jobs do
-// not take all of its free capacity: waiting jobs are admitted, too.
+// TestCongestionSharesAFullStream: while the ready stream is nearly full, 50 rounds of Promote and
+// Admit make more than 30 of 400 due jobs and more than 30 of 400 waiting jobs ready.
 func TestCongestionSharesAFullStream(t *testing.T) {
 	both(t, func(w *world) {
 		w.sendBack("back", 400, soon)

@@ -56,7 +56,7 @@ func TestHeaders(t *testing.T) {
 }
 
 // calls is a hook of the Redis client that records the number of keys and the arguments of each
-// script call, by the script's SHA-1.
+// EVALSHA outside of pipelines, by the script's SHA-1.
 type calls struct{ of map[string][]given }
 
 type given struct {
@@ -156,7 +156,8 @@ func TestKeysAgreeWithKeyspace(t *testing.T) {
 	}
 	require.ElementsMatch(t, named, slices.Collect(maps.Keys(used)))
 
-	// The names of consumer groups, too, are written both in the scripts and in Go.
+	// Each consumer group that a script names in XACK, XPENDING or XCLAIM is one of package
+	// keyspace, or oom.
 	for name, source := range all {
 		_, code := luaheader.Split(source)
 		for _, found := range regexp.MustCompile(`'(?:XACK|XPENDING|XCLAIM)', (?:stream|B [^,]*), '([a-z]+)'`).FindAllStringSubmatch(code, -1) {

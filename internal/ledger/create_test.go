@@ -28,8 +28,8 @@ func TestCreate(t *testing.T) {
 		require.Equal(w, []event{{"g", "CREATED", 1}}, w.events())
 		require.Equal(w, int64(1), w.c.LLen(w.Context(), w.p.Wake("watcher")).Val())
 
-		// Creating the same group again changes nothing; a different submission under the same id
-		// is a conflict.
+		// A second Create with the same arguments changes nothing and answers CREATED; one with
+		// another hash is refused as a conflict.
 		w.unchanged(func() {
 			status, err := ledger.Create(w.Context(), w.c, w.p, a)
 			require.NoError(w, err)

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDequeueInNoOrder: the ordinals in a queue do not always ascend: requeued jobs are in any
-// order. Each job still becomes ready with its own ordinal.
+// TestDequeueInNoOrder: a queue holds 12 of a group's 40 jobs, not sorted by ordinal, as after a
+// requeue. Admit makes these 12 ready in their order, each with its own ordinal and payload.
 func TestDequeueInNoOrder(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

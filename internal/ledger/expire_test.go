@@ -13,7 +13,8 @@ import (
 var shared = []string{"outbox", "watch", "dead-letters", "results", "load:T", "load:U", "fair:T", "fair:U", "ready:T", "ready:U", "types", "wake:watcher", "wake:fetcher", "wake:dispatcher"}
 
 // TestExpire: a failed, a completed or a cancelled group leaves no key of its own after it has
-// expired. Late calls do not create one again.
+// expired. Late calls of Admit, Promote, Sweep, Requeue and Advance create none of its hash, its
+// states and its tenant's hash.
 func TestExpire(t *testing.T) {
 	for name, end := range map[string]func(w *world){
 		"failed": func(w *world) { w.failed("g", 3) },
@@ -98,7 +99,8 @@ func TestExpireRefusesWhatIsOpen(t *testing.T) {
 	})
 }
 
-// TestExpireResults: the result lines of a group can expire before the group.
+// TestExpireResults: Expire of the results alone deletes a group's result lines, and keeps its
+// counts, also when repeated. After the group has expired, that call creates no group.
 func TestExpireResults(t *testing.T) {
 	both(t, func(w *world) {
 		for _, e := range w.reported("g", 2) {

@@ -13,7 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// elastic returns a limit of n permits with elastic shares, in a window that is longer
+// elastic returns a limit of this number of permits with elastic shares, in a window that is longer
 // than any test.
 func elastic(permits int64) ledger.Limit {
 	l := limit(permits)
@@ -24,7 +24,7 @@ func elastic(permits int64) ledger.Limit {
 // limiters lists all limiters.
 var limiters = []string{ledger.LimiterFixed, ledger.LimiterSliding, ledger.LimiterToken}
 
-// within returns a limit of n permits in a window of the given length.
+// within returns a limit of this number of permits in a window of this length, for this limiter.
 func within(limiter string, window time.Duration, permits int64) ledger.Limit {
 	return ledger.Limit{Limiter: limiter, Window: window, Permits: permits}
 }
@@ -71,7 +71,7 @@ func (w *world) newWindow(tenants ...string) {
 	for _, key := range keys {
 		require.NoError(w, w.c.HSet(w.Context(), key, "w", -1).Err())
 	}
-	// All rate-limited tenants may return to the fair queue with the next admission.
+	// A tenant may return when the time that is its score has passed: 1 ms after 1970.
 	for _, typ := range w.c.ZRange(w.Context(), w.p.Types(), 0, -1).Val() {
 		for _, tenant := range w.c.ZRange(w.Context(), w.p.RateLimited(typ), 0, -1).Val() {
 			require.NoError(w, w.c.ZAdd(w.Context(), w.p.RateLimited(typ), redis.Z{Score: 1, Member: tenant}).Err())
@@ -104,7 +104,8 @@ func (w *world) set(tenant string, s ledger.TenantSettings) {
 func weight(f float64) ledger.TenantSettings { return ledger.TenantSettings{Weight: &f} }
 func rps(f float64) ledger.TenantSettings    { return ledger.TenantSettings{RPS: &f} }
 
-// perWindow returns tenant settings with an own limit of n permits in the window that limit uses.
+// perWindow returns tenant settings with an own limit of n permits in the window that the function
+// limit uses.
 func perWindow(n float64) ledger.TenantSettings { return rps(n / limit(1).Window.Seconds()) }
 
 func (w *world) tenant(tenant string, l ledger.Limit) ledger.TenantState {

@@ -11,8 +11,8 @@ import (
 )
 
 // FuzzGarbage: the same blob, mostly garbage, lies in a queue, among non-ready and suspended jobs
-// and in the ready stream. It makes no script fail, and the valid job in the queue becomes done
-// once.
+// and in the ready stream. Promote, Admit, Start, Outcome and Reclaim do not fail, and the valid
+// job in the queue becomes done once.
 func FuzzGarbage(f *testing.F) {
 	for _, seed := range []string{
 		"", "junk", "\x00\xff", "0|1||x", "-1|1||x", "7|1||x", "99999999999999999999|1||x", "1e9|1||",

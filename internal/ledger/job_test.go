@@ -40,8 +40,8 @@ func TestParseJobRefuses(t *testing.T) {
 	}
 }
 
-// TestJobKey: a job's key is behind its payload, wherever the payload is and whatever either
-// contains.
+// TestJobKey: a job's key is behind its payload, between two bytes 0x1f. Nine blobs are parsed,
+// among them some with a bar or 0x1f in payload or key, without a payload, or with an empty key.
 func TestJobKey(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ end, payload, key string }{

@@ -131,9 +131,9 @@ func TestLastErrors(t *testing.T) {
 	})
 }
 
-// TestLastErrorsOfADeferredJob: a job may be deferred any number of times: a deferral does not
-// displace the job's errors, and is neither the last error that the next attempt gets nor an error
-// of a failed job.
+// TestLastErrorsOfADeferredJob: a job is deferred, retried after an error, and deferred four more
+// times. Each further attempt gets that error, not a deferral, as the last error. Of the failed job
+// the error and the final one are kept.
 func TestLastErrorsOfADeferredJob(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -157,8 +157,8 @@ func TestLastErrorsOfADeferredJob(t *testing.T) {
 	})
 }
 
-// TestLastErrorsOfABatch: in a batch each job gets its own last error, also a job whose record
-// begins with an unreadable line.
+// TestLastErrorsOfABatch: one Start of six jobs gives each of the two jobs that were retried its
+// own last error, although an unreadable line precedes one of them, and the released jobs none.
 func TestLastErrorsOfABatch(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"g", "h", "i"} {
@@ -208,8 +208,8 @@ func TestLastErrorsAreDeletedWithTheGroup(t *testing.T) {
 	})
 }
 
-// TestStartWithUnreadableErrors: Start does not fail when a group's errors can't be read: when it
-// reads them, the jobs of other groups in the same call are in flight already.
+// TestStartWithUnreadableErrors: one call starts jobs of two groups, although errors:GROUP of the
+// second has the wrong Redis type. Only the job of the first group gets its last error.
 func TestStartWithUnreadableErrors(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {

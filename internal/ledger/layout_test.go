@@ -42,7 +42,8 @@ func tables(t *testing.T) map[string][]string {
 	return all
 }
 
-// like says whether a name matches a pattern, in which each word in capitals stands for any text.
+// like says whether a name matches a pattern, in which each word in capitals stands for any text
+// without colons.
 func like(pattern, name string) bool {
 	text := regexp.MustCompile(`[A-Z]+`).ReplaceAllString(regexp.QuoteMeta(pattern), `[^:]+`)
 	return regexp.MustCompile("^" + text + "$").MatchString(name)

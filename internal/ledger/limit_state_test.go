@@ -37,8 +37,8 @@ func TestPermitsUsed(t *testing.T) {
 	})
 }
 
-// TestPermitsUsedAboveTheQuota: with the fixed and the sliding limiter, a partition whose quota was
-// lowered still reports all permits that it has spent, even more than its new quota.
+// TestPermitsUsedAboveTheQuota: with the fixed and the sliding limiter, PermitsUsed reports all 10
+// permits that were spent under a limit of 100, also when it is called with a limit of 4.
 func TestPermitsUsedAboveTheQuota(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		if limiter == ledger.LimiterToken {

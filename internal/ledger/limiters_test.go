@@ -99,9 +99,10 @@ func TestLimiters(t *testing.T) {
 	})
 }
 
-// TestLimitersWhenTheClockJumps: after the clock was set back, by little or by much, the stored
-// times of a limiter are in the future. While the permits spent before still count, only the rest
-// of the limit is given, and no tenant is blocked for longer than two windows.
+// TestLimitersWhenTheClockJumps: a limiter's stored times are 15 ms to a year in the future, as
+// after the clock was set back. With the fixed and the sliding limiter, only the rest of the limit
+// is given while the permits spent before count. With all, nobody is blocked for more than two
+// windows.
 func TestLimitersWhenTheClockJumps(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		l := within(limiter, 40*time.Millisecond, 6)
@@ -170,9 +171,9 @@ func countsUntil(l ledger.Limit, at, first int64) int64 {
 	return 0
 }
 
-// TestLimitersWhenTheLimitChanges: when a limit changes in the middle of a window, the new limit
-// applies from then on, and what was spent under the old one counts against it; with the token
-// limiter, as the same part of the bucket.
+// TestLimitersWhenTheLimitChanges: a limit changes within a window. After 5 permits of 10 and 3 of
+// 20, limits of 1 and 2 give none, and a limit of 20 gives 12; with the token limiter 7, because
+// what was spent counts as the same part of the bucket.
 func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		w.backlog("acme", "T", 200)
@@ -195,8 +196,8 @@ func TestLimitersWhenTheLimitChanges(t *testing.T) {
 	})
 }
 
-// TestLimitersWhenTheLimiterChanges: when the algorithm of a limit is changed, counting starts
-// again: the tenant is neither blocked nor without a limit.
+// TestLimitersWhenTheLimiterChanges: after each change of the algorithm a tenant gets permits, and
+// over two windows not more than the new limiter allows: the tenant is not blocked.
 func TestLimitersWhenTheLimiterChanges(t *testing.T) {
 	both(t, func(w *world) {
 		w.backlog("acme", "T", 500)
@@ -231,8 +232,8 @@ func TestLimitersOfATenantsOwn(t *testing.T) {
 			w.append("b", 300)
 			var log []spending
 			others := int64(0)
-			// The loop lasts five windows; on a busy machine up to 30 s longer, until other tenants
-			// have got 50 permits.
+			// The loop lasts five windows; on a busy machine up to 30 s longer, until tenant b has
+			// got more than 50 permits.
 			end := w.now() + 5*window.Microseconds()
 			latest := end + (30 * time.Second).Microseconds()
 			for now := w.now(); now < end || (others <= 50 && now < latest); now = w.now() {

@@ -156,8 +156,8 @@ func TestLoseOnlyWhatHasNotMoved(t *testing.T) {
 	})
 }
 
-// TestLostJobsAreRetried: the next round makes lost jobs ready without a payload in the blob. A
-// large payload is still stored apart; a small one is lost, so a worker will fail that job.
+// TestLostJobsAreRetried: after a retry, two lost jobs become ready without a payload in the blob.
+// The large payload is still stored apart; the small one is lost, as its dead letter says.
 func TestLostJobsAreRetried(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -187,8 +187,8 @@ func TestLostJobsAreRetried(t *testing.T) {
 	})
 }
 
-// TestLoseOfSeveralTypes: in a group with several types the type of a lost job is unknown: Lose
-// leaves the types' counters to the audit's repair.
+// TestLoseOfSeveralTypes: in a group with two types the type of a lost job is unknown: Lose makes
+// the job failed and leaves the counters waiting of both types as they are.
 func TestLoseOfSeveralTypes(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -203,8 +203,9 @@ func TestLoseOfSeveralTypes(t *testing.T) {
 	})
 }
 
-// TestLostJobOfSeveralTypesRunsAsNoOther: after a retry, lost jobs of unknown type are ready
-// without any payload, so that none of them runs as another type with its payload.
+// TestLostJobOfSeveralTypesRunsAsNoOther: after a retry, two lost jobs of unknown type are ready.
+// No payload of them is left in the blobs or in the group's payloads hash, so that neither can run
+// as another type with its payload.
 func TestLostJobOfSeveralTypesRunsAsNoOther(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

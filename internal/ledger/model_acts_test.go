@@ -239,7 +239,8 @@ func (m *model) takeBack(typ string, most int) {
 }
 
 // actReduce picks up to two entries of the results stream that were read now or earlier, and
-// reduces each into one of two partial aggregates. It tries wrong versions and repeated calls, too.
+// reduces each into one of two partial aggregates. At random it calls with an old version instead,
+// or repeats the call.
 func (m *model) actReduce() {
 	m.results = append(m.results, m.readResults(2)...)
 	for _, e := range some(m, m.results, 2) {

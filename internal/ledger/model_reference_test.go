@@ -93,8 +93,8 @@ func (b *book) counts() (by map[string]int64, reduced int64) {
 	return by, reduced
 }
 
-// batch returns the jobs with these ordinals as a script sees them: where an ordinal comes for the
-// second time, the job is repeated.
+// batch returns the n jobs whose ordinals the function ordinal returns, as a script sees them:
+// where an ordinal comes for the second time, the job is repeated.
 func (b *book) batch(n int, ordinal func(i int) int64) []job {
 	seen, named := make([]job, n), map[int64]bool{}
 	for i := range n {
@@ -315,7 +315,7 @@ func (l *reference) advance(group string) (n int) {
 	}
 }
 
-// forget removes the errors of all jobs of a group whose state letter is in from.
+// forget removes the errors of all jobs of a group whose state letter is in `from`.
 func (b *book) forget(from string) {
 	for i := range b.jobs {
 		if strings.IndexByte(from, byte(b.jobs[i].letter)) >= 0 {
@@ -324,7 +324,7 @@ func (b *book) forget(from string) {
 	}
 }
 
-// settle changes the state of all jobs of a group whose state letter is in from.
+// settle sets the state of all jobs of a group whose state letter is in `from` to the letter `to`.
 func (b *book) settle(from string, to ledger.Letter) {
 	for i := range b.jobs {
 		if strings.IndexByte(from, byte(b.jobs[i].letter)) >= 0 {

@@ -268,8 +268,8 @@ func (m *model) bringBack(caps map[string]int, l ledger.Limit) {
 }
 
 // moved compares the states in Redis with the reference, and copies those that differ: jobs that
-// have become ready or non-ready. Each must have been in the state from, of a type that was asked
-// for, and not paused. It returns the number of these jobs by new state.
+// have become ready or non-ready. Each must have been in the state `from`, of a type in typ, and
+// not paused. It returns the number of these jobs by new state.
 func (m *model) moved(from ledger.Letter, typ ...string) map[ledger.Letter]int {
 	n, pipe := map[ledger.Letter]int{ledger.Ready: 0, ledger.NonReady: 0}, m.c.Pipeline()
 	var got []*redis.StringCmd

@@ -78,9 +78,9 @@ func TestOutcomeKinds(t *testing.T) {
 	})
 }
 
-// TestOutcomeDeferred: a job is deferred whether it was started or not, as often as needed: it uses
-// neither a retry nor a throttle, waits exactly as long as asked, and lets no other job of its
-// tenant wait longer.
+// TestOutcomeDeferred: a started job and one that was not started are deferred five times, by a
+// minute and an hour. They use no retries or throttles, wait exactly as long as asked, and do not
+// count as congested.
 func TestOutcomeDeferred(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -208,7 +208,7 @@ func TestOutcomeUnstarted(t *testing.T) {
 		require.Equal(w, []any{int64(0), 2, 0, 0, 0, run[0].Waits, run[0].Payload}, []any{again[0].Ordinal, again[0].Attempt, again[0].Retries, again[0].Throttles, again[0].Losses, again[0].Waits, again[0].Payload})
 
 		// After a start whose reply was lost, a worker reports the job as unstarted. Because the
-		// start took effect, the job becomes non-ready, and spends a permit again.
+		// start took effect, the job becomes non-ready, not ready.
 		w.start("T", run[1:])
 		require.Equal(w, ledger.OutcomeReply{Owned: 1}, w.outcome("T", other(ledger.OutcomeUnstarted, run[1], 0)))
 		require.Equal(w, "RN", w.states("g"))
@@ -285,8 +285,8 @@ func TestOutcomeMixed(t *testing.T) {
 	})
 }
 
-// TestOutcomeBesideASpoiledGroup: if a key has the wrong Redis type, only the groups before it in
-// the batch take effect. Their entries stay until they are reported again.
+// TestOutcomeBesideASpoiledGroup: of a batch with the groups a and b, whose states:b has the wrong
+// Redis type, only a takes effect. The entry of a's job stays until that job is reported again.
 func TestOutcomeBesideASpoiledGroup(t *testing.T) {
 	both(t, func(w *world) {
 		for _, g := range []string{"a", "b"} {
@@ -361,7 +361,8 @@ func TestOutcomeCongestion(t *testing.T) {
 	})
 }
 
-// TestOutcomeCallsTheWatcherAtTheEnd: the last outcome of a sealed group wakes the watcher.
+// TestOutcomeCallsTheWatcherAtTheEnd: of the outcomes of a sealed group's two jobs, only the last
+// makes the group dirty and wakes the watcher.
 func TestOutcomeCallsTheWatcherAtTheEnd(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

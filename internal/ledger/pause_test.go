@@ -51,8 +51,9 @@ func (w *world) settle(typ string) {
 	}
 }
 
-// TestPauseEverywhere: a paused job in any state does not start, a running job finishes, and after
-// the resumption all jobs run, each once.
+// TestPauseEverywhere: while their group, tenant or type is paused, ready, non-ready and waiting
+// jobs do not start, and the job in flight finishes. After the resumption each of them becomes
+// done.
 func TestPauseEverywhere(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.everywhere("g") // DFNIRNNW
@@ -122,8 +123,8 @@ func (w *world) overdueNow(tenant string) {
 	}
 }
 
-// TestPauseWhatIsScheduled: a pause does not change the due times of scheduled jobs and scheduled
-// groups: a job starts only when its time has come and nothing is paused.
+// TestPauseWhatIsScheduled: two jobs of a scheduled group and a scheduled job do not start while
+// they are paused, although their times come. After the resumption all three become done.
 func TestPauseWhatIsScheduled(t *testing.T) {
 	eachPausable(t, func(w *world, what ledger.Pausable, id string) {
 		w.create("g", "acme", "T", "run_at", inAnHour())

@@ -179,8 +179,8 @@ func (m *priorityModel) actSet() {
 	m.bases[tenant] = base
 }
 
-// TestPriorityRisesWithWhatIsDone: a group that is nearly done passes an older group, as in the
-// formula's example.
+// TestPriorityRisesWithWhatIsDone: with ALPHA 10,000, a group with 9 of 10 jobs done passes a group
+// without ended jobs that is a minute older.
 func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
@@ -193,8 +193,8 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 			w.admit("T", 1, noLimit)
 		}
 		require.Equal(w, "oldoldold", w.admitted("T", group), "the older one goes first")
-		// By the formula, the group new, with 9 of 10 jobs done, has a priority that is higher by
-		// 10,000 * (-1 + 10 / (10 - 9)) = 90,000 ms.
+		// By the formula, the group new gains 10,000 * (-1 + 10 / (10 - 9)) = 90,000 ms with 9 of
+		// 10 jobs done, more than the 60,000 ms by which the group old is older.
 		require.NoError(w, w.c.HSet(w.Context(), w.p.Group("new"), "done", 8).Err())
 		w.outcome("T", done(func() taken {
 			w.pause(ledger.PauseGroup, "old")
@@ -206,8 +206,8 @@ func TestPriorityRisesWithWhatIsDone(t *testing.T) {
 	})
 }
 
-// TestPriorityFallsInTheNextRound: jobs that a new round takes back have not ended any more, so the
-// group's priority is that of a group without ended jobs.
+// TestPriorityFallsInTheNextRound: all four jobs of a group have failed. After a retry the group's
+// score in the fair queue is the priority of a group without ended jobs.
 func TestPriorityFallsInTheNextRound(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
@@ -282,8 +282,9 @@ func TestPriorityAfterARankingThatWasCutShort(t *testing.T) {
 	})
 }
 
-// TestPriorityWithLimits: rate limits hold with the priority policy, too: a tenant without a permit
-// is skipped, and its groups keep their ranks.
+// TestPriorityWithLimits: with the priority policy, a tenant of three groups with a limit of 2 gets
+// at most 2 permits in each window, and its groups are served in their order. Groups of other
+// tenants are not held up.
 func TestPriorityWithLimits(t *testing.T) {
 	both(t, func(w *world) {
 		w.byPriority(10_000)
@@ -308,8 +309,9 @@ func TestPriorityWithLimits(t *testing.T) {
 	})
 }
 
-// TestPriorityLooksAtFewGroups: one call of Admit looks at no more than 200 of 500 groups, also
-// when none of them may be admitted.
+// TestPriorityLooksAtFewGroups: 500 groups of a paused tenant are ranked. Each call of Admit takes
+// at most 200 of them from the order, admits nothing, and asks for the next call until none is
+// left.
 func TestPriorityLooksAtFewGroups(t *testing.T) {
 	onRedis(t, func(w *world) {
 		w.byPriority(1)

@@ -103,8 +103,8 @@ func TestPromoteSpendsPermits(t *testing.T) {
 	})
 }
 
-// TestPromoteSharesPermits: a tenant gets its share of the permits, also when it has non-ready jobs
-// only.
+// TestPromoteSharesPermits: of 10 permits a tenant with 8 due jobs and no waiting ones gets its
+// share, 5, beside a tenant with 5 waiting jobs.
 func TestPromoteSharesPermits(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("b", "beta", "T")
@@ -120,8 +120,8 @@ func TestPromoteSharesPermits(t *testing.T) {
 	})
 }
 
-// TestPromoteTenantsTakeTurnsOverWindows: with more tenants than permits in a window, tenants
-// alternate: a tenant that got a permit comes after those that got none.
+// TestPromoteTenantsTakeTurnsOverWindows: 6 tenants have due jobs, and a window has 2 permits. In 9
+// windows the tenants get permits in turn, 3 times each.
 func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 	both(t, func(w *world) {
 		const tenants, permits = 6, 2
@@ -152,8 +152,8 @@ func TestPromoteTenantsTakeTurnsOverWindows(t *testing.T) {
 	})
 }
 
-// TestPromoteBesideAFullReadyStream: a full ready stream delays only jobs of its own type, not
-// other types and not other tenants.
+// TestPromoteBesideAFullReadyStream: 2 of 250 due jobs of type T fill its ready stream. The others
+// delay neither their tenant's due job of type U nor a job of type V of another tenant.
 func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	both(t, func(w *world) {
 		const blocked = 250
@@ -182,9 +182,8 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
-// TestPromoteSuspectsBesideAFullReadyStream: a suspect becomes ready although the stream is full,
-// because it waits for an empty process and not for a slot. Other jobs of the same dead worker wait
-// until there is capacity.
+// TestPromoteSuspectsBesideAFullReadyStream: two suspects become ready although the stream is full.
+// The job that the same dead worker had read and not started stays non-ready.
 func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -201,8 +200,8 @@ func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 	})
 }
 
-// TestPromoteBehindVeryManyThatAreBlocked: due jobs of a type with a full ready stream do not delay
-// other types, even if there are more of them than one call can check.
+// TestPromoteBehindVeryManyThatAreBlocked: 1,050 due jobs of type T, whose ready stream is full,
+// are before a job of type U: more than one call can check. The job of type U becomes ready.
 func TestPromoteBehindVeryManyThatAreBlocked(t *testing.T) {
 	onRedis(t, func(w *world) {
 		const blocked, behind = 2300, 1050
@@ -266,8 +265,8 @@ func TestPromoteDropsWhatEnded(t *testing.T) {
 		w.sweep("g")
 		require.Equal(w, map[string]int64{"cancelled": 2}, w.ledger("g"))
 
-		// The non-ready jobs contain a blob of an earlier attempt, as a script may leave that a
-		// crash of Redis interrupted.
+		// Promote drops a blob of an earlier attempt from the non-ready jobs. A script that a crash
+		// of Redis interrupted may leave one.
 		w.due("h", "beta", "T", 1)
 		blob := w.c.ZRange(w.Context(), w.p.NonReadyOf("beta"), 0, -1).Val()[0]
 		require.Equal(w, 1, w.promote(noLimit, "T").Moved)

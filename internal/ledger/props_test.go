@@ -25,7 +25,7 @@ func (w *world) hold(group string, n int) {
 }
 
 // spent creates the group g with three waiting jobs of a tenant, and sets the permits that the
-// tenant has spent, in the window that limit uses, to 1,000: more than any limit of the tests.
+// tenant has spent to 1,000, in the window of the function limit: more than any limit of the tests.
 func (w *world) spent(tenant string) {
 	w.Helper()
 	w.create("g", tenant, "T")

@@ -13,14 +13,16 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// quota sets a partition's quota, effective at once, and returns it. With -1 it leaves the quota as
-// it is, and only stores fence, so that smaller fencing numbers are refused.
+// quota sets a partition's quota to `permits`, effective at once, and returns it. If permits is -1,
+// it leaves the quota as it is, and only stores the fencing number `fence`: smaller ones are
+// refused.
 func (w *world) quota(fence int64, l ledger.Limit, permits int64) ledger.Quota {
 	w.Helper()
 	return w.increase(fence, l, permits, ledger.Increase{})
 }
 
-// increase sets a partition's quota, which becomes effective as terms say, and returns it.
+// increase sets a partition's quota to `permits`, which becomes effective as terms say, and returns
+// it.
 func (w *world) increase(fence int64, l ledger.Limit, permits int64, terms ledger.Increase) ledger.Quota {
 	w.Helper()
 	p, err := ledger.SetQuota(w.Context(), w.c, w.p, fence, l, permits, terms)
@@ -91,10 +93,10 @@ func TestQuotaDemand(t *testing.T) {
 	})
 }
 
-// TestQuotaIsNeverExceeded: all partitions together never exceed the limit, even if another process
-// takes over rebalancing, and if calls are repeated or come too late. A rebalancer takes permits
-// from a partition before it gives them to another, and makes no change until the last one is
-// effective.
+// TestQuotaIsNeverExceeded: four partitions admit jobs while permits move between them at random.
+// Together they never exceed the limit, although other processes take over rebalancing, and calls
+// are repeated or come too late. A rebalancer takes permits from a partition before it gives them
+// to another, and makes no change until the last one is effective.
 func TestQuotaIsNeverExceeded(t *testing.T) {
 	each(t, func(w *world, limiter string) {
 		for run := range 3 {

@@ -72,8 +72,8 @@ func TestReduce(t *testing.T) {
 	})
 }
 
-// TestReduceAfterALoss: after a failover that has lost a partial aggregate, its version does not
-// come back.
+// TestReduceAfterALoss: a partial aggregate is deleted, as by a failover, and begun again. A call
+// with its version from before the loss is refused.
 func TestReduceAfterALoss(t *testing.T) {
 	both(t, func(w *world) {
 		e := w.reported("g", 3)
@@ -100,7 +100,8 @@ func TestReduceNothing(t *testing.T) {
 	})
 }
 
-// TestReduceWhatIsNotDone: Reduce refuses a call that names a job that is not done, or a job twice.
+// TestReduceWhatIsNotDone: Reduce refuses a call that names a job that is not done or is already
+// reduced, or names a job twice.
 func TestReduceWhatIsNotDone(t *testing.T) {
 	both(t, func(w *world) {
 		w.everywhere("g") // DFNIRNNW

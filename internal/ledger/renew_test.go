@@ -56,8 +56,8 @@ func TestRenew(t *testing.T) {
 		}
 		require.Empty(w, w.renew("c"), "nothing is held")
 
-		// If another consumer has claimed an entry, Renew gives it back to the worker that owns the
-		// attempt.
+		// If another consumer has claimed an entry, a Renew by the worker that holds the job's
+		// attempt takes the entry back.
 		require.NoError(w, w.c.XClaim(w.Context(), &redis.XClaimArgs{
 			Stream: w.p.Ready("T"), Group: keyspace.GroupWorkers, Consumer: "thief", Messages: []string{started[0].entry},
 		}).Err())

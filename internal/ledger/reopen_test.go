@@ -87,8 +87,9 @@ func TestReopenAndRequeue(t *testing.T) {
 	})
 }
 
-// TestReopenRepeated: a repeated request of a retry gets the same answer and opens no second round,
-// even if its round has ended meanwhile.
+// TestReopenRepeated: a repeated request of a retry is answered with its round, 2, and opens no
+// round, before and after round 2 has ended. Another request is refused until then, and afterwards
+// opens round 3.
 func TestReopenRepeated(t *testing.T) {
 	both(t, func(w *world) {
 		w.failed("g", 1)
@@ -200,8 +201,8 @@ func TestRequeueManyJobs(t *testing.T) {
 	})
 }
 
-// TestRequeueBesideJobsThatFailAgain: a job that fails again in the new round, while other jobs of
-// its group are not requeued yet, is not requeued a second time.
+// TestRequeueBesideJobsThatFailAgain: after each call of Requeue, up to 20 jobs of a group of 250
+// fail again. They stay failed, although more calls requeue the other jobs.
 func TestRequeueBesideJobsThatFailAgain(t *testing.T) {
 	both(t, func(w *world) {
 		const n = 250

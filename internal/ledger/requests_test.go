@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// TestQueueRequests: QueueRequests looks for each request id in the sorted set in which append has
-// stored it.
+// TestQueueRequests: QueueRequests finds each of six request ids, of several forms, after its
+// append and not before. Asked for all six and an unknown one, it answers false.
 func TestQueueRequests(t *testing.T) {
 	both(t, func(w *world) {
 		stored := func(requests ...string) bool {

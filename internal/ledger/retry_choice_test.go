@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/ledger"
 )
 
-// TestRetryChoice: a retry runs the chosen failed jobs, and the others stay failed, until another
-// retry chooses them. The dead letters of jobs that run again are deleted.
+// TestRetryChoice: a retry that chooses an error code and a job requeues 3 of 6 failed jobs and
+// deletes their dead letters. The others stay failed until a retry without a choice.
 func TestRetryChoice(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")

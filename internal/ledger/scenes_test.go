@@ -22,9 +22,9 @@ type scene struct {
 }
 
 // scenes are calls of the scripts that write data of groups, jobs, tenants and limits. Together
-// they execute every write of these scripts. A scene prepares a partition and returns the call.
-// Tests of common properties, such as that a script without memory is refused or completes, run
-// them all.
+// they are meant to execute every write of these scripts. A scene prepares a partition and returns
+// the call. Tests of common properties, such as that a script without memory is refused or
+// completes, run them all.
 var scenes = slices.Concat(lifeScenes, flowScenes)
 
 var lifeScenes = []scene{

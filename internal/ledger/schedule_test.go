@@ -77,8 +77,8 @@ func TestScheduleTakesAFewAtATime(t *testing.T) {
 	})
 }
 
-// TestScheduleGroupsThatEnded: Schedule removes a group that was cancelled or deleted meanwhile
-// from the schedule and changes nothing else.
+// TestScheduleGroupsThatEnded: Schedule removes a cancelled and an unknown group from the schedule.
+// No tenant becomes active, and no job can be admitted.
 func TestScheduleGroupsThatEnded(t *testing.T) {
 	both(t, func(w *world) {
 		w.hold("g", 1)

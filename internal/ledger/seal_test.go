@@ -47,8 +47,8 @@ func TestSealCancelled(t *testing.T) {
 	})
 }
 
-// TestSealWithATotalBeforeTheJobs: a total that is announced before its jobs seals the group when
-// all of them are appended.
+// TestSealWithATotalBeforeTheJobs: for a group with 1 job a total of 3 is announced. Other totals,
+// and a Seal without one, are refused; the append of 2 more jobs seals the group.
 func TestSealWithATotalBeforeTheJobs(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -87,8 +87,8 @@ func TestSealATotalThatIsThere(t *testing.T) {
 	})
 }
 
-// sealWith calls Seal with a total. It checks whether Seal says that the group is sealed now, and
-// which error it returns.
+// sealWith calls Seal with a total. It checks that Seal returns the values sealed, which says
+// whether the group is sealed now, and want.
 func (w *world) sealWith(group string, total int64, sealed bool, want error) {
 	w.Helper()
 	got, err := ledger.Seal(w.Context(), w.c, w.p, group, &total)

@@ -84,7 +84,7 @@ func (w *world) spoil(key, content string) {
 }
 
 // TestOutOfMemory: when Redis's memory is full, scripts that take work in are refused without any
-// change, and all other scripts work as usual.
+// change. All others leave the data that they leave otherwise, compared by shape.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)

@@ -93,8 +93,8 @@ func TestStartStale(t *testing.T) {
 }
 
 // TestStartAfterTheConsumerGroupWasLost: after a consumer group was deleted and created again,
-// Redis delivers its entries again under their old ids while the first readers still hold them.
-// Each job still becomes done once.
+// Redis delivers its entries again under their old ids while the first reader still holds them.
+// Each of the four jobs still becomes done once.
 func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 	both(t, func(w *world) {
 		w.create("g", "acme", "T")
@@ -116,8 +116,8 @@ func TestStartAfterTheConsumerGroupWasLost(t *testing.T) {
 		require.Equal(w, []int64{2, 2, 2, 1}, tokens(second), "a job that runs gets another attempt")
 		require.Equal(w, map[string]int64{"in_flight": 4}, w.ledger("g"))
 
-		// Reports of the first readers are stale, whatever their outcome, and do not affect the
-		// second reader.
+		// The first reader's reports, done, failed and retry, are stale and leave the entries,
+		// which the second reader has now.
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", done(first[0])))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeFailed, first[1], 0)))
 		require.Equal(w, ledger.OutcomeReply{Stale: 1}, w.outcome("T", other(ledger.OutcomeRetry, first[2], 0)))

@@ -70,7 +70,7 @@ func TestWhy(t *testing.T) {
 		require.Equal(w, want, w.why("g", ledger.NextJob))
 		require.Equal(w, before, w.dump(), "it changes nothing")
 
-		// Six groups come first, more than the script counts the jobs of.
+		// Six groups come before g, and Why may count the waiting jobs of 3 of them.
 		for i := range 5 {
 			group := fmt.Sprint("s", i)
 			w.create(group, "acme", "T")

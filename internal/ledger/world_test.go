@@ -222,7 +222,7 @@ func (w *world) eventually(ok func() bool) {
 }
 
 // taken is a job that a worker has read from the ready stream. token is the attempt under which the
-// worker reports it; -1 if the job was not started, negative if the start was refused.
+// worker reports it, -1 before the worker calls Start, and negative if Start refused the job.
 type taken struct {
 	entry string
 	ledger.Job
@@ -327,8 +327,8 @@ func done(jobs ...taken) []ledger.GroupOutcome {
 	return groups
 }
 
-// other returns the report of a worker whose attempt of a job ended with this outcome, other than
-// done.
+// other returns a worker's report of one job whose attempt ended with this outcome, other than
+// done, with this delay, the code BOOM and the text "it broke".
 func other(kind ledger.OutcomeKind, j taken, delay time.Duration) []ledger.GroupOutcome {
 	o := ledger.OtherJob{
 		Entry: j.entry, Ordinal: j.Ordinal, Attempt: int(j.token), Kind: kind, Retries: j.Retries, Throttles: j.Throttles, Losses: j.Losses,
