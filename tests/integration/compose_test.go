@@ -120,9 +120,9 @@ func compose(t *testing.T) *composition {
 	return c
 }
 
-// redis starts a redis-server with the users that the service redis-users has written. Until it
-// runs, it also has the default user, which the test's start of a server needs; then that user is
-// removed.
+// redis starts a redis-server with the users that the service redis-users has written. It starts
+// with a default user who may do everything, which redistest.Server needs; then ACL LOAD switches
+// that user off.
 func (c *composition) redis() *redistest.Redis {
 	c.t.Helper()
 	file := filepath.Join(c.dir, "users", "users.acl")

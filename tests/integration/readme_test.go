@@ -63,7 +63,8 @@ func TestReadmeCommands(t *testing.T) {
 	}
 }
 
-// runScript runs a script in one shell, and returns what it has printed.
+// runScript runs a script in one bash in the folder dir, for at most 5 minutes, requires that it
+// succeeds, and returns its stdout and stderr.
 func runScript(t *testing.T, script, dir string, environ ...string) string {
 	t.Helper()
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
