@@ -89,7 +89,8 @@ func (l *load) slow(ms int) {
 	}
 }
 
-// append adds n jobs to an open group. All calls use the same idempotency key.
+// append adds n jobs to an open group. Each call uses the idempotency key append-1, so a repeated
+// call with an equal n adds nothing unless Redis has lost the first one.
 func (s *system) append(group string, n int) {
 	s.t.Helper()
 	_, err := s.api.Append(s.ctx(), group, slices.Values(jobs(n, `{}`)), client.WithIdempotencyKey("append-1"))

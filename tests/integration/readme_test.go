@@ -20,9 +20,9 @@ import (
 
 const repository = "../.."
 
-// TestReadmeCommands runs the commands of the README in their order in one shell. Of the commands,
-// only addresses and the size of the demo are changed. Instead of building a binary it uses the one
-// that all tests share.
+// TestReadmeCommands runs the commands of the README in their order in one shell. It changes
+// addresses and the size of the demo, waits until `bulkaction dev` answers, and uses the binary
+// that all tests share instead of building one. The output must contain the texts listed below.
 func TestReadmeCommands(t *testing.T) {
 	t.Parallel()
 	address := childproc.FreeAddr()

@@ -118,8 +118,8 @@ func silent(t *testing.T, spans []oteltest.Span) {
 	}
 }
 
-// awaitBatches waits until, for each of these jobs' spans, a span of a batch with this name links
-// to it.
+// awaitBatches waits until, for each span in jobs, a span with this name, such as "admit batch",
+// links to it.
 func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []oteltest.Span) {
 	t.Helper()
 	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
