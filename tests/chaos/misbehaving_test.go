@@ -254,8 +254,9 @@ var idsOfEnemies = []string{
 	"{0}", "a{b", "bulk-action:ingest", "a:b", "a|b", "a b", "../../etc", "..", ".", "*", "größe", strings.Repeat("x", 5000), `a\u0000b`, `a\nb`, `a\"b`,
 }
 
-// sendHostileIDs sends idsOfEnemies over HTTP, where all must be refused, and through the ingest
-// stream. In both ways it also submits other content under the id of a planned group.
+// sendHostileIDs sends idsOfEnemies as group id, tenant and type over HTTP, where all must be
+// refused, and through the ingest stream. In both ways it submits other content under the id of a
+// planned group that runs, if there is one. It calls six paths with bad ids.
 func (c *misbehaving) sendHostileIDs(ctx context.Context, server string, rng *rand.Rand) (what string, err error) {
 	const jobs = `"jobs":[{"payload":{"n":0}}],"seal":true`
 	url := "http://" + server + "/v1/groups"
