@@ -119,7 +119,7 @@ func TestCancelOfRateLimitedTenants(t *testing.T) {
 		require.EqualValues(t, 200, c.Done+c.Cancelled)
 		require.Positive(t, c.Cancelled)
 	}
-	// A tenant that is the only active one gets all permits.
+	// The only active tenant gets five permits in a window: its five jobs are not throttled.
 	s.submit(client.Submission{ID: "alone", Tenant: "c", Type: "NOOP", Jobs: jobs(5, `{}`), Seal: true})
 	require.Zero(t, s.wait("alone").Throttles)
 }

@@ -54,7 +54,7 @@ func TestMemoryIsFull(t *testing.T) {
 	status, answer := s.call("POST", s.url(0)+"/v1/groups/doomed/cancel", "")
 	require.Equal(t, http.StatusAccepted, status, "cancel frees memory: %s", answer)
 
-	// A worker is killed; the jobs that it held run again.
+	// The only worker is killed with the jobs that it holds, and a new one starts.
 	s.proc("worker", 0).Kill()
 	s.add("worker")
 	s.await("the end of what was accepted", func() bool { return s.group(l.group.ID).Status.Ended() })
