@@ -77,7 +77,7 @@ func (c *misbehaving) run(ctx context.Context, f fault) (what string, err error)
 	return what, c.checkAlive(ctx, server)
 }
 
-// checkAlive checks that the process answers.
+// checkAlive checks that the process answers 200 within aliveWithin; otherwise it is a violation.
 func (c *misbehaving) checkAlive(ctx context.Context, server string) error {
 	within, cancel := context.WithTimeout(ctx, aliveWithin)
 	defer cancel()
@@ -109,7 +109,7 @@ func request(ctx context.Context, method, url, body string) (status int, err err
 	return resp.StatusCode, err
 }
 
-// each runs several clients at the same time.
+// each runs the function client on clientsAtOnce connections at the same time.
 func (c *misbehaving) each(ctx context.Context, server string, client func(context.Context, net.Conn)) error {
 	var clients sync.WaitGroup
 	for range clientsAtOnce {
