@@ -67,7 +67,7 @@ const faults = `(() => {
 })()`
 
 // isAccessible is a helper of tests. It requires that the script faults finds nothing in light
-// colours, in dark colours, and in a window of 320 px by 640 px.
+// colours, in dark colours, and in dark colours in a window of 320 px by 640 px.
 func (b *tab) isAccessible() {
 	b.t.Helper()
 	where := eval[string](b, "location.pathname + ' ' + document.querySelector('h1')?.innerText")

@@ -235,8 +235,9 @@ func (b *tab) reload(expression string) {
 	})
 }
 
-// TestConsoleWithoutJavaScript: without JavaScript, forms submit and retry a group, change groups,
-// a tenant and a type, choose the theme and log out. Dead letters show their payloads.
+// TestConsoleWithoutJavaScript: without JavaScript, forms submit, retry, pause, resume, seal and
+// cancel a group, pause, resume and change a tenant, pause and resume a type, choose the dark theme
+// and log out. The dead letters show a payload.
 func TestConsoleWithoutJavaScript(t *testing.T) {
 	t.Parallel()
 	c, secret := locked(t)

@@ -100,8 +100,9 @@ func TestConsoleRecoversFromAnOutage(t *testing.T) {
 	other.until("document.querySelector('h1').textContent.includes('Nothing here')") // by itself
 }
 
-// TestConsoleHiddenPagesHaveNoStream: a page in a hidden tab has no event stream, and a visible one
-// has exactly one.
+// TestConsoleHiddenPagesHaveNoStream: the overview opens one event stream. When document.hidden
+// becomes true, it has no stream and does not poll; when that becomes false, it opens another
+// stream.
 func TestConsoleHiddenPagesHaveNoStream(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)
@@ -119,8 +120,8 @@ func TestConsoleHiddenPagesHaveNoStream(t *testing.T) {
 	b.await("a new stream", func() bool { streams, _ := b.streamed(); return streams == 2 })
 }
 
-// TestConsolePollsWithoutAStream: a page whose event stream always fails fetches its HTML again
-// from time to time, and shows what has changed.
+// TestConsolePollsWithoutAStream: the page of a group, whose event stream always fails, fetches its
+// HTML again from time to time. It shows that the group is paused, and then that it is cancelled.
 func TestConsolePollsWithoutAStream(t *testing.T) {
 	t.Parallel()
 	c := openConsole(t, nil)

@@ -22,8 +22,8 @@ func (c *console) presses(b *tab, path, button string) {
 	b.until("document.readyState === 'complete' && document.querySelector('main .strip.good')")
 }
 
-// TestConsoleControlsTheSystem: guards, events of the waiting room and API keys can be controlled
-// without JavaScript too.
+// TestConsoleControlsTheSystem: without JavaScript, forms disable and enable an account of a pool,
+// pause and resume an event of the waiting room, and create and revoke an API key.
 func TestConsoleControlsTheSystem(t *testing.T) {
 	t.Parallel()
 	ctx, axe := t.Context(), axeScript(t)
@@ -56,7 +56,8 @@ func TestConsoleControlsTheSystem(t *testing.T) {
 	c.presses(b, "/rooms/"+event, "#do-resume")
 	require.Equal(t, "open", mode())
 
-	// The page after the form shows the secret of the new key. No later page does.
+	// The page after the form shows the secret of the new key. The pages /keys and /activity,
+	// opened later, do not.
 	c.open(b, "/keys")
 	b.click("#new-key summary")
 	b.do(chromedp.SetValue(chromedp.CSS("#role"), "reader"), chromedp.SetValue(chromedp.CSS("#name"), hostile[:40]))

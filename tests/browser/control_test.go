@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMistakesAreFound: what a tab records and the script faults show the mistakes of a bad page.
+// TestMistakesAreFound: a tab records the problems of a bad page, such as an error in the browser's
+// console or a position that rises, and the script faults finds six faults of it.
 func TestMistakesAreFound(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()

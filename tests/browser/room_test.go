@@ -46,7 +46,8 @@ func open(t *testing.T, s api.EventSettings) *room {
 	return openOn(t, s, map[string]string{"BULKACTION_KEY_PREFIX": prefix}, "--redis-url", url)
 }
 
-// openOn is like open, with further environment variables and flags of `bulkaction dev --rooms`.
+// openOn starts `bulkaction dev --rooms` with these environment variables and flags, and the shop.
+// Without the flag --redis-url the Redis is the embedded one.
 func openOn(t *testing.T, s api.EventSettings, env map[string]string, flags ...string) *room {
 	t.Helper()
 	r := &room{t: t, process: startDev(t, env, flags...)}

@@ -41,8 +41,8 @@ func TestScreenshots(t *testing.T) {
 	ben.picture(filepath.Join(dir, "wait-ko.png"), 560)
 }
 
-// pictures returns the folder to which the screenshots of a folder of docs are written: with the
-// flag -screenshots the real one, otherwise a temporary one.
+// pictures returns the folder to which screenshots are written: with the flag -screenshots, the
+// given folder below the flag's value; without it, a temporary folder.
 func pictures(t *testing.T, folder string) string {
 	if *screenshots == "" {
 		return t.TempDir()

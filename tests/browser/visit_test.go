@@ -28,8 +28,9 @@ func (r *room) inside() *tab {
 	return b
 }
 
-// TestTheWayThroughTheRoom: visitors wait, buy and leave as in the first steps of the example, on
-// the embedded Redis.
+// TestTheWayThroughTheRoom: with one slot and the embedded Redis, two visitors wait while the first
+// renews the entry and buys. The second leaves, and the third buys. Then no slot is used and nobody
+// waits.
 func TestTheWayThroughTheRoom(t *testing.T) {
 	t.Parallel()
 	r := openOn(t, api.EventSettings{}, nil)
@@ -128,8 +129,8 @@ func TestLeaveAndQueueAgain(t *testing.T) {
 	ben.seesPlace(1, 1)
 }
 
-// TestBackFromTheShop: an admitted visitor who goes back to the waiting page is not redirected in a
-// circle.
+// TestBackFromTheShop: an admitted visitor who opens the waiting page, or goes back to it from the
+// shop, stays there and sees the view admitted, from which the visitor can go on or leave.
 func TestBackFromTheShop(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})

@@ -18,8 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisproc"
 )
 
-// number returns the integer in an environment variable, or the argument otherwise if the variable
-// is not set.
+// number returns the integer in the environment variable `name`; if it is not set, the value of the
+// parameter otherwise.
 func number(t testing.TB, name string, otherwise uint64) uint64 {
 	t.Helper()
 	text := os.Getenv(name)
@@ -44,8 +44,9 @@ var fewFaults = counts{
 	delConsumer: 3, setID: 3, deleteStream: 2, deleteEntries: 2, writeGarbage: 3, stalledBodies: 1, silentReaders: 1, hostileIDs: 1,
 }
 
-// TestChaos is the full run if CHAOS_FULL is set, and otherwise a short one. It prints the report,
-// and fails if the report has a violation, a lost job or a duplicate effect.
+// TestChaos is the full run if CHAOS_FULL is set. Otherwise it is one phase admin of 600 jobs with
+// the faults in fewFaults. It prints the report, and fails if the report has a violation, a lost
+// job or a duplicate effect.
 func TestChaos(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts many processes")

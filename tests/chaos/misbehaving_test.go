@@ -77,7 +77,7 @@ func (c *misbehaving) run(ctx context.Context, f fault) (what string, err error)
 	return what, c.checkAlive(ctx, server)
 }
 
-// checkAlive checks that the process answers.
+// checkAlive checks that the process answers 200 within aliveWithin; otherwise it is a violation.
 func (c *misbehaving) checkAlive(ctx context.Context, server string) error {
 	within, cancel := context.WithTimeout(ctx, aliveWithin)
 	defer cancel()
@@ -109,7 +109,7 @@ func request(ctx context.Context, method, url, body string) (status int, err err
 	return resp.StatusCode, err
 }
 
-// each runs several clients at the same time.
+// each runs the function client on clientsAtOnce connections at the same time.
 func (c *misbehaving) each(ctx context.Context, server string, client func(context.Context, net.Conn)) error {
 	var clients sync.WaitGroup
 	for range clientsAtOnce {
@@ -254,8 +254,9 @@ var idsOfEnemies = []string{
 	"{0}", "a{b", "bulk-action:ingest", "a:b", "a|b", "a b", "../../etc", "..", ".", "*", "größe", strings.Repeat("x", 5000), `a\u0000b`, `a\nb`, `a\"b`,
 }
 
-// sendHostileIDs sends idsOfEnemies over HTTP, where all must be refused, and through the ingest
-// stream. In both ways it also submits other content under the id of a planned group.
+// sendHostileIDs sends idsOfEnemies as group id, tenant and type over HTTP, where all must be
+// refused, and through the ingest stream. In both ways it submits other content under the id of a
+// planned group that runs, if there is one. It calls six paths with bad ids.
 func (c *misbehaving) sendHostileIDs(ctx context.Context, server string, rng *rand.Rand) (what string, err error) {
 	const jobs = `"jobs":[{"payload":{"n":0}}],"seal":true`
 	url := "http://" + server + "/v1/groups"

@@ -60,7 +60,7 @@ func (p *phase) violate(format string, args ...any) {
 	}
 }
 
-// red returns true if a promise was broken.
+// red returns true if a job was lost, or there is a duplicate effect or a violation.
 func (p *phase) red() bool { return p.Lost > 0 || p.DuplicateEffects > 0 || len(p.Violations) > 0 }
 
 // add adds a phase to the report: to the list of phases, and to the totals of all phases. The total

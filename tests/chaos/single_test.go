@@ -163,7 +163,8 @@ func single(t testing.TB, s scene, rng *rand.Rand, m mix, kinds counts) *phase {
 	return r
 }
 
-// lossy runs a phase in which the proxies drop 5% of Redis's replies all the time.
+// lossy runs a phase in which the proxies drop 5% of Redis's replies until all groups have ended,
+// which may take 5 minutes.
 func lossy(t testing.TB, s scene, rng *rand.Rand, m mix) *phase {
 	w := newWorld(t, s)
 	for i, p := range w.breaker.proxies {

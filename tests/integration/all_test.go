@@ -17,8 +17,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// TestAllRolesInOneProcess: one process has all roles, a second one only a worker. A group ends,
-// and both processes stop without an error.
+// TestAllRolesInOneProcess: one process has all roles, a second one only a worker. Both are listed
+// as workers, a group completes, and both processes exit with 0 after SIGTERM.
 func TestAllRolesInOneProcess(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, userstest.Users(t))
@@ -49,8 +49,8 @@ func TestAllRolesInOneProcess(t *testing.T) {
 	(&system{t: t, env: map[string]string{"BULKACTION_REDIS_URL": server.URL()}}).requireNoDenial()
 }
 
-// TestEmbeddedExample: examples/embedded runs all roles and a bulk action in one program, and ends
-// by itself.
+// TestEmbeddedExample: examples/embedded exits with 0 by itself, and prints that 100 of 100 jobs of
+// its group are done.
 func TestEmbeddedExample(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "embedded")

@@ -15,9 +15,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 )
 
-// TestRestoredBackup: Redis is restored from an older backup. Groups of the backup end with exact
-// counts. Groups created after the backup are missing, and can be submitted again under the same
-// id.
+// TestRestoredBackup: Redis is restored from an older backup: while the roles run, while they are
+// stopped, and without the workers' consumers. Groups of the backup end with exact counts. A group
+// created after the backup is missing, and is submitted again under its id.
 func TestRestoredBackup(t *testing.T) {
 	t.Parallel()
 	for name, restore := range map[string]func(t *testing.T, s *system, snapshot []byte){
@@ -89,7 +89,8 @@ func (l *load) slow(ms int) {
 	}
 }
 
-// append adds n jobs to an open group. All calls use the same idempotency key.
+// append adds n jobs to an open group. Each call uses the idempotency key append-1, so a repeated
+// call with an equal n adds nothing unless Redis has lost the first one.
 func (s *system) append(group string, n int) {
 	s.t.Helper()
 	_, err := s.api.Append(s.ctx(), group, slices.Values(jobs(n, `{}`)), client.WithIdempotencyKey("append-1"))

@@ -63,8 +63,8 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	require.Equal(t, g.Counts, s.group("g").Counts, "outcomes of cancelled jobs change no counts")
 	require.Equal(t, []string{"group.created", "group.dispatched", "group.running", "group.cancelled"}, types(s.history("g", 1)))
 
-	// After the cancel, no waiting jobs of the group are left in the fair queue, and jobs of other
-	// groups run.
+	// After the cancel, six keys of the partition, the tenant and the group do not exist. The 50
+	// jobs of a new group are done.
 	p := s.space.Partition(0)
 	s.await("nothing is left", func() bool {
 		st, err := s.api.Stats(s.ctx())
@@ -87,8 +87,9 @@ func TestCancelEndsJobsWhereverTheyAre(t *testing.T) {
 	require.Equal(t, http.StatusConflict, status, "the group has ended")
 }
 
-// TestCancelOfRateLimitedTenants: a cancelled group leaves no data in queues, even if its tenant is
-// rate-limited and a marker represents its waiting jobs.
+// TestCancelOfRateLimitedTenants: the groups of two rate-limited tenants are cancelled by messages
+// on the ingest stream. Then no tenant is active, is rate-limited or has non-ready jobs, and the
+// 200 jobs of each group are done or cancelled.
 func TestCancelOfRateLimitedTenants(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "5"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "1s"))
@@ -118,7 +119,7 @@ func TestCancelOfRateLimitedTenants(t *testing.T) {
 		require.EqualValues(t, 200, c.Done+c.Cancelled)
 		require.Positive(t, c.Cancelled)
 	}
-	// A tenant that is the only active one gets all permits.
+	// The only active tenant gets five permits in a window: its five jobs are not throttled.
 	s.submit(client.Submission{ID: "alone", Tenant: "c", Type: "NOOP", Jobs: jobs(5, `{}`), Seal: true})
 	require.Zero(t, s.wait("alone").Throttles)
 }

@@ -138,7 +138,8 @@ func (p *producers) check(t *testing.T) {
 	t.Logf("%d groups, %d jobs; Redis lost %d groups, which were submitted again", len(p.loads), jobs, lost)
 }
 
-// awaitProgress waits until n more jobs have ended than at the time of the call.
+// awaitProgress waits until n more jobs of the producers' groups are done or failed than at the
+// time of the call.
 func (p *producers) awaitProgress(what string, n int) {
 	p.s.t.Helper()
 	look := client.NewAPI(p.s.url(0), client.WithRetry(1, time.Second)) // an unreachable group is looked up again later

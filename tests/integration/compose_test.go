@@ -92,7 +92,8 @@ func (c *composition) finish(name string, environment map[string]string, args ..
 	return p.Stdout()
 }
 
-// compose reads compose.yaml, and creates the passwords and the files that are in its volumes.
+// compose reads compose.yaml, runs the script setup, which makes passwords, and the services
+// token-keys and redis-users, which write the files in the volumes.
 func compose(t *testing.T) *composition {
 	t.Helper()
 	source := filepath.Join(repository, "deployments", "compose")
@@ -120,9 +121,9 @@ func compose(t *testing.T) *composition {
 	return c
 }
 
-// redis starts a redis-server with the users that the service redis-users has written. Until it
-// runs, it also has the default user, which the test's start of a server needs; then that user is
-// removed.
+// redis starts a redis-server with the users that the service redis-users has written. It starts
+// with a default user who may do everything, which redistest.Server needs; then ACL LOAD switches
+// that user off.
 func (c *composition) redis() *redistest.Redis {
 	c.t.Helper()
 	file := filepath.Join(c.dir, "users", "users.acl")
@@ -161,7 +162,8 @@ func (c *composition) newKey(api, role string) string {
 }
 
 // TestCompose runs the system with the commands and the environment of compose.yaml, without
-// containers: the processes of this host use other addresses and folders.
+// containers: the processes of this host use other addresses and folders. It submits a group with
+// an API key and one by XADD, and requires a clean audit and an empty ACL LOG.
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	c := compose(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 )
 
-// TestPauseWherever: while a group, tenant or type is paused, none of its jobs starts, its jobs in
-// flight finish, and other jobs run. After resume, its jobs run.
+// TestPauseWherever: while a group, tenant or type is paused, its jobs in flight finish and no more
+// of its jobs are done. After resume, all are done. Pause and resume are each called twice.
 func TestPauseWherever(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
@@ -45,8 +45,9 @@ func TestPauseWherever(t *testing.T) {
 			require.Equal(t, api.WhyPaused, why.Reason)
 			require.Contains(t, why.PausedBy, what)
 
-			// While a group or tenant is paused, a group of another tenant runs. While the type is
-			// paused, its jobs wait too.
+			// While a group or tenant is paused, a group of another tenant with jobs of type NOOP
+			// ends. While the type NOOP is paused, the 20 jobs of that group are waiting or
+			// non-ready.
 			other := client.Submission{ID: "other", Tenant: "beta", Type: "NOOP", Jobs: jobs(20, `{}`), Seal: true}
 			s.submit(other)
 			if what == "type" {
@@ -90,9 +91,9 @@ func TestCancelWhilePaused(t *testing.T) {
 	s.audit()
 }
 
-// TestTenantsOwnLimit: a tenant's own rate limit of 50 a second, in windows of 200 ms, holds across
-// three fetchers and two dispatchers, also for jobs that are throttled. A tenant without a limit
-// is listed without one.
+// TestTenantsOwnLimit: with three fetchers and two dispatchers, 60 jobs of a tenant with a limit of
+// 50 a second, five of which are throttled once, take more than five windows of 200 ms. The list of
+// tenants shows this limit, and none for another tenant.
 func TestTenantsOwnLimit(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("fetcher", 3), replicas("dispatcher", 2), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"))
@@ -105,8 +106,8 @@ func TestTenantsOwnLimit(t *testing.T) {
 	g := s.wait("g")
 	require.EqualValues(t, 60, g.Counts.Done)
 	require.Positive(t, g.Throttles)
-	// The jobs run 65 times in all. At 10 permits in each window of 200 ms that takes at least
-	// seven windows.
+	// The jobs run 65 times in all. At 10 permits in each window of 200 ms that uses at least seven
+	// windows, of which the first and the last may count in part.
 	took := g.Timestamps["completed"].Sub(g.Timestamps["running"])
 	require.Greater(t, took, 5*200*time.Millisecond)
 

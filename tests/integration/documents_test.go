@@ -18,9 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// commandLine recognizes a command block: a block of a document that a reader would paste into a
-// shell. It is a fenced block of sh or console, or one that begins with one of these commands.
-// notRun matches the comment above a block that no test runs; it has the reason.
+// commandLine matches the beginning of a block that has no language and holds commands for a shell.
+// notRun matches the comment above a block that no test runs; its group is the reason.
 var (
 	commandLine = regexp.MustCompile(
 		`^(\$ |bulkaction |make |go |redis-(cli|server) |docker |kubectl |curl |bin/|export |openssl |systemctl |git )`)
@@ -158,8 +157,10 @@ var documents = map[string]document{
 	"docs/howto/upgrading.md":          {want: []string{"ok: "}},
 }
 
-// TestDocumentsAreRun requires that each command block of a document is run by a test, or has the
-// comment `not run` with a reason. The number of these comments must be the expected one.
+// TestDocumentsAreRun requires that the list documents has exactly the README and pages of docs,
+// without docs/adr, that have command blocks. Each such block must be of sh, be in
+// docs/waiting-room.md, or have the comment `not run`. The number of these comments must be the
+// listed one.
 func TestDocumentsAreRun(t *testing.T) {
 	t.Parallel()
 	names := []string{"README.md"}
@@ -219,9 +220,9 @@ func TestDocumentSnippets(t *testing.T) {
 	}
 }
 
-// TestDocumentCommands runs the commands of all listed documents, except those with a test of their
-// own, against one process of `bulkaction dev`. Each document has a folder of its own. Of the
-// commands, only addresses are changed.
+// TestDocumentCommands runs the blocks of sh of the listed documents without ownRun against one
+// process of `bulkaction dev`, and requires the texts of want in what they print. Each document has
+// a folder of its own. Of the commands, only addresses and ports are changed.
 func TestDocumentCommands(t *testing.T) {
 	t.Parallel()
 	redis, api, bin := redistest.Server(t).URL(), childproc.FreeAddr(), t.TempDir()

@@ -73,8 +73,8 @@ func TestCustomReducer(t *testing.T) {
 	require.Equal(t, "question", word)
 }
 
-// TestCredentialPool: examples/credential-pool uses each token for one call at a time, and stops
-// using a token that the API refuses.
+// TestCredentialPool: examples/credential-pool runs 60 jobs with three tokens. No token is in two
+// calls at once, and the one that the API refuses is used for three calls in all.
 func TestCredentialPool(t *testing.T) {
 	s := start(t, replicas("worker", 0))
 	var mu sync.Mutex

@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 
-// load is a group of NOOP jobs with results to reduce, and its expected counts and aggregates. Some
-// of its jobs fail permanently, and some succeed after one retry.
+// load is a group of NOOP jobs with results to reduce, and its expected counts and aggregates. Of
+// each 100 jobs, one fails permanently and two succeed after one retry.
 type load struct {
 	group     client.Submission
 	counts    api.Counts
@@ -55,7 +55,8 @@ func newLoad(tenant string, n int) load {
 	return l
 }
 
-// check compares an ended group with the expected counts and aggregates.
+// check requires that a group is COMPLETED, and has the expected counts, number of retries,
+// failures by code and aggregates.
 func (l load) check(t *testing.T, g api.Group) {
 	t.Helper()
 	require.Equal(t, api.StatusCompleted, g.Status)
@@ -67,8 +68,9 @@ func (l load) check(t *testing.T, g api.Group) {
 	}
 }
 
-// TestFleets: groups have their expected outcomes with one process of each role, with two or three,
-// with four partitions, and with a rate limit. No job has two results, failures or dead letters.
+// TestFleets: seven groups of 2857 or 2858 jobs have their expected outcomes with one process of
+// each role, with two or three, with four partitions, and with a rate limit. No job has two
+// results, failures or dead letters, or both a result and a failure.
 func TestFleets(t *testing.T) {
 	t.Parallel()
 	many := []option{

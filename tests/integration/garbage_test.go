@@ -148,8 +148,8 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.Equal(t, pid, s.proc("ingest", 0).PID())
 	s.await("nothing pending", func() bool { return s.rdb.XLen(s.ctx(), s.space.Ingest()).Val() == 0 })
 
-	// All keys that were written have the expected form, so that no key of another program was
-	// touched: ids from messages were validated before they became parts of keys.
+	// Each key in Redis begins with bulk-action: or bulk-action:{0}:, and then has only letters,
+	// digits and the characters . _ : - behind it.
 	keys, err := s.rdb.Keys(s.ctx(), "*").Result()
 	require.NoError(t, err)
 	for _, key := range keys {
@@ -161,8 +161,9 @@ func TestGarbageOnTheIngestStream(t *testing.T) {
 	require.EqualValues(t, len(sent), st.Rejected)
 }
 
-// TestMessagesForUnknownGroups: a message for a group that does not exist waits for the group for a
-// limited time; then it is rejected.
+// TestMessagesForUnknownGroups: four messages for a group that does not exist, with entry ids of
+// the year 1970, are rejected. A new message for another such group waits, and counts when that
+// group is submitted.
 func TestMessagesForUnknownGroups(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 0))
@@ -244,9 +245,10 @@ func hostile(i int, other string) string {
 	return kinds[i%len(kinds)] + strings.Repeat(" ", i/len(kinds)) // different texts, since a set stores equal ones once
 }
 
-// TestGarbageInEveryStream: garbage in the streams of jobs, results, messages and events, in a
-// tenant's non-ready jobs and in the hash of workers stops no process. What roles read of it is
-// rejected or quarantined, and valid entries beside it are handled.
+// TestGarbageInEveryStream: 1000 texts as garbage in the ingest stream, the ready stream, the
+// results, the outbox, the dead letters and the events, in a tenant's non-ready jobs and in the
+// hash of workers end no process. All 1000 messages are rejected, the quarantine has 1000 entries,
+// and five groups submitted between and after them are done.
 func TestGarbageInEveryStream(t *testing.T) {
 	t.Parallel()
 	s := start(t)

@@ -48,12 +48,12 @@ func TestIdempotencyKeyMakesOneGroup(t *testing.T) {
 		return do("POST", s.url(i)+"/v1/groups", body, "Idempotency-Key", key)
 	}
 
-	// Send the same request several times concurrently, to both ingest processes.
+	// Send one request eight times concurrently, to both ingest processes.
 	first := accepted(t, atOnce(8, func(i int) response { return submit(i%2, "at-once", body) })...)
 	id := first.ID
 	require.Equal(t, api.Counts{Accepted: 2, Done: 2}, s.wait(id).Counts)
 
-	// Send the request again when the group has ended, also to a newly started process.
+	// Send the request again when the group has ended: to an old ingest process, and to a new one.
 	require.Equal(t, first, accepted(t, submit(1, "at-once", body)))
 	s.stop(s.proc("ingest", 0))
 	s.stop(s.proc("ingest", 1))

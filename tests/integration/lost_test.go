@@ -18,8 +18,9 @@ import (
 )
 
 // TestVanishedDataEndsWithinAMinute: with default settings, jobs whose data vanishes from Redis
-// while their group makes progress end as LOST within a minute. Each round begins at another time
-// of the audit interval, and takes two minutes. LOST_ROUNDS is the number of rounds; without it the
+// while their group makes progress end as LOST within a minute: the ready stream is deleted,
+// renamed or misses 30 entries, or the results are deleted. Each round begins at another time of
+// the audit interval, and takes two minutes. LOST_ROUNDS is the number of rounds; without it the
 // test is skipped.
 func TestVanishedDataEndsWithinAMinute(t *testing.T) {
 	rounds, _ := strconv.Atoi(os.Getenv("LOST_ROUNDS"))

@@ -16,8 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestMemoryIsFull: while Redis's memory is full, submissions are refused, and accepted jobs run to
-// their end.
+// TestMemoryIsFull: while Redis's memory is full, a submission and a seal are answered with 429, a
+// cancel with 202, and the jobs of an accepted group end, although the only worker is killed and
+// replaced.
 func TestMemoryIsFull(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("LEASE", "2s"), env("WORKER_TIMEOUT", "200ms"), env("BACKPRESSURE_GLOBAL_RPS", "0"),
@@ -53,7 +54,7 @@ func TestMemoryIsFull(t *testing.T) {
 	status, answer := s.call("POST", s.url(0)+"/v1/groups/doomed/cancel", "")
 	require.Equal(t, http.StatusAccepted, status, "cancel frees memory: %s", answer)
 
-	// A worker is killed; the jobs that it held run again.
+	// The only worker is killed with the jobs that it holds, and a new one starts.
 	s.proc("worker", 0).Kill()
 	s.add("worker")
 	s.await("the end of what was accepted", func() bool { return s.group(l.group.ID).Status.Ended() })
@@ -81,8 +82,8 @@ func TestMemoryIsFull(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, status, "a refused group does not exist")
 }
 
-// TestEvictionIsRefused: every role refuses to start on a Redis that evicts keys when its memory is
-// full, because it would lose jobs.
+// TestEvictionIsRefused: each of the six roles for jobs ends with code 1 at its start if Redis has
+// the maxmemory-policy allkeys-lru, because such a Redis would lose jobs.
 func TestEvictionIsRefused(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))

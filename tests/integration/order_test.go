@@ -11,8 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// TestAppendsAndSealsInAnyOrder: the messages of one group may arrive in any order, several times,
-// and through two ingest processes at once. The group gets each job once.
+// TestAppendsAndSealsInAnyOrder: two ingest processes read three groups of 50 appends, each of
+// which is there three times. One group is sealed first, one last, and one has all its messages in
+// random order. Each group gets its 150 jobs once.
 func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	t.Parallel()
 	const appends, each, times = 50, 3, 3
@@ -87,8 +88,9 @@ func TestAppendsAndSealsInAnyOrder(t *testing.T) {
 	require.Len(t, both, 2)
 }
 
-// TestRepeatedMessageWithOtherContent: of three messages with one id and other content, the first
-// one counts, whichever of two ingest processes reads the later ones.
+// TestRepeatedMessageWithOtherContent: three messages with the id m1 append one, two and three
+// jobs, one after the other, while two ingest processes run. The group gets the one job of the
+// first message.
 func TestRepeatedMessageWithOtherContent(t *testing.T) {
 	t.Parallel()
 	s := start(t, replicas("ingest", 2))

@@ -69,8 +69,8 @@ func TestRedisDiesAndComesBack(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, s.wait("open").Counts)
 }
 
-// TestRedisStalls: while Redis stalls, /readyz of all processes answers 503. Afterwards each job is
-// done, and is counted and reduced once.
+// TestRedisStalls: while Redis stalls, /readyz of all processes answers 503. Afterwards all 1000
+// jobs are done, and each has one result and is reduced once.
 func TestRedisStalls(t *testing.T) {
 	t.Parallel()
 	const n = 1000

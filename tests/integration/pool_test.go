@@ -79,8 +79,8 @@ func TestPoolIsResizedAtRunTime(t *testing.T) {
 	}
 	require.Equal(t, 7, s.pool(worker).Workers)
 
-	// A worker process with fewer slots lets the jobs that it runs end. With no slots it starts no
-	// job.
+	// Resized from 7 slots to 0, the worker process still runs 7 jobs until their group is
+	// cancelled. Resized to 3, it runs a new group.
 	_, err := s.api.ResizeWorker(s.ctx(), w.ID, 0)
 	require.NoError(t, err)
 	shown(0, 7)

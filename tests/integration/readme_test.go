@@ -20,9 +20,9 @@ import (
 
 const repository = "../.."
 
-// TestReadmeCommands runs the commands of the README in their order in one shell. Of the commands,
-// only addresses and the size of the demo are changed. Instead of building a binary it uses the one
-// that all tests share.
+// TestReadmeCommands runs the commands of the README in their order in one shell. It changes
+// addresses and the size of the demo, waits until `bulkaction dev` answers, and uses the binary
+// that all tests share instead of building one. The output must contain the texts listed below.
 func TestReadmeCommands(t *testing.T) {
 	t.Parallel()
 	address := childproc.FreeAddr()
@@ -63,7 +63,8 @@ func TestReadmeCommands(t *testing.T) {
 	}
 }
 
-// runScript runs a script in one shell, and returns what it has printed.
+// runScript runs a script in one bash in the folder dir, for at most 5 minutes, requires that it
+// succeeds, and returns its stdout and stderr.
 func runScript(t *testing.T, script, dir string, environ ...string) string {
 	t.Helper()
 	output, err := os.Create(filepath.Join(t.TempDir(), "output"))

@@ -15,8 +15,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestAcceptedMeansReplicated: with REDIS_WAIT_REPLICAS, ingest answers a producer only after a
-// replica has the data, and acknowledges an entry of the ingest stream only then.
+// TestAcceptedMeansReplicated: with REDIS_WAIT_REPLICAS, ingest answers 503, and does not
+// acknowledge an entry of the ingest stream, while the replica is suspended; it answers 202 and
+// acknowledges the entry when the replica runs.
 func TestAcceptedMeansReplicated(t *testing.T) {
 	t.Parallel()
 	s := start(t, env("PARTITIONS", "3"), env("REDIS_WAIT_REPLICAS", "1"), env("REDIS_COMMAND_TIMEOUT", "1s"), onRedis(redistest.Args("--repl-diskless-sync-delay", "0")))

@@ -62,7 +62,7 @@ func TestRetryRunsOnlyWhatFailed(t *testing.T) {
 	}
 	require.Equal(t, hopeless, failures)
 
-	// Of several concurrent retry requests, one opens a round.
+	// Four concurrent retry requests, answered with 202 or 409, open one round together, the third.
 	s.stop(s.proc("worker", 0))
 	for _, r := range atOnce(4, func(int) response { return do("POST", s.url(0)+"/v1/groups/g/retry", "") }) {
 		require.NoError(t, r.err)

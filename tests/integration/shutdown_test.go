@@ -67,9 +67,9 @@ func TestStoppedWorkerReleasesWhatItCannotFinish(t *testing.T) {
 	require.GreaterOrEqual(t, again, 10)
 }
 
-// underLoad calls during while groups are running. It submits groups over HTTP before the call, and
-// jobs through the ingest stream at the same time. Then it checks the outcomes of all. From then on
-// s.api uses the newest ingest process.
+// underLoad calls the function `during` while six groups of 1000 jobs run: five were submitted over
+// HTTP before, and the sixth gets its jobs through the ingest stream meanwhile. Then all jobs must
+// be done, each with one result. From then on s.api uses the newest ingest process.
 func (s *system) underLoad(t *testing.T, during func()) {
 	t.Helper()
 	const groups, messages, each = 5, 20, 50

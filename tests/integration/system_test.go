@@ -245,8 +245,8 @@ func (s *system) waitRound(group string, round int) api.Group {
 	return *e.Group
 }
 
-// event waits for an event in the stream `events` that is accepts, and returns it. It may have been
-// published before the call. what names it in errors.
+// event waits for an event in the stream `events` for which the function `is` returns true, and
+// returns the event. It may have been published before the call. `what` names it in errors.
 func (s *system) event(what string, is func(api.Event) bool) api.Event {
 	s.t.Helper()
 	var found api.Event
@@ -257,8 +257,8 @@ func (s *system) event(what string, is func(api.Event) bool) api.Event {
 	return found
 }
 
-// follow calls done with each entry of a stream, from its beginning, until done returns true. The
-// test fails after patience.
+// follow calls the function done with each entry of a stream, from its beginning, until done
+// returns true. The test fails after patience.
 func (s *system) follow(stream, what string, done func(redis.XMessage) bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx(), patience)
@@ -299,7 +299,8 @@ func (s *system) await(what string, ok func() bool) {
 	}
 }
 
-// awaitCounts waits until ok accepts the counts of a group, and returns these.
+// awaitCounts waits until the function ok returns true for the counts of a group, and returns these
+// counts.
 func (s *system) awaitCounts(group, what string, ok func(api.Counts) bool) api.Counts {
 	s.t.Helper()
 	var c api.Counts

@@ -35,9 +35,9 @@ func parentOf(n int, flags string) (header, traceID, spanID string) {
 	return "00-" + traceID + "-" + spanID + "-" + flags, traceID, spanID
 }
 
-// awaitTrace waits until a trace is complete, and returns its spans from the root on: each is the
-// parent of the next. parent is the parent id of the first span; "" if it has none. Spans that a
-// producer outside of the system has made are not included.
+// awaitTrace waits until a trace ends with a span reduce, fail or cancel, and returns its spans
+// from the root on: each is the parent of the next. parent is the parent id of the first span; ""
+// if it has none. Spans that a producer outside of the system has made are not included.
 func awaitTrace(t *testing.T, r *oteltest.Receiver, traceID, parent string) []oteltest.Span {
 	t.Helper()
 	of := func(all []oteltest.Span) []oteltest.Span {
@@ -77,8 +77,9 @@ var kindOf = map[string]string{
 	"send ingest": "producer", "ingest": "consumer", "admit": "internal", "promote": "internal", "process NOOP": "consumer", "reduce": "consumer",
 }
 
-// describes requires that each span of a job's trace has the right attributes, such as tenant,
-// group and ordinal.
+// describes requires that each span of a job's trace has the right kind and the right attributes of
+// messaging, tenant and group; from admit on also the job, and at process NOOP the attempt and
+// three wait times.
 func describes(t *testing.T, s *system, path []oteltest.Span, tenant, group string, ordinal int) {
 	t.Helper()
 	destination := map[string]string{
@@ -117,8 +118,8 @@ func silent(t *testing.T, spans []oteltest.Span) {
 	}
 }
 
-// awaitBatches waits until, for each of these jobs' spans, a span of a batch with this name links
-// to it.
+// awaitBatches waits until, for each span in jobs, a span with this name, such as "admit batch",
+// links to it.
 func awaitBatches(t *testing.T, r *oteltest.Receiver, name string, jobs []oteltest.Span) {
 	t.Helper()
 	r.WaitFor(t, patience, func(all []oteltest.Span) bool {
@@ -241,8 +242,8 @@ func TestTracesOfManyJobs(t *testing.T) {
 	require.Len(t, seen, n, "each job has one trace")
 	awaitBatches(t, r, "admit batch", admits)
 
-	// Over HTTP, the span of the message is one that the client has made; the links to it tell
-	// which.
+	// Of the request over HTTP, ingest itself records the span "send ingest". Both jobs without a
+	// traceparent link to that one span, which counts three jobs.
 	linked := map[string]int{}
 	for _, span := range r.Spans() {
 		if span.Name == "ingest" && span.Attributes["bulkaction.group"] == "three" && span.ParentID == "" {
@@ -263,8 +264,8 @@ func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	t.Parallel()
 	s, r := traced(t, replicas("fetcher", 0), env("BACKPRESSURE_SHARE", "static"), env("BACKPRESSURE_GLOBAL_RPS", "15"), env("BACKPRESSURE_RATE_LIMIT_WINDOW", "200ms"),
 		env("BACKPRESSURE_DEFAULT_BACKOFF", "10ms"), env("CONGESTION_BASE_BACKOFF", "10ms"))
-	// Two tenants share three permits a window: one for each. With its next job, the first tenant
-	// is rate-limited.
+	// Two tenants with static shares have three permits a window, so each gets one. Each has three
+	// jobs; at least one job must become non-ready as RATE_LIMITED.
 	const n = 3
 	for at, tenant := range []string{"a", "b"} {
 		g := client.Submission{ID: "of-" + tenant, Tenant: tenant, Type: "NOOP", Seal: true}
@@ -303,7 +304,8 @@ func TestTraceOfADeniedAndARetriedJob(t *testing.T) {
 	silent(t, everything(s, r))
 }
 
-// TestTracesOfFailedAndCancelledJobs: a trace also says how a job ended that was not done.
+// TestTracesOfFailedAndCancelledJobs: the trace of a job that fails permanently ends with the span
+// fail; those of a waiting and of a non-ready job whose groups are cancelled end with cancel.
 func TestTracesOfFailedAndCancelledJobs(t *testing.T) {
 	t.Parallel()
 	s, r := traced(t)

@@ -28,8 +28,8 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// twice is a hook of the Redis client. It runs every script that has succeeded a second time, as a
-// Cluster client may do at any time, and returns the second reply.
+// twice is a hook of the Redis client. After each EVAL or EVALSHA without an error it sends the
+// command once more, as a Cluster client may do at any time, and returns the second reply.
 type twice struct{ runs atomic.Int64 }
 
 func (h *twice) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -133,9 +133,9 @@ func inOne(t *testing.T, url string, hook redis.Hook, environ ...string) string 
 	return ""
 }
 
-// TestEveryScriptTwice: every script runs twice, and yet nothing is done twice. A Cluster client
-// repeats a command when Redis redirects it, whatever its settings are, so each script may run
-// twice.
+// TestEveryScriptTwice: the roles send each script call twice, more than 500 calls, and yet groups
+// that are retried, throttled, deferred, paused, cancelled or fail have exact counts. A Cluster
+// client repeats a command when Redis redirects it, whatever its settings are.
 func TestEveryScriptTwice(t *testing.T) {
 	t.Parallel()
 	ctx := context.WithoutCancel(t.Context())

@@ -49,8 +49,9 @@ func TestDenialsAreFound(t *testing.T) {
 	require.Len(t, denied, 1)
 }
 
-// TestRolesRefuseToStartWithoutARight: a role whose Redis user lacks the right to one command does
-// not start, and says what to do. Afterwards the running system still does its work.
+// TestRolesRefuseToStartWithoutARight: each of the seven roles, whose Redis user lacks the right to
+// one command here, ends with an error that names the command and `bulkaction acl`. Afterwards a
+// group of 200 jobs has its expected outcome in the running system.
 func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -74,8 +75,8 @@ func TestRolesRefuseToStartWithoutARight(t *testing.T) {
 	newLoad("acme", 200).check(t, s.wait(id))
 }
 
-// TestEventReader: a program can follow the events of groups as a Redis user who may only read
-// them.
+// TestEventReader: a program that logs in to Redis as the user event-reader subscribes to the
+// stream of events, and gets an event of a group that is submitted afterwards.
 func TestEventReader(t *testing.T) {
 	t.Parallel()
 	s := start(t)

@@ -9,7 +9,7 @@ import (
 )
 
 // TestClientDependsOnTheStandardLibraryAlone requires that a program that uses package client links
-// no other module. The control shows that the producer's dependencies would be found.
+// no other module. As a control, package client/producer must depend on go-redis.
 func TestClientDependsOnTheStandardLibraryAlone(t *testing.T) {
 	t.Parallel()
 	require.Empty(t, modulesOf(t, "client"))

@@ -17,8 +17,8 @@ var (
 	heading      = regexp.MustCompile(`(?m)^#{1,6} (.+)$`)
 )
 
-// TestLinks requires that each relative link of a Markdown document leads to a file of the
-// repository, and that its anchor is a heading there.
+// TestLinks requires that each relative link of a Markdown document, outside of fenced blocks,
+// leads to a file or folder, and that its anchor in a Markdown document is a heading there.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	root := moduleRoot(t)
@@ -43,7 +43,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// anchors returns the anchors of a document's headings, as GitHub makes them.
+// anchors returns the anchors of a document's headings, as GitHub makes them, but without the
+// numbers by which GitHub tells equal headings apart.
 func anchors(t *testing.T, file string) []string {
 	t.Helper()
 	text, err := os.ReadFile(file)

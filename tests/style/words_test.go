@@ -24,8 +24,8 @@ type replacedWord struct {
 	use    string   // the word that replaces it
 }
 
-// TestReplacedWords requires that no file of the project uses a word that the glossary has
-// replaced.
+// TestReplacedWords requires that no Go, Lua, Markdown, YAML, shell or proto file uses a word that
+// the glossary has replaced. The glossary, CHANGELOG.md and tests/style are left out.
 func TestReplacedWords(t *testing.T) {
 	t.Parallel()
 	root := moduleRoot(t)
@@ -187,8 +187,8 @@ type declaredName struct {
 
 var luaDeclaration = regexp.MustCompile(`\b(?:local|function|for)\s+(?:function\s+)?([A-Za-z_][\w, ]*)`)
 
-// declaredNames returns the names that a Go or Lua file declares: types, functions, fields,
-// variables, parameters.
+// declaredNames returns the names that a file declares. In Go these are types, functions, fields,
+// parameters, constants, and variables of var and :=; in Lua, names after local, function and for.
 func declaredNames(t *testing.T, file string, text []byte) []declaredName {
 	t.Helper()
 	var names []declaredName

@@ -10,7 +10,7 @@ import (
 )
 
 // TestWorkflows requires that the workflows of GitHub name each action by its commit, with the tag
-// beside it, use the Go version of go.mod, and state the permissions of their jobs.
+// beside it, use the Go version of go.mod, and state the default permissions of their jobs.
 func TestWorkflows(t *testing.T) {
 	t.Parallel()
 	root := moduleRoot(t)
