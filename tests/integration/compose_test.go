@@ -220,7 +220,9 @@ func TestCompose(t *testing.T) {
 		require.NoError(t, err)
 		for _, m := range found[0].Messages {
 			last = m.ID
-			ended++
+			if m.Values["type"] == "group.completed" {
+				ended++
+			}
 		}
 	}
 	c.finish("cli", nil, "audit")
