@@ -346,8 +346,8 @@ func (s *slowFirst) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestVisitorsShareCalls: visitors who enter while a call of enter runs share the next call, and
-// each gets a number.
+// TestVisitorsShareCalls: 50 visitors enter while the first call of enter is blocked. Fewer than 50
+// calls then give each of them a number of their own.
 func TestVisitorsShareCalls(t *testing.T) {
 	const users = 50
 	w := shared(t)
