@@ -237,8 +237,9 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// TestWorkOfTenantsIsBounded: Tenants reads the ids of all 256 partitions in one round trip, and at
-// most 15 ids of each. A page misses no tenant, also if one partition has most of them.
+// TestWorkOfTenantsIsBounded: Tenants reads the ids of all 256 partitions in one round trip, at
+// most 15 ids a partition on average. No page misses a tenant, also if one partition has most of
+// them.
 func TestWorkOfTenantsIsBounded(t *testing.T) {
 	t.Parallel()
 	for name, place := range map[string]func(i int) int{
