@@ -322,8 +322,8 @@ func TestImplicitTenantsAreLeftOut(t *testing.T) {
 	require.Len(t, got, implicit+2)
 }
 
-// TestETA: the ETA of a group covers its jobs and the tenant's jobs that are served before them, at
-// the tenant's present speed.
+// TestETA: the ETA of a group grows with its jobs and the tenant's jobs that are served before
+// them. There is none without a speed, nor for a paused group, type or tenant.
 func TestETA(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

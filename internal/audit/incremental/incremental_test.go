@@ -196,8 +196,9 @@ func usage(w *audittest.World) (cpu, out float64) {
 	return number("CPU", "used_cpu_user") + number("CPU", "used_cpu_sys"), number("Stats", "total_net_output_bytes")
 }
 
-// TestGroupWithKeyOfWrongTypeIsACandidate: a key of the wrong Redis type makes its group a
-// candidate, and the other groups are checked all the same.
+// TestGroupWithKeyOfWrongTypeIsACandidate: although a key has the wrong Redis type, the check finds
+// the lost job of the group good. If the key is one that checks read of the group bad, the audit of
+// the candidates reports it.
 func TestGroupWithKeyOfWrongTypeIsACandidate(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

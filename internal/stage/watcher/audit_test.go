@@ -139,8 +139,8 @@ func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 	require.NoError(w.T, err)
 }
 
-// TestRunningJobIsNotLostAtOnce: the entry of a job in flight is deleted, and the lease of the
-// audit is an hour. A violation is published, and the worker's report still makes the job done.
+// TestRunningJobIsNotLostAtOnce: the entry of a job in flight is deleted, and a job lease is an
+// hour. A violation is published, and the worker's report still makes the job done.
 func TestRunningJobIsNotLostAtOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
