@@ -142,8 +142,9 @@ func TestCancelledMeanwhile(t *testing.T) {
 	require.Empty(t, run(w, Options{}).Violations)
 }
 
-// TestUnownedEntries: in each of the streams, an entry that was delivered and that no consumer owns
-// is a violation.
+// TestUnownedEntries: in a ready stream, the results stream and the ingest stream, each entry that
+// was delivered and that no consumer owns is a violation. So is an entry of the ingest stream whose
+// id has the largest possible time.
 func TestUnownedEntries(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		t.Parallel()

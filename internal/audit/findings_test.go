@@ -12,8 +12,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestElementThatAScanRepeatsIsNotADuplicate: a job is not reported as duplicated only because a
-// scan yields its element twice.
+// TestElementThatAScanRepeatsIsNotADuplicate: the sorted set non-ready is read twice. Only the job
+// that is in it twice is reported as duplicated, and not the other 19.
 func TestElementThatAScanRepeatsIsNotADuplicate(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -63,8 +63,8 @@ func (w *roomWorld) violations() []Violation {
 	return report.Violations
 }
 
-// TestCheckRooms: each law of events can fail: the violation names the law, the partition, the
-// event and what is wrong, and no user.
+// TestCheckRooms: the event e7 is damaged in one of six ways. The violation names the law, the
+// partition, the event and what is wrong, and no user.
 func TestCheckRooms(t *testing.T) {
 	t.Parallel()
 	const event = "e7"
@@ -127,8 +127,8 @@ func TestCheckRooms(t *testing.T) {
 	}
 }
 
-// TestCheckRoomsWithoutAList: if the list of events has the wrong Redis type, the audit still finds
-// each event by its keys.
+// TestCheckRoomsWithoutAList: if the list of events has the wrong Redis type, a violation says so,
+// and the audit still finds the event e7 by its keys.
 func TestCheckRoomsWithoutAList(t *testing.T) {
 	t.Parallel()
 	eachRoomWorld(t, func(w *roomWorld) {

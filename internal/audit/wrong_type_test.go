@@ -9,8 +9,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestKeyOfWrongTypeIsReported: for each kind of key, a key of the wrong Redis type does not stop
-// the audit, and a violation names it.
+// TestKeyOfWrongTypeIsReported: a key of one of ten kinds has the wrong Redis type. The audit does
+// not stop, and a violation names the key.
 func TestKeyOfWrongTypeIsReported(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

@@ -49,8 +49,8 @@ func appendEntry(ctx context.Context, s *groups.Store, group string, jobs []mess
 	return s.AppendEntries(ctx, group, []groups.EntryJobs{{Entry: entry, Message: message, Jobs: jobs, Origin: o}})[0]
 }
 
-// TestAppendsTogether: 101 concurrent appends, which share script calls, are accepted or refused
-// separately, each as a whole. A message that comes again is stored once.
+// TestAppendsTogether: 101 concurrent appends, which may share script calls, are accepted or
+// refused separately, each as a whole. A message that comes again is stored once.
 func TestAppendsTogether(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		ctx := context.WithoutCancel(stagetest.Trusted(t))

@@ -80,8 +80,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.ErrorAs(t, submit(w.Store), &full)
 	require.Contains(t, full.Reason, "up to 50%")
 
-	// A store that has no limit of memory use refuses nothing itself. When Redis is out of memory,
-	// it returns a BackpressureError, too.
+	// A store without a limit of memory use returns a BackpressureError when Redis is out of
+	// memory.
 	blind := w.NewStore(groups.Config{})
 	var err error
 	w.Await("Redis to be full", func() bool {

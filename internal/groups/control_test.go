@@ -237,8 +237,9 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// TestWorkOfTenantsIsBounded: Tenants reads the ids of all 256 partitions in one round trip, and at
-// most 15 ids of each. A page misses no tenant, also if one partition has most of them.
+// TestWorkOfTenantsIsBounded: Tenants reads the ids of all 256 partitions in one round trip, at
+// most 15 ids a partition on average. No page misses a tenant, also if one partition has most of
+// them.
 func TestWorkOfTenantsIsBounded(t *testing.T) {
 	t.Parallel()
 	for name, place := range map[string]func(i int) int{
@@ -321,8 +322,8 @@ func TestImplicitTenantsAreLeftOut(t *testing.T) {
 	require.Len(t, got, implicit+2)
 }
 
-// TestETA: the ETA of a group covers its jobs and the tenant's jobs that are served before them, at
-// the tenant's present speed.
+// TestETA: the ETA of a group grows with its jobs and the tenant's jobs that are served before
+// them. There is none without a speed, nor for a paused group, type or tenant.
 func TestETA(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

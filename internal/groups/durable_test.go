@@ -115,7 +115,7 @@ func (f *forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 }
 
 // TestWhatAFailoverLostIsStoredAgain: the store detects that a failover has lost a write. It stores
-// submissions and appends again; for a command it returns an error.
+// submissions and appends again; for the command pause it returns an error.
 func TestWhatAFailoverLostIsStoredAgain(t *testing.T) {
 	t.Parallel()
 	ctx := auth.Trust(context.Background())
@@ -231,8 +231,8 @@ func TestSubmitOutlivesALostScript(t *testing.T) {
 	}
 }
 
-// TestAppendOutlivesALostPiece: an append is accepted when all its pieces are stored. Only missing
-// pieces are stored again.
+// TestAppendOutlivesALostPiece: a failover loses one of an append's three pieces. The append stores
+// it again, and has all its jobs. A repeated append stores no job twice.
 func TestAppendOutlivesALostPiece(t *testing.T) {
 	t.Parallel()
 	const n, pieces = 2*ledger.MaxAppend + 50, 3
@@ -287,8 +287,8 @@ func TestSubmitGivesUpOnLostPieces(t *testing.T) {
 	holds(w, "g", n)
 }
 
-// TestWaitsAreShared: calls that arrive during a wait share the next wait. Each gets its own
-// answer.
+// TestWaitsAreShared: the replica answers only after 50 concurrent submissions were written. All of
+// them succeed, with fewer than 50 commands WAIT.
 func TestWaitsAreShared(t *testing.T) {
 	t.Parallel()
 	ctx := auth.Trust(context.Background())

@@ -25,7 +25,8 @@ func TestNewJobHasAllFields(t *testing.T) {
 	requireAllFields(t, fresh)
 }
 
-// TestJobViewHasTheTrace: a failed job shows its trace, if it was sampled.
+// TestJobViewHasTheTrace: the view of a failed job has the trace id of its error. It has none if
+// there is no error, or if the error's trace is empty or malformed.
 func TestJobViewHasTheTrace(t *testing.T) {
 	for trace, want := range map[string]string{
 		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01": "0af7651916cd43dd8448eb211c80319c", "": "", "odd": "",

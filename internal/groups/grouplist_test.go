@@ -72,8 +72,9 @@ func TestListIsFiltered(t *testing.T) {
 	}
 }
 
-// TestListByStatus: a list by status contains the groups of that status, ordered by their last
-// change of status, newest first. A cursor of another list is refused.
+// TestListByStatus: the list of FAILED groups begins with the group that failed last, and leaves
+// out one whose status has changed since. Lists without a status and of CREATED groups refuse its
+// cursor.
 func TestListByStatus(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -25,8 +25,8 @@ func eachFailure(ctx context.Context, w *stagetest.World, q groups.FailureQuery,
 	return err
 }
 
-// withFailures creates group g of n jobs, all ended: every job whose ordinal is a multiple of every
-// has failed, with the codes REFUSED and GONE in turn. The others are done.
+// withFailures creates group g of n jobs, all ended. The jobs with the ordinals 0, every, 2*every
+// and so on have failed, with the codes REFUSED and GONE in turn; the others are done and reduced.
 func withFailures(t testing.TB, n, every int) *stagetest.World {
 	w := stagetest.Shared(t)
 	w.Jobs("g", "T", 1)
@@ -154,8 +154,8 @@ func TestFailureSummaryIsReadOnce(t *testing.T) {
 	require.Equal(t, []int64{51, 0}, []int64{changed.Total, changed.Seen})
 }
 
-// TestJobMap: concurrent calls of JobMap for 7 buckets get the right counts, and each caller may
-// change its map. A group of 3 jobs has one bucket a job.
+// TestJobMap: 8 concurrent calls of JobMap get 7 buckets each, and change them; the next call still
+// has the right counts. A group of 3 jobs has one bucket a job.
 func TestJobMap(t *testing.T) {
 	t.Parallel()
 	w := withFailures(t, 100_003, 10)

@@ -13,8 +13,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// sampled returns the figures, at this second, of an installation that accepts 2 jobs a second and
-// ends one.
+// sampled returns the Stats, `second` seconds after its start, of an installation that accepts 2
+// jobs a second and ends one a second.
 func sampled(second int64) api.Stats {
 	return api.Stats{
 		ActiveTenants: 3, Totals: api.JobTotals{Accepted: 2 * second, Done: second},

@@ -60,8 +60,8 @@ func (l *lossy) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// TestALostReplyFailsNoRequest: each request succeeds although the first reply to each of its
-// commands is lost, also to those that read the backlog and find the group.
+// TestALostReplyFailsNoRequest: submit, append (of a request or an entry), seal, pause and cancel
+// succeed although the first reply to each of their commands is lost.
 func TestALostReplyFailsNoRequest(t *testing.T) {
 	t.Parallel()
 	ctx := stagetest.Trusted(t)

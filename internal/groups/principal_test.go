@@ -105,8 +105,9 @@ func TestForeignAppend(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g"))
 }
 
-// TestIdempotencyKeysBelongToATenant: the idempotency keys of a tenant are its own, also those that
-// a service uses for the tenant.
+// TestIdempotencyKeysBelongToATenant: two tenants use one idempotency key for two submissions. Who
+// may act for all tenants finds, with this key, the submission of the tenant that is named; admins,
+// who have no tenant, find only their own.
 func TestIdempotencyKeysBelongToATenant(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -46,8 +46,8 @@ func TestRejectedMessages(t *testing.T) {
 			require.ErrorContains(t, err, "cursor")
 		}
 
-		// A page of large rejected messages has fewer than limit, so that a call reads a bounded
-		// number of bytes.
+		// Of 60 rejected messages of 256 KiB, a page with the limit 1,000 has only 40, because a
+		// call reads a bounded number of bytes.
 		large := strings.Repeat("x", 256<<10)
 		for i := range 60 {
 			require.NoError(t, w.Conn.Cmd.XAdd(stagetest.Trusted(t), &redis.XAddArgs{Stream: w.Space.Rejected(), ID: fmt.Sprintf("%d-0", i+100), Values: []any{"data", large}}).Err())

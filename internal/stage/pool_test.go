@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// TestStatsShowTheWholePool: the statistics of the API list the worker, fetcher and dispatcher
-// processes, with their counts.
+// TestStatsShowTheWholePool: Store.Stats lists one worker, fetcher and dispatcher process. The
+// worker's numbers are compared while it is idle, runs 3 of 5 jobs, stops and is gone.
 func TestStatsShowTheWholePool(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		started, end := make(chan string, 100), make(chan struct{})

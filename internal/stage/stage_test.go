@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// runLoop runs a loop that waits for tokens of wake, like a role, until stop is called.
+// runLoop starts a role with one loop: it calls step again and again, and waits in between, for a
+// token of the list wake too unless wake is "". stop ends the role.
 func runLoop(w *stagetest.World, wake string, step stage.Step) (stop func()) {
 	w.T.Helper()
 	r := stagetest.Process(w, "p").Runner()
@@ -81,8 +82,8 @@ func TestLoopGoesOnAfterErrors(t *testing.T) {
 	stop() // fails the test if Run returns an error
 }
 
-// TestRunnerCleansUp: the functions of OnStop run after all loops, in their order, although the
-// role's context has ended.
+// TestRunnerCleansUp: two functions of OnStop run after the only loop has ended with an error, in
+// the order in which they were added. Their context has not ended, although that of the role has.
 func TestRunnerCleansUp(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())

@@ -42,8 +42,8 @@ func audited(w *world) {
 	require.NoError(w, err)
 }
 
-// TestAuditFindsViolations: for each law, the test damages an event so that the law fails. The
-// audit reports it with the right text, and changes nothing.
+// TestAuditFindsViolations: an event is damaged in one of 24 ways. The audit reports as many
+// findings as expected, with the expected texts, and changes nothing.
 func TestAuditFindsViolations(t *testing.T) {
 	t.Parallel()
 	type edit func(ctx context.Context, w *world) error
@@ -168,8 +168,8 @@ func (w *world) dump() string {
 	return fmt.Sprint(append(all, w.rdb.XLen(ctx, w.p.Moves()).Val())...)
 }
 
-// TestAuditOfManyUsers: the audit reads large events in pages, and reports only a sum of the
-// findings beyond its limit.
+// TestAuditOfManyUsers: the audit reads an event of 1,000 users in pages of less than 500 elements.
+// Of 300 violations it reports 100, and the sum of the other 200.
 func TestAuditOfManyUsers(t *testing.T) {
 	onBoth(t, func(w *world) {
 		w.declare(defaults(0))

@@ -13,8 +13,8 @@ import (
 )
 
 // TestNothingHappensWhileTheSlotMoves: while the hash slot of a partition moves from one master of
-// a Redis Cluster to another, each call of a script is refused and changes nothing. After the move,
-// calls work again.
+// a Redis Cluster to another, calls of all scripts but audit_room are refused with TRYAGAIN, and
+// change nothing. After the move, snapshot, claim, complete and promote work again.
 func TestNothingHappensWhileTheSlotMoves(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.ClusterWithReplicas(t, 2)

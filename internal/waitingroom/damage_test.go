@@ -64,8 +64,8 @@ func TestForgetWithRecordsOfNobody(t *testing.T) {
 	})
 }
 
-// TestStockIsInAll: seats that were sold are never sold again, even if the stock is lowered, raised
-// or declared again.
+// TestStockIsInAll: two of five seats are sold. When the stock is then declared as 1, 3 and 5
+// seats, there are 0, 1 and 3 seats left; with 0 left the event is sold out.
 func TestStockIsInAll(t *testing.T) {
 	onBoth(t, func(w *world) {
 		declare := func(stock *int64) *int64 {

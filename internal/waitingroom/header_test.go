@@ -133,8 +133,8 @@ func TestContractsKeepToTheHeaders(t *testing.T) {
 	require.Len(t, seen.of, len(allScripts))
 }
 
-// TestKeysOfScripts: the names of the keys that the scripts build are those of package keyspace.
-// The key outbox is never written: only the function allow_oom names it.
+// TestKeysOfScripts: the names of the keys that the scripts and parts/room build are those of
+// package keyspace, all of them and no others.
 func TestKeysOfScripts(t *testing.T) {
 	t.Parallel()
 	space, err := keyspace.New("P:", 1)

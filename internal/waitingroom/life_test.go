@@ -189,8 +189,8 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestStock: the stock limits users to the seats that are left: there are never more users inside,
-// and the last sale ends the event.
+// TestStock: an event has 5 slots and a stock of 2 seats. Two of three users get in; the third is
+// not promoted after the first sale, and the second sale makes the event sold out.
 func TestStock(t *testing.T) {
 	onBoth(t, func(w *world) {
 		s, stock := defaults(5), int64(2)

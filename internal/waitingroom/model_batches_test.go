@@ -11,8 +11,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestModelOfManyUsers: each script handles at most 200 users in a call, and the next call handles
-// the next ones. The test compares this with the reference.
+// TestModelOfManyUsers: 450 users. Calls of promote_users, expire_users, sweep_room and forget
+// handle at most 200 of them each. The test compares replies and states with the reference.
 func TestModelOfManyUsers(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")

@@ -29,7 +29,8 @@ func watch(w *audittest.World, s *Check) (audit.Candidates, audit.Report) {
 	return found, r
 }
 
-// TestCheckFindsWhatStopsAGroup: an incremental check finds what keeps a group from ending.
+// TestCheckFindsWhatStopsAGroup: after each of 14 tampers, an incremental check and the audit of
+// its candidates find at least one of the tamper's violations, and no other.
 func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 	online := []string{
 		"accepted", "two counts whose errors cancel out", "negative count", "no states", "one state too many", "queued job gone", "queue gone", "ready entry gone",
@@ -91,7 +92,8 @@ func TestCheckNamesGroupsWithJobsInStreams(t *testing.T) {
 	require.Empty(t, candidates())
 }
 
-// TestCheckOfALargeTenant: a tenant with more groups than fit into one transaction is read twice.
+// TestCheckOfALargeTenant: a tenant has 150 groups, more than fit into one transaction. Checks find
+// nothing, until a non-ready job is deleted: then the tenant is a candidate.
 func TestCheckOfALargeTenant(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -194,8 +196,9 @@ func usage(w *audittest.World) (cpu, out float64) {
 	return number("CPU", "used_cpu_user") + number("CPU", "used_cpu_sys"), number("Stats", "total_net_output_bytes")
 }
 
-// TestGroupWithKeyOfWrongTypeIsACandidate: a key of the wrong Redis type makes its group a
-// candidate, and the other groups are checked all the same.
+// TestGroupWithKeyOfWrongTypeIsACandidate: although a key has the wrong Redis type, the check finds
+// the lost job of the group good. If the key is one that checks read of the group bad, the audit of
+// the candidates reports it.
 func TestGroupWithKeyOfWrongTypeIsACandidate(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

@@ -151,8 +151,9 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestGroup: a group is read as of one instant, with its keys of the wrong Redis type. Its
-// fingerprint changes with a count and with the length of a queue.
+// TestGroup: one transaction reads a group's counts, the lengths of its queues, and which of its
+// keys have the wrong Redis type. The fingerprint changes with a count and with the length of a
+// queue.
 func TestGroup(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		c := connect(t, url)

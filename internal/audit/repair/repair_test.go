@@ -79,8 +79,9 @@ func TestRepairOfTampering(t *testing.T) {
 	})
 }
 
-// TestRepairOfAMovingWorld: a repair while the roles run ends the jobs that the test has deleted as
-// failed, except those that their worker has ended before, and fails no other job.
+// TestRepairOfAMovingWorld: while scripts move jobs, the test six times deletes jobs and makes
+// counts wrong, and then repairs. In the end there is no violation, and only jobs that the test has
+// deleted, at least one of them, have failed as LOST.
 func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -135,8 +136,9 @@ func TestRepairOfAMovingWorld(t *testing.T) {
 	t.Logf("%d moves, %d jobs vanished, %d ended as lost", c.Moves.Load(), len(vanished), lost)
 }
 
-// TestAuditAndRepairOfACluster: in a cluster, all keys that a transaction of the audit reads are in
-// one hash slot, and so are those that a repair changes.
+// TestAuditAndRepairOfACluster: in a cluster of 3 masters, audits find a lost entry of a ready
+// stream and wrong owner keys, and repairs leave no violation. (Each of their transactions uses
+// keys of one hash slot.)
 func TestAuditAndRepairOfACluster(t *testing.T) {
 	t.Parallel()
 	url, _ := redistest.Cluster(t, 3)
@@ -164,8 +166,8 @@ func TestAuditAndRepairOfACluster(t *testing.T) {
 	require.Empty(t, r.Violations)
 }
 
-// TestKeyOfWrongTypeDoesNotStopARepair: a key of the wrong Redis type is not repaired, but all
-// other groups are.
+// TestKeyOfWrongTypeDoesNotStopARepair: a key of the wrong Redis type is still reported after the
+// repair. The lost job of the group good is repaired.
 func TestKeyOfWrongTypeDoesNotStopARepair(t *testing.T) {
 	for _, c := range audittest.WrongTypes {
 		t.Run(c.Name, func(t *testing.T) {

@@ -138,8 +138,8 @@ func TestStopReducesWhatWasRead(t *testing.T) {
 	})
 }
 
-// TestEntriesThatNobodyOwnsAreReduced: after an administrator's commands, such as XGROUP
-// DELCONSUMER, delivered entries are in no pending list. They are reduced nevertheless.
+// TestEntriesThatNobodyOwnsAreReduced: XGROUP DELCONSUMER removes the reader of some entries, and
+// XGROUP SETID skips others, so that none is in a pending list. All are reduced nevertheless.
 func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -163,8 +163,8 @@ func TestEntriesThatNobodyOwnsAreReduced(t *testing.T) {
 	awaitEmptyStream(w)
 }
 
-// TestLargestIDInTheResultsStream: Redis adds no entry behind one with the largest possible id. The
-// aggregator removes that entry, so that later results are reduced, too.
+// TestLargestIDInTheResultsStream: Redis adds no entry behind one with the largest possible id.
+// While the aggregator runs, the stream takes entries again, and 20 later results are reduced.
 func TestLargestIDInTheResultsStream(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -303,7 +303,8 @@ func TestResultsOfADeletedGroupAreDropped(t *testing.T) {
 	})
 }
 
-// TestLargeResultsAreReducedInPieces: one script call reduces about a megabyte of results at most.
+// TestLargeResultsAreReducedInPieces: 60 results of 60 KiB become several chunks of result lines,
+// each of at most a megabyte and one result.
 func TestLargeResultsAreReducedInPieces(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

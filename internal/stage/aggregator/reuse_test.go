@@ -41,10 +41,10 @@ func (c *cutOff) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestPartialOfADeletedGroupIsNotUsedAgain: an aggregator remembers the partial aggregate of a
-// deleted group. Another process has written that of a new group with the same id as often. The
-// first one does not add to what it remembers. Processes can share one of the 16 partial
-// aggregates.
+// TestPartialOfADeletedGroupIsNotUsedAgain: an aggregator remembers a partial aggregate of the
+// deleted group g, which it has written once. Another process, which uses the partial aggregate of
+// the same number, writes it once for a new group g. Then the first one reduces the other half of
+// the new group's jobs, and the group has the right aggregate.
 func TestPartialOfADeletedGroupIsNotUsedAgain(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

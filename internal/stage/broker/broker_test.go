@@ -21,8 +21,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
-// TestUsersAreAdmittedInOrder: users of two brokers are admitted in the order in which they have
-// entered, each with one token.
+// TestUsersAreAdmittedInOrder: six users enter through two brokers in turn. Each time the capacity
+// grows by one, the next user gets a token, in the order in which they have entered.
 func TestUsersAreAdmittedInOrder(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -243,7 +243,8 @@ func TestRedisStandsStill(t *testing.T) {
 	require.EqualValues(t, 2, w.snapshot().Used)
 }
 
-// TestBrokenEventHarmsNoOther: an event whose data is broken waits; the others go on.
+// TestBrokenEventHarmsNoOther: while the key slots of one event has a wrong Redis type, the user of
+// another event is admitted. After the repair, the user of the first one is admitted.
 func TestBrokenEventHarmsNoOther(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -293,8 +294,8 @@ func TestTokenExpires(t *testing.T) {
 	w.await("the slot is free", func() bool { return w.snapshot().Used == 0 })
 }
 
-// TestSeats: the number of seats of an event that nobody has declared comes from the seat service,
-// here a fake. While it does not answer, users wait.
+// TestSeats: an event that nobody has declared gets its capacity from the seat service, here a
+// fake. While the fake answers with an error, the user waits; when it says 1, the user is admitted.
 func TestSeats(t *testing.T) {
 	w := shared(t)
 	var known atomic.Bool
@@ -346,8 +347,8 @@ func (s *slowFirst) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// TestVisitorsShareCalls: visitors who enter while a call of enter runs share the next call, and
-// each gets a number.
+// TestVisitorsShareCalls: 50 visitors enter while the first call of enter is blocked. Fewer than 50
+// calls then give each of them a number of their own.
 func TestVisitorsShareCalls(t *testing.T) {
 	const users = 50
 	w := shared(t)

@@ -93,8 +93,9 @@ func TestConnectingDuringReentry(t *testing.T) {
 	c.at(2)
 }
 
-// TestPromotedBeforeTheAnswer: the dispatch message about a promotion may come before the answer of
-// the script enter. The last state that the user sees is IN_PROGRESS nevertheless.
+// TestPromotedBeforeTheAnswer: a user is promoted, and claims the token, before the answer of the
+// script enter reaches the broker. The first frame "state" of the user says IN_PROGRESS, and the
+// token follows.
 func TestPromotedBeforeTheAnswer(t *testing.T) {
 	w := shared(t)
 	w.declare(0)
@@ -123,8 +124,9 @@ func TestPromotedBeforeTheAnswer(t *testing.T) {
 	c.next("admitted")
 }
 
-// TestDeclaredAfterItWasUnknown: an event is declared shortly after a visitor has asked for it and
-// got 404. The first user sees its mode, and gets a token with the right times.
+// TestDeclaredAfterItWasUnknown: a visitor gets 404 for an event, which is then declared. The
+// stream that the visitor opens next shows the mode open, and gets a token that is valid for 5
+// minutes.
 func TestDeclaredAfterItWasUnknown(t *testing.T) {
 	w := shared(t)
 	var statuses atomic.Int64
@@ -151,8 +153,8 @@ func TestDeclaredAfterItWasUnknown(t *testing.T) {
 	require.WithinDuration(t, claims.ExpiresAt, claims.IssuedAt.Add(5*time.Minute), time.Second)
 }
 
-// TestRedisLosesItsData: Redis has lost its data: the streams of users with lost places end with
-// the reason "gone", also if the event is declared again and has other users.
+// TestRedisLosesItsData: Redis has lost its data. The stream of a user who had the position 4 ends
+// with the reason "gone", also if the event is declared again and 5 other users enter.
 func TestRedisLosesItsData(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t)
@@ -178,8 +180,8 @@ func TestRedisLosesItsData(t *testing.T) {
 	}
 }
 
-// TestEventIsDeleted: an event is closed and deleted between two snapshots. The streams of its
-// users end.
+// TestEventIsDeleted: an event is closed with the retention 0, so that it is deleted soon. The
+// stream of its user ends with the reason "closed" or "gone".
 func TestEventIsDeleted(t *testing.T) {
 	w := shared(t)
 	w.declare(0)

@@ -76,8 +76,8 @@ func TestDueJobsArePromoted(t *testing.T) {
 	})
 }
 
-// TestNewDueTimeWakesTheDispatcher: a job whose due time is before that of all other non-ready jobs
-// wakes the dispatcher.
+// TestNewDueTimeWakesTheDispatcher: 20 jobs are submitted one after the other, each due 20 ms
+// later. They are promoted within half a second on average, although the interval is a minute.
 func TestNewDueTimeWakesTheDispatcher(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -166,9 +166,9 @@ func TestJobsOfADeadWorkerAreReclaimedAfterTheLease(t *testing.T) {
 	}
 }
 
-// TestEntriesThatNobodyOwnsAreReclaimed: after an administrator's commands, such as XGROUP
-// DELCONSUMER, delivered entries are in no pending list. Their jobs are reclaimed nevertheless,
-// except the one whose worker renews its lease.
+// TestEntriesThatNobodyOwnsAreReclaimed: after XGROUP DELCONSUMER and XGROUP SETID, five delivered
+// entries are in no pending list. Four jobs become ready again; the fifth, whose worker renews its
+// lease, stays in flight.
 func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -197,8 +197,8 @@ func TestEntriesThatNobodyOwnsAreReclaimed(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 5, Done: 5}, w.Counts("g"))
 }
 
-// TestLargestIDInTheReadyStream: Redis adds no entry behind one with the largest possible id. The
-// dispatcher gives that entry a new id, so that jobs become ready again.
+// TestLargestIDInTheReadyStream: Redis adds no entry behind one with the largest possible id, which
+// here is no job. While the dispatcher runs, the ready stream takes entries again.
 func TestLargestIDInTheReadyStream(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -241,8 +241,9 @@ func TestJobThatLosesTooManyWorkersFails(t *testing.T) {
 	require.Contains(t, answer.Body.String(), "bulk_action_worker_dead_letter_total 1\n")
 }
 
-// TestNothingIsReclaimedForALeaseAfterAnOutage: idle times grow while Redis is away, so all workers
-// look dead when it is back; the dispatcher must leave them time to renew their leases.
+// TestNothingIsReclaimedForALeaseAfterAnOutage: Redis is away for longer than a lease. The worker
+// renews its lease again from half a lease after the restart on, and its job is not reclaimed. When
+// it stops renewing, the job is reclaimed.
 func TestNothingIsReclaimedForALeaseAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF)

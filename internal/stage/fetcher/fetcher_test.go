@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
-// config returns a configuration with a long idle pause, so that only a wake token makes the
-// fetcher admit jobs soon.
+// config returns a configuration whose interval is a minute: an idle fetcher pauses for a second,
+// the longest wait of a loop, unless a wake token ends its wait.
 func config() fetcher.Config {
 	return fetcher.Config{
 		Interval: time.Minute, BatchSize: 50, ReadyCap: 1000, Rate: ledger.Rate{Window: time.Second}, LaneWeights: [3]int{6, 3, 1},
@@ -60,8 +60,8 @@ func TestWaitingJobsBecomeReady(t *testing.T) {
 	})
 }
 
-// TestReadyStreamIsFilledToItsBound: the fetcher admits up to ReadyCap undelivered jobs. The fair
-// queue can't reorder jobs that are in the ready stream, so the stream must be short.
+// TestReadyStreamIsFilledToItsBound: with a ReadyCap of 10, 10 of 20 jobs are admitted, and 4 more
+// after a consumer has read 4. (The fair queue can't reorder jobs that are in the ready stream.)
 func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 20)
@@ -84,8 +84,8 @@ func TestReadyStreamIsFilledToItsBound(t *testing.T) {
 	})
 }
 
-// TestNewJobsWakeTheFetcher: new jobs are admitted without waiting for the interval, also those of
-// a new type.
+// TestNewJobsWakeTheFetcher: 20 groups are submitted one after the other, each second one with a
+// new type. Their jobs are admitted in less than half a second on average.
 func TestNewJobsWakeTheFetcher(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Run(fetcher.New(stagetest.Process(w, "f"), config()))
@@ -100,9 +100,9 @@ func TestNewJobsWakeTheFetcher(t *testing.T) {
 	})
 }
 
-// TestTypesWithoutWorkersTakeTurns: jobs of 70 types that no worker serves do not delay those of a
-// served type: between two admissions of that type, the fetcher admits jobs of 20 others at most.
-// All others are admitted too, before an idle pause (a minute) ends.
+// TestTypesWithoutWorkersTakeTurns: 70 types that no worker serves have a job each, and a served
+// type has 600. Between two admissions of the served type, at most 20 of the other types have one.
+// All jobs are admitted.
 func TestTypesWithoutWorkersTakeTurns(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		const unserved, jobs = 70, 600
@@ -177,8 +177,9 @@ func commands(t *testing.T, w *stagetest.World) (n int) {
 	return n
 }
 
-// TestRateLimitIsKept: no window has more permits than the limit. A tenant without permits gets a
-// marker in non-ready, and the fetcher admits its other jobs later, although no dispatcher runs.
+// TestRateLimitIsKept: of 48 jobs of three tenants, at most ten, the limit, become ready in a
+// window of 100 ms. At least one job becomes a marker, and the fetcher admits the jobs behind it
+// later, although no dispatcher runs.
 func TestRateLimitIsKept(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -195,7 +196,7 @@ func TestRateLimitIsKept(t *testing.T) {
 	require.Equal(t, st["admitted_ready"], a.Ready+b.Ready+c.Ready)
 	require.Positive(t, st["admitted_non_ready"])
 
-	// Each window has ten permits at most, by the clock of the script that spends them.
+	// The window of a job follows from the time of the script that has spent its permit.
 	entries, err := w.Conn.Cmd.XRange(t.Context(), w.P.Ready("T"), "-", "+").Result()
 	require.NoError(t, err)
 	windows := map[int64]int{}

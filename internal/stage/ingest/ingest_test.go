@@ -137,9 +137,8 @@ func TestInvalidMessagesAreRejected(t *testing.T) {
 	})
 }
 
-// TestMessagesThatNobodyOwnsAreHandled: after an administrator's commands, such as XGROUP SETID,
-// delivered messages are in no pending list. They are stored all the same, and before a later seal
-// takes effect.
+// TestMessagesThatNobodyOwnsAreHandled: XGROUP SETID follows each of ten appends at once, so that
+// they are in no pending list. They are stored all the same, and before a later seal takes effect.
 func TestMessagesThatNobodyOwnsAreHandled(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -193,8 +192,8 @@ func TestMessageWithTheLargestID(t *testing.T) {
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// TestSealWaitsForOlderEntries: a seal without a total waits for older entries, which another
-// process may be handling.
+// TestSealWaitsForOlderEntries: a seal without a total takes effect only after an older append,
+// which a dead process has read, is stored.
 func TestSealWaitsForOlderEntries(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -327,8 +326,8 @@ func TestSubmissionBehindLargeAppendsIsRead(t *testing.T) {
 	require.Empty(t, waitForRejected(w, 0))
 }
 
-// TestStatusIsPublished: each ingest process publishes its status, because the admission
-// controllers divide the free backlog by the number of live ingest processes.
+// TestStatusIsPublished: an ingest process publishes its status while it runs, because the
+// admission controllers divide the free backlog by the number of live ingest processes.
 func TestStatusIsPublished(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

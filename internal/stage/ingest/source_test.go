@@ -115,8 +115,8 @@ func TestSameIDsInSeveralStreams(t *testing.T) {
 			require.Equal(w.T, tenant, w.Group(id).Tenant)
 		}
 
-		// An entry of a further stream is delivered twice, as after a process that died before it
-		// acknowledged the entry.
+		// An entry of a further stream comes a second time under its id, as after a process that
+		// died before it acknowledged the entry.
 		addTo(w, further(w, "a"), "1000-5", "jobs.append", one("acme"))
 		awaitHandled(w)
 		require.EqualValues(w.T, 5, w.Counts("acme").Accepted)
@@ -129,9 +129,9 @@ func TestSameIDsInSeveralStreams(t *testing.T) {
 	})
 }
 
-// TestFurtherStreamsWaitWhileTheBacklogIsFull: while the backlog is full, the messages of a further
-// stream wait, too. Cancellations behind them are applied early, but not those of another tenant's
-// groups.
+// TestFurtherStreamsWaitWhileTheBacklogIsFull: while the backlog is full, MaxInFlight messages of
+// the further stream of globex wait. Behind them, the cancellation of a group of globex is applied,
+// and that of a group of acme is not.
 func TestFurtherStreamsWaitWhileTheBacklogIsFull(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -29,8 +29,8 @@ import (
 // them.
 var frequentAudit = watcher.Config{Audit: watcher.Audit{Interval: 20 * time.Millisecond, Lease: 100 * time.Millisecond}}
 
-// violations returns the published violations, oldest first. It leaves out the missing aggregate,
-// which the test harness itself causes: it reduces results without an aggregate.
+// violations returns the published violations, oldest first, without those of the law results about
+// a whole group: stagetest causes them, because it reduces results without an aggregate.
 func violations(w *stagetest.World) []api.AuditEvent {
 	w.T.Helper()
 	entries, err := w.Conn.Cmd.XRange(context.WithoutCancel(w.T.Context()), w.Space.Events(), "-", "+").Result()
@@ -66,8 +66,8 @@ func metrics(w *stagetest.World) string {
 	return answer.Body.String()
 }
 
-// requireSound runs a full audit and requires that it finds nothing but the missing aggregate (see
-// violations).
+// requireSound runs a full audit and requires that it finds nothing but violations of the law
+// results about a whole group (see violations).
 func requireSound(w *stagetest.World) {
 	w.T.Helper()
 	r, err := audit.Run(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, audit.Options{})
@@ -139,8 +139,8 @@ func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
 	require.NoError(w.T, err)
 }
 
-// TestRunningJobIsNotLostAtOnce: a worker that runs a job whose entry was deleted can still report
-// the outcome within a lease.
+// TestRunningJobIsNotLostAtOnce: the entry of a job in flight is deleted, and a job lease is an
+// hour. A violation is published, and the worker's report still makes the job done.
 func TestRunningJobIsNotLostAtOnce(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -198,8 +198,9 @@ func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
 	}
 }
 
-// TestReclaimOfALeaseWithoutItsJobStartsAnAudit: when the script reclaim finds that the entry of a
-// job in flight was deleted, the next incremental check runs at once, however long the interval is.
+// TestReclaimOfALeaseWithoutItsJobStartsAnAudit: the script reclaim finds that the entry of a job
+// in flight was deleted. An incremental check ends the job as LOST, although the interval is an
+// hour.
 func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -311,8 +312,8 @@ func TestLostRenewalsBreakDurability(t *testing.T) {
 	})
 }
 
-// TestFullAuditFindsWhatNoGroupShows: the full audit finds what no group's counts and lengths show,
-// such as an unreadable entry.
+// TestFullAuditFindsWhatNoGroupShows: the full audit finds an unreadable entry in a ready stream,
+// which changes no group's counts, and publishes it as a violation of the law location.
 func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -325,7 +326,8 @@ func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
 	require.Equal(t, audit.LawLocation, violations(w)[0].Violation.Law)
 }
 
-// TestFullAuditOfTheWaitingRoom: the full audit also recounts the events of the waiting room.
+// TestFullAuditOfTheWaitingRoom: an event of the waiting room has a slot and no settings. The
+// watcher's full audit publishes two violations, whose details do not name the user of the slot.
 func TestFullAuditOfTheWaitingRoom(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 )
 
-// entries is an ingest stream, whose entries stand for one job of the group g each, and the work
-// that forgets their ids.
+// entries is an installation with the group g, an ingest stream whose entries stand for one job of
+// g each, and the maintenance that forgets the ids of entries.
 type entries struct {
 	*stagetest.World
 	maintenance maintenance
@@ -72,8 +72,9 @@ func (e *entries) trim(later time.Duration) {
 	}
 }
 
-// TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain: the id of an entry is kept while an older entry
-// is in the stream, because the entry may then be delivered again.
+// TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain: of four applied entries, the first and the third
+// were acknowledged. Only the id of the first is forgotten: an id is kept while its entry or an
+// older one is in the stream.
 func TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain(t *testing.T) {
 	t.Parallel()
 	e := newEntries(t)
@@ -90,9 +91,9 @@ func TestTrimsIDsOfEntriesThatCannotBeDeliveredAgain(t *testing.T) {
 	require.Equal(t, ledger.EntryRequest(ids[1])+"#0", kept[0])
 }
 
-// TestKeepsTheIDOfAnEntryThatAFrozenProcessHolds: an entry that has waited for long is stored once,
-// although a frozen process applies it again, within maxIngestFreeze after another one has applied
-// and acknowledged it.
+// TestKeepsTheIDOfAnEntryThatAFrozenProcessHolds: an entry that is an hour old is applied and
+// acknowledged. A frozen process applies it again a minute before maxIngestFreeze has passed. The
+// job is stored once.
 func TestKeepsTheIDOfAnEntryThatAFrozenProcessHolds(t *testing.T) {
 	t.Parallel()
 	e := newEntries(t)
@@ -105,8 +106,8 @@ func TestKeepsTheIDOfAnEntryThatAFrozenProcessHolds(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 1, Waiting: 1}, e.Counts("g"))
 }
 
-// TestKeepsTheIDOfAnEntryWithoutAnOwner: an entry without an owner, whose consumer was deleted, is
-// delivered again, and stored once.
+// TestKeepsTheIDOfAnEntryWithoutAnOwner: the oldest entry was applied and not acknowledged, and its
+// consumer is deleted. It is applied again after maxIngestFreeze. The job is stored once.
 func TestKeepsTheIDOfAnEntryWithoutAnOwner(t *testing.T) {
 	t.Parallel()
 	e := newEntries(t)

@@ -68,8 +68,8 @@ func TestStateOfTheAuditIsStored(t *testing.T) {
 	require.Empty(t, auditState(w).Violations)
 }
 
-// TestStateOutlivesALeader: a new leader keeps the violations of the earlier leader's last full
-// audit until it audits itself.
+// TestStateOutlivesALeader: a new leader, which has made incremental checks and no full audit,
+// shows the violations and the time of the earlier leader's last full audit.
 func TestStateOutlivesALeader(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -120,7 +120,8 @@ func TestStateOfTheAuditIsForTheSystem(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestBusiestTenantsAreFound: the watcher finds the busiest tenants.
+// TestBusiestTenantsAreFound: the watcher stores the only tenant that has jobs, with its 3
+// unfinished ones.
 func TestBusiestTenantsAreFound(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -132,8 +133,8 @@ func TestBusiestTenantsAreFound(t *testing.T) {
 	})
 }
 
-// TestHistoryIsRecorded: the watcher stores samples in the history. With two watchers, too, each
-// period of 10 s has one sample.
+// TestHistoryIsRecorded: two watchers run. The history gets samples, of which no two are in the
+// same period of 10 s, and the first has the 3 waiting jobs.
 func TestHistoryIsRecorded(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -226,8 +226,8 @@ func TestOneWatcherLeads(t *testing.T) {
 	require.NotEqual(t, leader, tamper.Leader(t, w.Conn.Cmd, w.P))
 }
 
-// TestDeadLeaderIsFenced: after a leader has died, another watcher takes over when the leader lease
-// ends, and what the old leader still tries is refused.
+// TestDeadLeaderIsFenced: a leader has died. Another watcher takes over when the leader lease ends,
+// and the scripts advance and expire refuse the dead leader's fencing number.
 func TestDeadLeaderIsFenced(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -367,8 +367,9 @@ func TestPublishesUntilItWorks(t *testing.T) {
 	awaitIDs(w, "g", "1.created", "1.dispatched")
 }
 
-// TestOneWatcherShowsTheQueues: only one of several watchers shows the gauges of queues, which
-// count the jobs of the whole system, so that their sum over all processes is right.
+// TestOneWatcherShowsTheQueues: of two watchers, only one shows the gauge of the jobs in queues,
+// because processes that both show it would count each job twice. The other one shows it after the
+// first has stopped.
 func TestOneWatcherShowsTheQueues(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

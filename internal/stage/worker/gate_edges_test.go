@@ -38,7 +38,8 @@ func (hookedError) Error() string { return "broken" }
 func (e hookedError) As(any) bool { e.look(); return false }
 
 // TestNoAdmittedJobStartsBesideASuspect: a suspect starts just when a call of Admit for another job
-// has ended. The other job is released, and not started beside the suspect.
+// has returned an error. The entry of the other job is no longer pending then, and the worker has
+// started only the suspect.
 func TestNoAdmittedJobStartsBesideASuspect(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -81,8 +82,8 @@ func TestNoAdmittedJobStartsBesideASuspect(t *testing.T) {
 	w.AwaitCounts("suspect", api.Counts{Accepted: 1, Done: 1})
 }
 
-// TestGatedJobsLeaveSlotsToOthers: jobs of other types run although there are always jobs of a
-// gated type with a pass.
+// TestGatedJobsLeaveSlotsToOthers: 10 jobs of another type are done before the last of 400 jobs per
+// slot of a gated type, all of which get a pass. The process has one slot, or three.
 func TestGatedJobsLeaveSlotsToOthers(t *testing.T) {
 	t.Parallel()
 	for name, slots := range map[string]int{"one slot": 1, "three slots": 3} {
@@ -167,8 +168,8 @@ func TestAShortTimeoutOfAGroup(t *testing.T) {
 	}
 }
 
-// TestHardlyAnyPasses: a processor may state any number of passes a second, even 1e-300, NaN or a
-// negative number. Its job still gets to Admit, which defers it.
+// TestHardlyAnyPasses: a processor with one free pass states 1e-300, NaN, -Inf or -1 passes a
+// second. Its job still gets to Admit, which defers it.
 func TestHardlyAnyPasses(t *testing.T) {
 	t.Parallel()
 	for _, perSecond := range []float64{1e-300, math.NaN(), math.Inf(-1), -1} {
@@ -183,8 +184,9 @@ func TestHardlyAnyPasses(t *testing.T) {
 	}
 }
 
-// TestStopDoesNotWaitForAdmitOfASuspect: a stopping worker does not wait for a call of Admit for a
-// suspect, if Admit ignores the end of its context.
+// TestStopDoesNotWaitForAdmitOfASuspect: a worker stops although a call of Admit for a suspect
+// ignores the end of its context. The suspect is ready then. The late pass comes back with a
+// deferral.
 func TestStopDoesNotWaitForAdmitOfASuspect(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -215,7 +217,8 @@ func (p panickingPass) Return(error)                                            
 
 func (p panickingPass) Process(context.Context, processor.Job) (any, error) { return nil, nil }
 
-// TestAPassThatPanics: a panic of Return ends neither the job nor the process.
+// TestAPassThatPanics: a job is done, and the process lives on, although the method Return of its
+// pass panics.
 func TestAPassThatPanics(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -70,8 +70,8 @@ func (g *gatedProcessor) Process(ctx context.Context, j processor.Job) (any, err
 	return nil, g.process(ctx, j)
 }
 
-// passes returns how many passes are out, whether the pass of the job id has come back, and the
-// error with which it was returned.
+// passes returns how many passes are out, of all jobs; whether the pass of the job with this id has
+// come back; and the error with which that pass was returned.
 func (g *gatedProcessor) passes(id string) (out int, back bool, returned error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -149,8 +149,8 @@ func TestADeferredJobIsNotStarted(t *testing.T) {
 	})
 }
 
-// TestErrorsOfAdmit: an error of Admit that is no deferral becomes the outcome of the job, and
-// Process is not called.
+// TestErrorsOfAdmit: a permanent error, another error, a panic or a timeout of Admit fails a job
+// that has no retries, with the code of that error. Process is not called.
 func TestErrorsOfAdmit(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -182,8 +182,8 @@ func TestErrorsOfAdmit(t *testing.T) {
 	}
 }
 
-// TestPassesComeBack: however a job ends, its pass is returned: with the error of Process, or with
-// a timeout if Process ignores the timeout.
+// TestPassesComeBack: the pass of a job comes back when Process succeeds, fails, panics or times
+// out: with the error of Process, or with a timeout if Process ignores the timeout.
 func TestPassesComeBack(t *testing.T) {
 	t.Parallel()
 	failure := processor.Permanent("NO", errors.New("never"))
@@ -229,8 +229,8 @@ func TestPassesComeBack(t *testing.T) {
 	}
 }
 
-// TestACancelledGroupWaitsForNoPass: a job whose group is cancelled while it waits for a pass is
-// given back, and the context of its call of Admit ends.
+// TestACancelledGroupWaitsForNoPass: a group is cancelled while its job waits for a pass. The
+// context of the call of Admit ends, the ready stream becomes empty, and Process is not called.
 func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -252,8 +252,8 @@ func TestACancelledGroupWaitsForNoPass(t *testing.T) {
 	require.Empty(t, g.started)
 }
 
-// TestAPassOfAJobThatIsNotStarted: if Redis refuses to start a job that has a pass, the pass is
-// returned unused. Here Admit itself cancels the group.
+// TestAPassOfAJobThatIsNotStarted: Admit cancels the group of its job and then gives a pass. The
+// job is not started, and the pass comes back with a deferral.
 func TestAPassOfAJobThatIsNotStarted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -335,7 +335,8 @@ func TestJobsWithAPassWaitForASlot(t *testing.T) {
 	require.Equal(t, api.Counts{Accepted: 20, Ready: 17, NonReady: 3}, w.Counts("g"))
 }
 
-// TestNoJobIsReadWhileNoPassIsExpected: while it is known that no job gets a pass, none is read.
+// TestNoJobIsReadWhileNoPassIsExpected: a processor says that no pass is free for an hour: Admit is
+// not called. After it no longer names a time, its 4 jobs are done.
 func TestNoJobIsReadWhileNoPassIsExpected(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -366,8 +367,8 @@ func TestTheReportSaysHowManyPassesThereAre(t *testing.T) {
 	})
 }
 
-// TestStopDoesNotWaitForAdmit: a stopping worker does not wait for a processor whose Admit ignores
-// the end of its context.
+// TestStopDoesNotWaitForAdmit: a worker stops although a call of Admit ignores the end of its
+// context. The job is ready then. The late pass comes back with a deferral.
 func TestStopDoesNotWaitForAdmit(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -418,8 +419,8 @@ func TestWaitingJobsKeepTheirLease(t *testing.T) {
 	}
 }
 
-// TestASuspectOfAGatedType: a suspect of a gated type gets a pass before it is started, alone in
-// its process.
+// TestASuspectOfAGatedType: the first call of Admit for a suspect defers the job, and the second
+// one gives a pass. The job is done, and its pass comes back without an error.
 func TestASuspectOfAGatedType(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -30,7 +30,8 @@ func config() worker.Config {
 
 var workerCount atomic.Int64
 
-// newWorker creates a worker process with a connection and a name of its own.
+// newWorker creates a worker with these processors, its own connection and its own process id. It
+// does not run it.
 func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
 	w.T.Helper()
 	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
@@ -39,8 +40,8 @@ func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Process
 	return wk
 }
 
-// blockingProcessor sends each job on started, and then blocks the job until the test sends the
-// job's error on end.
+// blockingProcessor sends each job on started, and then blocks until the test sends an error for
+// the job on end, which may be nil, or closes end.
 type blockingProcessor struct {
 	typ     string
 	started chan processor.Job

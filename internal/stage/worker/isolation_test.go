@@ -113,8 +113,9 @@ func TestSuspectsSpreadOverProcesses(t *testing.T) {
 	}
 }
 
-// TestNeighboursOfASuspectAreNotStarted: when a worker dies while it runs a suspect, the other jobs
-// that it has read were not started. They have lost no worker, so they become no suspects.
+// TestNeighboursOfASuspectAreNotStarted: a process runs one of two suspects, and starts neither the
+// other one nor jobs that become ready later. After the first suspect is reclaimed, as if the
+// process had died, it has two losses, the other suspect still has one, and later jobs have none.
 func TestNeighboursOfASuspectAreNotStarted(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -201,7 +202,7 @@ func TestSuspectWaitsUntilRunningJobsEnd(t *testing.T) {
 }
 
 // TestSuspectThatIgnoresItsTimeoutIsAbandoned: a suspect whose processor ignores the timeout is
-// abandoned like any other job, and other jobs run again.
+// abandoned and becomes non-ready, and 5 jobs of another type run in the process.
 func TestSuspectThatIgnoresItsTimeoutIsAbandoned(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

@@ -23,8 +23,8 @@ func lastErrorText(j processor.Job) string {
 	return fmt.Sprintf("%s: %s (attempt %d)", e.Code, e.Text, e.Attempt)
 }
 
-// TestAnAttemptKnowsTheLastError: the processor sees how the attempt before has failed. Of the four
-// errors of a job, the API shows the last three.
+// TestAnAttemptKnowsTheLastError: the processor sees the error of the latest attempt that had one,
+// as a deferral is no error. Of the four errors of a job, the API shows the last three.
 func TestAnAttemptKnowsTheLastError(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		w.Jobs("g", "T", 2)

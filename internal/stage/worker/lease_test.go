@@ -16,8 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/processor"
 )
 
-// TestLeasesAreRenewed: no job is reclaimed while it runs for several leases. The lease is long, so
-// that the worker can renew it in time on busy cores too.
+// TestLeasesAreRenewed: 20 jobs that run for two and a half leases, of 2 s each, are not reclaimed:
+// each is done in its first attempt. With so long a lease, the worker renews it in time on busy
+// cores.
 func TestLeasesAreRenewed(t *testing.T) {
 	stagetest.Both(t, func(w *stagetest.World) {
 		const lease, held = 2 * time.Second, 20
@@ -74,8 +75,8 @@ func TestLostLeaseEndsTheContext(t *testing.T) {
 	require.Equal(t, `"of the worker that owns the job"`, string(results[0].Data))
 }
 
-// TestStaleOutcomeChangesNothing: the outcome of a worker that has lost the job changes nothing,
-// however late the worker reports it.
+// TestStaleOutcomeChangesNothing: a worker reports success for a job that was reclaimed and is
+// non-ready. The job is then started a second time, and has one result in the end.
 func TestStaleOutcomeChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -126,8 +127,8 @@ func TestCancelledGroupEndsTheContext(t *testing.T) {
 	})
 }
 
-// TestOutcomesAreReportedOnceRedisIsBack: jobs end while Redis is away. The worker reports their
-// outcomes once Redis is back, and then runs the other jobs.
+// TestOutcomesAreReportedOnceRedisIsBack: 10 of 40 jobs end while Redis is away. After its restart
+// all 40 are done, each in its first attempt.
 func TestOutcomesAreReportedOnceRedisIsBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF)
@@ -155,8 +156,9 @@ func TestOutcomesAreReportedOnceRedisIsBack(t *testing.T) {
 	}
 }
 
-// TestWorkerStopsWhileRedisIsAway: a worker that can't report its jobs stops nevertheless. The jobs
-// stay in flight, to be reclaimed.
+// TestWorkerStopsWhileRedisIsAway: while Redis is away, a worker is stopped whose grace period is
+// 10 ms. Of its two jobs one has ended and one still runs. It stops, and both jobs are still in
+// flight in Redis.
 func TestWorkerStopsWhileRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := redistest.Server(t, redistest.AOF)

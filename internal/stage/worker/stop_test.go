@@ -96,7 +96,7 @@ func TestStopReleasesJobsAfterTheGracePeriod(t *testing.T) {
 				require.ErrorContains(t, <-causes, "shutting down")
 			}
 
-			// Another process runs the job at once, as its second attempt.
+			// Another worker process starts the released job, as its second attempt.
 			w.Feed(stagetest.Patience, "T")
 			again := newBlockingProcessor("T")
 			w.Run(newWorker(w, config(), again))
@@ -170,8 +170,8 @@ func TestJobTimeoutFailsTheJob(t *testing.T) {
 	}
 }
 
-// TestResultAfterTheTimeoutDoesNotCount: a result that a processor returns after the timeout does
-// not make its job done, even if the processor is not abandoned yet.
+// TestResultAfterTheTimeoutDoesNotCount: a processor returns a result just after the timeout, so
+// that it is not abandoned before. Its job fails as timed out.
 func TestResultAfterTheTimeoutDoesNotCount(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -269,7 +269,8 @@ func TestResize(t *testing.T) {
 	require.ErrorContains(t, wk.Resize(api.MaxWorkers+1), "must be 0 to 10000")
 }
 
-// TestPoolOfNoSlots: an operator resizes the pool through Redis. Without slots it starts no job.
+// TestPoolOfNoSlots: a pool of 4 slots is resized to 0 through Redis. Its 4 running jobs end, and 4
+// other jobs stay ready until Resize gives the pool a slot again.
 func TestPoolOfNoSlots(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)
@@ -294,8 +295,8 @@ func TestPoolOfNoSlots(t *testing.T) {
 	require.ErrorIs(t, presence.SetPoolSize(t.Context(), w.Conn, w.Space, "gone", 1), api.ErrNotFound)
 }
 
-// TestPrefetchIsBounded: while jobs are long, a process holds only the jobs that it runs, so that
-// other processes can run the rest.
+// TestPrefetchIsBounded: while jobs take 60 ms or more, a process with 3 slots holds only the 3
+// jobs that it runs. The rest of the 50 jobs stay ready.
 func TestPrefetchIsBounded(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

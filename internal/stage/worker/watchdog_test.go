@@ -36,8 +36,8 @@ func TestJobsThatWaitBehindSlowJobsAreReleased(t *testing.T) {
 	require.EqualValues(t, jobs-cfg.Count, c.NonReady+c.Ready)
 	require.Zero(t, w.Group("slow").Retries)
 
-	// Another process runs the released jobs. The first process ends only the jobs that it had
-	// begun.
+	// A second process runs the 58 jobs that were released or never read. The first one ends only
+	// the two that it had begun.
 	w.Feed(stagetest.Patience, "SLOW")
 	w.Run(newWorker(w, config(), processorReturning("SLOW", nil, nil)))
 	w.Await("the others to be done", func() bool { return w.Counts("slow").Done == jobs-int64(cfg.Count) })

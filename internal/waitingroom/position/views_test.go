@@ -50,8 +50,8 @@ func rounds(t require.TestingT, views *Views, d time.Duration) {
 	}
 }
 
-// TestRoundFollows: a round applies the entries of moves, and directly afterwards positions are
-// exact.
+// TestRoundFollows: after a second of rounds, all positions are exact, also after four numbers have
+// left. Until then, the place is unknown to a caller that knows of this change.
 func TestRoundFollows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -176,8 +176,9 @@ func TestWaitLoadsAShortQueue(t *testing.T) {
 	})
 }
 
-// TestWaitIsWoken: a caller of Wait returns as soon as Round has read the change. Its call also
-// makes Round read moves sooner than readInterval after the last read.
+// TestWaitIsWoken: Wait for a change returns true within wakeInterval, because it makes Round read
+// moves sooner than readInterval after the last read. Wait for a change that does not come returns
+// false after MaxWait.
 func TestWaitIsWoken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -543,8 +544,8 @@ func TestLengthIsCompared(t *testing.T) {
 	})
 }
 
-// TestQueueOfALoadIsBounded: if too many entries of moves arrive during a load, the load starts
-// again from the beginning.
+// TestQueueOfALoadIsBounded: if more than maxQueued entries of moves arrive during a load, its view
+// is not used, and the event needs another load.
 func TestQueueOfALoadIsBounded(t *testing.T) {
 	t.Parallel()
 	e := New(newWorld()).Open("a")
