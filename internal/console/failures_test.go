@@ -129,8 +129,8 @@ func TestFailuresDownload(t *testing.T) {
 	require.Empty(t, answer.Header().Get("Content-Disposition"))
 }
 
-// TestFailuresDownloadBreaks: after an error, a download breaks the connection, so that it does not
-// look complete.
+// TestFailuresDownloadBreaks: if Redis is away or the key is revoked after the first page of failed
+// jobs, the download panics with http.ErrAbortHandler, which breaks the connection.
 func TestFailuresDownloadBreaks(t *testing.T) {
 	t.Parallel()
 	for name, breaks := range map[string]func(w *testConsole){
