@@ -119,7 +119,8 @@ func TestSlowBodiesAreRefused(t *testing.T) {
 	}
 }
 
-// TestSlowStoreUsesNoCredit: the server's own time does not count as the client's.
+// TestSlowStoreUsesNoCredit: a body of nine batches that the client sends without a pause gets 200,
+// although the store takes storeTimeout less 1 s for a batch.
 func TestSlowStoreUsesNoCredit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
