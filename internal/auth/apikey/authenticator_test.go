@@ -98,8 +98,8 @@ func TestNewKeysWorkWithinASecond(t *testing.T) {
 	})
 }
 
-// TestRevocation: a revoked key is refused at the latest ten seconds later, and Still returns false
-// for long answers that are being sent.
+// TestRevocation: a revoked key is accepted until the copy of the keys is copyTTL old, and then
+// refused; earlier if Step has read the keys again. A key that was not revoked is still accepted.
 func TestRevocation(t *testing.T) {
 	both(t, func(w *world) {
 		a, b := w.create(Request{Role: auth.Admin}), w.create(Request{Role: auth.Reader})
@@ -144,8 +144,8 @@ func TestRotationOverlaps(t *testing.T) {
 	})
 }
 
-// TestRoleIsThatOfTheToken: a program that can write to Redis can't give a key another role,
-// because the token itself names the role.
+// TestRoleIsThatOfTheToken: if the record of a reader's key in Redis is overwritten with the role
+// admin, the key is refused, because the token itself names the role.
 func TestRoleIsThatOfTheToken(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Reader})
@@ -455,7 +455,8 @@ func TestLastUse(t *testing.T) {
 	})
 }
 
-// TestLastUsesOfManyKeys: the last uses of many keys are stored in batches.
+// TestLastUsesOfManyKeys: of the last uses of usedBatch+10 keys, the first step stores usedBatch,
+// and the second one the others.
 func TestLastUsesOfManyKeys(t *testing.T) {
 	both(t, func(w *world) {
 		var all []NewKey
