@@ -39,8 +39,8 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// TestDivideTakesTurns: when there are fewer permits than partitions, each partition gets a permit
-// in turn.
+// TestDivideTakesTurns: with 10 permits for 16 partitions, each partition gets at least one permit
+// in 160 turns.
 func TestDivideTakesTurns(t *testing.T) {
 	t.Parallel()
 	quotas, got := make([]ledger.Quota, 16), make([]int64, 16)

@@ -22,8 +22,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/oteltest"
 )
 
-// provider returns a TracerProvider that exports each span when it ends. The environment configures
-// it, as in a process.
+// provider returns a TracerProvider that exports each span to r when it ends. Environment variables
+// configure it, as in a process; compression is the value of one of them.
 func provider(t *testing.T, r *oteltest.Receiver, compression string) *sdk.TracerProvider {
 	t.Helper()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", r.Endpoint())
