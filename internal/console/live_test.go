@@ -144,8 +144,9 @@ func TestTopics(t *testing.T) {
 	}
 }
 
-// TestStreamsAreOfTheirReaders: the streams of one topic show each reader only what the reader may
-// see. Readers without a right to the topic are refused.
+// TestStreamsAreOfTheirReaders: in the stream of groups, an operator sees and can tick a group of
+// another tenant, a reader can't tick it, and a key of a tenant does not see it. A stream gets 401
+// without a session, 403 without the right, and 404 for a foreign group.
 func TestStreamsAreOfTheirReaders(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -206,8 +207,9 @@ func TestReadersShareReads(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// TestStreamLimits: there are limits for the open streams of an API key, for the groups and lists
-// that one process follows, and for all its streams.
+// TestStreamLimits: a key has at most maxOwnStreams open streams, a process follows at most
+// maxGroupTopics groups and lists, and has at most streams.Max streams. A stream beyond a limit is
+// refused, by HTTP with 429.
 func TestStreamLimits(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -151,8 +151,8 @@ func TestOverviewOfTheAudit(t *testing.T) {
 	require.Contains(t, show(api.AuditState{}).text, "Audit – not all partitions were looked at")
 }
 
-// TestOverviewRights: each role sees the figures to which it has the right. The key of a tenant
-// sees no figures of the whole system.
+// TestOverviewRights: for seven keys, whether the overview's page and stream show the figures of
+// the whole system, and the tenants and the audit. Data that a key may not see is not read.
 func TestOverviewRights(t *testing.T) {
 	t.Parallel()
 	own := auth.Principal{KeyID: "own", Role: auth.Reader, Tenant: "acme"}

@@ -18,8 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// TestSlowBodyMayTakeLongWhileItMoves: a streamed body may take any time as long as it sends data.
-// It is aborted after a silence of idleTimeout.
+// TestSlowBodyMayTakeLongWhileItMoves: a body of four batches with pauses of idleTimeout less 1 s
+// gets 200. With pauses of idleTimeout and 1 s, it gets 408.
 func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
@@ -116,8 +116,8 @@ func (s slowStore) Cancel(ctx context.Context, _ string) (api.Accepted, error) {
 	}
 }
 
-// TestStoreFinishesWhenTheClientLeaves: the store finishes a command although its client
-// disconnects.
+// TestStoreFinishesWhenTheClientLeaves: the store finishes a retry although its client leaves after
+// one second.
 func TestStoreFinishesWhenTheClientLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stored := make(chan error, 1)
@@ -170,8 +170,8 @@ func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	})
 }
 
-// TestStopEndsStreams: a stopping server ends event streams and streamed appends at once, although
-// their clients do not end them.
+// TestStopEndsStreams: a stopping server ends an event stream, and answers a streamed append with
+// 503, in less than a second, although their clients go on.
 func TestStopEndsStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := showingGroup(groupInStates(1, created)).withGroup("g")

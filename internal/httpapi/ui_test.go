@@ -59,7 +59,8 @@ func TestUI(t *testing.T) {
 	require.Equal(t, http.StatusMisdirectedRequest, ask(local.Handler, http.MethodGet, "/ui/x", "").Code)
 }
 
-// TestRoot: browsers get the console at the root, programs the index.
+// TestRoot: GET / leads a browser to the console with 303, and gives a program the index, and a
+// browser if there is no console.
 func TestRoot(t *testing.T) {
 	t.Parallel()
 	const browser = "text/html,application/xhtml+xml,*/*;q=0.8"

@@ -83,8 +83,8 @@ func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 	})
 }
 
-// TestRebalancerFollowsTheDemand: the rebalancer moves quota to where the demand is and back; the
-// effective quotas never exceed the limit.
+// TestRebalancerFollowsTheDemand: the rebalancer moves all quota of four partitions to one with a
+// demand, then half of it to a second one, then all. The effective quotas never exceed the limit.
 func TestRebalancerFollowsTheDemand(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

@@ -63,8 +63,8 @@ func TestKnownKeysCostNoCommand(t *testing.T) {
 	})
 }
 
-// TestSimultaneousRequestsShareARead: many requests with one key at the same time cause one read of
-// Redis.
+// TestSimultaneousRequestsShareARead: 100 requests with one key that come while Redis holds back
+// its answer cause one read of Redis.
 func TestSimultaneousRequestsShareARead(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Admin})
@@ -326,10 +326,10 @@ func TestKnownKeysDoNotWaitDuringAnOutage(t *testing.T) {
 	})
 }
 
-// TestWrongKeys: 50,000 unknown tokens of the right form come from one client, and then from 50,000
-// clients. They cause at most one read a second and use a bounded amount of memory, and no valid
-// key is refused meanwhile. The test is not parallel, because it measures the memory of the
-// process.
+// TestWrongKeys: 50,000 unknown tokens of one client cause one read of Redis; so do limitedClients
+// from as many clients, and 50,000 from others a second later, which take less than 2 MiB. A valid
+// key is accepted after each thousand. The test is not parallel, because it measures the memory of
+// the process.
 func TestWrongKeys(t *testing.T) {
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, nil)
@@ -407,8 +407,8 @@ func TestMalformedTokens(t *testing.T) {
 	})
 }
 
-// TestLastUse: the day of the last use is written once a day for each key, even if many processes
-// see the key, and no other field of the record changes.
+// TestLastUse: the day of the last use is written once a day for a key, although two processes see
+// it, and no other field of its record changes. A key that is not used keeps its record.
 func TestLastUse(t *testing.T) {
 	both(t, func(w *world) {
 		a, b := w.create(Request{Role: auth.Admin, Name: "a"}), w.create(Request{Role: auth.Reader, Name: "b"})

@@ -144,7 +144,8 @@ func TestNoSession(t *testing.T) {
 	})
 }
 
-// TestEnds: only users' requests keep a session alive, and for twelve hours at most.
+// TestEnds: a session that is used each Idle-1 s works twelve times, and not a thirteenth time. One
+// that only a request of an open page has used ends after Idle.
 func TestEnds(t *testing.T) {
 	both(t, func(w *world) {
 		token := w.create()
