@@ -92,8 +92,8 @@ func TestFailures(t *testing.T) {
 	require.Contains(t, w.get("/ui/groups/failed-1/failures").Body.String(), "Redis does not answer")
 }
 
-// TestFailuresAccess: the page and the download are served only to principals with the right scope
-// and tenant.
+// TestFailuresAccess: the page and the download get 200 for a reader and the group's tenant, 404
+// for another tenant, 403 for the role metrics, and 303 without a session.
 func TestFailuresAccess(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/ui/groups/failed-1/failures", "/ui/groups/failed-1/failures.ndjson"} {

@@ -46,8 +46,8 @@ func (w *world) refused(k NewKey, want error) {
 
 func (w *world) commands() int64 { return w.link.commands.Load() }
 
-// TestKnownKeysCostNoCommand: while the copy of the keys is not older than copyTTL, a known key
-// costs no command, however often it is used.
+// TestKnownKeysCostNoCommand: 1001 uses of a key, while the copy of the keys is new, cost one
+// command. When the copy is older than copyTTL, the next use costs a second one.
 func TestKnownKeysCostNoCommand(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Producer, Tenant: "acme"})
