@@ -231,7 +231,8 @@ func TestRoomActions(t *testing.T) {
 }
 
 // TestRoomsAreForLoopback: without API keys, a caller from another host, or with another host's
-// name in the request, neither sees nor changes events. With keys, an admin may.
+// name in the request, neither sees nor changes events. With keys, the page does not speak of
+// loopback.
 func TestRoomsAreForLoopback(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

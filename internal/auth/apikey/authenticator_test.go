@@ -327,9 +327,9 @@ func TestKnownKeysDoNotWaitDuringAnOutage(t *testing.T) {
 }
 
 // TestWrongKeys: 50,000 unknown tokens of one client cause one read of Redis; so do limitedClients
-// from as many clients, and 50,000 from others a second later, which take less than 2 MiB. A valid
-// key is accepted after each thousand. The test is not parallel, because it measures the memory of
-// the process.
+// tokens, each of a client of its own, and 50,000 of others a second later, which take less than 2
+// MiB. A valid key is accepted after each thousand. The test is not parallel, because it measures
+// the memory of the process.
 func TestWrongKeys(t *testing.T) {
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, nil)
