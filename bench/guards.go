@@ -38,8 +38,8 @@ type Guards struct {
 	*GuardMemory
 	*GuardPipeline
 	*GuardPush
-	// Overrides has the settings of the fleets of the part pipeline (the run with rates) and the part
-	// push, by part; see Options.overrides. The other parts run no roles.
+	// Overrides has the settings of the fleets of the part pipeline (the run with rates) and the
+	// part push, by part; see Options.overrides. The other parts run no roles.
 	Overrides map[string]map[string]string `json:"overrides"`
 }
 

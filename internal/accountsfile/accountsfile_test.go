@@ -10,8 +10,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/accountsfile"
 )
 
-// TestMistakesShowNoValues: mistakes contain no part of a value, because the value may be a secret
-// in the wrong place.
+// TestMistakesShowNoValues: the errors about seven files, each with the word secret in a wrong
+// place, do not contain this word.
 func TestMistakesShowNoValues(t *testing.T) {
 	for content, want := range map[string]string{
 		"accounts:\n  - id: a\n    password: *secret\n":                 "yaml: unknown anchor referenced",

@@ -196,8 +196,9 @@ func TestReadIsBounded(t *testing.T) {
 	require.Empty(t, second.Cursor)
 }
 
-// TestStrangeEntries: entries that other programs wrote are read as far as possible, and values
-// that are too long are cut or left out.
+// TestStrangeEntries: an entry with a malformed time, malformed JSON and an unknown field is read
+// with its id alone. Of an own entry with values of 20,000 bytes, Object is cut to 8192 and After
+// left out.
 func TestStrangeEntries(t *testing.T) {
 	w := newWorld(t)
 	require.NoError(t, w.c.XAdd(t.Context(), &redis.XAddArgs{Stream: w.space.Activity(), Values: []string{"at", "yesterday", "before", "{", "x", "y"}}).Err())

@@ -76,8 +76,8 @@ func TestAdminServer(t *testing.T) {
 	require.Equal(t, http.StatusOK, get("/metrics", p.AdminAddr(), "0123456789abcdef"))
 }
 
-// TestAdminServerReadsNoEndlessBody: a handler that reads a body that never ends gets an error from
-// the server after adminReadTimeout, and can still answer.
+// TestAdminServerReadsNoEndlessBody: the client sends one of the ten bytes that it has announced.
+// The handler's read ends with an error, and its answer, 408, reaches the client.
 func TestAdminServerReadsNoEndlessBody(t *testing.T) {
 	t.Parallel()
 	p := start(t)

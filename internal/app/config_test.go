@@ -205,7 +205,8 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// TestAuthMode: only callers on the same host need no key by default.
+// TestAuthMode: for eight settings of API_ADDR and AUTH, whether callers need a key, whether the
+// API is open to other hosts without one, and whether the console's cookie may be Secure.
 func TestAuthMode(t *testing.T) {
 	for environ, want := range map[string]string{
 		"": AuthOff, "API_ADDR=[::1]:0": AuthOff, "API_ADDR=localhost:80": AuthOff, "AUTH=keys": AuthKeys,
@@ -334,8 +335,8 @@ func TestSecretsAreNeverShown(t *testing.T) {
 	}
 }
 
-// TestSecretsFromFiles: every secret can be read from a file, so that it need not be in a process
-// list or a manifest.
+// TestSecretsFromFiles: the four variables that have one of the name with _FILE get their value
+// from a file, without a line end. Neither the printed settings nor four errors show the value.
 func TestSecretsFromFiles(t *testing.T) {
 	t.Parallel()
 	file := func(content string) string {

@@ -25,8 +25,8 @@ func TestReadinessReport(t *testing.T) {
 	require.Equal(t, ReadyReport{Status: "draining"}, r.Report(t.Context(), ForWork))
 }
 
-// TestReadinessForTraffic: when Redis is away, load balancers still send requests to a process that
-// works otherwise.
+// TestReadinessForTraffic: while a shared check (Redis) fails, a process is ready for traffic, but
+// not while it starts or drains. Only callers on this host see the failing checks.
 func TestReadinessForTraffic(t *testing.T) {
 	r := NewReadiness()
 	redis, start := errors.New("away"), errors.New("waiting for redis")

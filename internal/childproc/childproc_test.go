@@ -143,7 +143,8 @@ func TestSuspend(t *testing.T) {
 	require.ErrorIs(t, c.Suspend(), os.ErrProcessDone)
 }
 
-// TestChildDiesWithItsParent: when a test binary is killed, its child processes end too.
+// TestChildDiesWithItsParent: when a helper process that has started a child is killed, the child
+// ends within ten seconds.
 func TestChildDiesWithItsParent(t *testing.T) {
 	if !DiesWithParent {
 		t.Log("this system leaves children behind")

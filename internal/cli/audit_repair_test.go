@@ -22,8 +22,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
 
-// newAuditedGroup stores a group of three jobs and sets the environment so that `bulkaction audit`
-// uses its Redis.
+// newAuditedGroup stores the group g of the tenant acme, with three jobs, and sets the environment
+// so that `bulkaction audit` uses its Redis. It returns a client of this Redis, and the key space.
 func newAuditedGroup(t *testing.T) (*redis.Client, keyspace.Space) {
 	_, url := redistest.Mini(t)
 	const prefix = "x:"

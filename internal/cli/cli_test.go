@@ -245,8 +245,7 @@ func TestExitCodeOfAnEndedGroup(t *testing.T) {
 		"3 of them vanished from Redis: their errors say which must be submitted again in a new group.")
 }
 
-// TestGlobalFlags: isGlobal knows each flag that all commands have. Such a flag is no setting of
-// `room set`, and does not contradict --body.
+// TestGlobalFlags: isGlobal returns true for each of the persistent flags of the root command.
 func TestGlobalFlags(t *testing.T) {
 	root := (&Root{}).command(nil)
 	root.PersistentFlags().VisitAll(func(f *pflag.Flag) { require.True(t, isGlobal(f.Name), f.Name) })

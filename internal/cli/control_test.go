@@ -359,8 +359,9 @@ func TestStatsShowsPausedTypes(t *testing.T) {
 	require.NotContains(t, out.String(), "B (paused)")
 }
 
-// TestSubmitCSVWithoutJobs: for an empty CSV file, which has no header row, no group is created. If
-// only the server refuses the header row, the group that the command has created is cancelled.
+// TestSubmitCSVWithoutJobs: for a CSV file of blank lines no group is created. If the server
+// refuses the header row, the group is cancelled, unless it had jobs before. Blank lines before the
+// header row are ignored.
 func TestSubmitCSVWithoutJobs(t *testing.T) {
 	for _, content := range []string{"", "\n \r\n\t"} {
 		f := newFakeAPI(t)

@@ -8,8 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDeadLettersFilters: the command lets the server filter dead letters. One call searches only a
-// limited number of them, so the command calls again until the server is at the end.
+// TestDeadLettersFilters: the command sends its filters to the server, and lists all seven dead
+// letters. A server's answer has only a part of them, so the command calls until there is no
+// cursor.
 func TestDeadLettersFilters(t *testing.T) {
 	f := newFakeAPI(t)
 	f.deadLetterCount = 7

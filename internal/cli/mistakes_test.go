@@ -112,8 +112,8 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestMistakePortTaken: another process, for example a second `bulkaction dev`, listens on the
-// API's port.
+// TestMistakePortTaken: dev and demo, at an address where another process listens, say that the
+// port is taken and what to do.
 func TestMistakePortTaken(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -146,8 +146,8 @@ func TestMistakeURLOfRedis(t *testing.T) {
 	}
 }
 
-// TestMistakeRedisUnreachable: if Redis does not answer, dev and demo at once say so and what to
-// do, and then wait for Redis. In this test the context has ended, so that they return.
+// TestMistakeRedisUnreachable: if nothing listens at the address of Redis, dev and demo say so and
+// what to do. Their context has ended before, so that they do not wait for Redis.
 func TestMistakeRedisUnreachable(t *testing.T) {
 	address := freeAddress(t)
 	require.Equal(t, address, unreachableRedis(t.Context(), "redis://"+address+"/0"))
@@ -160,8 +160,8 @@ func TestMistakeRedisUnreachable(t *testing.T) {
 	}
 }
 
-// TestMistakeRedisUnreachableInTheLog: the log of dev and demo names the flag that has set the
-// address of Redis.
+// TestMistakeRedisUnreachableInTheLog: while dev.Run waits for Redis, its log names --redis-url as
+// what has set the address.
 func TestMistakeRedisUnreachableInTheLog(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	log := watchedLog{until: "waiting for it", seen: cancel}
@@ -372,7 +372,7 @@ func TestMistakeDurationAsStartTime(t *testing.T) {
 }
 
 // TestMistakeWatchOfAGroupThatIsNotSealed: watch warns that a group that is not sealed does not
-// end. It prints past states without counts, because the server has only the present counts.
+// end. isPast says of a group whether it has left the state that is shown.
 func TestMistakeWatchOfAGroupThatIsNotSealed(t *testing.T) {
 	f := newFakeAPI(t)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--no-seal").code)

@@ -78,7 +78,8 @@ func TestDevWithKeys(t *testing.T) {
 		"admin.key submit --type NOOP --payload '{}' --wait", whatToTry(at, redis, true))
 }
 
-// TestEmptyLists: a list without entries says so, and not only by its header row.
+// TestEmptyLists: of dead letters, failures and groups, an empty list has its header row in the
+// output and a note in the error output. With --json, both outputs are empty.
 func TestEmptyLists(t *testing.T) {
 	f := newFakeAPI(t)
 	require.Equal(t, exitOK, f.exec(t.Context(), console{}, "submit", "--type", "T", "--id", "g", "--payload", "1").code)

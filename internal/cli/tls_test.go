@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestHTTPS: the TLS flags and variables work with an API that speaks https, and the command
-// explains each mistake with them.
+// TestHTTPS: with --ca-file, --cert-file and --key-file, or BULKACTION_CA_FILE, a command calls an
+// API that speaks https. It explains each of eleven mistakes.
 func TestHTTPS(t *testing.T) {
 	ca, other := certtest.New(t), certtest.New(t)
 	server, own, wrong := ca.Issue(), ca.Issue(), ca.Issue(certtest.Name("bulk.example"))

@@ -14,8 +14,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/auth"
 )
 
-// Audit returns a state with violations and with 120 partitions, of which one has no leader and one
-// was never looked at. If f.sound is set or there are no groups, the state has no violation.
+// Audit returns a state with three violations and with 120 partitions, of which one has no leader
+// and one was never looked at. If f.sound is set or there are no groups, the state has one
+// partition and no violation.
 func (f *fakeBackend) Audit(context.Context) (api.AuditState, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,8 +80,8 @@ func TestAudit(t *testing.T) {
 	require.Nil(t, unaudited.LookedAt)
 }
 
-// TestAuditLooksForLostJobsRarely: an open page searches the dead letters for lost jobs at most
-// once per lostInterval.
+// TestAuditLooksForLostJobsRarely: three reads of the audit page's data read the audit three times,
+// and search the dead letters for the code LOST once.
 func TestAuditLooksForLostJobsRarely(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

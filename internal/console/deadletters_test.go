@@ -16,8 +16,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// DeadLetters returns one dead letter of each of two tenants. As the real store does, it shows
-// payloads only to principals who may see them.
+// DeadLetters returns one dead letter of each of two tenants, if the principal and q.Tenant allow
+// it; with a cursor or the type NONE, none. Only principals who may see payloads get error and
+// payload.
 func (f *fakeBackend) DeadLetters(ctx context.Context, q httpapi.DeadLetterQuery) (l api.DeadLetterList, err error) {
 	filters := ""
 	for name, value := range map[string]string{"code": q.Code, "tenant": q.Tenant, "group": q.Group, "type": q.Type} {
@@ -102,8 +103,8 @@ func TestDeadLetters(t *testing.T) {
 	require.Contains(t, w.get("/ui/dead-letters").Body.String(), "Redis does not answer")
 }
 
-// TestDeadLetterFilters: a page of dead letters has its filters in the form, in its links, and in
-// the live topic.
+// TestDeadLetterFilters: a page of dead letters has its filters in the call of the backend, in the
+// form, in the next page's link and in the live topic. Malformed filters are refused with 422.
 func TestDeadLetterFilters(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -149,9 +150,9 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.Contains(t, w.page("/ui/dead-letters?group=g").text, "No dead letter fits the filters.")
 }
 
-// TestLettersLive: the topics of dead letters, rejected messages and jobs begin with what the
-// reader may see of their pages. The HTML ids in a row name its entry, so newer rows before it do
-// not change them.
+// TestLettersLive: the first event of a stream of dead letters, of rejected messages or of a job
+// has what the reader may see. HTML ids in a row contain the id of the entry. Malformed and unknown
+// topics get 404, and a key of a tenant gets 403 for rejected messages.
 func TestLettersLive(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

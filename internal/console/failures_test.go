@@ -92,8 +92,8 @@ func TestFailures(t *testing.T) {
 	require.Contains(t, w.get("/ui/groups/failed-1/failures").Body.String(), "Redis does not answer")
 }
 
-// TestFailuresAccess: the page and the download are served only to principals with the right scope
-// and tenant.
+// TestFailuresAccess: the page and the download get 200 for a reader and the group's tenant, 404
+// for another tenant, 403 for the role metrics, and 303 without a session.
 func TestFailuresAccess(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/ui/groups/failed-1/failures", "/ui/groups/failed-1/failures.ndjson"} {
@@ -129,8 +129,8 @@ func TestFailuresDownload(t *testing.T) {
 	require.Empty(t, answer.Header().Get("Content-Disposition"))
 }
 
-// TestFailuresDownloadBreaks: after an error, a download breaks the connection, so that it does not
-// look complete.
+// TestFailuresDownloadBreaks: if Redis is away or the key is revoked after the first page of failed
+// jobs, the download panics with http.ErrAbortHandler, which breaks the connection.
 func TestFailuresDownloadBreaks(t *testing.T) {
 	t.Parallel()
 	for name, breaks := range map[string]func(w *testConsole){

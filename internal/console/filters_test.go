@@ -11,8 +11,9 @@ import (
 	"github.com/bulkaction/bulkaction/internal/httpapi"
 )
 
-// TestGroupFilters: a list of groups has its filters in the form, in the link of the next page, and
-// in the live topic.
+// TestGroupFilters: a list of groups has its filters in the backend's query, in the link of the
+// next page and in the live topic. The form has its type, prefix and since. Malformed filters get
+// 422.
 func TestGroupFilters(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -139,7 +139,7 @@ func TestGuard(t *testing.T) {
 	require.Contains(t, w.get("/ui/guards/pool%2Fsmtp").Body.String(), "Redis does not answer")
 }
 
-// formsTo returns the paths below path to which the page's POST forms are sent.
+// formsTo returns the paths to which the page's POST forms are sent, those that begin with path.
 func formsTo(d document, path string) (found []string) {
 	for _, action := range d.actions() {
 		if strings.HasPrefix(action, path) {
@@ -161,8 +161,8 @@ func buttons(d document) map[string]string {
 	return all
 }
 
-// TestGuardButtons: a member has the buttons that fit its state. An action that ends something asks
-// first, and names what it ends.
+// TestGuardButtons: the members alice (two leases), bob (an open breaker) and carl (off) have the
+// buttons that fit their states. The buttons of alice that take back, disable and open ask first.
 func TestGuardButtons(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -178,8 +178,8 @@ func TestGuardButtons(t *testing.T) {
 	require.NotContains(t, buttons(w.page("/ui/guards/lock%2Freport")), "open-1", "a lock has no breaker")
 }
 
-// TestGuardActions: each action makes one call of the backend and one entry in the activity log.
-// Only admins may do it.
+// TestGuardActions: each action of an admin makes one call of the backend and one entry in the
+// activity log. Malformed ones make none; an operator, a reader and a producer get 403 for disable.
 func TestGuardActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -213,8 +213,8 @@ func TestGuardActions(t *testing.T) {
 	}
 }
 
-// TestGuardTopics: the topics of guards begin with the live regions of their pages, as the filters
-// select them. The page of a large guard is read less often.
+// TestGuardTopics: a stream of guards begins with the rows that the filters of its topic select;
+// malformed topics get 404. Five reads of a page with 2000 members ask the backend twice.
 func TestGuardTopics(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

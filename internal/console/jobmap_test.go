@@ -43,8 +43,8 @@ func TestJobMap(t *testing.T) {
 	require.Contains(t, w.page("/ui/groups/other-1").text, "bulkaction append other-1")
 }
 
-// TestJobMapInterval: an open page reads the map of a group's jobs less often than the group's
-// other data.
+// TestJobMapInterval: of three reads of a group's data in a row, all have the map of its jobs, and
+// only one asks the backend for it.
 func TestJobMapInterval(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

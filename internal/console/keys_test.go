@@ -130,8 +130,9 @@ func formIDOf(d document) string {
 	return ""
 }
 
-// TestCreateKey: only the answer to the form has the secret of a new key. The form creates one key,
-// however often it is sent.
+// TestCreateKey: the answer to the form has the secret of the new key once, in its body; later
+// pages, last views and the activity log do not have it. The form sent again gets 409 and creates
+// no key.
 func TestCreateKey(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)

@@ -81,8 +81,9 @@ func (s *stream) until(want func(event string, data map[string]string) bool) {
 	}
 }
 
-// TestStream: a stream begins with all live regions of the page, with the same text as in the page.
-// Then it sends each change.
+// TestStream: the stream of a group begins with all live regions of its page, with the text that
+// the page has. Then it sends a new status, an outage, all regions after the outage, and the
+// deletion of the group, which ends it.
 func TestStream(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -143,8 +144,9 @@ func TestTopics(t *testing.T) {
 	}
 }
 
-// TestStreamsAreOfTheirReaders: the streams of one topic show each reader only what the reader may
-// see. Readers without a right to the topic are refused.
+// TestStreamsAreOfTheirReaders: in the stream of groups, an operator sees and can tick a group of
+// another tenant, a reader can't tick it, and a key of a tenant does not see it. A stream gets 401
+// without a session, 403 without the right, and 404 for a foreign group.
 func TestStreamsAreOfTheirReaders(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -171,8 +173,8 @@ func TestStreamsAreOfTheirReaders(t *testing.T) {
 	require.NotContains(t, fmt.Sprint(data), "failed-1")
 }
 
-// TestReadersShareReads: a topic is read as often for 50 readers as for one. After the last reader
-// has left, no topic is followed.
+// TestReadersShareReads: for 50 readers of a group, the shared poller reads it at most three times
+// and once more each 500 ms. After the last reader has left, no topic is followed.
 func TestReadersShareReads(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -205,8 +207,9 @@ func TestReadersShareReads(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// TestStreamLimits: there are limits for the open streams of an API key, for the groups and lists
-// that one process follows, and for all its streams.
+// TestStreamLimits: a key has at most maxOwnStreams open streams, a process follows at most
+// maxGroupTopics groups and lists, and has at most streams.Max streams. A stream beyond a limit is
+// refused, by HTTP with 429.
 func TestStreamLimits(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -291,9 +294,9 @@ func TestStreamsEnd(t *testing.T) {
 	}
 }
 
-// TestListsOfGroupsAreReadSeldom: only the unfiltered first page of groups is read each second,
-// because reads of other lists cost more. Readers who see different data of a list count as readers
-// of different topics.
+// TestListsOfGroupsAreReadSeldom: three reads in a row ask the backend three times for the
+// unfiltered first page of groups, and once for a list with a filter or a cursor. Two readers of
+// the tenant acme and one of globex follow two topics.
 func TestListsOfGroupsAreReadSeldom(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

@@ -79,8 +79,8 @@ func TestLoginFails(t *testing.T) {
 	require.Empty(t, answer.Header().Get("Set-Cookie"))
 }
 
-// TestSecureCookie: over https the name of the session's cookie has the prefix that binds it to
-// this host.
+// TestSecureCookie: with the option Secure, a login sets a cookie whose name begins with __Host-
+// and which has the attribute Secure.
 func TestSecureCookie(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})
@@ -89,7 +89,8 @@ func TestSecureCookie(t *testing.T) {
 	require.Equal(t, "__Host-bulkaction=session-1; Path=/; Max-Age=43200; HttpOnly; Secure; SameSite=Strict", answer.Header().Get("Set-Cookie"))
 }
 
-// TestRevokedKey: a session ends with its key, and with any change of it.
+// TestRevokedKey: a session ends when its key may no longer see payloads. After the key was
+// deleted, pages and forms lead to the login, event streams get 401, and nothing is cancelled.
 func TestRevokedKey(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -117,8 +118,8 @@ func TestSessionsAway(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, w.post("/ui/logout", nil).Code, "the browser forgets the session all the same")
 }
 
-// TestOpenPagesDoNotUseSessions: requests that an open page makes by itself, polls and event
-// streams, do not keep its session alive.
+// TestOpenPagesDoNotUseSessions: requests that an open page makes by itself, a poll and an event
+// stream, do not count as uses of its session.
 func TestOpenPagesDoNotUseSessions(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
@@ -135,8 +136,9 @@ func TestOpenPagesDoNotUseSessions(t *testing.T) {
 	require.Contains(t, string(assets["app.js"].text), `"`+pollHeader+`"`)
 }
 
-// TestOneDeadlineForAPage: one deadline covers both the check of the session and the data of a
-// page. If the data does not come in time, the page shows its last data.
+// TestOneDeadlineForAPage: the check of the session and the read of the groups get one deadline. If
+// the groups do not come in time, a page that was shown before has its last data, with 503, and
+// another one gets 504.
 func TestOneDeadlineForAPage(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)

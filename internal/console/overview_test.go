@@ -37,8 +37,8 @@ func (f *fakeBackend) History(_ context.Context, minutes int) (h api.History, er
 	return h, err
 }
 
-// BusiestTenants has twelve tenants, more than the overview shows, and returns at most limit of
-// them. The second one borrows permits, the third has no limit.
+// BusiestTenants has twelve tenants, or none if there are no groups, and returns at most limit of
+// those that the principal may see. The second one borrows permits, the third has no limit.
 func (f *fakeBackend) BusiestTenants(ctx context.Context, limit int) (l api.TenantList, err error) {
 	err = f.call("busiest %d", limit)
 	f.mu.Lock()
@@ -61,7 +61,7 @@ func (f *fakeBackend) BusiestTenants(ctx context.Context, limit int) (l api.Tena
 	return l, err
 }
 
-// callsOf returns the recorded calls of the backend whose first word is the given one.
+// callsOf returns the recorded calls of the backend that begin with word and a space.
 func (f *fakeBackend) callsOf(word string) (found []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -73,7 +73,8 @@ func (f *fakeBackend) callsOf(word string) (found []string) {
 	return found
 }
 
-// TestOverviewOfTheLastHours: the overview shows the history, the audit and the busiest tenants.
+// TestOverviewOfTheLastHours: the overview shows the history, the audit and the ten busiest
+// tenants. Its period is 15, 60 or 1440 minutes; 16 are refused with 422.
 func TestOverviewOfTheLastHours(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -150,8 +151,8 @@ func TestOverviewOfTheAudit(t *testing.T) {
 	require.Contains(t, show(api.AuditState{}).text, "Audit – not all partitions were looked at")
 }
 
-// TestOverviewRights: each role sees the figures to which it has the right. The key of a tenant
-// sees no figures of the whole system.
+// TestOverviewRights: for seven keys, whether the overview's page and stream show the figures of
+// the whole system, and the tenants and the audit. Data that a key may not see is not read.
 func TestOverviewRights(t *testing.T) {
 	t.Parallel()
 	own := auth.Principal{KeyID: "own", Role: auth.Reader, Tenant: "acme"}
@@ -183,8 +184,9 @@ func TestOverviewRights(t *testing.T) {
 	}
 }
 
-// TestOverviewReadsLittle: slowly changing data is read once in seldomInterval for all pages,
-// topics and readers together. Open pages get it only when it has changed.
+// TestOverviewReadsLittle: two pages and a stream together read the history, the audit, the busiest
+// tenants and the failed groups once, with an interval of 1 h. After a change of the newest groups,
+// the stream sends their region alone.
 func TestOverviewReadsLittle(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -215,7 +217,8 @@ func TestOverviewReadsLittle(t *testing.T) {
 	require.Equal(t, 1, failed)
 }
 
-// TestHistoryView: a full history makes charts of a bounded size.
+// TestHistoryView: a history of 360 to 1440 points makes two charts: a line has at most
+// historyPoints+2 points, and the HTML has less than 24,000 bytes. A gap is not drawn.
 func TestHistoryView(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -59,8 +59,8 @@ func logins(t *testing.T) []document {
 	return []document{parse(t, w.get("/ui/login").Body.String()), parse(t, w.post("/ui/login", url.Values{"key": {"x"}}).Body.String())}
 }
 
-// TestPagesAreSafe: texts from users are shown literally. Pages contain nothing that their
-// Content-Security-Policy would block.
+// TestPagesAreSafe: no page of paths has inline styles, scripts or handlers, an iframe, a link to
+// another host, or an HTML id twice. Pages of a group show the hostile text literally.
 func TestPagesAreSafe(t *testing.T) {
 	t.Parallel()
 	for _, path := range paths {
@@ -92,7 +92,8 @@ func TestPagesAreSafe(t *testing.T) {
 	}
 }
 
-// TestPagesAreAccessible: pages have what people need who use a screen reader or no mouse.
+// TestPagesAreAccessible: each page has a language, one h1 and one main. Fields, meters and
+// graphics have labels or are hidden, tables have captions, and their headings a scope.
 func TestPagesAreAccessible(t *testing.T) {
 	t.Parallel()
 	all := map[string]document{}
@@ -146,8 +147,8 @@ func firstElement(n *html.Node) *html.Node {
 	return nil
 }
 
-// TestSources: templates have no inline styles, scripts and handlers, and nothing turns off their
-// escaping.
+// TestSources: the templates and app.css have no inline styles, scripts and handlers. The Go files
+// convert nothing to template.HTML or a similar type. app.js has at most 300 lines, app.css 700.
 func TestSources(t *testing.T) {
 	t.Parallel()
 	files, err := fs.Glob(templateFiles, "templates/*.gohtml")
@@ -211,7 +212,8 @@ func TestHeaders(t *testing.T) {
 	require.Equal(t, "max-age=31536000", w.get("/ui/").Header().Get("Strict-Transport-Security"))
 }
 
-// TestRoles: what each role sees in the navigation, and which forms it gets.
+// TestRoles: for five keys, the links of the navigation, whether the overview has the form that
+// pauses a type, and whether a running group can be cancelled and the form for submissions opened.
 func TestRoles(t *testing.T) {
 	t.Parallel()
 	nav := func(d document) (names []string) {
@@ -415,7 +417,8 @@ func TestBulkActions(t *testing.T) {
 	require.True(t, strings.HasPrefix(answer.Header().Get("Location"), "/ui/groups?"))
 }
 
-// TestRedisAway: while Redis is away, a page shows its last data, and says how old it is.
+// TestRedisAway: while Redis is away, a page that was shown before has its last data and their
+// time, and another page says that Redis is away. The text of an unknown error is not shown.
 func TestRedisAway(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -438,8 +441,8 @@ func TestRedisAway(t *testing.T) {
 	require.NotContains(t, answer.Body.String(), "secret")
 }
 
-// TestLastViewsArePrivate: while Redis is away, a page never shows data that only a reader with
-// more rights has seen.
+// TestLastViewsArePrivate: in an outage, a key of a tenant does not get the list of groups that an
+// admin has seen. At most maxLast views are kept.
 func TestLastViewsArePrivate(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -489,8 +492,8 @@ func TestWayBackFromARefusedForm(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/ui/events?topics=overview", nil)).Code)
 }
 
-// TestWordsAreExplained: the overview and the page of a tenant explain their terms, without a
-// script.
+// TestWordsAreExplained: the overview explains eight terms, and the page of a tenant nine, in an
+// element details with the HTML id terms.
 func TestWordsAreExplained(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

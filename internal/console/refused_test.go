@@ -93,8 +93,8 @@ func TestRefusedFormsKeepWhatWasTyped(t *testing.T) {
 	require.NotContains(t, answer.Body.String(), `id="refused"`, "there is no page of such an event")
 }
 
-// TestRefusedSubmissionsKeepWhatWasTyped: a refused submission keeps the fields and the pasted
-// text. The form keeps its id, so that sending it again can't create two groups.
+// TestRefusedSubmissionsKeepWhatWasTyped: after a wrong line, and after an outage if the page was
+// shown before, the form comes back with its fields, its id and the pasted text.
 func TestRefusedSubmissionsKeepWhatWasTyped(t *testing.T) {
 	t.Parallel()
 	fields := map[string]string{

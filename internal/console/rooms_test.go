@@ -182,8 +182,8 @@ func TestRoom(t *testing.T) {
 	require.NotContains(t, forms, "/ui/rooms/closed/close")
 }
 
-// TestRoomActions: each action makes one call of the waiting room and one entry in the activity
-// log. Only admins may do it.
+// TestRoomActions: each action of an admin makes one call of the waiting room and one entry in the
+// activity log. Malformed ones make none; an operator, a reader and a producer get 403.
 func TestRoomActions(t *testing.T) {
 	t.Parallel()
 	w := as(t, admin)
@@ -230,8 +230,9 @@ func TestRoomActions(t *testing.T) {
 	}
 }
 
-// TestRoomsAreForLoopback: without API keys, only callers on this machine may see or change events.
-// The API has the same rule.
+// TestRoomsAreForLoopback: without API keys, a caller from another host, or with another host's
+// name in the request, neither sees nor changes events. With keys, the page does not speak of
+// loopback.
 func TestRoomsAreForLoopback(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)

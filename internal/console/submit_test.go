@@ -33,7 +33,8 @@ func upload(w *testConsole, fields map[string]string, name, text string) *httpte
 	return w.do(r)
 }
 
-// TestSubmit: a submitted file becomes a group, which stays paused until the whole file is stored.
+// TestSubmit: two jobs from a file (CSV, NDJSON) or a pasted text become a group. The calls of the
+// backend are submit, pause, append, seal and resume, in this order.
 func TestSubmit(t *testing.T) {
 	t.Parallel()
 	fields := map[string]string{"type": "NOOP", "id": "g1", "tenant": "acme"}
@@ -58,9 +59,8 @@ func TestSubmit(t *testing.T) {
 	}
 }
 
-// TestFormsOfAnOutageHaveTheirNames: if an outage makes a page show old data to several readers,
-// each copy of the form still gets its own id, so that no file counts as a repetition of another
-// one.
+// TestFormsOfAnOutageHaveTheirNames: if an outage makes a page show its last data, its form gets an
+// id of its own, and not the one of the page that was shown before.
 func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
@@ -73,8 +73,8 @@ func TestFormsOfAnOutageHaveTheirNames(t *testing.T) {
 	require.NotEqual(t, first, second)
 }
 
-// TestSubmitRefuses: a file with a wrong line creates no group, or its group is cancelled. The page
-// names the line.
+// TestSubmitRefuses: a wrong line in a short file, or a wrong field, leads to 422 without a group.
+// A wrong line late in a long file, or a full backlog, cancels the group. The page names the line.
 func TestSubmitRefuses(t *testing.T) {
 	t.Parallel()
 	good := map[string]string{"type": "NOOP", "id": "g1"}

@@ -274,8 +274,8 @@ func TestWriteKeys(t *testing.T) {
 	require.Len(t, entries, 1, "no temporary file stays")
 }
 
-// TestDerivedValuesAreStable: every process derives the same key ids and cookie keys from the same
-// token keys.
+// TestDerivedValuesAreStable: who reads the same token keys twice gets the same JWKS and cookie
+// keys. For the key of RFC 8037 they have fixed values.
 func TestDerivedValuesAreStable(t *testing.T) {
 	t.Parallel()
 	text := generate(t, 2)

@@ -96,8 +96,9 @@ func TestAnswersToKeys(t *testing.T) {
 	require.Equal(t, "6", rec.Header().Get("Retry-After"))
 }
 
-// TestRoomCallsWithKeys: if the API has keys, callers on other hosts may make the calls on the
-// waiting room.
+// TestRoomCallsWithKeys: from another host, the verification of an entry token gets 403 if the API
+// asks for no keys, and 200 with a key of the role service. The list of events gets 403 with this
+// key.
 func TestRoomCallsWithKeys(t *testing.T) {
 	k := &fakeKeys{principal: auth.Principal{KeyID: "key_s", Role: auth.Service}}
 	o := roomOptions(newFakeRooms())
@@ -111,9 +112,9 @@ func TestRoomCallsWithKeys(t *testing.T) {
 	require.Equal(t, api.NotAllowed, requireProblem(t, rec, 403, "").Code)
 }
 
-// TestRevokedKeyEndsStreams: a revoked key ends its open streams. Authenticator.Still says so at
-// most seven seconds after the revocation (see package apikey), and the stream asks it every
-// stillInterval.
+// TestRevokedKeyEndsStreams: a stream of events or results lasts while its key is valid, and ends
+// within stillInterval and 1 s of the revocation. With the 7 s until Authenticator.Still says so
+// (see package apikey), that may be at most 10 s.
 func TestRevokedKeyEndsStreams(t *testing.T) {
 	require.LessOrEqual(t, 7*time.Second+stillInterval, 10*time.Second)
 	endless := newFakeBackend().withGroup("g")
@@ -149,7 +150,8 @@ func TestRevokedKeyEndsStreams(t *testing.T) {
 	}
 }
 
-// TestRevokedKeyEndsAppends: a revoked key stores no more batches of a streamed body.
+// TestRevokedKeyEndsAppends: if the key is revoked after the first batch of a streamed body, the
+// answer is 401, and only the 500 jobs of this batch are stored.
 func TestRevokedKeyEndsAppends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")

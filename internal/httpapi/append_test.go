@@ -198,8 +198,8 @@ func TestErrorInTheMiddleOfAnAppendReportsWhatIsStored(t *testing.T) {
 	}
 }
 
-// TestEndlessLineEndsWithAnError: an endless line is read only up to a limit. Then the request
-// ends, and the answer says which jobs were stored before.
+// TestEndlessLineEndsWithAnError: a line of NDJSON or CSV that does not end gets 413 after 2 MiB,
+// and the answer counts the jobs of the first batch, which was stored before.
 func TestEndlessLineEndsWithAnError(t *testing.T) {
 	line := &lineGenerator{left: 1 << 40, line: bytes.Repeat([]byte("x"), 1<<20)}
 	for typ, head := range map[string]string{ndjson: numbered(maxBatchLines + 1), "text/csv": "a\n" + strings.Repeat("1\n", maxBatchLines+1) + "\""} {
@@ -218,8 +218,8 @@ func TestEndlessLineEndsWithAnError(t *testing.T) {
 	requireProblem(t, rec, 413, "")
 }
 
-// TestProblemReachesAClientThatStillSends: a client that is still sending its body must get the
-// problem as an answer, not a broken connection.
+// TestProblemReachesAClientThatStillSends: if the store refuses the fourth batch of a body that
+// does not end, the client gets the answer 409, not a broken connection.
 func TestProblemReachesAClientThatStillSends(t *testing.T) {
 	f := newFakeBackend().withGroup("g")
 	f.onAppend = func(call int) error {
@@ -249,8 +249,8 @@ func TestProblemReachesAClientThatStillSends(t *testing.T) {
 	require.Contains(t, string(body), `"accepted":1500`)
 }
 
-// TestConnectionThatBreaksLeavesWholeBatches: when the client's connection breaks, the complete
-// batches are stored and the handler returns.
+// TestConnectionThatBreaksLeavesWholeBatches: a client sends 800 lines of NDJSON, and closes the
+// connection before the announced end. The handler returns, and 500 jobs are stored.
 func TestConnectionThatBreaksLeavesWholeBatches(t *testing.T) {
 	f := newFakeBackend().withGroup("g")
 	ended := make(chan struct{})

@@ -56,8 +56,8 @@ func send(t *testing.T, client *http.Client, target, typ string, size int64, pau
 	return answered
 }
 
-// TestSendersThatStopBlockNoOthers: clients that announce large bodies, or send some chunks, and
-// then send no more reserve no memory that other clients need. They are refused after slowStart.
+// TestSendersThatStopBlockNoOthers: eight clients, of which four announce 32 MiB, send three bytes
+// and no more. Meanwhile two larger bodies are accepted. The eight get 408 after slowStart.
 func TestSendersThatStopBlockNoOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := serve(t, New(options(newFakeBackend())))
@@ -119,7 +119,8 @@ func TestSlowBodiesAreRefused(t *testing.T) {
 	}
 }
 
-// TestSlowStoreUsesNoCredit: the server's own time does not count as the client's.
+// TestSlowStoreUsesNoCredit: a body of nine batches that the client sends without a pause gets 200,
+// although the store takes storeTimeout less 1 s for a batch.
 func TestSlowStoreUsesNoCredit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")

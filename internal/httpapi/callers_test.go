@@ -159,7 +159,8 @@ func TestRequestRateOfKey(t *testing.T) {
 	})
 }
 
-// TestRatesAreBounded: the limiters of idle keys are removed, so that memory is bounded.
+// TestRatesAreBounded: after one request of each of 3*maxRates keys, 1 ms apart, at most maxRates
+// limiters are kept.
 func TestRatesAreBounded(t *testing.T) {
 	c := newCallers(10)
 	now := time.Now()

@@ -40,8 +40,9 @@ func TestListJobs(t *testing.T) {
 	require.Equal(t, 404, call(t, h, "GET", "/v1/groups/none/jobs", "").Code)
 }
 
-// TestLinesWithTakenKeysAreRejected: with unique keys, a line whose key another job of the group
-// has is rejected, with its line number. The other lines are stored.
+// TestLinesWithTakenKeysAreRejected: if the store answers that the keys of the second and fourth
+// job are taken, lines 2 and 6 are rejected for that, and line 3 for not being JSON. The answer
+// counts two accepted jobs.
 func TestLinesWithTakenKeysAreRejected(t *testing.T) {
 	t.Parallel()
 	f := newFakeBackend().withGroup("g")

@@ -173,7 +173,8 @@ var bodies = map[string]string{
 	"POST /v1/entry-tokens/complete":      `{"token":"t"}`,
 }
 
-// want returns the status that the answer to a caller must have.
+// want returns the status that the route must answer to caller, a name in mayUse. which says
+// whether the call is about an own, foreign or unknown object.
 func want(rt httpapi.Route, caller, which string) int {
 	may := slices.Contains(strings.Fields(mayUse[rt.Scope]), caller)
 	_, tenant, _ := strings.Cut(caller, "@")
@@ -201,9 +202,9 @@ func want(rt httpapi.Route, caller, which string) int {
 	return 200
 }
 
-// TestEveryCallerAtEveryRoute: every route answers every kind of caller, for every kind of object,
-// with the status that follows from mayUse and wants. A caller of one tenant gets the same answers
-// for groups and tenants that are not its own as for unknown ones.
+// TestEveryCallerAtEveryRoute: each route answers nine callers, for each kind of object, with the
+// status that follows from mayUse and wants; and one of five invalid keys with 401, unless it is
+// open. A key of a tenant gets one answer for foreign and unknown groups and tenants.
 func TestEveryCallerAtEveryRoute(t *testing.T) {
 	t.Parallel()
 	in := newInstallation(t)
@@ -292,8 +293,9 @@ func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// TestFloodOfWrongKeys: any number of requests with wrong keys costs Redis only a bounded number of
-// commands. They never keep out a valid key, not even from the same address.
+// TestFloodOfWrongKeys: 50,000 requests with 1000 wrong keys in five seconds cost Redis less than
+// 30 commands. All get 401 or 429, and a valid key gets 200 after each hundred of them, from their
+// address.
 func TestFloodOfWrongKeys(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

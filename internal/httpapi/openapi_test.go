@@ -116,8 +116,8 @@ func TestEveryRetryableStatusHasRetryAfter(t *testing.T) {
 	}
 }
 
-// TestDocumentAndTypesAgree: the schemas must have the fields of the Go types. Schemas of answers
-// must require the fields that are never omitted.
+// TestDocumentAndTypesAgree: each schema in the table has the JSON fields of its Go type, and no
+// others. Schemas of answers require the fields that are never omitted.
 func TestDocumentAndTypesAgree(t *testing.T) {
 	doc, err := document()
 	require.NoError(t, err)
@@ -233,8 +233,7 @@ func TestListsHaveOneForm(t *testing.T) {
 	require.GreaterOrEqual(t, lists, 7)
 }
 
-// answerSchema returns the schema of the JSON that a call answers with; nil if it answers without
-// JSON.
+// answerSchema returns the schema of the JSON in the answer 200 of a call; nil if there is none.
 func answerSchema(op *openapi3.Operation) *openapi3.Schema {
 	answer := op.Responses.Value("200")
 	if answer == nil || answer.Value.Content["application/json"] == nil {

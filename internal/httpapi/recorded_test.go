@@ -63,8 +63,8 @@ var changes = map[string][]string{
 	"DELETE /v1/keys/key_a":                         {``, `key.revoke key_a  `},
 }
 
-// TestChangesAreRecordedFirst: each call of the list changes is recorded before it is carried out.
-// If it can't be recorded, it is not carried out.
+// TestChangesAreRecordedFirst: each call of the list changes is carried out, and makes one entry.
+// If the activity log returns an error, the answer is 500, and the call is not carried out.
 func TestChangesAreRecordedFirst(t *testing.T) {
 	for target, c := range changes {
 		method, path, _ := strings.Cut(target, " ")
@@ -125,8 +125,8 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 	require.ElementsMatch(t, all, recorded)
 }
 
-// TestUnknownGroupsAreNotRecorded: a command on a group that does not exist for the caller is not
-// recorded, so that nobody can fill the log with failed attempts.
+// TestUnknownGroupsAreNotRecorded: to cancel a group that does not exist is answered with 404, and
+// is not recorded.
 func TestUnknownGroupsAreNotRecorded(t *testing.T) {
 	log := &fakeActivity{}
 	o := options(newFakeBackend())

@@ -78,7 +78,8 @@ func requireProblem(t *testing.T, rec *httptest.ResponseRecorder, status int, fi
 	return p
 }
 
-// statusOfBad returns the status that a bad body must get: 400 if it is not JSON, otherwise 422.
+// statusOfBad returns the status that a bad body must get: 422 if it is JSON or empty, otherwise
+// 400.
 func statusOfBad(body string) int {
 	if strings.TrimSpace(body) != "" && !json.Valid([]byte(body)) {
 		return http.StatusBadRequest
@@ -334,7 +335,8 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// TestExampleOfProblems: the document's example is an answer of this server.
+// TestExampleOfProblems: the first JSON example in docs/problems.md is what the server answers to a
+// seal with the total -1.
 func TestExampleOfProblems(t *testing.T) {
 	text, err := os.ReadFile("../../docs/problems.md")
 	require.NoError(t, err)

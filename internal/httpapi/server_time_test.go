@@ -18,8 +18,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
-// TestSlowBodyMayTakeLongWhileItMoves: a streamed body may take any time as long as it sends data.
-// It is aborted after a silence of idleTimeout.
+// TestSlowBodyMayTakeLongWhileItMoves: a body of four batches with pauses of idleTimeout less 1 s
+// gets 200. With pauses of idleTimeout and 1 s, it gets 408.
 func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
@@ -55,8 +55,8 @@ func TestSlowBodyMayTakeLongWhileItMoves(t *testing.T) {
 	})
 }
 
-// TestProblemDoesNotWaitForTheBody: an error that does not depend on the body is answered at once,
-// even if the client never sends the body.
+// TestProblemDoesNotWaitForTheBody: an error that does not depend on the body (404, 405, 415, 422)
+// is answered at once while the client sends no body. To cancel a group gets 408, later.
 func TestProblemDoesNotWaitForTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := NewServer("127.0.0.1:0", options(newFakeBackend()))
@@ -116,8 +116,8 @@ func (s slowStore) Cancel(ctx context.Context, _ string) (api.Accepted, error) {
 	}
 }
 
-// TestStoreFinishesWhenTheClientLeaves: the store finishes a command although its client
-// disconnects.
+// TestStoreFinishesWhenTheClientLeaves: the store finishes a retry although its client leaves after
+// one second.
 func TestStoreFinishesWhenTheClientLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stored := make(chan error, 1)
@@ -146,8 +146,8 @@ func (b slowRetryBackend) Retry(ctx context.Context, _ string, _ api.RetryChoice
 	return api.Accepted{}, nil
 }
 
-// TestClientThatDoesNotReadIsDisconnected: a client that does not read its answer is disconnected,
-// so that it does not occupy memory for ever.
+// TestClientThatDoesNotReadIsDisconnected: if a client does not read the results that it has asked
+// for, writing them fails after idleTimeout.
 func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeBackend().withGroup("g")
@@ -170,8 +170,8 @@ func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	})
 }
 
-// TestStopEndsStreams: a stopping server ends event streams and streamed appends at once, although
-// their clients do not end them.
+// TestStopEndsStreams: a stopping server ends an event stream, and answers a streamed append with
+// 503, in less than a second, although their clients go on.
 func TestStopEndsStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := showingGroup(groupInStates(1, created)).withGroup("g")
@@ -212,8 +212,8 @@ func TestStopEndsStreams(t *testing.T) {
 	})
 }
 
-// TestStopWaitsForRequests: a stopping server lets other requests finish within the grace period,
-// and answers those that are left at its end.
+// TestStopWaitsForRequests: for a request that takes 10 s, a stopping server waits with a grace
+// period of 20 s, and answers it with 503 at the end of one of 7 s.
 func TestStopWaitsForRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		grace  time.Duration

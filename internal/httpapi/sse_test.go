@@ -19,7 +19,8 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 )
 
-// groupInStates returns a group that has passed through the given states and is in the last one.
+// groupInStates returns a sealed group g in the given round. It has entered the states in turn, a
+// second apart, and is in the last one.
 func groupInStates(round int, states ...api.Status) api.Group {
 	at := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
 	g := api.Group{
@@ -100,8 +101,8 @@ func describe(events []event) (out []string) {
 	return out
 }
 
-// watchEvents reads the events of a group until the server ends the stream, at most 1000. In a
-// synctest bubble, the stream's waits and the events' times use the clock of the bubble.
+// watchEvents reads the events of the group g until the server ends the stream, at most 1000.
+// lastID, unless empty, is sent as Last-Event-ID. It works in and outside of synctest bubbles.
 func watchEvents(t *testing.T, f *fakeBackend, lastID string) (events []event, code int) {
 	t.Helper()
 	req := httptest.NewRequest("GET", "/v1/groups/g/events", nil)
@@ -170,8 +171,9 @@ func TestEventsOfAnEndedGroup(t *testing.T) {
 	}
 }
 
-// TestEventsSayWhenTheGroupWasRead: states that a client gets again after a reconnect have the
-// present counts, and say so.
+// TestEventsSayWhenTheGroupWasRead: one hour after the end of a group, the events of its states,
+// with or without a Last-Event-ID, have the time of the state, the present counts, and the present
+// time as the time of the read.
 func TestEventsSayWhenTheGroupWasRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		group := withDone(groupInStates(1, created, dispatched, running, aggregating, completed), 7)

@@ -105,8 +105,8 @@ func TestAccountsHaveTheirLimits(t *testing.T) {
 	})
 }
 
-// TestAccountsThatAreInUse: while all members are in use, it is not known when one is free. So
-// Availability names no time, and the worker still reads jobs.
+// TestAccountsThatAreInUse: while the only account is lent, a call that may not wait is denied, and
+// Availability names no time at which one is free.
 func TestAccountsThatAreInUse(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -305,7 +305,8 @@ func TestAnAccountWithoutLimitsIsThrottled(t *testing.T) {
 	}
 }
 
-// TestBothKindsOfAccounts: accounts with limits serve when those without can't.
+// TestBothKindsOfAccounts: of an account with limits and one without, the latter is lent first.
+// While it is throttled, the one with limits is lent.
 func TestBothKindsOfAccounts(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)
@@ -409,8 +410,8 @@ func TestALostLeaseIsRevoked(t *testing.T) {
 	loan.Return(credential.Outcome{Kind: credential.Unused})
 }
 
-// TestAccountsThatNothingGuards: accounts with neither a limit nor a breaker are lent in turn,
-// whatever the outcomes of their calls.
+// TestAccountsThatNothingGuards: two accounts with neither a limit nor a breaker are lent in turn,
+// although all four calls fail.
 func TestAccountsThatNothingGuards(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

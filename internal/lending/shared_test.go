@@ -40,8 +40,8 @@ func giveBack(o credential.Outcome, loans ...credential.Loan) {
 	}
 }
 
-// TestLateOutcomesAreNoProbes: calls that began before the breaker opened do not count as its
-// probes, whatever their outcome.
+// TestLateOutcomesAreNoProbes: 397 calls that began before the breaker opened succeed afterwards.
+// That does not close it: when it is half-open, at most two probes are lent.
 func TestLateOutcomesAreNoProbes(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

@@ -365,7 +365,8 @@ func TestDecodeJobRefuses(t *testing.T) {
 	}
 }
 
-// TestErrorsDoNotContainValues: Errors contain no values from the body, because they may be logged.
+// TestErrorsDoNotContainValues: the errors about a wrong value in one of 16 fields, and about a
+// payload that breaks off, do not contain the value: errors may be logged.
 func TestErrorsDoNotContainValues(t *testing.T) {
 	const secret = "hunter2 "
 	for _, field := range []string{

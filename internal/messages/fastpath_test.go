@@ -12,8 +12,8 @@ import (
 
 const plainJob = `{"payload":{"to":"a@example.com","n":[1,-0.5e+3,true,null],"text":"ä\"\u00e4 and longer than eight bytes"}}`
 
-// TestFastPathReadsPlainMessages: the fast path accepts the kinds of messages that most producers
-// send.
+// TestFastPathReadsPlainMessages: the fast path accepts four plain jobs, alone and twice in an
+// append.
 func TestFastPathReadsPlainMessages(t *testing.T) {
 	for _, job := range []string{plainJob, `{"payload":null}`, ` {"payload" : 0 , "type" : "T" } `, `{"traceparent":"00-","payload":[{}]}`} {
 		_, end := fastDecodeJob([]byte(job), 0)

@@ -103,8 +103,8 @@ func TestContentHashOfNestedAndLargePayloads(t *testing.T) {
 	require.NotEqual(t, contentHash(t, nest(1, `"`+large+`a"`)), contentHash(t, nest(1, `"`+large+`b"`)))
 }
 
-// TestContentHashOfInvalidJSON: a group that Go code builds, without decoding, may contain invalid
-// JSON. ContentHash works for it too.
+// TestContentHashOfInvalidJSON: for payloads that are no JSON, as Go code may build them without
+// decoding, ContentHash does not panic, and returns different hashes.
 func TestContentHashOfInvalidJSON(t *testing.T) {
 	seen := map[string]bool{}
 	for _, payload := range []string{"", "{", `{"a`, `{"a"`, `{"a":`, `{"a":1`, "[", "[1", "]", `"`, `"\`, "x", "\xff", strings.Repeat("[", 1<<20)} {

@@ -33,9 +33,9 @@ func TestReadyBound(t *testing.T) {
 	require.Equal(t, presence.ReadyBound{Cap: 100, Ahead: 100}, c.ReadyBound("T", 50, 100))
 }
 
-// TestReadyBoundOfOnePartition: with one partition, the bound names the number of slots, so that
-// slow jobs are admitted one by one as slots become free. Jobs held by a worker that no longer
-// serves their type are added to that number.
+// TestReadyBoundOfOnePartition: for jobs of 20 ms, of 600 ms and of an unknown time, the bound has
+// the slots of the workers that serve the type, and another Ahead. Three jobs that a worker holds
+// that no longer serves their type are added to the slots.
 func TestReadyBoundOfOnePartition(t *testing.T) {
 	t.Parallel()
 	url, prefix := redistest.Shared(t)

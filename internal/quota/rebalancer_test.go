@@ -39,8 +39,8 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// TestDivideTakesTurns: when there are fewer permits than partitions, each partition gets a permit
-// in turn.
+// TestDivideTakesTurns: with 10 permits for 16 partitions, each partition gets at least one permit
+// in 160 turns.
 func TestDivideTakesTurns(t *testing.T) {
 	t.Parallel()
 	quotas, got := make([]ledger.Quota, 16), make([]int64, 16)
@@ -83,8 +83,8 @@ func TestDivideNeverGivesMoreThanThereIs(t *testing.T) {
 	})
 }
 
-// TestRebalancerFollowsTheDemand: the rebalancer moves quota to where the demand is and back; the
-// effective quotas never exceed the limit.
+// TestRebalancerFollowsTheDemand: the rebalancer moves all quota of four partitions to one with a
+// demand, then half of it to a second one, then all. The effective quotas never exceed the limit.
 func TestRebalancerFollowsTheDemand(t *testing.T) {
 	t.Parallel()
 	redistest.Both(t, func(t *testing.T, url, prefix string) {

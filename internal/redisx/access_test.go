@@ -79,8 +79,8 @@ func TestTLSToSentinels(t *testing.T) {
 	require.Eventually(t, func() bool { return c.Cmd.Get(t.Context(), "k").Val() == "v" }, patience, glance)
 }
 
-// TestTLSRefusals: each mistake with certificates, protocols and ports is an error at the start
-// that says what to do.
+// TestTLSRefusals: for each mistake in the table, with certificates, protocols or ports, Connect
+// returns an error that says what to do.
 func TestTLSRefusals(t *testing.T) {
 	t.Parallel()
 	ca, other := certtest.New(t), certtest.New(t)
@@ -146,9 +146,9 @@ func TestTLSRefusals(t *testing.T) {
 	})
 }
 
-// TestRefusedCertificateIsAnOutage: while a process runs, a Redis certificate that the process does
-// not trust counts as an outage: IsUnavailable is true and calls are repeated, because the
-// certificate can be replaced.
+// TestRefusedCertificateIsAnOutage: after the CA file of a running process was overwritten, it no
+// longer trusts Redis: IsUnavailable is true for the error of Ping. When the file has the right
+// authority again, Ping succeeds.
 func TestRefusedCertificateIsAnOutage(t *testing.T) {
 	t.Parallel()
 	ca, other := certtest.New(t), certtest.New(t)

@@ -198,8 +198,8 @@ func TestConnectSentinel(t *testing.T) {
 	require.Equal(t, "v", direct.Cmd.Get(ctx, "k").Val())
 }
 
-// TestBlockingReadsHaveRoom: all blocking reads can wait at the same time, even if their number
-// exceeds the connections for commands.
+// TestBlockingReadsHaveRoom: 30 blocking reads wait at the same time, although there are only two
+// connections for commands.
 func TestBlockingReadsHaveRoom(t *testing.T) {
 	t.Parallel()
 	_, url := redistest.Mini(t)

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzParseURL: each accepted URL can be dialled. Neither String nor an error shows its password.
+// FuzzParseURL: each accepted URL has addresses of a host and a port. Neither String nor an error
+// shows its password.
 func FuzzParseURL(f *testing.F) {
 	const secret = "s3cr3t"
 	for _, seed := range []string{

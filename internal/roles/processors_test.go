@@ -40,8 +40,8 @@ func TestMissingAccountFilesAreReportedTogether(t *testing.T) {
 	}
 }
 
-// TestNoopInLowerCase: with noop in WORKER_TYPES, the worker has the processor NOOP, so it can say
-// that NOOP is meant. Without types, it does not have it.
+// TestNoopInLowerCase: with noop in WORKER_TYPES, the worker has the processor NOOP. Without
+// WORKER_TYPES, it does not have it.
 func TestNoopInLowerCase(t *testing.T) {
 	t.Parallel()
 	types, err := createProcessors(t, map[string]string{"WORKER_TYPES": "noop"})

@@ -64,7 +64,7 @@ func TestRightsTakenAway(t *testing.T) {
 	require.Equal(t, 1, strings.Count(said.String(), "the redis user has all rights again"))
 }
 
-// TestRightsOfSeveralRoles: a process with several roles, such as dev, needs the commands of all.
+// TestRightsOfSeveralRoles: the commands that the process dev needs include those of each role.
 func TestRightsOfSeveralRoles(t *testing.T) {
 	t.Parallel()
 	p := &app.Process{Role: "dev", Tel: telemetry.Nop()}

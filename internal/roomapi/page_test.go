@@ -131,8 +131,9 @@ func TestPageKeepsItsPolicy(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, call(t, a, "GET", "/assets/wait-0000000000000000.js").Code)
 }
 
-// TestPageWithoutJavaScript: without JavaScript the page shows all states, one after the other, by
-// reloading itself.
+// TestPageWithoutJavaScript: the answers to GET of the page, as its reload without JavaScript sends
+// it, in the states paused, READY (303 with the token) and IN_PROGRESS; and the form that leaves,
+// while Redis is away and afterwards.
 func TestPageWithoutJavaScript(t *testing.T) {
 	t.Parallel()
 	room := newFakeRoom()

@@ -153,7 +153,8 @@ func TestSamplerFromEnv(t *testing.T) {
 	}
 }
 
-// TestSpansAreFlushedOverOTLP: Shutdown exports all spans over OTLP, under the service's name.
+// TestSpansAreFlushedOverOTLP: Shutdown exports an ended span over OTLP, under the name in
+// OTEL_SERVICE_NAME or the process's own.
 func TestSpansAreFlushedOverOTLP(t *testing.T) {
 	for name, service := range map[string]string{"": "bulkaction-test", "shop-mailer": "shop-mailer"} {
 		t.Run("OTEL_SERVICE_NAME="+name, func(t *testing.T) {

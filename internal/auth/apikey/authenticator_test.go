@@ -46,8 +46,8 @@ func (w *world) refused(k NewKey, want error) {
 
 func (w *world) commands() int64 { return w.link.commands.Load() }
 
-// TestKnownKeysCostNoCommand: while the copy of the keys is not older than copyTTL, a known key
-// costs no command, however often it is used.
+// TestKnownKeysCostNoCommand: 1001 uses of a key, while the copy of the keys is new, cost one
+// command. When the copy is older than copyTTL, the next use costs a second one.
 func TestKnownKeysCostNoCommand(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Producer, Tenant: "acme"})
@@ -63,8 +63,8 @@ func TestKnownKeysCostNoCommand(t *testing.T) {
 	})
 }
 
-// TestSimultaneousRequestsShareARead: many requests with one key at the same time cause one read of
-// Redis.
+// TestSimultaneousRequestsShareARead: 100 requests with one key that come while Redis holds back
+// its answer cause one read of Redis.
 func TestSimultaneousRequestsShareARead(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Admin})
@@ -98,8 +98,8 @@ func TestNewKeysWorkWithinASecond(t *testing.T) {
 	})
 }
 
-// TestRevocation: a revoked key is refused at the latest ten seconds later, and Still returns false
-// for long answers that are being sent.
+// TestRevocation: a revoked key is accepted until the copy of the keys is copyTTL old, and then
+// refused; earlier if Step has read the keys again. A key that was not revoked is still accepted.
 func TestRevocation(t *testing.T) {
 	both(t, func(w *world) {
 		a, b := w.create(Request{Role: auth.Admin}), w.create(Request{Role: auth.Reader})
@@ -144,8 +144,8 @@ func TestRotationOverlaps(t *testing.T) {
 	})
 }
 
-// TestRoleIsThatOfTheToken: a program that can write to Redis can't give a key another role,
-// because the token itself names the role.
+// TestRoleIsThatOfTheToken: if the record of a reader's key in Redis is overwritten with the role
+// admin, the key is refused, because the token itself names the role.
 func TestRoleIsThatOfTheToken(t *testing.T) {
 	both(t, func(w *world) {
 		k := w.create(Request{Role: auth.Reader})
@@ -326,10 +326,10 @@ func TestKnownKeysDoNotWaitDuringAnOutage(t *testing.T) {
 	})
 }
 
-// TestWrongKeys: 50,000 unknown tokens of the right form come from one client, and then from 50,000
-// clients. They cause at most one read a second and use a bounded amount of memory, and no valid
-// key is refused meanwhile. The test is not parallel, because it measures the memory of the
-// process.
+// TestWrongKeys: 50,000 unknown tokens of one client cause one read of Redis; so do limitedClients
+// tokens, each of a client of its own, and 50,000 of others a second later, which take less than 2
+// MiB. A valid key is accepted after each thousand. The test is not parallel, because it measures
+// the memory of the process.
 func TestWrongKeys(t *testing.T) {
 	url, prefix := redistest.Shared(t)
 	w := newWorld(t, url, prefix, nil)
@@ -407,8 +407,8 @@ func TestMalformedTokens(t *testing.T) {
 	})
 }
 
-// TestLastUse: the day of the last use is written once a day for each key, even if many processes
-// see the key, and no other field of the record changes.
+// TestLastUse: the day of the last use is written once a day for a key, although two processes see
+// it, and no other field of its record changes. A key that is not used keeps its record.
 func TestLastUse(t *testing.T) {
 	both(t, func(w *world) {
 		a, b := w.create(Request{Role: auth.Admin, Name: "a"}), w.create(Request{Role: auth.Reader, Name: "b"})
@@ -455,7 +455,8 @@ func TestLastUse(t *testing.T) {
 	})
 }
 
-// TestLastUsesOfManyKeys: the last uses of many keys are stored in batches.
+// TestLastUsesOfManyKeys: of the last uses of usedBatch+10 keys, the first step stores usedBatch,
+// and the second one the others.
 func TestLastUsesOfManyKeys(t *testing.T) {
 	both(t, func(w *world) {
 		var all []NewKey

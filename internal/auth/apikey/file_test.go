@@ -73,8 +73,8 @@ func TestFileLine(t *testing.T) {
 	}
 }
 
-// TestMistakesOfAFile: all mistakes are reported together, with their lines, and none repeats a
-// secret.
+// TestMistakesOfAFile: ten mistakes in a file of eleven lines are reported together, with their
+// lines, and without the token that two of them contain.
 func TestMistakesOfAFile(t *testing.T) {
 	t.Parallel()
 	hash, token := string(auth.SHA256("x")), auth.NewToken(auth.Admin)

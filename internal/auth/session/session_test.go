@@ -69,8 +69,8 @@ func (w *world) refused(s *session.Store, token string) {
 	require.Zero(w, p)
 }
 
-// TestRecord: Redis holds the hash of the token, not the token itself, and deletes the record after
-// twelve hours.
+// TestRecord: Redis holds the hash of the token, not the token itself. The record's TTL is twelve
+// hours.
 func TestRecord(t *testing.T) {
 	both(t, func(w *world) {
 		token := w.create()
@@ -144,7 +144,8 @@ func TestNoSession(t *testing.T) {
 	})
 }
 
-// TestEnds: only users' requests keep a session alive, and for twelve hours at most.
+// TestEnds: a session that is used each Idle-1 s works twelve times, and not a thirteenth time. One
+// that only a request of an open page has used ends after Idle.
 func TestEnds(t *testing.T) {
 	both(t, func(w *world) {
 		token := w.create()
@@ -192,7 +193,8 @@ func TestEnd(t *testing.T) {
 	})
 }
 
-// TestOutage: while Redis is away, sessions that were read before go on.
+// TestOutage: one minute after Redis went away, a process still knows a session that it has read;
+// 15 minutes later, it does not. Another process does not know it, and none can be made or ended.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	mini, url := redistest.Mini(t)

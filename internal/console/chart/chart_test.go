@@ -77,7 +77,8 @@ func TestAxis(t *testing.T) {
 	}
 }
 
-// TestTicksAreFew: many points and long spans have few ticks and marks.
+// TestTicksAreFew: 8640 points over a span of 1 s to 9000 h have 1 to 13 labels on the X axis, and
+// at most 40 marks, all inside the chart. For nine maxima, the Y axis has 2 to 6 labels.
 func TestTicksAreFew(t *testing.T) {
 	t.Parallel()
 	for _, span := range []time.Duration{time.Second, 15 * time.Minute, 7 * time.Hour, 24 * time.Hour, 90 * 24 * time.Hour, 9000 * time.Hour} {
@@ -110,7 +111,8 @@ func labels(ticks []chart.Tick) (all []string) {
 	return all
 }
 
-// TestDivide: the parts fill the bar, and a part whose value is not 0 has a visible width.
+// TestDivide: the parts fill a bar 600 wide, and 1 of a million is 3 wide. Values of 0 have no
+// part. Without positive values, or for two parts in a width of 3, there are no parts at all.
 func TestDivide(t *testing.T) {
 	t.Parallel()
 	parts := chart.Divide(600, []chart.Value{

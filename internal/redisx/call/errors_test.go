@@ -95,8 +95,8 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
-// TestErrorCodesOfServers: the codes of real servers are recognized, for plain commands and for
-// commands inside scripts.
+// TestErrorCodesOfServers: IsNoScript and IsNoGroup recognize the errors of Redis and of miniredis,
+// and IsNoGroup an error NOGROUP that a script has got.
 func TestErrorCodesOfServers(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()

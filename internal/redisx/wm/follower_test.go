@@ -14,8 +14,8 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-// TestFollower: a follower gets all messages of a stream, and deletes from the stream those that it
-// has read.
+// TestFollower: a follower gets all of 20 messages of a stream, and deletes from the stream those
+// that it has read, but for the last one.
 func TestFollower(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx, cancel := context.WithCancel(context.Background())

@@ -38,8 +38,8 @@ func TestPublisherWritesFlatEntries(t *testing.T) {
 	})
 }
 
-// TestPublisherSendsTogether: the messages of one call are published together and in order, however
-// many they are.
+// TestPublisherSendsTogether: 100 messages of one call are published in order, and without an XADD
+// for each. A call without messages publishes nothing.
 func TestPublisherSendsTogether(t *testing.T) {
 	redistest.BothAlone(t, func(t *testing.T, url string) {
 		ctx := context.Background()
