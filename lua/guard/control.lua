@@ -9,7 +9,7 @@
 --   3  argument  n  open: ms until the first probe, 0 = as in the member's rules. take-back: the
 --                   lease of the guard to begin at, counted from 0
 -- Reply
---   {'OK', next}     next = -1: done; otherwise call again with it as argument. take-back looks at
+--   {'OK', from}     from = -1: done; otherwise call again with it as argument. take-back looks at
 --                    200 leases of the guard in one call
 --   {'UNKNOWN', -1}  there is no such member
 --   {'REFUSED', -1}  open or close: the member has no circuit breaker. If a breaker of its earlier
@@ -28,7 +28,7 @@ if not m then return { 'UNKNOWN', -1 } end
 allow_oom()
 maintain()
 m = load(id)
-local result, next_from = 'OK', -1
+local result, from = 'OK', -1
 if not m then
   result = 'UNKNOWN' -- it was retired, and its last lease has expired now
 elseif action == 'disable' and not m.off then
@@ -53,18 +53,18 @@ if m then
 end
 if action == 'take-back' and m then
   local leases = call('ZRANGE', B .. 'leases', argument, argument + 199)
-  next_from = argument
+  from = argument
   for _, call_id in ipairs(leases) do
     local lease = read_lease(call_id)
     if lease and lease.member == id then
       count('lost')
       end_lease(call_id, lease, 'l', 0)
     else
-      next_from = next_from + 1
+      from = from + 1
     end
   end
-  if #leases < 200 then next_from = -1 end
+  if #leases < 200 then from = -1 end
 end
 serve()
 close()
-return { result, next_from }
+return { result, from }

@@ -75,16 +75,12 @@ function replace(id, html) {
 
   each(ticked, (box) => { box.checked = true; });
   each(open, (details) => { details.open = true; });
-  for (const [inputID, value] of values) {
-    each([inputID], (input) => { input.value = value; });
-  }
+  values.forEach(([inputID, value]) => each([inputID], (input) => { input.value = value; }));
   region.querySelectorAll(".scroll").forEach((box, i) => { box.scrollLeft = scrolled[i] || 0; });
-  const element = focusedSelector && region.querySelectorAll(focusedSelector)[focusedIndex];
-  if (element) {
-    element.focus({ preventScroll: true });
-    if (at && at[0] !== null) {
-      element.setSelectionRange(at[0], at[1]);
-    }
+  const element = focusedSelector ? region.querySelectorAll(focusedSelector)[focusedIndex] : null;
+  element?.focus({ preventScroll: true });
+  if (element && at && at[0] !== null) {
+    element.setSelectionRange(at[0], at[1]);
   }
   prepare(region);
 }
@@ -92,12 +88,9 @@ function replace(id, html) {
 // selectorOf returns a CSS selector that finds an element again in new HTML: by its id, the summary
 // of details by their id, or a link by its address; "" if it has none of them.
 function selectorOf(element) {
-  const byID = (id) => "#" + CSS.escape(id);
-  if (element.id) {
-    return byID(element.id);
-  }
-  if (element.matches("details[id] > summary")) {
-    return byID(element.parentElement.id) + " > summary";
+  const owner = element.matches("details[id] > summary") ? element.parentElement : element;
+  if (owner.id) {
+    return "#" + CSS.escape(owner.id) + (owner === element ? "" : " > summary");
   }
   const address = element.getAttribute("href");
   return address ? "[href=\"" + CSS.escape(address) + "\"]" : "";
@@ -108,12 +101,7 @@ function ids(region, selector) {
 }
 
 function each(list, change) {
-  for (const id of list) {
-    const element = document.getElementById(id);
-    if (element) {
-      change(element);
-    }
-  }
+  list.map((id) => document.getElementById(id)).filter(Boolean).forEach((element) => change(element));
 }
 
 document.addEventListener("selectionchange", () => {
