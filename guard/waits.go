@@ -13,7 +13,7 @@ import (
 
 const (
 	heartbeat   = time.Second            // sign of life of a client that waits
-	claimTime   = 500 * time.Millisecond // for one call of wait: a grant must be claimed within 2 s
+	claimTime   = 500 * time.Millisecond // timeout of one call of wait: a grant must be claimed within 2 s
 	laterWake   = 250 * time.Millisecond // a client that does not have the first waiter asks so much later
 	cancelTries = 10 * time.Second       // for how long a failed cancellation is repeated
 )
@@ -305,7 +305,7 @@ func (w *waits) deliver(id string, a answer, sent time.Time) {
 	}
 }
 
-// ask runs the script wait once for calls, within claimTime: it is their sign of life and claim.
+// ask runs the script wait, which claims the grants of ids and records that the client is alive.
 func (w *waits) ask(ctx context.Context, g *shared, ids []string) ([]answer, hint, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimTime)
 	defer cancel()

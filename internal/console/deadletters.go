@@ -62,8 +62,8 @@ func (p letterPages) openDeadLetters(_ context.Context, arg string) (func(contex
 const minute = "2006-01-02T15:04"
 
 // readDeadLetters parses the query of the list of dead letters. It returns a function that reads
-// this page of the list, and the valid parameters of the query, which are part of the name of the
-// page's live topic.
+// this page of the list, and the parameters that are set, which are part of the name of the page's
+// live topic. An invalid parameter is an error.
 func (p letterPages) readDeadLetters(q url.Values) (
 	read func(context.Context) (any, error), filter url.Values, err error,
 ) {

@@ -168,10 +168,10 @@ type stateEvent struct {
 	frame func() []byte
 }
 
-// newGroupEvents makes an event for each state that the group has reached, by its timestamps, so a
-// client gets each state even if the group passed several between two reads, or the client was
-// slow. The counts of a past state are not stored: its event has the present counts, and says so in
-// read_at.
+// newGroupEvents makes an event for each state that the group has reached in this round, by its
+// timestamps, and one of the progress; after chooses those that a client has not got. So a client
+// gets each state even if the group passed several between two reads. The counts of a past state
+// are not stored: its event has the present counts, and says so in read_at.
 func newGroupEvents(g api.Group, complete bool) *groupEvents {
 	now := time.Now().UTC()
 	frame := func(id, event, typ string, at time.Time, g api.Group) func() []byte {

@@ -111,7 +111,7 @@ func TestCongestionKeepsTheOrder(t *testing.T) {
 }
 
 // TestCongestionStatistics: after four throttled jobs the statistics have their number and the sum
-// and the longest of their waits. They expire KeepStats, here a minute, after the last event.
+// and the longest of their waits. Their key has a TTL of at most KeepStats, here a minute.
 func TestCongestionStatistics(t *testing.T) {
 	both(t, func(w *world) {
 		require.True(w, w.tenant("acme", noLimit).LastEvent.IsZero())

@@ -5,7 +5,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
---   2  absent  a key that never exists (README.md, rule 7)
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  group  -     the group's id
 --   2  most   jobs  about how many jobs to move: HSCAN may return some more

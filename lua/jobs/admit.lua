@@ -3,7 +3,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
---   2  absent  a key that never exists (README.md, rule 7)
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1   typ      -        the type
 --   2   most     jobs     most jobs to admit; a few more if they complete a small group
@@ -350,8 +350,10 @@ do
   end
 end
 
--- next_lane returns the lane with the lowest start tag among those whose count is above 0; nil if
--- there is none.
+-- next_lane returns the lane whose turn it is: the one with the lowest start tag. Tags below the
+-- virtual time count as equal to it; of equal lanes the first in LANES is taken. count has, by
+-- lane, how many tenants or groups can be served there; lanes with 0 are passed over. nil: all have
+-- 0.
 local function next_lane(count)
   local lane
   for _, l in ipairs(LANES) do

@@ -3,7 +3,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
---   2  absent  a key that never exists (lua/README.md, rule 7)
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  event  -  the event's id
 --   then for each user:

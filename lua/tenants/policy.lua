@@ -4,7 +4,7 @@
 --
 -- KEYS
 --   1  base    prefix of all keys of the partition
---   2  absent  a key that never exists (README.md, rule 7)
+--   2  absent  a key that never exists: Redis refuses the call while the hash slot is being moved
 -- ARGV
 --   1  factor  n       ALPHA of the formula, '' = the fair queue
 --   2  from    ms      rank groups that were created, or reopened, at or after this time; 0 =

@@ -21,7 +21,8 @@ const (
 	authBytes           = 16      // of a Web Push subscription (RFC 8291, 3.2)
 )
 
-// message is a push that is ready to be sent. Exactly one of the targets is set.
+// message is a parsed and checked payload: a push to one target of one platform. Exactly one of
+// fcmToken, fcmTopic, apnsToken and subscription is set.
 type message struct {
 	platform string
 

@@ -59,8 +59,8 @@ func (r *room) tab(parent context.Context, options ...chromedp.ContextOption) *t
 	return openTab(parent, r.t, []string{host(r.broker), host(r.shop)}, options...)
 }
 
-// openTab opens a tab whose pages may send requests only to these hosts. When the test ends, it
-// requires that the tab has recorded no problem.
+// openTab opens a tab. It records a request to another host than these as a problem. When the test
+// ends, it requires that the tab has recorded no problems but those that the test expects.
 func openTab(parent context.Context, t *testing.T, hosts []string, options ...chromedp.ContextOption) *tab {
 	t.Helper()
 	ctx, closeTab := chromedp.NewContext(parent, options...)

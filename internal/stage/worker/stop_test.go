@@ -295,8 +295,8 @@ func TestPoolOfNoSlots(t *testing.T) {
 	require.ErrorIs(t, presence.SetPoolSize(t.Context(), w.Conn, w.Space, "gone", 1), api.ErrNotFound)
 }
 
-// TestPrefetchIsBounded: while jobs take 60 ms or more, a process with 3 slots holds only the 3
-// jobs that it runs. The rest of the 50 jobs stay ready.
+// TestPrefetchIsBounded: a process with 3 slots prefetches no job that takes 60 ms or more. It
+// holds only the 3 jobs that it runs; the rest of the 50 jobs stay ready.
 func TestPrefetchIsBounded(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

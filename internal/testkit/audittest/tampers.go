@@ -64,8 +64,8 @@ func EachTamper(t *testing.T, check func(*World, Tamper)) {
 // part is a short name of keyspace.Partition, whose methods return the keys of a partition.
 type part = keyspace.Partition
 
-// listOf adapts a function that returns a key without an owner (group, tenant or type) to the
-// signature that commandTampers need.
+// listOf adapts a method that returns a partition's key without an owner (group, tenant or type) to
+// the field key of commandTampers; it ignores the owner.
 func listOf(key func(part) string) func(part, string) string {
 	return func(p part, _ string) string { return key(p) }
 }
