@@ -169,14 +169,9 @@ func TestPromoteBesideAFullReadyStream(t *testing.T) {
 		w.due("neighbour", "beta", "V", float64(time.Now().UnixMilli()))
 
 		caps := map[string]int{"T": 2, "U": 5, "V": 5}
-		moved := w.promoteBelow(caps, noLimit)
-		w.eventually(func() bool {
-			if moved.Moved < 4 {
-				moved.Moved += w.promoteBelow(caps, noLimit).Moved
-			}
-			return moved.Moved == 4
-		})
-		require.Positive(w, moved.Skipped)
+		first := w.promoteBelow(caps, noLimit)
+		require.Positive(w, first.Skipped)
+		w.promoteAllBelow(caps, 4-first.Moved)
 		require.Equal(w, map[string]int64{"ready": 2, "non_ready": blocked - 2}, w.ledger("full"))
 		require.Equal(w, map[string]int64{"ready": 1}, w.ledger("other"))
 		require.Equal(w, map[string]int64{"ready": 1}, w.ledger("neighbour"))
@@ -199,13 +194,7 @@ func TestPromoteSuspectsBesideAFullReadyStream(t *testing.T) {
 		require.Equal(w, 3, w.reclaim("T", 3).Taken)
 		require.Equal(w, "NNNR", w.states("g"))
 		caps := map[string]int{"T": 1}
-		moved := w.promoteBelow(caps, noLimit)
-		w.eventually(func() bool {
-			if moved.Moved < 2 {
-				moved.Moved += w.promoteBelow(caps, noLimit).Moved
-			}
-			return moved.Moved == 2
-		})
+		w.promoteAllBelow(caps, 2)
 		require.Equal(w, "RRNR", w.states("g"))
 	})
 }

@@ -197,9 +197,15 @@ func (w *world) promoteBelow(caps map[string]int, limit ledger.Limit) ledger.Pro
 // times. It ends the test if more become ready.
 func (w *world) promoteAll(typ string, n int) {
 	w.Helper()
+	w.promoteAllBelow(map[string]int{typ: 1000}, n)
+}
+
+// promoteAllBelow does what promoteAll does, for several types with caps of their ready streams.
+func (w *world) promoteAllBelow(caps map[string]int, n int) {
+	w.Helper()
 	moved := 0
 	w.eventually(func() bool {
-		moved += w.promote(noLimit, typ).Moved
+		moved += w.promoteBelow(caps, noLimit).Moved
 		return moved >= n
 	})
 	require.Equal(w, n, moved)
