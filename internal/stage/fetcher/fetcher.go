@@ -175,8 +175,9 @@ func (p *partitionFetcher) listTypes(ctx context.Context) error {
 	}
 	p.served, p.unserved, p.typesListedAt = nil, nil, time.Now()
 	served := p.capacity.Served()
+	slices.Sort(served)
 	for _, typ := range types {
-		if slices.Contains(served, typ) {
+		if _, ok := slices.BinarySearch(served, typ); ok {
 			p.served = append(p.served, typ)
 		} else {
 			p.unserved = append(p.unserved, typ)
