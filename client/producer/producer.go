@@ -105,7 +105,7 @@ func New(ctx context.Context, redisURL string, opts ...Option) (*Producer, error
 	}
 	stream := keys.Ingest()
 	if o.stream != "" {
-		if !api.ValidID(o.stream) || len(o.stream) > keyspace.MaxIngestName || o.stream == "rejected" {
+		if !api.ValidID(o.stream) || !keyspace.FitsIngestOf(o.stream) {
 			return nil, fmt.Errorf("stream %.140q: must "+api.IDRule+", have at most %d bytes, and not be rejected",
 				o.stream, keyspace.MaxIngestName)
 		}

@@ -29,8 +29,7 @@ func ParseIngestStreams(list []string) (streams []IngestStream, ok bool) {
 		}
 		s := IngestStream{Tenant: tenant, Prefix: key[:at], Name: key[at+len("ingest:"):]}
 		same := func(other IngestStream) bool { return other.Prefix == s.Prefix && other.Name == s.Name }
-		if !api.ValidID(s.Name) || len(s.Name) > keyspace.MaxIngestName || s.Name == "rejected" ||
-			slices.ContainsFunc(streams, same) {
+		if !api.ValidID(s.Name) || !keyspace.FitsIngestOf(s.Name) || slices.ContainsFunc(streams, same) {
 			return nil, false
 		}
 		streams = append(streams, s)

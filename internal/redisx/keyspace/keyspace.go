@@ -74,6 +74,9 @@ func (s Space) Ingest() string { return s.prefix + "ingest" }
 // MaxIngestName is how many characters a name of IngestOf has at most.
 const MaxIngestName = 64
 
+// FitsIngestOf reports whether an id is a name for IngestOf: it is short, and not "rejected".
+func FitsIngestOf(id string) bool { return len(id) <= MaxIngestName && id != "rejected" }
+
 // IngestOf is a further ingest stream: submissions of one tenant, which producers write that may
 // not write to Ingest. name is that of the stream, not of the tenant; it must not be "rejected".
 // prefix is that of the space.
