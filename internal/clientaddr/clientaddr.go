@@ -17,11 +17,13 @@ type Proxies []netip.Prefix
 func (p Proxies) Sent(r *http.Request) bool { return p.contains(peer(r)) }
 
 // ClientOf returns the address by which a request is rate-limited: an IPv4 address, or the /64
-// network of an IPv6 address, because one host can use all addresses of such a network. In a
-// request from a trusted proxy it is the last address in X-Forwarded-For that is not a trusted
-// proxy's, because each proxy appends the address of its peer. If there is none, or an entry that
-// is no address comes first from the end, ClientOf returns the zero Addr: the proxy's own address
-// would be shared by all its clients.
+// network of an IPv6 address, because one host can use all addresses of such a network.
+//
+// Each proxy appends the address of its peer to X-Forwarded-For. So for a request from a trusted
+// proxy, ClientOf reads this header from its end, passes over the addresses of trusted proxies, and
+// returns the next one. If the header has no other address, or the next entry is not an address,
+// ClientOf returns the zero Addr. It does not return the proxy's own address, because all clients
+// of the proxy would share it.
 func (p Proxies) ClientOf(r *http.Request) netip.Addr {
 	ip := peer(r)
 	if !p.contains(ip) {

@@ -17,8 +17,8 @@ import (
 )
 
 // DeadLetters returns one dead letter of each of two tenants, if the principal and q.Tenant allow
-// it; with a cursor or the type NONE, none. Only principals who may see payloads get error and
-// payload.
+// it. For a query with a cursor, or with the type NONE, it returns no dead letter. Only a principal
+// who may see payloads gets the error and the payload of a dead letter.
 func (f *fakeBackend) DeadLetters(ctx context.Context, q httpapi.DeadLetterQuery) (l api.DeadLetterList, err error) {
 	filters := ""
 	for name, value := range map[string]string{"code": q.Code, "tenant": q.Tenant, "group": q.Group, "type": q.Type} {

@@ -86,8 +86,8 @@ func TestWorkers(t *testing.T) {
 	require.Contains(t, w.get("/ui/workers").Body.String(), "Redis does not answer")
 }
 
-// TestSystemTopics: the topics of processes and of the audit begin with live regions of their
-// pages, for principals who may see them.
+// TestSystemTopics: a principal who may see the page of processes or of the audit can follow its
+// topic. The topic begins with live regions of that page.
 func TestSystemTopics(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

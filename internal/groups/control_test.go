@@ -323,7 +323,8 @@ func TestImplicitTenantsAreLeftOut(t *testing.T) {
 }
 
 // TestETA: the ETA of a group grows with its jobs and the tenant's jobs that are served before
-// them. There is none without a speed, nor for a paused group, type or tenant.
+// them. A group has no ETA while the tenant's speed is not known, nor while the group, its type or
+// its tenant is paused.
 func TestETA(t *testing.T) {
 	t.Parallel()
 	w := stagetest.Shared(t)

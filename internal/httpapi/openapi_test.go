@@ -233,7 +233,8 @@ func TestListsHaveOneForm(t *testing.T) {
 	require.GreaterOrEqual(t, lists, 7)
 }
 
-// answerSchema returns the schema of the JSON in the answer 200 of a call; nil if there is none.
+// answerSchema returns the schema of the JSON that a call answers with status 200. It returns nil
+// if the call has no such answer.
 func answerSchema(op *openapi3.Operation) *openapi3.Schema {
 	answer := op.Responses.Value("200")
 	if answer == nil || answer.Value.Content["application/json"] == nil {

@@ -86,8 +86,8 @@ func BenchmarkOutcome(b *testing.B) {
 	})
 }
 
-// BenchmarkOutcomeRetry measures the slow path of Outcome: every job is retried. The jobs have had
-// no error before (errors=0), or KeptErrors, as many as are kept.
+// BenchmarkOutcomeRetry measures the slow path of Outcome: every job is retried. In the part
+// errors=0 the jobs have had no error before; in the other part each job has had KeptErrors errors.
 func BenchmarkOutcomeRetry(b *testing.B) {
 	for _, before := range []int{0, ledger.KeptErrors} {
 		b.Run(fmt.Sprintf("errors=%d", before), func(b *testing.B) {

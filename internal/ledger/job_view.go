@@ -340,9 +340,10 @@ type ReadyJob struct {
 	Key     string // "": it has none
 }
 
-// FindReady finds a job of a group in the ready streams of these types; with [NextJob], the group's
-// first job that no worker process has started, in the first of the streams that has one. It
-// returns false when there is none among the first 20,000 entries of each stream.
+// FindReady finds a job of a group in the ready streams of these types. With [NextJob], it finds
+// the group's first job that no worker process has started, in the first of the streams that has
+// one. FindReady reads the first 20,000 entries of each stream, and returns false if the job is not
+// among them.
 func FindReady(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []string, group string, ordinal int64,
 ) (ReadyJob, bool, error) {

@@ -148,9 +148,9 @@ func (q *reservationQueue) reserve(now time.Time, d demand, ahead int64, drain f
 	return wait
 }
 
-// claimable returns a reservation under the client's key that is due, or will be within
-// earlyTolerance: the earliest, but rather one for the same number of jobs. If the key is not
-// unique, it may be another client's. It returns nil if there is none.
+// claimable returns a reservation under the client's key that is due now or within earlyTolerance.
+// It prefers one for the same number of jobs, and then the earliest. If several clients have the
+// same key, the reservation may belong to another client. claimable returns nil if it finds none.
 func (q *reservationQueue) claimable(now time.Time, cl client, jobs int64) *reservation {
 	var found *reservation
 	for _, r := range q.byKey[cl.key] {
