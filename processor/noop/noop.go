@@ -10,10 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/bulkaction/bulkaction/internal/jsonfit"
+	"github.com/bulkaction/bulkaction/internal/jsonscan"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -88,7 +88,7 @@ func asksNothing(payload []byte) bool {
 	}
 	pad, padded := bytes.CutPrefix(payload, []byte(`{"pad":"`))
 	pad, ended := bytes.CutSuffix(pad, []byte(`"}`))
-	return padded && ended && !slices.ContainsFunc(pad, func(c byte) bool { return c < ' ' || c == '"' || c == '\\' })
+	return padded && ended && jsonscan.Plain(pad, 0) == len(pad)
 }
 
 func parse(raw []byte) (payload, error) {
