@@ -122,9 +122,15 @@ func (c BrokerConfig) relations(check func(holds bool, name, other, problem stri
 var (
 	audience   = regexp.MustCompile(`^[A-Za-z0-9._:/-]{1,128}$`)
 	headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
-	hostName   = regexp.MustCompile(
-		`^([A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
+	hostName   = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
 )
+
+// isHost reports whether s can be a host, with or without a port. The length is no part of the
+// pattern, because the compiled pattern would be a thousand times as large.
+func isHost(s string) bool {
+	const longest = 253 + len(":65535")
+	return len(s) <= longest && hostName.MatchString(s)
+}
 
 // isPublicURL reports whether s can be the base of the URLs that visitors get. http is allowed only
 // for loopback: cookies and tokens must not cross a network unencrypted.

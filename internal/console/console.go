@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -62,7 +63,7 @@ type Console struct {
 	store httpapi.Backend // for submissions, which the activity log does not record
 	mux   *http.ServeMux
 	pages []page
-	views *templates
+	views func() *templates // parses them at the first call: many processes never show a page
 	rooms roomPages
 	live  *live
 	last  *lastViews
@@ -98,7 +99,7 @@ func New(o Options) *Console {
 		o.Keys == nil,
 	}
 	c.pages = c.allPages()
-	c.views = parseTemplates(functions(c.hasPage, o.TraceURL))
+	c.views = sync.OnceValue(func() *templates { return parseTemplates(functions(c.hasPage, o.TraceURL)) })
 	c.live = newLive(c)
 	for _, p := range c.pages {
 		c.mux.HandleFunc(http.MethodGet+" "+root+p.path, inTime(c.authorized(p.scope, c.servePage(p))))

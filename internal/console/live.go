@@ -341,10 +341,10 @@ func (c *Console) renderRegions(
 	page string, who auth.Principal, address string, data any,
 ) (map[string]string, error) {
 	html := map[string]string{}
-	for _, id := range c.views.live[page] {
+	for _, id := range c.views().live[page] {
 		var out bytes.Buffer
 		f := frame{Data: data, principal: who, login: c.Keys != nil, api: address}
-		if err := c.views.pages[page].ExecuteTemplate(&out, livePrefix+id, f); err != nil {
+		if err := c.views().pages[page].ExecuteTemplate(&out, livePrefix+id, f); err != nil {
 			return nil, fmt.Errorf("render region %s: %w", id, err)
 		}
 		html[id] = out.String()

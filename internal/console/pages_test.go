@@ -48,7 +48,7 @@ func TestTablesAreComplete(t *testing.T) {
 	}
 	for name, topic := range c.topics() {
 		require.Contains(t, known, topic.scope, name)
-		require.NotEmpty(t, c.views.live[topic.page], name)
+		require.NotEmpty(t, c.views().live[topic.page], name)
 	}
 	require.Panics(t, func() { c.authorized("", nil) })
 }

@@ -45,8 +45,8 @@ type templates struct {
 	live  map[string][]string // by page: the ids of its live regions
 }
 
-// parseTemplates parses all templates. It panics on a mistake in a template, so each test that
-// makes a console finds it.
+// parseTemplates parses all templates. It panics on a mistake in a template, so each test that asks
+// for a page finds it.
 func parseTemplates(functions template.FuncMap) *templates {
 	shared := template.Must(template.New(layoutName).Funcs(functions).
 		ParseFS(templateFiles, "templates/"+layoutName, "templates/parts.gohtml"))
@@ -153,7 +153,7 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, v v
 		f.Nav = append(f.Nav, navItem{page.nav, to, current})
 	}
 	var out bytes.Buffer
-	if err := c.views.pages[v.name].ExecuteTemplate(&out, layoutName, f); err != nil {
+	if err := c.views().pages[v.name].ExecuteTemplate(&out, layoutName, f); err != nil {
 		c.Log.ErrorContext(context.WithoutCancel(r.Context()), "a page of the console can't be rendered",
 			"request_id", w.Header().Get("X-Request-Id"), "page", v.name, "error", err)
 		http.Error(w, "This page can't be shown: the server's log has the reason under the request id "+

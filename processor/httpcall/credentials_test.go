@@ -38,7 +38,7 @@ func TestPoolsOfCredentials(t *testing.T) {
 }
 
 func TestAllMistakesAreReportedTogether(t *testing.T) {
-	long := strings.Repeat("a.", 70)
+	long, endless := strings.Repeat("a.", 70), strings.Repeat("a", 254)
 	f := newFolder(t)
 	c := f.config(t, `
 credentials:
@@ -54,6 +54,7 @@ credentials:
   - {id: j, hosts: ["x_1"], header: H, value_file: token}
   - {id: k, hosts: [`+long+`a.example.com], header: idempotency-key, value_file: token}
   - {id: l, hosts: [`+long+`b.example.com], header: H}
+  - {id: m, hosts: [`+endless+`], header: H, value_file: token}
 hosts: []
 `)
 	f.write(t, "open", "SECRET")
@@ -66,7 +67,7 @@ hosts: []
 	for _, want := range []string{
 		"read HTTP credentials in ", "credentials.yaml:\n",
 		"line 3: unknown field colour\n",
-		"line 15: unknown field hosts\n",
+		"line 16: unknown field hosts\n",
 		"account a: value_file: open ",
 		"account a: the id is used twice",
 		`account a: rate: "0" is neither`,
@@ -98,6 +99,7 @@ hosts: []
 		"account k: header: Idempotency-Key can't have a secret",
 		"account l: hosts: the pools of two lists would have the name http.a.a.",
 		"account l: value_file is missing",
+		`account m: hosts: "` + endless + `" is neither`,
 	} {
 		require.ErrorContains(t, err, want)
 	}

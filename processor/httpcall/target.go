@@ -58,7 +58,9 @@ func (t target) overlaps(other target) bool {
 	return t.name == other.name && (t.port == other.port || t.port == "" || other.port == "")
 }
 
-var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?$`)
+var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`)
+
+const maxHostName = 253 // bytes
 
 // parseTarget reads a host of the credentials file, with or without a port.
 func parseTarget(s string) (t target, ok bool) {
@@ -67,7 +69,7 @@ func parseTarget(s string) (t target, ok bool) {
 		return target{}, false
 	}
 	t = targetOf(u)
-	if _, err := netip.ParseAddr(t.name); err != nil && !hostName.MatchString(t.name) {
+	if _, err := netip.ParseAddr(t.name); err != nil && (len(t.name) > maxHostName || !hostName.MatchString(t.name)) {
 		return target{}, false
 	}
 	n, err := strconv.ParseUint(t.port, 10, 16)

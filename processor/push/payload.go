@@ -232,7 +232,9 @@ func target(to *string) field {
 
 func notGraphic(r rune) bool { return r <= ' ' || r > '~' }
 
-var topicName = regexp.MustCompile(`^[A-Za-z0-9_.~%-]{1,900}$`)
+var topicName = regexp.MustCompile(`^[A-Za-z0-9_.~%-]+$`)
+
+const maxTopicName = 900 // bytes
 
 func (m *message) decodeTo(raw json.RawMessage) error {
 	o, err := parseObject(raw, "the target")
@@ -270,7 +272,7 @@ func (m *message) decodeTopic(raw json.RawMessage) error {
 	if err := text(&m.fcmTopic)(raw); err != nil {
 		return err
 	}
-	if !topicName.MatchString(m.fcmTopic) {
+	if len(m.fcmTopic) > maxTopicName || !topicName.MatchString(m.fcmTopic) {
 		return errors.New("is not the name of a topic")
 	}
 	return nil
