@@ -268,12 +268,13 @@ func (s *submissions) resolveIdempotencyKey(
 
 // storeIfNone stores the record of an idempotency key unless the key has one. It returns the record
 // that the key has afterwards.
-func (s *submissions) storeIfNone(ctx context.Context, key string, record []byte) (stored []byte, err error) {
+func (s *submissions) storeIfNone(ctx context.Context, key string, record []byte) ([]byte, error) {
 	for {
-		if err := s.conn.Cmd.SetNX(ctx, key, record, s.cfg.KeepIdempotencyKeys).Err(); err != nil {
-			return nil, err
+		ok, err := s.appender.SetNX(ctx, key, record, s.cfg.KeepIdempotencyKeys).Result()
+		if err != nil || ok {
+			return record, err
 		}
-		stored, err = s.conn.Cmd.Get(ctx, key).Bytes()
+		stored, err := s.appender.Get(ctx, key).Bytes()
 		if !errors.Is(err, redis.Nil) { // Nil: an earlier record has expired between the two commands
 			return stored, err
 		}
