@@ -60,15 +60,14 @@ type Options struct {
 // of package httpapi before it, above all those of the headers Host and Origin.
 type Console struct {
 	Options
-	store httpapi.Backend // for submissions, which the activity log does not record
-	mux   *http.ServeMux
-	pages []page
-	views func() *templates // parses them at the first call: many processes never show a page
-	rooms roomPages
-	live  *live
-	last  *lastViews
-	now   func() time.Time
-
+	store    httpapi.Backend // for submissions, which the activity log does not record
+	mux      *http.ServeMux
+	pages    []page
+	views    func() *templates // parses them at the first call: many processes never show a page
+	rooms    roomPages
+	live     *live
+	last     *lastViews
+	now      func() time.Time
 	overview *overviewPage
 }
 
