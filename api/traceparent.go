@@ -2,8 +2,8 @@ package api
 
 import "encoding/hex"
 
-// TraceParent is a W3C traceparent: the trace that a job or request belongs to
-// (https://www.w3.org/TR/trace-context/).
+// TraceParent has the parts of a W3C traceparent, which names the trace that a job or request
+// belongs to (https://www.w3.org/TR/trace-context/).
 type TraceParent struct {
 	TraceID [16]byte // not all 0
 	SpanID  [8]byte  // not all 0

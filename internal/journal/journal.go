@@ -29,7 +29,8 @@ const (
 	bufferSize = 1 << 20
 )
 
-// Journal is the log of one process. It is safe for concurrent use.
+// Journal is the file in which one process of an experiment records the permits that it spends and
+// the jobs that it starts. It is safe for concurrent use.
 type Journal struct {
 	file *os.File
 	stop chan struct{}

@@ -7,8 +7,8 @@
 --   set_inactive(tenant)         removes the tenant from them
 --   extra_weight(weight)         the weight minus 1, in thousandths; without a weight 0
 --   forget_tenant(tenant)        deletes a tenant without groups, settings, pause, unfinished jobs
---   check_last(tenant)           makes a tenant without unfinished jobs inactive and deletes its
---                                counters
+--   check_last(tenant)           makes a tenant without unfinished or non-ready jobs inactive and
+--                                deletes its counters
 
 -- A tenant is active while it has jobs that want a permit and is not paused. The limit is divided
 -- among active tenants by weight: the sum of their weights is their number plus a thousandth of the

@@ -26,7 +26,8 @@ func TestConsumerRecoversFromTheLargestID(t *testing.T) {
 		d := receive(t, out)
 		require.Equal(t, ordinary, d.ID)
 		// The last id is the second largest possible one, so Redis gives the next entry the largest
-		// one.
+		// one. Then it refuses all further entries, until the consumer has moved that entry to
+		// another id.
 		require.NoError(t, c.Cmd.XAdd(ctx, &redis.XAddArgs{
 			Stream: stream, ID: "18446744073709551615-18446744073709551614", Values: []string{"k", "first"}}).Err())
 		_ = c.Cmd.XAdd(ctx, &redis.XAddArgs{Stream: stream, Values: []string{"k", "second"}}) // refused if it comes late

@@ -193,8 +193,9 @@ func endsStep(ctx context.Context, err error) bool {
 	return errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil
 }
 
-// partitionLoop is the work on one partition while this process leads it. Only its own goroutine
-// uses its parts.
+// partitionLoop asks for the leadership of one partition and, while this process leads it, advances
+// its groups, publishes its outbox and does its maintenance. Only its own goroutine uses these
+// three parts. Audits have loops of their own.
 type partitionLoop struct {
 	*partition
 	advancer    advancer

@@ -72,9 +72,9 @@ func (w *Worker) freeCapacity() (n, resumeAt int) {
 	return min(size+prefetch-unfinished, size+prefetch+unreported*prefetch-held), -1
 }
 
-// step reads one batch of entries and starts their jobs. While the process has no free capacity, it
-// reads nothing and waits until there may be some, or until ctx ends. It always returns 0 as the
-// time to wait.
+// step reads one batch of entries of the types that are not gated, and starts their jobs; see
+// gatedFeed for the gated types. While the process has no free capacity, it reads nothing and waits
+// until there may be some, or until ctx ends. It always returns 0 as the time to wait.
 func (p *partitionFeed) step(ctx context.Context) (time.Duration, error) {
 	changed := p.held.nextChange()
 	capacity, resumeAt := p.freeCapacity()
