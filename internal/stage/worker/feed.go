@@ -177,15 +177,9 @@ func (p *partitionFeed) parseEntries(
 ) (tasks []*task, suspects bool) {
 	tasks = make([]*task, 0, len(entries))
 	proc, gate, parser := p.procs[typ], p.gates[typ], ledger.Parser{}
-	var free []task // allocated together, because that is faster
 	for i := range entries {
 		e := &entries[i]
-		if len(free) == 0 {
-			free = make([]task, min(len(entries)-i, 16))
-		}
-		t := &free[0]
-		free = free[1:]
-		t.entryID, t.feed, t.proc, t.gate = e.ID, p, proc, gate
+		t := &task{entryID: e.ID, feed: p, proc: proc, gate: gate}
 		err := parser.Parse(e.Fields, &t.Job)
 		if err == nil && t.Type != typ {
 			err = fmt.Errorf("its type is %q", t.Type)
