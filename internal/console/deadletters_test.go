@@ -17,8 +17,9 @@ import (
 )
 
 // DeadLetters returns one dead letter of each of two tenants, if the principal and q.Tenant allow
-// it. For a query with a cursor, or with the type NONE, it returns no dead letter. Only a principal
-// who may see payloads gets the error and the payload of a dead letter.
+// it. For a query with a cursor, or with the type NONE, it returns no dead letter. It leaves out
+// the error and the payload of each dead letter, unless the principal has the right to see
+// payloads.
 func (f *fakeBackend) DeadLetters(ctx context.Context, q httpapi.DeadLetterQuery) (l api.DeadLetterList, err error) {
 	filters := ""
 	for name, value := range map[string]string{"code": q.Code, "tenant": q.Tenant, "group": q.Group, "type": q.Type} {

@@ -86,8 +86,9 @@ func TestWorkers(t *testing.T) {
 	require.Contains(t, w.get("/ui/workers").Body.String(), "Redis does not answer")
 }
 
-// TestSystemTopics: a principal who may see the page of processes or of the audit can follow its
-// topic. The topic begins with live regions of that page.
+// TestSystemTopics: the page of processes and the page of the audit each have a topic. Each
+// principal that may open the page may also follow its topic. The first event of the topic has a
+// live region of the page.
 func TestSystemTopics(t *testing.T) {
 	t.Parallel()
 	w := as(t, auth.Principal{})

@@ -129,8 +129,9 @@ func TestLeaveAndQueueAgain(t *testing.T) {
 	ben.seesPlace(1, 1)
 }
 
-// TestBackFromTheShop: an admitted visitor who opens the waiting page, or goes back to it from the
-// shop, stays there and sees the view admitted, from which the visitor can go on or leave.
+// TestBackFromTheShop: an admitted visitor opens the waiting page, or goes back to it from the
+// shop. The page does not send the visitor to the shop by itself. It shows the view admitted, in
+// which the visitor can choose to go on to the shop or to leave.
 func TestBackFromTheShop(t *testing.T) {
 	t.Parallel()
 	r := open(t, api.EventSettings{})

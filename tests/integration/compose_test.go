@@ -121,9 +121,9 @@ func compose(t *testing.T) *composition {
 	return c
 }
 
-// redis starts a redis-server with the users that the service redis-users has written. It starts
-// with a default user who may do everything, which redistest.Server needs; then ACL LOAD switches
-// that user off.
+// redis starts a redis-server with the users that the service redis-users has written. At its start
+// the server also has a default user with all rights, because redistest.Server connects as this
+// user. Then ACL LOAD replaces all users by those of the service, so that the default user is off.
 func (c *composition) redis() *redistest.Redis {
 	c.t.Helper()
 	file := filepath.Join(c.dir, "users", "users.acl")
