@@ -12,7 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 )
 
 // BigGroupOptions say how large the group is.

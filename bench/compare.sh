@@ -12,8 +12,8 @@ BASE=${BASE:-}
 COUNT=${COUNT:-6}
 ROUNDS=${ROUNDS:-5}
 # The packages that have benchmarks of the hot path; each side runs those that it has.
-PKGS=${PKGS:-./lua/... ./internal/ledger/... ./reducer/... ./processor/noop ./internal/messages/...
-	./internal/redisx/... ./internal/groups/... ./internal/httpapi/... ./internal/telemetry/... ./internal/stage/...}
+PKGS=${PKGS:-./lua/... ./internal/jobs/ledger/... ./reducer/... ./processor/noop ./internal/messages/...
+	./internal/redisx/... ./internal/jobs/groups/... ./internal/web/httpapi/... ./internal/telemetry/... ./internal/stage/...}
 BENCHSTAT=golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
 

@@ -13,9 +13,9 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/auth"
-	"github.com/bulkaction/bulkaction/internal/auth/apikey"
-	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/access/apikey"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 )
 
 // compareRun is a run of one of the compared programs, under one variant. The program may be of

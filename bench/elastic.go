@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/bench/measure"
-	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/process/journal"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 

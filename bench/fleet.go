@@ -25,9 +25,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/internal/childproc"
-	"github.com/bulkaction/bulkaction/internal/redisproc"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
 // Options say how an experiment starts the roles, and on which Redis. Role is the command that

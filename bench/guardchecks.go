@@ -11,8 +11,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/guard"
-	"github.com/bulkaction/bulkaction/internal/faultproxy"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
 )
 
 // lostReplies is the probability with which a proxy drops a reply of Redis, and resets the

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 )
 
 // GuardLoadCommand is the first argument with which the program bulkaction runs as a process that

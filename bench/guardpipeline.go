@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/bench/measure"
-	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/process/journal"
 	"github.com/bulkaction/bulkaction/processor/email"
 	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
 )

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/process/journal"
 )
 
 // LatencyOptions say how many single jobs are sent at which rate.

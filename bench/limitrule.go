@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/journal"
+	"github.com/bulkaction/bulkaction/internal/process/journal"
 )
 
 // limitRule is a rate limit against which journals are checked: perWindow permits in each window,

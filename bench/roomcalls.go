@@ -11,7 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
 // eventCalls are the calls that the benchmark itself makes on events of the waiting room, directly

@@ -20,7 +20,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/bench/roomload"
-	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"github.com/bulkaction/bulkaction/bench/measure"
 	"github.com/bulkaction/bulkaction/bench/roomload"
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
 // manyEvents compares how fast all users of one event are promoted with how fast as many users of

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/bench/measure"
-	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 )
 
 // ThroughputOptions say which load is run on which fleet.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/bench/measure"
-	"github.com/bulkaction/bulkaction/internal/journal"
-	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/process/journal"
 )
 
 // Weights has the shares that three tenants with the weights 1, 2 and 4 get of the starts of jobs

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/app"
-	"github.com/bulkaction/bulkaction/internal/attempt"
+	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/process/app"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/run"
 )

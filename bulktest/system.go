@@ -15,8 +15,8 @@ import (
 	"github.com/alicebob/miniredis/v2"
 
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/internal/process/roles"
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/roles"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/run"
 )

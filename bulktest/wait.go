@@ -6,7 +6,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/process/app"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 

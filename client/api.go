@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/submission"
+	"github.com/bulkaction/bulkaction/client/internal/submission"
 )
 
 // API is a client of the HTTP API. It is safe for concurrent use.

@@ -12,8 +12,8 @@ import (
 	"strconv"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/records"
-	"github.com/bulkaction/bulkaction/internal/submission"
+	"github.com/bulkaction/bulkaction/client/internal/submission"
+	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
 // An append is sent in parts, one request each. These are the limits of a part: it is held in

@@ -15,8 +15,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/httpapi"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // memoryBackend is a fake backend behind the handlers of the real HTTP API. So its tests show that

@@ -12,7 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/httpapi"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 func TestPauseResumeAndTenantCalls(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/guard"
-	"github.com/bulkaction/bulkaction/internal/httpapi"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // guardBackend is a backend of the real HTTP API with guards.

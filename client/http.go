@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/submission"
+	"github.com/bulkaction/bulkaction/client/internal/submission"
 )
 
 // apiCall is one call of the API, with the rule for its retries.

@@ -13,9 +13,9 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/httpapi"
-	"github.com/bulkaction/bulkaction/internal/waitingroom"
-	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
+	"github.com/bulkaction/bulkaction/internal/room/settings"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // roomBackend is a fake waiting room behind the real handlers of package httpapi. It checks

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/submission"
+	"github.com/bulkaction/bulkaction/client/internal/submission"
 )
 
 // The lanes that Submission.Priority can name. A higher lane gets more capacity; a lower lane still

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/entry"
-	"github.com/bulkaction/bulkaction/internal/entrytoken"
+	"github.com/bulkaction/bulkaction/internal/room/entrytoken"
 )
 
 const waitURL = publicURL + "/events/" + event + "/wait"

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/guard"
-	"github.com/bulkaction/bulkaction/internal/faultproxy"
+	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 

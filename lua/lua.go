@@ -1,6 +1,6 @@
 // Package lua embeds the Lua scripts, and the parts that they share. A script is one transition of
 // the state in Redis, or reads it. README.md draws the states. The Go function that calls a script,
-// with typed arguments and reply, is in the package that owns the data, such as internal/ledger.
+// with typed arguments and reply, is in the package that owns the data, such as internal/jobs/ledger.
 package lua
 
 import (

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/bulkaction/bulkaction/internal/jsonfit"
+	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
 )
 
 // Typed returns a processor of the jobs of type typ, whose payload is the JSON of a P. fn gets the

@@ -18,11 +18,11 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
+	"github.com/bulkaction/bulkaction/client/internal/submission"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
-	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
 // Producer submits bulk actions by writing messages to the ingest stream in Redis. It needs no API

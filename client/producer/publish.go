@@ -11,10 +11,10 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bulkaction/bulkaction/client/internal/submission"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/wm"
-	"github.com/bulkaction/bulkaction/internal/submission"
 )
 
 // Limits of one message. A small message is cheap for the server to handle and for the producer to

@@ -3,8 +3,8 @@
 package main
 
 import (
-	"github.com/bulkaction/bulkaction/internal/app"
-	"github.com/bulkaction/bulkaction/internal/roles"
+	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
 func main() { app.Main("fetcher", roles.Alone(roles.Fetcher)) }

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/bulkaction/bulkaction/internal/audit/read"
-	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 )
 
 // Finding is a violation of a law: what breaks it, at which locations, and how that is repaired.

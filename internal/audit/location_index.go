@@ -8,7 +8,7 @@ import (
 	"strconv"
 
 	"github.com/bulkaction/bulkaction/internal/audit/read"
-	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 )
 
 // locationKind is a kind of location. One group or tenant may have several locations of a kind, for

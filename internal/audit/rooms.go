@@ -14,7 +14,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
-	"github.com/bulkaction/bulkaction/internal/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
 // CheckRooms adds to the report a violation for each law that an event of the waiting room breaks.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
-	"github.com/bulkaction/bulkaction/internal/waitingroom"
 )
 
 // roomWorld is a test's Redis with ten events in three partitions. In each event, the user with

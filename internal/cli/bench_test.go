@@ -12,10 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/bench"
-	"github.com/bulkaction/bulkaction/internal/app"
-	"github.com/bulkaction/bulkaction/internal/journal"
-	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/roles"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/journal"
+	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
 func TestBenchRefusesWrongFlagsBeforeItStartsAnything(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/app"
+	"github.com/bulkaction/bulkaction/internal/process/app"
 )
 
 // Exit codes of the process; they are a contract.

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/demo"
+	"github.com/bulkaction/bulkaction/internal/process/demo"
 )
 
 func newDemo(r *Root) *cobra.Command {

@@ -17,7 +17,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/records"
+	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
 const fromStdin = "-"

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/app"
-	"github.com/bulkaction/bulkaction/internal/dev"
+	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/dev"
 )
 
 // The tests in this file make mistakes that newcomers make. The command must say what is wrong and

@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/httpapi"
-	"github.com/bulkaction/bulkaction/internal/waitingroom"
-	"github.com/bulkaction/bulkaction/internal/waitingroom/settings"
+	"github.com/bulkaction/bulkaction/internal/room/settings"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // fakeRooms is a waiting room in memory behind the real HTTP API. It checks settings by the real

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/demo"
+	"github.com/bulkaction/bulkaction/internal/process/demo"
 )
 
 func TestCounted(t *testing.T) {

@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/ledger"
-	"github.com/bulkaction/bulkaction/internal/stage/dispatcher"
-	"github.com/bulkaction/bulkaction/internal/stage/fetcher"
-	"github.com/bulkaction/bulkaction/internal/stage/worker"
+	"github.com/bulkaction/bulkaction/internal/jobs/dispatcher"
+	"github.com/bulkaction/bulkaction/internal/jobs/fetcher"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/processor"
 )

@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"math/rand/v2"
 
-	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 

@@ -7,7 +7,7 @@ import (
 	stdmail "net/mail"
 	"sync/atomic"
 
-	"github.com/bulkaction/bulkaction/internal/accountsfile"
+	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )

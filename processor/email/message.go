@@ -9,8 +9,8 @@ import (
 
 	"github.com/wneessen/go-mail"
 
-	"github.com/bulkaction/bulkaction/internal/jsonfit"
 	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
 )
 
 const (

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/bulkaction/bulkaction/internal/accountsfile"
+	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/egress"
+	"github.com/bulkaction/bulkaction/internal/calls/egress"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/bulkaction/bulkaction/internal/accountsfile"
+	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 

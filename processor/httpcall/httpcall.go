@@ -16,7 +16,7 @@ import (
 
 	"go.opentelemetry.io/otel/propagation"
 
-	"github.com/bulkaction/bulkaction/internal/egress"
+	"github.com/bulkaction/bulkaction/internal/calls/egress"
 	"github.com/bulkaction/bulkaction/processor"
 )
 

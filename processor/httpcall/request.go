@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/bulkaction/bulkaction/internal/jsonfit"
 	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
 )
 
 var methods = []string{

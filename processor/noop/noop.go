@@ -12,9 +12,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/jsonfit"
 	"github.com/bulkaction/bulkaction/internal/jsonscan"
 	"github.com/bulkaction/bulkaction/processor"
+	"github.com/bulkaction/bulkaction/processor/internal/jsonfit"
 )
 
 // Type is the job type that the processor serves.

@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/egress"
+	"github.com/bulkaction/bulkaction/internal/calls/egress"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 

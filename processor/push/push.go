@@ -16,8 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/bulkaction/bulkaction/internal/accountsfile"
-	"github.com/bulkaction/bulkaction/internal/egress"
+	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
+	"github.com/bulkaction/bulkaction/internal/calls/egress"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )

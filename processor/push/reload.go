@@ -3,7 +3,7 @@ package push
 import (
 	"fmt"
 
-	"github.com/bulkaction/bulkaction/internal/accountsfile"
+	"github.com/bulkaction/bulkaction/internal/calls/accountsfile"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )
 

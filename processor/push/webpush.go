@@ -11,7 +11,7 @@ import (
 
 	"github.com/SherClockHolmes/webpush-go"
 
-	"github.com/bulkaction/bulkaction/internal/egress"
+	"github.com/bulkaction/bulkaction/internal/calls/egress"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/processor/credential"
 )

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
 // number returns the integer in the environment variable `name`; if it is not set, the value of the

@@ -11,9 +11,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/internal/faultproxy"
-	"github.com/bulkaction/bulkaction/internal/redisproc"
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/testkit/faultproxy"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
 // These are the kinds of faults, as the report counts them.

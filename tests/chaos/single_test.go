@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/client/producer"
-	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/userstest"
 )
 

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/client"
-	"github.com/bulkaction/bulkaction/internal/dev"
+	"github.com/bulkaction/bulkaction/internal/process/dev"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 

@@ -5,7 +5,7 @@ import (
 	"strconv"
 
 	"github.com/bulkaction/bulkaction/internal/audit/read"
-	"github.com/bulkaction/bulkaction/internal/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 )
 
 // repairLocation reads a location once and quarantines the elements that do not belong there. It

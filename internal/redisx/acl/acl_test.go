@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	_ "github.com/bulkaction/bulkaction/internal/auth/apikey" // its script
+	_ "github.com/bulkaction/bulkaction/internal/access/apikey" // its script
+	_ "github.com/bulkaction/bulkaction/internal/process/roles" // its scripts
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
-	_ "github.com/bulkaction/bulkaction/internal/roles" // its scripts
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"sync"
 
-	"github.com/bulkaction/bulkaction/internal/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 )
 
 // output collects the output of a process. It searches the lines for the addresses on which the

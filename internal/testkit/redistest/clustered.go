@@ -11,7 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
 // Clustered is a Redis Cluster whose masters have one replica each. A dead master is replaced

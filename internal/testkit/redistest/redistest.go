@@ -16,8 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
-	"github.com/bulkaction/bulkaction/internal/redisproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
 // Redis is a real server for one test. A method that fails ends the test.

@@ -12,8 +12,8 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"go.uber.org/goleak"
 
-	"github.com/bulkaction/bulkaction/internal/childproc"
-	"github.com/bulkaction/bulkaction/internal/redisproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 )
 
 var shared struct {
@@ -80,7 +80,7 @@ func release() error {
 // IgnoreServers returns an option of goleak that ignores the goroutines that wait for child
 // processes: the shared redis-server runs until the test binary ends.
 func IgnoreServers() goleak.Option {
-	return goleak.IgnoreAnyFunction("github.com/bulkaction/bulkaction/internal/childproc.(*Child).run")
+	return goleak.IgnoreAnyFunction("github.com/bulkaction/bulkaction/internal/testkit/childproc.(*Child).run")
 }
 
 // Mini starts a miniredis whose keys expire as time passes. It returns the server, which ends with

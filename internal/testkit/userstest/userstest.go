@@ -15,10 +15,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	_ "github.com/bulkaction/bulkaction/internal/auth/apikey" // acl.Of needs its script
-	"github.com/bulkaction/bulkaction/internal/redisproc"
+	_ "github.com/bulkaction/bulkaction/internal/access/apikey" // acl.Of needs its script
+	_ "github.com/bulkaction/bulkaction/internal/process/roles" // the scripts of all roles
 	"github.com/bulkaction/bulkaction/internal/redisx/acl"
-	_ "github.com/bulkaction/bulkaction/internal/roles" // the scripts of all roles
+	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 

@@ -34,23 +34,23 @@ type User struct {
 }
 
 // connect is what each process with a role does first.
-const connect = "internal/roles.Connect"
+const connect = "internal/process/roles.Connect"
 
 // Users are the kinds of processes that use Redis.
 var Users = []User{
-	{"ingest", []string{connect, "internal/roles.Ingest"}},
-	{"fetcher", []string{connect, "internal/roles.Fetcher"}},
-	{"dispatcher", []string{connect, "internal/roles.Dispatcher"}},
-	{"worker", []string{connect, "internal/roles.WorkerOf"}},
-	{"watcher", []string{connect, "internal/roles.Watcher"}},
-	{"aggregator", []string{connect, "internal/roles.Aggregator"}},
-	{"broker", []string{connect, "internal/roles.Broker"}},
+	{"ingest", []string{connect, "internal/process/roles.Ingest"}},
+	{"fetcher", []string{connect, "internal/process/roles.Fetcher"}},
+	{"dispatcher", []string{connect, "internal/process/roles.Dispatcher"}},
+	{"worker", []string{connect, "internal/process/roles.WorkerOf"}},
+	{"watcher", []string{connect, "internal/process/roles.Watcher"}},
+	{"aggregator", []string{connect, "internal/process/roles.Aggregator"}},
+	{"broker", []string{connect, "internal/process/roles.Broker"}},
 	{"guard", []string{"guard.*"}},
 	// The functions that package cli calls, not those of cli itself: its table of commands leads to
 	// every function of the program, so that the user cli would get all rights.
 	{"cli", []string{
 		"internal/redisx.Connect", "internal/stage.CheckPartitions", "internal/audit.*", "internal/audit/repair.*",
-		"internal/auth/apikey.*", "internal/activity.*",
+		"internal/access/apikey.*", "internal/access/activity.*",
 	}},
 }
 

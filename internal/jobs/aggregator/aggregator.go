@@ -1,0 +1,282 @@
+// Package aggregator implements the aggregator role: it reduces the results of done jobs, and adds
+// each of them to its group's aggregate exactly once, even when several processes read the same
+// result. It hides that an aggregate consists of partial aggregates, which spare the processes from
+// waiting for each other.
+package aggregator
+
+import (
+	"context"
+	"hash/crc32"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// Config holds the settings of the aggregator role.
+type Config struct {
+	Block time.Duration // longest blocking read of the results stream
+	Lease time.Duration // another aggregator claims an entry that was not acknowledged for this time
+}
+
+const (
+	// minRead and maxRead bound the number of entries of one read. Each entry holds the results of
+	// up to 200 jobs. A read asks for more than minRead entries only if the read before was full
+	// and all its entries together had less than lightRead bytes.
+	minRead, maxRead = 50, 200
+	lightRead        = 1 << 20 // bytes
+	// After it has read all entries there are, the process waits pauseFactor times as long as it
+	// took to reduce them, at most maxPause, so that the next entries collect: it is cheaper to
+	// reduce them together.
+	pauseFactor = 4
+	maxPause    = 20 * time.Millisecond
+)
+
+// Aggregator is one aggregator process. It reduces the results of all partitions.
+type Aggregator struct {
+	stage.Process
+	cfg      Config
+	reducers *reducer.Registry
+	partial  string // number of the partial aggregate that this process adds results to, chosen by its id
+}
+
+// New returns the aggregator of a process. It starts no goroutine.
+func New(p stage.Process, cfg Config, reducers *reducer.Registry) *Aggregator {
+	return &Aggregator{
+		Process: p, cfg: cfg, reducers: reducers,
+		partial: strconv.Itoa(int(crc32.ChecksumIEEE([]byte(p.ID)) % ledger.Partials)),
+	}
+}
+
+// Run reduces results until ctx ends, including all entries that it has read by then, unless Redis
+// fails. At the end it removes its consumers that hold no entries.
+func (a *Aggregator) Run(ctx context.Context) error {
+	r := a.Runner()
+	for _, p := range a.Space.All() {
+		part := &partitionReducer{
+			Aggregator: a,
+			partition:  p,
+			reader:     stream.NewReader(a.Conn, keyspace.GroupAggregator, a.ID),
+			claimStart: stream.FirstID,
+			readCount:  minRead,
+			cache:      groupCache{groups: map[string]*cachedGroup{}},
+		}
+		r.Loop("reduce", "", part.step)
+	}
+	r.ReportAlive("aggregator")
+	r.OnStop(func(ctx context.Context) {
+		for _, p := range a.Space.All() {
+			_, _ = ledger.DropConsumer(ctx, a.Conn.Cmd, p.ResultStream(), keyspace.GroupAggregator, a.ID, 0)
+		}
+	})
+	return r.Run(ctx)
+}
+
+// partitionReducer reduces the results of one partition.
+type partitionReducer struct {
+	*Aggregator
+	partition  keyspace.Partition
+	reader     *stream.Reader
+	claimedAt  time.Time      // time of the last claim
+	claimStart string         // entry id at which the next claim begins
+	readCount  int            // entries that the next read asks for
+	unreduced  []stream.Entry // entries that were read, but not reduced, because Redis failed
+	cache      groupCache
+}
+
+// step reads and reduces one batch of entries. If Redis is away, it returns the error and keeps the
+// entries that are not reduced, for the next step. It returns how long to wait while the next
+// entries collect; 0 means: read at once.
+func (p *partitionReducer) step(ctx context.Context) (time.Duration, error) {
+	entries, more := p.unreduced, false
+	if len(entries) == 0 {
+		var err error
+		if entries, more, err = p.readEntries(ctx); err != nil || len(entries) == 0 {
+			return 0, err
+		}
+	}
+	p.unreduced = nil
+	// Reduce the entries that were read even if the process stops: other processes would claim them
+	// only after a lease.
+	ctx = context.WithoutCancel(ctx)
+	began := time.Now()
+	batches := groupBatches(entries)
+	p.cacheGroups(ctx, batches)
+	for i, b := range batches {
+		err := p.reduceGroup(ctx, b.group, b.entries)
+		if err == nil {
+			continue
+		}
+		if call.IsUnavailable(err) {
+			for _, rest := range batches[i:] {
+				p.unreduced = append(p.unreduced, rest.entries...)
+			}
+			return 0, err
+		}
+		// Continue with the other groups. The entries of this group stay pending and are claimed
+		// later.
+		p.Tel.Log.Error("reduce failed, trying again later",
+			"partition", p.partition.Index(), "group", b.group, "error", err)
+	}
+	if more {
+		return 0, nil
+	}
+	return min(pauseFactor*time.Since(began), maxPause), nil
+}
+
+// readEntries returns the next entries of the results stream, and whether there may be more. When
+// half a lease has passed since the last claim, it claims entries of dead aggregators first; if
+// there are any, it returns only these. Otherwise it waits up to Config.Block for new entries, and
+// sets readCount for the next read.
+func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.Entry, more bool, err error) {
+	if time.Since(p.claimedAt) > max(p.cfg.Lease/2, 10*time.Millisecond) {
+		p.claimedAt = time.Now()
+		claimed, err := p.claimEntries(ctx)
+		if err != nil || len(claimed) > 0 {
+			return claimed, true, err
+		}
+	}
+	batches, err := p.reader.Read(ctx, []string{p.partition.ResultStream()}, p.readCount, p.cfg.Block)
+	if err != nil || len(batches) == 0 {
+		return nil, false, err
+	}
+	entries = batches[0].Entries
+	more = len(entries) == p.readCount
+	bytes := 0
+	for _, e := range entries {
+		bytes += len(e.Get(ledger.ResultsLines))
+	}
+	if p.readCount = minRead; more && bytes < lightRead {
+		p.readCount = min(2*len(entries), maxRead)
+	}
+	return entries, more, nil
+}
+
+// claimEntries takes over up to minRead entries that an aggregator (perhaps this one) has read but
+// not acknowledged for a lease, or that no consumer owns. If another aggregator is still alive and
+// reduces them as well, the job states in Redis let each result count once. The next call continues
+// where this one ended.
+func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
+	if p.claimStart == stream.FirstID {
+		if err := p.reader.Recover(ctx, p.partition.ResultStream(), p.cfg.Lease, p.Tel.Log); err != nil {
+			return nil, err
+		}
+	}
+	entries, next, _, err := p.reader.Claim(ctx, p.partition.ResultStream(), p.cfg.Lease, p.claimStart, minRead)
+	if call.IsNoGroup(err) {
+		return nil, nil // the next read creates the consumer group
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.claimStart = next // so that entries that can't be reduced do not hide those after them
+	if len(entries) > 0 {
+		p.Tel.Log.Warn("claimed results of a lost aggregator",
+			"partition", p.partition.Index(), "entries", len(entries))
+	}
+	return entries, nil
+}
+
+// reduceGroup adds the results in a group's entries to this process's partial aggregate, stores it,
+// and acknowledges the entries. It tries again if another process has changed the same partial
+// aggregate, and without the results of jobs that are not done or already reduced. It quarantines
+// entries that can't be read, and drops the results of a deleted group.
+func (p *partitionReducer) reduceGroup(ctx context.Context, group string, entries []stream.Entry) error {
+	began := time.Now()
+	jobs, err := parseEntries(entries)
+	if err != nil {
+		return p.quarantine(ctx, group, entries, err)
+	}
+	ids := make([]string, len(entries))
+	for i, e := range entries {
+		ids[i] = e.ID
+	}
+	for {
+		cached, err := p.loadGroup(ctx, group)
+		if err != nil {
+			return err
+		}
+		args := ledger.ReduceArgs{Group: group, Partial: p.partial, Entries: ids}
+		if cached != nil {
+			// addResults changes the state, so the group is not cached until Redis has stored it.
+			p.cache.remove(group)
+			if err := p.addResults(cached, jobs, &args); err != nil {
+				return err
+			}
+		}
+		r, err := ledger.Reduce(ctx, p.Conn.Cmd, p.partition, args)
+		if err != nil {
+			return err
+		}
+		switch r.State {
+		case ledger.ReduceOK:
+			if cached != nil {
+				cached.version, cached.size = r.Version, len(args.State)
+				p.cache.put(group, cached)
+				p.recordSpans(ctx, cached.tenant, group, jobs, began)
+			}
+			return nil
+		case ledger.ReduceGone:
+			return nil
+		case ledger.ReduceVersion: // another process with the same partial aggregate was faster: load it again
+		case ledger.ReduceBad:
+			p.Tel.Log.Warn("left out results of jobs that are not done or already reduced",
+				"group", group, "ordinals", r.Bad)
+			jobs = slices.DeleteFunc(jobs, func(d jobResult) bool { return slices.Contains(r.Bad, d.Ordinal) })
+		}
+	}
+}
+
+// addResults adds the results of jobs to the cached partial aggregate, and puts its encoded state,
+// its version, the result lines and the ordinals into args. If a reducer refuses a result, only
+// that reducer's aggregate lacks it: the line and the ordinal are in args all the same. The error
+// says that the state can't be encoded.
+func (p *partitionReducer) addResults(cached *cachedGroup, jobs []jobResult, args *ledger.ReduceArgs) error {
+	size, leftOut, reason := 0, 0, error(nil)
+	args.Ordinals = make([]int64, len(jobs))
+	for i := range jobs {
+		if err := cached.state.Add(jobs[i].Result); err != nil {
+			leftOut, reason = leftOut+1, err
+		}
+		args.Ordinals[i] = jobs[i].Ordinal
+		size += len(jobs[i].line) + 1
+	}
+	if leftOut > 0 {
+		p.Tel.Log.Warn("a reducer refused results", "group", args.Group, "results", leftOut, "last_error", reason)
+	}
+	args.Lines = make([]byte, 0, size)
+	for i := range jobs {
+		if i > 0 {
+			args.Lines = append(args.Lines, '\n')
+		}
+		args.Lines = append(args.Lines, jobs[i].line...)
+	}
+	encoded, err := cached.state.Encode()
+	args.State, args.Version = encoded, cached.version
+	return err
+}
+
+// quarantine moves an entry that holds no results from the results stream to the partition's list
+// of quarantined entries, with the reason, for an operator. If there are several entries, it
+// reduces each of them alone, so that it quarantines only unreadable ones.
+func (p *partitionReducer) quarantine(ctx context.Context, group string, entries []stream.Entry, reason error) error {
+	if len(entries) > 1 {
+		for _, e := range entries {
+			if err := p.reduceGroup(ctx, group, []stream.Entry{e}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	e := entries[0]
+	p.Tel.Log.Warn("quarantined an unreadable results entry",
+		"partition", p.partition.Index(), "entry", e.ID, "reason", reason)
+	to := stream.Quarantine{Key: p.partition.Quarantine(), Source: "results"}
+	return p.reader.Quarantine(ctx, p.partition.ResultStream(), to, e, reason)
+}

@@ -1,0 +1,255 @@
+// Package backpressure decides whether ingest accepts more jobs now. It refuses them while too many
+// jobs wait or Redis's memory is full, and tells the client when to try again. As a rule, a refused
+// client gets a reservation: space is kept for it until it returns at that time.
+package backpressure
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
+)
+
+// The constants are the greatest ages of the view by which jobs are accepted. The view is the size
+// of the backlog, the rate at which it drains, the number of ingest processes and the memory in
+// use, as last read from Redis. A request that may never fit into this process's share
+// (exceedsShare) needs the fresher view.
+const (
+	viewMaxAge      = 200 * time.Millisecond
+	freshViewMaxAge = 20 * time.Millisecond
+)
+
+// readRetryTime is the longest time for all repetitions while one view is read. A view takes
+// several commands; one that gets no reply is repeated, because all requests fail without a view.
+// The time is short, because all requests wait for it while Redis is away.
+const readRetryTime = 500 * time.Millisecond
+
+// stuckMemoryWait is how much longer full memory is expected to stay full while its use does not
+// fall. The Retry-After is longer, see reserve.
+const stuckMemoryWait = 5 * time.Second
+
+// ingestRole is the name of the role ingest in the heartbeats of processes, by which the controller
+// counts ingest processes.
+const ingestRole = "ingest"
+
+// Config holds the limits. 0 means no limit.
+type Config struct {
+	MaxBacklog     int64   // waiting, non-ready and ready jobs of all groups
+	MaxMemoryRatio float64 // part of Redis's maxmemory up to which jobs are accepted
+}
+
+// Controller is the admission controller of one process: it accepts jobs or refuses them.
+type Controller struct {
+	cfg   Config
+	conn  *redisx.Conn
+	space keyspace.Space
+
+	mu        sync.Mutex
+	admission admission
+	readAt    time.Time // when the view was last read
+	err       error     // of the last read of the view
+	memory    memory
+
+	// inTransit is the number of accepted jobs whose requests have not ended yet. These jobs may
+	// not be in the backlog yet.
+	inTransit atomic.Int64
+}
+
+// memory is the memory use of the fullest Redis server.
+type memory struct {
+	ratio    float64 // used part of maxmemory
+	readAt   time.Time
+	fallRate float64 // by how much ratio falls per second, smoothed
+}
+
+// New returns the admission controller of one process.
+func New(cfg Config, conn *redisx.Conn, space keyspace.Space) *Controller {
+	return &Controller{cfg: cfg, conn: conn, space: space, admission: newAdmission(cfg.MaxBacklog)}
+}
+
+// Check returns an *api.BackpressureError when n more jobs can't be accepted now. The client then
+// has a reservation, except in the cases of reserve. Without an error the jobs count as accepted
+// from now on. Check may read the view first; it returns the error of the last read if it failed.
+// It returns api.ErrInvalid for more jobs than the backlog may ever hold.
+func (c *Controller) Check(ctx context.Context, n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	limit, jobs := c.cfg.MaxBacklog, int64(n)
+	if limit > 0 && jobs > limit {
+		return fmt.Errorf("%d jobs at once: the backlog takes at most %d in all: send them in smaller pieces: %w",
+			n, limit, api.ErrInvalid)
+	}
+	age := viewMaxAge
+	if c.admission.exceedsShare(jobs) {
+		age = freshViewMaxAge
+	}
+	// One request reads the view for all that wait for the mutex, so the read ignores this
+	// request's cancellation. A failed read counts as a view too: otherwise each waiting request
+	// would try for itself while Redis does not answer.
+	if time.Since(c.readAt) > age {
+		c.err = c.readView(context.WithoutCancel(ctx))
+		c.readAt = time.Now()
+	}
+	if c.err != nil {
+		return c.err
+	}
+	r, blocked := requestOf(ctx), c.memoryWait()
+	if blocked == 0 && (limit <= 0 || n == 0) {
+		return nil
+	}
+	var cl client
+	if r != nil {
+		cl = r.client
+	}
+	wait, ok := c.admission.accept(time.Now(), cl, jobs, blocked)
+	if ok {
+		r.start(c, jobs)
+		return nil
+	}
+	full := &api.BackpressureError{
+		RetryAfter: wait,
+		Reason:     fmt.Sprintf("the backlog has %d of at most %d jobs", limit-c.admission.free, limit),
+	}
+	switch {
+	case blocked > 0:
+		full.Reason = fmt.Sprintf("Redis uses %.0f%% of its memory; jobs are accepted up to %.0f%%",
+			c.memory.ratio*100, c.cfg.MaxMemoryRatio*100)
+	case jobs <= c.admission.free:
+		full.Reason += ", and the rest is reserved for clients that were refused before"
+	}
+	return full
+}
+
+// memoryWait returns how long memory will stay full, 1 s to 1 min, by the rate at which its use
+// falls. It returns 0 when memory is not full, and stuckMemoryWait when the use does not fall.
+func (c *Controller) memoryWait() time.Duration {
+	over := c.memory.ratio - c.cfg.MaxMemoryRatio
+	switch {
+	case c.cfg.MaxMemoryRatio <= 0 || over <= 0:
+		return 0
+	case c.memory.fallRate <= 0:
+		return stuckMemoryWait
+	}
+	return max(time.Second, time.Duration(min(over/c.memory.fallRate, time.Minute.Seconds())*float64(time.Second)))
+}
+
+// readView reads the view. It repeats each command that Redis does not answer, for readRetryTime in
+// all.
+func (c *Controller) readView(ctx context.Context) error {
+	since, until := c.readAt, time.Now().Add(readRetryTime)
+	backlog := c.inTransit.Load() // read before the backlog: jobs may be counted twice, but none is missed
+	for _, part := range c.space.All() {
+		types, err := retry(ctx, until, func(ctx context.Context) ([]string, error) {
+			return ledger.Types(ctx, c.conn.Cmd, part)
+		})
+		if err != nil {
+			return err
+		}
+		loads, err := retry(ctx, until, func(ctx context.Context) ([]api.TypeStats, error) {
+			return ledger.Loads(ctx, c.conn.Cmd, part, types)
+		})
+		if err != nil {
+			return err
+		}
+		for _, l := range loads {
+			backlog += l.Backlog
+		}
+	}
+	workers, err := retry(ctx, until, func(ctx context.Context) ([]presence.WorkerReport, error) {
+		return presence.Workers(ctx, c.conn, c.space)
+	})
+	if err != nil {
+		return err
+	}
+	drain := 0.0
+	for _, w := range workers {
+		for _, r := range w.StartedPerSecond {
+			drain += r
+		}
+	}
+	stages, err := retry(ctx, until, func(ctx context.Context) ([]api.StageStatus, error) {
+		return presence.Stages(ctx, c.conn, c.space)
+	})
+	if err != nil {
+		return err
+	}
+	peers := int64(0)
+	for _, s := range stages {
+		if s.Role == ingestRole {
+			peers++
+		}
+	}
+	c.admission.update(backlog, peers, drain, time.Since(since))
+	return c.readMemory(ctx, until)
+}
+
+// retry repeats a read until Redis answers, or until the time `until`. It returns the last error.
+func retry[T any](
+	ctx context.Context, until time.Time, read func(context.Context) (T, error),
+) (value T, err error) {
+	err = redisx.RetryWhile(ctx, time.Until(until), call.IsUnavailable, func(ctx context.Context) (err error) {
+		value, err = read(ctx)
+		return err
+	})
+	return value, err
+}
+
+func (c *Controller) readMemory(ctx context.Context, until time.Time) error {
+	if c.cfg.MaxMemoryRatio <= 0 {
+		return nil
+	}
+	ratio, err := retry(ctx, until, c.memoryRatio)
+	if err != nil {
+		return err
+	}
+	m := &c.memory
+	now := time.Now()
+	if elapsed := now.Sub(m.readAt); !m.readAt.IsZero() && elapsed < time.Minute {
+		falls := (m.ratio - ratio) / elapsed.Seconds()
+		m.fallRate += (falls - m.fallRate) * (1 - math.Exp(-elapsed.Seconds()))
+	}
+	m.ratio, m.readAt = ratio, now
+	return nil
+}
+
+// memoryRatio returns the used part of the memory of the fullest server; 0: no server has a limit.
+func (c *Controller) memoryRatio(ctx context.Context) (ratio float64, err error) {
+	var mu sync.Mutex // guards ratio
+	err = c.conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
+		info, err := shard.Info(ctx, "memory").Result()
+		if call.IsUnavailable(err) {
+			return err
+		}
+		// The embedded server of dev and demo reports no maxmemory.
+		if limit := infoField(info, "maxmemory"); limit > 0 {
+			mu.Lock()
+			defer mu.Unlock()
+			ratio = max(ratio, float64(infoField(info, "used_memory"))/float64(limit))
+		}
+		return nil
+	})
+	return ratio, err
+}
+
+func infoField(info, name string) int64 {
+	for line := range strings.Lines(info) {
+		if v, ok := strings.CutPrefix(line, name+":"); ok {
+			n, _ := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
+			return n
+		}
+	}
+	return 0
+}

@@ -1,0 +1,203 @@
+package groups
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// DeadLetterQuery selects a page of dead letters. An empty Tenant, Group, Type or Code matches
+// every dead letter. Since is the oldest time; the zero time sets no bound. Cursor is the one that
+// the previous page returned.
+type DeadLetterQuery struct {
+	Tenant, Group, Type, Code string
+	Since                     time.Time
+	Cursor                    string
+	Limit                     int
+}
+
+func (q DeadLetterQuery) matches(d api.DeadLetter) bool {
+	is := func(wanted, got string) bool { return wanted == "" || wanted == got }
+	return is(q.Tenant, d.Tenant) && is(q.Group, d.Group) && is(q.Type, d.Type) && is(q.Code, d.Code)
+}
+
+// These constants bound one call of DeadLetters. Payloads have up to 256 KiB, and a page contains
+// them, so bytes count, too.
+const (
+	maxScannedLetters = 10_000   // dead letters that it looks at
+	maxScannedBytes   = 16 << 20 // their size; it ends with the letter that passes this bound
+	maxLetterChunk    = 500      // dead letters of all partitions that it has in memory
+	letterChunkBytes  = 8 << 20  // their size, as long as sizes do not change much
+)
+
+// DeadLetters returns a page of dead letters, the newest first. The cursor names the last entry
+// that the call has looked at. A principal of one tenant gets only the dead letters of this tenant;
+// one that may not see payloads gets them without payloads and error texts. One call looks at a
+// bounded number of dead letters and of bytes, so that a page may be short, or empty, although it
+// has a cursor.
+func (s *views) DeadLetters(ctx context.Context, q DeadLetterQuery) (api.DeadLetterList, error) {
+	list := api.DeadLetterList{DeadLetters: []api.DeadLetter{}}
+	if _, err := ownTenant(ctx); err != nil {
+		return list, err
+	}
+	_, tenant, err := callFor(ctx, q.Tenant)
+	if err != nil {
+		return list, err
+	}
+	q.Tenant = tenant
+	parts := s.space.All()
+	if tenant != "" {
+		parts = []keyspace.Partition{s.space.OfTenant(tenant)}
+	}
+	from, err := newLetterScan(s.access, parts, q)
+	if err != nil {
+		return list, err
+	}
+	sees := auth.SeesPayloads(ctx)
+	for size := 0; len(list.DeadLetters) < q.Limit && list.Scanned < maxScannedLetters && size < maxScannedBytes; {
+		d, ok, err := from.next(ctx)
+		if err != nil {
+			return list, apiError(err)
+		}
+		if !ok {
+			return list, nil
+		}
+		list.Scanned++
+		size += letterSize(d)
+		if !q.matches(d) {
+			continue
+		}
+		if !sees {
+			d.Error, d.Payload = "", nil
+		}
+		list.DeadLetters = append(list.DeadLetters, d)
+	}
+	list.Cursor = from.cursor()
+	return list, nil
+}
+
+// letterSize returns about how many bytes a dead letter has in Redis.
+func letterSize(d api.DeadLetter) int { return 256 + len(d.Error) + len(d.Payload) }
+
+// letterScan iterates over the dead letters of some partitions, the newest first. Dead letters of
+// the same millisecond are ordered by partition. So a cursor needs only the last entry, however
+// many partitions there are.
+type letterScan struct {
+	*access
+	parts  []keyspace.Partition
+	oldest string // entries with a lower id are left out; "": none are
+	from   []letterPart
+	last   string // the cursor of the entry that next has returned last
+}
+
+// letterPart is what a letterScan knows of a partition.
+type letterPart struct {
+	before string           // entries with lower ids were not read yet; "": no entry was read
+	chunk  int              // how many entries the next command reads
+	read   []api.DeadLetter // entries that next has not returned yet
+	ms     uint64           // time of the first of them, by its id
+	ended  bool             // there is no entry behind those that were read
+}
+
+func newLetterScan(a *access, parts []keyspace.Partition, q DeadLetterQuery) (*letterScan, error) {
+	s := &letterScan{access: a, parts: parts, from: make([]letterPart, len(parts))}
+	if !q.Since.IsZero() {
+		s.oldest = strconv.FormatInt(q.Since.UnixMilli(), 10)
+	}
+	id, at := "", 0
+	if q.Cursor != "" {
+		var index string
+		var err error
+		id, index, _ = strings.Cut(q.Cursor, ",")
+		if at, err = strconv.Atoi(index); err != nil || at < 0 || at >= len(parts) || !messages.ValidEntryID(id) {
+			return nil, badCursor()
+		}
+	}
+	ms, _, _ := strings.Cut(id, "-")
+	for i := range s.from {
+		p := &s.from[i]
+		p.chunk = max(1, letterChunkBytes/messages.MaxPayloadBytes/len(parts))
+		switch {
+		case id == "":
+		case i < at: // those of this millisecond were returned
+			p.before = ms + "-0"
+		case i == at:
+			p.before = id
+		default: // those of this millisecond come next
+			p.before = ms + "-18446744073709551615"
+		}
+	}
+	return s, nil
+}
+
+// next returns the newest dead letter that it has not returned yet; false if there is none.
+func (s *letterScan) next(ctx context.Context) (api.DeadLetter, bool, error) {
+	newest := -1
+	for i := range s.from {
+		p := &s.from[i]
+		if len(p.read) == 0 && !p.ended {
+			if err := s.readMore(ctx, i); err != nil {
+				return api.DeadLetter{}, false, err
+			}
+		}
+		if len(p.read) > 0 && (newest < 0 || p.ms > s.from[newest].ms) {
+			newest = i
+		}
+	}
+	if newest < 0 {
+		return api.DeadLetter{}, false, nil
+	}
+	p := &s.from[newest]
+	d := p.read[0]
+	s.last = d.EntryID + "," + strconv.Itoa(newest)
+	p.set(p.read[1:])
+	return d, true, nil
+}
+
+// set sets the entries that next has not returned yet.
+func (p *letterPart) set(read []api.DeadLetter) {
+	if p.read = read; len(read) > 0 {
+		ms, _, _ := strings.Cut(read[0].EntryID, "-")
+		p.ms, _ = strconv.ParseUint(ms, 10, 64) // Redis has made the id
+	}
+}
+
+// readMore reads the next entries of a partition. The average size of these entries sets how many
+// entries the next call reads.
+func (s *letterScan) readMore(ctx context.Context, i int) error {
+	p := &s.from[i]
+	found, err := ledger.DeadLetters(ctx, s.conn.Cmd, s.parts[i], p.before, s.oldest, p.chunk)
+	if err != nil {
+		return err
+	}
+	p.set(found)
+	if p.ended = len(found) < p.chunk; len(found) == 0 {
+		return nil
+	}
+	p.before = found[len(found)-1].EntryID
+	size := 0
+	for _, d := range found {
+		size += letterSize(d)
+	}
+	n := letterChunkBytes / len(s.parts) * len(found) / size
+	p.chunk = max(1, min(n, maxLetterChunk/len(s.parts)))
+	return nil
+}
+
+// cursor returns the cursor with which the next page begins; "" if it is known that no dead letter
+// is left.
+func (s *letterScan) cursor() string {
+	for _, p := range s.from {
+		if len(p.read) > 0 || !p.ended {
+			return s.last
+		}
+	}
+	return ""
+}

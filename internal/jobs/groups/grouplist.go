@@ -1,0 +1,228 @@
+package groups
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// ListQuery selects a page of groups. An empty field sets no condition.
+type ListQuery struct {
+	Tenant string
+	Status api.Status
+	Type   string // the group's, or that of one of its jobs
+	Paused *bool  // whether the group itself is paused
+	// FailedJobs selects by whether at least one job of the group has failed, in any status; nil:
+	// no condition.
+	FailedJobs *bool
+	Prefix     string    // the beginning of the id
+	Since      time.Time // the group was created then or later
+	Cursor     string
+	Limit      int
+}
+
+// list returns the ledger's list of groups that the query reads. The groups of one tenant are in
+// one list only, by creation.
+func (q *ListQuery) list() ledger.GroupList {
+	if q.Tenant != "" {
+		return ledger.AllGroups
+	}
+	return ledger.ListWith(q.Status)
+}
+
+// selective reports whether the list may contain many groups that the query does not select.
+func (q *ListQuery) selective() bool {
+	status := q.Status != "" && q.list() != ledger.FailedGroups
+	since := !q.Since.IsZero() && q.list() != ledger.AllGroups
+	return status || since || q.Type != "" || q.Paused != nil || q.FailedJobs != nil || q.Prefix != ""
+}
+
+// selects reports whether a group with these facts fits the query's Status, Type, Paused,
+// FailedJobs and Since. The group may change after the facts were read.
+func (q *ListQuery) selects(f *ledger.GroupFacts) bool {
+	return (q.Status == "" || f.Status == q.Status) && (q.Type == "" || f.HasType(q.Type)) &&
+		(q.Paused == nil || f.Paused == *q.Paused) &&
+		(q.FailedJobs == nil || f.FailedJobs == *q.FailedJobs) && !f.Created.Before(q.Since.Truncate(time.Millisecond))
+}
+
+// maxScanned is the number of groups after which a call of Groups ends. Its last step may look at
+// more.
+const maxScanned = 5000
+
+// scanPage is the least number of groups of the list that a selective query reads in one step.
+const scanPage = 500
+
+// Groups returns a page of groups, the newest first. With a status other than CANCELLED and without
+// a tenant, groups are ordered by when they were opened or ended last; otherwise by creation. The
+// cursor names the last group that Groups has looked at, so new groups neither shift nor repeat a
+// page. The page may be short, or empty, although it has a cursor: one call looks at about
+// maxScanned groups at most. A principal of one tenant gets the groups of this tenant.
+func (s *views) Groups(ctx context.Context, q ListQuery) (api.GroupList, error) {
+	list := api.GroupList{Groups: []api.Group{}}
+	_, tenant, err := callFor(ctx, q.Tenant)
+	if err != nil {
+		return list, err
+	}
+	q.Tenant = tenant
+	parts := s.space.All()
+	if q.Tenant != "" {
+		parts = []keyspace.Partition{s.space.OfTenant(q.Tenant)}
+	}
+	read := ledger.GroupRange{List: q.list(), Tenant: q.Tenant, Since: q.Since}
+	if read.Before, err = parseCursor(read.List, q.Cursor); err != nil {
+		return list, err
+	}
+	step := q.Limit
+	if q.selective() {
+		step = max(step, scanPage)
+	}
+	for len(list.Groups) < q.Limit {
+		if list.Scanned >= maxScanned {
+			list.Cursor = formatCursor(read)
+			break
+		}
+		page, err := newest(ctx, s.access, parts, read, step)
+		if err != nil {
+			return list, apiError(err)
+		}
+		if len(page) == 0 {
+			break
+		}
+		found, scanned, err := s.choose(ctx, page, &q, q.Limit-len(list.Groups))
+		if err != nil {
+			return list, apiError(err)
+		}
+		list.Groups = append(list.Groups, found...)
+		list.Scanned += scanned
+		read.Before = page[scanned-1].ListedGroup
+		if len(list.Groups) == q.Limit {
+			list.Cursor = formatCursor(read)
+		}
+	}
+	return list, nil
+}
+
+// listedGroup is an entry of a list of groups, with the partition that it was read from.
+type listedGroup struct {
+	ledger.ListedGroup
+	p keyspace.Partition
+}
+
+// formatCursor returns the cursor for the page that begins after r.Before in the list.
+func formatCursor(r ledger.GroupRange) string {
+	return string(r.List) + strconv.FormatFloat(r.Before.At, 'f', 0, 64) + "." + r.Before.ID
+}
+
+// parseCursor returns the entry with which the previous page ended. It refuses a cursor of another
+// list.
+func parseCursor(list ledger.GroupList, cursor string) (ledger.ListedGroup, error) {
+	if cursor == "" {
+		return ledger.Newest(), nil
+	}
+	place, same := strings.CutPrefix(cursor, string(list))
+	ms, id, ok := strings.Cut(place, ".")
+	at, err := strconv.ParseInt(ms, 10, 64)
+	if !same || !ok || err != nil || !api.ValidID(id) {
+		return ledger.ListedGroup{}, badCursor()
+	}
+	return ledger.ListedGroup{At: float64(at), ID: id}, nil
+}
+
+// newest returns the first `limit` groups of a range in these partitions, merged, newest first.
+func newest(
+	ctx context.Context, s *access, parts []keyspace.Partition, r ledger.GroupRange, limit int,
+) ([]listedGroup, error) {
+	var page []listedGroup
+	for _, p := range parts {
+		found, err := ledger.ListGroups(ctx, s.conn.Cmd, p, r, limit)
+		if err != nil {
+			return nil, err
+		}
+		for _, g := range found {
+			page = append(page, listedGroup{g, p})
+		}
+	}
+	slices.SortFunc(page, func(a, b listedGroup) int {
+		return cmp.Or(cmp.Compare(b.At, a.At), cmp.Compare(b.ID, a.ID))
+	})
+	return page[:min(len(page), limit)], nil
+}
+
+// choose returns the first limit groups of a page that a query selects. scanned is how many groups
+// of the page it has looked at. It leaves out groups that were deleted, or whose status has
+// changed, before they were read in full.
+func (s *views) choose(
+	ctx context.Context, page []listedGroup, q *ListQuery, limit int,
+) (found []api.Group, scanned int, err error) {
+	selected := page
+	if q.selective() {
+		if selected, err = s.selected(ctx, page, q); err != nil {
+			return nil, 0, err
+		}
+	}
+	scanned = len(page)
+	if len(selected) >= limit {
+		selected = selected[:limit]
+		scanned = 1 + slices.Index(page, selected[limit-1])
+	}
+	views, err := s.viewPage(ctx, selected)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, at := range selected {
+		if v, ok := views[at.ID]; ok && (q.Status == "" || v.Status == q.Status) {
+			found = append(found, v)
+		}
+	}
+	return found, scanned, nil
+}
+
+// selected returns the groups of a page that a query selects.
+func (s *views) selected(ctx context.Context, page []listedGroup, q *ListQuery) ([]listedGroup, error) {
+	if q.Prefix != "" {
+		page = slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool {
+			return !strings.HasPrefix(g.ID, q.Prefix)
+		})
+	}
+	selected := make(map[string]bool, len(page))
+	for p, ids := range byPartition(page) {
+		facts, err := ledger.ReadGroupFacts(ctx, s.conn.Cmd, p, ids)
+		if err != nil {
+			return nil, err
+		}
+		for i := range facts {
+			selected[ids[i]] = q.selects(&facts[i])
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(page), func(g listedGroup) bool { return !selected[g.ID] }), nil
+}
+
+func byPartition(page []listedGroup) map[keyspace.Partition][]string {
+	ids := map[keyspace.Partition][]string{}
+	for _, at := range page {
+		ids[at.p] = append(ids[at.p], at.ID)
+	}
+	return ids
+}
+
+// viewPage returns the groups of a page by id. It leaves out groups that do not exist.
+func (s *views) viewPage(ctx context.Context, page []listedGroup) (map[string]api.Group, error) {
+	all := make(map[string]api.Group, len(page))
+	for p, ids := range byPartition(page) {
+		views, err := s.ReadViews(ctx, p, ids)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range views {
+			all[v.ID] = v
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,81 @@
+package groups
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+)
+
+func TestFingerprint(t *testing.T) {
+	for text, want := range map[string]string{
+		"550 5.1.1 no such user anna@mail.example.com":             "<n> <n>.<n>.<n> no such user <address>",
+		"dial tcp 10.0.0.17:5432: connection refused":              "dial tcp <host>:<n>: connection refused",
+		"dial tcp [2001:db8::1]:443: i/o timeout":                  "dial tcp <host>:<n>: i/o timeout",
+		"lookup smtp-3.example.org: no such host":                  "lookup <host>: no such host",
+		"request 9f8b1a2c-0d3e-4f5a-8b7c-1234567890ab was refused": "request <uuid> was refused",
+		"unexpected EOF. Try again":                                "unexpected EOF. Try again",
+		"Zeichen ü nach 12 Zeichen":                                "Zeichen ü nach <n> Zeichen",
+		"":                                                         "",
+	} {
+		require.Equal(t, want, fingerprint(text))
+		require.Equal(t, want, fingerprint(fingerprint(text)), "it stays")
+	}
+}
+
+func TestSummaryIsBounded(t *testing.T) {
+	c, counts := newFailureCounts(), map[string]int64{}
+	for i := range 150 {
+		code := fmt.Sprint("C", i)
+		counts[code] = 30
+		for j := range 30 {
+			c.add(&ledger.JobError{Ordinal: int64(j), Code: code, Error: strings.Repeat("ü", 300) + strings.Repeat("x", j)})
+			c.add(&ledger.JobError{Ordinal: int64(j), Code: code, Error: "y" + strings.Repeat("z", j)})
+		}
+	}
+	sum := c.summary(counts)
+	require.EqualValues(t, 150*30, sum.Total)
+	require.Len(t, sum.Codes, 100)
+	for _, code := range sum.Codes {
+		require.Len(t, code.Fingerprints, 20)
+		require.Equal(t, strings.Repeat("ü", 250)+"…", code.Fingerprints[0].Text, "the most frequent: long errors begin alike")
+	}
+}
+
+func TestRecent(t *testing.T) {
+	k := &newJobMaps(nil).recent
+	now := time.Unix(1, 0)
+	for i := range maxKeptMaps + 1 {
+		k.keep(fmt.Sprint(i), api.JobMap{Jobs: int64(i)}, now)
+	}
+	require.Len(t, k.kept, maxKeptMaps)
+	m, ok := k.find("3", now.Add(mapAge-1))
+	require.True(t, ok)
+	require.EqualValues(t, 3, m.Jobs)
+	k.keep("3", api.JobMap{Jobs: 7}, now)
+	m, _ = k.find("3", now)
+	require.EqualValues(t, 7, m.Jobs, "the newest value is kept, also if there are many")
+	_, ok = k.find("3", now.Add(mapAge))
+	require.False(t, ok)
+	k.keep("new", api.JobMap{}, now.Add(mapAge))
+	require.Len(t, k.kept, 1)
+}
+
+// TestWithoutData: withoutData hides the data of a result line, and all of a damaged line.
+func TestWithoutData(t *testing.T) {
+	for line, want := range map[string]string{
+		`{"ordinal":1,"data":{"secret":2}}`: `{"data":null,"ordinal":1}`,
+		`{"ordinal":1}`:                     `{"data":null,"ordinal":1}`,
+		`null`:                              `{"data":null}`,
+		`["secret"]`:                        `{"data":null}`,
+		`{"data":"secret`:                   `{"data":null}`,
+		``:                                  `{"data":null}`,
+	} {
+		require.Equal(t, want, string(withoutData([]byte(line))), line)
+	}
+}

@@ -1,0 +1,411 @@
+package groups_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/reducer"
+)
+
+// TestListIsPaged: lists of groups of several partitions, many of them created in the same
+// millisecond, contain each group once and in order, with every page size.
+func TestListIsPaged(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 4)
+	const n = 60
+	type created struct {
+		ms int64
+		id string
+	}
+	var all []created
+	for i := range n {
+		g := created{int64(1_700_000_000_000 + i/20), fmt.Sprint("g", i)} // twenty in each ms
+		if i%3 == 0 {
+			g.ms += 3 // a third of them later, to mix the partitions
+		}
+		all = append(all, g)
+		tenant := fmt.Sprint("t", i%7)
+		_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: g.id, Tenant: tenant, Type: "T"}, now)
+		require.NoError(t, err)
+		p := w.Space.OfTenant(tenant)
+		for _, key := range []string{p.Groups(), p.GroupsOf(tenant), p.Open()} {
+			require.NoError(t, w.Conn.Cmd.ZAdd(stagetest.Trusted(t), key, redis.Z{Score: float64(g.ms), Member: g.id}).Err())
+		}
+	}
+	slices.SortFunc(all, func(a, b created) int { return cmp.Or(cmp.Compare(b.ms, a.ms), cmp.Compare(b.id, a.id)) })
+	list := func(q groups.ListQuery) (ids []string) {
+		t.Helper()
+		for {
+			page, err := w.Store.Groups(stagetest.Trusted(t), q)
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(page.Groups), q.Limit)
+			for _, g := range page.Groups {
+				ids = append(ids, g.ID)
+			}
+			if page.Cursor == "" {
+				return ids
+			}
+			require.Len(t, page.Groups, q.Limit)
+			q.Cursor = page.Cursor
+		}
+	}
+	ids := func(keep func(string) bool) (ids []string) {
+		for _, g := range all {
+			if keep(g.id) {
+				ids = append(ids, g.id)
+			}
+		}
+		return ids
+	}
+	everyone := func(string) bool { return true }
+	for _, limit := range []int{1, 2, 3, 7, 19, 20, 59, 60, 61} {
+		require.Equal(t, ids(everyone), list(groups.ListQuery{Limit: limit}), "pages of %d", limit)
+	}
+	require.Equal(t, ids(func(id string) bool { return w.Group(id).Tenant == "t3" }), list(groups.ListQuery{Limit: 2, Tenant: "t3"}))
+
+	for _, id := range []string{"g5", "g17", "g42"} {
+		_, err := w.Store.Cancel(stagetest.Trusted(t), id)
+		require.NoError(t, err)
+	}
+	cancelled := func(id string) bool { return id == "g5" || id == "g17" || id == "g42" }
+	require.Equal(t, ids(cancelled), list(groups.ListQuery{Limit: 2, Status: api.StatusCancelled}))
+	require.Equal(t, ids(func(id string) bool { return !cancelled(id) }), list(groups.ListQuery{Limit: 10, Status: api.StatusCreated}))
+	require.Empty(t, list(groups.ListQuery{Limit: 10, Status: api.StatusFailed}))
+
+	// Deleted and new groups disturb no page.
+	page, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10})
+	require.NoError(t, err)
+	gone := all[15].id
+	p := w.Space.OfTenant(w.Group(gone).Tenant)
+	require.NoError(t, w.Conn.Cmd.Del(stagetest.Trusted(t), p.Group(gone)).Err())
+	_, err = w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "new", Type: "T"}, now)
+	require.NoError(t, err)
+	require.Equal(t, slices.DeleteFunc(ids(everyone)[10:], func(id string) bool { return id == gone }), list(groups.ListQuery{Limit: 4, Cursor: page.Cursor}))
+
+	for _, cursor := range []string{"x", "1", "1.", "1.{}", ".g", "99999999999999999999.g"} {
+		_, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 1, Cursor: cursor})
+		var invalid *messages.ValidationError
+		require.ErrorAs(t, err, &invalid, cursor)
+	}
+}
+
+// TestListByStatusIsBounded: one call of Groups looks at 5,000 groups at most, and the next call
+// continues there.
+func TestListByStatusIsBounded(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 1)
+	_, err := w.Store.Submit(stagetest.Trusted(t), &messages.SubmitGroup{ID: "old", Tenant: "acme", Type: "T"}, now)
+	require.NoError(t, err)
+	_, err = w.Store.Cancel(stagetest.Trusted(t), "old")
+	require.NoError(t, err)
+	p := w.Space.OfTenant("acme")
+	newer := make([]redis.Z, 5300) // their data is deleted
+	for i := range newer {
+		newer[i] = redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMilli()), Member: fmt.Sprint("g", i)}
+	}
+	require.NoError(t, w.Conn.Cmd.ZAdd(stagetest.Trusted(t), p.Groups(), newer...).Err())
+
+	first, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10, Status: api.StatusCancelled})
+	require.NoError(t, err)
+	require.Empty(t, first.Groups)
+	require.NotEmpty(t, first.Cursor)
+	require.Equal(t, 5000, first.Scanned)
+	second, err := w.Store.Groups(stagetest.Trusted(t), groups.ListQuery{Limit: 10, Status: api.StatusCancelled, Cursor: first.Cursor})
+	require.NoError(t, err)
+	require.Len(t, second.Groups, 1)
+	require.Equal(t, "old", second.Groups[0].ID)
+	require.Empty(t, second.Cursor)
+	require.Equal(t, 301, second.Scanned)
+}
+
+func TestDeadLettersArePaged(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 3)
+	const n = 25
+	var want []string
+	for i := range n {
+		at := time.Now().Add(time.Duration(i) * time.Second)
+		p := w.Space.Partition(i % 3)
+		values := []any{"job", fmt.Sprint("g.", i), "at", at.UnixMilli(), "payload", `{"n":1}`, "ordinal", i, "attempts", 3}
+		if i%5 == 0 { // other programs may write to the stream
+			values = []any{"job", fmt.Sprint("g.", i), "payload", "no JSON"}
+		}
+		require.NoError(t, w.Conn.Cmd.XAdd(stagetest.Trusted(t), &redis.XAddArgs{Stream: p.DeadLetters(), ID: stagetest.EntryID(at), Values: values}).Err())
+		want = append(want, fmt.Sprint("g.", i))
+	}
+	slices.Reverse(want)
+	for _, limit := range []int{1, 2, 7, 24, 25, 100} {
+		var got []string
+		for cursor := ""; ; {
+			page, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Cursor: cursor, Limit: limit})
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(page.DeadLetters), limit)
+			for _, d := range page.DeadLetters {
+				got = append(got, d.Job)
+				_, err := json.Marshal(d)
+				require.NoError(t, err)
+			}
+			if cursor = page.Cursor; cursor == "" {
+				break
+			}
+		}
+		require.Equal(t, want, got, "pages of %d", limit)
+	}
+	for _, cursor := range []string{"x", "1,2", "1,2,3,4", "{,,"} {
+		_, err := w.Store.DeadLetters(stagetest.Trusted(t), groups.DeadLetterQuery{Cursor: cursor, Limit: 1})
+		var invalid *messages.ValidationError
+		require.ErrorAs(t, err, &invalid, cursor)
+	}
+}
+
+func TestJob(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
+		later := time.Now().Add(time.Hour)
+		jobs := stagetest.Numbered(6)
+		jobs[5].RunAt = &later
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: jobs})
+		w.Admit("T")
+		held := w.Take("T", "c", 4)
+		w.Done("7", held[0])
+		w.Fail("BOOM", held[1])
+		_, err := ledger.Outcome(ctx, w.Conn.Cmd, w.P, "T", ledger.Congestion{Cap: time.Hour}, []ledger.GroupOutcome{{Group: "g", Others: []ledger.OtherJob{{
+			Entry: held[2].Entry, Ordinal: 2, Attempt: 1, Kind: ledger.OutcomeRetry, Retries: 1, Waits: held[2].Waits, Queued: []byte(held[2].Queued),
+			Delay: time.Minute, Code: "DOWN", Text: "it is down",
+		}}}})
+		require.NoError(w.T, err)
+
+		var states []string
+		for i := range int64(6) {
+			j := w.Job("g", i)
+			require.Equal(w.T, fmt.Sprint("g.", i), j.ID)
+			states = append(states, j.State)
+		}
+		require.Equal(w.T, []string{"done", "failed", "non_ready", "in_flight", "ready", "non_ready"}, states)
+		require.Equal(w.T, "BOOM", w.Job("g", 1).LastError.Code)
+		retried := w.Job("g", 2)
+		require.Equal(w.T, "DOWN", retried.LastError.Code)
+		require.Equal(w.T, 1, retried.Attempts)
+		require.Equal(w.T, time.Minute, retried.Until.Sub(retried.LastError.At))
+		require.Equal(w.T, []api.JobError{{Code: "DOWN", Error: "it is down", Attempt: 1, At: retried.LastError.At}}, retried.Errors)
+		require.Equal(w.T, []api.JobError{*w.Job("g", 1).LastError}, w.Job("g", 1).Errors)
+		list, err := w.Store.Jobs(ctx, "g", groups.JobQuery{Limit: 10})
+		require.NoError(w.T, err)
+		require.Equal(w.T, retried.LastError, list.Jobs[2].LastError)
+		require.Nil(w.T, list.Jobs[2].Errors, "a list has only the last error")
+
+		for _, ordinal := range []int64{-1, 6, messages.MaxTotal, 1<<63 - 1, 1 << 62} {
+			_, err := w.Store.Job(ctx, "g", ordinal)
+			require.ErrorIs(w.T, err, api.ErrNotFound, "%d", ordinal)
+		}
+		_, err = w.Store.Job(ctx, "nobody", 0)
+		require.ErrorIs(w.T, err, api.ErrNotFound)
+	})
+}
+
+func TestResultsAndFailures(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	const n = 600
+	w.Jobs("g", "T", n)
+	w.Admit("T")
+	held := w.Take("T", "c", n)
+	w.Fail("BOOM", held[:n/2]...)
+	for i := n / 2; i < n; i += 10 { // many chunks
+		w.Done("1", held[i:i+10]...)
+	}
+	w.Reduce()
+	var done, failed []int64
+	require.NoError(t, w.Store.Results(stagetest.Trusted(t), "g", func(result []byte) error {
+		done = append(done, stagetest.Decode[api.Result](t, string(result)).Ordinal)
+		return nil
+	}))
+	require.NoError(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{}, func(f api.Failure) error {
+		require.Equal(t, "BOOM", f.Code)
+		failed = append(failed, f.Ordinal)
+		return nil
+	}))
+	slices.Sort(failed)
+	var want []int64
+	for i := range int64(n) {
+		want = append(want, i)
+	}
+	require.Equal(t, want[n/2:], done)
+	require.Equal(t, want[:n/2], failed)
+
+	stop := fmt.Errorf("enough")
+	require.ErrorIs(t, w.Store.Results(stagetest.Trusted(t), "g", func([]byte) error { return stop }), stop)
+	require.ErrorIs(t, eachFailure(stagetest.Trusted(t), w, groups.FailureQuery{}, func(api.Failure) error { return stop }), stop)
+}
+
+// TestFailuresWithPayloads: the method Failures gives the failed jobs' payloads if asked, also
+// those that are stored separately. A lost payload is null.
+func TestFailuresWithPayloads(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		large := `"` + strings.Repeat("x", 5000) + `"`
+		w.Submit(messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: []messages.Job{
+			{Payload: json.RawMessage(`{"a":"|"}`), Key: "k"}, {Payload: json.RawMessage(large)}, {Payload: json.RawMessage(large)},
+		}})
+		w.Admit("T")
+		w.Fail("BOOM", w.Take("T", "c", 3)...)
+		ctx := context.WithoutCancel(stagetest.Trusted(w.T))
+		payloads := func(asked bool) []string {
+			got := make([]string, 3)
+			require.NoError(w.T, eachFailure(ctx, w, groups.FailureQuery{Payloads: asked}, func(f api.Failure) error {
+				got[f.Ordinal] = string(f.Payload)
+				return nil
+			}))
+			return got
+		}
+		require.Equal(w.T, []string{`{"a":"|"}`, large, large}, payloads(true))
+		require.Equal(w.T, []string{"", "", ""}, payloads(false))
+		require.NoError(w.T, w.Conn.Cmd.Del(ctx, w.P.Payloads("g")).Err())
+		require.Equal(w.T, []string{`{"a":"|"}`, "null", "null"}, payloads(true))
+	})
+}
+
+// TestViewWithoutItsReducer: a process in which the reducer of a group's aggregate is not
+// registered shows the group without the aggregate.
+func TestViewWithoutItsReducer(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	registry := reducer.NewRegistry()
+	require.NoError(t, registry.Register("own", reducer.MapReduce(
+		func(reducer.Result) (int, error) { return 1, nil }, func(a, b int) int { return a + b })))
+	knows := groups.New(groups.Config{}, w.Conn, w.Space, w.Tel, registry, nil)
+	_, err := knows.Submit(stagetest.Trusted(t), &messages.SubmitGroup{
+		ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{{As: "x", Op: "own"}}}, now)
+	require.NoError(t, err)
+	w.Jobs("h", "T", 1)
+	views, err := w.Store.ReadViews(stagetest.Trusted(t), w.P, []string{"g", "gone", "h"})
+	require.NoError(t, err)
+	require.Len(t, views, 2)
+	require.Equal(t, api.Counts{Accepted: 2, Waiting: 2}, views[0].Counts)
+	require.Empty(t, views[0].Aggregate)
+	shown, err := knows.Group(stagetest.Trusted(t), "g")
+	require.NoError(t, err)
+	require.Equal(t, "null", string(shown.Aggregate["x"]))
+}
+
+// TestGroupSummary: GroupSummary leaves out an aggregate that takes more bytes in Redis than the
+// caller allows.
+func TestGroupSummary(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Submit(messages.SubmitGroup{
+		ID: "g", Type: "T", Jobs: stagetest.Numbered(2), Aggregate: []messages.Aggregate{{As: "n", Op: "count"}}})
+	summary := func(most int64) (api.Group, bool) {
+		g, complete, err := w.Store.GroupSummary(stagetest.Trusted(t), "g", most)
+		require.NoError(t, err)
+		return g, complete
+	}
+	whole, err := w.Store.Group(stagetest.Trusted(t), "g")
+	require.NoError(t, err)
+	g, complete := summary(0)
+	require.True(t, complete, "there are no results yet")
+	require.Equal(t, whole, g)
+
+	w.Admit("T")
+	w.Done("1", w.Take("T", "test", 2)...)
+	asked, err := aggregate.Encode(reducer.NewRegistry(), []messages.Aggregate{{As: "n", Op: "count"}})
+	require.NoError(t, err)
+	plan, err := aggregate.Plan(reducer.NewRegistry(), asked)
+	require.NoError(t, err)
+	for _, m := range w.ReadResults("test") {
+		state := plan.New()
+		require.NoError(t, state.Add(reducer.Result{Ordinal: 0}))
+		require.NoError(t, state.Add(reducer.Result{Ordinal: 1}))
+		encoded, err := state.Encode()
+		require.NoError(t, err)
+		reply, err := ledger.Reduce(stagetest.Trusted(t), w.Conn.Cmd, w.P, ledger.ReduceArgs{
+			Group: "g", Partial: strconv.Itoa(ledger.Partials - 1), Lines: []byte(m.Values["l"].(string)),
+			Entries: []string{m.ID}, Ordinals: []int64{0, 1}, State: encoded,
+		})
+		require.NoError(t, err)
+		require.Equal(t, ledger.ReduceOK, reply.State)
+	}
+	whole, err = w.Store.Group(stagetest.Trusted(t), "g")
+	require.NoError(t, err)
+	require.Equal(t, "2", string(whole.Aggregate["n"]))
+	g, complete = summary(1000)
+	require.True(t, complete)
+	require.Equal(t, whole, g)
+	g, complete = summary(10)
+	require.False(t, complete)
+	require.Empty(t, g.Aggregate)
+	require.Equal(t, whole.Counts, g.Counts)
+
+	_, _, err = w.Store.GroupSummary(stagetest.Trusted(t), "none", 0)
+	require.ErrorIs(t, err, api.ErrNotFound)
+}
+
+// TestGroupSummaryOfFailures: GroupSummary contains the aggregate of failed jobs, also if no job is
+// done; it counts towards the size limit of aggregates.
+func TestGroupSummaryOfFailures(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Submit(messages.SubmitGroup{ID: "g", Type: "T", Seal: true, Jobs: stagetest.Numbered(2),
+		Aggregate: []messages.Aggregate{{As: "n", Op: "count", Over: reducer.OverFailed}}})
+	w.Admit("T")
+	w.Fail("BOOM", w.Take("T", "test", 2)...)
+	fence, err := ledger.Lead(stagetest.Trusted(t), w.Conn.Cmd, w.P, "test", time.Minute)
+	require.NoError(t, err)
+	r, err := ledger.Advance(stagetest.Trusted(t), w.Conn.Cmd, w.P, "g", fence)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, r.Failures)
+	alive := func(context.Context) error { return nil }
+	require.NoError(t, w.Store.ReduceFailures(stagetest.Trusted(t), w.P, "g", r, alive))
+
+	g, complete, err := w.Store.GroupSummary(stagetest.Trusted(t), "g", 1000)
+	require.NoError(t, err)
+	require.True(t, complete)
+	require.Equal(t, "2", string(g.Aggregate["n"]))
+	g, complete, err = w.Store.GroupSummary(stagetest.Trusted(t), "g", 10)
+	require.NoError(t, err)
+	require.False(t, complete)
+	require.Empty(t, g.Aggregate)
+}
+
+func TestStats(t *testing.T) {
+	t.Parallel()
+	url, prefix := redistest.Shared(t)
+	w := stagetest.New(t, url, prefix, 4)
+	w.Store = w.NewStore(groups.Config{Rate: ledger.Rate{RPS: 100, Window: time.Second}, Limiter: "fixed", LimiterMode: "static"})
+	for i := range 8 {
+		w.Submit(messages.SubmitGroup{ID: fmt.Sprint("g", i), Type: "A", Jobs: []messages.Job{{Payload: []byte(`1`)}, {Payload: []byte(`2`), Type: "B"}}})
+	}
+	w.Admit("A")
+	st, err := w.Store.Stats(stagetest.Trusted(t))
+	require.NoError(t, err)
+	require.Equal(t, 4, st.Partitions)
+	require.EqualValues(t, 8, st.Groups)
+	require.EqualValues(t, 8, st.ActiveTenants)
+	require.Equal(t, []api.TypeStats{
+		{Type: "A", Backlog: 8, Ready: 8, Totals: api.JobTotals{Accepted: 8}}, {Type: "B", Backlog: 8, Waiting: 8, Totals: api.JobTotals{Accepted: 8}},
+	}, st.Types)
+	require.Equal(t, api.JobTotals{Accepted: 16}, st.Totals)
+	require.Equal(t, api.RateLimit{Limiter: "fixed", Share: "static", RPS: 100, WindowMS: 1000}, st.RateLimit)
+	body, err := json.Marshal(st)
+	require.NoError(t, err)
+	require.False(t, strings.Contains(string(body), "null"), "%s", body)
+}

@@ -1,0 +1,304 @@
+package groups
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
+)
+
+// Origin says where a submission comes from.
+type Origin struct {
+	IdempotencyKey string    // of the HTTP request; "": the client has sent no key
+	GeneratedID    bool      // the client gave no id; the API has generated one
+	TraceParent    string    // traceparent of the producer; "": the producer has sent none
+	At             time.Time // when the submission arrived
+	// Published says that the submission arrived as a message on a stream, not over HTTP. Then the
+	// producer has recorded the span of sending itself.
+	Published bool
+}
+
+// submissions stores new groups with their jobs.
+type submissions struct {
+	*access
+	backpressure *backpressure.Controller
+	pieces       *pieces
+	durability   *durability
+	served       *presence.Served
+}
+
+// Submit stores a group with its jobs. It may be repeated: the same content under the same group id
+// or the same idempotency key is stored once, as long as the group or the key is kept. It sets g.ID
+// to the group of the first request with the key, and an empty g.Tenant to g.ID. Errors are those
+// of package api, or a *messages.ValidationError. If the principal is of one tenant, the group
+// belongs to this tenant.
+func (s *submissions) Submit(ctx context.Context, g *messages.SubmitGroup, o Origin) (api.Accepted, error) {
+	who, tenant, err := callFor(ctx, g.Tenant)
+	if err != nil {
+		return api.Accepted{}, err
+	}
+	g.Tenant = tenant
+	if err := s.backpressure.Check(ctx, len(g.Jobs)); err != nil {
+		return api.Accepted{}, apiError(err)
+	}
+	fields, err := s.groupFields(g) // before the idempotency key is used: an invalid group must not use it up
+	if err != nil {
+		return api.Accepted{}, err
+	}
+	hash, accepted := messages.ContentHash(g), o.At
+	if o.IdempotencyKey != "" {
+		content := hash
+		if !o.GeneratedID {
+			content += " " + g.ID
+		}
+		first, err := s.resolveIdempotencyKey(ctx, idempotencyScope(who, tenant)+o.IdempotencyKey,
+			idempotencyRecord{Hash: content, Group: g.ID, AtMS: o.At.UnixMilli()})
+		if err != nil {
+			return api.Accepted{}, apiError(err)
+		}
+		g.ID, accepted = first.Group, time.UnixMilli(first.AtMS)
+	}
+	if g.Tenant == "" {
+		g.Tenant = g.ID
+	}
+	p := s.space.OfTenant(g.Tenant)
+	pieces := s.pieces.split(ctx, g.Tenant, g.ID, g.Jobs, ledger.SubmissionPrefix, o)
+	if n := len(pieces); n > 0 {
+		pieces[n-1].Mode = ledger.AppendLast
+		// Otherwise the group is sealed when it has total jobs.
+		if g.Seal && (g.Total == nil || int64(len(g.Jobs)) >= *g.Total) {
+			pieces[n-1].Mode = ledger.AppendSeal
+		}
+	}
+	create := ledger.CreateArgs{Group: g.ID, Tenant: g.Tenant, Type: g.Type, Hash: hash, Fields: fields}
+	var skipped []int
+	err = retryLost(ctx, func(ctx context.Context) error {
+		var err error
+		skipped, err = s.storeSubmission(ctx, p, create, pieces, endsWithoutJobs(g))
+		// The group was created just now, so a failover has lost it.
+		if errors.Is(err, ledger.ErrGap) || errors.Is(err, api.ErrNotFound) {
+			return writeLost(p)
+		}
+		if err != nil {
+			return err
+		}
+		return s.durability.awaitSubmission(ctx, p, g)
+	})
+	if err != nil {
+		return api.Accepted{}, apiError(err)
+	}
+	a := api.Accepted{
+		ID: g.ID, Status: api.StatusCreated, Counts: newCounts(g, skipped, accepted), Tenant: g.Tenant,
+	}
+	if !o.Published { // nobody reads the answer to a message
+		a.Warnings = s.warnings(ctx, g)
+		if len(skipped) > 0 { // another request has added them since the group was created
+			a.Warnings = append(a.Warnings, (&api.KeysTakenError{Jobs: skipped}).Error())
+		}
+	}
+	return a, nil
+}
+
+// newCounts computes the counts that a submission's jobs had when they were accepted, without the
+// skipped ones. It does not read the present counts, so that a repeated request gets the same
+// answer.
+func newCounts(g *messages.SubmitGroup, skipped []int, at time.Time) (c api.Counts) {
+	left := make(map[int]bool, len(skipped))
+	for _, i := range skipped {
+		left[i] = true
+	}
+	for i := range g.Jobs {
+		runAt := g.Jobs[i].RunAt
+		switch {
+		case left[i]:
+			continue
+		case runAt != nil && runAt.After(at) && (g.RunAt == nil || runAt.After(*g.RunAt)):
+			c.NonReady++
+		default: // also the jobs of a scheduled group
+			c.Waiting++
+		}
+		c.Accepted++
+	}
+	return c
+}
+
+// maxWarnedTypes is the most types without a worker that the warnings of a submission name.
+const maxWarnedTypes = 10
+
+// warnings returns texts about what would keep an accepted group from ending, such as a type
+// without workers. There is no warning that a group without jobs is not sealed: it gets its jobs
+// later.
+func (s *submissions) warnings(ctx context.Context, g *messages.SubmitGroup) []string {
+	var out []string
+	if !g.Seal && g.Total == nil && len(g.Jobs) > 0 {
+		out = append(out, fmt.Sprintf("The group is not sealed, so it does not end: "+
+			"when it has all its jobs, seal it with POST /v1/groups/%[1]s/seal or `bulkaction seal %[1]s`.", g.ID))
+	}
+	if n := int64(len(g.Jobs)); g.Seal && g.Total != nil && *g.Total > n {
+		out = append(out, fmt.Sprintf("The group has %d of %d jobs (total): it does not end before it has all of them.",
+			n, *g.Total))
+	}
+	served, known := s.served.Types(ctx)
+	if !known {
+		return out
+	}
+	warned := map[string]bool{}
+	warn := func(typ string) {
+		if typ == "" || served[typ] || warned[typ] || len(warned) == maxWarnedTypes {
+			return
+		}
+		warned[typ] = true
+		warning := "No live worker serves the type " + typ + ": its jobs wait until one does."
+		switch upper := strings.ToUpper(typ); {
+		case served[upper]:
+			warning += " Did you mean " + upper + "?"
+		case typ == "NOOP":
+			warning += " Name it in BULKACTION_WORKER_TYPES."
+		case typ == "PUSH_NOTIFICATION":
+			warning += " Workers serve it with BULKACTION_PUSH_ACCOUNTS_FILE."
+		}
+		out = append(out, warning)
+	}
+	if len(g.Jobs) == 0 {
+		warn(g.Type)
+	}
+	for i := range g.Jobs {
+		warn(cmp.Or(g.Jobs[i].Type, g.Type))
+	}
+	return out
+}
+
+// endsWithoutJobs reports whether a submission has no jobs and its group gets none later: it is
+// sealed, or its total is 0.
+func endsWithoutJobs(g *messages.SubmitGroup) bool {
+	return len(g.Jobs) == 0 && (g.Seal || g.Total != nil && *g.Total == 0)
+}
+
+func (s *submissions) storeSubmission(
+	ctx context.Context, p keyspace.Partition, g ledger.CreateArgs, pieces []ledger.AppendArgs, seal bool,
+) (skipped []int, err error) {
+	err = retryUnavailable(ctx, func(ctx context.Context) error {
+		if err := s.registerOwner(ctx, g.Group, g.Tenant); err != nil {
+			return err
+		}
+		_, err := ledger.Create(ctx, s.appender, p, g)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if seal {
+		return nil, retryUnavailable(ctx, func(ctx context.Context) error {
+			_, err := ledger.Seal(ctx, s.conn.Cmd, p, g.Group, nil)
+			return err
+		})
+	}
+	return s.pieces.store(ctx, p, pieces)
+}
+
+// registerOwner stores that a group id belongs to a tenant. It returns api.ErrConflict when the id
+// belongs to another tenant.
+func (s *submissions) registerOwner(ctx context.Context, group, tenant string) error {
+	owner, err := ledger.RegisterOwner(ctx, s.appender, s.space.OfGroup(group), group, tenant)
+	if err != nil {
+		return err
+	}
+	if owner != tenant { // whose it is must not be said
+		return fmt.Errorf("group %s: this id is taken: choose another: %w", group, api.ErrConflict)
+	}
+	return nil
+}
+
+// idempotencyRecord is what Redis stores under an idempotency key: the first request that used the
+// key.
+type idempotencyRecord struct {
+	Hash  string `json:"hash"`
+	Group string `json:"group"`
+	AtMS  int64  `json:"at_ms"` // when it arrived
+}
+
+// resolveIdempotencyKey returns the first request that used an idempotency key, in any process. If
+// there was none, it stores this request as the first. So two equal requests at the same time store
+// one group. It returns api.ErrConflict when the first request had other content. key begins with
+// the scope of the client's key.
+func (s *submissions) resolveIdempotencyKey(
+	ctx context.Context, key string, this idempotencyRecord,
+) (first idempotencyRecord, err error) {
+	sum := sha256.Sum256([]byte(key))
+	at := s.space.Idempotency(hex.EncodeToString(sum[:16]))
+	mine, err := json.Marshal(this)
+	if err != nil {
+		return first, err
+	}
+	err = retryUnavailable(ctx, func(ctx context.Context) error {
+		stored, err := s.storeIfNone(ctx, at, mine)
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal(stored, &first)
+	})
+	if err != nil {
+		return first, fmt.Errorf("reserve idempotency key: %w", err)
+	}
+	if first.Hash != this.Hash {
+		return first, fmt.Errorf("Idempotency-Key was used before with other content: use a new key: %w",
+			api.ErrConflict)
+	}
+	if first.AtMS == 0 { // an earlier version has stored no time
+		first.AtMS = this.AtMS
+	}
+	return first, nil
+}
+
+// storeIfNone stores the record of an idempotency key unless the key has one. It returns the record
+// that the key has afterwards.
+func (s *submissions) storeIfNone(ctx context.Context, key string, record []byte) ([]byte, error) {
+	for {
+		ok, err := s.appender.SetNX(ctx, key, record, s.cfg.KeepIdempotencyKeys).Result()
+		if err != nil || ok {
+			return record, err
+		}
+		stored, err := s.appender.Get(ctx, key).Bytes()
+		if !errors.Is(err, redis.Nil) { // Nil: an earlier record has expired between the two commands
+			return stored, err
+		}
+	}
+}
+
+// groupFields returns those fields of the group's hash whose values come from the submission.
+func (s *submissions) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
+	asked, err := aggregate.Encode(s.reducers, g.Aggregate)
+	if err != nil {
+		return nil, &messages.ValidationError{Fields: []messages.FieldError{{Field: "aggregate", Problem: err.Error()}}}
+	}
+	fields := ledger.GroupFields{
+		Lane:             string(cmp.Or(g.Priority, messages.LaneNormal)),
+		Name:             g.Name,
+		BasePriority:     g.BasePriority,
+		MaxRetries:       g.MaxRetries,
+		JobTimeout:       time.Duration(g.JobTimeout),
+		RunAt:            g.RunAt,
+		FailureThreshold: g.FailureThreshold,
+		Total:            g.Total,
+		Aggregate:        asked,
+		UniqueKeys:       g.UniqueKeys,
+		ReduceFailures:   slices.ContainsFunc(g.Aggregate, func(a messages.Aggregate) bool { return a.Over != "" }),
+	}
+	return fields.Encode(), nil
+}

@@ -1,0 +1,334 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// Group is a group as Redis describes it.
+type Group struct {
+	ID, Tenant, Name, Type, Lane string
+
+	Status         api.Status
+	Round          int
+	Sealed, Paused bool
+	Entered        map[string]time.Time // status of the round, in lower case → when it was entered
+	Started        time.Time            // when the round's first job started; zero: none has
+
+	Total              *int64 // announced number of jobs; nil: none was announced
+	Counts             api.Counts
+	FailuresByCode     map[string]int64
+	Throttles, Retries int64 // times that its jobs became markers for want of a permit, and were retried
+
+	Aggregates string   // the aggregates that were asked for, as JSON; "": none
+	Partials   []string // the partial aggregates, that of failed jobs too, as encoded by reducers, in no order
+}
+
+// groupParts are the pending reads, in a pipeline, of two hashes of a group beside group:GROUP: the
+// numbers of its failed jobs by code, and its partial aggregates.
+type groupParts struct{ codes, aggregate *redis.MapStringStringCmd }
+
+func readParts(ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, id string) groupParts {
+	return groupParts{codes: pipe.HGetAll(ctx, p.Codes(id)), aggregate: pipe.HGetAll(ctx, p.Aggregate(id))}
+}
+
+// ReadGroups reads groups of one partition in one round trip, in the order of ids. It leaves out
+// those that do not exist.
+func ReadGroups(ctx context.Context, c redis.Cmdable, p keyspace.Partition, ids []string) ([]Group, error) {
+	type replies struct {
+		groupParts
+		fields *redis.MapStringStringCmd
+	}
+	reads, err := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) replies {
+		return replies{readParts(ctx, pipe, p, id), pipe.HGetAll(ctx, p.Group(id))}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read groups: %w", err)
+	}
+	groups := make([]Group, 0, len(ids))
+	for _, r := range reads {
+		if g := newGroup(r.fields.Val(), r.groupParts); g.Status != "" {
+			groups = append(groups, g)
+		}
+	}
+	return groups, nil
+}
+
+// ReadGroupSummary reads a group for a view that is read often. If the partial aggregates have more
+// than maxAggregate bytes, it does not read them, and complete is false. The status of a group that
+// does not exist is "".
+func ReadGroupSummary(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, id string, maxAggregate int64,
+) (g Group, complete bool, err error) {
+	var fields *redis.MapStringStringCmd
+	var sizes [layout.Partials + 1]*redis.IntCmd
+	parts := groupParts{aggregate: &redis.MapStringStringCmd{}}
+	_, err = c.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		fields, parts.codes = pipe.HGetAll(ctx, p.Group(id)), pipe.HGetAll(ctx, p.Codes(id))
+		for i := range layout.Partials {
+			sizes[i] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregatePartial+strconv.Itoa(i))
+		}
+		sizes[layout.Partials] = pipe.HStrLen(ctx, p.Aggregate(id), layout.AggregateFailed)
+		return nil
+	})
+	bytes := int64(0)
+	for _, size := range sizes {
+		bytes += size.Val()
+	}
+	if err == nil && bytes > 0 && bytes <= maxAggregate {
+		parts.aggregate = c.HGetAll(ctx, p.Aggregate(id))
+		err = parts.aggregate.Err()
+	}
+	if err != nil {
+		return Group{}, false, fmt.Errorf("read summary of group %s: %w", id, err)
+	}
+	return newGroup(fields.Val(), parts), bytes <= maxAggregate, nil
+}
+
+// newGroup builds a Group from the fields of its hash and from its parts. It ignores unknown
+// fields.
+func newGroup(fields map[string]string, parts groupParts) Group {
+	num := func(field string) int64 { return integer(fields[field]) }
+	g := Group{
+		ID:         fields[layout.GroupID],
+		Tenant:     fields[layout.GroupTenant],
+		Name:       fields[layout.GroupName],
+		Type:       fields[layout.GroupType],
+		Lane:       fields[layout.GroupLane],
+		Status:     api.Status(fields[layout.GroupStatus]),
+		Round:      int(num(layout.GroupRound)),
+		Sealed:     fields[layout.GroupSealed] != "",
+		Paused:     fields[layout.GroupPaused] != "",
+		Started:    instant(fields[layout.GroupStarted]),
+		Aggregates: fields[layout.GroupAggregate],
+		Throttles:  num(layout.GroupThrottles),
+		Retries:    num(layout.GroupRetries),
+		Counts: api.Counts{
+			Accepted: num(layout.GroupAccepted), Waiting: num(layout.GroupWaiting), NonReady: num(layout.GroupNonReady),
+			Ready: num(layout.GroupReady), InFlight: num(layout.GroupInFlight),
+			Done: num(layout.GroupDone), Failed: num(layout.GroupFailed), Cancelled: num(layout.GroupCancelled),
+		},
+		Entered:        map[string]time.Time{},
+		FailuresByCode: countsByCode(parts.codes.Val()),
+	}
+	if fields[layout.GroupTotal] != "" {
+		total := num(layout.GroupTotal)
+		g.Total = &total
+	}
+	for field, value := range fields {
+		if status, ok := strings.CutPrefix(field, layout.GroupAt); ok {
+			g.Entered[status] = time.UnixMilli(integer(value)).UTC()
+		}
+	}
+	for field, value := range parts.aggregate.Val() {
+		if strings.HasPrefix(field, layout.AggregatePartial) {
+			g.Partials = append(g.Partials, value)
+		}
+	}
+	return g
+}
+
+// instant parses a time in ms; it returns the zero time for 0 and for other text.
+func instant(value string) time.Time { return reply{value}.when(0) }
+
+// GroupState is the part of a group that submissions and commands change.
+type GroupState struct {
+	Status    api.Status
+	Round     int
+	Sealed    bool
+	Announced bool // the total number of jobs is known
+	Paused    bool
+	Submitted bool // the last piece of the submission is stored
+}
+
+// QueueGroupState adds the read of a group's state to a pipeline. After the pipeline has run, the
+// returned function gives the state; it returns false if the group does not exist or was not read.
+func QueueGroupState(
+	ctx context.Context, pipe redis.Pipeliner, p keyspace.Partition, group string,
+) func() (GroupState, bool) {
+	read := pipe.HMGet(ctx, p.Group(group), layout.GroupStatus, layout.GroupRound, layout.GroupSealed,
+		layout.GroupTotal, layout.GroupPaused, layout.GroupSubmitted)
+	return func() (GroupState, bool) {
+		v := reply(read.Val())
+		if !v.has(0) {
+			return GroupState{}, false
+		}
+		return GroupState{
+			Status:    api.Status(v.str(0)),
+			Round:     int(v.num(1)),
+			Sealed:    v.has(2),
+			Announced: v.has(3),
+			Paused:    v.has(4),
+			Submitted: v.has(5),
+		}, true
+	}
+}
+
+// Statuses reads the statuses of groups of one partition, in their order and in one round trip. The
+// status of a group that does not exist is "".
+func Statuses(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) ([]api.Status, error) {
+	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
+		return pipe.HMGet(ctx, p.Group(id), layout.GroupStatus)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read statuses of groups: %w", err)
+	}
+	out := make([]api.Status, len(groups))
+	for i, read := range reads {
+		out[i] = api.Status(reply(read.Val()).str(0))
+	}
+	return out, nil
+}
+
+// TenantOf returns the tenant of a group; "" when the group does not exist.
+func TenantOf(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (string, error) {
+	tenant, err := c.HGet(ctx, p.Group(group), layout.GroupTenant).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return "", fmt.Errorf("read tenant of group %s: %w", group, err)
+	}
+	return tenant, nil
+}
+
+// Unsettled returns which of these groups of a partition have a cancellation that [Sweep] has not
+// completed, or a reopening that [Requeue] has not completed. It costs one round trip. A group
+// whose hash can't be read is left out: the caller finds the error when it runs Sweep or Requeue
+// for it.
+func Unsettled(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups []string) (map[string]bool, error) {
+	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
+		return pipe.HMGet(ctx, p.Group(id), layout.GroupSweep, layout.GroupRequeue)
+	})
+	if err != nil && (call.IsUnavailable(err) || ctx.Err() != nil) {
+		return nil, fmt.Errorf("read unfinished cancellations and reopenings: %w", err)
+	}
+	unsettled := map[string]bool{}
+	for i, read := range reads {
+		if v := reply(read.Val()); v.has(0) || v.has(1) {
+			unsettled[groups[i]] = true
+		}
+	}
+	return unsettled, nil
+}
+
+// GroupRef names a group and the partition that holds it.
+type GroupRef struct {
+	Partition keyspace.Partition
+	ID        string
+}
+
+// Progress is how far the present round of a group is. Times are by Redis's clock; the time of a
+// step that the round has not reached is zero. The zero Progress is that of a group that does not
+// exist.
+type Progress struct {
+	Status             api.Status
+	Counts             api.Counts
+	Reduced            int64 // the part of Counts.Done whose results are reduced
+	Throttles, Retries int64 // of all rounds
+
+	Created   time.Time // the round began: the group was created or reopened
+	Started   time.Time // the first job started
+	JobsEnded time.Time // all jobs had ended
+	Completed time.Time // the group became COMPLETED: all results were reduced
+}
+
+var progressFields = []string{
+	layout.GroupStatus, layout.GroupAccepted, layout.GroupWaiting, layout.GroupNonReady, layout.GroupReady,
+	layout.GroupInFlight, layout.GroupDone, layout.GroupFailed, layout.GroupCancelled,
+	layout.GroupReduced, layout.GroupThrottles, layout.GroupRetries,
+	layout.GroupAt + "created", layout.GroupStarted, layout.GroupAt + "aggregating", layout.GroupAt + "completed",
+}
+
+// ReadProgress reads the progress of groups, in their order. It costs one HMGET a group, all in one
+// pipeline; that is much less than [ReadGroups].
+func ReadProgress(ctx context.Context, c redis.Cmdable, groups []GroupRef) ([]Progress, error) {
+	reads, err := pipelined(ctx, c, groups, func(pipe redis.Pipeliner, g GroupRef) *redis.SliceCmd {
+		return pipe.HMGet(ctx, g.Partition.Group(g.ID), progressFields...)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read progress of groups: %w", err)
+	}
+	out := make([]Progress, len(groups))
+	for i, read := range reads {
+		v := reply(read.Val())
+		out[i] = Progress{
+			Status: api.Status(v.str(0)),
+			Counts: api.Counts{
+				Accepted: v.num(1), Waiting: v.num(2), NonReady: v.num(3), Ready: v.num(4),
+				InFlight: v.num(5), Done: v.num(6), Failed: v.num(7), Cancelled: v.num(8),
+			},
+			Reduced: v.num(9), Throttles: v.num(10), Retries: v.num(11),
+			Created: v.when(12), Started: v.when(13),
+			JobsEnded: v.when(14), Completed: v.when(15),
+		}
+	}
+	return out, nil
+}
+
+// TenantQueue is an argument of ReadQueues. It stands for the groups of one tenant that have
+// waiting jobs of one type and lane.
+type TenantQueue struct{ Type, Lane, Tenant string }
+
+// QueuedGroups are the first groups of a [TenantQueue], in the order of the fair queue; with
+// FAIR_QUEUE_POLICY=priority they are served in another order.
+type QueuedGroups struct {
+	Groups     []QueuedGroup
+	TypePaused bool
+}
+
+// QueuedGroup is a group of a [TenantQueue] and the number of its waiting jobs, of all types.
+type QueuedGroup struct {
+	ID      string
+	Waiting int64
+}
+
+// ReadQueues reads the first groups of each queue, at most `most` of one queue, in two round trips.
+func ReadQueues(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, queues []TenantQueue, most int64,
+) (map[TenantQueue]QueuedGroups, error) {
+	paused := map[string]*redis.BoolCmd{}
+	orders, err := pipelined(ctx, c, queues, func(pipe redis.Pipeliner, q TenantQueue) *redis.StringSliceCmd {
+		if paused[q.Type] == nil {
+			paused[q.Type] = pipe.HExists(ctx, p.Pauses(), layout.PauseOfType+q.Type)
+		}
+		return pipe.ZRange(ctx, p.FairTenant(q.Type, q.Lane, q.Tenant), 0, most-1)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read queues of partition %d: %w", p.Index(), err)
+	}
+	var ids []string
+	for _, order := range orders {
+		ids = append(ids, order.Val()...)
+	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	counts, err := pipelined(ctx, c, ids, func(pipe redis.Pipeliner, id string) *redis.SliceCmd {
+		return pipe.HMGet(ctx, p.Group(id), layout.GroupWaiting)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read queues of partition %d: %w", p.Index(), err)
+	}
+	waiting := map[string]int64{}
+	for i, count := range counts {
+		waiting[ids[i]] = max(0, reply(count.Val()).num(0))
+	}
+	read := make(map[TenantQueue]QueuedGroups, len(queues))
+	for i, q := range queues {
+		groups := make([]QueuedGroup, len(orders[i].Val()))
+		for j, id := range orders[i].Val() {
+			groups[j] = QueuedGroup{id, waiting[id]}
+		}
+		read[q] = QueuedGroups{groups, paused[q.Type].Val()}
+	}
+	return read, nil
+}

@@ -1,0 +1,230 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+// The scripts of the folder lua/groups, except for pause.
+var (
+	create   = script("groups/create", "signals")
+	seal     = script("groups/seal", "signals")
+	schedule = script("groups/schedule", "signals", "tenants", "priority", "fair_queue")
+	cancel   = script("groups/cancel", "signals", "tenants", "priority", "fair_queue")
+	sweep    = script("groups/sweep", "signals", "tenants", "non_ready", "blob")
+	reopen   = script("groups/reopen", "signals")
+	requeue  = script("groups/requeue", "signals", "blob", "tenants", "priority", "fair_queue")
+	advance  = script("groups/advance", "signals", "tenants")
+	expire   = script("groups/expire", "tenants")
+
+	reduceFailures = script("groups/reduce_failures", "signals")
+)
+
+// ErrFenced says that the caller's fencing number is old: another watcher is the partition's leader
+// now.
+var ErrFenced = errors.New("another watcher leads the partition")
+
+// GroupFields are the settings of a group that its submission chooses.
+type GroupFields struct {
+	Lane             string
+	Name             string
+	BasePriority     float64
+	MaxRetries       *int          // nil: the worker's default
+	JobTimeout       time.Duration // 0: the worker's default
+	RunAt            *time.Time    // nil: at once
+	FailureThreshold *float64      // nil: 1
+	Total            *int64        // nil: not announced
+	Aggregate        string        // the aggregates that were asked for, as JSON; "": none
+	ReduceFailures   bool          // some of them are of failed jobs
+	UniqueKeys       bool          // no two jobs have the same key
+}
+
+// Encode returns the fields as the group's hash stores them, for [CreateArgs].
+func (g *GroupFields) Encode() map[string]string {
+	f := map[string]string{
+		layout.GroupLane:         g.Lane,
+		layout.GroupName:         g.Name,
+		layout.GroupBasePriority: strconv.FormatFloat(g.BasePriority, 'f', -1, 64),
+	}
+	if g.MaxRetries != nil {
+		f[layout.GroupMaxRetries] = strconv.Itoa(*g.MaxRetries)
+	}
+	if g.JobTimeout > 0 {
+		f[layout.GroupJobTimeout] = strconv.FormatInt(g.JobTimeout.Milliseconds(), 10)
+	}
+	if g.RunAt != nil {
+		f[layout.GroupRunAt] = strconv.FormatInt(g.RunAt.UnixMilli(), 10)
+	}
+	if g.FailureThreshold != nil {
+		f[layout.GroupFailureThreshold] = strconv.FormatFloat(*g.FailureThreshold, 'f', -1, 64)
+	}
+	if g.Total != nil {
+		f[layout.GroupTotal] = strconv.FormatInt(*g.Total, 10)
+	}
+	if g.Aggregate != "" {
+		f[layout.GroupAggregate] = g.Aggregate
+	}
+	if g.ReduceFailures {
+		f[layout.GroupReduceFailures] = "1"
+	}
+	if g.UniqueKeys {
+		f[layout.GroupUniqueKeys] = "1"
+	}
+	return f
+}
+
+// CreateArgs are the arguments of Create.
+type CreateArgs struct {
+	Group, Tenant string
+	Type          string            // of jobs that name none
+	Hash          string            // digest of the submission, by which a repetition is recognized
+	Fields        map[string]string // further fields of the group's hash
+}
+
+// Create creates a group without jobs and returns its status. Twice: the second call, with the same
+// Hash, changes nothing and returns the status that the group has then. Errors: api.ErrConflict if
+// a submission with another Hash has created a group with this id.
+func Create(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a CreateArgs) (api.Status, error) {
+	args := []any{a.Group, a.Tenant, a.Type, a.Hash}
+	for k, v := range a.Fields {
+		args = append(args, k, v)
+	}
+	r, err := run(ctx, c, create, p, args...)
+	return api.Status(r.str(1)), err
+}
+
+// Seal seals a group: it gets no more jobs. With total it announces that the group gets exactly
+// total jobs, and the group is sealed as soon as it has them. Seal reports whether the group is
+// sealed now. Twice: the second call reports the same. Errors: api.ErrNotFound; api.ErrConflict if
+// the group is cancelled, has more than total jobs, is sealed with fewer, has announced another
+// total, or without total has fewer jobs than announced.
+func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, total *int64) (bool, error) {
+	arg := any("")
+	if total != nil {
+		arg = *total
+	}
+	r, err := run(ctx, c, seal, p, group, arg)
+	return r.str(0) == "OK", err
+}
+
+// Schedule puts scheduled groups whose run_at has come into the fair queue, `most` at most; a
+// paused group enters it when it is resumed. It returns the number of groups that it removed from
+// the schedule, and the time until the next group is due, negative if none is scheduled. Twice: the
+// second call takes the next groups.
+func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most int) (int, time.Duration, error) {
+	r, err := run(ctx, c, schedule, p, most)
+	return int(r.num(0)), r.span(1), err
+}
+
+// Cancel ends a group at once and seals it: none of its jobs starts any more, and the outcomes of
+// jobs in flight are stale. It takes the group's queues out of the fair queue; Sweep empties them
+// later, and moves the jobs that have not ended to cancelled. Twice: the second call changes
+// nothing. Errors: api.ErrNotFound; api.ErrConflict if the group is completed or failed.
+func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
+	_, err := run(ctx, c, cancel, p, group)
+	return err
+}
+
+// SweepJobs is the most jobs that one call of Sweep moves. Such a call costs some milliseconds of
+// Redis's time.
+const SweepJobs = 5000
+
+// Sweep moves a batch of a cancelled group's jobs to cancelled; more says that another call may be
+// needed. steps are the sampled jobs that it has removed from their locations. The last calls
+// remove the waiting, non-ready and suspended jobs, the large payloads and the errors, and put the
+// group among the ended ones. It does nothing to a group that is not cancelled. Twice: the second
+// call moves the next batch.
+func Sweep(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string,
+) (more bool, steps []JobStep, err error) {
+	r, err := run(ctx, c, sweep, p, group, SweepJobs)
+	return r.str(0) == "MORE", r.list(2).steps(), err
+}
+
+// RetryChoice says which failed jobs a retry runs: those with one of the error codes, and those
+// with one of the ordinals. The zero value stands for all failed jobs.
+type RetryChoice struct {
+	Codes []string `json:"codes,omitempty"`
+	Jobs  []int64  `json:"jobs,omitempty"`
+}
+
+// Reopen opens the next round of an ended group and returns its number. Requeue then moves the
+// chosen failed jobs; the others stay failed. Twice: with the same request id ("": none) the second
+// call returns the same number, unless another call has opened a later round. Errors:
+// api.ErrNotFound; api.ErrConflict if the group has not ended, was cancelled, has no failed jobs
+// among the chosen ones, or Requeue still moves other jobs.
+func Reopen(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group, request string, choice RetryChoice,
+) (int, error) {
+	chosen := ""
+	if len(choice.Codes)+len(choice.Jobs) > 0 {
+		text, err := json.Marshal(choice)
+		if err != nil {
+			return 0, fmt.Errorf("encode the choice of a retry: %w", err)
+		}
+		chosen = string(text)
+	}
+	r, err := run(ctx, c, reopen, p, group, request, chosen)
+	return int(r.num(1)), err
+}
+
+// Requeue moves a batch of a reopened group's chosen failed jobs into the fair queue; more says
+// that another call may be needed. The jobs of a paused group enter it when the group is resumed.
+// Twice: the second call moves the next batch.
+func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
+	r, err := run(ctx, c, requeue, p, group, 100)
+	return r.str(0) == "MORE", err
+}
+
+// AdvanceReply says how far a group has advanced.
+type AdvanceReply struct {
+	Moved    int   // number of transitions
+	Failures int64 // failed jobs that must be reduced before the group can end (see ReduceFailures)
+	Round    int64
+}
+
+// Advance moves a group through its states as far as its counts allow, and removes it from the
+// dirty groups. It adds an event to the outbox for each transition. Twice: the second call makes no
+// transition. Errors: ErrFenced.
+func Advance(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64,
+) (AdvanceReply, error) {
+	r, err := run(ctx, c, advance, p, group, fence)
+	return AdvanceReply{Moved: int(r.num(1)), Failures: r.num(2), Round: r.num(3)}, err
+}
+
+// ReduceFailures stores the partial aggregate of a group's failed jobs, which the caller has
+// reduced. a has the number of these jobs and their round. If one of the two has changed, or the
+// group is not AGGREGATING, it does nothing. Twice: the second call stores the same again.
+func ReduceFailures(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, a AdvanceReply, state []byte,
+) error {
+	_, err := run(ctx, c, reduceFailures, p, group, a.Round, a.Failures, state)
+	return err
+}
+
+// Expire deletes an ended group, or with resultsOnly only its result lines. The group's owner key,
+// dead letters and outbox entries stay. With the last group of a tenant that has no settings and no
+// unfinished jobs and is not paused it deletes the tenant. It does nothing to a group that has not
+// ended, or whose cancellation Sweep has not completed. Twice: the second call finds nothing.
+// Errors: ErrFenced.
+func Expire(
+	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64, resultsOnly bool,
+) error {
+	scope := "all"
+	if resultsOnly {
+		scope = "results"
+	}
+	_, err := run(ctx, c, expire, p, group, fence, scope)
+	return err
+}

@@ -1,0 +1,268 @@
+package ledger_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+)
+
+// spending is a number of permits that was spent at a time (µs, Redis's clock).
+type spending struct{ at, n int64 }
+
+// holds checks that the spendings in log, ordered by time, never exceed what the limiter allows.
+func (w *world) holds(l ledger.Limit, log []spending) {
+	w.Helper()
+	require.Empty(w, exceeded(l, log), "%s, %d in %v: %v", l.Limiter, l.Permits, l.Window, log)
+}
+
+// exceeded describes the first place where spendings break the limiter's guarantee; "" if none
+// does.
+func exceeded(l ledger.Limit, log []spending) string {
+	width, windows := l.Window.Microseconds(), map[int64]int64{}
+	for i, s := range log {
+		windows[s.at/width] += s.n
+		if l.Limiter == ledger.LimiterFixed {
+			if windows[s.at/width] > l.Permits {
+				return fmt.Sprintf("%d in the window at %d", windows[s.at/width], s.at)
+			}
+			continue
+		}
+		sum := int64(0)
+		for j := i; j >= 0; j-- {
+			sum += log[j].n
+			span := s.at - log[j].at
+			if l.Limiter == ledger.LimiterSliding && span < width && sum > l.Permits {
+				return fmt.Sprintf("%d in %d µs until %d", sum, span, s.at)
+			}
+			if l.Limiter == ledger.LimiterToken && float64(sum) > float64(l.Permits)*float64(span)/float64(width)+float64(l.Permits)+1e-3 {
+				return fmt.Sprintf("%d in %d µs until %d", sum, span, s.at)
+			}
+		}
+	}
+	return ""
+}
+
+// TestExceeded: exceeded, which checks other tests, reports a limit that is exceeded and accepts
+// one that is exactly used, for each limiter.
+func TestExceeded(t *testing.T) {
+	t.Parallel()
+	ms := func(at, n int64) spending { return spending{1_000_000 + at*1000, n} }
+	for _, c := range []struct {
+		limiter string
+		log     []spending
+		fine    bool
+	}{
+		{ledger.LimiterFixed, []spending{ms(9, 10), ms(10, 10)}, true},
+		{ledger.LimiterFixed, []spending{ms(10, 10), ms(19, 1)}, false},
+		{ledger.LimiterSliding, []spending{ms(0, 10), ms(10, 10)}, true},
+		{ledger.LimiterSliding, []spending{ms(9, 10), ms(10, 1)}, false},
+		{ledger.LimiterToken, []spending{ms(0, 10), ms(5, 5), ms(10, 5)}, true},
+		{ledger.LimiterToken, []spending{ms(0, 10), ms(5, 6)}, false},
+	} {
+		require.Equal(t, c.fine, exceeded(within(c.limiter, 10*time.Millisecond, 10), c.log) == "", "%+v", c)
+	}
+}
+
+// TestLimiters: with admissions at random times the limit is never exceeded, and the next permit
+// comes at the time that the script has announced.
+func TestLimiters(t *testing.T) {
+	each(t, func(w *world, limiter string) {
+		random := rand.New(rand.NewPCG(1, uint64(len(limiter))))
+		for _, l := range []ledger.Limit{within(limiter, 10*time.Millisecond, 3), within(limiter, 40*time.Millisecond, 7), within(limiter, 20*time.Millisecond, 1), within(limiter, 30*time.Millisecond, 200)} {
+			v := newWorld(w, w.c, w.prefix+fmt.Sprint(l.Permits)+":")
+			v.backlog("acme", "T", 600)
+			var log []spending
+			promised := int64(0)
+			for end := v.now() + 6*l.Window.Microseconds(); v.now() < end; {
+				r := v.admit("T", 1+random.IntN(5), l)
+				v.read("T", "c")
+				if r.Moved > 0 {
+					log = append(log, spending{r.AtUS, int64(r.Moved)})
+					require.GreaterOrEqual(v, r.AtUS, promised-1000, "a permit before its time")
+				}
+				if promised > 0 && r.AtUS >= promised {
+					require.Positive(v, r.Moved, "%s: a permit was promised for %d, now it is %d", limiter, promised, r.AtUS)
+				}
+				promised = 0
+				if r.State == ledger.AdmitLimited && r.Moved == 0 {
+					promised = r.AtUS + r.Wait.Microseconds()
+				}
+				v.pass(time.Duration(random.Int64N(int64(l.Window) / 8)))
+			}
+			v.holds(l, log)
+		}
+	})
+}
+
+// TestLimitersWhenTheClockJumps: a limiter's stored times are 15 ms to a year in the future, as
+// after the clock was set back. With the fixed and the sliding limiter, only the rest of the limit
+// is given while the permits spent before count. With all, nobody is blocked for more than two
+// windows.
+func TestLimitersWhenTheClockJumps(t *testing.T) {
+	each(t, func(w *world, limiter string) {
+		l := within(limiter, 40*time.Millisecond, 6)
+		for i, ahead := range []time.Duration{15 * time.Millisecond, l.Window, 3 * l.Window, time.Hour, 365 * 24 * time.Hour} {
+			for _, spent := range []int64{0, 4, 6} {
+				v := newWorld(w, w.c, fmt.Sprint(w.prefix, i, ".", spent, ":"))
+				v.backlog("acme", "T", 100)
+				start := v.now()
+				at := start + ahead.Microseconds()
+				var state []any
+				switch limiter {
+				case ledger.LimiterFixed:
+					state = []any{"w", (at/1000 - at/1000%l.Window.Milliseconds()), "n", spent}
+				case ledger.LimiterSliding:
+					state = []any{"s", fmt.Sprintf("%016d:%010d;", at, spent), "n", spent}
+				case ledger.LimiterToken:
+					state = []any{"t", at + spent*l.Window.Microseconds()/l.Permits}
+				}
+				key := []string{v.p.Rate(), v.p.Tenant("acme")}[i%2]
+				require.NoError(v, v.c.HSet(v.Context(), key, state...).Err())
+				var log []spending
+				first, refused := int64(0), int64(0)
+				v.eventually(func() bool {
+					r := v.admit("T", 10, l)
+					if first == 0 {
+						first = r.AtUS
+					}
+					if r.Moved > 0 {
+						log = append(log, spending{r.AtUS, int64(r.Moved)})
+					} else if len(log) == 0 {
+						refused = r.AtUS
+					}
+					require.LessOrEqual(v, r.Wait, 2*l.Window+time.Millisecond)
+					v.read("T", "c")
+					return r.AtUS > start+4*l.Window.Microseconds()
+				})
+				v.holds(l, log)
+				require.NotEmpty(v, log)
+				require.Less(v, refused, first+2*l.Window.Microseconds()+1000, "stuck but for the rounding to ms, ahead by %v", ahead)
+				again := int64(0)
+				for _, s := range log {
+					if s.at < countsUntil(l, at, first) {
+						again += s.n
+					}
+				}
+				require.LessOrEqual(v, again, l.Permits-spent, "what was spent before is spent, ahead by %v", ahead)
+			}
+		}
+	})
+}
+
+// countsUntil returns the time (µs) until which a spending counts whose recorded time `at` lies in
+// the future, because the clock was set back; first is when a script sees it for the first time. It
+// returns 0 with the token limiter, for which the test does not check it.
+func countsUntil(l ledger.Limit, at, first int64) int64 {
+	width := l.Window.Microseconds()
+	switch l.Limiter {
+	case ledger.LimiterFixed:
+		return min(at-at%width, first-first%width+width) + width
+	case ledger.LimiterSliding:
+		if at > first+width {
+			at = first
+		}
+		return at + width
+	}
+	return 0
+}
+
+// TestLimitersWhenTheLimitChanges: a limit changes within a window. After 5 permits of 10 and 3 of
+// 20, limits of 1 and 2 give none, and a limit of 20 gives 12; with the token limiter 7, because
+// what was spent counts as the same part of the bucket.
+func TestLimitersWhenTheLimitChanges(t *testing.T) {
+	each(t, func(w *world, limiter string) {
+		w.backlog("acme", "T", 200)
+		of := func(n int64) ledger.Limit { return within(limiter, limit(1).Window, n) }
+		admit := func(most int, n int64) int { return w.admit("T", most, of(n)).Moved }
+		require.Equal(w, 5, admit(5, 10))
+		require.Equal(w, 3, admit(3, 20))
+		require.Zero(w, admit(5, 1), "less than what was spent")
+		require.Zero(w, admit(5, 2))
+		rest := 0
+		for range 5 {
+			rest += admit(10, 20)
+		}
+		if limiter == ledger.LimiterToken { // half of a bucket of 10 was used, then 3 of a bucket of 20
+			require.Equal(w, 7, rest)
+		} else {
+			require.Equal(w, 12, rest)
+		}
+		require.Zero(w, admit(1, 10))
+	})
+}
+
+// TestLimitersWhenTheLimiterChanges: after each change of the algorithm a tenant gets permits, and
+// over two windows not more than the new limiter allows: the tenant is not blocked.
+func TestLimitersWhenTheLimiterChanges(t *testing.T) {
+	both(t, func(w *world) {
+		w.backlog("acme", "T", 500)
+		window := 20 * time.Millisecond
+		for _, order := range [][]string{{"fixed", "sliding", "token", "fixed"}, {"token", "sliding", "fixed", "token", "fixed", "sliding"}} {
+			for _, limiter := range order {
+				l := within(limiter, window, 4)
+				var log []spending
+				w.eventually(func() bool {
+					if r := w.admit("T", 10, l); r.Moved > 0 {
+						log = append(log, spending{r.AtUS, int64(r.Moved)})
+					}
+					w.read("T", "c")
+					return len(log) > 0 && log[len(log)-1].at > log[0].at+2*window.Microseconds()
+				})
+				w.holds(l, log)
+			}
+		}
+	})
+}
+
+// TestLimitersOfATenantsOwn: with each limiter a tenant's own limit holds for this tenant alone,
+// with and without a global limit, and ends when it is removed.
+func TestLimitersOfATenantsOwn(t *testing.T) {
+	each(t, func(w *world, limiter string) {
+		window := 30 * time.Millisecond
+		own := within(limiter, window, 3)
+		w.backlog("a", "T", 300)
+		w.backlog("b", "T", 0)
+		w.set("a", rps(100))
+		for _, l := range []ledger.Limit{within(limiter, window, 0), within(limiter, window, 1000)} {
+			w.append("b", 300)
+			var log []spending
+			others := int64(0)
+			// The loop lasts five windows; on a busy machine up to 30 s longer, until tenant b has
+			// got more than 50 permits.
+			end := w.now() + 5*window.Microseconds()
+			latest := end + (30 * time.Second).Microseconds()
+			for now := w.now(); now < end || (others <= 50 && now < latest); now = w.now() {
+				r := w.admit("T", 20, l)
+				got := permitsOf(r.Permits)
+				p := w.promote(l, "T")
+				for _, s := range []spending{{r.AtUS, got["a"]}, {p.AtUS, permitsOf(p.Permits)["a"]}} {
+					if s.n > 0 {
+						log = append(log, s)
+					}
+				}
+				others += got["b"]
+				w.read("T", "c")
+				w.pass(time.Millisecond)
+			}
+			w.holds(own, log)
+			require.Greater(w, len(log), 1)
+			require.Greater(w, others, int64(50), "others are not held up")
+		}
+		w.set("a", ledger.TenantSettings{})
+		w.eventually(func() bool { return permitsOf(w.admit("T", 200, noLimit).Permits)["a"] > 3 })
+	})
+}
+
+// TestRateOfShortWindows: 50 permits a second are 5 in a window of 100 ms, 12 in one of 250 ms and
+// 500 in one of 10 s; in one of 10 ms there is 1.
+func TestRateOfShortWindows(t *testing.T) {
+	t.Parallel()
+	for window, want := range map[time.Duration]int64{10 * time.Millisecond: 1, 100 * time.Millisecond: 5, 250 * time.Millisecond: 12, 10 * time.Second: 500} {
+		require.Equal(t, want, ledger.Rate{RPS: 50, Window: window}.PerWindow(), window)
+	}
+}

@@ -1,0 +1,346 @@
+package watcher_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/jobs/watcher"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
+)
+
+// frequentAudit is a configuration with incremental checks every 20 ms, so that a test can wait for
+// them.
+var frequentAudit = watcher.Config{Audit: watcher.Audit{Interval: 20 * time.Millisecond, Lease: 100 * time.Millisecond}}
+
+// violations returns the published violations, oldest first, without those of the law results about
+// a whole group: stagetest causes them, because it reduces results without an aggregate.
+func violations(w *stagetest.World) []api.AuditEvent {
+	w.T.Helper()
+	entries, err := w.Conn.Cmd.XRange(context.WithoutCancel(w.T.Context()), w.Space.Events(), "-", "+").Result()
+	require.NoError(w.T, err)
+	var all []api.AuditEvent
+	for _, m := range entries {
+		if m.Values["type"] != "audit.violation" {
+			continue
+		}
+		e := stagetest.Decode[api.AuditEvent](w.T, m.Values["data"].(string))
+		require.Equal(w.T, e.ID, m.Values["id"])
+		if e.Violation.Law != audit.LawResults || e.Violation.Ordinal != nil {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// measured gives the test's world telemetry with metrics. Watchers that the test starts afterwards
+// use it.
+func measured(w *stagetest.World) {
+	w.T.Helper()
+	tel, err := telemetry.Setup(w.T.Context(), telemetry.Options{Service: "watcher", LogWriter: io.Discard})
+	require.NoError(w.T, err)
+	w.T.Cleanup(func() { require.NoError(w.T, tel.Shutdown(context.Background())) })
+	w.Tel = tel
+}
+
+// metrics returns the metrics as Prometheus would read them.
+func metrics(w *stagetest.World) string {
+	answer := httptest.NewRecorder()
+	w.Tel.MetricsHandler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return answer.Body.String()
+}
+
+// requireSound runs a full audit and requires that it finds nothing but violations of the law
+// results about a whole group (see violations).
+func requireSound(w *stagetest.World) {
+	w.T.Helper()
+	r, err := audit.Run(context.WithoutCancel(w.T.Context()), w.Conn, w.Space, audit.Options{})
+	require.NoError(w.T, err)
+	for _, v := range r.Violations {
+		require.Equal(w.T, audit.LawResults, v.Law, v.Detail)
+		require.Nil(w.T, v.Ordinal, v.Detail)
+	}
+}
+
+// TestVanishedJobsEndAsLost: a job that vanishes from a queue, the ready stream, the non-ready jobs
+// or the results stream is found, published as a violation and ended as LOST. Then its group can
+// complete.
+func TestVanishedJobsEndAsLost(t *testing.T) {
+	for name, tt := range map[string]struct {
+		vanish func(ctx context.Context, w *stagetest.World) error
+	}{
+		"from the queue": {func(ctx context.Context, w *stagetest.World) error {
+			return w.Conn.Cmd.LPop(ctx, w.P.Queue("g", "T")).Err()
+		}},
+		"from the ready stream": {func(ctx context.Context, w *stagetest.World) error {
+			w.Admit("T")
+			return w.Conn.Cmd.XDel(ctx, w.P.Ready("T"), w.Conn.Cmd.XRange(ctx, w.P.Ready("T"), "-", "+").Val()[1].ID).Err()
+		}},
+		"from the non-ready": {func(ctx context.Context, w *stagetest.World) error {
+			w.Admit("T")
+			back(ctx, w, w.Take("T", "c", 1)[0])
+			return w.Conn.Cmd.ZRemRangeByRank(ctx, w.P.NonReadyOf("acme"), 0, 0).Err()
+		}},
+		"from the results": {func(ctx context.Context, w *stagetest.World) error {
+			w.Admit("T")
+			w.Done("null", w.Take("T", "c", 1)...)
+			return w.Conn.Cmd.XTrimMaxLen(ctx, w.P.ResultStream(), 0).Err()
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stagetest.Both(t, func(w *stagetest.World) {
+				ctx := context.WithoutCancel(w.T.Context())
+				w.Jobs("g", "T", 3)
+				require.NoError(w.T, tt.vanish(ctx, w))
+				measured(w)
+				run(w, frequentAudit, "w")
+				w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
+				w.Admit("T")
+				w.Done("null", w.Take("T", "c", 2)...)
+				w.Reduce()
+				w.Await("the group to end", func() bool { return w.Group("g").Status == api.StatusCompleted })
+				require.Equal(w.T, api.Counts{Accepted: 3, Done: 2, Failed: 1}, w.Counts("g"))
+				requireSound(w)
+				told := violations(w)
+				require.Len(w.T, told, 1)
+				require.Equal(w.T, "g", told[0].Group.ID)
+				require.Equal(w.T, "g", told[0].Violation.Group)
+				require.NotNil(w.T, told[0].Violation.Ordinal)
+				require.Equal(w.T, "LOST", w.DeadLetters()[0].Code)
+				require.Contains(w.T, metrics(w), `bulk_action_watcher_dead_letter_total{code="LOST"} 1`)
+				require.Contains(w.T, metrics(w), "bulk_action_worker_dead_letter_total 1\n")
+			})
+		})
+	}
+}
+
+// back reports a job as to be retried in an hour.
+func back(ctx context.Context, w *stagetest.World, j stagetest.Held) {
+	w.T.Helper()
+	_, err := ledger.Outcome(ctx, w.Conn.Cmd, w.P, j.Type, ledger.Congestion{Base: time.Hour, Cap: time.Hour}, []ledger.GroupOutcome{{Group: j.Group, Others: []ledger.OtherJob{{
+		Entry: j.Entry, Ordinal: j.Ordinal, Attempt: j.Attempt, Kind: ledger.OutcomeRetry, Waits: j.Waits, Queued: []byte(j.Queued), Code: "BOOM", Text: "it broke",
+	}}}})
+	require.NoError(w.T, err)
+}
+
+// TestRunningJobIsNotLostAtOnce: the entry of a job in flight is deleted, and a job lease is an
+// hour. A violation is published, and the worker's report still makes the job done.
+func TestRunningJobIsNotLostAtOnce(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 1)
+	w.Admit("T")
+	held := w.Take("T", "c", 1)
+	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
+	cfg := frequentAudit
+	cfg.Audit.Lease = time.Hour
+	run(w, cfg, "w")
+	w.Await("the violation", func() bool { return len(violations(w)) == 1 })
+	w.Done("null", held...)
+	w.Reduce()
+	w.Await("the group to end", func() bool { return w.Group("g").Status == api.StatusCompleted })
+	require.Equal(t, api.Counts{Accepted: 1, Done: 1}, w.Counts("g"))
+}
+
+// TestVanishedJobsOfABusyGroupEndAsLost: jobs whose ready stream was deleted or renamed, or whose
+// results stream was deleted, end as failed with the code LOST, while other jobs of their group
+// make progress.
+func TestVanishedJobsOfABusyGroupEndAsLost(t *testing.T) {
+	for name, vanish := range map[string]func(context.Context, *stagetest.World) error{
+		"DEL of the ready stream": func(ctx context.Context, w *stagetest.World) error {
+			return w.Conn.Cmd.Del(ctx, w.P.Ready("T")).Err()
+		},
+		"RENAME of the ready stream": func(ctx context.Context, w *stagetest.World) error {
+			return w.Conn.Cmd.Rename(ctx, w.P.Ready("T"), w.P.Ready("T")+".away").Err()
+		},
+		"DEL of the results stream": func(ctx context.Context, w *stagetest.World) error {
+			w.Done("null", w.Take("T", "c", 3)...)
+			return w.Conn.Cmd.Del(ctx, w.P.ResultStream()).Err()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := stagetest.Shared(t)
+			ctx := context.WithoutCancel(t.Context())
+			_, err := w.Store.Submit(auth.Trust(ctx), &messages.SubmitGroup{ID: "g", Tenant: "acme", Type: "T", Jobs: stagetest.Numbered(3)}, groups.Origin{At: time.Now()})
+			require.NoError(t, err)
+			w.Admit("T")
+			require.NoError(t, vanish(ctx, w))
+			run(w, frequentAudit, "w")
+			ended := int64(0)
+			w.Await("the vanished jobs to end", func() bool {
+				require.NoError(t, w.Store.Append(auth.Trust(ctx), "g", stagetest.Numbered(1), fmt.Sprint(ended), groups.Origin{At: time.Now()}))
+				w.Admit("T")
+				w.Done("null", w.Take("T", "c", 1)...)
+				w.Reduce()
+				ended++
+				return w.Group("g").FailuresByCode["LOST"] == 3
+			})
+			require.Equal(t, api.Counts{Accepted: 3 + ended, Done: ended, Failed: 3}, w.Counts("g"))
+			requireSound(w)
+		})
+	}
+}
+
+// TestReclaimOfALeaseWithoutItsJobStartsAnAudit: the script reclaim finds that the entry of a job
+// in flight was deleted. An incremental check ends the job as LOST, although the interval is an
+// hour.
+func TestReclaimOfALeaseWithoutItsJobStartsAnAudit(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 2)
+	w.Admit("T")
+	held := w.Take("T", "c", 2)
+	cfg := frequentAudit
+	cfg.Audit.Interval = time.Hour
+	run(w, cfg, "w")
+	w.Await("the first renewal", func() bool { return tamper.Renewals(t, w.Conn.Cmd, w.P) > 0 })
+	require.NoError(t, w.Conn.Cmd.XDel(t.Context(), w.P.Ready("T"), held[0].Entry).Err())
+	r, err := ledger.Reclaim(t.Context(), w.Conn.Cmd, w.P, "T", 0, 1, 5)
+	require.NoError(t, err)
+	require.Len(t, r.Missing, 1)
+	w.Await("the job to end", func() bool { return w.Group("g").FailuresByCode["LOST"] == 1 })
+	require.Equal(t, api.Counts{Accepted: 2, InFlight: 1, Failed: 1}, w.Counts("g"))
+	suspicious, err := ledger.TakeDeletedFound(t.Context(), w.Conn.Cmd, w.P)
+	require.NoError(t, err)
+	require.False(t, suspicious)
+}
+
+// TestViolationOfAMovingGroupIsAnnouncedOnce: a violation is published once, although its group
+// moves and the counts in its detail change meanwhile.
+func TestViolationOfAMovingGroupIsAnnouncedOnce(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 5)
+	tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Cancelled, 1)
+	run(w, frequentAudit, "w")
+	count := func() (n int) {
+		for _, e := range violations(w) {
+			if e.Violation.Law == audit.LawConservation {
+				n++
+			}
+		}
+		return n
+	}
+	w.Await("the violation", func() bool { return count() == 1 })
+	w.Admit("T")
+	began := time.Now()
+	w.Await("more checks", func() bool { return time.Since(began) > time.Second })
+	require.Equal(t, 1, count())
+}
+
+// TestAllViolationsAreCounted: 150 jobs vanish. The metric counts 150 violations, although only 101
+// are published: 100, and one that summarizes the other 50.
+func TestAllViolationsAreCounted(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 150)
+	require.NoError(t, w.Conn.Cmd.Del(t.Context(), w.P.Queue("g", "T")).Err())
+	cfg := frequentAudit
+	cfg.Audit.Lease = time.Hour
+	measured(w)
+	run(w, cfg, "w")
+	w.Await("the metric", func() bool {
+		return strings.Contains(metrics(w), `bulk_action_audit_violations{law="location"} 150`)
+	})
+	w.Await("the published violations", func() bool { return len(violations(w)) == 101 })
+}
+
+// TestViolationsAreAnnouncedOnce: a violation is published again only after it was gone.
+func TestViolationsAreAnnouncedOnce(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 2)
+	run(w, frequentAudit, "w")
+	count := func() (n int) {
+		for _, e := range violations(w) {
+			if e.Violation.Law == audit.LawConservation {
+				require.Equal(t, "accepted is 2, the other counts add up to 3: waiting 2, done 1", e.Violation.Detail)
+				require.Equal(t, "g", e.Group.ID)
+				n++
+			}
+		}
+		return n
+	}
+	wrong := func(by int64, want int) {
+		tamper.AddToCount(t, w.Conn.Cmd, w.P, "g", ledger.Done, by)
+		w.Await("the violation", func() bool { return count() == want })
+	}
+	wrong(1, 1)
+	awaitMoreChecks := func() { // waits for more checks
+		began := time.Now()
+		w.Await("more checks", func() bool { return time.Since(began) > time.Second })
+	}
+	awaitMoreChecks()
+	wrong(-1, 1)
+	awaitMoreChecks()
+	wrong(1, 2)
+}
+
+// TestLostRenewalsBreakDurability: if the counter of leader-lease renewals in Redis goes back,
+// Redis has lost confirmed writes: that is a violation of the law durability.
+func TestLostRenewalsBreakDurability(t *testing.T) {
+	stagetest.Both(t, func(w *stagetest.World) {
+		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 100)
+		run(w, frequentAudit, "w")
+		renewals := func() int64 { return tamper.Renewals(w.T, w.Conn.Cmd, w.P) }
+		w.Await("some renewals", func() bool { return renewals() > 101 })
+		tamper.SetRenewals(w.T, w.Conn.Cmd, w.P, 90)
+		var told []api.AuditEvent
+		w.Await("the violation", func() bool { told = violations(w); return len(told) == 1 })
+		require.Equal(w.T, audit.LawDurability, told[0].Violation.Law)
+		require.Regexp(w.T, `^redis lost about 1[0-9]s of confirmed writes and is at renewal 91: `, told[0].Violation.Detail)
+		require.Nil(w.T, told[0].Group)
+		w.Await("more renewals", func() bool { return renewals() > 92 })
+		require.Len(w.T, violations(w), 1)
+	})
+}
+
+// TestFullAuditFindsWhatNoGroupShows: the full audit finds an unreadable entry in a ready stream,
+// which changes no group's counts, and publishes it as a violation of the law location.
+func TestFullAuditFindsWhatNoGroupShows(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	w.Jobs("g", "T", 2)
+	require.NoError(t, w.Conn.Cmd.XAdd(t.Context(), &redis.XAddArgs{Stream: w.P.Ready("T"), Values: []string{"k", "v"}}).Err())
+	cfg := frequentAudit
+	cfg.Audit.FullInterval = 50 * time.Millisecond
+	run(w, cfg, "w")
+	w.Await("the violation", func() bool { return len(violations(w)) == 1 })
+	require.Equal(t, audit.LawLocation, violations(w)[0].Violation.Law)
+}
+
+// TestFullAuditOfTheWaitingRoom: an event of the waiting room has a slot and no settings. The
+// watcher's full audit publishes two violations, whose details do not name the user of the slot.
+func TestFullAuditOfTheWaitingRoom(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	p := w.Space.OfEvent("sale")
+	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Rooms(), redis.Z{Score: 1e15, Member: "sale"}).Err())
+	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.RoomSlots("sale"), redis.Z{Score: 1e15, Member: "secret"}).Err())
+	cfg := frequentAudit
+	cfg.Audit.FullInterval = 50 * time.Millisecond
+	run(w, cfg, "w")
+	w.Await("the violations", func() bool { return len(violations(w)) == 2 })
+	for _, e := range violations(w) {
+		require.Equal(t, audit.LawRoomState, e.Violation.Law)
+		require.Equal(t, p.Index(), e.Violation.Partition)
+		require.NotContains(t, e.Violation.Detail, "secret")
+	}
+}

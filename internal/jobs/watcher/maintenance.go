@@ -1,0 +1,247 @@
+package watcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+)
+
+// maintenance is the periodic work on one partition: it deletes what is past its retention, fails
+// the jobs of types that no worker serves, deletes idle types, and checks Redis's setup again.
+type maintenance struct {
+	*partition
+	unserved unservedTypes
+	doneAt   time.Time // when the tasks last ran and left nothing to do
+	// resultsExpiredTo is a time in Unix ms: this process has deleted the result lines of the
+	// groups that ended at or before it.
+	resultsExpiredTo float64
+	// oldest has an entry for each of the last minutes, the earliest first (see trimEntryIDs).
+	oldest []oldestEntry
+}
+
+// run runs all maintenance tasks once, if they last had nothing left to do maintenanceInterval ago,
+// or NoProcessorTimeout ago if that is shorter; otherwise it does nothing. If a task has more to
+// do, run returns true, and the next step runs them again. The error of a task is logged and
+// doesn't stop the others; but if the leadership or the connection is lost, or ctx has ended, run
+// returns at once.
+func (m *maintenance) run(ctx context.Context) (bool, error) {
+	every := maintenanceInterval
+	if timeout := m.cfg.NoProcessorTimeout; timeout > 0 {
+		every = min(every, timeout)
+	}
+	if time.Since(m.doneAt) <= every {
+		return false, nil
+	}
+	more := false
+	for _, task := range []func(context.Context) (bool, error){
+		m.expireGroups, m.expireResults, m.trim, m.trimEntryIDs, m.unserved.fail, m.recheckSetup,
+	} {
+		some, err := task(ctx)
+		switch {
+		case err == nil:
+			more = more || some
+		case endsStep(ctx, err):
+			return false, err
+		case call.IsOOM(err):
+			m.logOOM(err)
+		default:
+			m.log.Error("maintenance task failed, trying again in the next pass", "error", err)
+		}
+	}
+	if !more {
+		m.doneAt = time.Now()
+	}
+	return more, nil
+}
+
+// expireGroups deletes groups whose retention is over, at most groupBatch at once. It returns
+// whether there may be more.
+func (m *maintenance) expireGroups(ctx context.Context) (bool, error) {
+	keep := m.cfg.Retention.Groups
+	if keep <= 0 {
+		return false, nil
+	}
+	ended, err := m.endedGroups(ctx, "-inf", millisAgo(keep), groupBatch)
+	if err != nil {
+		return false, err
+	}
+	for _, z := range ended {
+		if err := m.expireGroup(ctx, z.Member.(string)); err != nil {
+			return false, err
+		}
+	}
+	return len(ended) == groupBatch, nil
+}
+
+// expireGroup deletes a group and then its owner key, so that its id can be used again. If the
+// group was created again in between, the owner key stays or is written again.
+func (m *maintenance) expireGroup(ctx context.Context, id string) error {
+	tenant, err := ledger.TenantOf(ctx, m.Conn.Cmd, m.Partition, id)
+	if err != nil {
+		return fmt.Errorf("expire group %s: %w", id, err)
+	}
+	if err := ledger.Expire(ctx, m.Conn.Cmd, m.Partition, id, m.fence, false); err != nil {
+		return err
+	}
+	left, err := m.Conn.Cmd.Exists(ctx, m.Group(id)).Result()
+	if err == nil && left == 0 {
+		name := m.Space.OfGroup(id).Owner(id)
+		if err = m.Conn.Cmd.Del(ctx, name).Err(); err == nil && tenant != "" {
+			if left, err = m.Conn.Cmd.Exists(ctx, m.Group(id)).Result(); left > 0 {
+				err = m.Conn.Cmd.SetNX(ctx, name, tenant, 0).Err()
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("expire group %s: %w", id, err)
+	}
+	return nil
+}
+
+// expireResults deletes the result lines of groups whose results expire before the group does, of
+// about groupBatch groups in one call. One process does that once for each group, even if it
+// becomes the leader again. It returns whether there may be more.
+func (m *maintenance) expireResults(ctx context.Context) (bool, error) {
+	keep := m.cfg.Retention.Results
+	if keep <= 0 || (m.cfg.Retention.Groups > 0 && keep >= m.cfg.Retention.Groups) {
+		return false, nil
+	}
+	ended, err := m.endedGroups(ctx, "("+formatMillis(m.resultsExpiredTo), millisAgo(keep), groupBatch)
+	if err != nil || len(ended) == 0 {
+		return false, err
+	}
+	// The batch may end between groups that ended in the same millisecond. Take all groups of that
+	// millisecond now, because the next batch begins behind it.
+	last := ended[len(ended)-1].Score
+	same, err := m.endedGroups(ctx, formatMillis(last), last, 0)
+	if err != nil {
+		return false, err
+	}
+	for _, z := range append(ended, same...) {
+		if err := ledger.Expire(ctx, m.Conn.Cmd, m.Partition, z.Member.(string), m.fence, true); err != nil {
+			return false, err
+		}
+	}
+	m.resultsExpiredTo = last
+	return len(ended) == groupBatch, nil
+}
+
+// endedGroups returns the groups that ended between two times, with the times of their ends as
+// scores, the earliest first. The text from is the lower bound ("(" before the number excludes it)
+// and until the upper one, both in Unix ms; limit bounds the number of groups (0: all).
+func (m *maintenance) endedGroups(ctx context.Context, from string, until float64, limit int64) ([]redis.Z, error) {
+	ended, err := m.Conn.Cmd.ZRangeByScoreWithScores(ctx, m.Ended(),
+		&redis.ZRangeBy{Min: from, Max: formatMillis(until), Count: limit}).Result()
+	if err != nil {
+		return nil, fmt.Errorf("read ended groups: %w", err)
+	}
+	return ended, nil
+}
+
+// millisAgo returns the time that is keep ago, in Unix ms.
+func millisAgo(keep time.Duration) float64 { return float64(time.Now().Add(-keep).UnixMilli()) }
+
+// formatMillis formats a time in ms as Redis reads it.
+func formatMillis(t float64) string { return strconv.FormatFloat(t, 'f', 0, 64) }
+
+// trim deletes what is older than its retention: ids of applied messages and dead letters of this
+// partition, and, in partition 0 only, events and rejected messages. It never has more to do.
+func (m *maintenance) trim(ctx context.Context) (bool, error) {
+	r := m.cfg.Retention
+	streams := map[string]time.Duration{m.DeadLetters(): r.DeadLetters}
+	if m.Index() == 0 {
+		streams[m.Space.Events()], streams[m.Space.Rejected()] = r.Events, r.DeadLetters
+	}
+	_, err := m.Conn.Cmd.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		if r.MessageIDs > 0 {
+			pipe.ZRemRangeByScore(ctx, m.Messages(), "-inf", formatMillis(millisAgo(r.MessageIDs)))
+		}
+		for stream, keep := range streams {
+			if keep > 0 {
+				pipe.XTrimMinID(ctx, stream, formatMillis(millisAgo(keep)))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("trim data that is past its retention: %w", err)
+	}
+	return false, nil
+}
+
+// recheckSetup repeats checks of the process's start, in partition 0 only: that Redis evicts no
+// keys, and that the number of partitions in Redis is the configured one. A lost number is written
+// again, so that no process with another number can start.
+func (m *maintenance) recheckSetup(ctx context.Context) (bool, error) {
+	if m.Index() > 0 {
+		return false, nil
+	}
+	return false, errors.Join(stage.CheckPartitions(ctx, m.Conn, m.Space), m.Conn.CheckEviction(ctx))
+}
+
+// maxIngestFreeze is the longest freeze of an ingest process (for example by the suspension of its
+// machine) after which it can still finish an entry that it had read, without storing it twice.
+const maxIngestFreeze = 5 * time.Minute
+
+// oldestEntry has the id of the oldest entry that Redis could deliver from the ingest stream at the
+// time `at`.
+type oldestEntry struct {
+	id string
+	at time.Time
+}
+
+// trimEntryIDs deletes the ids of applied entries of the ingest stream that can't be applied again:
+// those that Redis could not deliver any more maxIngestFreeze ago. It waits for so long because a
+// frozen ingest process that held an entry may apply it when it continues, although another process
+// has applied and acknowledged it.
+func (m *maintenance) trimEntryIDs(ctx context.Context) (bool, error) {
+	if n := len(m.oldest); n == 0 || time.Since(m.oldest[n-1].at) > time.Minute {
+		id, err := m.oldestIngestEntry(ctx)
+		if err != nil {
+			return false, err
+		}
+		m.oldest = append(m.oldest, oldestEntry{id, time.Now()})
+	}
+	for len(m.oldest) > 0 && time.Since(m.oldest[0].at) > maxIngestFreeze {
+		ms, _, _ := strings.Cut(m.oldest[0].id, "-")
+		if err := m.Conn.Cmd.ZRemRangeByScore(ctx, m.Entries(), "-inf", "("+ms).Err(); err != nil {
+			return false, fmt.Errorf("trim entry ids: %w", err)
+		}
+		m.oldest = m.oldest[1:]
+	}
+	return false, nil
+}
+
+// oldestIngestEntry returns the id of the oldest entry of the ingest stream, whether it is pending,
+// undelivered, or without an owner. If the stream is empty, it returns the id of an entry that was
+// delivered, and all older ones with it; 0-0 if there is none.
+func (m *maintenance) oldestIngestEntry(ctx context.Context) (string, error) {
+	groups, err := m.Conn.Cmd.XInfoGroups(ctx, m.Space.Ingest()).Result()
+	if call.IsUnavailable(err) {
+		return "", err
+	}
+	for _, g := range groups { // no groups: no message was ever submitted
+		if g.Name != keyspace.GroupIngest {
+			continue
+		}
+		first, err := m.Conn.Cmd.XRangeN(ctx, m.Space.Ingest(), "-", "+", 1).Result()
+		if err != nil {
+			return "", fmt.Errorf("read the oldest message: %w", err)
+		}
+		if len(first) > 0 {
+			return first[0].ID, nil
+		}
+		return g.LastDeliveredID, nil
+	}
+	return "0-0", nil
+}

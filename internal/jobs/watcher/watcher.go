@@ -1,0 +1,250 @@
+// Package watcher is the role that moves groups through their states and publishes an event for
+// each move. It also completes cancellations and reopenings that another process left unfinished,
+// fails jobs of types that no worker serves, deletes data whose retention is over, and audits the
+// data.
+//
+// Several watcher processes may run. For each partition one of them is the leader and does all the
+// work; a leader lease with a fencing number makes Redis refuse to advance or delete groups for a
+// process that has lost its leadership.
+package watcher
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+)
+
+// Config configures a [Watcher].
+type Config struct {
+	// Interval is the time between two passes over all open groups. A pass advances groups that are
+	// missing in the set of dirty groups.
+	Interval time.Duration
+	// NoProcessorTimeout is how long a type may have jobs and no live worker before its jobs fail
+	// with code NO_PROCESSOR. 0: they wait for ever.
+	NoProcessorTimeout time.Duration
+	Retention          Retention
+	Audit              Audit
+	Guards             *guard.Client // measures what Redis knows of guards; nil: nothing
+}
+
+// Retention says how long data is kept, by kind. 0 or less: for ever.
+type Retention struct {
+	Groups      time.Duration // from the group's end; its results end with it
+	Results     time.Duration // the lines of results, from the group's end
+	MessageIDs  time.Duration // ids of applied messages, from their arrival
+	DeadLetters time.Duration // dead letters, and rejected messages of the ingest stream
+	Events      time.Duration // events in the stream events, from their publication
+}
+
+const (
+	// leaderLease is the length of a leader lease. After a leader has died, another process leads
+	// within leaderLease + leaderRenew.
+	leaderLease = 5 * time.Second
+	// leaderRenew is the time between two renewals of the leader lease. A process that does not
+	// lead asks for the lease as often.
+	leaderRenew = time.Second
+	// idle is the longest wait when there is nothing to do. A wake token ends it earlier.
+	idle = time.Second
+	// measureEvery is the time between two updates of the queue gauges.
+	measureEvery = 2 * time.Second
+	// measureGuardsEvery is the time between two updates of the metrics of guards.
+	measureGuardsEvery = 15 * time.Second
+	// maintenanceInterval is the longest time between two runs of the maintenance tasks.
+	maintenanceInterval = 10 * time.Second
+)
+
+// Watcher runs the role in one process, for all partitions.
+type Watcher struct {
+	stage.Process
+	cfg     Config
+	metrics *telemetry.WatcherMetrics
+	store   *groups.Store
+	events  message.Publisher
+	open    *openViolations
+}
+
+// New returns the watcher of a process. It publishes events through events.
+func New(p stage.Process, cfg Config, store *groups.Store, events message.Publisher) *Watcher {
+	metrics := telemetry.NewWatcherMetrics(p.Tel.Meter)
+	return &Watcher{
+		Process: p,
+		cfg:     cfg,
+		metrics: metrics,
+		store:   store,
+		events:  events,
+		open:    newOpenViolations(metrics),
+	}
+}
+
+// Run works until ctx ends, then gives up the leader leases, so that another process can lead at
+// once. It logs the errors of its loops and goes on after them; so it returns nil.
+func (w *Watcher) Run(ctx context.Context) error {
+	r := w.Runner()
+	var partitions []*partition
+	for _, p := range w.Space.All() {
+		part := &partition{Watcher: w, Partition: p, log: w.Tel.Log.With("partition", p.Index())}
+		partitions = append(partitions, part)
+		loop := &partitionLoop{
+			partition:   part,
+			advancer:    advancer{partition: part},
+			outbox:      outbox{part},
+			maintenance: maintenance{partition: part, unserved: unservedTypes{partition: part}},
+		}
+		r.Loop("watch", p.Wake("watcher"), loop.step)
+	}
+	r.Every("queue gauges", measureEvery, partitions[0].measure)
+	if w.cfg.Guards != nil {
+		r.Every("guard gauges", measureGuardsEvery, partitions[0].measureGuards)
+	}
+	r.Every("busiest tenants", time.Second, findBusiest(partitions))
+	w.addAudits(r, partitions)
+	r.ReportAlive("watcher")
+	r.OnStop(func(ctx context.Context) {
+		for _, p := range w.Space.All() {
+			_, _ = ledger.Lead(ctx, w.Conn.Cmd, p, w.ID, 0) // after an error, the lease ends by itself
+		}
+	})
+	return r.Run(ctx)
+}
+
+// measure updates the gauges of ready jobs, of non-ready jobs, and of the backlog of each type,
+// which count the jobs of all partitions. It is called for partition 0 alone, and only the leader
+// of that partition shows these gauges, so that their sum over all processes is right. It also
+// stores the figures as a sample of the history, unless the present period of 10 s has one.
+func (p *partition) measure(ctx context.Context) error {
+	if _, leads := p.leadership(); !leads {
+		p.metrics.HideQueues()
+		return nil
+	}
+	at, err := p.store.Now(ctx)
+	if err != nil {
+		return err
+	}
+	st, err := p.store.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	var ready, nonReady int
+	backlog := make(map[string]int, len(st.Types))
+	for _, t := range st.Types {
+		ready += int(t.Ready)
+		nonReady += int(t.NonReady)
+		backlog[t.Type] = int(t.Backlog)
+	}
+	p.metrics.SetQueues(ready, nonReady, backlog)
+	return p.store.Record(ctx, at, st)
+}
+
+// measureGuards updates those metrics of guards that are computed from Redis. As with measure, only
+// the leader of partition 0 shows them.
+func (p *partition) measureGuards(ctx context.Context) error {
+	if _, leads := p.leadership(); !leads {
+		p.cfg.Guards.StopMeasuring()
+		return nil
+	}
+	return p.cfg.Guards.Measure(ctx)
+}
+
+// partition is the state that all work on one partition shares: whether this process leads the
+// partition, and by which fencing number. Only the goroutine of the partition's loop uses the
+// fields that change, except for ledSince.
+type partition struct {
+	*Watcher
+	keyspace.Partition
+	log       *slog.Logger
+	fence     int64 // the fencing number of our leader lease; 0: this process does not lead
+	renewedAt time.Time
+	// ledSince is when the current leadership began, in Unix nanoseconds; 0: this process does not
+	// lead.
+	ledSince atomic.Int64
+	// renewals is the last known value of the counter of leader-lease renewals in Redis (see
+	// countRenewal); 0: not read yet.
+	renewals int64
+	// unannounced are violations of the law durability whose events are not published yet.
+	unannounced []api.Violation
+	oomLoggedAt time.Time // when the log last said that Redis has no memory left
+}
+
+// logOOM logs that some work waits until Redis has memory again, at most once in ten minutes.
+func (p *partition) logOOM(err error) {
+	if time.Since(p.oomLoggedAt) > 10*time.Minute {
+		p.oomLoggedAt = time.Now()
+		p.log.Warn("redis has no memory left, some work has to wait", "error", err)
+	}
+}
+
+// endsStep reports whether err concerns the whole partition: the leadership or the connection is
+// lost, or ctx has ended. Other work of the step would fail as well.
+func endsStep(ctx context.Context, err error) bool {
+	return errors.Is(err, ledger.ErrFenced) || call.IsUnavailable(err) || ctx.Err() != nil
+}
+
+// partitionLoop asks for the leadership of one partition and, while this process leads it, advances
+// its groups, publishes its outbox and does its maintenance. Only its own goroutine uses these
+// three parts. Audits have loops of their own.
+type partitionLoop struct {
+	*partition
+	advancer    advancer
+	outbox      outbox
+	maintenance maintenance
+}
+
+// step renews or asks for the leadership and, if this process leads, does one piece of each kind of
+// work. It returns how long to wait before the next step; 0 means that there is more work. If
+// another process leads, step itself waits for leaderRenew and returns 0. That Redis has no memory
+// left is no error: step logs it, and returns the longest wait.
+func (p *partitionLoop) step(ctx context.Context) (time.Duration, error) {
+	if err := p.keepLead(ctx); err != nil {
+		return 0, err
+	}
+	if p.fence == 0 {
+		// Wake tokens are for the leader, so this process does not wait for one.
+		return 0, redisx.Sleep(ctx, leaderRenew)
+	}
+	worked, err := p.work(ctx)
+	if errors.Is(err, ledger.ErrFenced) {
+		p.setFence(0)
+		return 0, nil
+	}
+	if call.IsOOM(err) { // some pieces of work have to wait until Redis has memory again
+		p.logOOM(err)
+		return idle, nil
+	}
+	if err != nil || worked {
+		return 0, err
+	}
+	return idle, nil
+}
+
+// work does one piece of each kind of work, so that a large amount of one kind can't delay the
+// others. It returns whether any piece has found work, or has more to do. Errors of single pieces
+// are joined, because a piece that fails while Redis has no memory left must not stop one that
+// frees memory. If the leadership or the connection is lost, or ctx has ended, work returns at
+// once.
+func (p *partitionLoop) work(ctx context.Context) (bool, error) {
+	worked, errs := false, error(nil)
+	for _, piece := range []func(context.Context) (bool, error){
+		p.advancer.advanceDirty, p.outbox.publishAll, p.advancer.reconcile, p.maintenance.run,
+	} {
+		some, err := piece(ctx)
+		if endsStep(ctx, err) {
+			return false, err
+		}
+		errs, worked = errors.Join(errs, err), worked || some
+	}
+	return worked, errs
+}

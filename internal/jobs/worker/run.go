@@ -1,0 +1,202 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// Causes for which the worker ends a job's context before the job ends. It then releases the job,
+// unless its processor returns a result all the same. A processor gets them from context.Cause.
+var (
+	errCancelled = errors.New("the group was cancelled")
+	errLeaseLost = errors.New("the job's lease was lost")
+	errShutdown  = errors.New("the worker is shutting down")
+)
+
+// serve runs tasks in slot sl until the slot is closed or abandoned. Jobs run under ctx. It
+// releases a task whose group was cancelled, or whose lease was lost, before it began.
+func (w *Worker) serve(ctx context.Context, sl *slot) {
+	for t := w.slots.next(sl); t != nil; t = w.slots.next(sl) {
+		if t.ctx.stopCause() != nil {
+			t.feed.release(t)
+		} else if !w.runTask(ctx, t) {
+			return // replaceSlot has removed this slot from the pool
+		}
+	}
+	w.slots.goroutines.Done()
+}
+
+// runTask runs a task's processor under ctx, sets the task's outcome and queues its report. It
+// returns false when the task was abandoned meanwhile: then its outcome was set elsewhere, the
+// caller's slot (a suspect has none) is not in the pool any more, and the caller must end.
+func (w *Worker) runTask(ctx context.Context, t *task) bool {
+	t.leaveQueue()
+	began, limit, pass := monotonicNow(), t.terms.JobTimeout, t.pass // abandon may change t.pass
+	t.runStart.Store(began)
+	t.ctx.begin(ctx, began, limit)
+	defer t.ctx.finish()
+	jobCtx, span := w.startSpan(&t.ctx, t)
+	result, err := w.callProcessor(jobCtx, t, pass)
+	now := monotonicNow()
+	if !t.outcomeSet.CompareAndSwap(false, true) {
+		if span != nil {
+			span.End()
+		}
+		return false
+	}
+	if err != nil && w.hasShortTimeout(t) && errors.Is(t.ctx.endCause(now), context.DeadlineExceeded) {
+		t.returnPass(context.Canceled)
+	} else {
+		t.returnPass(err)
+	}
+	w.setOutcome(t, span, result, err, now, limit)
+	t.feed.queueReport(t)
+	return true
+}
+
+// hasShortTimeout reports whether the task's group has a shorter timeout than the operator of the
+// worker has set for the type. A tenant chooses a group's timeout, so its end says nothing about
+// the account of the task's pass. Otherwise a tenant could open, by short timeouts, the breakers of
+// accounts that others use, too.
+func (w *Worker) hasShortTimeout(t *task) bool {
+	return t.terms.JobTimeout < w.cfg.timeoutOf(t.Type)
+}
+
+// callProcessor runs the task's processor and returns its result as JSON. A panic, also in the
+// result's JSON methods, becomes an error that is retried. If the payload is lost, callProcessor
+// calls no processor and returns a permanent error. If Admit has decided about the job, its error
+// is returned.
+func (w *Worker) callProcessor(ctx context.Context, t *task, pass processor.Pass) (encoded []byte, err error) {
+	if t.loadedPayload == "" {
+		return nil, processor.Permanent("PAYLOAD_LOST", errors.New("the job's payload is not in Redis any more"))
+	}
+	if t.admitErr != nil {
+		return nil, t.admitErr
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			err = w.panicked(t, r)
+		}
+	}()
+	if pass != nil {
+		ctx = pass.Into(ctx)
+	}
+	job := t.job()
+	job.RetriesLeft = max(0, w.cfg.retriesOf(t.terms)-t.Retries)
+	result, err := t.proc.Process(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	return attempt.EncodeResult(result)
+}
+
+// job returns the job as Admit gets it; for Process, callProcessor adds RetriesLeft. Before the job
+// is started, Tenant and LastError are empty.
+func (t *task) job() processor.Job {
+	return processor.Job{
+		Tenant: t.terms.Tenant, Group: t.Group, Ordinal: t.Ordinal, Type: t.Type,
+		Payload: json.RawMessage(t.loadedPayload), Attempt: t.currentAttempt, Retries: t.Retries,
+		AcceptedAt: t.Accepted, Key: t.Key(), LastError: t.lastError,
+	}
+}
+
+// panicked logs that the task's processor, or its pass, has panicked with the value r, and returns
+// the error for the outcome of the attempt. It must be called in the deferred function that
+// recovers.
+func (w *Worker) panicked(t *task, r any) error {
+	w.Tel.Log.Error("processor panicked", "group", t.Group, "ordinal", t.Ordinal,
+		"attempt", t.currentAttempt, "type", t.Type,
+		"panic", panicText(r), "at", panickedAt(), "stack", string(debug.Stack()))
+	return attempt.PanicError()
+}
+
+// panicText returns what a log may show of a panic's value: the text of the runtime's own panics. A
+// value of the processor might hold a payload, so only its type is shown.
+func panicText(r any) string {
+	var own runtime.Error
+	if err, ok := r.(error); ok && errors.As(err, &own) {
+		return own.Error()
+	}
+	return fmt.Sprintf("a value of type %T, which is not logged because it might hold a payload", r)
+}
+
+// panickedAt returns the function, file and line that panicked: the first frame of the stack that
+// is not the runtime's. It must be called in a deferred function.
+func panickedAt() string {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
+	for panicked := false; ; {
+		f, more := frames.Next()
+		switch {
+		case f.Function == "runtime.gopanic":
+			panicked = true
+		case panicked && !strings.HasPrefix(f.Function, "runtime."):
+			return fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line)
+		case !more:
+			return ""
+		}
+	}
+}
+
+// setOutcome sets the task's outcome from what the processor returned: result (JSON) or err. now is
+// the time of its return (see monotonicNow), limit the job's timeout. A job that the worker has
+// stopped is released only if err is not nil. setOutcome also adds the run time to the process's
+// mean, and ends the span, if there is one.
+func (w *Worker) setOutcome(t *task, span trace.Span, result []byte, err error, now int64, limit time.Duration) {
+	t.runTime, t.result = time.Duration(now-t.runStart.Load()), result
+	w.meanRunTime.add(t.runTime)
+	cause := t.ctx.endCause(now)
+	switch {
+	case errors.Is(cause, context.DeadlineExceeded) && (err != nil || t.runTime >= limit):
+		err = attempt.TimeoutError(limit) // a result that comes after the timeout does not count
+	case err != nil && stoppedByWorker(cause):
+		t.released = true
+	}
+	t.verdict = processor.Classify(err)
+	t.processTrace = t.Trace
+	if span != nil && span.SpanContext().IsValid() {
+		if err != nil {
+			span.SetStatus(codes.Error, t.verdict.Code)
+		}
+		t.processTrace = telemetry.FormatTraceParent(span.SpanContext())
+		span.End()
+	}
+}
+
+// stoppedByWorker reports whether cause is one for which the worker itself ended a job's context. A
+// job that returns an error after that is released, not failed or retried.
+func stoppedByWorker(cause error) bool {
+	return errors.Is(cause, errCancelled) || errors.Is(cause, errLeaseLost) || errors.Is(cause, errShutdown)
+}
+
+// startSpan starts the span of the attempt and returns its context. For a job without a trace
+// context it returns ctx and a nil span.
+func (w *Worker) startSpan(ctx context.Context, t *task) (context.Context, trace.Span) {
+	if t.Trace == "" {
+		return ctx, nil
+	}
+	return w.Tel.StartJob(ctx, telemetry.JobSpan{
+		Parent: t.Trace, Name: "process " + t.Type, Kind: trace.SpanKindConsumer}, func() []attribute.KeyValue {
+		attrs := telemetry.MessagingAttributes(telemetry.OpProcess, "process", t.feed.partition.Ready(t.Type))
+		attrs = append(attrs, telemetry.MessageID(t.entryID))
+		attrs = append(attrs, telemetry.JobAttributes(t.terms.Tenant, t.Group, t.Ordinal, t.currentAttempt)...)
+		if key := t.Key(); key != "" {
+			attrs = append(attrs, telemetry.JobKey(key))
+		}
+		return append(attrs, telemetry.WaitAttributes(t.Waited())...)
+	})
+}

@@ -1,0 +1,252 @@
+// Package worker implements the worker role: it reads the ready streams of the job types that it
+// has processors for, starts the jobs under a lease, runs as many of them at a time as it has
+// slots, and reports their outcomes. It hides how jobs are batched, how leases are renewed, how a
+// processor that ignores its timeout is abandoned, and how a stopping process releases the jobs
+// that it can't finish.
+package worker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
+	"github.com/bulkaction/bulkaction/internal/stage"
+	"github.com/bulkaction/bulkaction/internal/stage/presence"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/processor"
+)
+
+// Config holds the settings of the worker role.
+type Config struct {
+	Count        int                      // number of slots at the start; see Worker.Resize
+	Types        []string                 // job types to serve; empty: all that have a processor
+	Block        time.Duration            // longest blocking read of the ready streams
+	JobTimeout   time.Duration            // timeout of a job whose group and type set none
+	MaxRetries   int                      // retries of a job whose group sets none
+	MaxThrottles int                      // throttles that a job may have; the next one fails it
+	Lease        time.Duration            // a worker that does not renew a job's lease for this time loses the job
+	Grace        time.Duration            // how long running jobs may go on after the process is told to stop
+	Backoff      time.Duration            // wait before the first retry; it doubles with each further retry
+	MaxBackoff   time.Duration            // longest wait after an error or a throttle without Retry-After
+	Congestion   ledger.Congestion        // its RPS is the rate limit of one partition
+	TypeTimeouts map[string]time.Duration // timeouts by job type, of jobs whose group sets none
+	// OnStart is called for each job that starts, with Redis's time in µs; nil outside experiments
+	OnStart func(at int64, partition int, typ, tenant, group string, ordinal int64, attempt int)
+}
+
+// timeoutOf returns the timeout of a job of type typ whose group sets none.
+func (c Config) timeoutOf(typ string) time.Duration { return cmp.Or(c.TypeTimeouts[typ], c.JobTimeout) }
+
+// retriesOf returns how many retries a job of a group has.
+func (c Config) retriesOf(terms ledger.GroupTerms) int {
+	if terms.MaxRetries < 0 {
+		return c.MaxRetries
+	}
+	return terms.MaxRetries
+}
+
+// Worker is one worker process: it reads jobs of all partitions and runs them in one pool of slots.
+// Create it with New, run it with Run.
+//
+// For each partition, one goroutine reads and starts jobs of ungated types and one reports
+// outcomes; for each gated type of each partition, another one reads jobs, and each job that waits
+// for a pass has its own. Each slot is a goroutine, and another one runs suspects alone. One
+// goroutine each renews leases, looks for cancelled groups, publishes the status, and looks for
+// overdue jobs (watch). They share only what the fields below hold: each of these has a lock of its
+// own, is atomic, or is used by one goroutine.
+type Worker struct {
+	// Not changed after New.
+	stage.Process
+	cfg     Config
+	metrics *telemetry.WorkerMetrics
+	procs   map[string]processor.Processor
+	types   []string // the served types; each is either in ungated or in gates
+	ungated []string
+	gates   map[string]*gate // by type
+	feeds   []*partitionFeed // one for each partition
+
+	held        *heldTasks    // the tasks that were read and whose outcome is not reported yet
+	slots       *slotPool     // the started tasks that wait or run
+	isolation   *isolation    // the suspects
+	rates       *rates        // by type, for the capacity report
+	meanRunTime movingAverage // mean run time of jobs of all types
+	stopping    atomic.Bool   // Run's ctx has ended
+	poolSizes   presence.PoolSizes
+}
+
+// New returns the worker of a process; it runs jobs with the processors procs. It starts no
+// goroutine, but makes the metrics show the worker's slots. It returns an error when two processors
+// have the same type, when the name of a type is invalid, when cfg.Types names a type that has no
+// processor, or when procs is empty.
+func New(p stage.Process, cfg Config, procs ...processor.Processor) (*Worker, error) {
+	w := &Worker{
+		Process: p, cfg: cfg, metrics: telemetry.NewWorkerMetrics(p.Tel.Meter),
+		procs: map[string]processor.Processor{}, held: newHeldTasks(), slots: newSlotPool(cfg.Count),
+		rates: newRates(), gates: map[string]*gate{},
+	}
+	for _, p := range procs {
+		if !api.ValidID(p.Type()) {
+			return nil, fmt.Errorf("processor type %q: must be 1 to %d characters of A-Z a-z 0-9 . _ -",
+				p.Type(), api.MaxIDLength)
+		}
+		if w.procs[p.Type()] != nil {
+			return nil, fmt.Errorf("two processors for type %s: keep one", p.Type())
+		}
+		w.procs[p.Type()] = p
+		if len(cfg.Types) == 0 || slices.Contains(cfg.Types, p.Type()) {
+			w.types = append(w.types, p.Type())
+		}
+	}
+	for _, typ := range cfg.Types {
+		if w.procs[typ] == nil {
+			for known := range w.procs {
+				if strings.EqualFold(known, typ) {
+					return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q; did you mean "+
+						"%s?", typ, known)
+				}
+			}
+			return nil, fmt.Errorf("BULKACTION_WORKER_TYPES: there is no processor for type %q: take it out, or build "+
+				"a worker that has one", typ)
+		}
+	}
+	if len(w.types) == 0 {
+		return nil, errors.New("worker without a processor: give it at least one")
+	}
+	slices.Sort(w.types)
+	for _, typ := range w.types {
+		if g, ok := w.procs[typ].(processor.Gated); ok {
+			w.gates[typ] = newGate(w, g)
+		} else {
+			w.ungated = append(w.ungated, typ)
+		}
+	}
+	w.isolation = newIsolation(w)
+	for _, p := range p.Space.All() {
+		w.feeds = append(w.feeds, &partitionFeed{
+			Worker: w, partition: p,
+			reader:  stream.NewReader(w.Conn, keyspace.GroupWorkers, w.ID),
+			reports: newReportQueue(),
+		})
+	}
+	w.metrics.ObservePool(w.slots.sizeAndActive)
+	return w, nil
+}
+
+// Run reads and runs jobs until ctx ends. Then it releases the jobs that wait, waits up to
+// Config.Grace for running jobs, ends the contexts of the others, and releases every job that did
+// not finish. It removes the process's heartbeat, and its consumers without pending entries, from
+// Redis, and returns nil after its goroutines have ended, except those whose processor ignores the
+// end of its context. While Redis is away, it tries for a few seconds more to report outcomes; the
+// dispatcher later reclaims the jobs whose outcomes it could not report.
+func (w *Worker) Run(ctx context.Context) error {
+	// Running jobs, lease renewal and reports must outlive ctx.
+	workCtx, endWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer endWork()
+	w.slots.start(func(sl *slot) { w.serve(workCtx, sl) })
+
+	feeds, periodic := w.Runner(), w.Runner()
+	var feeding, reporting, background sync.WaitGroup
+	for _, p := range w.feeds {
+		if len(w.ungated) > 0 {
+			feeds.Loop("read ready stream", "", p.step)
+		}
+		for typ, g := range w.gates {
+			feeds.Loop("read ready stream", "", (&gatedFeed{partitionFeed: p, typ: typ, gate: g}).step)
+		}
+		reporting.Go(func() { p.reportOutcomes(workCtx) })
+	}
+	periodic.Every("renew leases", max(w.cfg.Lease/3, time.Millisecond), w.renewLeases)
+	periodic.Every("look for cancelled groups", cancelInterval, w.stopCancelled)
+	periodic.Every("status", presence.Interval, w.publishStatus)
+	periodic.Every("watchdog", watchdogInterval, w.watch)
+	feeding.Go(func() { _ = feeds.Run(ctx) })
+	background.Go(func() { _ = periodic.Run(workCtx) })
+	background.Go(func() { w.isolation.run(ctx, workCtx) })
+
+	<-ctx.Done()
+	w.stopping.Store(true)
+	feeding.Wait()
+	w.drain(endWork)
+	for _, p := range w.feeds {
+		p.reports.close()
+	}
+	reporting.Wait()
+	w.slots.goroutines.Wait()
+	endWork()
+	background.Wait()
+	presence.Withdraw(ctx, w.Conn, w.Space, w.ID)
+	endCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	w.dropConsumers(endCtx)
+	return nil
+}
+
+// dropConsumers removes this process's consumers from the ready streams. A consumer that still has
+// pending entries stays, because their jobs could not be reclaimed without it.
+func (w *Worker) dropConsumers(ctx context.Context) {
+	for _, p := range w.feeds {
+		for _, typ := range w.types {
+			_, _ = ledger.DropConsumer(ctx, w.Conn.Cmd, p.partition.Ready(typ), keyspace.GroupWorkers, w.ID, 0)
+		}
+	}
+}
+
+// Resize sets the number of slots to n, from 0 to api.MaxWorkers. New slots open at once. A surplus
+// slot closes when its job ends; Resize does not wait for that. Without slots, the process reads no
+// jobs, but it still serves its types. Once Run is stopping, Resize changes nothing. The error says
+// that n is out of range.
+func (w *Worker) Resize(n int) error {
+	if n < 0 || n > api.MaxWorkers {
+		return fmt.Errorf("workers %d: must be 0 to %d", n, api.MaxWorkers)
+	}
+	w.slots.resize(n)
+	w.held.notify() // the feeds may have free capacity
+	w.Tel.Log.Info("pool resized", "workers", n)
+	return nil
+}
+
+// Status returns what this process reports of itself: its types, its slots and the ids of up to 20
+// jobs that run now.
+func (w *Worker) Status() api.WorkerStatus {
+	size, active := w.slots.sizeAndActive()
+	return api.WorkerStatus{
+		ID: w.ID, Version: w.Version, Types: w.types, Workers: size, Active: active, Idle: max(0, size-active),
+		CurrentJobs: w.slots.runningIDs(20), ShuttingDown: w.stopping.Load(), SeenAt: time.Now(),
+	}
+}
+
+// publishStatus publishes this process's heartbeat: its status and its capacity. Before that it
+// carries out a resize that an operator has asked for. A worker that is stopping reports no types,
+// so that fetchers stop making jobs ready for its slots.
+func (w *Worker) publishStatus(ctx context.Context) error {
+	if err := w.poolSizes.Next(ctx, w.Conn, w.Space, w.ID, w.Resize); err != nil {
+		return err
+	}
+	r := presence.WorkerReport{WorkerStatus: w.Status()}
+	r.StartedPerSecond, r.RunMS = w.rates.report(time.Now())
+	r.PermissionsPerSecond, r.NoPermissionUntil = map[string]float64{}, map[string]time.Time{}
+	for typ, g := range w.gates {
+		a := g.availability()
+		if a.PerSecond >= 0 && !math.IsInf(a.PerSecond, 1) {
+			r.PermissionsPerSecond[typ] = a.PerSecond
+		}
+		if a.Free == 0 && a.Next.After(time.Now()) {
+			r.NoPermissionUntil[typ] = a.Next
+		}
+	}
+	if r.ShuttingDown {
+		r.Types = []string{}
+	}
+	return presence.PublishWorker(ctx, w.Conn, w.Space, r)
+}

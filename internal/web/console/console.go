@@ -1,0 +1,400 @@
+// Package console serves the web console: pages of HTML below /ui/ that show what runs, and forms
+// that control it. Every page works without JavaScript. The package hides how pages are rendered,
+// how they follow live data, and how people log in.
+//
+// It stores nothing itself: pages read and change the data through the Backend of the API, with the
+// principal of the session in the context, so that the store decides what exists for whom.
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/activity"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+)
+
+const (
+	root = "/ui"
+	// readTimeout limits the time of a page: to check the session and to read the data, together.
+	readTimeout = 5 * time.Second
+	// actionTimeout limits an action; if it has a file, only the steps after the file.
+	actionTimeout = 30 * time.Second
+	maxForm       = 256 << 10 // most bytes of a form without a file
+)
+
+// Options has the parts of a console.
+type Options struct {
+	Backend  httpapi.Backend
+	Rooms    httpapi.Rooms      // nil: there are no pages of the waiting room
+	Activity httpapi.Activity   // nil: actions are not recorded
+	Keys     httpapi.Keys       // nil: nobody logs in, and everyone may do everything
+	KeyStore httpapi.KeyStore   // the keys that admins manage; nil: none
+	Sessions Sessions           // needed with Keys
+	Proxies  clientaddr.Proxies // in front of the console
+	Decoder  messages.Decoder
+	Version  string       // shown on each page
+	Log      *slog.Logger // nil: nothing is logged
+	Secure   bool         // browsers reach the console over https alone
+	TLS      bool         // this process ends TLS
+	// TraceURL is the URL of a job's trace, with the placeholders {trace_id}, {group} and
+	// {ordinal}. "": pages have no links to traces.
+	TraceURL string
+	NoAPI    bool // the console's address does not serve the API
+	// Closing ends when the server stops, and event streams with it. nil: it never ends.
+	Closing context.Context //nolint:containedctx // the server's, not a call's
+}
+
+// Console is the web console. It is an http.Handler for the paths below /ui/. It expects the checks
+// of package httpapi before it, above all those of the headers Host and Origin.
+type Console struct {
+	Options
+	store    httpapi.Backend // for submissions, which the activity log does not record
+	mux      *http.ServeMux
+	pages    []page
+	views    func() *templates // parses them at the first call: many processes never show a page
+	rooms    roomPages
+	live     *live
+	last     *lastViews
+	now      func() time.Time
+	overview *overviewPage
+}
+
+// New returns a console.
+func New(o Options) *Console {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Closing == nil {
+		o.Closing = context.Background()
+	}
+	store := o.Backend
+	if o.Activity != nil {
+		o.Backend = httpapi.Recorded(o.Backend, o.Activity)
+		if o.Rooms != nil {
+			o.Rooms = httpapi.RecordedRooms(o.Rooms, o.Activity)
+		}
+		if o.KeyStore != nil {
+			o.KeyStore = httpapi.RecordedKeys(o.KeyStore, o.Activity)
+		}
+	}
+	c := &Console{
+		Options: o, store: store, mux: http.NewServeMux(), last: newLastViews(), now: time.Now,
+		overview: newOverviewPage(o.Backend),
+	}
+	c.rooms = roomPages{
+		o.Rooms, o.Backend, newCache[[]api.StageStatus](brokersInterval), &paces{all: map[string][]reading{}},
+		o.Keys == nil,
+	}
+	c.pages = c.allPages()
+	c.views = sync.OnceValue(func() *templates { return parseTemplates(functions(c.hasPage, o.TraceURL)) })
+	c.live = newLive(c)
+	for _, p := range c.pages {
+		c.mux.HandleFunc(http.MethodGet+" "+root+p.path, inTime(c.authorized(p.scope, c.servePage(p))))
+	}
+	for _, a := range c.allActions() {
+		c.mux.HandleFunc(http.MethodPost+" "+root+a.path, c.authorized(a.scope, c.serveAction(a)))
+	}
+	c.mux.HandleFunc("GET "+root+"/groups/{id}/failures.ndjson", c.authorized(auth.Read, failuresPage{c}.download))
+	c.mux.HandleFunc("GET "+root+"/events", c.live.serve)
+	c.mux.HandleFunc("GET "+root+assetsPath, serveAsset)
+	login := loginPage{c}
+	c.mux.HandleFunc("GET "+root+"/login", inTime(login.show))
+	c.mux.HandleFunc("POST "+root+"/login", login.begin)
+	c.mux.HandleFunc("POST "+root+"/logout", login.end)
+	c.mux.HandleFunc("POST "+root+"/theme", login.setTheme)
+	c.mux.HandleFunc(root+"/", inTime(c.notFound))
+	return c
+}
+
+// policy is the Content-Security-Policy header of all answers: a page may load and call only what
+// this server itself serves; images may also be data: URLs.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
+	"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// ServeHTTP serves a request.
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	if c.TLS {
+		h.Set("Strict-Transport-Security", "max-age=31536000")
+	}
+	c.mux.ServeHTTP(w, r)
+}
+
+// open is the scope of pages for everyone who has logged in.
+const open auth.Scope = "open"
+
+// page is an entry of the table of pages. Its data is read again for each request.
+type page struct {
+	path  string                              // below /ui, a pattern of http.ServeMux
+	nav   string                              // its name in the navigation; "": it is not there
+	scope auth.Scope                          // what its readers must be allowed to do
+	view  func(r *http.Request) (view, error) // reads the data
+}
+
+// view is what a page shows.
+type view struct {
+	name  string // of its template, templates/NAME.gohtml
+	title string
+	data  any
+	topic string // what the page follows live, see topics; "": nothing
+	// refused says why a form of this page was refused, and what was typed. nil: none was refused.
+	refused *refusal
+}
+
+// action is a form of the console.
+type action struct {
+	path  string     // below /ui, a pattern of http.ServeMux
+	scope auth.Scope // what its users must be allowed to do
+	file  bool       // the form may have a file, which do reads as it arrives
+	do    func(ctx context.Context, r *http.Request) (to string, err error)
+	// show is called in place of do if the answer is a page that can't be loaded again, such as the
+	// secret of a new key.
+	show func(ctx context.Context, r *http.Request) (view, error)
+	// page reads the page on which the form is. If the form is refused, this page is the answer,
+	// with the text that was typed. nil: the form has no fields to type into.
+	page func(r *http.Request) (view, error)
+}
+
+// allPages returns the table of pages. The navigation shows them in this order.
+func (c *Console) allPages() []page {
+	groups, submit := groupPages{c.Backend}, submitPage{c.store, c.Decoder}
+	letters, tenants, guards := letterPages{c.Backend}, tenantPages{c.Backend}, guardPages{c.Backend}
+	all := []page{
+		{path: "/{$}", nav: "Overview", scope: open, view: c.overview.view},
+		{path: "/groups", nav: "Groups", scope: auth.Read, view: groups.list},
+		{path: "/groups/{id}", scope: auth.Read, view: groups.group},
+		{path: "/groups/{id}/failures", scope: auth.Read, view: failuresPage{c}.view},
+		{path: "/groups/{id}/jobs", scope: auth.Read, view: groups.goToJob},
+		{path: "/groups/{id}/jobs/{ordinal}", scope: auth.Read, view: groups.job},
+		{path: "/tenants", nav: "Tenants", scope: auth.Read, view: tenants.list},
+		{path: "/tenants/{id}", scope: auth.Read, view: tenants.tenant},
+		{path: "/dead-letters", nav: "Dead letters", scope: auth.Read, view: letters.deadLetters},
+		{path: "/rejected", nav: "Rejected", scope: auth.ReadSystem, view: letters.rejected},
+		{path: "/guards", nav: "Guards", scope: auth.ReadSystem, view: guards.list},
+		{path: "/guards/{name}", scope: auth.ReadSystem, view: guards.guard},
+		{path: "/rooms", nav: "Rooms", scope: auth.ReadSystem, view: c.rooms.list},
+		{path: "/rooms/{event}", scope: auth.ReadSystem, view: c.rooms.room},
+		{path: "/workers", nav: "Workers", scope: auth.ReadMetrics, view: workersPage{c.Backend}.view},
+		{path: "/audit", nav: "Audit", scope: auth.ReadSystem, view: auditPage{c.Backend}.view},
+		{path: "/activity", nav: "Activity", scope: auth.System, view: activityPage{c.Activity}.view},
+		{path: "/keys", nav: "Keys", scope: auth.System, view: keysPage{c}.list},
+		{path: "/api", nav: "API", scope: open, view: referencePage{c}.view},
+		{path: "/submit", nav: "Submit", scope: auth.Submit, view: submit.form},
+	}
+	if c.Rooms == nil {
+		all = slices.DeleteFunc(all, func(p page) bool { return strings.HasPrefix(p.path, "/rooms") })
+	}
+	return all
+}
+
+// allActions returns the table of actions.
+func (c *Console) allActions() []action {
+	groups, tenants, submit := groupPages{c.Backend}, tenantPages{c.Backend}, submitPage{c.store, c.Decoder}
+	all := []action{
+		{path: "/submit", scope: auth.Submit, file: true, do: submit.submit, page: submit.form},
+		{path: "/groups", scope: auth.Control, do: groups.controlSome},
+		{path: "/tenants/{id}", scope: auth.Tenants, do: tenants.change, page: tenants.tenant},
+		{path: "/tenants/{id}/pause", scope: auth.Tenants, do: pauseTenant(c.Backend.PauseTenant, "tenant-paused")},
+		{path: "/tenants/{id}/resume", scope: auth.Tenants, do: pauseTenant(c.Backend.ResumeTenant, "tenant-resumed")},
+		{path: "/guards/{name}/members/{id}", scope: auth.System, do: guardPages{c.Backend}.control},
+		{path: "/types/{type}/pause", scope: auth.System, do: pauseType(c.Backend.PauseType, "type-paused")},
+		{path: "/keys", scope: auth.System, show: keysPage{c}.create, page: keysPage{c}.list},
+		{path: "/keys/{id}/revoke", scope: auth.System, do: keysPage{c}.revoke},
+		{path: "/types/{type}/resume", scope: auth.System, do: pauseType(c.Backend.ResumeType, "type-resumed")},
+	}
+	if c.Rooms != nil {
+		for name, do := range c.rooms.actions() {
+			all = append(all, action{path: "/rooms/{event}/" + name, scope: auth.System, do: do, page: c.rooms.room})
+		}
+	}
+	for name := range groups.commands() {
+		all = append(all, action{path: "/groups/{id}/" + name, scope: auth.Control, do: groups.control(name)})
+	}
+	return all
+}
+
+// hasPage reports whether the console has a page with this path pattern. Templates call it, so that
+// they link only to pages that exist.
+func (c *Console) hasPage(path string) bool {
+	return slices.ContainsFunc(c.pages, func(p page) bool { return p.path == path })
+}
+
+// inTime wraps a handler: the context of each request ends after readTimeout.
+func inTime(serve http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
+		defer cancel()
+		serve(w, r.WithContext(ctx))
+	}
+}
+
+// authorized wraps the handler of a page or an action. It calls serve only for callers with the
+// right scope, with the principal in the context. Others are sent to the login or get an error.
+// Requests of callers who have logged in count towards the rate limit of their API keys.
+func (c *Console) authorized(scope auth.Scope, serve http.HandlerFunc) http.HandlerFunc {
+	if scope == "" {
+		panic("a page or an action has no scope")
+	}
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, err := c.principal(r, true)
+		switch {
+		case errors.Is(err, errNoSession):
+			askForLogin(w, r)
+			return
+		case err != nil:
+			c.fail(w, r, err)
+			return
+		}
+		p, _ := auth.From(ctx)
+		if err := countRequest(w, p); err != nil {
+			c.fail(w, r, err)
+			return
+		}
+		r = r.WithContext(ctx)
+		if scope != open && !p.May(scope) {
+			c.fail(w, r, errForbidden)
+			return
+		}
+		serve(w, r)
+	}
+}
+
+var errForbidden = fmt.Errorf("this page or action: %w", api.ErrNotAllowed)
+
+// servePage returns the handler of a page. While Redis is away or does not answer in time, it shows
+// the last data of this page that a reader with the same rights has seen within lastTTL.
+func (c *Console) servePage(p page) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		v, err := p.view(r)
+		var to redirectError
+		switch {
+		case errors.As(err, &to):
+			http.Redirect(w, r, string(to), http.StatusSeeOther)
+		case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
+			if last, at, ok := c.last.find(r); ok {
+				c.render(w, r, http.StatusServiceUnavailable, last, at)
+				return
+			}
+			c.fail(w, r, err)
+		case err != nil:
+			c.fail(w, r, err)
+		case v.refused != nil:
+			c.renderRefused(w, r, v, nil, v.refused.cause)
+		default:
+			c.last.keep(r, v, c.now())
+			c.render(w, r, http.StatusOK, v, time.Time{})
+		}
+	}
+}
+
+// redirectError is an error by which the view of a page makes the browser go to another path of the
+// console.
+type redirectError string
+
+func (e redirectError) Error() string { return "redirect to " + string(e) }
+
+// serveAction returns the handler of an action. It carries out the action and redirects the browser
+// to the page that shows the effect, or answers with the page of show. An action that has begun
+// continues when the browser disconnects, unless its form may have a file.
+func (c *Console) serveAction(a action) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		p, _ := auth.From(r.Context())
+		actor := api.Activity{
+			Actor: p.KeyID, Role: string(p.Role), Via: api.ViaUI, RequestID: w.Header().Get("X-Request-Id"),
+			Tenant: p.Tenant,
+		}
+		if p.KeyID == "" {
+			actor.Role = ""
+		}
+		if ip := c.Proxies.ClientOf(r); ip.IsValid() {
+			actor.IP = ip.String()
+		}
+		ctx := activity.WithActor(r.Context(), actor)
+		if a.file {
+			if answer, ok := w.(interface {
+				BeginAppend(r *http.Request, p auth.Principal) (end func(), err error)
+			}); ok {
+				end, err := answer.BeginAppend(r, p)
+				if err != nil {
+					c.fail(w, r, err)
+					return
+				}
+				defer end()
+			}
+			httpapi.StreamBody(r)
+		} else {
+			if err := parseForm(w, r); err != nil {
+				c.fail(w, r, err)
+				return
+			}
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
+			defer cancel()
+		}
+		var to string
+		var shown view
+		var err error
+		if a.show != nil {
+			shown, err = a.show(ctx, r.WithContext(ctx))
+		} else {
+			to, err = a.do(ctx, r.WithContext(ctx))
+		}
+		switch {
+		case err != nil:
+			c.refuse(w, r, a, err)
+		case a.show != nil:
+			c.render(w, r, http.StatusOK, shown, time.Time{})
+		default:
+			http.Redirect(w, r, to, http.StatusSeeOther)
+		}
+	}
+}
+
+// parseForm reads a form without a file.
+func parseForm(w http.ResponseWriter, r *http.Request) error {
+	body := r.Body // package httpapi needs it again
+	r.Body = http.MaxBytesReader(w, body, maxForm)
+	err := r.ParseForm()
+	r.Body = body
+	if err != nil {
+		return invalid("the form", "can't be read: it is malformed, or longer than %d bytes", maxForm)
+	}
+	return nil
+}
+
+// inputError is the error for a form field or query parameter with a wrong value.
+type inputError struct{ field, problem string }
+
+func (e *inputError) Error() string { return e.field + " " + e.problem }
+
+func invalid(field, problem string, args ...any) error {
+	return &inputError{field, fmt.Sprintf(problem, args...)}
+}
+
+// pathID returns the id in the path. If the text can't be an id, the error is api.ErrNotFound.
+func pathID(r *http.Request, name string) (string, error) {
+	id := r.PathValue(name)
+	if !api.ValidID(id) {
+		return "", fmt.Errorf("%s %.128s: %w", name, strings.ToValidUTF8(id, "?"), api.ErrNotFound)
+	}
+	return id, nil
+}

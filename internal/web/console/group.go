@@ -1,0 +1,349 @@
+package console
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web/console/chart"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+)
+
+const (
+	maxAggregate = 64 << 10 // bytes; a page leaves out aggregates if they are larger
+	barWidth     = 1000
+	failedShown  = 10
+	failedPages  = 5  // pages of jobs among which failed ones are looked for
+	valuesShown  = 12 // counts of an aggregate, and error codes
+	// whyInterval is how often, at most, an open page of a group reads why the group is waiting,
+	// and its failed jobs.
+	whyInterval = 2 * time.Second
+)
+
+// groupData is the data of the page of a group.
+type groupData struct {
+	api.Group
+	Complete   bool // Aggregate is not left out
+	Why        *api.Why
+	Bar        []chart.Part
+	Legend     []chart.Value
+	Map        *jobMap
+	Steps      []step
+	Rate       float64 // jobs that end per second; 0: unknown
+	Codes      []chart.Value
+	MoreCodes  int
+	Aggregates []aggregate
+	FailedJobs []api.Job
+}
+
+// Unfinished is the number of jobs that have not ended.
+func (g groupData) Unfinished() int64 { return g.Counts.Accepted - g.Counts.Ended() }
+
+// step is a state of the group's round that it has reached.
+type step struct {
+	Status  string
+	At      time.Time
+	Seconds float64 // since the step before
+	First   bool
+}
+
+func (p groupPages) group(r *http.Request) (view, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return view{}, err
+	}
+	data, err := p.reader(id)(r.Context())
+	return view{name: "group", title: "Group " + id, data: data, topic: "group:" + id}, err
+}
+
+func (p groupPages) openGroup(ctx context.Context, id string) (func(context.Context) (any, error), error) {
+	if !api.ValidID(id) {
+		return nil, api.ErrNotFound
+	}
+	_, _, err := p.backend.GroupSummary(ctx, id, 0)
+	if err != nil && !errors.Is(err, api.ErrUnavailable) {
+		return nil, err
+	}
+	return p.reader(id), nil
+}
+
+// reader returns a function that reads the data of a group's page: the group on each call,
+// expensive parts such as the reason why it waits less often.
+func (p groupPages) reader(id string) func(context.Context) (any, error) {
+	var why *api.Why
+	var failed []api.Job
+	var whyAt, failedAt time.Time
+	var failedCount int64
+	readMap := p.mapReader(id)
+	return func(ctx context.Context) (any, error) {
+		g, complete, err := p.backend.GroupSummary(ctx, id, maxAggregate)
+		if err != nil {
+			return nil, err
+		}
+		d := newGroupData(g, complete)
+		switch waiting := g.Counts.Waiting + g.Counts.NonReady + g.Counts.Ready; {
+		case g.Status.Ended() || waiting == 0:
+			why, whyAt = nil, time.Time{}
+		case time.Since(whyAt) >= whyInterval:
+			w, err := p.backend.Why(ctx, id)
+			if why = nil; err == nil && w.Detail != "" {
+				why = &w
+			}
+			whyAt = time.Now()
+		}
+		if n := g.Counts.Failed; n != failedCount && time.Since(failedAt) >= whyInterval {
+			if failed, err = p.failedJobs(ctx, id); err != nil {
+				return nil, err
+			}
+			failedCount, failedAt = n, time.Now()
+		}
+		if d.Map, err = readMap(ctx); err != nil {
+			return nil, err
+		}
+		d.Why, d.FailedJobs = why, failed
+		return d, nil
+	}
+}
+
+// failedJobs returns up to failedShown failed jobs of a group. It reads only a few pages of jobs,
+// so in a large group it may miss some.
+func (p groupPages) failedJobs(ctx context.Context, id string) (failed []api.Job, err error) {
+	q := httpapi.JobQuery{State: "failed", Limit: failedShown}
+	for range failedPages {
+		l, err := p.backend.Jobs(ctx, id, q)
+		if err != nil {
+			return nil, err
+		}
+		failed = append(failed, l.Jobs...)
+		if q.Cursor = l.Cursor; q.Cursor == "" || len(failed) >= failedShown {
+			break
+		}
+	}
+	return failed[:min(len(failed), failedShown)], nil
+}
+
+func newGroupData(g api.Group, complete bool) groupData {
+	n := g.Counts
+	d := groupData{Group: g, Complete: complete, Legend: values(n)}
+	bar := d.Legend
+	if g.Total != nil && *g.Total > n.Accepted {
+		missing := chart.Value{Name: "announced", Class: "missing", Number: *g.Total - n.Accepted}
+		bar = append(slices.Clone(bar), missing)
+	}
+	d.Bar = chart.Divide(barWidth, bar)
+	if eta := g.ETASeconds; eta != nil && *eta > 0 {
+		d.Rate = float64(d.Unfinished()) / *eta
+	}
+	d.Steps = steps(g.Timestamps)
+	for code, count := range g.FailuresByCode {
+		d.Codes = append(d.Codes, chart.Value{Name: code, Number: count})
+	}
+	d.Codes, d.MoreCodes = largest(d.Codes)
+	for _, name := range slices.Sorted(maps.Keys(g.Aggregate)) {
+		d.Aggregates = append(d.Aggregates, newAggregate(name, g.Aggregate[name]))
+	}
+	return d
+}
+
+// values returns the counts of a group's jobs as chart values, in the order and with the CSS
+// classes that all charts of the console use.
+func values(n api.Counts) []chart.Value {
+	return []chart.Value{
+		{Name: "done", Class: "done", Number: n.Done}, {Name: "failed", Class: "failed", Number: n.Failed},
+		{Name: "cancelled", Class: "cancelled", Number: n.Cancelled},
+		{Name: "in flight", Class: "in-flight", Number: n.InFlight},
+		{Name: "ready", Class: "ready", Number: n.Ready}, {Name: "non-ready", Class: "non-ready", Number: n.NonReady},
+		{Name: "waiting", Class: "waiting", Number: n.Waiting},
+	}
+}
+
+// steps returns the states that a group has reached, sorted by time.
+func steps(times map[string]time.Time) (all []step) {
+	for status, at := range times {
+		all = append(all, step{Status: status, At: at})
+	}
+	order := func(status string) int {
+		return slices.IndexFunc(statuses, func(s api.Status) bool { return strings.EqualFold(string(s), status) })
+	}
+	slices.SortFunc(all, func(a, b step) int {
+		return cmp.Or(a.At.Compare(b.At), cmp.Compare(order(a.Status), order(b.Status)))
+	})
+	for i := range all {
+		if all[i].First = i == 0; i > 0 {
+			all[i].Seconds = all[i].At.Sub(all[i-1].At).Seconds()
+		}
+	}
+	return all
+}
+
+// largest returns the largest values, at most valuesShown, and how many others there are. It sorts
+// its argument.
+func largest(values []chart.Value) (some []chart.Value, more int) {
+	slices.SortFunc(values, func(a, b chart.Value) int {
+		return cmp.Or(cmp.Compare(b.Number, a.Number), cmp.Compare(a.Name, b.Name))
+	})
+	n := min(len(values), valuesShown)
+	return values[:n], len(values) - n
+}
+
+// aggregate is the template data of one value in a group's aggregate. Only one form is set: Number,
+// Text, Counts or Histogram.
+type aggregate struct {
+	Name      string
+	Number    string           // a number
+	Text      string           // any other value, as JSON
+	Counts    []chart.Value    // how often there was which value
+	More      int              // values that Counts leaves out
+	Most      int64            // the largest count
+	Histogram *chart.Histogram // a distribution
+	Count     int64            // of the distribution's numbers
+	Numbers   []named          // the distribution in numbers
+}
+
+// named is a number with a name.
+type named struct{ Name, Text string }
+
+const maxAggregateText = 2000 // bytes of an aggregate that is shown as JSON
+
+// newAggregate chooses the form in which the page shows an aggregate, by its JSON. A custom reducer
+// may return any JSON.
+func newAggregate(name string, text json.RawMessage) aggregate {
+	a := aggregate{Name: name}
+	var n float64
+	if json.Unmarshal(text, &n) == nil && string(text) != "null" {
+		a.Number = decimal(n)
+		return a
+	}
+	var numbers map[string]float64
+	if json.Unmarshal(text, &numbers) == nil && len(numbers) > 0 {
+		if a.distribution(numbers) {
+			return a
+		}
+		for value, n := range numbers {
+			if n != float64(int64(n)) || n < 0 {
+				a.Counts = nil
+				break
+			}
+			a.Counts = append(a.Counts, chart.Value{Name: value, Number: int64(n)})
+		}
+		if len(a.Counts) > 0 {
+			a.Counts, a.More = largest(a.Counts)
+			a.Most = a.Counts[0].Number
+			return a
+		}
+	}
+	a.Text = string(text)
+	if len(a.Text) > maxAggregateText {
+		a.Text = strings.ToValidUTF8(a.Text[:maxAggregateText], "") + "…"
+	}
+	return a
+}
+
+// distribution sets Histogram, Count and Numbers if numbers has the fields of a distribution, and
+// reports whether it has. If not, Numbers may keep some of them, which templates do not show.
+func (a *aggregate) distribution(numbers map[string]float64) bool {
+	var names []string
+	var values []float64
+	for _, name := range []string{"min", "p50", "p90", "p95", "p99", "max"} {
+		v, ok := numbers[name]
+		if !ok {
+			return false
+		}
+		names, values = append(names, name), append(values, v)
+		a.Numbers = append(a.Numbers, named{name, decimal(v)})
+	}
+	for _, name := range []string{"mean", "stddev"} {
+		a.Numbers = append(a.Numbers, named{name, decimal(numbers[name])})
+	}
+	h := chart.NewHistogram(420, 140, names, values, decimal)
+	a.Histogram, a.Count = &h, int64(numbers["count"])
+	return true
+}
+
+// jobData is the data of the page of a job.
+type jobData struct {
+	api.Job
+	Result string // the job's result, with line breaks
+}
+
+func (p groupPages) job(r *http.Request) (view, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return view{}, err
+	}
+	ordinal, err := ordinalOf(id, r.PathValue("ordinal"))
+	if err != nil {
+		return view{}, err
+	}
+	data, err := p.readJob(r.Context(), id, ordinal)
+	if err != nil {
+		return view{}, err
+	}
+	topic := fmt.Sprintf("job:%s/%d", id, ordinal)
+	return view{name: "job", title: fmt.Sprintf("Job %d of %s", ordinal, id), data: data, topic: topic}, nil
+}
+
+func (p groupPages) openJob(ctx context.Context, arg string) (func(context.Context) (any, error), error) {
+	id, text, _ := strings.Cut(arg, "/")
+	ordinal, err := ordinalOf(id, text)
+	if err != nil || !api.ValidID(id) {
+		return nil, api.ErrNotFound
+	}
+	read := func(ctx context.Context) (any, error) { return p.readJob(ctx, id, ordinal) }
+	if _, err := read(ctx); err != nil && !errors.Is(err, api.ErrUnavailable) {
+		return nil, err
+	}
+	return read, nil
+}
+
+// ordinalOf returns the ordinal of a job from a path. If the text is no ordinal, the error is
+// api.ErrNotFound.
+func ordinalOf(group, text string) (int64, error) {
+	ordinal, err := strconv.ParseUint(text, 10, 63)
+	if err != nil {
+		return 0, fmt.Errorf("job %.32q of group %s: %w", text, group, api.ErrNotFound)
+	}
+	return int64(ordinal), nil
+}
+
+func (p groupPages) readJob(ctx context.Context, group string, ordinal int64) (jobData, error) {
+	j, err := p.backend.Job(ctx, group, ordinal)
+	d := jobData{Job: j}
+	if len(j.Result) > 0 {
+		d.Result = indented(j.Result)
+	}
+	return d, err
+}
+
+// indented returns JSON with line breaks and indentation. It does not change values.
+func indented(text json.RawMessage) string {
+	var b bytes.Buffer
+	if json.Indent(&b, text, "", "  ") != nil {
+		return string(text)
+	}
+	return b.String()
+}
+
+// goToJob redirects the browser to the page of the job whose ordinal is in the query parameter
+// ordinal.
+func (p groupPages) goToJob(r *http.Request) (view, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return view{}, err
+	}
+	ordinal, err := strconv.ParseUint(strings.TrimSpace(r.URL.Query().Get("ordinal")), 10, 63)
+	if err != nil {
+		return view{}, invalid("The ordinal", "must be a whole number from 0")
+	}
+	return view{}, redirectError(fmt.Sprintf("%s/groups/%s/jobs/%d", root, id, ordinal))
+}

@@ -1,0 +1,366 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+	"github.com/bulkaction/bulkaction/internal/web/livefeed"
+	"github.com/bulkaction/bulkaction/internal/web/sse"
+)
+
+const (
+	maxStreams      = 2000            // most open event streams of a process
+	maxOwnStreams   = 20              // most of one API key
+	maxGroupTopics  = 200             // most groups, lists and other limited topics that a process follows at a time
+	stillInterval   = 2 * time.Second // between two checks of a stream's API key in the process's copy of the keys
+	sessionInterval = 4 * time.Second // with session.Fresh, a stream outlives its session by 10 s or so
+	tryAgain        = 5 * time.Second // what a browser waits if it gets no stream
+)
+
+// topic is an entry of the table of topics: a kind of data that open pages follow. The query
+// parameter topics of an event stream is NAME:ARGUMENT, with the argument of open.
+type topic struct {
+	scope auth.Scope
+	page  string // the template whose live regions are sent
+	group bool   // read up to twice a second, other topics up to once; limited in number
+	many  bool   // limited in number, together with groups
+	// open checks the argument for the principal of ctx, and returns the function that reads the
+	// data.
+	open func(ctx context.Context, arg string) (read func(context.Context) (any, error), err error)
+	// check, unless nil, refuses a request for a reason other than the scope of its API key.
+	check func(r *http.Request) error
+}
+
+// topics is the table of topics.
+func (c *Console) topics() map[string]topic {
+	groups, tenants, letters := groupPages{c.Backend}, tenantPages{c.Backend}, letterPages{c.Backend}
+	guards := guardPages{c.Backend}
+	all := map[string]topic{
+		"overview":     {scope: open, page: "overview", open: c.overview.open},
+		"groups":       {scope: auth.Read, page: "groups", many: true, open: groups.openList},
+		"group":        {scope: auth.Read, page: "group", group: true, open: groups.openGroup},
+		"tenants":      {scope: auth.Read, page: "tenants", many: true, open: tenants.openList},
+		"tenant":       {scope: auth.Read, page: "tenant", many: true, open: tenants.openTenant},
+		"job":          {scope: auth.Read, page: "job", many: true, open: groups.openJob},
+		"dead-letters": {scope: auth.Read, page: "deadletters", many: true, open: letters.openDeadLetters},
+		"rejected":     {scope: auth.ReadSystem, page: "rejected", many: true, open: letters.openRejected},
+		"guards":       {scope: auth.ReadSystem, page: "guards", many: true, open: guards.openList},
+		"guard":        {scope: auth.ReadSystem, page: "guard", many: true, open: guards.openGuard},
+		"workers":      {scope: auth.ReadMetrics, page: "workers", open: workersPage{c.Backend}.open},
+		"audit":        {scope: auth.ReadSystem, page: "audit", open: auditPage{c.Backend}.open},
+	}
+	if c.Rooms != nil {
+		all["rooms"] = topic{
+			scope: auth.ReadSystem, page: "rooms", many: true, open: c.rooms.openList, check: c.rooms.check,
+		}
+		all["room"] = topic{
+			scope: auth.ReadSystem, page: "room", many: true, open: c.rooms.openRoom, check: c.rooms.check,
+		}
+	}
+	return all
+}
+
+// live serves the event streams that send the live regions of open pages. All readers of a topic
+// who see the same data share one poller and the same encoded bytes.
+type live struct {
+	console *Console
+	topics  map[string]topic
+	streams sse.Streams
+	groups  *livefeed.Feed[*regions] // of topics that are read up to twice a second
+	others  *livefeed.Feed[*regions]
+
+	mu       sync.Mutex
+	own      map[string]int // open streams by API key
+	followed map[string]int // open streams by limited topic and class of readers
+}
+
+func newLive(c *Console) *live {
+	return &live{
+		console: c, topics: c.topics(), streams: sse.Streams{Max: maxStreams},
+		groups: livefeed.NewPaced[*regions](500*time.Millisecond, time.Second),
+		others: livefeed.NewPaced[*regions](time.Second, time.Second),
+		own:    map[string]int{}, followed: map[string]int{},
+	}
+}
+
+// regions has the live regions that one poll rendered, as events that all streams of the topic
+// share.
+type regions struct {
+	number  int    // sequence number of this change
+	frame   []byte // all live regions
+	changes []byte // regions that differ from those of number-1; nil: send frame
+	last    bool   // the subject of the page is gone: the stream ends
+}
+
+// serve answers with the event stream of one page. A request has exactly one topic, because a page
+// has only one.
+func (l *live) serve(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet {
+		w.Header().Set("Allow", http.MethodGet)
+		plainError(w, http.StatusMethodNotAllowed, "use GET", nil)
+		return
+	}
+	ctx, err := l.console.principal(r, false)
+	if err != nil {
+		plainError(w, http.StatusUnauthorized, "log in first", err)
+		return
+	}
+	who, _ := auth.From(ctx)
+	if err := countRequest(w, who); err != nil {
+		problem, after, _ := httpapi.ProblemOf(err)
+		w.Header().Set("Retry-After", seconds(after))
+		plainError(w, problem.Status, problem.Detail, nil)
+		return
+	}
+	name := r.URL.Query().Get("topics")
+	kind, arg, _ := strings.Cut(name, ":")
+	t, known := l.topics[kind]
+	if !known || len(name) > maxForm {
+		plainError(w, http.StatusNotFound, "no such topic", nil)
+		return
+	}
+	if t.scope != open && !who.May(t.scope) {
+		plainError(w, http.StatusForbidden, "not for your key", nil)
+		return
+	}
+	if t.check != nil {
+		if err := t.check(r); err != nil {
+			plainError(w, http.StatusForbidden, err.Error(), nil)
+			return
+		}
+	}
+	read, err := t.open(ctx, arg)
+	var input *inputError
+	switch {
+	case errors.Is(err, api.ErrNotFound), errors.As(err, &input):
+		plainError(w, http.StatusNotFound, "no such topic", nil)
+		return
+	case err != nil:
+		l.console.Log.WarnContext(ctx, "a topic of the console can't be read", "topic", kind, "error", err)
+		plainError(w, http.StatusInternalServerError, "the topic can't be read", err)
+		return
+	}
+	address := l.console.apiOption(r)
+	class := strings.Join([]string{classOf(who), address, name}, "\x00") // of streams that share what is read
+	limited := ""
+	if t.group || t.many {
+		limited = class
+	}
+	leave, err := l.enter(who.KeyID, limited)
+	if err != nil {
+		w.Header().Set("Retry-After", seconds(tryAgain))
+		plainError(w, http.StatusTooManyRequests, err.Error(), nil)
+		return
+	}
+	defer leave()
+	if answer, ok := w.(interface{ OwnDeadlines() }); ok {
+		answer.OwnDeadlines()
+	}
+	stream, err := l.streams.Open(l.console.Closing, w)
+	if err != nil {
+		w.Header().Set("Retry-After", seconds(tryAgain))
+		plainError(w, http.StatusTooManyRequests, fmt.Sprintf("all %d event streams are in use", maxStreams), nil)
+		return
+	}
+	defer stream.Close()
+	ctx, end := l.whileValid(ctx, w, r)
+	defer end()
+	feed := l.others
+	if t.group {
+		feed = l.groups
+	}
+	viewer := feed.Watch(class, func() livefeed.Poll[*regions] { return l.poll(t, who, address, read) })
+	defer viewer.Close()
+	if err := follow(ctx, stream, viewer); err != nil && !errors.Is(err, context.Canceled) &&
+		!errors.Is(err, sse.ErrClosing) {
+		l.console.Log.DebugContext(ctx, "an event stream of the console ended", "topic", name, "error", err)
+	}
+}
+
+func plainError(w http.ResponseWriter, status int, text string, err error) {
+	if errors.Is(err, api.ErrUnavailable) {
+		status, text = http.StatusServiceUnavailable, "Redis is away"
+	}
+	http.Error(w, text, status)
+}
+
+// follow sends events to the client of viewer. It returns an error when ctx ends or when a read or
+// a write fails, and nil when the subject of the page is gone. A client that is new or has missed a
+// change gets all live regions, any other client only those that have changed.
+func follow(ctx context.Context, stream *sse.Stream, viewer *livefeed.Viewer[*regions]) error {
+	for sent := 0; ; {
+		found, changed, err := viewer.Next()
+		switch {
+		case changed != nil && err == nil:
+			err = stream.Wait(ctx, changed)
+		case err == nil:
+			text := found.frame
+			if found.changes != nil && sent == found.number-1 {
+				text = found.changes
+			}
+			sent = found.number
+			if err = stream.Send(text); err == nil && found.last {
+				return nil
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// enter counts an open event stream for an API key and for a topic with a limit, until leave is
+// called. It returns an error if there are too many. limited names a topic and the class of its
+// readers: readers who see different data of a topic count as readers of different topics, because
+// their data is read separately. An empty key or limited is not counted.
+func (l *live) enter(key, limited string) (leave func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if key != "" && l.own[key] >= maxOwnStreams {
+		return nil, fmt.Errorf("your API key has %d event streams already", maxOwnStreams)
+	}
+	if limited != "" && l.followed[limited] == 0 && len(l.followed) >= maxGroupTopics {
+		return nil, fmt.Errorf("this server follows %d groups and other things already", maxGroupTopics)
+	}
+	change := func(counts map[string]int, name string, by int) {
+		if name == "" {
+			return
+		}
+		if counts[name] += by; counts[name] == 0 {
+			delete(counts, name)
+		}
+	}
+	change(l.own, key, 1)
+	change(l.followed, limited, 1)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		change(l.own, key, -1)
+		change(l.followed, limited, -1)
+	}, nil
+}
+
+// whileValid returns a context that ends when the request's session or its API key is not valid any
+// more. Then it also interrupts a write to a client that does not read. The caller must call end.
+func (l *live) whileValid(
+	ctx context.Context, w http.ResponseWriter, r *http.Request,
+) (_ context.Context, end func()) {
+	if l.console.Keys == nil {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	who, _ := auth.From(ctx)
+	var checks sync.WaitGroup
+	checks.Go(func() {
+		tick := time.NewTicker(stillInterval)
+		defer tick.Stop()
+		for checked := time.Now(); ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			valid := l.console.Keys.Still(who)
+			if now := time.Now(); valid && now.Sub(checked) >= sessionInterval {
+				checked = now
+				_, err := l.console.principal(r, false)
+				valid = !errors.Is(err, errNoSession)
+			}
+			if !valid {
+				cancel()
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // test servers have no deadlines
+				return
+			}
+		}
+	})
+	return ctx, func() {
+		cancel()
+		checks.Wait()
+	}
+}
+
+// poll returns a function that reads a topic with the rights of who and renders the live regions;
+// address is the one of the API in command lines. A region has changed if its HTML has.
+func (l *live) poll(
+	t topic, who auth.Principal, address string, read func(context.Context) (any, error),
+) livefeed.Poll[*regions] {
+	who.KeyID = "" // the regions are for all readers who see the same
+	number, event := 0, ""
+	var last map[string]string
+	return func(ctx context.Context) (livefeed.State[*regions], error) {
+		ctx, cancel := context.WithTimeout(auth.With(ctx, who), readTimeout)
+		defer cancel()
+		found, before := "regions", event
+		var html map[string]string
+		data, err := read(ctx)
+		switch {
+		case errors.Is(err, api.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
+			found = "away"
+		case errors.Is(err, api.ErrNotFound):
+			found = "gone"
+		case err != nil:
+			return livefeed.State[*regions]{}, err
+		default:
+			if html, err = l.console.renderRegions(t.page, who, address, data); err != nil {
+				l.console.Log.ErrorContext(ctx, "live regions of the console can't be rendered",
+					"page", t.page, "error", err)
+				return livefeed.State[*regions]{}, err
+			}
+		}
+		changes := map[string]string{}
+		for id, text := range html {
+			if text != last[id] {
+				changes[id] = text
+			}
+		}
+		last, event = html, found
+		if found == before && len(changes) == 0 {
+			return livefeed.State[*regions]{}, nil
+		}
+		number++
+		value := &regions{number: number, frame: eventOf(found, html), last: found == "gone"}
+		if found == before && len(changes) < len(html) {
+			value.changes = eventOf(found, changes)
+		}
+		return livefeed.State[*regions]{Value: value, Changed: true, Last: value.last}, nil
+	}
+}
+
+// renderRegions returns the HTML of a page's live regions, by their element ids.
+func (c *Console) renderRegions(
+	page string, who auth.Principal, address string, data any,
+) (map[string]string, error) {
+	html := map[string]string{}
+	for _, id := range c.views().live[page] {
+		var out bytes.Buffer
+		f := frame{Data: data, principal: who, login: c.Keys != nil, api: address}
+		if err := c.views().pages[page].ExecuteTemplate(&out, livePrefix+id, f); err != nil {
+			return nil, fmt.Errorf("render region %s: %w", id, err)
+		}
+		html[id] = out.String()
+	}
+	return html, nil
+}
+
+// eventOf encodes a server-sent event: its name, and as JSON the HTML of live regions by their ids.
+func eventOf(name string, html map[string]string) []byte {
+	var out bytes.Buffer
+	fmt.Fprintf(&out, "event: %s\ndata: ", name)
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false) // it would make the frames larger, and only scripts read them
+	if html == nil {
+		html = map[string]string{}
+	}
+	_ = e.Encode(html) // it ends with a line break. Strings can be encoded
+	return append(out.Bytes(), '\n')
+}

@@ -1,0 +1,245 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web/console/chart"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+)
+
+const (
+	overviewGroups  = 8
+	overviewTenants = 10
+	overviewMinutes = 60 // of the history, unless the query says it
+	// seldomInterval is how often the overview reads what changes slowly or is expensive: the
+	// history has one point in 10 s, the watchers update the busiest tenants each 20 s and, by
+	// default, the audit each 15 s, and to find the newest failed groups may need a look at many.
+	seldomInterval = 10 * time.Second
+)
+
+// historyRanges are the lengths of the history among which the reader of the overview can choose.
+var historyRanges = []historyRange{{15, "15 min"}, {60, "1 h"}, {360, "6 h"}, {1440, "24 h"}}
+
+type historyRange struct {
+	Minutes int
+	Name    string
+}
+
+// overviewPage serves the overview of the system. Its caches are shared by all readers.
+type overviewPage struct {
+	backend  httpapi.Backend
+	history  *cache[historyView]
+	audit    *cache[api.AuditState]
+	busiest  *cache[[]tenantLoad]
+	failures *cache[[]api.Group]
+}
+
+func newOverviewPage(b httpapi.Backend) *overviewPage {
+	return &overviewPage{
+		backend: b, history: newCache[historyView](seldomInterval), audit: newCache[api.AuditState](seldomInterval),
+		busiest: newCache[[]tenantLoad](seldomInterval), failures: newCache[[]api.Group](seldomInterval),
+	}
+}
+
+// overviewData is the template data of the overview. Fields that the reader may not see are empty.
+type overviewData struct {
+	Stats    *api.Stats
+	Load     api.TypeStats // the sum over all types
+	Slots    int
+	Busy     int
+	Missing  []string // roles without a live process
+	History  historyView
+	Minutes  int // of the history
+	Ranges   []historyRange
+	Audit    *api.AuditState
+	Open     int64         // open violations of the audit
+	Laws     []chart.Value // that they break
+	Busiest  []tenantLoad
+	Tenants  bool // the reader may see all tenants
+	Newest   []api.Group
+	Failures []api.Group
+	Groups   bool // the reader may see groups
+}
+
+func (p *overviewPage) view(r *http.Request) (view, error) {
+	minutes, err := minutesOf(r.URL.Query().Get("minutes"))
+	if err != nil {
+		return view{}, err
+	}
+	topic := "overview"
+	if minutes != overviewMinutes {
+		topic += ":" + strconv.Itoa(minutes)
+	}
+	data, err := p.read(r.Context(), minutes)
+	return view{name: "overview", title: "Overview", data: data, topic: topic}, err
+}
+
+func (p *overviewPage) open(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+	minutes, err := minutesOf(arg)
+	return func(ctx context.Context) (any, error) { return p.read(ctx, minutes) }, err
+}
+
+// minutesOf parses the parameter minutes: one of historyRanges; "" is the default.
+func minutesOf(text string) (int, error) {
+	if text == "" {
+		return overviewMinutes, nil
+	}
+	for _, r := range historyRanges {
+		if text == strconv.Itoa(r.Minutes) {
+			return r.Minutes, nil
+		}
+	}
+	return 0, invalid("minutes", "must be 15, 60, 360 or 1440")
+}
+
+// read reads what the principal of ctx may see.
+func (p *overviewPage) read(ctx context.Context, minutes int) (any, error) {
+	who, _ := auth.From(ctx)
+	d := overviewData{
+		Minutes: minutes, Ranges: historyRanges, Groups: who.May(auth.Read),
+		Tenants: who.May(auth.Read) && who.May(auth.ReadMetrics),
+	}
+	if who.May(auth.ReadMetrics) {
+		s, err := p.backend.Stats(ctx)
+		if err != nil {
+			return nil, err
+		}
+		d.summarize(s)
+		if d.History, err = p.readHistory(ctx, minutes); err != nil {
+			return nil, err
+		}
+	}
+	if who.May(auth.ReadSystem) {
+		a, err := p.audit.get("", func() (api.AuditState, error) { return p.backend.Audit(ctx) })
+		if err != nil {
+			return nil, err
+		}
+		d.summarizeAudit(a)
+	}
+	var err error
+	if d.Tenants {
+		if d.Busiest, err = p.busiest.get("", func() ([]tenantLoad, error) {
+			l, err := p.backend.BusiestTenants(ctx, overviewTenants)
+			return loadsOf(l.Tenants), err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if !d.Groups {
+		return d, nil
+	}
+	newest, err := p.backend.Groups(ctx, httpapi.ListQuery{Limit: overviewGroups})
+	if err != nil {
+		return nil, err
+	}
+	d.Newest = newest.Groups
+	d.Failures, err = p.failures.get(classOf(who), func() ([]api.Group, error) {
+		l, err := p.backend.Groups(ctx, httpapi.ListQuery{Status: api.StatusFailed, Limit: overviewGroups})
+		return l.Groups, err
+	})
+	return d, err
+}
+
+func (p *overviewPage) readHistory(ctx context.Context, minutes int) (historyView, error) {
+	return p.history.get(strconv.Itoa(minutes), func() (historyView, error) {
+		h, err := p.backend.History(ctx, max(minutes, int(failedHours/time.Minute)))
+		return newHistoryView(h, minutes, time.Now()), err
+	})
+}
+
+// summarize fills in what the overview shows of the system.
+func (d *overviewData) summarize(s api.Stats) {
+	d.Stats = &s
+	for _, t := range s.Types {
+		d.Load.Backlog += t.Backlog
+		d.Load.Waiting += t.Waiting
+		d.Load.NonReady += t.NonReady
+		d.Load.Ready += t.Ready
+		d.Load.InFlight += t.InFlight
+	}
+	for _, w := range s.Workers {
+		d.Slots += w.Workers
+		d.Busy += w.Active
+	}
+	for _, role := range api.Roles {
+		alive := slices.ContainsFunc(s.Stages, func(p api.StageStatus) bool { return p.Role == role && p.Running })
+		if !alive && (role != "worker" || len(s.Workers) == 0) {
+			d.Missing = append(d.Missing, role)
+		}
+	}
+}
+
+// summarizeAudit fills in the fields of the overview that show the audit.
+func (d *overviewData) summarizeAudit(a api.AuditState) {
+	d.Audit = &a
+	d.Laws, d.Open = openLaws(a)
+}
+
+// Limit returns the global rate limit as text, such as "100/s" or "50 in 5 s".
+func (d overviewData) Limit() string {
+	l := d.Stats.RateLimit
+	if l.WindowMS == 0 || l.WindowMS == 1000 {
+		return count(l.RPS) + "/s"
+	}
+	return fmt.Sprintf("%s in %s", count(max(1, l.RPS*l.WindowMS/1000)), duration(float64(l.WindowMS)/1000))
+}
+
+// AcceptedPerSecond and EndedPerSecond return the present rates of jobs, from the newest point of
+// the history; "–" if it is too old.
+func (d overviewData) AcceptedPerSecond() string {
+	return d.now(func(p api.HistoryPoint) float64 { return p.Accepted })
+}
+
+func (d overviewData) EndedPerSecond() string {
+	return d.now(func(p api.HistoryPoint) float64 { return p.Done + p.Failed })
+}
+
+func (d overviewData) now(value func(api.HistoryPoint) float64) string {
+	if d.History.Now == nil {
+		return "–"
+	}
+	return decimal(value(*d.History.Now))
+}
+
+// tenantLoad is a tenant with what it gets of its share.
+type tenantLoad struct {
+	api.Tenant
+	// Got is the number of the tenant's jobs that end per window of the rate limit, averaged over
+	// the last seconds.
+	Got float64
+}
+
+// GotOfLimit returns Got and the tenant's limit as text, such as "7.5 of 10".
+func (t tenantLoad) GotOfLimit() string {
+	return decimal(t.Got) + " of " + count(t.Window.Limit)
+}
+
+func loadsOf(tenants []api.Tenant) []tenantLoad {
+	all := make([]tenantLoad, len(tenants))
+	for i, t := range tenants {
+		got := t.JobsPerSecond * float64(cmp.Or(t.Window.WindowMS, 1000)) / 1000
+		all[i] = tenantLoad{t, got}
+	}
+	return all
+}
+
+// pauseType returns an action that pauses a type or resumes it.
+func pauseType(
+	do func(context.Context, string) error, done string,
+) func(context.Context, *http.Request) (string, error) {
+	return func(ctx context.Context, r *http.Request) (string, error) {
+		typ, err := pathID(r, "type")
+		if err != nil {
+			return "", err
+		}
+		return root + "/?done=" + done, do(ctx, typ)
+	}
+}

@@ -1,0 +1,516 @@
+package console
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/html"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+)
+
+// paths are the addresses of the pages that these tests look at, also of two that do not exist.
+var paths = []string{
+	"/ui/", "/ui/groups", "/ui/groups?tenant=acme&status=failed&cursor=x", "/ui/groups/failed-1", "/ui/groups/running-1",
+	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/failures", "/ui/submit",
+	"/ui/dead-letters", "/ui/rejected?data=true", "/ui/tenants", "/ui/tenants/acme", "/ui/tenants/globex",
+	"/ui/guards", "/ui/guards/pool%2Fsmtp", "/ui/guards/lock%2Freport?state=off", "/ui/rooms", "/ui/rooms/sale", "/ui/rooms/closed",
+	"/ui/workers", "/ui/audit", "/ui/activity?actor=key_a", "/ui/keys", "/ui/api", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
+}
+
+// TestTablesAreComplete: each page, action and topic names the scope that a caller needs, and has a
+// function or a page that answers.
+func TestTablesAreComplete(t *testing.T) {
+	t.Parallel()
+	c := newTestConsole(t).console
+	known := append(slices.Clone(auth.Scopes), open)
+	for _, p := range c.pages {
+		require.Contains(t, known, p.scope, p.path)
+		require.NotNil(t, p.view, p.path)
+	}
+	for _, a := range c.allActions() {
+		require.Contains(t, auth.Scopes, a.scope, a.path)
+		require.NotEqual(t, a.do == nil, a.show == nil, a.path)
+	}
+	for name, topic := range c.topics() {
+		require.Contains(t, known, topic.scope, name)
+		require.NotEmpty(t, c.views().live[topic.page], name)
+	}
+	require.Panics(t, func() { c.authorized("", nil) })
+}
+
+// logins returns the login page, and the login page after a wrong key.
+func logins(t *testing.T) []document {
+	w := as(t, auth.Principal{})
+	return []document{parse(t, w.get("/ui/login").Body.String()), parse(t, w.post("/ui/login", url.Values{"key": {"x"}}).Body.String())}
+}
+
+// TestPagesAreSafe: no page of paths has inline styles, scripts or handlers, an iframe, a link to
+// another host, or an HTML id twice. Pages of a group show the hostile text literally.
+func TestPagesAreSafe(t *testing.T) {
+	t.Parallel()
+	for _, path := range paths {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			d := parse(t, newTestConsole(t).get(path).Body.String())
+			ids := map[string]bool{}
+			for _, n := range d.all("") {
+				for _, a := range n.Attr {
+					require.NotEqual(t, "style", a.Key)
+					require.False(t, strings.HasPrefix(a.Key, "on"), a.Key)
+					if a.Key == "href" || a.Key == "src" || a.Key == "action" {
+						require.Regexp(t, `^(/ui/|#)`, a.Val)
+					}
+					if a.Key == "id" {
+						require.False(t, ids[a.Val], "two elements have the id "+a.Val)
+						ids[a.Val] = true
+					}
+				}
+				if n.Data == "script" {
+					require.Nil(t, n.FirstChild, "a script in the page")
+				}
+				require.NotContains(t, []string{"style", "iframe", "i"}, n.Data)
+			}
+			if strings.Contains(path, "groups/") && !strings.Contains(path, "unknown") {
+				require.Contains(t, d.text, hostile)
+			}
+		})
+	}
+}
+
+// TestPagesAreAccessible: each page has a language, one h1 and one main. Fields, meters and
+// graphics have labels or are hidden, tables have captions, and their headings a scope.
+func TestPagesAreAccessible(t *testing.T) {
+	t.Parallel()
+	all := map[string]document{}
+	for i, d := range logins(t) {
+		all[fmt.Sprint("login ", i)] = d
+	}
+	for _, path := range paths {
+		all[path] = parse(t, newTestConsole(t).get(path).Body.String())
+	}
+	for path, d := range all {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			require.Len(t, d.all("h1"), 1)
+			require.Len(t, d.all("main"), 1)
+			require.Equal(t, "en", attribute(d.all("html")[0], "lang"))
+			labels := map[string]bool{}
+			for _, l := range d.all("label") {
+				labels[attribute(l, "for")] = true
+			}
+			for _, name := range []string{"input", "select", "textarea"} {
+				for _, n := range d.all(name) {
+					if attribute(n, "type") != "hidden" {
+						require.True(t, labels[attribute(n, "id")] || attribute(n, "aria-label") != "", "%s %s has no label", name, attribute(n, "name"))
+					}
+				}
+			}
+			for _, table := range d.all("table") {
+				require.Equal(t, "caption", firstElement(table).Data)
+			}
+			for _, th := range d.all("th") {
+				require.Contains(t, []string{"row", "col"}, attribute(th, "scope"))
+			}
+			for _, name := range []string{"progress", "meter"} {
+				for _, n := range d.all(name) {
+					require.NotEmpty(t, attribute(n, "aria-label"))
+				}
+			}
+			for _, n := range d.all("svg") {
+				require.True(t, attribute(n, "aria-hidden") == "true" || attribute(n, "aria-label") != "")
+			}
+		})
+	}
+}
+
+func firstElement(n *html.Node) *html.Node {
+	for c := range n.ChildNodes() {
+		if c.Type == html.ElementNode {
+			return c
+		}
+	}
+	return nil
+}
+
+// TestSources: the templates and app.css have no inline styles, scripts and handlers. The Go files
+// convert nothing to template.HTML or a similar type. app.js has at most 300 lines, app.css 700.
+func TestSources(t *testing.T) {
+	t.Parallel()
+	files, err := fs.Glob(templateFiles, "templates/*.gohtml")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	bad := regexp.MustCompile(`(?i)\sstyle=|<style|\son[a-z]+=|<script>|javascript:|https?://[^w]|@import`)
+	for _, file := range append(files, "assets/app.css") {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Empty(t, bad.FindString(string(text)), file)
+	}
+	require.NotEmpty(t, bad.FindString(`<p style="x">`), "the search finds something")
+	sources, err := fs.Glob(os.DirFS("."), "*.go")
+	require.NoError(t, err)
+	conversion := regexp.MustCompile(`template\.(HTML|HTMLAttr|JS|JSStr|CSS|URL|Srcset)\b`)
+	for _, file := range sources {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Empty(t, conversion.FindString(string(text)), file)
+	}
+	for name, most := range map[string]int{"assets/app.js": 300, "assets/app.css": 700} {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		require.LessOrEqual(t, bytes.Count(text, []byte("\n")), most, name)
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	want := map[string]string{
+		"Content-Security-Policy":      "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+		"Referrer-Policy":              "no-referrer",
+		"Cross-Origin-Opener-Policy":   "same-origin",
+		"Cross-Origin-Resource-Policy": "same-origin",
+		"Permissions-Policy":           "camera=(), geolocation=(), microphone=()",
+		"X-Content-Type-Options":       "nosniff",
+		"Strict-Transport-Security":    "",
+	}
+	page, script := w.get("/ui/"), w.get(assetPath("app.js"))
+	for name, value := range want {
+		require.Equal(t, value, page.Header().Get(name), name)
+		require.Equal(t, value, script.Header().Get(name), name)
+	}
+	require.Equal(t, "no-store", page.Header().Get("Cache-Control"))
+	require.Equal(t, "text/html; charset=utf-8", page.Header().Get("Content-Type"))
+	require.Equal(t, "public, max-age=31536000, immutable", script.Header().Get("Cache-Control"))
+	require.Equal(t, "text/javascript; charset=utf-8", script.Header().Get("Content-Type"))
+	for _, name := range slices.Collect(maps.Keys(assets)) {
+		require.Contains(t, page.Body.String()+"app.js", assetPath(name)[len("/ui/assets/"):])
+		require.NotEmpty(t, w.get(assetPath(name)).Header().Get("Content-Type"))
+	}
+	stale := w.get("/ui/assets/0000000000000000/app.js")
+	require.Equal(t, http.StatusNotFound, stale.Code)
+	require.NotContains(t, stale.Header().Get("Cache-Control"), "immutable")
+
+	w.console.TLS = true
+	require.Equal(t, "max-age=31536000", w.get("/ui/").Header().Get("Strict-Transport-Security"))
+}
+
+// TestRoles: for five keys, the links of the navigation, whether the overview has the form that
+// pauses a type, and whether a running group can be cancelled and the form for submissions opened.
+func TestRoles(t *testing.T) {
+	t.Parallel()
+	nav := func(d document) (names []string) {
+		for _, a := range d.all("a") {
+			if a.Parent.Data == "li" {
+				names = append(names, a.FirstChild.Data)
+			}
+		}
+		return names
+	}
+	for who, want := range map[auth.Principal][]string{
+		admin:    {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms", "Workers", "Audit", "Activity", "Keys", "API", "Submit"},
+		operator: {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms", "Workers", "Audit", "API"},
+		acme:     {"Overview", "Groups", "Tenants", "Dead letters", "API", "Submit"},
+		reader:   {"Overview", "Groups", "Tenants", "Dead letters", "Rejected", "Guards", "Rooms", "Workers", "Audit", "API"}, metrics: {"Overview", "Workers", "API"},
+	} {
+		t.Run(string(who.Role), func(t *testing.T) {
+			t.Parallel()
+			w := as(t, who)
+			d := w.page("/ui/")
+			require.Equal(t, want, nav(d))
+			require.Equal(t, who.Role == auth.Admin, slices.Contains(d.actions(), "/ui/types/NOOP/pause"))
+			require.Equal(t, who.Tenant == "", strings.Contains(d.text, "Active tenants"), "a tenant sees no figures of the system")
+			require.Equal(t, who.Tenant != "" || who.Role == auth.Metrics, !strings.Contains(d.text, "other-1"))
+			if !who.May(auth.Read) {
+				require.Equal(t, http.StatusForbidden, w.get("/ui/groups").Code)
+				return
+			}
+			group := w.page("/ui/groups/running-1")
+			require.Equal(t, who.May(auth.Control), slices.Contains(group.actions(), "/ui/groups/running-1/cancel"))
+			require.Equal(t, http.StatusOK, w.get("/ui/groups").Code)
+			answer := w.post("/ui/groups/running-1/cancel", nil)
+			if who.May(auth.Control) {
+				require.Equal(t, http.StatusSeeOther, answer.Code)
+			} else {
+				require.Equal(t, http.StatusForbidden, answer.Code)
+				require.NotContains(t, w.backend.calls, "cancel running-1")
+			}
+			require.Equal(t, who.May(auth.Submit), w.get("/ui/submit").Code == http.StatusOK)
+		})
+	}
+}
+
+// TestTenancy: for a key of a tenant, another tenant's group looks like one that does not exist.
+func TestTenancy(t *testing.T) {
+	t.Parallel()
+	w := as(t, globex)
+	foreign, unknown := w.get("/ui/groups/failed-1"), w.get("/ui/groups/unknown-")
+	require.Equal(t, http.StatusNotFound, foreign.Code)
+	require.Equal(t, strings.ReplaceAll(unknown.Body.String(), "unknown-", "failed-1"), foreign.Body.String())
+	require.Equal(t, http.StatusNotFound, w.post("/ui/groups/failed-1/cancel", nil).Code)
+	require.Equal(t, http.StatusNotFound, w.get("/ui/groups/failed-1/jobs/7").Code)
+	require.Empty(t, w.log.entries)
+}
+
+// TestOverview: the overview shows figures, missing roles and failed groups, and without groups how
+// to submit one.
+func TestOverview(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	d := w.page("/ui/")
+	for _, want := range []string{
+		"Started per second 12.2", "Waiting 1,001", "Workers busy 4 of 10", "Dead letters 1,234", "Permits used 7 of 100/s",
+		"No live process has the role aggregator", "HTTP paused", "failed-1", "none",
+	} {
+		require.Contains(t, d.text, want)
+	}
+	require.Equal(t, "overview", attribute(d.all("body")[0], "data-topic"))
+	require.NotContains(t, d.text, "role worker")
+	w = newTestConsole(t)
+	w.backend.groups = nil
+	empty := w.page("/ui/")
+	require.Contains(t, empty.text, "bulkaction submit --type NOOP --payload '{}' --wait")
+	require.Contains(t, empty.text, "No group has the status FAILED.")
+}
+
+func TestGroups(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	d := w.page("/ui/groups?tenant=acme&status=running")
+	require.Equal(t, api.StatusRunning, w.backend.queries[0].Status)
+	require.Equal(t, 50, w.backend.queries[0].Limit)
+	require.Contains(t, d.text, "running-1")
+	require.NotContains(t, d.text, "failed-1")
+	require.NotContains(t, w.page("/ui/groups").text, "0001", "a group without a time")
+	require.Equal(t, "groups:status=RUNNING&tenant=acme", attribute(d.all("body")[0], "data-topic"))
+	var next string
+	for _, a := range d.all("a") {
+		if attribute(a, "rel") == "next" {
+			next = attribute(a, "href")
+		}
+	}
+	require.Equal(t, "/ui/groups?cursor=next%26page&status=RUNNING&tenant=acme", next)
+	w.page(next)
+	require.Equal(t, "next&page", w.backend.queries[2].Cursor)
+	for path, text := range map[string]string{
+		"/ui/groups?tenant=no%20id":                                  "tenant must match",
+		"/ui/groups?status=odd":                                      "status must be one of CREATED, ",
+		"/ui/groups?cursor=" + strings.Repeat("x", 600):              "cursor must be",
+		"/ui/groups/failed-1/jobs?ordinal=x":                         "The ordinal must be a whole number",
+		"/ui/groups/failed-1/jobs?ordinal=" + "99999999999999999999": "The ordinal must be a whole number",
+	} {
+		answer := w.get(path)
+		require.Equal(t, http.StatusUnprocessableEntity, answer.Code, path)
+		require.Contains(t, answer.Body.String(), text)
+	}
+	require.Equal(t, "/ui/groups/failed-1/jobs/7", w.get("/ui/groups/failed-1/jobs?ordinal=7").Header().Get("Location"))
+	require.Equal(t, http.StatusNotFound, w.get("/ui/groups/failed-1/jobs/8").Code)
+	require.Equal(t, http.StatusNotFound, w.get("/ui/groups/failed-1/jobs/x").Code)
+}
+
+func TestGroup(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	d := w.page("/ui/groups/running-1")
+	for _, want := range []string{
+		"RUNNING paused", "Why it waits: the tenant has no permit left <b>", "Jobs per second 40", "Ends in 13 s", "Ended 50% of 1,000",
+		"TIMEOUT 10", "job 7 PERMANENT " + hostile, "open for more jobs",
+	} {
+		require.Contains(t, d.text, want)
+	}
+	require.Subset(t, d.actions(), []string{"/ui/groups/running-1/resume", "/ui/groups/running-1/cancel", "/ui/groups/running-1/seal"})
+	d = w.page("/ui/groups/failed-1")
+	require.Contains(t, d.text, "Retry 100 failed jobs")
+	require.Contains(t, d.text, "cost 12.5")
+	require.Contains(t, d.text, "after 59 s")
+	require.NotContains(t, d.text, "Why it waits")
+	require.Contains(t, d.actions(), "/ui/groups/failed-1/retry")
+	require.NotContains(t, d.actions(), "/ui/groups/failed-1/cancel")
+	var asks []string
+	for _, b := range d.all("button") {
+		asks = append(asks, attribute(b, "data-confirm"))
+	}
+	require.Contains(t, asks, "Run 100 failed jobs of failed-1 again.")
+}
+
+// TestWithoutPayloads: the page of a job says to a reader without the right to payloads that it
+// shows no results and error texts, and says nothing of it to an operator with this right.
+func TestWithoutPayloads(t *testing.T) {
+	t.Parallel()
+	require.Contains(t, as(t, reader).page("/ui/groups/failed-1/jobs/7").text, "Your key does not show results and error texts.")
+	require.NotContains(t, as(t, operator).page("/ui/groups/failed-1/jobs/7").text, "Your key does not")
+}
+
+// TestActions: each action on groups and types is carried out, is recorded in the activity log, and
+// leads to a page that says so. A refused form is not recorded. A conflict and an outage are shown.
+func TestActions(t *testing.T) {
+	t.Parallel()
+	w := as(t, admin)
+	for path, call := range map[string]string{
+		"/ui/groups/running-1/pause": "pause running-1", "/ui/groups/running-1/resume": "resume running-1",
+		"/ui/groups/running-1/cancel": "cancel running-1", "/ui/groups/failed-1/retry": "retry failed-1",
+		"/ui/groups/running-1/seal": "seal running-1", "/ui/types/NOOP/pause": "pause type NOOP", "/ui/types/NOOP/resume": "resume type NOOP",
+	} {
+		answer := w.post(path, nil)
+		require.Equal(t, http.StatusSeeOther, answer.Code, path)
+		require.Contains(t, w.backend.calls, call)
+		require.Contains(t, w.page(answer.Header().Get("Location")).text, noticeOf(url.Values{"done": {answer.Header().Get("Location")[strings.Index(answer.Header().Get("Location"), "done=")+5:]}}))
+	}
+	require.Len(t, w.log.entries, 7)
+	w.post("/ui/groups/failed-1/retry", url.Values{"code": {"E1"}})
+	require.Contains(t, w.backend.calls, "retry E1 failed-1")
+	entries := len(w.log.entries)
+	answer := w.post("/ui/groups/failed-1/retry", url.Values{"code": {strings.Repeat("x", httpapi.MaxCodeLength+1)}})
+	require.Equal(t, http.StatusUnprocessableEntity, answer.Code)
+	require.Contains(t, answer.Body.String(), "code must be at most 128 bytes")
+	require.Len(t, w.log.entries, entries, "a long code is in the activity log")
+
+	require.Equal(t, http.StatusNotFound, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodPut, "/ui/groups/running-1/pause", nil)).Code)
+	w.backend.groups["conflict-1"] = api.Group{ID: "conflict-1", Tenant: "acme"}
+	answer = w.post("/ui/groups/conflict-1/cancel", nil)
+	require.Equal(t, http.StatusConflict, answer.Code)
+	require.Contains(t, answer.Body.String(), "has ended")
+	w.backend.err = api.ErrUnavailable
+	answer = w.post("/ui/types/NOOP/pause", nil)
+	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
+	require.Contains(t, answer.Body.String(), "The action may have been carried out")
+}
+
+func TestBulkActions(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	w.backend.groups["conflict-1"] = api.Group{ID: "conflict-1", Tenant: "acme"}
+	answer := w.post("/ui/groups", url.Values{"command": {"cancel"}, "id": {"running-1", "conflict-1", "unknown", "failed-1", "running-1"}, "next": {"/ui/groups?tenant=acme"}})
+	require.Equal(t, http.StatusSeeOther, answer.Code, answer.Body.String())
+	require.Equal(t, "/ui/groups?done=groups&failed=2&n=2&tenant=acme", answer.Header().Get("Location"))
+	require.Equal(t, []string{"cancel failed-1", "cancel running-1"}, w.backend.calls)
+	require.Contains(t, w.page(answer.Header().Get("Location")).text, "Done with 2 groups. 2 groups did not take the command")
+
+	var many []string
+	for i := range 51 {
+		many = append(many, fmt.Sprint("g", i))
+	}
+	for _, form := range []url.Values{
+		{"command": {"pause"}}, {"command": {"drop"}, "id": {"a"}}, {"command": {"seal"}, "id": {"a"}}, {"id": {"a"}},
+		{"command": {"pause"}, "id": many}, {"command": {"pause"}, "id": {"a b"}},
+	} {
+		require.Equal(t, http.StatusUnprocessableEntity, w.post("/ui/groups", form).Code, form)
+	}
+	answer = w.post("/ui/groups", url.Values{"command": {"pause"}, "id": {"running-1"}, "next": {"https://example.com/ui/groups"}})
+	require.True(t, strings.HasPrefix(answer.Header().Get("Location"), "/ui/groups?"))
+}
+
+// TestRedisAway: while Redis is away, a page that was shown before has its last data and their
+// time, and another page says that Redis is away. The text of an unknown error is not shown.
+func TestRedisAway(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	require.Contains(t, w.page("/ui/groups").text, "running-1")
+	w.backend.err = api.ErrUnavailable
+	answer := w.get("/ui/groups")
+	require.Equal(t, http.StatusServiceUnavailable, answer.Code)
+	d := parse(t, answer.Body.String())
+	require.Contains(t, d.text, "running-1")
+	require.Contains(t, d.text, "Redis does not answer. What you see is of")
+	other := parse(t, w.get("/ui/groups/running-1").Body.String())
+	require.Contains(t, other.text, "Redis is away")
+	require.Contains(t, other.text, "tries again")
+	w.backend.err = nil
+	require.Equal(t, http.StatusOK, w.get("/ui/groups").Code)
+
+	w.backend.err = fmt.Errorf("secret of the store")
+	answer = w.get("/ui/groups")
+	require.Equal(t, http.StatusInternalServerError, answer.Code)
+	require.NotContains(t, answer.Body.String(), "secret")
+}
+
+// TestLastViewsArePrivate: in an outage, a key of a tenant does not get the list of groups that an
+// admin has seen. At most maxLast views are kept.
+func TestLastViewsArePrivate(t *testing.T) {
+	t.Parallel()
+	w := as(t, admin)
+	w.page("/ui/groups")
+	w.backend.err = api.ErrUnavailable
+	w.cookie, _ = w.sessions.Create(t.Context(), acme)
+	require.NotContains(t, w.get("/ui/groups").Body.String(), "other-1")
+	for i := range 3 * maxLast {
+		w.console.last.keep(httptest.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprint("/ui/?n=", i), nil), view{}, time.Now())
+	}
+	require.Len(t, w.console.last.all, maxLast)
+}
+
+func TestNumbers(t *testing.T) {
+	t.Parallel()
+	for want, got := range map[string]string{
+		"0": count(0), "-1,234,567": count(-1234567), "999": count(999), "1,000": count(int64(1000)),
+		"0.25": decimal(0.25), "7.5": decimal(7.5), "1,235": decimal(1234.5678), "–": decimal(nan()), "1e+20": decimal(1e20),
+		"99%": percent(999, 1000), "0.1%": percent(1, 1_000_000), "100%": percent(3, 3), "0%": percent(0, 3), "4.2%": percent(42, 1000),
+		"0 s": duration(0), "250 ms": duration(0.25), "1.5 s": duration(1.5), "59 s": duration(59), "2 min 5 s": duration(125),
+		"1 h": duration(3600), "1 d 1 h": duration(90000), "1 job": plural(1, "job", "jobs"), "2,000 jobs": plural(2000, "job", "jobs"),
+	} {
+		require.Equal(t, want, got)
+	}
+	_, err := pick("a")
+	require.Error(t, err)
+}
+
+func nan() float64 { z := 0.0; return z / z }
+
+// TestWayBackFromARefusedForm: the error page of a refused action links back to the page of the
+// action. If the action has no page, it links to the overview.
+func TestWayBackFromARefusedForm(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	for path, want := range map[string]string{
+		"/ui/types/NO%20TYPE/pause": "/ui/", "/ui/groups/conflict-1/pause": "/ui/groups/conflict-1",
+	} {
+		answer := w.post(path, url.Values{"rps": {"none"}})
+		require.GreaterOrEqual(t, answer.Code, 400, path)
+		found := false
+		for _, link := range parse(t, answer.Body.String()).all("a") {
+			found = found || attribute(link, "class") == "button" && attribute(link, "href") == want
+		}
+		require.True(t, found, "%s: %s", path, answer.Body)
+	}
+	require.Equal(t, http.StatusMethodNotAllowed, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/ui/events?topics=overview", nil)).Code)
+}
+
+// TestWordsAreExplained: the overview explains eight terms, and the page of a tenant nine, in an
+// element details with the HTML id terms.
+func TestWordsAreExplained(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	for path, words := range map[string][]string{
+		"/ui/":             {"Waiting", "Non-ready", "Ready", "In flight", "Permit", "Active tenant", "Dead letter", "Audit"},
+		"/ui/tenants/acme": {"Non-ready", "Permit", "Window", "Share", "Weight", "Congestion", "Throttles", "Returns", "Base priority"},
+	} {
+		explained := map[string]bool{}
+		for _, details := range w.page(path).all("details") {
+			for term := range details.Descendants() {
+				if attribute(details, "id") == "terms" && term.Data == "dt" {
+					explained[term.FirstChild.Data] = true
+				}
+			}
+		}
+		for _, word := range words {
+			require.True(t, explained[word], "%s: %s", path, word)
+		}
+	}
+}

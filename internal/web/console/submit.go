@@ -1,0 +1,274 @@
+package console
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+	"github.com/bulkaction/bulkaction/internal/web/records"
+)
+
+const (
+	maxField  = 512     // most bytes of a field of the form, but jobs
+	maxPasted = 1 << 20 // most bytes of jobs that are pasted
+)
+
+// submitPage shows the form that submits a group, and creates the group when the form is sent. Its
+// backend writes no activity log, because submissions are not recorded there.
+type submitPage struct {
+	store   httpapi.Backend
+	decoder messages.Decoder
+}
+
+// submitData is the data of the form that submits a group.
+type submitData struct {
+	Types       []string // that workers serve
+	Tenant      string   // the only tenant that the reader may submit for; "": any
+	MaxPasted   int
+	Priorities  []messages.Lane
+	SomePayload string
+}
+
+// FormID returns a new random id for each rendering of the form. A form that is sent twice creates
+// one group. Copies of the form have different ids, even if an outage shows the same data in both,
+// because two files must not count as one submission.
+func (submitData) FormID() string { return rand.Text() }
+
+func (p submitPage) form(r *http.Request) (view, error) {
+	who, _ := auth.From(r.Context())
+	d := submitData{
+		MaxPasted: maxPasted, SomePayload: `{"payload": {"to": "ann@example.com"}}`,
+		Priorities: []messages.Lane{messages.LaneNormal, messages.LaneHigh, messages.LaneLow},
+	}
+	if who.Tenant != auth.AllTenants {
+		d.Tenant = who.Tenant
+	}
+	if who.May(auth.ReadMetrics) {
+		s, err := p.store.Stats(r.Context())
+		if err != nil {
+			return view{}, err
+		}
+		for _, t := range s.Types {
+			if t.Workers > 0 {
+				d.Types = append(d.Types, t.Type)
+			}
+		}
+	}
+	return view{name: "submit", title: "Submit", data: d}, nil
+}
+
+// submit serves the form. Its error is a formError, which has the values of the fields.
+func (p submitPage) submit(ctx context.Context, r *http.Request) (string, error) {
+	fields := map[string]string{}
+	to, err := p.submitForm(ctx, r, fields)
+	if err != nil {
+		return "", &formError{fields, err}
+	}
+	return to, nil
+}
+
+// submitForm creates a group from the form's fields, and appends the jobs of the pasted text, or
+// those of the file while it arrives. It stores the values of the fields in fields. The fields must
+// come before the file, as they do in the form.
+func (p submitPage) submitForm(ctx context.Context, r *http.Request, fields map[string]string) (string, error) {
+	parts, err := r.MultipartReader()
+	if err != nil {
+		return "", invalid("The form", "must be sent as multipart/form-data")
+	}
+	for {
+		part, err := parts.NextPart()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return "", invalid("The form", "ended before it was complete")
+		}
+		if part.FormName() == "file" {
+			// a form without a file has an empty one
+			first := make([]byte, 1)
+			n, err := io.ReadFull(part, first)
+			if part.FileName() == "" || n == 0 && errors.Is(err, io.EOF) {
+				continue
+			}
+			text := io.MultiReader(strings.NewReader(string(first[:n])), part)
+			return p.submitJobs(ctx, fields, httpapi.Load{CSV: isCSV(part), Text: text})
+		}
+		most := int64(maxField)
+		if part.FormName() == "jobs" {
+			most = maxPasted
+		}
+		text, err := io.ReadAll(io.LimitReader(part, most+1))
+		switch {
+		case err != nil:
+			return "", invalid("The form", "ended before it was complete")
+		case int64(len(text)) > most:
+			return "", invalid(part.FormName(), "must be at most %d bytes; a file may be larger", most)
+		case len(fields) > 20:
+			return "", invalid("The form", "has too many fields")
+		}
+		fields[part.FormName()] = strings.TrimSpace(string(text))
+	}
+	if fields["jobs"] == "" {
+		return "", invalid("The form", "has no jobs: choose a file, or paste some")
+	}
+	csv := !strings.HasPrefix(fields["jobs"], "{")
+	return p.submitJobs(ctx, fields, httpapi.Load{CSV: csv, Text: strings.NewReader(fields["jobs"] + "\n")})
+}
+
+// isCSV reports whether to read a file as CSV: always, unless its name or media type says NDJSON or
+// JSON.
+func isCSV(part *multipart.Part) bool {
+	name := strings.ToLower(part.FileName())
+	for _, ending := range []string{".ndjson", ".jsonl", ".json"} {
+		if strings.HasSuffix(name, ending) {
+			return false
+		}
+	}
+	return !strings.Contains(part.Header.Get("Content-Type"), "json")
+}
+
+// submitJobs creates a group, appends its jobs and seals it. It creates no group if the first
+// maxPasted bytes have no job, or a line that is no job. The group stays paused until all lines are
+// stored, so that no job runs if a later line is wrong. In that case, and if not all jobs could be
+// stored, the group is cancelled.
+func (p submitPage) submitJobs(ctx context.Context, fields map[string]string, load httpapi.Load) (string, error) {
+	g := &messages.SubmitGroup{
+		ID: fields["id"], Tenant: fields["tenant"], Name: fields["name"], Type: fields["type"],
+		Priority: messages.Lane(fields["priority"]),
+	}
+	if fields["key_column"] != "" {
+		load.Table.Key = fields["key_column"]
+	}
+	var err error
+	if load.Table.Delimiter, err = records.ParseDelimiter(fields["delimiter"]); err != nil {
+		return "", invalid("delimiter", "%v", err)
+	}
+	if load.Table.Types, err = records.ParseColumnTypes(fields["types"]); err != nil {
+		return "", invalid("types", "%v", err)
+	}
+	check, err := httpapi.CheckLoad(p.decoder, &load, maxPasted)
+	switch {
+	case err != nil:
+		return "", err
+	case check.RejectedTotal > 0:
+		return "", invalid(plural(check.RejectedTotal, "line is no job", "lines are no jobs")+",",
+			"so no group was created. %v", &rejectedError{check})
+	case check.Accepted == 0:
+		return "", errNoJobs
+	}
+	generated := g.ID == ""
+	if generated {
+		g.ID = uuid.Must(uuid.NewV7()).String()
+	}
+	body, err := json.Marshal(g)
+	if err != nil {
+		return "", fmt.Errorf("encode a submission: %w", err)
+	}
+	if g, err = p.decoder.DecodeSubmit(body); err != nil {
+		return "", err
+	}
+	id := g.ID
+	o := httpapi.SubmitOptions{GeneratedID: generated, IdempotencyKey: fields["form_id"]}
+	if g.ID, err = p.create(ctx, g, o); err != nil {
+		return "", err
+	}
+	if g.ID != id { // the form was sent before, such as by a double click
+		return root + "/groups/" + g.ID + "?done=submitted", nil
+	}
+	if _, err := p.store.Pause(ctx, g.ID); err != nil {
+		return "", p.undo(ctx, g.ID, api.Appended{}, err)
+	}
+	load.Group = g.ID
+	answer, err := httpapi.AppendAll(ctx, p.store, p.decoder, load)
+	if err == nil && answer.Accepted == 0 {
+		err = errNoJobs
+	}
+	if err != nil {
+		return "", p.undo(ctx, g.ID, answer, err)
+	}
+	if answer.RejectedTotal > 0 {
+		return "", p.undo(ctx, g.ID, answer, &rejectedError{answer})
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout) // also if the browser has left
+	defer cancel()
+	for _, do := range []command{p.seal, p.store.Resume} {
+		if _, err := do(ctx, g.ID); err != nil {
+			return "", fmt.Errorf("group %s has its %d jobs, and is paused: %w", g.ID, answer.Accepted, err)
+		}
+	}
+	return root + "/groups/" + g.ID + "?done=submitted", nil
+}
+
+// create creates a group and returns its id. If this copy of the form has already created a group,
+// it returns that group's id. It creates a new group nevertheless if that group was cancelled, as
+// after a bad line, or if fields of the form have changed since.
+func (p submitPage) create(
+	ctx context.Context, g *messages.SubmitGroup, o httpapi.SubmitOptions,
+) (id string, err error) {
+	own := g.ID
+	a, err := p.store.Submit(ctx, g, o)
+	if err == nil && a.ID != own {
+		first, err := p.store.Group(ctx, a.ID)
+		if err != nil || first.Status != api.StatusCancelled {
+			return a.ID, err
+		}
+	} else if err == nil || o.IdempotencyKey == "" || !errors.Is(err, api.ErrConflict) {
+		return own, err
+	}
+	g.ID, o.IdempotencyKey = own, ""
+	_, err = p.store.Submit(ctx, g, o)
+	return own, err
+}
+
+var errNoJobs = invalid("The text",
+	"has no jobs: a line of NDJSON is {\"payload\": …}, and CSV has a row of names and then rows of values")
+
+// rejectedError says which lines of a text are no jobs.
+type rejectedError struct{ api.Appended }
+
+func (e *rejectedError) Error() string {
+	const shown = 10
+	lines := make([]string, 0, shown)
+	for _, l := range e.Rejected[:min(len(e.Rejected), shown)] {
+		lines = append(lines, fmt.Sprintf("line %d: %s", l.Line, l.Error))
+	}
+	return strings.Join(lines, "; ")
+}
+
+func (p submitPage) seal(ctx context.Context, id string) (api.Accepted, error) {
+	return p.store.Seal(ctx, id, nil)
+}
+
+// undo cancels a group whose text could not be appended completely. It returns an error that says
+// so, or err itself if the API has no problem for err.
+func (p submitPage) undo(ctx context.Context, id string, answer api.Appended, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionTimeout)
+	defer cancel()
+	_, failed := p.store.Cancel(ctx, id)
+	state := "was cancelled"
+	if failed != nil {
+		state = "stays open"
+	}
+	var rejected *rejectedError
+	if errors.As(err, &rejected) {
+		return invalid(plural(answer.RejectedTotal, "line is no job", "lines are no jobs")+",",
+			"so the group %s %s, with %s. %v", id, state, plural(answer.Accepted, "job", "jobs"), err)
+	}
+	if problem, _, known := httpapi.ProblemOf(err); known {
+		return invalid("The jobs", "could not be stored: %s. The group %s %s, with %d jobs", problem.Detail, id, state,
+			answer.Accepted)
+	}
+	return err
+}

@@ -1,0 +1,247 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+)
+
+const (
+	tenantsPage  = 50
+	tenantsBusy  = 100 // most tenants of the list by load
+	tenantGroups = 10
+	// listInterval is how often an open page reads a list in which each row needs reads of its own.
+	listInterval = 5 * time.Second
+)
+
+// sortByLoad is the value of the parameter sort that orders tenants by their unfinished jobs, as in
+// the API.
+const sortByLoad = "backlog"
+
+// tenantPages show tenants, and change their settings.
+type tenantPages struct{ backend httpapi.Backend }
+
+// tenantsData is the data of the list of tenants.
+type tenantsData struct {
+	Tenants []tenantLoad
+	ByLoad  bool
+	AsOf    *time.Time // of a list by load; nil: no watcher has looked yet
+	Next    string     // path of the next page
+	First   bool       // this is the first page
+}
+
+// list serves the list of tenants, ordered by id or by load. If the query has an id, it redirects
+// the browser to the page of this tenant.
+func (p tenantPages) list(r *http.Request) (view, error) {
+	id, err := idOf(r.URL.Query(), "id")
+	if err != nil {
+		return view{}, err
+	}
+	if id != "" {
+		return view{}, redirectError(root + "/tenants/" + id)
+	}
+	return listOf(p.readList).view(r, view{name: "tenants", title: "Tenants", topic: "tenants"})
+}
+
+func (p tenantPages) openList(_ context.Context, arg string) (func(context.Context) (any, error), error) {
+	return listOf(p.readList).open(arg, listInterval)
+}
+
+// readList parses the query of the list of tenants. It returns a function that reads this page of
+// the list, and the valid parameters of the query, which are part of the name of the page's live
+// topic.
+func (p tenantPages) readList(q url.Values) (
+	read func(context.Context) (any, error), filter url.Values, err error,
+) {
+	cursor, err := cursorOf(q)
+	if err != nil {
+		return nil, nil, err
+	}
+	switch sort := q.Get("sort"); {
+	case sort == sortByLoad && cursor == "":
+		return func(ctx context.Context) (any, error) {
+			l, err := p.backend.BusiestTenants(ctx, tenantsBusy)
+			return tenantsData{Tenants: loadsOf(l.Tenants), ByLoad: true, AsOf: l.AsOf, First: true}, err
+		}, url.Values{"sort": {sort}}, nil
+	case sort != "":
+		return nil, nil, invalid("sort", "must be %s, without a cursor, or absent", sortByLoad)
+	}
+	filter = chosen(map[string]string{"cursor": cursor})
+	return func(ctx context.Context) (any, error) {
+		l, err := p.backend.Tenants(ctx, cursor, tenantsPage, false)
+		next := nextPage(root+"/tenants", nil, l.Cursor)
+		return tenantsData{Tenants: loadsOf(l.Tenants), Next: next, First: cursor == ""}, err
+	}, filter, nil
+}
+
+// tenantData is the data of the page of a tenant.
+type tenantData struct {
+	api.Tenant
+	Groups  []api.Group       // the newest
+	Fields  map[string]string // values of the form with the settings
+	Preview string            // what the settings in the query would change, in words; "": none are
+}
+
+// settings are the names of the fields in the form with a tenant's settings.
+var settings = []string{"rps", "weight", "base_priority"}
+
+func (p tenantPages) tenant(r *http.Request) (view, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return view{}, err
+	}
+	data, err := p.read(r.Context(), id)
+	if err != nil {
+		return view{}, err
+	}
+	if data.Groups, err = p.groups(r.Context(), id); err != nil {
+		return view{}, err
+	}
+	data.Fields = formOf(data.Tenant)
+	who, _ := auth.From(r.Context())
+	if q := r.URL.Query(); q.Has("preview") && who.May(auth.Tenants) {
+		patch, fields, err := patchOf(q)
+		for name, text := range fields {
+			data.Fields[name] = text
+		}
+		if err != nil {
+			return view{name: "tenant", title: "Tenant " + id, data: data, refused: &refusal{cause: err}}, nil
+		}
+		after, err := p.backend.PreviewTenant(r.Context(), id, patch)
+		if err != nil {
+			return view{}, err
+		}
+		data.Preview = previewOf(data.Tenant, after)
+	}
+	return view{name: "tenant", title: "Tenant " + id, data: data, topic: "tenant:" + id}, nil
+}
+
+func (p tenantPages) openTenant(ctx context.Context, id string) (func(context.Context) (any, error), error) {
+	if !api.ValidID(id) {
+		return nil, api.ErrNotFound
+	}
+	if _, err := p.read(ctx, id); err != nil && !errors.Is(err, api.ErrUnavailable) {
+		return nil, err
+	}
+	groups := every(listInterval, func(ctx context.Context) (any, error) { return p.groups(ctx, id) })
+	return func(ctx context.Context) (any, error) {
+		data, err := p.read(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		newest, err := groups(ctx)
+		if err != nil {
+			return nil, err
+		}
+		data.Groups, _ = newest.([]api.Group)
+		return data, nil
+	}, nil
+}
+
+func (p tenantPages) read(ctx context.Context, id string) (tenantData, error) {
+	t, err := p.backend.Tenant(ctx, id)
+	return tenantData{Tenant: t}, err
+}
+
+func (p tenantPages) groups(ctx context.Context, id string) ([]api.Group, error) {
+	l, err := p.backend.Groups(ctx, httpapi.ListQuery{Tenant: id, Limit: tenantGroups})
+	return l.Groups, err
+}
+
+// formOf returns the initial values of the form's fields, by name, from a tenant's settings.
+func formOf(t api.Tenant) map[string]string {
+	number := func(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
+	fields := map[string]string{"rps": "", "weight": number(t.Weight), "base_priority": ""}
+	if t.RPS != nil {
+		fields["rps"] = number(*t.RPS)
+	}
+	if t.BasePriority != nil {
+		fields["base_priority"] = strconv.FormatInt(*t.BasePriority, 10)
+	}
+	return fields
+}
+
+// previewOf says in words what a change of settings does.
+func previewOf(before, after api.Tenant) string {
+	limit := func(t api.Tenant) (name, number string) {
+		switch {
+		case t.Window.Limit == 0:
+			return "no limit", ""
+		case t.RPS != nil:
+			return "own limit", " " + count(t.Window.Limit)
+		}
+		return "share", " " + count(t.Window.Limit)
+	}
+	name, was := limit(before)
+	text := name + was + " → "
+	next, is := limit(after)
+	if next == name && is != "" {
+		text += is[1:]
+	} else {
+		text += next + is
+	}
+	if after.Window.GlobalLimit > 0 {
+		text += " of " + count(after.Window.GlobalLimit)
+	}
+	if is != "" {
+		text += "/window"
+	}
+	priority := func(t api.Tenant) int64 {
+		if t.BasePriority == nil {
+			return 0
+		}
+		return *t.BasePriority
+	}
+	if a, b := priority(before), priority(after); a != b {
+		text += fmt.Sprintf(", base priority %d → %d", a, b)
+	}
+	return text
+}
+
+// patchOf returns the change of settings in a form, and the values of the form's fields. An empty
+// field sets the default.
+func patchOf(form url.Values) (patch api.TenantPatch, fields map[string]string, err error) {
+	fields = map[string]string{}
+	for _, name := range settings {
+		if form.Has(name) {
+			fields[name] = form.Get(name)
+		}
+	}
+	patch, err = httpapi.TenantPatchOf(fields)
+	return patch, fields, err
+}
+
+// change sets the settings in the form.
+func (p tenantPages) change(ctx context.Context, r *http.Request) (string, error) {
+	id, err := pathID(r, "id")
+	if err != nil {
+		return "", err
+	}
+	patch, _, err := patchOf(r.PostForm)
+	if err != nil {
+		return "", err
+	}
+	_, err = p.backend.PatchTenant(ctx, id, patch)
+	return root + "/tenants/" + id + "?done=tenant-changed", err
+}
+
+// pauseTenant returns an action that pauses a tenant or resumes it.
+func pauseTenant(
+	do func(context.Context, string) error, done string,
+) func(context.Context, *http.Request) (string, error) {
+	return func(ctx context.Context, r *http.Request) (string, error) {
+		id, err := pathID(r, "id")
+		if err != nil {
+			return "", err
+		}
+		return root + "/tenants/" + id + "?done=" + done, do(ctx, id)
+	}
+}

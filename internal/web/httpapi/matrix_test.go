@@ -1,0 +1,337 @@
+package httpapi_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/internal/access/apikey"
+	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
+	"github.com/bulkaction/bulkaction/internal/jobs/groups"
+	"github.com/bulkaction/bulkaction/internal/jobs/ingest"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
+	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
+)
+
+// installation is an ingest process that asks for API keys, on a real Redis.
+type installation struct {
+	*stagetest.World
+	url   string
+	store *apikey.Store
+	auth  *apikey.Authenticator
+	next  int // the last number of an id or an address
+}
+
+func newInstallation(t testing.TB) *installation {
+	t.Helper()
+	w := stagetest.Shared(t)
+	in := &installation{World: w, store: keyStore(w, time.Now)}
+	in.auth = apikey.New(apikey.Options{Store: keyStore(w, time.Now), Log: telemetry.Nop().Log, Now: time.Now})
+	role, err := ingest.New(context.WithoutCancel(t.Context()), stagetest.Process(w, "in"), ingest.Config{
+		APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, Keys: in.auth, KeyStore: in.store,
+		Proxies: clientaddr.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Events: httpapi.NewFakeRooms(),
+	}, w.Store, messages.Decoder{})
+	require.NoError(t, err)
+	w.Run(role)
+	in.url = "http://" + role.APIAddr()
+	return in
+}
+
+func keyStore(w *stagetest.World, now func() time.Time) *apikey.Store {
+	return apikey.NewStore(w.Conn.Cmd, w.Space, auth.Hasher{}, now)
+}
+
+// key creates a key, and lets the process read it.
+func (in *installation) key(role auth.Role, tenant string) apikey.NewKey {
+	in.T.Helper()
+	k, err := in.store.Create(in.T.Context(), apikey.Request{Role: role, Tenant: tenant})
+	require.NoError(in.T, err)
+	_, err = in.auth.Step(in.T.Context())
+	require.NoError(in.T, err)
+	return k
+}
+
+// answer is what a client sees of an answer.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// send sends a request with a token; "": without one. from is the client's address; "": a new
+// address for each request.
+func (in *installation) send(token, method, path, body, from string) answer {
+	in.T.Helper()
+	if from == "" {
+		in.next++
+		from = fmt.Sprintf("10.%d.%d.%d", in.next>>16, in.next>>8&255, in.next&255)
+	}
+	req, err := http.NewRequestWithContext(in.T.Context(), method, in.url+path, strings.NewReader(body))
+	require.NoError(in.T, err)
+	req.Header.Set("X-Forwarded-For", from)
+	req.Header.Set("X-Request-Id", "matrix")
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if strings.HasSuffix(path, "/jobs") {
+		req.Header.Set("Content-Type", "application/x-ndjson")
+	}
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(in.T, err)
+	defer resp.Body.Close()
+	a := answer{status: resp.StatusCode, header: resp.Header}
+	if resp.Header.Get("Content-Type") != "text/event-stream" {
+		all, err := io.ReadAll(resp.Body)
+		require.NoError(in.T, err)
+		a.body = string(all)
+	}
+	return a
+}
+
+// group submits a group of a tenant and returns its id.
+func (in *installation) group(tenant string) string {
+	in.T.Helper()
+	in.next++
+	id := fmt.Sprintf("g-%06d", in.next)
+	_, err := in.Store.Submit(stagetest.Trusted(in.T), &messages.SubmitGroup{
+		ID: id, Tenant: tenant, Type: "T", Jobs: stagetest.Numbered(1),
+	}, groups.Origin{At: time.Now()})
+	require.NoError(in.T, err)
+	return id
+}
+
+// The kinds of objects in the matrix: own belongs to the tenant of the keys that have a tenant,
+// foreign belongs to another tenant, and unknown does not exist.
+const own, foreign, unknown = "own", "foreign", "unknown"
+
+var tenants = map[string]string{own: "acme", foreign: "globex", unknown: "nobody"}
+
+// mayUse lists, for each scope, the callers who may make its calls, as the table in
+// docs/security.md does.
+var mayUse = map[auth.Scope]string{
+	"open":           "none bad admin operator reader reader@acme producer@acme producer@* metrics service",
+	auth.Read:        "admin operator reader reader@acme producer@acme producer@*",
+	auth.ReadSystem:  "admin operator reader",
+	auth.ReadMetrics: "admin operator reader metrics",
+	auth.Submit:      "admin producer@acme producer@*",
+	auth.Control:     "admin operator producer@acme producer@*",
+	auth.Tenants:     "admin operator",
+	auth.System:      "admin",
+	auth.EntryTokens: "admin service",
+}
+
+// wants has the status of each call for a caller who may make it; 200 for routes that are not
+// listed.
+var wants = map[string]int{
+	"POST /v1/groups":                  202,
+	"POST /v1/groups/{id}/seal":        202,
+	"POST /v1/groups/{id}/cancel":      202,
+	"POST /v1/groups/{id}/retry":       409, // the group has not ended
+	"POST /v1/groups/{id}/pause":       202,
+	"POST /v1/groups/{id}/resume":      202,
+	"POST /v1/tenants/{id}/pause":      202,
+	"POST /v1/tenants/{id}/resume":     202,
+	"POST /v1/types/{type}/pause":      202,
+	"POST /v1/types/{type}/resume":     202,
+	"PUT /v1/workers/{id}":             404, // there is none
+	"GET /v1/guards/{name}":            404, // there is none
+	"POST /v1/keys":                    201,
+	"DELETE /v1/keys/{id}":             404, // there is none
+	"POST /v1/guards/{name}/members/*": 404, // there is none
+}
+
+// bodies has the request bodies of the calls that need one. ID and TENANT are replaced by those of
+// the object.
+var bodies = map[string]string{
+	"POST /v1/groups":                     `{"id":"ID","tenant":"TENANT","type":"T"}`,
+	"POST /v1/groups/{id}/jobs":           `{"payload":1}`,
+	"PUT /v1/tenants/{id}":                `{"weight":2}`,
+	"PATCH /v1/tenants/{id}":              `{"weight":2}`,
+	"PUT /v1/workers/{id}":                `{"workers":1}`,
+	"POST /v1/keys":                       `{"role":"metrics"}`,
+	"PUT /v1/events/{event}":              `{"capacity":1}`,
+	"POST /v1/events/{event}/recalibrate": `{"capacity":1}`,
+	"POST /v1/entry-tokens/verify":        `{"token":"t"}`,
+	"POST /v1/entry-tokens/renew":         `{"token":"t"}`,
+	"POST /v1/entry-tokens/complete":      `{"token":"t"}`,
+}
+
+// want returns the status that the route must answer to caller, a name in mayUse. which says
+// whether the call is about an own, foreign or unknown object.
+func want(rt httpapi.Route, caller, which string) int {
+	may := slices.Contains(strings.Fields(mayUse[rt.Scope]), caller)
+	_, tenant, _ := strings.Cut(caller, "@")
+	notTheirs := tenant == "acme" && which != own
+	writes := rt.Method != http.MethodGet
+	switch {
+	case !may && (caller == "none" || caller == "bad"):
+		return 401
+	case !may:
+		return 403
+	case rt.Object == "tenant in the body" && notTheirs:
+		return 403
+	case rt.Object == "group" && (notTheirs || which == unknown):
+		return 404
+	case rt.Object == "tenant" && (notTheirs || which == unknown && !writes):
+		return 404
+	}
+	call := rt.Method + " " + rt.Path
+	if strings.Contains(call, "/members/") {
+		call = "POST /v1/guards/{name}/members/*"
+	}
+	if status, ok := wants[call]; ok {
+		return status
+	}
+	return 200
+}
+
+// TestEveryCallerAtEveryRoute: each route answers nine callers, for each kind of object, with the
+// status that follows from mayUse and wants; and one of five invalid keys with 401, unless it is
+// open. A key of a tenant gets one answer for foreign and unknown groups and tenants.
+func TestEveryCallerAtEveryRoute(t *testing.T) {
+	t.Parallel()
+	in := newInstallation(t)
+	revoked := in.key(auth.Admin, "")
+	require.NoError(t, in.store.Revoke(t.Context(), revoked.ID))
+	past := keyStore(in.World, func() time.Time { return time.Now().Add(-time.Hour) })
+	expired, err := past.Create(t.Context(), apikey.Request{Role: auth.Admin, Lifetime: 2 * time.Minute})
+	require.NoError(t, err)
+	admin := in.key(auth.Admin, "").Token
+	wrongChecksum := admin[:len(admin)-1] + string(admin[len(admin)-1]^1)
+	bad := []string{"garbage", wrongChecksum, revoked.Token, expired.Token, auth.NewToken(auth.Admin)}
+	callers := map[string]string{"none": "", "admin": admin}
+	for _, c := range []string{"operator", "reader", "reader@acme", "producer@acme", "producer@*", "metrics", "service"} {
+		role, tenant, _ := strings.Cut(c, "@")
+		callers[c] = in.key(auth.Role(role), tenant).Token
+	}
+	tried := 0
+	for _, rt := range httpapi.Routes() {
+		require.Contains(t, mayUse, rt.Scope, "%s %s", rt.Method, rt.Path)
+		for caller, token := range callers {
+			answers := map[string]answer{}
+			for _, which := range []string{own, foreign, unknown} {
+				a := in.call(rt, token, which)
+				require.Equal(t, want(rt, caller, which), a.status, "%s %s as %s, %s: %s", rt.Method, rt.Path, caller, which, a.body)
+				require.Equal(t, a.status == 401, a.header.Get("WWW-Authenticate") == "Bearer")
+				answers[which] = a
+				tried++
+			}
+			if strings.HasSuffix(caller, "@acme") && (rt.Object == "group" || rt.Object == "tenant") {
+				require.Equal(t, answers[unknown], answers[foreign], "%s %s as %s", rt.Method, rt.Path, caller)
+			}
+		}
+		token := bad[tried%len(bad)] // so many failures in a second would be refused
+		require.Equal(t, want(rt, "bad", own), in.call(rt, token, own).status, "%s %s", rt.Method, rt.Path)
+	}
+	for _, token := range bad {
+		require.Equal(t, 401, in.send(token, "GET", "/v1/groups", "", "").status)
+	}
+	require.Greater(t, tried, 1000)
+}
+
+// call sends a request to a route about an own, foreign or unknown object. It replaces ids in the
+// answer, so that the answers about foreign and unknown objects can be compared.
+func (in *installation) call(rt httpapi.Route, token, which string) answer {
+	in.T.Helper()
+	tenant, id := tenants[which], "x-000000"
+	switch {
+	case rt.Object == "tenant":
+		if id = tenant; which == unknown { // a new one each time, since some calls make a tenant known
+			in.next++
+			id = fmt.Sprintf("n%05d", in.next)
+		} else {
+			in.group(tenant)
+		}
+	case rt.Object == "tenant in the body":
+		in.next++
+		id = fmt.Sprintf("g-%06d", in.next)
+	case rt.Object == "group" && which != unknown:
+		id = in.group(tenant)
+	}
+	path := strings.NewReplacer("{$}", "", "{id}", id, "{ordinal}", "0", "{name}", "pool%2Fp", "{type}", "T",
+		"{event}", "e", "{user}", "u").Replace(rt.Path)
+	body := strings.NewReplacer("ID", id, "TENANT", tenant).Replace(bodies[rt.Method+" "+rt.Path])
+	a := in.send(token, rt.Method, path, body, "")
+	a.body = strings.ReplaceAll(a.body, id, "ID")
+	a.header.Del("Date")
+	return a
+}
+
+// counted counts the commands that a client sends to Redis.
+type counted struct{ commands atomic.Int64 }
+
+func (c *counted) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.commands.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.commands.Add(int64(len(cmds)))
+		return next(ctx, cmds)
+	}
+}
+
+// TestFloodOfWrongKeys: 50,000 requests with 1000 wrong keys in five seconds cost Redis less than
+// 30 commands. All get 401 or 429, and a valid key gets 200 after each hundred of them, from their
+// address.
+func TestFloodOfWrongKeys(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	k, err := keyStore(w, time.Now).Create(t.Context(), apikey.Request{Role: auth.Reader})
+	require.NoError(t, err)
+	conn := w.Connect()
+	var sent counted
+	conn.Cmd.AddHook(&sent)
+	var passed atomic.Int64 // of the clock, in milliseconds
+	start := time.Now()
+	keys := apikey.New(apikey.Options{
+		Store: apikey.NewStore(conn.Cmd, w.Space, auth.Hasher{}, time.Now), Log: telemetry.Nop().Log,
+		Now: func() time.Time { return start.Add(time.Duration(passed.Load()) * time.Millisecond) },
+	})
+	h := httpapi.New(httpapi.Options{Backend: httpapi.NewFakeBackend(), Keys: keys, Rooms: httpapi.NewFakeRooms()})
+	send := func(token string) int {
+		req := httptest.NewRequest("GET", "/v1/events", nil)
+		req.Header.Set("Authorization", "Bearer "+token)
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, req)
+		return rec.Code
+	}
+	const flood = 50_000
+	wrong := make([]string, 1000)
+	for i := range wrong {
+		wrong[i] = auth.NewToken(auth.Reader)
+	}
+	answers := map[int]int{}
+	for i := range flood {
+		answers[send(wrong[i%len(wrong)])]++
+		if i%100 == 0 {
+			require.Equal(t, 200, send(k.Token), "after %d wrong keys", i)
+			passed.Add(10) // 10,000 wrong keys a second
+		}
+	}
+	require.Equal(t, flood, answers[401]+answers[429], answers)
+	require.Less(t, answers[401], 25, "20 at once and 10 a minute")
+	require.Less(t, sent.commands.Load(), int64(30), "one read of all keys a second for five seconds")
+}
