@@ -194,7 +194,9 @@ func (p *partitionDispatcher) reclaim(ctx context.Context) (time.Duration, error
 		}
 		p.metrics.TakenBack(r.Taken + r.Failed)
 		p.metrics.DeadLettered(r.Failed)
-		p.RecordSteps(ctx, p.partition.Ready(typ), r.Steps)
+		for _, s := range r.Steps {
+			p.Tel.RecordStep(ctx, p.partition.Ready(typ), telemetry.JobStep(s))
+		}
 		p.reclaimed.Add(int64(r.Taken))
 		p.workersLost.Add(int64(r.Failed))
 		if len(r.Missing) > 0 {

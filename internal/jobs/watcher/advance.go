@@ -7,6 +7,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 // advancer moves the groups of one partition through their states: dirty groups at once, and all
@@ -100,7 +101,9 @@ func (a *advancer) settle(ctx context.Context, id string) error {
 	for _, chunk := range []func() (bool, error){
 		func() (bool, error) {
 			more, steps, err := ledger.Sweep(ctx, a.Conn.Cmd, a.Partition, id)
-			a.RecordSteps(ctx, a.Group(id), steps)
+			for _, s := range steps {
+				a.Tel.RecordStep(ctx, a.Group(id), telemetry.JobStep(s))
+			}
 			return more, err
 		},
 		func() (bool, error) { return ledger.Requeue(ctx, a.Conn.Cmd, a.Partition, id) },

@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
 const (
@@ -187,6 +188,8 @@ func (u *unservedTypes) failEntries(ctx context.Context, typ string, entries []s
 		})
 	}
 	r, err := ledger.Outcome(ctx, u.Conn.Cmd, u.Partition, typ, ledger.Congestion{}, outcomes)
-	u.RecordSteps(ctx, u.Ready(typ), r.Steps)
+	for _, s := range r.Steps {
+		u.Tel.RecordStep(ctx, u.Ready(typ), telemetry.JobStep(s))
+	}
 	return r.Failed, err
 }

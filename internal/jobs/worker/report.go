@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/jobs/attempt"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/processor"
 )
 
@@ -108,7 +109,9 @@ func (p *partitionFeed) reportBatch(ctx context.Context, batch []*task) {
 	}
 	p.countRepeats(typ, groups)
 	p.metrics.DeadLettered(int(r.Failed))
-	p.RecordSteps(ctx, p.partition.Ready(typ), r.Steps)
+	for _, s := range r.Steps {
+		p.Tel.RecordStep(ctx, p.partition.Ready(typ), telemetry.JobStep(s))
+	}
 	if r.Stale > 0 {
 		p.metrics.Stale(int(r.Stale))
 		p.Tel.Log.Info("stale outcomes changed nothing", "type", typ, "stale", r.Stale)
