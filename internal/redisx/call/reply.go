@@ -170,6 +170,12 @@ func (r *Reply) list() []any {
 	return values
 }
 
+// Skip leaves out all values that are left.
+func (r *Reply) Skip() {
+	r.unread -= len(r.values)
+	r.values = nil
+}
+
 // Texts reads all values that are left.
 func (r *Reply) Texts() []string {
 	texts := make([]string, 0, len(r.values))
