@@ -73,11 +73,16 @@ func (r *reading) fail(format string, args ...any) {
 	}
 }
 
-// More says whether there are more values; false if the reply has failed.
-func (r *Reply) More() bool { return len(r.values) > 0 && r.err == nil }
+// Len returns how many values are left; 0 if the reply has failed.
+func (r *Reply) Len() int {
+	if r.err != nil {
+		return 0
+	}
+	return len(r.values)
+}
 
-// Len returns how many values there are that were not read.
-func (r *Reply) Len() int { return len(r.values) }
+// More says whether values are left; false if the reply has failed.
+func (r *Reply) More() bool { return r.Len() > 0 }
 
 // Peek returns the next value without reading it; nil if there is none.
 func (r *Reply) Peek() any {
