@@ -9,7 +9,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // These limits bound what one page of rejected messages reads: of a message's data, up to 256 KiB
@@ -34,7 +34,7 @@ func (s *views) Rejected(ctx context.Context, cursor string, limit int, data boo
 	}
 	top := "+"
 	if cursor != "" {
-		if !messages.ValidEntryID(cursor) {
+		if id, err := stream.ParseID(cursor); err != nil || id.MS == 0 {
 			return list, badCursor()
 		}
 		top = "(" + cursor

@@ -75,19 +75,3 @@ func TestETA(t *testing.T) {
 		})
 	}
 }
-
-func TestStreamID(t *testing.T) {
-	t.Parallel()
-	for _, text := range []string{"x", "1-x", "-1-0", "1--1", "99999999999999999999-0"} {
-		_, err := parseStreamID(text)
-		require.ErrorContains(t, err, text)
-	}
-	none, err := parseStreamID("")
-	require.NoError(t, err)
-	require.Equal(t, "0-0", none.String())
-	for _, c := range [][2]string{{"", "0-1"}, {"5-9", "10-1"}, {"10-2", "10-10"}, {"7", "7-1"}} {
-		require.True(t, mustID(c[1]).after(mustID(c[0])), c)
-		require.False(t, mustID(c[0]).after(mustID(c[1])), c)
-		require.False(t, mustID(c[1]).after(mustID(c[1])), c)
-	}
-}

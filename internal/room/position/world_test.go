@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -19,7 +20,7 @@ import (
 type world struct {
 	queues map[string]*queue
 	stream []waitingroom.Move
-	last   streamID
+	last   stream.ID
 	behind time.Duration // how far Redis's clock is behind
 
 	between func() // runs between the pages of Numbers, and before the answer of each call
@@ -59,9 +60,9 @@ func (w *world) now() time.Time { return time.Now().Add(-w.behind) }
 // leave lets numbers leave a queue and writes the move.
 func (w *world) leave(event string, numbers ...int64) {
 	m := w.queues[event].leave(numbers...)
-	id := streamID{uint64(w.now().UnixMilli()), 0}
-	if !id.after(w.last) {
-		id = streamID{w.last.ms, w.last.seq + 1}
+	id := stream.ID{MS: uint64(w.now().UnixMilli()), Seq: 0}
+	if !id.After(w.last) {
+		id = stream.ID{MS: w.last.MS, Seq: w.last.Seq + 1}
 	}
 	w.last = id
 	m.ID, m.Event = id.String(), event
@@ -128,11 +129,11 @@ func (w *world) Moves(ctx context.Context, after string, block time.Duration) ([
 	if err := w.call(ctx, "moves"); err != nil {
 		return nil, err
 	}
-	id, err := parseStreamID(after)
+	id, err := stream.ParseID(after)
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(w.stream, func(m waitingroom.Move) bool { return mustID(m.ID).after(id) })
+	i := slices.IndexFunc(w.stream, func(m waitingroom.Move) bool { return mustID(m.ID).After(id) })
 	if i < 0 {
 		if block > snapshotInterval {
 			return nil, errors.New("blocks for " + block.String())
@@ -145,8 +146,8 @@ func (w *world) Moves(ctx context.Context, after string, block time.Duration) ([
 	return slices.Clone(w.stream[i:min(len(w.stream), i+w.most)]), nil
 }
 
-func mustID(text string) streamID {
-	id, err := parseStreamID(text)
+func mustID(text string) stream.ID {
+	id, err := stream.ParseID(text)
 	if err != nil {
 		panic(err)
 	}
