@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/groups/backpressure"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
@@ -24,7 +25,7 @@ type appends struct {
 	pieces       *pieces
 	durability   *durability
 	owners       tenantCache
-	batchers     []*batcher[*pendingAppend] // by partition
+	batchers     []*redisx.Batcher[*pendingAppend] // by partition
 }
 
 // Append adds jobs to a group. A repeated call with the same request id, as long as that is
@@ -222,7 +223,7 @@ func (s *appends) appendInBatch(ctx context.Context, p keyspace.Partition, all [
 		}
 	}
 	store := func(ctx context.Context) error {
-		return s.batchers[p.Index()].do(ctx, func(ctx context.Context, all []*pendingAppend) {
+		return s.batchers[p.Index()].Do(ctx, func(ctx context.Context, all []*pendingAppend) {
 			s.storeAppends(ctx, p, all)
 		}, all...)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -101,7 +102,7 @@ func (s *durability) await(ctx context.Context, p keyspace.Partition, check writ
 	}
 	c := s.waiters[p.Index()]
 	w := &replicaWait{check: check}
-	if err := c.batcher.do(ctx, func(ctx context.Context, all []*replicaWait) {
+	if err := c.batcher.Do(ctx, func(ctx context.Context, all []*replicaWait) {
 		c.waitForReplicas(ctx, s.access, p, all)
 	}, w); err != nil {
 		return err
@@ -115,7 +116,7 @@ func (s *durability) await(ctx context.Context, p keyspace.Partition, check writ
 // replicaWaiter waits for the replicas of a partition. Calls that arrive during one wait share the
 // next.
 type replicaWaiter struct {
-	batcher *batcher[*replicaWait]
+	batcher *redisx.Batcher[*replicaWait]
 	lagging atomic.Bool // it was logged that too few replicas have the writes, and they still have not
 }
 
@@ -124,6 +125,15 @@ type replicaWait struct {
 	check   writeCheck
 	present func() bool
 	err     error
+}
+
+// newBatchers returns a batcher for each partition.
+func newBatchers[T any](space keyspace.Space) []*redisx.Batcher[T] {
+	all := make([]*redisx.Batcher[T], space.Partitions())
+	for i := range all {
+		all[i] = redisx.NewBatcher[T](0)
+	}
+	return all
 }
 
 func newReplicaWaiters(space keyspace.Space) []*replicaWaiter {

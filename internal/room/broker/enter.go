@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -12,12 +13,12 @@ import (
 // not end with the request of one visitor.
 const enterTimeout = 5 * time.Second
 
-// enterBatches implements group commit for enter: visitors who come while a call runs share the
-// next call, because a call for one user costs Redis more than ten times as much as a user in a
-// large call. The zero value is ready.
+// enterBatches has a batcher for the calls of each kind that are under way: visitors who come while
+// a call runs share the next one, because a call for one user costs Redis more than ten times as
+// much as a user in a large call. The zero value is ready.
 type enterBatches struct {
 	mu     sync.Mutex
-	queues map[enterKind]*enterQueue
+	byKind map[enterKind]*enterBatcher
 }
 
 // enterKind is what the calls of visitors must have in common to share one call of the script.
@@ -27,58 +28,55 @@ type enterKind struct {
 	poll  time.Duration
 }
 
-// enterQueue holds the visitors who wait for the next call of enter of one kind. It exists while a
-// call runs.
-type enterQueue struct{ waiting []*enterCall }
+type enterBatcher struct {
+	*redisx.Batcher[*enterCall]
+	calls int // that use it
+}
 
 // enterCall is the call of enterOne for one visitor, and its answer.
 type enterCall struct {
 	visitor waitingroom.Visitor
-	done    chan struct{} // closed when reply or err is set
 	reply   waitingroom.EnterReply
 	err     error
 }
 
-// enterOne calls the script enter for one visitor. If a call of the same kind runs, the visitor
-// waits for its end and shares the next one with all who came meanwhile. It waits for the answer
-// even if ctx ends: the caller must know whether the visitor of a closed stream has a place.
-func (b *shared) enterOne(ctx context.Context, kind enterKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
-	c := &enterCall{visitor: v, done: make(chan struct{})}
-	b.enterBatches.mu.Lock()
-	if b.enterBatches.queues == nil {
-		b.enterBatches.queues = map[enterKind]*enterQueue{}
+func (e *enterBatches) use(kind enterKind) *enterBatcher {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b := e.byKind[kind]
+	if b == nil {
+		if e.byKind == nil {
+			e.byKind = map[enterKind]*enterBatcher{}
+		}
+		b = &enterBatcher{Batcher: redisx.NewBatcher[*enterCall](waitingroom.MostUsers)}
+		e.byKind[kind] = b
 	}
-	q := b.enterBatches.queues[kind]
-	runs := q != nil
-	if !runs {
-		q = &enterQueue{}
-		b.enterBatches.queues[kind] = q
-	}
-	q.waiting = append(q.waiting, c)
-	b.enterBatches.mu.Unlock()
-	if !runs {
-		go b.runEnterQueue(context.WithoutCancel(ctx), kind, q)
-	}
-	<-c.done
-	return c.reply, c.err
+	b.calls++
+	return b
 }
 
-// runEnterQueue calls enter for those who wait in q, up to 200 at once, until nobody waits.
-func (b *shared) runEnterQueue(ctx context.Context, kind enterKind, q *enterQueue) {
-	for {
-		b.enterBatches.mu.Lock()
-		n := min(len(q.waiting), waitingroom.MostUsers)
-		batch := q.waiting[:n]
-		q.waiting = q.waiting[n:]
-		if n == 0 {
-			delete(b.enterBatches.queues, kind)
-		}
-		b.enterBatches.mu.Unlock()
-		if n == 0 {
-			return
-		}
-		b.enterBatch(ctx, kind, batch)
+func (e *enterBatches) leave(kind enterKind, b *enterBatcher) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b.calls--; b.calls == 0 {
+		delete(e.byKind, kind)
 	}
+}
+
+// enterOne calls the script enter for one visitor, in one call with others of the same kind. It
+// waits for the answer even if ctx ends: the caller must know whether the visitor of a closed
+// stream has a place.
+func (b *shared) enterOne(ctx context.Context, kind enterKind, v waitingroom.Visitor) (waitingroom.EnterReply, error) {
+	c := &enterCall{visitor: v}
+	batcher := b.enterBatches.use(kind)
+	defer b.enterBatches.leave(kind, batcher)
+	err := batcher.Do(context.WithoutCancel(ctx), func(ctx context.Context, all []*enterCall) {
+		b.enterBatch(ctx, kind, all)
+	}, c)
+	if err != nil {
+		return waitingroom.EnterReply{}, err
+	}
+	return c.reply, c.err
 }
 
 // enterBatch calls enter once for several visitors.
@@ -94,6 +92,5 @@ func (b *shared) enterBatch(ctx context.Context, kind enterKind, batch []*enterC
 		if c.err = err; err == nil {
 			c.reply = waitingroom.EnterReply{Change: reply.Change, Entries: reply.Entries[i : i+1]}
 		}
-		close(c.done)
 	}
 }

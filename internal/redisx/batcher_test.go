@@ -1,46 +1,37 @@
-package groups
+package redisx
 
 import (
 	"context"
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
-	"github.com/bulkaction/bulkaction/internal/messages"
-	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-func newTestBatcher(t testing.TB) *batcher[int] {
-	t.Helper()
-	space, err := keyspace.New("bulk-action:", 1)
-	require.NoError(t, err)
-	return newBatchers[int](space)[0]
-}
-
 // awaitQueued waits until n items are in the next batch, which has not begun.
-func awaitQueued(t *testing.T, q *batcher[int], n int) {
+func awaitQueued(t *testing.T, q *Batcher[int], n int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		return q.nextBatch != nil && len(q.nextBatch.items) == n
-	}, retryTime, retryTime/1000)
+	}, 10*time.Second, time.Millisecond)
 }
 
 func TestCallsShareABatch(t *testing.T) {
 	t.Parallel()
-	q := newTestBatcher(t)
+	q := NewBatcher[int](0)
 	batches, release := make(chan []int), make(chan struct{})
 	run := func(_ context.Context, items []int) {
 		batches <- items
 		<-release
 	}
 	var calls sync.WaitGroup
-	do := func(i int) { calls.Go(func() { require.NoError(t, q.do(t.Context(), run, i)) }) }
+	do := func(i int) { calls.Go(func() { require.NoError(t, q.Do(t.Context(), run, i)) }) }
 	do(0)
 	require.Equal(t, []int{0}, <-batches) // the first item runs at once, alone
 	for i := 1; i < 5; i++ {
@@ -49,7 +40,7 @@ func TestCallsShareABatch(t *testing.T) {
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
-	go func() { failed <- q.do(cancelled, run, 5) }()
+	go func() { failed <- q.Do(cancelled, run, 5) }()
 	awaitQueued(t, q, 5)
 	cancel()
 	require.ErrorIs(t, <-failed, context.Canceled) // a cancelled call returns at once; the others still wait
@@ -63,48 +54,62 @@ func TestCallsShareABatch(t *testing.T) {
 // panic and the other one the error ErrUnavailable. The next batch runs.
 func TestPanicOfABatchIsAnErrorForAllItsCallers(t *testing.T) {
 	t.Parallel()
-	q := newTestBatcher(t)
+	q := NewBatcher[int](0)
 	started, release := make(chan struct{}), make(chan struct{})
 	var calls sync.WaitGroup
 	calls.Go(func() {
-		require.NoError(t, q.do(t.Context(), func(context.Context, []int) { close(started); <-release }, 0))
+		require.NoError(t, q.Do(t.Context(), func(context.Context, []int) { close(started); <-release }, 0))
 	})
 	<-started
 	panics := func(context.Context, []int) { panic("broken item") }
-	calls.Go(func() { require.Panics(t, func() { _ = q.do(t.Context(), panics, 1) }) })
+	calls.Go(func() { require.Panics(t, func() { _ = q.Do(t.Context(), panics, 1) }) })
 	awaitQueued(t, q, 1)
-	calls.Go(func() { require.ErrorIs(t, q.do(t.Context(), panics, 2), api.ErrUnavailable) })
+	calls.Go(func() { require.ErrorIs(t, q.Do(t.Context(), panics, 2), api.ErrUnavailable) })
 	awaitQueued(t, q, 2)
 	close(release)
 	calls.Wait()
-	require.NoError(t, q.do(t.Context(), func(context.Context, []int) {}, 3))
+	require.NoError(t, q.Do(t.Context(), func(context.Context, []int) {}, 3))
 }
 
 // TestBatchSurvivesTheCancellationOfItsFirstCaller: the context of a batch does not end with that
 // of the caller that starts it. So the batch runs, and after it the next one.
 func TestBatchSurvivesTheCancellationOfItsFirstCaller(t *testing.T) {
 	t.Parallel()
-	q := newTestBatcher(t)
+	q := NewBatcher[int](0)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	ran := false
-	err := q.do(ctx, func(ctx context.Context, _ []int) { ran = ctx.Err() == nil }, 1)
+	err := q.Do(ctx, func(ctx context.Context, _ []int) { ran = ctx.Err() == nil }, 1)
 	require.True(t, ran)
 	require.True(t, err == nil || errors.Is(err, context.Canceled))
-	require.NoError(t, q.do(t.Context(), func(context.Context, []int) {}, 2))
+	require.NoError(t, q.Do(t.Context(), func(context.Context, []int) {}, 2))
 }
 
-func TestSplitCalls(t *testing.T) {
+// TestBatchesAreBounded: while a batch runs, calls fill batches of at most the bound, which run in
+// order; the items of one call stay together.
+func TestBatchesAreBounded(t *testing.T) {
 	t.Parallel()
-	of := func(group string, jobs int) *pendingAppend {
-		return &pendingAppend{group: group, jobs: make([]messages.Job, jobs)}
+	q := NewBatcher[int](3)
+	batches, release := make(chan []int), make(chan struct{})
+	run := func(_ context.Context, items []int) {
+		batches <- items
+		<-release
 	}
-	big := func(group string) *pendingAppend {
-		a := of(group, 1)
-		a.jobs[0].Payload = make([]byte, ledger.MaxAppendBytes*2/3)
-		return a
+	var calls sync.WaitGroup
+	do := func(items ...int) { calls.Go(func() { require.NoError(t, q.Do(t.Context(), run, items...)) }) }
+	do(0)
+	require.Equal(t, []int{0}, <-batches)
+	for _, c := range []struct {
+		items []int
+		next  int // items of the batch that further calls join
+	}{{[]int{1}, 1}, {[]int{2}, 2}, {[]int{3, 4}, 2}, {[]int{5}, 3}, {[]int{6}, 1}} {
+		do(c.items...)
+		awaitQueued(t, q, c.next)
 	}
-	a1, b1, a2, b2, a3, b3, b4 := of("a", 1), of("b", ledger.MaxAppend), of("a", ledger.MaxAppend-1), of("b", 1), of("a", 1), big("b"), big("b")
-	got := splitCalls([]*pendingAppend{a1, b1, a2, b2, a3, b3, b4})
-	require.Equal(t, [][]*pendingAppend{{a1, a2}, {b1}, {b2, b3}, {a3}, {b4}}, got)
+	for _, want := range [][]int{{1, 2}, {3, 4, 5}, {6}} {
+		release <- struct{}{}
+		require.Equal(t, want, <-batches)
+	}
+	release <- struct{}{}
+	calls.Wait()
 }
