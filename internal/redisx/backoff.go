@@ -39,14 +39,20 @@ func Jitter(d time.Duration) time.Duration {
 func RetryWhile(
 	ctx context.Context, patience time.Duration, retryable func(error) bool, step func(context.Context) error,
 ) error {
-	backoff := Backoff{Min: 10 * time.Millisecond, Max: 500 * time.Millisecond}
 	deadline := time.Now().Add(patience)
+	return Retry(ctx, Backoff{Min: 10 * time.Millisecond, Max: 500 * time.Millisecond}, func(err error) bool {
+		return retryable(err) && !time.Now().After(deadline)
+	}, step)
+}
+
+// Retry calls step until it succeeds, ctx ends, or again, which may log the error, says that it is
+// not to be tried again. It returns the error of the last try; nil if that succeeded.
+func Retry(
+	ctx context.Context, backoff Backoff, again func(error) bool, step func(context.Context) error,
+) error {
 	for {
 		err := step(ctx)
-		if err == nil || !retryable(err) || ctx.Err() != nil || time.Now().After(deadline) {
-			return err
-		}
-		if Sleep(ctx, backoff.Next()) != nil {
+		if err == nil || !again(err) || ctx.Err() != nil || Sleep(ctx, backoff.Next()) != nil {
 			return err
 		}
 	}

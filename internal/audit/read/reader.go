@@ -92,19 +92,15 @@ func (r Reader) Pipeline(ctx context.Context, fill func(redis.Pipeliner)) error 
 // exec sends the commands, and repeats them for up to retryTimeout while Redis doesn't answer. They
 // only read, so repeating them is harmless.
 func (r Reader) exec(ctx context.Context, create func() redis.Pipeliner, fill func(redis.Pipeliner)) error {
-	backoff := redisx.Backoff{Min: 20 * time.Millisecond, Max: time.Second}
-	for deadline := time.Now().Add(retryTimeout); ; {
+	return redisx.RetryWhile(ctx, retryTimeout, call.IsUnavailable, func(ctx context.Context) error {
 		pipe := create()
 		fill(pipe)
 		if pipe.Len() == 0 {
 			return nil
 		}
 		cmds, err := pipe.Exec(ctx)
-		if err = r.firstError(cmds, err); !call.IsUnavailable(err) || time.Now().After(deadline) ||
-			redisx.Sleep(ctx, backoff.Next()) != nil {
-			return err
-		}
-	}
+		return r.firstError(cmds, err)
+	})
 }
 
 // Ask adds commands for each item by calling ask, for up to n items in one call of send, and
