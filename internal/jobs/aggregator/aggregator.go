@@ -163,19 +163,11 @@ func (p *partitionReducer) readEntries(ctx context.Context) (entries []stream.En
 // reduces them as well, the job states in Redis let each result count once. The next call continues
 // where this one ended.
 func (p *partitionReducer) claimEntries(ctx context.Context) ([]stream.Entry, error) {
-	if p.claimStart == stream.FirstID {
-		if err := p.reader.Recover(ctx, p.partition.ResultStream(), p.cfg.Lease, p.Tel.Log); err != nil {
-			return nil, err
-		}
-	}
-	entries, next, _, err := p.reader.Claim(ctx, p.partition.ResultStream(), p.cfg.Lease, p.claimStart, minRead)
-	if call.IsNoGroup(err) {
-		return nil, nil // the next read creates the consumer group
-	}
+	entries, err := p.reader.ClaimNext(
+		ctx, p.partition.ResultStream(), p.cfg.Lease, &p.claimStart, minRead, p.Tel.Log)
 	if err != nil {
 		return nil, err
 	}
-	p.claimStart = next // so that entries that can't be reduced do not hide those after them
 	if len(entries) > 0 {
 		p.Tel.Log.Warn("claimed results of a lost aggregator",
 			"partition", p.partition.Index(), "entries", len(entries))

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
-	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 const (
@@ -249,21 +248,12 @@ func (c *Consumer) nextEntries(ctx context.Context, count int) ([]Entry, error) 
 		if n > 0 {
 			c.cfg.Log.InfoContext(ctx, "forgot dead consumers", "count", n)
 		}
-		if err := c.reader.Recover(ctx, c.cfg.Stream, c.cfg.Lease, c.cfg.Log); err != nil {
-			return nil, err
-		}
 	}
-	entries, next, deleted, err := c.reader.Claim(ctx, c.cfg.Stream, c.cfg.Lease, c.claimFrom, count)
-	if err != nil && !call.IsNoGroup(err) {
-		return nil, err
+	entries, err := c.reader.ClaimNext(ctx, c.cfg.Stream, c.cfg.Lease, &c.claimFrom, count, c.cfg.Log)
+	if err == nil && c.claimFrom == FirstID {
+		c.claimAt = time.Now().Add(redisx.Jitter(c.cfg.Lease))
 	}
-	if deleted > 0 {
-		c.cfg.Log.WarnContext(ctx, "pending entries had been deleted from the stream", "count", deleted)
-	}
-	if c.claimFrom = next; err != nil || next == FirstID {
-		c.claimFrom, c.claimAt = FirstID, time.Now().Add(redisx.Jitter(c.cfg.Lease))
-	}
-	return entries, nil
+	return entries, err
 }
 
 // start handles a batch in a goroutine of its own, again and again, until each of its entries is

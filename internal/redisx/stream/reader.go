@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -187,6 +188,32 @@ func (r *Reader) Claim(
 		deleted = len(ids)
 	}
 	return entries, next, deleted, nil
+}
+
+// ClaimNext claims the next page of entries of dead consumers: it continues at *from, which begins
+// with FirstID and is that again after the last page, or if the group is missing. With the first
+// page it also recovers entries that Redis does not deliver by itself (see Recover).
+func (r *Reader) ClaimNext(
+	ctx context.Context, stream string, minIdle time.Duration, from *string, count int, log *slog.Logger,
+) ([]Entry, error) {
+	if *from == FirstID {
+		if err := r.Recover(ctx, stream, minIdle, log); err != nil {
+			return nil, err
+		}
+	}
+	entries, next, deleted, err := r.Claim(ctx, stream, minIdle, *from, count)
+	if call.IsNoGroup(err) {
+		*from = FirstID
+		return nil, nil // the next read creates the group
+	}
+	if err != nil {
+		return nil, err
+	}
+	if deleted > 0 {
+		log.WarnContext(ctx, "pending entries had been deleted from the stream", "stream", stream, "count", deleted)
+	}
+	*from = next
+	return entries, nil
 }
 
 // do sends a command and returns its undecoded reply. go-redis's typed commands decode entries into
