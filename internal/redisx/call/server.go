@@ -7,6 +7,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// ServerVersion returns the version of Redis that a server reports, such as 7.0.15. It returns ""
+// for a server that does not report it, such as an embedded one, and for a user who may not ask. An
+// error means that the server did not answer.
+func ServerVersion(ctx context.Context, server redis.Cmdable) (string, error) {
+	info, err := server.Info(ctx, "server").Result()
+	if IsUnavailable(err) {
+		return "", err
+	}
+	_, rest, found := strings.Cut(info, "redis_version:")
+	if !found {
+		return "", nil
+	}
+	version, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(version), nil
+}
+
 // EvictionPolicy returns what a server does when its memory is full, e.g. noeviction. It returns ""
 // for a server that does not report it, such as an embedded one, and for a user who may not ask.
 // An error means that the server did not answer.
