@@ -177,7 +177,10 @@ func instant(value string) time.Time {
 // refused returns the error of a reply, or of a list inside one, that begins with a code of the table
 // refusals, otherwise nil.
 func refused(r *call.Reply, s *call.Script, args ...any) error {
-	code, _ := r.Peek().(string)
+	code, ok := r.Peek().(string)
+	if !ok || code == "OK" { // nearly always
+		return nil
+	}
 	refusal, ok := refusals[[2]string{s.Name(), code}]
 	if !ok {
 		refusal, ok = refusals[[2]string{"", code}]
