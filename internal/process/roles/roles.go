@@ -260,6 +260,9 @@ func Worker(procs ...processor.Processor) BasedRole {
 			Congestion:   congestion,
 			OnStart:      HooksOf(ctx).Started,
 		}, procs...)
+		if errors.Is(err, worker.ErrNoProcessor) {
+			err = fmt.Errorf("BULKACTION_WORKER_TYPES: %w", err)
+		}
 		if err != nil { // WORKER_TYPES and the processors do not fit together
 			return fmt.Errorf("%w: %w", app.ErrConfig, err)
 		}
