@@ -40,29 +40,6 @@ func TestImportRules(t *testing.T) {
 	require.Empty(t, without, "packages without a rule in .golangci.yml that names what they may import")
 }
 
-// TestImportRulesAreTold tests the check of TestImportRules: which rules of the linter name the
-// imports of a package. These are strict rules, and lax ones that deny the whole module except some
-// packages.
-func TestImportRulesAreTold(t *testing.T) {
-	t.Parallel()
-	var all struct{ Rules []importRule }
-	require.NoError(t, yaml.Unmarshal([]byte(`
-rules:
-  - {list-mode: lax, files: ["${config-path}/internal/a/**", "!$test"], deny: [{pkg: github.com/bulkaction/bulkaction}]}
-  - {list-mode: strict, files: ["${config-path}/internal/b/*.go"]}
-  - {list-mode: lax, files: ["$all"], deny: [{pkg: github.com/bulkaction/bulkaction}]}
-  - {list-mode: lax, files: ["${config-path}/internal/**"], deny: [{pkg: github.com/bulkaction/bulkaction/cmd}]}
-  - {list-mode: lax, files: ["${config-path}/internal/d*/**", "!**/d2/**"], deny: [{pkg: github.com/bulkaction/bulkaction}]}
-`), &all))
-	for dir, want := range map[string]bool{
-		"internal/a": true, "internal/a/below": true, "internal/b": true, "internal/b/below": false, "internal/c": false,
-		"internal/d1": true, "internal/d2": false,
-	} {
-		got := slices.ContainsFunc(all.Rules, func(r importRule) bool { return r.namesImportsOf(dir) })
-		require.Equal(t, want, got, dir)
-	}
-}
-
 // namesImportsOf says whether the rule applies to the package in a folder, and lists what that
 // package may import.
 func (r importRule) namesImportsOf(dir string) bool {

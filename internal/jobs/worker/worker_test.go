@@ -6,12 +6,15 @@ import (
 	"errors"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jobs/worker"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx"
@@ -399,4 +402,106 @@ func TestNewRefuses(t *testing.T) {
 		_, err = worker.New(stage.Process{ID: "id", Space: space, Tel: telemetry.Nop()}, cfg, tt.procs...)
 		require.ErrorContains(t, err, tt.want, name)
 	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+// config returns a worker configuration whose timeouts, lease and grace period never end by
+// themselves during a test.
+func config() worker.Config {
+	return worker.Config{
+		Count: 4, Block: 50 * time.Millisecond, JobTimeout: stagetest.Patience, MaxRetries: 3, MaxThrottles: 5,
+		Lease: stagetest.Patience, Grace: stagetest.Patience, Backoff: time.Millisecond, MaxBackoff: time.Second,
+		Congestion: ledger.Congestion{Base: time.Millisecond, Cap: time.Hour},
+	}
+}
+
+var workerCount atomic.Int64
+
+// newWorker creates a worker with these processors, its own connection and its own process id. It
+// does not run it.
+func newWorker(w *stagetest.World, cfg worker.Config, procs ...processor.Processor) *worker.Worker {
+	w.T.Helper()
+	id := "worker-" + string(rune('a'+workerCount.Add(1)%26)) + time.Now().Format("150405.000000000")
+	wk, err := worker.New(stagetest.Process(w, id), cfg, procs...)
+	require.NoError(w.T, err)
+	return wk
+}
+
+// blockingProcessor sends each job on started, and then blocks until the test sends an error for
+// the job on end, which may be nil, or closes end.
+type blockingProcessor struct {
+	typ     string
+	started chan processor.Job
+	end     chan error
+}
+
+func newBlockingProcessor(typ string) *blockingProcessor {
+	return &blockingProcessor{typ: typ, started: make(chan processor.Job, 1000), end: make(chan error)}
+}
+
+func (g *blockingProcessor) Type() string { return g.typ }
+
+// Process returns the error that the test sends on end; or the context's cause if ctx ends first.
+func (g *blockingProcessor) Process(ctx context.Context, job processor.Job) (any, error) {
+	g.started <- job
+	select {
+	case err := <-g.end:
+		return nil, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// ignoringProcessor is a blockingProcessor that ignores the end of its context.
+type ignoringProcessor struct{ *blockingProcessor }
+
+func (d ignoringProcessor) Process(_ context.Context, job processor.Job) (any, error) {
+	d.started <- job
+	return nil, <-d.end
+}
+
+// processorReturning returns a processor that returns result and err at once.
+func processorReturning(typ string, result any, err error) processor.Processor {
+	return processor.Func(typ, func(context.Context, processor.Job) (any, error) { return result, err })
+}
+
+// TestJobsThatWaitBehindSlowJobsAreReleased: after many quick jobs, a worker prefetches slow ones
+// as if they were quick too. The ones that wait for a slot are released.
+func TestJobsThatWaitBehindSlowJobsAreReleased(t *testing.T) {
+	t.Parallel()
+	w := stagetest.Shared(t)
+	slow := newBlockingProcessor("SLOW")
+	cfg := config()
+	cfg.Count = 2
+	stop := w.Run(newWorker(w, cfg, processorReturning("QUICK", nil, nil), slow))
+	w.Jobs("quick", "QUICK", 500)
+	w.Admit("QUICK")
+	w.AwaitCounts("quick", api.Counts{Accepted: 500, Done: 500})
+
+	const jobs = 60
+	w.Jobs("slow", "SLOW", jobs)
+	w.Admit("SLOW")
+	for range cfg.Count {
+		stagetest.Receive(t, slow.started, "a slow job")
+	}
+	w.Await("the jobs without a slot to be released or left ready", func() bool {
+		c := w.Counts("slow")
+		return c.InFlight == int64(cfg.Count) && c.NonReady > 0
+	})
+	c := w.Counts("slow")
+	require.EqualValues(t, jobs-cfg.Count, c.NonReady+c.Ready)
+	require.Zero(t, w.Group("slow").Retries)
+
+	// A second process runs the 58 jobs that were released or never read. The first one ends only
+	// the two that it had begun.
+	w.Feed(stagetest.Patience, "SLOW")
+	w.Run(newWorker(w, config(), processorReturning("SLOW", nil, nil)))
+	w.Await("the others to be done", func() bool { return w.Counts("slow").Done == jobs-int64(cfg.Count) })
+	require.Empty(t, slow.started, "the first process began none of them")
+	for range cfg.Count {
+		slow.end <- nil
+	}
+	w.AwaitCounts("slow", api.Counts{Accepted: jobs, Done: jobs})
+	stop()
 }
