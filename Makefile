@@ -81,6 +81,11 @@ vet: ## Run go vet
 lint: lint-tool ## Check the format and the rules in .golangci.yml
 	GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run $(PKG)
 
+.PHONY: lua
+lua: ## Check the Lua scripts with luacheck, which it installs unless it is installed
+	@bash .ci/deps luacheck
+	go run ./internal/testkit/luacheck
+
 .PHONY: check
 check: vet lint deps ## Before a commit: format, vet, lint and short tests
 	go test -short $(TESTFLAGS) $(PKG)
@@ -128,7 +133,11 @@ fuzz: deps ## Run each fuzz test for FUZZTIME (10s by default)
 
 .PHONY: soak
 soak: deps ## Run the property tests with random seeds for SOAKTIME (10m by default); PKG=./guard selects
-	@SOAKTIME='$(SOAKTIME)' bash .ci/soak $(PKG)
+	@BULKACTION_SOAK=1 SOAKTIME='$(SOAKTIME)' bash .ci/soak $(PKG)
+
+.PHONY: newseed
+newseed: deps ## Run the property tests once with new random seeds, which it prints
+	@SOAKTIME=0s bash .ci/soak $(PKG)
 
 .PHONY: bench
 bench: deps ## Run each benchmark once, to check that it works

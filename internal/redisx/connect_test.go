@@ -3,8 +3,11 @@ package redisx
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,8 +16,10 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/testkit/redisproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -216,4 +221,239 @@ func TestBlockingReadsHaveRoom(t *testing.T) {
 		require.NoError(t, c.Cmd.RPush(t.Context(), fmt.Sprint("list", i), "x").Err())
 	}
 	reads.Wait()
+}
+
+// TestNoScriptRunsOnHalfAPartition: while a hash slot migrates, some keys of a partition are on the
+// source master and some on the target. A script that declares two keys, one of them missing, runs
+// on neither. A script that declares a single key is redirected to the target and would see only a
+// part of the data.
+func TestNoScriptRunsOnHalfAPartition(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cluster := redistest.ClusterWithReplicas(t, 2)
+	c := connect(t, cluster.URL)
+	space, err := keyspace.New("half:", 1)
+	require.NoError(t, err)
+	p := space.Partition(0)
+	for i := range 25 {
+		require.NoError(t, c.Cmd.Set(ctx, p.Group(fmt.Sprint(i)), i, 0).Err())
+	}
+	count := call.NewScript("count", `
+local found = 0
+for i = 0, 24 do found = found + redis.call('EXISTS', KEYS[1] .. 'group:' .. i) end
+if ARGV[1] then redis.call('INCR', KEYS[1] .. 'runs') end
+return found`)
+	slot := cluster.SlotOf(p.Base())
+	to := cluster.Masters[0]
+	if cluster.MasterOf(slot) == to {
+		to = cluster.Masters[1]
+	}
+	found, err := count.Run(ctx, c.Cmd, p.Keys(), []any{"write"})
+	require.NoError(t, err)
+	require.EqualValues(t, 25, found)
+
+	var halves []int64
+	cluster.MoveSlot(slot, to, func(left int) {
+		_, err := count.Run(ctx, c.Cmd, p.Keys(), []any{"write"})
+		require.ErrorContains(t, err, "TRYAGAIN")
+		require.True(t, call.IsUnavailable(err))
+
+		found, err := count.Run(ctx, c.Cmd, []string{p.Base()}, nil)
+		require.NoError(t, err)
+		halves = append(halves, found.(int64))
+	})
+	require.Equal(t, []any{int64(0), int64(25)}, []any{halves[0], halves[len(halves)-1]}, "the control")
+	require.True(t, slices.ContainsFunc(halves, func(n int64) bool { return n > 0 && n < 25 }), "the control: %v", halves)
+	found, err = count.Run(ctx, c.Cmd, p.Keys(), []any{"write"})
+	require.NoError(t, err)
+	require.EqualValues(t, 25, found)
+	require.Equal(t, "2", c.Cmd.Get(ctx, p.Base()+"runs").Val(), "what was refused has changed nothing")
+}
+
+// TestHeirIsFoundAtOnce: a dead master redirects no command. After its replica was promoted, each
+// kind of call (command, pipeline, automatic pipeline, blocking read, Ping of all masters) reaches
+// the new master in less than 30 s, although go-redis would find it after a minute.
+func TestHeirIsFoundAtOnce(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cluster := redistest.ClusterWithReplicas(t, 3)
+	none := func(err error) error {
+		if errors.Is(err, redis.Nil) {
+			return nil
+		}
+		return err
+	}
+	own := func() *redis.ClusterClient { return connect(t, cluster.URL).Cmd.(*redis.ClusterClient) } // separate clients, so that no client's reload helps another
+	single, several, block, shards := own(), own(), connect(t, cluster.URL).Block, connect(t, cluster.URL)
+	pipe, err := own().AutoPipeline()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = pipe.Close() })
+	ways := map[string]func() error{
+		"command": func() error { return single.Incr(ctx, "k").Err() },
+		"pipeline": func() error {
+			var n *redis.IntCmd // the second command: a pipeline returns the error of its first one, here a missing key
+			_, _ = several.Pipelined(ctx, func(p redis.Pipeliner) error { p.Get(ctx, "{k}none"); n = p.Incr(ctx, "k"); return nil })
+			return n.Err()
+		},
+		"gathered": func() error { return pipe.Incr(ctx, "k").Err() },
+		"blocking": func() error { return none(block.BLPop(ctx, 10*time.Millisecond, "{k}none").Err()) },
+		"shards":   func() error { return shards.Ping(ctx) },
+	}
+	for way, do := range ways {
+		require.NoError(t, do(), way)
+	}
+	dead := cluster.MasterOf(cluster.SlotOf("k"))
+	dead.Kill()
+	for way, do := range ways {
+		require.Error(t, do(), way)
+	}
+	cluster.AwaitFailover()
+	for way, do := range ways { // without the hook the client would reload after a minute
+		require.Eventually(t, func() bool { return do() == nil }, patience, glance, way)
+	}
+}
+
+// TestClusterComesBack: after all nodes of a cluster were down, the client finds them again at the
+// same addresses.
+func TestClusterComesBack(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	cluster := redistest.ClusterWithReplicas(t, 2, redistest.AOF)
+	c := connect(t, cluster.URL)
+	require.NoError(t, c.Cmd.Set(ctx, "k", "v", 0).Err())
+	require.NoError(t, c.Ping(ctx))
+	nodes := append(cluster.Masters, cluster.Replicas...)
+	for _, node := range nodes {
+		node.Kill()
+	}
+	for range 3 { // the first call finds out that no node answers; later calls must give the same error
+		err := c.Cmd.Get(ctx, "k").Err()
+		require.True(t, call.IsUnavailable(err), "%v", err)
+		require.True(t, call.IsUnavailable(c.Ping(ctx)))
+	}
+	for _, node := range nodes {
+		node.Restart()
+	}
+	require.Eventually(t, func() bool { return c.Cmd.Get(ctx, "k").Val() == "v" && c.Ping(ctx) == nil }, patience, glance)
+}
+
+const (
+	patience = 30 * time.Second // limit for events that must happen; a healthy run needs a fraction of it
+	glance   = 10 * time.Millisecond
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
+
+func connect(t testing.TB, url string) *Conn {
+	t.Helper()
+	c, err := Connect(context.Background(), Config{URL: url, PoolMaxActive: 20, DialTimeout: patience, CommandTimeout: patience})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func TestParseURL(t *testing.T) {
+	for raw, want := range map[string]Options{
+		"redis://127.0.0.1:6379/0":              {Addrs: []string{"127.0.0.1:6379"}},
+		"redis://cache":                         {Addrs: []string{"cache:6379"}},
+		"redis://[::1]:7000/3":                  {Addrs: []string{"[::1]:7000"}, DB: 3},
+		"redis://[::1]":                         {Addrs: []string{"[::1]:6379"}},
+		"redis://:pw@h:1":                       {Addrs: []string{"h:1"}, password: "pw"},
+		"redis://u:p%2Fw%40%2C%25@h:1/2":        {Addrs: []string{"h:1"}, DB: 2, Username: "u", password: "p/w@,%"},
+		"redis://u:p@w@h:1":                     {Addrs: []string{"h:1"}, Username: "u", password: "p@w"},
+		"rediss://u:p@h:1/0":                    {Addrs: []string{"h:1"}, TLS: true, Username: "u", password: "p"},
+		"redis://h:1?cluster=true":              {Addrs: []string{"h:1"}, Cluster: true},
+		"redis://h:1/0?cluster=false":           {Addrs: []string{"h:1"}},
+		"redis://h1:1,h2:2,h3:3":                {Addrs: []string{"h1:1", "h2:2", "h3:3"}, Cluster: true},
+		"redis://u:p@h1:1,h2:2/0":               {Addrs: []string{"h1:1", "h2:2"}, Cluster: true, Username: "u", password: "p"},
+		"redis://h1:1,redis://h2:2":             {Addrs: []string{"h1:1", "h2:2"}, Cluster: true},
+		"redis://u:p@h1:1/0,redis://u:p@h2:2/0": {Addrs: []string{"h1:1", "h2:2"}, Cluster: true, Username: "u", password: "p"},
+		"redis-sentinel://h1:1,h2/main":         {Addrs: []string{"h1:1", "h2:26379"}, Master: "main"},
+		"rediss://u:p@h1:1,h2:2":                {Addrs: []string{"h1:1", "h2:2"}, Cluster: true, TLS: true, Username: "u", password: "p"},
+		"rediss-sentinel://h1:1,h2/main":        {Addrs: []string{"h1:1", "h2:26379"}, Master: "main", TLS: true},
+		"redis-sentinel://u:p@h1:1/main/4?sentinel_username=su&sentinel_password=sp": {
+			Addrs: []string{"h1:1"}, Master: "main", DB: 4, Username: "u", password: "p", sentinelUsername: "su", sentinelPassword: "sp",
+		},
+	} {
+		got, err := ParseURL(raw)
+		require.NoError(t, err, raw)
+		require.Equal(t, want, got, raw)
+	}
+}
+
+func TestParseURLRefusesAndKeepsSecrets(t *testing.T) {
+	for raw, why := range map[string]string{
+		"":                                     "no scheme",
+		"h:6379":                               "no scheme",
+		"http://h:6379":                        "unknown scheme",
+		"redis://":                             "address 1: no host",
+		"redis://h1:1,,h2:2":                   "address 2: no host",
+		"redis://h:0":                          "port",
+		"redis://h:sesame":                     "port",
+		"redis://h:70000":                      "port",
+		"redis://::1":                          "not host:port",
+		"redis://u:sesame/x@h:1":               "port",
+		"redis://u:sesame%zz@h:1":              "malformed % escape",
+		"redis://u:ses,ame@h:1":                "address 1",
+		"redis://h:1/sesame":                   "database",
+		"redis://h:1/-1":                       "database",
+		"redis://h1:1,h2:2/1":                  "only database 0",
+		"redis://h:1/1?cluster=true":           "only database 0",
+		"redis://h:1?cluster=sesame":           "neither true nor false",
+		"redis://h:1?sesame=1":                 "unknown parameter",
+		"redis://h:1?sentinel_password=sesame": "unknown parameter",
+		"redis://h:1?%zz":                      "malformed parameters",
+		"redis://u:p@h1:1,u:sesame@h2:2":       "different users or passwords",
+		"redis-sentinel://h:1":                 "no name of a master",
+		"rediss://h:1?skip_verify=true":        "skip_verify is refused: name the authority",
+		"redis-sentinel://h:1/?cluster=true":   "unknown parameter",
+	} {
+		_, err := ParseURL(raw)
+		require.ErrorContains(t, err, "parse redis url: ", raw)
+		require.ErrorContains(t, err, why, raw)
+		require.NotContains(t, err.Error(), "sesame", raw)
+	}
+}
+
+func TestOptionsPrintNoSecrets(t *testing.T) {
+	o, err := ParseURL("redis-sentinel://user:sesame@h:1/main?sentinel_password=sesame")
+	require.NoError(t, err)
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		require.Equal(t, "sentinel master main at h:1 db 0", fmt.Sprintf(verb, o))
+	}
+}
+
+// FuzzParseURL: each accepted URL has addresses of a host and a port. Neither String nor an error
+// shows its password.
+func FuzzParseURL(f *testing.F) {
+	const secret = "s3cr3t"
+	for _, seed := range []string{
+		"redis://127.0.0.1:6379/0", "rediss://user:" + secret + "@h/1", "redis://h1:1,h2:2", "redis://h1:1/0,redis://h2:2/0", "redis://h?cluster=true", "rediss-sentinel://s1,s2:2/master",
+		"redis-sentinel://u:" + secret + "@s1,s2:2/master/3?sentinel_username=u&sentinel_password=" + secret, "redis://[::1]:1/", "redis://:" + secret + "%@h",
+		"redis://a:b@c:d@e:1", "http://h", "redis://", "redis://h:0", "redis://0[0", "redis://h/x", "",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, raw string) {
+		o, err := ParseURL(raw)
+		if err != nil {
+			require.NotContains(t, err.Error(), secret)
+			require.Contains(t, err.Error(), "parse redis url: ")
+			return
+		}
+		require.NotEmpty(t, o.Addrs)
+		for _, addr := range o.Addrs {
+			host, port, err := net.SplitHostPort(addr)
+			require.NoError(t, err)
+			require.NotEmpty(t, host)
+			n, err := strconv.Atoi(port)
+			require.NoError(t, err)
+			require.Greater(t, n, 0)
+		}
+		require.GreaterOrEqual(t, o.DB, 0)
+		require.False(t, o.Cluster && o.DB != 0)
+		if o.password == secret && !strings.Contains(strings.Join(o.Addrs, o.Master), secret) {
+			require.NotContains(t, o.String(), secret)
+		}
+	})
 }

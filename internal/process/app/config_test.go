@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/redisx"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/processor/credential"
 	"github.com/bulkaction/bulkaction/processor/httpcall"
 	"github.com/bulkaction/bulkaction/processor/push"
@@ -443,4 +446,87 @@ func TestTraceURL(t *testing.T) {
 		require.ErrorContains(t, err, "BULKACTION_TRACE_URL_TEMPLATE=", bad)
 		require.ErrorContains(t, err, "at least one of {trace_id}, {group} and {ordinal}", bad)
 	}
+}
+
+func TestPublicURL(t *testing.T) {
+	t.Parallel()
+	addr := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8090}
+	require.Equal(t, "http://127.0.0.1:8090", BrokerConfig{}.PublicURLOf(addr))
+	require.Equal(t, "https://127.0.0.1:8090", BrokerConfig{TLSCertFile: "c.pem"}.PublicURLOf(addr))
+	require.Equal(t, "https://shop.example/room", BrokerConfig{PublicURL: "https://shop.example/room/"}.PublicURLOf(addr))
+}
+
+func TestProxies(t *testing.T) {
+	t.Parallel()
+	c := BrokerConfig{TrustedProxies: []string{"10.1.2.3/8", "127.0.0.1", "::1"}}
+	require.Equal(t, []netip.Prefix{
+		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("::1/128"),
+	}, c.Proxies())
+}
+
+// FuzzLoad: any value of any variable is either accepted, or refused with an error that names the
+// variable and shows no long password; it never causes a panic.
+func FuzzLoad(f *testing.F) {
+	all := Variables()
+	for i, v := range all {
+		f.Add(uint8(i), v.Default)
+	}
+	for _, value := range []string{"", "-1", "1e400", "NaN", "5m", "9223372036854775808", "a,b", "6,3,1", "redis://:secret@h", "::1", "\x00", "0x10", " 1 "} {
+		f.Add(uint8(len(value)), value)
+	}
+	f.Fuzz(func(t *testing.T, which uint8, value string) {
+		v := all[int(which)%len(all)]
+		_, unknown, err := Load([]string{v.Name + "=" + value})
+		require.Empty(t, unknown)
+		if err != nil {
+			require.Contains(t, err.Error(), v.Name)
+			if strings.Contains(strings.ToUpper(v.Name), "PASSWORD") && len(value) > 20 {
+				require.NotContains(t, err.Error(), value)
+			}
+		}
+	})
+}
+
+func TestIngestStreams(t *testing.T) {
+	many := make([]string, maxIngestStreams+1)
+	for i := range many {
+		many[i] = fmt.Sprintf("acme=bulk-action:ingest:s%d", i)
+	}
+	load := func(value, prefix string) ([]IngestStream, error) {
+		c, _, err := Load([]string{"BULKACTION_INGEST_STREAMS=" + value, "BULKACTION_KEY_PREFIX=" + prefix})
+		return c.Ingest.IngestStreams(), err
+	}
+	const prefix = "bulk-action:"
+	got, err := load("acme=bulk-action:ingest:a,globex=bulk-action:ingest:ingest,acme=bulk-action:ingest:b.2", prefix)
+	require.NoError(t, err)
+	require.Equal(t, []IngestStream{{"acme", prefix, "a"}, {"globex", prefix, "ingest"}, {"acme", prefix, "b.2"}}, got)
+	got, err = load("acme=ingest:ingest:a", "ingest:")
+	require.NoError(t, err)
+	require.Equal(t, []IngestStream{{"acme", "ingest:", "a"}}, got)
+	_, err = load(strings.Join(many[1:], ","), prefix)
+	require.NoError(t, err)
+
+	for name, value := range map[string]string{
+		"no stream":               "acme",
+		"an empty stream":         "acme=",
+		"no tenant":               "=bulk-action:ingest:a",
+		"a wrong tenant":          "a{b=bulk-action:ingest:a",
+		"the main stream":         "acme=bulk-action:ingest",
+		"no name":                 "acme=bulk-action:ingest:",
+		"rejected messages":       "acme=bulk-action:ingest:rejected",
+		"a brace":                 "acme=bulk-action:ingest:{0}",
+		"a colon":                 "acme=bulk-action:ingest:a:b",
+		"a long name":             "acme=bulk-action:ingest:" + strings.Repeat("a", keyspace.MaxIngestName+1),
+		"another key":             "acme=bulk-action:events",
+		"the same stream twice":   "acme=bulk-action:ingest:a,globex=bulk-action:ingest:a",
+		"a space":                 "acme=bulk-action:ingest:a, globex=bulk-action:ingest:b",
+		"an empty entry":          "acme=bulk-action:ingest:a,",
+		"more streams than there": strings.Join(many, ","),
+	} {
+		_, err := load(value, prefix)
+		require.ErrorContains(t, err, "BULKACTION_INGEST_STREAMS=", name)
+		require.ErrorContains(t, err, "must be a comma list of tenant=stream", name)
+	}
+	_, err = load("acme=other:ingest:a", prefix)
+	require.ErrorContains(t, err, "must have streams that begin with the value of BULKACTION_KEY_PREFIX")
 }

@@ -1,14 +1,21 @@
 // Package rapidtest runs property tests of rapid with the same random sequences in each run of the
-// tests. It hides how the seed of rapid is set.
+// tests. It hides how the seed of rapid is set, and runs a model against a real Redis.
 package rapidtest
 
 import (
 	"flag"
 	"hash/fnv"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
+
+	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
 // seedFlag is the name of rapid's flag for a seed. RAPID_SEED sets its default; 0 means no seed.
@@ -54,3 +61,36 @@ func Check(t rapid.TB, round int, property func(*rapid.T)) {
 		property(rt)
 	})
 }
+
+// callers is how many goroutines OnRedis calls a property from, each with a database of its own.
+const callers = 4
+
+// OnRedis starts a redis-server and checks a property on it for a tenth of the rounds, at least
+// one. If BULKACTION_SOAK is set, as by `make soak`, it checks all rounds. A round tries 100 random
+// sequences, or the number given by -rapid.checks. connect is called once for each goroutine.
+func OnRedis[C any](t *testing.T, rounds int, connect func(*redis.Options) C, property func(*rapid.T, C)) {
+	t.Helper()
+	if os.Getenv("BULKACTION_SOAK") == "" {
+		rounds = max(1, rounds/10)
+	}
+	socket := filepath.Join(t.TempDir(), "s")
+	redistest.Server(t, redistest.Args("--unixsocket", socket)) // half the CPU time of TCP
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for i := range callers {
+		c := connect(&redis.Options{Network: "unix", Addr: socket, DB: i})
+		wg.Go(func() {
+			for round := int(next.Add(1) - 1); round < rounds && !t.Failed(); round = int(next.Add(1) - 1) {
+				Check(t, round, func(rt *rapid.T) { property(rt, c) })
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Quick is a rapid.T whose method Helper does nothing, because it only costs time: rapid itself
+// shows where a check has failed.
+type Quick struct{ *rapid.T }
+
+// Helper does nothing.
+func (Quick) Helper() {}

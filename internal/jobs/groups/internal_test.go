@@ -1,0 +1,255 @@
+package groups
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
+	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+)
+
+func newTestBatcher(t testing.TB) *batcher[int] {
+	t.Helper()
+	space, err := keyspace.New("bulk-action:", 1)
+	require.NoError(t, err)
+	return newBatchers[int](space)[0]
+}
+
+// awaitQueued waits until n items are in the next batch, which has not begun.
+func awaitQueued(t *testing.T, q *batcher[int], n int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return q.nextBatch != nil && len(q.nextBatch.items) == n
+	}, retryTime, retryTime/1000)
+}
+
+func TestCallsShareABatch(t *testing.T) {
+	t.Parallel()
+	q := newTestBatcher(t)
+	batches, release := make(chan []int), make(chan struct{})
+	run := func(_ context.Context, items []int) {
+		batches <- items
+		<-release
+	}
+	var calls sync.WaitGroup
+	do := func(i int) { calls.Go(func() { require.NoError(t, q.do(t.Context(), run, i)) }) }
+	do(0)
+	require.Equal(t, []int{0}, <-batches) // the first item runs at once, alone
+	for i := 1; i < 5; i++ {
+		do(i)
+		awaitQueued(t, q, i)
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	failed := make(chan error)
+	go func() { failed <- q.do(cancelled, run, 5) }()
+	awaitQueued(t, q, 5)
+	cancel()
+	require.ErrorIs(t, <-failed, context.Canceled) // a cancelled call returns at once; the others still wait
+	release <- struct{}{}
+	require.Equal(t, []int{1, 2, 3, 4, 5}, <-batches)
+	release <- struct{}{}
+	calls.Wait()
+}
+
+// TestPanicOfABatchIsAnErrorForAllItsCallers: when a batch panics, the caller that runs it gets the
+// panic and the other one the error ErrUnavailable. The next batch runs.
+func TestPanicOfABatchIsAnErrorForAllItsCallers(t *testing.T) {
+	t.Parallel()
+	q := newTestBatcher(t)
+	started, release := make(chan struct{}), make(chan struct{})
+	var calls sync.WaitGroup
+	calls.Go(func() {
+		require.NoError(t, q.do(t.Context(), func(context.Context, []int) { close(started); <-release }, 0))
+	})
+	<-started
+	panics := func(context.Context, []int) { panic("broken item") }
+	calls.Go(func() { require.Panics(t, func() { _ = q.do(t.Context(), panics, 1) }) })
+	awaitQueued(t, q, 1)
+	calls.Go(func() { require.ErrorIs(t, q.do(t.Context(), panics, 2), api.ErrUnavailable) })
+	awaitQueued(t, q, 2)
+	close(release)
+	calls.Wait()
+	require.NoError(t, q.do(t.Context(), func(context.Context, []int) {}, 3))
+}
+
+// TestBatchSurvivesTheCancellationOfItsFirstCaller: the context of a batch does not end with that
+// of the caller that starts it. So the batch runs, and after it the next one.
+func TestBatchSurvivesTheCancellationOfItsFirstCaller(t *testing.T) {
+	t.Parallel()
+	q := newTestBatcher(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ran := false
+	err := q.do(ctx, func(ctx context.Context, _ []int) { ran = ctx.Err() == nil }, 1)
+	require.True(t, ran)
+	require.True(t, err == nil || errors.Is(err, context.Canceled))
+	require.NoError(t, q.do(t.Context(), func(context.Context, []int) {}, 2))
+}
+
+func TestSplitCalls(t *testing.T) {
+	t.Parallel()
+	of := func(group string, jobs int) *pendingAppend {
+		return &pendingAppend{group: group, jobs: make([]messages.Job, jobs)}
+	}
+	big := func(group string) *pendingAppend {
+		a := of(group, 1)
+		a.jobs[0].Payload = make([]byte, ledger.MaxAppendBytes*2/3)
+		return a
+	}
+	a1, b1, a2, b2, a3, b3, b4 := of("a", 1), of("b", ledger.MaxAppend), of("a", ledger.MaxAppend-1), of("b", 1), of("a", 1), big("b"), big("b")
+	got := splitCalls([]*pendingAppend{a1, b1, a2, b2, a3, b3, b4})
+	require.Equal(t, [][]*pendingAppend{{a1, a2}, {b1}, {b2, b3}, {a3}, {b4}}, got)
+}
+
+// TestNewJobHasAllFields: newJob copies each field of a message's job but the trace, which newJobs
+// sets. ledger.NewJob has no other field.
+func TestNewJobHasAllFields(t *testing.T) {
+	at := time.Now()
+	job := messages.Job{Key: "customer-7", Payload: json.RawMessage(`1`), Type: "T", RunAt: &at, TraceParent: "00-"}
+	requireAllFields(t, job)
+	fresh := newJob(&job)
+	require.Equal(t, ledger.NewJob{Payload: []byte(`1`), Type: "T", RunAt: at, Key: "customer-7"}, fresh)
+	fresh.Trace = "set by newJobs"
+	requireAllFields(t, fresh)
+}
+
+// TestJobViewHasTheTrace: the view of a failed job has the trace id of its error. It has none if
+// there is no error, or if the error's trace is empty or malformed.
+func TestJobViewHasTheTrace(t *testing.T) {
+	for trace, want := range map[string]string{
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01": "0af7651916cd43dd8448eb211c80319c", "": "", "odd": "",
+	} {
+		j := jobView("g", 7, ledger.JobStatus{State: "F!", Errors: []ledger.JobError{{Code: "E", Trace: trace}}})
+		require.Equal(t, want, j.TraceID)
+	}
+	require.Empty(t, jobView("g", 7, ledger.JobStatus{State: "F!"}).TraceID)
+}
+
+// TestAddStatsAddsEachNumber: addStats adds each int64 field of TypeStats: the numbers of a type
+// are summed over the partitions.
+func TestAddStatsAddsEachNumber(t *testing.T) {
+	var one, sum api.TypeStats
+	for _, f := range reflect.ValueOf(&one).Elem().Fields() {
+		if f.Kind() == reflect.Int64 {
+			f.SetInt(3)
+		}
+	}
+	addStats(&sum, one)
+	addStats(&sum, one)
+	for field, f := range reflect.ValueOf(sum).Fields() {
+		if f.Kind() == reflect.Int64 {
+			require.EqualValues(t, 6, f.Int(), field.Name)
+		}
+	}
+}
+
+func requireAllFields(t *testing.T, v any) {
+	t.Helper()
+	for field, f := range reflect.ValueOf(v).Fields() {
+		require.False(t, f.IsZero(), field.Name)
+	}
+}
+
+// FuzzParseCursor: a valid cursor, parsed and formatted again, names the same group.
+func FuzzParseCursor(f *testing.F) {
+	for _, seed := range []string{"", "1700000000000.group-1", "1.a.b", "-1.a", "9223372036854775807.a", "x", ".", "1.", "+5.a", "f1700000000000.g"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, cursor string) {
+		list := ledger.AllGroups
+		if strings.HasPrefix(cursor, "f") {
+			list = ledger.FailedGroups
+		}
+		at, err := parseCursor(list, cursor)
+		if err != nil || cursor == "" || math.Abs(at.At) > 1<<53 { // beyond, it is no ms that a score held exactly
+			return
+		}
+		text := formatCursor(ledger.GroupRange{List: list, Before: at})
+		again, err := parseCursor(list, text)
+		require.NoError(t, err, "%q", text)
+		require.Equal(t, at, again)
+		require.False(t, at.OlderThan(again))
+	})
+}
+
+func TestFingerprint(t *testing.T) {
+	for text, want := range map[string]string{
+		"550 5.1.1 no such user anna@mail.example.com":             "<n> <n>.<n>.<n> no such user <address>",
+		"dial tcp 10.0.0.17:5432: connection refused":              "dial tcp <host>:<n>: connection refused",
+		"dial tcp [2001:db8::1]:443: i/o timeout":                  "dial tcp <host>:<n>: i/o timeout",
+		"lookup smtp-3.example.org: no such host":                  "lookup <host>: no such host",
+		"request 9f8b1a2c-0d3e-4f5a-8b7c-1234567890ab was refused": "request <uuid> was refused",
+		"unexpected EOF. Try again":                                "unexpected EOF. Try again",
+		"Zeichen ü nach 12 Zeichen":                                "Zeichen ü nach <n> Zeichen",
+		"":                                                         "",
+	} {
+		require.Equal(t, want, fingerprint(text))
+		require.Equal(t, want, fingerprint(fingerprint(text)), "it stays")
+	}
+}
+
+func TestSummaryIsBounded(t *testing.T) {
+	c, counts := newFailureCounts(), map[string]int64{}
+	for i := range 150 {
+		code := fmt.Sprint("C", i)
+		counts[code] = 30
+		for j := range 30 {
+			c.add(&ledger.JobError{Ordinal: int64(j), Code: code, Error: strings.Repeat("ü", 300) + strings.Repeat("x", j)})
+			c.add(&ledger.JobError{Ordinal: int64(j), Code: code, Error: "y" + strings.Repeat("z", j)})
+		}
+	}
+	sum := c.summary(counts)
+	require.EqualValues(t, 150*30, sum.Total)
+	require.Len(t, sum.Codes, 100)
+	for _, code := range sum.Codes {
+		require.Len(t, code.Fingerprints, 20)
+		require.Equal(t, strings.Repeat("ü", 250)+"…", code.Fingerprints[0].Text, "the most frequent: long errors begin alike")
+	}
+}
+
+func TestRecent(t *testing.T) {
+	k := &newJobMaps(nil).recent
+	now := time.Unix(1, 0)
+	for i := range maxKeptMaps + 1 {
+		k.keep(fmt.Sprint(i), api.JobMap{Jobs: int64(i)}, now)
+	}
+	require.Len(t, k.kept, maxKeptMaps)
+	m, ok := k.find("3", now.Add(mapAge-1))
+	require.True(t, ok)
+	require.EqualValues(t, 3, m.Jobs)
+	k.keep("3", api.JobMap{Jobs: 7}, now)
+	m, _ = k.find("3", now)
+	require.EqualValues(t, 7, m.Jobs, "the newest value is kept, also if there are many")
+	_, ok = k.find("3", now.Add(mapAge))
+	require.False(t, ok)
+	k.keep("new", api.JobMap{}, now.Add(mapAge))
+	require.Len(t, k.kept, 1)
+}
+
+// TestWithoutData: withoutData hides the data of a result line, and all of a damaged line.
+func TestWithoutData(t *testing.T) {
+	for line, want := range map[string]string{
+		`{"ordinal":1,"data":{"secret":2}}`: `{"data":null,"ordinal":1}`,
+		`{"ordinal":1}`:                     `{"data":null,"ordinal":1}`,
+		`null`:                              `{"data":null}`,
+		`["secret"]`:                        `{"data":null}`,
+		`{"data":"secret`:                   `{"data":null}`,
+		``:                                  `{"data":null}`,
+	} {
+		require.Equal(t, want, string(withoutData([]byte(line))), line)
+	}
+}
