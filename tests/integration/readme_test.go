@@ -21,8 +21,8 @@ import (
 const repository = "../.."
 
 // TestReadmeCommands runs the commands of the README in their order in one shell. It changes
-// addresses and the size of the demo, waits until `bulkaction dev` answers, and uses the binary
-// that all tests share instead of building one. The output must contain the texts listed below.
+// addresses and the size of the demo, waits until `bulkaction dev` answers, and uses the binaries
+// that all tests share instead of building them. The output must contain the texts listed below.
 func TestReadmeCommands(t *testing.T) {
 	t.Parallel()
 	address := childproc.FreeAddr()
@@ -30,9 +30,11 @@ func TestReadmeCommands(t *testing.T) {
 
 	script := shellCommands(t, "README.md")
 	for _, change := range []struct{ old, new string }{
+		{"go run ./cmd/bulkaction demo", proctest.Path(t, "bulkaction") + " demo"},
 		{"go build -o bin/ ./cmd/...", "ln -s " + proctest.Path(t, "bulkaction") + " " + bin},
 		{"$PWD/bin:", bin + ":"},
-		{"go build -o bin/ ./examples", "go build -o " + bin + "/ ./examples"},
+		{"go build -o bin/ ./examples/custom-processor", "ln -s " + proctest.Path(t, "custom-processor") + " " + bin},
+		{"go run ./examples/embedded", proctest.Path(t, "embedded")},
 		{"bin/custom-processor &", bin + "/custom-processor &"},
 		{"bulkaction demo\n", "bulkaction demo --jobs 300\n"},
 		{"bulkaction dev &\n", "bulkaction dev --redis-url " + redisURL + " &\n" +
@@ -88,7 +90,7 @@ func runScript(t *testing.T, script, dir string, environ ...string) string {
 
 // TestWaitingRoomCommands runs the commands of docs/waiting-room.md in their order in one shell, in
 // a folder of its own. It changes addresses, runs the roles and the shop in the background, and
-// reads the event stream for 5 s, in which the capacity becomes 3.
+// reads the event stream until the capacity becomes 3.
 func TestWaitingRoomCommands(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile(filepath.Join(repository, "docs", "waiting-room.md"))
@@ -99,16 +101,14 @@ func TestWaitingRoomCommands(t *testing.T) {
 			script.WriteString(line[1] + "\n")
 		}
 	}
-	root, err := filepath.Abs(repository)
-	require.NoError(t, err)
 	api, room, shop := childproc.FreeAddr(), childproc.FreeAddr(), childproc.FreeAddr()
 	until := "until curl -s -o " + os.DevNull + " http://"
 	text := "ln -s " + proctest.Path(t, "bulkaction") + " .\nexport PATH=$PWD:$PATH\n" + script.String()
 	stream := "curl -sN -c visitor.txt -b visitor.txt http://127.0.0.1:8090/events/demo/tickets/waiting\n"
 	for _, change := range []struct{ old, new string }{
-		{stream, "(sleep 2; bulkaction room recalibrate demo --capacity 3) & timeout 5 " + strings.TrimSpace(stream) + " || true\n"},
+		{stream, "(sleep 2; bulkaction room recalibrate demo --capacity 3) & sed '/^event: admitted/q' < <(timeout 60 " + strings.TrimSpace(stream) + ")\n"},
 		{"bulkaction dev --rooms\n", "bulkaction dev --rooms &\n" + until + room + "/events/demo; do sleep 0.1; done\n"},
-		{"go run ./examples/protected-shop\n", "(cd " + root + " && exec go run ./examples/protected-shop) &\n" +
+		{"go run ./examples/protected-shop\n", proctest.Path(t, "protected-shop") + " &\n" +
 			until + shop + "; do sleep 0.1; done\ncurl -s -w '%{redirect_url}\\n' -H 'Accept: text/html' http://" + shop + "/buy\n"},
 		{"http://127.0.0.1:8090", "http://" + room},
 	} {
