@@ -4,6 +4,16 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PKG       ?= ./...
+# chosen is PKG, or without a PKG the packages that its argument lists.
+chosen     = $(if $(filter file,$(origin PKG)),$(1),$(PKG))
+# TEST lists all packages but those of `make integration`, `make browser` and `make generated`.
+TEST       = $(shell go list ./... | grep -vE '/tests/(integration|chaos|guards|browser)$$|/acl/(derive|gen)$$')
+# RACE lists packages whose goroutines share memory: the roles and their consumers of streams, guards
+# and accounts, the servers and their event streams, and what batches or caches calls.
+RACE      := ./client/... ./entry ./guard ./processor/... ./run ./internal/process/app ./internal/access/auth/... ./internal/web/console \
+	./internal/room/entrytoken ./internal/jobs/groups/... ./internal/web/httpapi ./internal/calls/lending ./internal/web/livefeed ./internal/stage/presence \
+	./internal/redisx ./internal/redisx/stream ./internal/redisx/wm ./internal/process/roles ./internal/room/roomapi ./internal/web/sse \
+	./internal/stage/... ./internal/telemetry ./internal/room/position
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
@@ -88,28 +98,37 @@ lua: ## Check the Lua scripts with luacheck, which it installs unless it is inst
 
 .PHONY: check
 check: vet lint deps ## Before a commit: format, vet, lint and short tests
-	go test -short $(TESTFLAGS) $(PKG)
+	go test -short $(TESTFLAGS) $(call chosen,$(TEST))
 
 .PHONY: test
-test: deps ## Run all tests
-	go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) $(PKG)
+test: deps ## Run the tests of all packages but those of integration and browser; BENCH=. runs each benchmark once, too
+	go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) $(call chosen,$(TEST)) $(if $(BENCH),-args -test.bench=$(BENCH) -test.benchtime=1x)
 
 .PHONY: race
-race: deps ## Run all tests with the race detector
+race: deps ## Run the tests of packages that share memory between goroutines with the race detector; PKG=./... selects
 	@bash .ci/deps cc
-	go test -race $(TESTFLAGS) $(PKG)
+	go test -race $(TESTFLAGS) $(call chosen,$(RACE))
+
+# TESTBIN is the folder of the programs that tests run as processes. internal/testkit/proctest builds
+# them with the same flags where no make has done it.
+TESTBIN := $(CURDIR)/bin/test
+
+.PHONY: testbin
+testbin:
+	@go build -buildvcs=false -ldflags='-s -w -X github.com/bulkaction/bulkaction/lua.changed=CHAOS_LUA' -o $(TESTBIN)/ \
+		./cmd/bulkaction ./tests/testworker $(addprefix ./examples/,credential-pool custom-processor custom-reducer embedded protected-shop)
 
 .PHONY: integration
-integration: deps ## Run only the tests across processes
-	go test $(TESTFLAGS) ./tests/integration/...
+integration: deps testbin ## Run the tests across processes, and the commands of the documents
+	BULKACTION_TEST_BIN=$(TESTBIN) go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) ./tests/integration ./tests/chaos ./tests/guards
 
 AXE := $(CURDIR)/.bin/axe-core-4.14.1.js
 
 .PHONY: browser
-browser: deps ## Test the web pages in Chromium, which it installs unless it is installed; needs npm once, for axe-core
+browser: deps testbin ## Test the web pages in Chromium, which it installs unless it is installed; needs npm once, for axe-core
 	@bash .ci/deps chromium
 	@bash .ci/axe $(AXE)
-	go test -tags browser -count=1 -parallel 4 ./tests/browser -axe $(AXE) $(TESTFLAGS)
+	BULKACTION_TEST_BIN=$(TESTBIN) go test -tags browser -count=1 -parallel 4 ./tests/browser -axe $(AXE) $(TESTFLAGS)
 
 .PHONY: screenshots
 screenshots: ## Write the pictures in docs/waiting-room and docs/console
@@ -141,7 +160,7 @@ newseed: deps ## Run the property tests once with new random seeds, which it pri
 
 .PHONY: bench
 bench: deps ## Run each benchmark once, to check that it works
-	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(PKG)
+	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(call chosen,$(TEST))
 
 .PHONY: bench-flow
 bench-flow: deps ## Measure flow control (about 25 minutes) and write docs/plots/*.json
@@ -196,9 +215,9 @@ bench-compare: deps ## Compare the speed with that of another revision, in alter
 	BASE='$(BASE)' bash bench/compare.sh
 
 .PHONY: chaos
-chaos: deps ## Run the system under faults for 15 minutes; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
+chaos: deps testbin ## Run the system under faults for 15 minutes; CHAOS_SEED, CHAOS_JOBS, CHAOS_PHASES, CHAOS_OUT=report.json
 	CHAOS_FULL=1 CHAOS_SEED='$(CHAOS_SEED)' CHAOS_JOBS='$(CHAOS_JOBS)' CHAOS_PHASES='$(CHAOS_PHASES)' CHAOS_OUT='$(abspath $(CHAOS_OUT))' \
-		go test ./tests/chaos -run '^TestChaos$$' -count=1 -timeout 60m -v
+		BULKACTION_TEST_BIN=$(TESTBIN) go test ./tests/chaos -run '^TestChaos$$' -count=1 -timeout 60m -v
 
 .PHONY: plots
 plots: ## Draw docs/plots/*.svg and write the tables of figures in docs, from the JSON files in docs/plots
@@ -207,6 +226,15 @@ plots: ## Draw docs/plots/*.svg and write the tables of figures in docs, from th
 .PHONY: docs
 docs: ## Generate files, for example docs/configuration.md
 	go generate ./...
+
+GENERATED := docs/configuration.md internal/process/app/help.txt internal/redisx/acl/roles_gen.go deployments/redis/users.acl
+
+.PHONY: generated
+generated: ## Check that the generated files are those of the code, and test the generator of Redis rights
+	go test $(TESTFLAGS) ./internal/redisx/acl/derive
+	@set -e; before=$$(cat $(GENERATED) | cksum); $(MAKE) --no-print-directory docs; \
+	[ "$$before" = "$$(cat $(GENERATED) | cksum)" ] || \
+		{ echo "generated files were stale; commit what is written now: $(GENERATED)" >&2; exit 1; }
 
 .PHONY: clean
 clean: ## Remove the built files

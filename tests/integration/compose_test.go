@@ -71,16 +71,17 @@ func (c *composition) environment(name string) map[string]string {
 // environment variables.
 func (c *composition) run(name string, environment map[string]string, args ...string) *proctest.Process {
 	c.t.Helper()
-	program := "bulkaction"
 	if command, ok := c.containers[name].Command.([]any); ok {
-		program = path.Base(command[0].(string))
+		if program := path.Base(command[0].(string)); program != "bulkaction" {
+			args = append(args, program) // bulkaction runs each role as its own binary does
+		}
 		for _, arg := range command[1:] {
 			args = append(args, c.here(name).Replace(arg.(string)))
 		}
 	}
 	set := c.environment(name)
 	maps.Copy(set, environment)
-	return proctest.Start(c.t, program, set, args...)
+	return proctest.Start(c.t, "bulkaction", set, args...)
 }
 
 // finish runs a service that ends by itself, requires that it succeeds, and returns what it has

@@ -30,6 +30,7 @@ func TestReadmeCommands(t *testing.T) {
 
 	script := shellCommands(t, "README.md")
 	for _, change := range []struct{ old, new string }{
+		{"go run ./cmd/bulkaction demo", proctest.Path(t, "bulkaction") + " demo"},
 		{"go build -o bin/ ./cmd/...", "ln -s " + proctest.Path(t, "bulkaction") + " " + bin},
 		{"$PWD/bin:", bin + ":"},
 		{"bulkaction demo\n", "bulkaction demo --jobs 300\n"},

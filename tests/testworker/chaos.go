@@ -1,6 +1,3 @@
-// Command worker is the worker of the chaos tests. Its only processor, for the type CHAOS, does
-// what the payload says, and records each run in a file of the process. No fault of Redis can
-// change this file.
 package main
 
 import (
@@ -15,7 +12,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/processor"
-	"github.com/bulkaction/bulkaction/run"
 )
 
 // payload says what a job does.
@@ -31,18 +27,18 @@ type payload struct {
 	Value        int64 `json:"value"`         // the job's result
 }
 
-func main() {
-	// CHAOS_FILES is the folder for the records of runs; CHAOS_PROCESS is the name of this
-	// process's file in it.
-	path := filepath.Join(os.Getenv("CHAOS_FILES"), os.Getenv("CHAOS_PROCESS"))
+// chaos returns the processor of the tests under faults, for the type CHAOS: it does what the
+// payload says, and records each run in a file of this process in a folder. No fault of Redis can
+// change this file.
+func chaos(folder string) (processor.Processor, error) {
+	path := filepath.Join(folder, os.Getenv("CHAOS_PROCESS"))
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "open the file of runs, in the folder CHAOS_FILES:", err)
-		os.Exit(1)
+		return nil, fmt.Errorf("open the file of runs, in the folder CHAOS_FILES: %w", err)
 	}
-	run.Worker(processor.Func("CHAOS", func(ctx context.Context, job processor.Job) (any, error) {
+	return processor.Func("CHAOS", func(ctx context.Context, job processor.Job) (any, error) {
 		return process(ctx, file, job)
-	}))
+	}), nil
 }
 
 func process(ctx context.Context, file *os.File, job processor.Job) (any, error) {
