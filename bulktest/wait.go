@@ -7,6 +7,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
 
@@ -169,7 +170,7 @@ func progressOf(g api.Group) progress {
 
 // longestTimeout returns the longest timeout that the settings give to jobs of any type.
 func (s *System) longestTimeout() time.Duration {
-	cfg, err := app.LoadSettings(s.config.Settings)
+	cfg, err := app.LoadSettings(s.config.Settings, new(builtin.Config))
 	if err != nil {
 		s.t.Fatalf("bulktest: %v", err) // not reached: the roles have started with them
 	}

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -53,27 +54,29 @@ type Config struct {
 type Embedded struct {
 	name   string
 	config Config
-	role   roles.BasedRole
+	role   roles.Role
 }
 
 // NewWorker returns a worker that runs jobs with these processors. The other roles run elsewhere,
 // for example as `bulkaction all`.
 func NewWorker(c Config, procs ...processor.Processor) *Embedded {
-	return &Embedded{"worker", c, roles.WorkerOf(c.own(procs))}
+	return &Embedded{"worker", c, c.own(procs).Worker}
 }
 
 // NewAll returns all six roles in one, with a worker that runs jobs with these processors. Several
 // programs with all roles, or with single ones, may share a Redis.
 func NewAll(c Config, procs ...processor.Processor) *Embedded {
 	return &Embedded{"all", c, func(ctx context.Context, p *app.Process, b roles.Base) error {
-		return roles.Together(ctx, p, b, roles.All(c.own(procs)))
+		return roles.Together(ctx, p, b, c.own(procs).Jobs())
 	}}
 }
 
 func (c Config) own(procs []processor.Processor) roles.Own {
-	return roles.Own{
-		Processors: procs, BuiltIn: c.BuiltIn, Middleware: c.Middleware, Reducers: c.Reducers, Listening: c.Listening,
+	own := roles.Own{Processors: procs, Middleware: c.Middleware, Reducers: c.Reducers, Listening: c.Listening}
+	if c.BuiltIn {
+		own.BuiltIn = builtin.Create
 	}
+	return own
 }
 
 // Run works until ctx ends, and returns nil when the running jobs have ended, at most after
@@ -94,7 +97,10 @@ func (e *Embedded) Run(ctx context.Context) error {
 	if log == nil {
 		log = slog.Default()
 	}
-	host := app.Host{Role: e.name, Settings: settings, Log: log, Tracers: c.TracerProvider, Meters: c.MeterProvider}
+	host := app.Host{
+		Role: e.name, Processors: new(builtin.Config), Settings: settings,
+		Log: log, Tracers: c.TracerProvider, Meters: c.MeterProvider,
+	}
 	return app.RunEmbedded(ctx, host, roles.Alone(e.hooked))
 }
 

@@ -10,6 +10,7 @@ package run
 
 import (
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 	"github.com/bulkaction/bulkaction/processor"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -18,27 +19,29 @@ import (
 // Worker is the main function of a worker process with these processors, and none of the built-in
 // ones. It exits the process.
 func Worker(procs ...processor.Processor) {
-	app.Main("worker", roles.Alone(roles.Worker(procs...)))
+	main("worker", roles.Own{Processors: procs}.Worker)
 }
 
 // Aggregator is the main function of an aggregator process with these reducers; it exits the
 // process. Before groups may ask for a reducer, the processes of Ingest, Watcher and Aggregator
 // must all have it.
 func Aggregator(reducers *reducer.Registry) {
-	app.Main("aggregator", roles.Alone(roles.Aggregator(reducers)))
+	main("aggregator", roles.Own{Reducers: reducers}.Aggregator)
 }
 
 // Ingest is the main function of an ingest process that accepts groups that ask for these reducers.
 // It exits the process.
 func Ingest(reducers *reducer.Registry) {
-	app.Main("ingest", roles.Alone(roles.Ingest(reducers, nil)))
+	main("ingest", roles.Ingest(reducers, nil))
 }
 
 // Watcher is the main function of a watcher process that can show the aggregates of these reducers.
 // It exits the process.
 func Watcher(reducers *reducer.Registry) {
-	app.Main("watcher", roles.Alone(roles.Watcher(reducers)))
+	main("watcher", roles.Own{Reducers: reducers}.Watcher)
 }
 
 // Broker runs a broker process of the waiting room and exits.
-func Broker() { app.Main("broker", roles.Alone(roles.Broker(nil))) }
+func Broker() { main("broker", roles.Own{}.Broker) }
+
+func main(name string, role roles.Role) { app.Main(name, new(builtin.Config), roles.Alone(role)) }

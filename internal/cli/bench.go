@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/bench"
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 )
 
 func newBench(r *Root) *cobra.Command {
@@ -56,7 +57,7 @@ func (s *variables) env() ([]string, error) {
 		}
 		env[i] = "BULKACTION_" + strings.TrimPrefix(kv, "BULKACTION_")
 	}
-	_, unknown, err := app.Load(env)
+	_, unknown, err := app.Load(env, new(builtin.Config))
 	if len(unknown) > 0 {
 		instead := "docs/configuration.md lists them"
 		if near := unknown[0].DidYouMean; near != "" {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"os"
 	"slices"
 	"strings"
@@ -9,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
@@ -48,8 +48,9 @@ func newConsole(r *Root) *cobra.Command {
 				}
 				r.Notef("Console at %s%s", at, consolePath)
 			}))
-			code := app.Run(cmd.Context(), app.Options{Role: "console", Environ: environ, Stderr: r.Err},
-				func(ctx context.Context, p *app.Process) error { return role(ctx, p) })
+			code := app.Run(cmd.Context(), app.Options{
+				Role: "console", Processors: new(builtin.Config), Environ: environ, Stderr: r.Err,
+			}, role)
 			switch code {
 			case app.ExitOK:
 			case app.ExitUsage:

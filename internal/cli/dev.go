@@ -225,7 +225,7 @@ func asksForKeys(environ []string, addr string) bool {
 	if addr != "" {
 		environ = append(slices.Clone(environ), "BULKACTION_API_ADDR="+addr)
 	}
-	cfg, _, err := app.Load(environ)
+	cfg, _, err := app.Load(environ, nil)
 	return err == nil && cfg.AuthMode() == app.AuthKeys // the roles report err
 }
 

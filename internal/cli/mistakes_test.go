@@ -66,13 +66,13 @@ func TestMistakes(t *testing.T) {
 
 // TestMistakesInSettings: a wrong setting is named with what to do.
 func TestMistakesInSettings(t *testing.T) {
-	_, unknown, err := app.Load([]string{"BULKACTION_REDIS_URI=redis://127.0.0.1:6379"})
+	_, unknown, err := app.Load([]string{"BULKACTION_REDIS_URI=redis://127.0.0.1:6379"}, nil)
 	require.NoError(t, err)
 	require.Equal(t, []app.Unknown{{Name: "BULKACTION_REDIS_URI", DidYouMean: "BULKACTION_REDIS_URL"}}, unknown, "each role logs it")
-	_, err = app.LoadSettings(map[string]string{"BULKACTION_WORKER_COUNT": "4"})
+	_, err = app.LoadSettings(map[string]string{"BULKACTION_WORKER_COUNT": "4"}, nil)
 	require.ErrorIs(t, err, app.ErrConfig)
 	require.ErrorContains(t, err, "BULKACTION_WORKER_COUNT: leave out BULKACTION_ in the names of settings")
-	_, _, err = app.Load([]string{"BULKACTION_JOB_TIMEOUT=30"})
+	_, _, err = app.Load([]string{"BULKACTION_JOB_TIMEOUT=30"}, nil)
 	require.ErrorContains(t, err, `BULKACTION_JOB_TIMEOUT="30": must be a duration`)
 	require.ErrorContains(t, err, ": give the unit, such as 30s")
 }
@@ -177,7 +177,7 @@ func TestEmbeddedRedisMayAnswerLate(t *testing.T) {
 		30 * time.Second: {"BULKACTION_REDIS_PASSWORD=of-another-redis"},
 		5 * time.Second:  {"BULKACTION_REDIS_COMMAND_TIMEOUT=5s"},
 	} {
-		cfg, _, err := app.Load(dev.ForEmbedded(environ))
+		cfg, _, err := app.Load(dev.ForEmbedded(environ), nil)
 		require.NoError(t, err)
 		require.Equal(t, want, cfg.Redis.CommandTimeout)
 		require.Empty(t, cfg.Redis.Password)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/process/journal"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
@@ -27,8 +28,8 @@ func newRole(*Root) *cobra.Command {
 		ValidArgs: append(slices.Clone(roles.Names), "broker"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Args = args // app.Main parses the arguments after the program's name
-			role := roles.Alone(roleOf(args[0]))
-			app.Main(args[0], withProfile(profile, withJournal(dir, role)))
+			run := roles.Alone(roleOf(args[0]))
+			app.Main(args[0], new(builtin.Config), withProfile(profile, withJournal(dir, run)))
 			return nil
 		},
 	}
@@ -37,9 +38,11 @@ func newRole(*Root) *cobra.Command {
 	return cmd
 }
 
+type process = func(context.Context, *app.Process) error
+
 // withJournal wraps a role so that it writes each permit and each start of a job to a journal in
 // the folder dir, which benchmarks read. "": it returns the role unchanged.
-func withJournal(dir string, run roles.Role) roles.Role {
+func withJournal(dir string, run process) process {
 	if dir == "" {
 		return run
 	}
@@ -57,7 +60,7 @@ func withJournal(dir string, run roles.Role) roles.Role {
 
 // withProfile wraps a role so that it writes a CPU profile to a file; "": it returns the role
 // unchanged.
-func withProfile(name string, run roles.Role) roles.Role {
+func withProfile(name string, run process) process {
 	if name == "" {
 		return run
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
@@ -41,12 +42,15 @@ func asRole(cmd *cobra.Command) *cobra.Command {
 }
 
 // roleOf returns the role with this name, with the built-in processors and reducers.
-func roleOf(name string) roles.BasedRole {
+func roleOf(name string) roles.Role {
 	if name == "broker" {
-		return roles.Broker(nil)
+		return own.Broker
 	}
-	return roles.All(roles.Own{BuiltIn: true})[name]
+	return own.Jobs()[name]
 }
+
+// own is what this program adds to the roles.
+var own = roles.Own{BuiltIn: builtin.Create}
 
 func newAll(*Root) *cobra.Command {
 	cmd := &cobra.Command{
@@ -57,9 +61,9 @@ func newAll(*Root) *cobra.Command {
 			"processes, with all roles or with one, may share a Redis.",
 	}
 	return asProcess(cmd, func(ctx context.Context, p *app.Process, b roles.Base) error {
-		named := roles.All(roles.Own{BuiltIn: true})
+		named := own.Jobs()
 		if p.Config.Broker.TokenKeysFile != "" {
-			named["broker"] = roles.Broker(nil)
+			named["broker"] = own.Broker
 		}
 		return roles.Together(ctx, p, b, named)
 	})
@@ -67,7 +71,7 @@ func newAll(*Root) *cobra.Command {
 
 // asProcess makes cmd run a role in this process, which app.Main then ends. Package app, not cobra,
 // parses the flags.
-func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
+func asProcess(cmd *cobra.Command, role roles.Role) *cobra.Command {
 	cmd.DisableFlagParsing = true
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -78,7 +82,7 @@ func asProcess(cmd *cobra.Command, role roles.BasedRole) *cobra.Command {
 			describe(cmd, cmd.ErrOrStderr())
 		}
 		os.Args = append([]string{cmd.CommandPath()}, args...) // app.Main parses them
-		app.Main(cmd.Name(), roles.Alone(role))
+		app.Main(cmd.Name(), new(builtin.Config), roles.Alone(role))
 		return nil
 	}
 	return cmd

@@ -18,6 +18,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 	"github.com/bulkaction/bulkaction/internal/testkit/childproc"
 	"github.com/bulkaction/bulkaction/internal/testkit/proctest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
@@ -173,7 +174,7 @@ func TestCompose(t *testing.T) {
 		for variable, value := range c.environment(name) {
 			environ = append(environ, variable+"="+value)
 		}
-		_, unknown, err := app.Load(environ)
+		_, unknown, err := app.Load(environ, new(builtin.Config))
 		require.NoError(t, err, name)
 		if s.Environment["BULKACTION_ADMIN_ADDR"] != "" { // a role
 			require.Empty(t, unknown, name)

@@ -229,16 +229,16 @@ func summarise(groups []api.Group, elapsed time.Duration) Result {
 
 // check runs a full audit of the data in Redis.
 func check(ctx context.Context, redisURL string, environ []string) (Audit, error) {
-	cfg, _, err := app.Load(app.WithRedisURL(environ, redisURL))
+	cfg, err := app.LoadRedis(environ, redisURL)
 	if err != nil {
 		return Audit{}, err
 	}
-	conn, err := redisx.Connect(ctx, cfg.Redis.Connection())
+	conn, err := redisx.Connect(ctx, cfg.Connection())
 	if err != nil {
 		return Audit{}, err
 	}
 	defer conn.Close() //nolint:errcheck // the connection was used only for reading
-	space, err := keyspace.New(cfg.Redis.KeyPrefix, cfg.Redis.Partitions)
+	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
 	if err != nil {
 		return Audit{}, err
 	}

@@ -17,17 +17,17 @@ import (
 // Ingest returns the role that accepts submissions over HTTP and from the ingest stream. It needs
 // the reducers written in Go to check the aggregates that a group asks for. The role calls
 // listening, unless it is nil, with the API's address before it accepts submissions.
-func Ingest(reducers *reducer.Registry, listening func(addr string)) BasedRole {
+func Ingest(reducers *reducer.Registry, listening func(addr string)) Role {
 	return serveAPI(reducers, listening, true)
 }
 
 // Console returns the role of a process that serves the API, the web console or both, as API_SERVE
 // says, and leaves the ingest streams to other processes. listening is used as by [Ingest].
-func Console(listening func(addr string)) BasedRole {
+func Console(listening func(addr string)) Role {
 	return serveAPI(reducer.NewRegistry(), listening, false)
 }
 
-func serveAPI(reducers *reducer.Registry, listening func(addr string), consume bool) BasedRole {
+func serveAPI(reducers *reducer.Registry, listening func(addr string), consume bool) Role {
 	return func(ctx context.Context, p *app.Process, b Base) error {
 		batched, ok := b.Conn.Cmd.(interface {
 			AutoPipelineWithOptions(*redis.AutoPipelineOptions) (*redis.AutoPipeliner, error)

@@ -3,6 +3,7 @@ package roles
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -16,6 +17,27 @@ import (
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
+
+// TestTogether: Together returns the error of a role, and nil if a stop interrupts the start of
+// roles.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	p := &app.Process{Role: "all", Tel: telemetry.Nop()}
+	starting := func(ctx context.Context, _ *app.Process, _ Base) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	broken := errors.New("broken")
+	fails := func(ctx context.Context, _ *app.Process, _ Base) error { return errors.Join(broken, ctx.Err()) }
+	err := Together(t.Context(), p, Base{}, map[string]Role{"ingest": starting, "worker": fails})
+	require.ErrorIs(t, err, broken)
+	require.NotErrorIs(t, err, context.Canceled)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, Together(ctx, p, Base{}, map[string]Role{"ingest": starting, "worker": starting}))
+	require.ErrorIs(t, Together(ctx, p, Base{}, map[string]Role{"ingest": starting, "worker": fails}), broken)
+}
 
 // TestRightsTakenAway: a process whose Redis user loses a right while it runs logs that once, and
 // is not ready until the right is back.

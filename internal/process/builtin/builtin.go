@@ -1,4 +1,6 @@
-package roles
+// Package builtin creates the built-in processors from a worker's configuration. It is a package of
+// its own so that the other roles do not link them.
+package builtin
 
 import (
 	"context"
@@ -24,38 +26,37 @@ import (
 	"github.com/bulkaction/bulkaction/processor/push"
 )
 
-// BuiltIn runs the role worker with the built-in processors. It adds NOOP, for tests and
-// benchmarks, only if WORKER_TYPES contains it, in upper or lower case, and PUSH_NOTIFICATION only
-// if PUSH_ACCOUNTS_FILE is set.
-func BuiltIn(ctx context.Context, p *app.Process, b Base) error {
-	return WorkerOf(Own{BuiltIn: true})(ctx, p, b)
+// Config has the sections of the built-in processors, for [app.Config.Processors].
+type Config struct {
+	SMTP email.Config    `section:"Processor SEND_EMAIL" envPrefix:"SMTP_"`
+	HTTP httpcall.Config `section:"Processor HTTP" envPrefix:"HTTP_PROCESSOR_"`
+	Push push.Config     `section:"Processor PUSH_NOTIFICATION" envPrefix:"PUSH_"`
 }
 
-// WorkerOf returns the role worker of a program that adds o to it.
-func WorkerOf(o Own) BasedRole {
-	return func(ctx context.Context, p *app.Process, b Base) error {
-		list := o.Processors
-		if o.BuiltIn {
-			set := &processors{process: p, lender: lending.Lender{
-				Guards: b.Guards, Wait: p.Config.Guard.Wait, MaxWait: p.Config.Guard.MaxWait, Log: p.Tel.Log,
-			}}
-			if err := set.create(ctx); err != nil || ctx.Err() != nil {
-				return err
-			}
-			defer set.watch(ctx)()
-			list = append(set.list, list...)
-		}
-		all := make([]processor.Processor, len(list))
-		for i, proc := range list {
-			all[i] = processor.Use(proc, o.Middleware...)
-		}
-		return Worker(all...)(ctx, p, b)
+// Create creates the built-in processors of a worker, whose configuration has the sections of
+// Config. It adds NOOP, for tests and benchmarks, only if WORKER_TYPES contains it, in upper or
+// lower case, and PUSH_NOTIFICATION only if PUSH_ACCOUNTS_FILE is set. If ctx ends before Redis has
+// the pools of accounts, Create returns nil. Otherwise the caller must call stop, which ends the
+// watch of the files of accounts.
+func Create(
+	ctx context.Context, p *app.Process, guards *guard.Client,
+) (list []processor.Processor, stop func(), err error) {
+	set := &processors{
+		process: p, config: p.Config.Processors.(*Config),
+		lender: lending.Lender{
+			Guards: guards, Wait: p.Config.Guard.Wait, MaxWait: p.Config.Guard.MaxWait, Log: p.Tel.Log,
+		},
 	}
+	if err := set.create(ctx); err != nil || ctx.Err() != nil {
+		return nil, nil, err
+	}
+	return set.list, set.watch(ctx), nil
 }
 
 // processors are the built-in processors of a process.
 type processors struct {
 	process *app.Process
+	config  *Config
 	lender  lending.Lender
 	list    []processor.Processor
 	files   []reloader // processors that have read a file of accounts
@@ -72,8 +73,7 @@ type reloader interface {
 }
 
 // create creates the built-in processors and adds them to the list. Those with accounts or with
-// limits for hosts are gated; the others are not, so they cost as little as without guards. If ctx
-// ends before Redis has the pools of accounts, create returns nil.
+// limits for hosts are gated; the others are not, so they cost as little as without guards.
 func (s *processors) create(ctx context.Context) error {
 	var mistakes []error
 	for _, create := range []func() (closer, error){s.mail, s.http, s.push} {
@@ -114,7 +114,7 @@ func named(variable string, p closer, err error) (closer, error) {
 }
 
 func (s *processors) mail() (closer, error) {
-	c := s.process.Config.SMTP
+	c := s.config.SMTP
 	if c.AccountsFile == "" {
 		return email.New(c)
 	}
@@ -123,7 +123,7 @@ func (s *processors) mail() (closer, error) {
 }
 
 func (s *processors) http() (closer, error) {
-	c := s.process.Config.HTTP
+	c := s.config.HTTP
 	if c.CredentialsFile == "" && !c.GuardsHosts() {
 		return httpcall.New(c)
 	}
@@ -139,7 +139,7 @@ func (s *processors) http() (closer, error) {
 // push returns the processor PUSH_NOTIFICATION; nil without a file of accounts, because each push
 // service needs an account.
 func (s *processors) push() (closer, error) {
-	c := s.process.Config.Push
+	c := s.config.Push
 	if c.AccountsFile == "" {
 		return nil, nil
 	}

@@ -1,4 +1,4 @@
-package roles
+package builtin
 
 import (
 	"context"
@@ -14,9 +14,9 @@ import (
 // with these settings, and returns their types and the error.
 func createProcessors(t *testing.T, settings map[string]string) (types []string, err error) {
 	t.Helper()
-	host := app.Host{Role: "worker", Settings: settings, Log: slog.New(slog.DiscardHandler)}
+	host := app.Host{Role: "worker", Processors: new(Config), Settings: settings, Log: slog.New(slog.DiscardHandler)}
 	err = app.RunEmbedded(t.Context(), host, func(ctx context.Context, p *app.Process) error {
-		set := processors{process: p}
+		set := processors{process: p, config: p.Config.Processors.(*Config)}
 		err := set.create(ctx)
 		for _, created := range set.list {
 			types = append(types, created.Type())
