@@ -3,6 +3,8 @@ package guard
 import (
 	"context"
 	"fmt"
+
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 // The laws that the data of each guard in Redis obeys. The scripts never break them. A violation
@@ -74,19 +76,15 @@ func auditOnce(ctx context.Context, g *shared, mode string) (all []Finding, err 
 			if reply == nil {
 				return all, nil // it has expired
 			}
-			s := scan(reply)
-			more = s.number() == 1
-			for s.more() {
-				row := s.list()
-				f := readFinding(list, row)
+			r := auditScript.Reply(reply)
+			more = r.Flag()
+			for r.More() {
+				f := readFinding(list, r.List())
 				f.Guard = g.kind + "/" + g.name
 				all = append(all, f)
-				if row.failed != nil {
-					s.failed = row.failed
-				}
 			}
-			if s.failed != nil {
-				return all, fmt.Errorf("audit guard %s: %w", g.name, s.failed)
+			if err := r.Err(); err != nil {
+				return all, fmt.Errorf("audit guard %s: %w", g.name, err)
 			}
 		}
 	}
@@ -113,8 +111,8 @@ var violations = map[string]string{
 }
 
 // readFinding reads a finding from a row of the audit script's reply. It does not set Guard.
-func readFinding(list string, row *scanner) Finding {
-	law, what, id, have, want := row.text(), row.text(), row.text(), row.number(), row.number()
+func readFinding(list string, row *call.Reply) Finding {
+	law, what, id, have, want := row.Text(), row.Text(), row.Text(), row.Number(), row.Number()
 	args := []any{id}
 	if law == "held" && (what == "held" || what == "probes") {
 		args = append(args, have, want)

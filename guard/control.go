@@ -51,11 +51,11 @@ func (o operations) Control(ctx context.Context, guard, member string, do Action
 		if err != nil {
 			return err
 		}
-		s := scan(reply)
-		verdict, next := s.text(), s.number()
+		r := controlScript.Reply(reply)
+		verdict, next := r.Code("OK", "UNKNOWN", "REFUSED"), r.Number()
 		switch {
-		case s.failed != nil:
-			return fmt.Errorf("guard %s: %w", guard, s.failed)
+		case r.Err() != nil:
+			return fmt.Errorf("guard %s: %w", guard, r.Err())
 		case verdict == "UNKNOWN" && again:
 			return nil // the member was retired, and its last lease has ended meanwhile
 		case verdict == "UNKNOWN":

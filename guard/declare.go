@@ -29,10 +29,10 @@ func (g *shared) declare(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("declare pool: %w", err)
 		}
-		s := scan(reply)
-		stored, result, more := s.number(), s.text(), s.number() == 1
-		if s.failed != nil {
-			return fmt.Errorf("declare pool %s: %w", g.name, s.failed)
+		r := declareScript.Reply(reply)
+		stored, result, more := r.Number(), r.Code("SAME", "CHANGED", "OLDER"), r.Flag()
+		if err := r.Err(); err != nil {
+			return fmt.Errorf("declare pool %s: %w", g.name, err)
 		}
 		rev = stored
 		if result == "OLDER" {

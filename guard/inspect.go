@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 )
 
 var counterNames = []string{"granted", "denied", "queued", "expired", "stale", "lost"}
@@ -56,10 +57,9 @@ func (g *shared) inspect(ctx context.Context) (api.Guard, error) {
 // readPage adds one page, a reply of the script inspect, to v, and returns how many members it has.
 // first says that it is the first page, from which the state of the queue is read.
 func readPage(v *api.Guard, reply any, first bool) (int, error) {
-	s := scan(reply)
-	fields, sizes, members, _, waiters := s.list(), s.list(), s.list(), s.list(), s.list()
-	at := s.number()
-	head := readHead(fields)
+	r := inspectScript.Reply(reply)
+	head, sizes, members, leases, waiters := readHead(r.List()), r.List(), r.List(), r.List(), r.List()
+	at := r.Number()
 	v.Rev, v.Spec, v.Counters = head.rev, head.spec, head.counters
 	wall := func(micros int64) *time.Time {
 		if micros == 0 {
@@ -69,38 +69,41 @@ func readPage(v *api.Guard, reply any, first bool) (int, error) {
 		return &t
 	}
 	if first {
-		sizes.values = sizes.values[min(4, len(sizes.values)):]
-		v.Queue.Length = sizes.number()
-		if waiters.more() {
-			row := waiters.list()
-			_, _ = row.text(), row.text()
-			_, deadline, _ := strings.Cut(row.text(), "|")
+		for range 4 {
+			_ = sizes.Number()
+		}
+		v.Queue.Length = sizes.Number()
+		if waiters.More() {
+			row := waiters.List()
+			_, _ = row.Text(), row.Text()
+			_, deadline, _ := strings.Cut(row.Text(), "|")
 			ends, _ := strconv.ParseInt(deadline, 10, 64) // 0 for damaged text
 			v.Queue.OldestMS = max(0, v.Spec.MaxWaitMS-max(0, ends-at/1000))
 		}
 	}
 	n := 0
-	for members.more() {
-		row := members.list()
+	for _, list := range []*call.Reply{sizes, leases, waiters} {
+		list.Skip()
+	}
+	for members.More() {
+		row := members.List()
 		m := api.GuardMember{
-			ID: row.text(), State: row.text(), Breaker: breakerNames[row.text()], Failures: row.number(),
+			ID: row.Text(), State: row.Text(), Breaker: breakerNames[row.Text()], Failures: row.Number(),
 		}
-		openUntil := row.number()
+		openUntil := row.Number()
 		if m.Breaker == "open" {
 			m.OpenUntil = wall(openUntil)
 		}
-		m.Held = row.number()
-		if left := row.number(); left >= 0 {
+		m.Held = row.Number()
+		if left := row.Number(); left >= 0 {
 			m.Left = &left
 		}
-		m.NextAt, m.LastUsedAt, m.Uses = wall(row.number()), wall(row.number()), row.number()
-		if row.failed != nil {
-			return n, row.failed
-		}
+		m.NextAt, m.LastUsedAt, m.Uses = wall(row.Number()), wall(row.Number()), row.Number()
+		row.Skip() // what the script needs of a breaker and a limit
 		v.Members = append(v.Members, m)
 		n++
 	}
-	return n, s.failed
+	return n, r.Err()
 }
 
 // guardHead has those fields of a guard's hash that Inspect and List use.
@@ -110,13 +113,13 @@ type guardHead struct {
 	counters    map[string]int64
 }
 
-func readHead(fields *scanner) guardHead {
+func readHead(fields *call.Reply) guardHead {
 	head := guardHead{counters: map[string]int64{}}
 	for _, name := range counterNames {
 		head.counters[name] = 0
 	}
-	for fields.more() {
-		name, value := fields.text(), fields.text()
+	for fields.More() {
+		name, value := fields.Text(), fields.Text()
 		n, _ := strconv.ParseInt(value, 10, 64) // 0 for text
 		switch {
 		case name == "rev":

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -134,12 +135,12 @@ func (l *Limiter) take(ctx context.Context, key string, n int) (Decision, error)
 	if err := l.g.judge(ctx, err, began); err != nil {
 		return Decision{}, err
 	}
-	s := scan(reply)
-	d := Decision{Allowed: s.number() == 1, Left: int(s.number())}
-	d.RetryAfter = time.Duration(s.number()) * time.Microsecond
-	d.ResetAfter = time.Duration(s.number()) * time.Microsecond
-	d.At = time.UnixMicro(s.number())
-	return d, s.failed
+	r := takeScript.Reply(reply)
+	d := Decision{Allowed: r.Flag(), Left: int(r.Number())}
+	d.RetryAfter = time.Duration(r.Number()) * time.Microsecond
+	d.ResetAfter = time.Duration(r.Number()) * time.Microsecond
+	d.At = time.UnixMicro(r.Number())
+	return call.Done(r, d)
 }
 
 // storedKey returns a key as it is stored: itself, or its SHA-256 in hex if it is no valid id.

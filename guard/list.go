@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -175,13 +176,12 @@ func (o operations) summary(ctx context.Context, name string) (api.GuardSummary,
 	if reply == nil {
 		return api.GuardSummary{}, fmt.Errorf("guard %s: %w", name, ErrUnknownGuard)
 	}
-	s := scan(reply)
-	head, sizes := readHead(s.list()), s.list()
+	r := inspectScript.Reply(reply)
+	head, sizes := readHead(r.List()), r.List()
 	sum := api.GuardSummary{Name: name, Rev: head.rev, Counters: head.counters}
-	sum.Members, sum.Free, sum.Cooling = sizes.number(), sizes.number(), sizes.number()
-	sum.Leases, sum.Queue = sizes.number(), sizes.number()
-	if s.failed == nil {
-		s.failed = sizes.failed
-	}
-	return sum, s.failed
+	sum.Members, sum.Free, sum.Cooling = sizes.Number(), sizes.Number(), sizes.Number()
+	sum.Leases, sum.Queue = sizes.Number(), sizes.Number()
+	sizes.Skip()
+	r.Skip()
+	return call.Done(r, sum)
 }

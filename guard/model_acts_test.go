@@ -210,18 +210,19 @@ func (m *model) equalView(reply any) {
 		m.equal(nil, reply, "no guard")
 		return
 	}
-	s := scan(reply)
-	_, sizes, rows, leases, waiters, at := s.next(), s.list(), s.list(), s.list(), s.list(), s.number()
-	m.no(s.failed)
+	parts, _ := reply.([]any)
+	m.equal(6, len(parts), "parts of the reply")
+	list := func(part any) []any { values, _ := part.([]any); return values }
+	sizes, rows, leases, waiters, at := list(parts[1]), list(parts[2]), list(parts[3]), list(parts[4]), parts[5]
 	m.equal(m.ref.now, at, "guard time")
 	m.equal(fmt.Sprint([]int{
 		len(m.ref.members), m.ref.free(), m.ref.cooling(), len(m.ref.leases), len(m.ref.queue), len(m.ref.clients),
-	}), fmt.Sprint(sizes.values), "sizes")
-	m.equal(len(m.ref.leases), len(leases.values), "leases")
-	m.equal(len(m.ref.queue), len(waiters.values), "waiters")
-	m.equal(len(m.ref.members), len(rows.values), "members")
-	for rows.more() {
-		row := rows.list().values
+	}), fmt.Sprint(sizes), "sizes")
+	m.equal(len(m.ref.leases), len(leases), "leases")
+	m.equal(len(m.ref.queue), len(waiters), "waiters")
+	m.equal(len(m.ref.members), len(rows), "members")
+	for _, row := range rows {
+		row := list(row)
 		of := *m.ref.members[row[0].(string)] // a copy: inspect changes nothing
 		m.ref.dropPolicy(&of)
 		left, due := int64(-1), int64(0)

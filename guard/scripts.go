@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"fmt"
 	"strconv"
 	"time"
 
@@ -63,81 +62,18 @@ type hint struct {
 	at   int64 // guard time, µs; 0 = unknown
 }
 
-// scanner reads the reply of a script value by value. A missing value, or a text in the place of a
-// number, sets failed, which the caller checks after the last value.
-type scanner struct {
-	values []any
-	failed error
-}
-
-func scan(reply any) *scanner {
-	values, ok := reply.([]any)
-	s := &scanner{values: values}
-	if !ok {
-		s.failed = fmt.Errorf("reply %T instead of a list", reply)
-	}
-	return s
-}
-
-func (s *scanner) next() any {
-	if len(s.values) == 0 {
-		if s.failed == nil {
-			s.failed = fmt.Errorf("reply is too short")
-		}
-		return nil
-	}
-	v := s.values[0]
-	s.values = s.values[1:]
-	return v
-}
-
-func (s *scanner) text() string {
-	switch v := s.next().(type) {
-	case string:
-		return v
-	case int64:
-		return strconv.FormatInt(v, 10)
-	}
-	return ""
-}
-
-func (s *scanner) number() int64 {
-	switch v := s.next().(type) {
-	case int64:
-		return v
-	case string:
-		n, err := strconv.ParseInt(v, 10, 64)
-		if err == nil {
-			return n
-		}
-		f, err := strconv.ParseFloat(v, 64) // the score of a sorted set
-		if err != nil && s.failed == nil {
-			s.failed = fmt.Errorf("reply has %q instead of a number", v)
-		}
-		return int64(f)
-	}
-	return 0
-}
-
-func (s *scanner) ms() time.Duration { return time.Duration(s.number()) * time.Millisecond }
-
-func (s *scanner) list() *scanner { return scan(s.next()) }
-
-func (s *scanner) more() bool { return len(s.values) > 0 }
-
 // readAnswer reads the part of a reply that concerns one call. It leaves the values behind that
 // part to the caller.
-func readAnswer(s *scanner) answer {
-	a := answer{verdict: s.text()}
+func readAnswer(r *call.Reply) answer {
+	a := answer{verdict: r.Text()}
 	switch a.verdict {
 	case "GRANTED":
-		a.fence, a.member, a.generation, a.probe = s.number(), s.text(), s.number(), s.number() == 1
-		a.lease = s.ms()
+		a.fence, a.member, a.generation, a.probe = r.Number(), r.Text(), r.Number(), r.Flag()
+		a.lease = r.Duration()
 	case "QUEUED":
-		a.position = s.number()
+		a.position = r.Number()
 	case "DENIED":
-		a.after = s.ms()
-		a.reason = Reason(s.text())
+		a.after, a.reason = r.Duration(), Reason(r.Text())
 	}
 	return a
 }
@@ -161,18 +97,17 @@ func (a acquireArgs) args() []any {
 }
 
 func readAcquire(reply any) (answer, hint, error) {
-	s := scan(reply)
-	a := readAnswer(s)
+	r := acquireScript.Reply(reply)
+	a := readAnswer(r)
 	h := hint{free: -1, next: -1}
 	switch a.verdict {
 	case "GRANTED", "DENIED":
-		h.free = s.number()
-		h.next = s.ms()
+		h.free, h.next = r.Number(), r.Duration()
 	case "QUEUED", "FULL":
-		h.next = s.ms()
+		h.next = r.Duration()
 	}
-	h.at = s.number()
-	return a, h, s.failed
+	h.at = r.Number()
+	return a, h, r.Err()
 }
 
 func waitArgs(client string, calls []string) []any {
@@ -184,17 +119,13 @@ func waitArgs(client string, calls []string) []any {
 }
 
 func readWait(reply any, n int) ([]answer, hint, error) {
-	s := scan(reply)
+	r := waitScript.Reply(reply)
 	all := make([]answer, 0, n)
 	for range n {
-		part := s.list()
-		all = append(all, readAnswer(part))
-		if part.failed != nil && s.failed == nil {
-			s.failed = part.failed
-		}
+		all = append(all, readAnswer(r.List()))
 	}
-	h := hint{free: -1, next: s.ms(), at: s.number()}
-	return all, h, s.failed
+	h := hint{free: -1, next: r.Duration(), at: r.Number()}
+	return all, h, r.Err()
 }
 
 // ending is one lease in a call of release.
@@ -217,17 +148,14 @@ type settled struct {
 }
 
 func readRelease(reply any) (settled, hint, error) {
-	s := scan(reply)
-	part := s.list()
-	r := settled{verdict: part.text()}
-	if r.verdict == "OK" {
-		r.breaker, r.changed = part.text(), part.number() == 1
+	r := releaseScript.Reply(reply)
+	part := r.List()
+	s := settled{verdict: part.Text()}
+	if s.verdict == "OK" {
+		s.breaker, s.changed = part.Text(), part.Flag()
 	}
-	h := hint{free: -1, next: s.ms(), at: s.number()}
-	if s.failed == nil {
-		s.failed = part.failed
-	}
-	return r, h, s.failed
+	h := hint{free: -1, next: r.Duration(), at: r.Number()}
+	return s, h, r.Err()
 }
 
 func renewArgs(lease time.Duration, leases []*Lease) []any {
@@ -240,11 +168,11 @@ func renewArgs(lease time.Duration, leases []*Lease) []any {
 
 // readRenew returns for each lease of a renewal whether it still exists and was extended.
 func readRenew(reply any, n int) ([]bool, hint, error) {
-	s := scan(reply)
+	r := renewScript.Reply(reply)
 	held := make([]bool, 0, n)
 	for range n {
-		held = append(held, s.text() == "OK")
+		held = append(held, r.Text() == "OK")
 	}
-	h := hint{free: -1, next: -1, at: s.number()}
-	return held, h, s.failed
+	h := hint{free: -1, next: -1, at: r.Number()}
+	return held, h, r.Err()
 }

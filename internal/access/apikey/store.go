@@ -351,19 +351,12 @@ func (s *Store) apply(ctx context.Context, changes ...change) error {
 	for _, c := range changes {
 		args = append(args, string(c.hash), c.old, c.text)
 	}
-	reply, err := changeScript.Run(ctx, s.c, []string{s.key}, args)
-	if err != nil {
-		return err
+	r := changeScript.Read(ctx, s.c, []string{s.key}, args)
+	switch r.Code("DONE", "CHANGED", "FULL") {
+	case "CHANGED":
+		return errChanged
+	case "FULL":
+		return ErrFull
 	}
-	if codes, _ := reply.([]any); len(codes) == 1 {
-		switch codes[0] {
-		case "DONE":
-			return nil
-		case "CHANGED":
-			return errChanged
-		case "FULL":
-			return ErrFull
-		}
-	}
-	return fmt.Errorf("script change: unknown reply %v", reply)
+	return r.Err()
 }

@@ -3,11 +3,11 @@ package ledger
 import (
 	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -63,8 +63,8 @@ type TracedJob struct {
 	Parent, SpanID string // the job's traceparent before the call; the id of the new span
 }
 
-func (r reply) traced() TracedJob {
-	return TracedJob{Group: r.str(0), Ordinal: r.num(1), Tenant: r.str(2), Parent: r.str(3), SpanID: r.str(4)}
+func traced(r *call.Reply) TracedJob {
+	return TracedJob{Group: r.Text(), Ordinal: r.Number(), Tenant: r.Text(), Parent: r.Text(), SpanID: r.Text()}
 }
 
 // JobStep is a sampled job that a script has ended or taken back. The caller records a span for it.
@@ -77,11 +77,11 @@ type JobStep struct {
 	Code          string // of the error, if it failed
 }
 
-// steps reads the list steps of a script.
-func (r reply) steps() (all []JobStep) {
-	for s := range slices.Chunk(r, 7) {
-		all = append(all, JobStep{Name: s.str(0), Group: s.str(1), Ordinal: s.num(2), Tenant: s.str(3), Trace: s.str(4),
-			Attempt: int(s.num(5)), Code: s.str(6)})
+// steps reads the list steps of a script's reply.
+func steps(r *call.Reply) (all []JobStep) {
+	for r.More() {
+		all = append(all, JobStep{Name: r.Text(), Group: r.Text(), Ordinal: r.Number(), Tenant: r.Text(), Trace: r.Text(),
+			Attempt: int(r.Number()), Code: r.Text()})
 	}
 	return all
 }
@@ -100,25 +100,19 @@ func Admit(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AdmitAr
 	args := append([]any{a.Type, a.Most, a.Cap, a.Slots, a.Ahead}, a.Limit.args()...)
 	args = append(args, a.Limit.share(), a.Seed, keepStats(a.KeepStats),
 		a.LaneWeights[0], a.LaneWeights[1], a.LaneWeights[2])
-	r, err := run(ctx, c, admit, p, args...)
-	if err != nil {
-		return AdmitReply{}, err
-	}
+	r := run(ctx, c, admit, p, args...)
 	out := AdmitReply{
-		State:    AdmitState(r.str(0)),
-		Moved:    int(r.num(1)),
-		NonReady: int(r.num(2)),
-		Wait:     r.span(3),
-		Permits:  r.list(4).permits(),
-		Denials:  r.list(5).denials(),
-		AtUS:     r.num(7),
+		State: AdmitState(r.Code("OK", "FULL", "LIMITED", "PAUSED", "EMPTY")),
+		Moved: int(r.Number()), NonReady: int(r.Number()), Wait: r.Duration(),
+		Permits: permits(r.List()), Denials: denials(r.List()),
 	}
-	for t := range slices.Chunk(r.list(6), 8) {
+	for t := r.List(); t.More(); {
 		out.Traced = append(out.Traced, AdmitTrace{
-			TracedJob: t.traced(), Now: time.UnixMilli(t.num(5)), Fairness: t.span(6), Rate: t.span(7),
+			TracedJob: traced(t), Now: t.Time(), Fairness: t.Duration(), Rate: t.Duration(),
 		})
 	}
-	return out, nil
+	out.AtUS = r.Number()
+	return call.Done(r, out)
 }
 
 // keepStats returns how long congestion statistics are kept, in ms. The default is one hour.
@@ -163,19 +157,16 @@ func Promote(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Promo
 	for typ, limit := range a.Caps {
 		args = append(args, typ, limit)
 	}
-	r, err := run(ctx, c, promote, p, args...)
-	if err != nil {
-		return PromoteReply{}, err
-	}
+	r := run(ctx, c, promote, p, args...)
 	out := PromoteReply{
-		Moved: int(r.num(0)), Skipped: int(r.num(1)), Wait: r.span(2),
-		Permits: r.list(3).permits(), Denials: r.list(4).denials(), AtUS: r.num(6),
+		Moved: int(r.Number()), Skipped: int(r.Number()), Wait: r.Duration(),
+		Permits: permits(r.List()), Denials: denials(r.List()),
 	}
-	for t := range slices.Chunk(r.list(5), 9) {
+	for t := r.List(); t.More(); {
 		out.Traced = append(out.Traced, PromoteTrace{
-			TracedJob: t.traced(), Since: time.UnixMilli(t.num(5)), Now: time.UnixMilli(t.num(6)),
-			Attempt: int(t.num(7)), Reason: t.str(8),
+			TracedJob: traced(t), Since: t.Time(), Now: t.Time(), Attempt: int(t.Number()), Reason: t.Text(),
 		})
 	}
-	return out, nil
+	out.AtUS = r.Number()
+	return call.Done(r, out)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -123,18 +124,12 @@ func AppendMany(
 func appendAll(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, a AppendArgs, requests []Request,
 ) ([]AppendResult, error) {
-	r, err := run(ctx, c, appendJobs, p, appendArguments(a, requests)...)
-	if err != nil {
-		return nil, err
-	}
-	if len(r) != len(requests) {
-		return nil, fmt.Errorf("script append: %d replies to %d requests", len(r), len(requests))
-	}
+	r := run(ctx, c, appendJobs, p, appendArguments(a, requests)...)
 	results := make([]AppendResult, len(requests))
 	for i := range requests {
-		results[i].AppendReply, results[i].Err = appendReply(r.list(i), a.Group, a.Limit, &requests[i])
+		results[i] = appendResult(r.List(), a.Group, a.Limit, &requests[i])
 	}
-	return results, nil
+	return call.Done(r, results)
 }
 
 // largePayload is the size in bytes of the largest payload that is a part of the blob: LARGE in
@@ -194,18 +189,22 @@ func appendBlobs(args []any, next int64, requests []Request, bytes int) []any {
 	return args
 }
 
-func appendReply(r reply, group string, limit int64, request *Request) (AppendReply, error) {
+func appendResult(r *call.Reply, group string, limit int64, request *Request) AppendResult {
 	piece := strings.TrimPrefix(request.ID, SubmissionPrefix)
-	if err := r.refused(appendJobs, group, limit, len(request.Jobs), piece); err != nil {
-		return AppendReply{}, err
+	if err := refused(r, appendJobs, group, limit, len(request.Jobs), piece); err != nil {
+		return AppendResult{Err: err}
 	}
-	switch r.str(0) {
+	var a AppendReply
+	switch r.Code("OK", "DUP") {
 	case "OK":
-		return AppendReply{First: r.num(1), N: r.num(2), Skipped: jobNumbers(r.str(3))}, nil
+		a.First, a.N = r.Number(), r.Number()
 	case "DUP":
-		return AppendReply{Duplicate: true, Skipped: jobNumbers(r.str(1))}, nil
+		a.Duplicate = true
 	}
-	return AppendReply{}, fmt.Errorf("script append: unknown reply %q", r.str(0))
+	if r.More() {
+		a.Skipped = jobNumbers(r.Text())
+	}
+	return AppendResult{AppendReply: a}
 }
 
 // jobNumbers reads numbers that commas divide.

@@ -2,12 +2,12 @@ package ledger
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -82,55 +82,64 @@ func Start(
 		}
 		args = append(args, groups[i].Group, ranges.text(), entries, failed)
 	}
-	r, err := run(ctx, c, start, p, args...)
-	if err != nil {
-		return StartReply{}, err
-	}
-	out := StartReply{Tokens: make([]int64, 0, n), Groups: make([]GroupTerms, 0, len(groups)), AtUS: r.num(2)}
+	r := run(ctx, c, start, p, args...)
+	out := StartReply{Tokens: make([]int64, 0, n), Groups: make([]GroupTerms, 0, len(groups))}
+	tokens := r.List()
 	for i := range groups {
-		if own := r.list(0); own.str(i) == "all" {
+		if tokens.Peek() == "all" {
+			_ = tokens.Text()
 			for _, j := range groups[i].Jobs {
 				out.Tokens = append(out.Tokens, int64(j.Attempt))
 			}
-		} else {
-			out.Tokens = append(out.Tokens, all(own.list(i), reply.num)...)
-		}
-	}
-	if len(out.Tokens) != n {
-		return StartReply{}, fmt.Errorf("script start: %d tokens for %d jobs", len(out.Tokens), n)
-	}
-	for i := range groups {
-		g := r.list(1).list(i)
-		t := GroupTerms{Tenant: g.str(0), JobTimeout: g.span(1), MaxRetries: -1}
-		if g.str(2) != "" {
-			t.MaxRetries = int(g.num(2))
-		}
-		out.Groups = append(out.Groups, t)
-	}
-	out.readLastErrors(groups, r.list(1))
-	return out, nil
-}
-
-// readLastErrors sets LastErrors from the values of each group in the reply of the script.
-func (r *StartReply) readLastErrors(groups []StartGroup, values reply) {
-	at := 0
-	for i := range groups {
-		records, n := values.list(i).list(3), 0
-		if len(records) == 0 {
-			at += len(groups[i].Jobs)
 			continue
 		}
-		for _, j := range groups[i].Jobs {
-			if j.Failed {
-				if errs := withoutDeferrals(parseJobErrors(records.str(n))); len(errs) > 0 {
-					if r.LastErrors == nil {
-						r.LastErrors = map[int]JobError{}
-					}
-					r.LastErrors[at] = errs[0]
-				}
-				n++
+		own := tokens.List()
+		for range groups[i].Jobs {
+			out.Tokens = append(out.Tokens, own.Number())
+		}
+	}
+	terms, at := r.List(), 0
+	for i := range groups {
+		g := terms.List()
+		t := GroupTerms{Tenant: g.Text(), MaxRetries: -1}
+		if ms, given := orDefault(g); given {
+			t.JobTimeout = time.Duration(ms) * time.Millisecond
+		}
+		if n, given := orDefault(g); given {
+			t.MaxRetries = int(n)
+		}
+		out.Groups = append(out.Groups, t)
+		out.readLastErrors(g.List(), groups[i].Jobs, at)
+		at += len(groups[i].Jobs)
+	}
+	out.AtUS = r.Number()
+	return call.Done(r, out)
+}
+
+// orDefault reads a number, or "", which stands for the default.
+func orDefault(r *call.Reply) (n int64, given bool) {
+	if r.Peek() == "" {
+		_ = r.Text()
+		return 0, false
+	}
+	return r.Number(), true
+}
+
+// readLastErrors sets LastErrors of a group's jobs, the first of which has the index at in the call.
+// There are no records if the script could not read them.
+func (r *StartReply) readLastErrors(records *call.Reply, jobs []StartJob, at int) {
+	if !records.More() {
+		return
+	}
+	for i, j := range jobs {
+		if !j.Failed {
+			continue
+		}
+		if errs := withoutDeferrals(parseJobErrors(records.Text())); len(errs) > 0 {
+			if r.LastErrors == nil {
+				r.LastErrors = map[int]JobError{}
 			}
-			at++
+			r.LastErrors[at+i] = errs[0]
 		}
 	}
 }
@@ -158,8 +167,12 @@ func Renew(
 		}
 		args = append(args, j.Entry, j.Group, j.Ordinal, j.Attempt, flag)
 	}
-	r, err := run(ctx, c, renew, p, args...)
-	return all(r, func(r reply, i int) int { return int(r.num(i)) - 1 }), err
+	r := run(ctx, c, renew, p, args...)
+	lost := make([]int, 0, r.Len())
+	for r.More() {
+		lost = append(lost, int(r.Number())-1)
+	}
+	return call.Done(r, lost)
 }
 
 // OutcomeKind is the outcome of a job that is not done.
@@ -271,8 +284,10 @@ func Outcome(
 				o.Losses, o.Waits, o.Queued, o.Delay.Milliseconds(), o.Code, o.Text)
 		}
 	}
-	r, err := run(ctx, c, outcome, p, args...)
-	return OutcomeReply{Owned: r.num(0), Stale: r.num(1), Failed: r.num(2), Steps: r.list(3).steps()}, err
+	r := run(ctx, c, outcome, p, args...)
+	return call.Done(r, OutcomeReply{
+		Owned: r.Number(), Stale: r.Number(), Failed: r.Number(), Steps: steps(r.List()),
+	})
 }
 
 // appendDone encodes the done jobs of a group as four script arguments, whatever their number.
@@ -319,10 +334,11 @@ func Reclaim(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition,
 	typ string, lease time.Duration, most, maxLosses int,
 ) (ReclaimReply, error) {
-	r, err := run(ctx, c, reclaim, p, typ, lease.Milliseconds(), most, maxLosses)
-	out := ReclaimReply{Taken: int(r.num(0)), Failed: int(r.num(1)), Stale: int(r.num(3)), Steps: r.list(4).steps()}
-	if missing := r.list(2); len(missing) > 0 {
-		out.Missing = all(missing, reply.str)
+	r := run(ctx, c, reclaim, p, typ, lease.Milliseconds(), most, maxLosses)
+	out := ReclaimReply{Taken: int(r.Number()), Failed: int(r.Number())}
+	if missing := r.List(); missing.More() {
+		out.Missing = missing.Texts()
 	}
-	return out, err
+	out.Stale, out.Steps = int(r.Number()), steps(r.List())
+	return call.Done(r, out)
 }

@@ -69,13 +69,12 @@ func Leader(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (string,
 	if err != nil {
 		return "", fmt.Errorf("read the time of Redis: %w", err)
 	}
-	values, err := c.HMGet(ctx, p.Watch(), layout.WatchOwner, layout.WatchUntil).Result()
+	lease, err := c.HMGet(ctx, p.Watch(), layout.WatchOwner, layout.WatchUntil).Result()
 	if err != nil {
 		return "", fmt.Errorf("read the leader of partition %d: %w", p.Index(), err)
 	}
-	lease := reply(values)
-	if !lease.when(1).After(now) {
+	if !values(lease).when(1).After(now) {
 		return "", nil
 	}
-	return lease.str(0), nil
+	return values(lease).str(0), nil
 }

@@ -30,7 +30,7 @@ func ActiveTenants(
 	}
 	unfinished = make([]int64, len(tenants))
 	for i, read := range reads {
-		unfinished[i] = reply(read.Val()).num(0)
+		unfinished[i] = values(read.Val()).num(0)
 	}
 	return tenants, unfinished, next, nil
 }

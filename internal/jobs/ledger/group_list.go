@@ -149,7 +149,7 @@ func ReadGroupFacts(
 		if err := read.fields.Err(); err != nil {
 			return nil, fmt.Errorf("read what group %s is listed by: %w", ids[i], err)
 		}
-		v := reply(read.fields.Val())
+		v := values(read.fields.Val())
 		facts[i] = GroupFacts{
 			Status: api.Status(v.str(0)), Paused: v.has(1), FailedJobs: v.num(4) > 0,
 			Created: time.UnixMilli(int64(read.created.Val())),

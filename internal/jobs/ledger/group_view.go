@@ -140,9 +140,6 @@ func newGroup(fields map[string]string, parts groupParts) Group {
 	return g
 }
 
-// instant parses a time in ms; it returns the zero time for 0 and for other text.
-func instant(value string) time.Time { return reply{value}.when(0) }
-
 // GroupState is the part of a group that submissions and commands change.
 type GroupState struct {
 	Status    api.Status
@@ -161,7 +158,7 @@ func QueueGroupState(
 	read := pipe.HMGet(ctx, p.Group(group), layout.GroupStatus, layout.GroupRound, layout.GroupSealed,
 		layout.GroupTotal, layout.GroupPaused, layout.GroupSubmitted)
 	return func() (GroupState, bool) {
-		v := reply(read.Val())
+		v := values(read.Val())
 		if !v.has(0) {
 			return GroupState{}, false
 		}
@@ -187,7 +184,7 @@ func Statuses(ctx context.Context, c redis.Cmdable, p keyspace.Partition, groups
 	}
 	out := make([]api.Status, len(groups))
 	for i, read := range reads {
-		out[i] = api.Status(reply(read.Val()).str(0))
+		out[i] = api.Status(values(read.Val()).str(0))
 	}
 	return out, nil
 }
@@ -214,7 +211,7 @@ func Unsettled(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group
 	}
 	unsettled := map[string]bool{}
 	for i, read := range reads {
-		if v := reply(read.Val()); v.has(0) || v.has(1) {
+		if v := values(read.Val()); v.has(0) || v.has(1) {
 			unsettled[groups[i]] = true
 		}
 	}
@@ -260,7 +257,7 @@ func ReadProgress(ctx context.Context, c redis.Cmdable, groups []GroupRef) ([]Pr
 	}
 	out := make([]Progress, len(groups))
 	for i, read := range reads {
-		v := reply(read.Val())
+		v := values(read.Val())
 		out[i] = Progress{
 			Status: api.Status(v.str(0)),
 			Counts: api.Counts{
@@ -320,7 +317,7 @@ func ReadQueues(
 	}
 	waiting := map[string]int64{}
 	for i, count := range counts {
-		waiting[ids[i]] = max(0, reply(count.Val()).num(0))
+		waiting[ids[i]] = max(0, values(count.Val()).num(0))
 	}
 	read := make(map[TenantQueue]QueuedGroups, len(queues))
 	for i, q := range queues {

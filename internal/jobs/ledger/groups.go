@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -99,8 +100,9 @@ func Create(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Create
 	for k, v := range a.Fields {
 		args = append(args, k, v)
 	}
-	r, err := run(ctx, c, create, p, args...)
-	return api.Status(r.str(1)), err
+	r := run(ctx, c, create, p, args...)
+	_ = r.Code("OK")
+	return call.Done(r, api.Status(r.Text()))
 }
 
 // Seal seals a group: it gets no more jobs. With total it announces that the group gets exactly
@@ -113,8 +115,10 @@ func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group stri
 	if total != nil {
 		arg = *total
 	}
-	r, err := run(ctx, c, seal, p, group, arg)
-	return r.str(0) == "OK", err
+	r := run(ctx, c, seal, p, group, arg)
+	sealed := r.Code("OK", "PENDING") == "OK"
+	_ = r.Text()
+	return call.Done(r, sealed)
 }
 
 // Schedule puts scheduled groups whose run_at has come into the fair queue, `most` at most; a
@@ -122,8 +126,9 @@ func Seal(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group stri
 // the schedule, and the time until the next group is due, negative if none is scheduled. Twice: the
 // second call takes the next groups.
 func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most int) (int, time.Duration, error) {
-	r, err := run(ctx, c, schedule, p, most)
-	return int(r.num(0)), r.span(1), err
+	r := run(ctx, c, schedule, p, most)
+	n, wait := int(r.Number()), r.Duration()
+	return n, wait, r.Err()
 }
 
 // Cancel ends a group at once and seals it: none of its jobs starts any more, and the outcomes of
@@ -131,8 +136,7 @@ func Schedule(ctx context.Context, c redis.Cmdable, p keyspace.Partition, most i
 // later, and moves the jobs that have not ended to cancelled. Twice: the second call changes
 // nothing. Errors: api.ErrNotFound; api.ErrConflict if the group is completed or failed.
 func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) error {
-	_, err := run(ctx, c, cancel, p, group)
-	return err
+	return done(run(ctx, c, cancel, p, group), "OK")
 }
 
 // SweepJobs is the most jobs that one call of Sweep moves. Such a call costs some milliseconds of
@@ -140,15 +144,18 @@ func Cancel(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group st
 const SweepJobs = 5000
 
 // Sweep moves a batch of a cancelled group's jobs to cancelled; more says that another call may be
-// needed. steps are the sampled jobs that it has removed from their locations. The last calls
+// needed. ended are the sampled jobs that it has removed from their locations. The last calls
 // remove the waiting, non-ready and suspended jobs, the large payloads and the errors, and put the
 // group among the ended ones. It does nothing to a group that is not cancelled. Twice: the second
 // call moves the next batch.
 func Sweep(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string,
-) (more bool, steps []JobStep, err error) {
-	r, err := run(ctx, c, sweep, p, group, SweepJobs)
-	return r.str(0) == "MORE", r.list(2).steps(), err
+) (more bool, ended []JobStep, err error) {
+	r := run(ctx, c, sweep, p, group, SweepJobs)
+	more = r.Code("MORE", "DONE") == "MORE"
+	_ = r.Number()
+	ended = steps(r.List())
+	return more, ended, r.Err()
 }
 
 // RetryChoice says which failed jobs a retry runs: those with one of the error codes, and those
@@ -174,16 +181,19 @@ func Reopen(
 		}
 		chosen = string(text)
 	}
-	r, err := run(ctx, c, reopen, p, group, request, chosen)
-	return int(r.num(1)), err
+	r := run(ctx, c, reopen, p, group, request, chosen)
+	_ = r.Code("OK")
+	return call.Done(r, int(r.Number()))
 }
 
 // Requeue moves a batch of a reopened group's chosen failed jobs into the fair queue; more says
 // that another call may be needed. The jobs of a paused group enter it when the group is resumed.
 // Twice: the second call moves the next batch.
 func Requeue(ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string) (more bool, err error) {
-	r, err := run(ctx, c, requeue, p, group, 100)
-	return r.str(0) == "MORE", err
+	r := run(ctx, c, requeue, p, group, 100)
+	more = r.Code("MORE", "DONE") == "MORE"
+	_ = r.Number()
+	return call.Done(r, more)
 }
 
 // AdvanceReply says how far a group has advanced.
@@ -199,8 +209,9 @@ type AdvanceReply struct {
 func Advance(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, fence int64,
 ) (AdvanceReply, error) {
-	r, err := run(ctx, c, advance, p, group, fence)
-	return AdvanceReply{Moved: int(r.num(1)), Failures: r.num(2), Round: r.num(3)}, err
+	r := run(ctx, c, advance, p, group, fence)
+	_ = r.Code("OK")
+	return call.Done(r, AdvanceReply{Moved: int(r.Number()), Failures: r.Number(), Round: r.Number()})
 }
 
 // ReduceFailures stores the partial aggregate of a group's failed jobs, which the caller has
@@ -209,8 +220,7 @@ func Advance(
 func ReduceFailures(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, a AdvanceReply, state []byte,
 ) error {
-	_, err := run(ctx, c, reduceFailures, p, group, a.Round, a.Failures, state)
-	return err
+	return done(run(ctx, c, reduceFailures, p, group, a.Round, a.Failures, state), "OK")
 }
 
 // Expire deletes an ended group, or with resultsOnly only its result lines. The group's owner key,
@@ -225,6 +235,5 @@ func Expire(
 	if resultsOnly {
 		scope = "results"
 	}
-	_, err := run(ctx, c, expire, p, group, fence, scope)
-	return err
+	return done(run(ctx, c, expire, p, group, fence, scope), "OK", "OPEN")
 }

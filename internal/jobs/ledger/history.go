@@ -42,12 +42,12 @@ func RecordSample(ctx context.Context, c redis.Cmdable, space keyspace.Space, s 
 		return false, fmt.Errorf("encode a sample of the history: %w", err)
 	}
 	args := []any{s.At.UnixMilli(), SampleSlot.Milliseconds(), MaxSamples, text}
-	r, err := history.Run(ctx, c, []string{space.History()}, args)
-	if err != nil {
+	r := history.Read(ctx, c, []string{space.History()}, args)
+	stored := r.Flag()
+	if err := r.Err(); err != nil {
 		return false, fmt.Errorf("store a sample of the history: %w", err)
 	}
-	list, _ := r.([]any)
-	return reply(list).num(0) == 1, nil
+	return stored, nil
 }
 
 // Samples returns the n newest samples, the newest first. It leaves out what it can't read.

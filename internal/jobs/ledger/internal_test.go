@@ -58,7 +58,7 @@ func TestReadSnapshotRefusesOtherTexts(t *testing.T) {
 }
 
 // results lists the reply codes that are no errors, for each script. A new code must be added here
-// or to the table refusals: run does not treat unknown codes as errors.
+// or to the table refusals.
 var results = map[string][]string{
 	"admit":           {"FULL", "PAUSED"},
 	"advance":         {"OK"},

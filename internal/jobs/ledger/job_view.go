@@ -208,7 +208,7 @@ func readErrors(
 		return fmt.Errorf("read errors of group %s: %w", group, err)
 	}
 	for i := range jobs {
-		jobs[i].Errors = parseErrors(reply(failures.Val()).str(i), reply(errs.Val()).str(i))
+		jobs[i].Errors = parseErrors(values(failures.Val()).str(i), values(errs.Val()).str(i))
 	}
 	return nil
 }
@@ -273,7 +273,7 @@ func Payloads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, jobs [
 	}
 	payloads := make([]string, len(jobs))
 	for i, read := range reads {
-		payloads[i] = reply(read.Val()).str(0)
+		payloads[i] = values(read.Val()).str(0)
 	}
 	return payloads, nil
 }

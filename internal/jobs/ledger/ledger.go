@@ -15,6 +15,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -89,21 +90,18 @@ var refusals = map[[2]string]refusal{
 	},
 }
 
-// run executes a script on a partition and returns its reply, which is always an array. A reply
-// that begins with a code of the table refusals is an error. After an error the reply is empty.
-func run(ctx context.Context, c redis.Cmdable, s *call.Script, p keyspace.Partition, args ...any) (reply, error) {
-	r, err := s.Run(ctx, c, p.Keys(), args)
+// run executes a script on a partition. A reply that begins with a code of the table refusals has
+// failed.
+func run(ctx context.Context, c redis.Cmdable, s *call.Script, p keyspace.Partition, args ...any) *call.Reply {
+	reply, err := s.Run(ctx, c, p.Keys(), args)
 	if err != nil {
-		return nil, fmt.Errorf("partition %d: %w", p.Index(), err)
+		return call.Failed(fmt.Errorf("partition %d: %w", p.Index(), err))
 	}
-	list, ok := r.([]any)
-	if !ok {
-		return nil, fmt.Errorf("partition %d: script %s: unexpected reply %T", p.Index(), s.Name(), r)
+	r := s.Reply(reply)
+	if refusal := refused(r, s, args...); refusal != nil && r.Err() == nil {
+		return call.Failed(refusal)
 	}
-	if err := reply(list).refused(s, args...); err != nil {
-		return nil, err
-	}
-	return list, nil
+	return r
 }
 
 // pipelined sends one pipeline; for each item it calls queue, which adds the item's commands to the
@@ -148,101 +146,75 @@ func scan(page func(cursor uint64) *redis.ScanCmd) iter.Seq2[[]string, error] {
 	}
 }
 
-// reply is the array that a script replied, or the values of some fields of a hash. Its methods
-// return zero for a value that is missing.
-type reply []any
+// values are the values of some fields of a hash, nil for a field that is missing. The methods return
+// zero for it, and for a value of another type: another program may have written the hash.
+type values []any
 
-// refused returns the error of a reply that begins with a code of the table refusals, otherwise
-// nil.
-func (r reply) refused(s *call.Script, args ...any) error {
-	if len(r) == 0 {
-		return nil
-	}
-	code, _ := r[0].(string)
-	refused, ok := refusals[[2]string{s.Name(), code}]
-	if !ok {
-		refused, ok = refusals[[2]string{"", code}]
-	}
-	if !ok {
-		return nil
-	}
-	values := append([]any{r.str(1), r.str(2)}, args...)
-	return fmt.Errorf("%s: %w", fmt.Sprintf(refused.text, values...), refused.is)
-}
-
-func (r reply) str(i int) string {
-	if i >= len(r) {
+func (v values) str(i int) string {
+	if i >= len(v) {
 		return ""
 	}
-	switch v := r[i].(type) {
-	case string:
-		return v
-	case int64:
-		return strconv.FormatInt(v, 10)
-	}
-	return ""
+	text, _ := v[i].(string)
+	return text
 }
 
-func (r reply) num(i int) int64 {
-	if i >= len(r) {
-		return 0
-	}
-	switch v := r[i].(type) {
-	case int64:
-		return v
-	case string:
-		return integer(v)
-	}
-	return 0
-}
+func (v values) num(i int) int64 { return integer(v.str(i)) }
 
 // has reports whether a field exists.
-func (r reply) has(i int) bool { return i < len(r) && r[i] != nil }
+func (v values) has(i int) bool { return i < len(v) && v[i] != nil }
 
-// when parses a value that is a time in ms. It may be the score of a sorted set, which Redis may
-// write with an exponent. It returns the zero time for 0 and for an invalid value.
-func (r reply) when(i int) time.Time {
-	ms, err := strconv.ParseFloat(r.str(i), 64)
+func (v values) when(i int) time.Time { return instant(v.str(i)) }
+
+// instant parses a time in ms. It returns the zero time for 0 and for text that is no time.
+func instant(value string) time.Time {
+	ms, err := strconv.ParseFloat(value, 64)
 	if err != nil || !(ms > 0 && ms < 1<<53) {
 		return time.Time{}
 	}
 	return time.UnixMilli(int64(ms))
 }
 
-// span reads a duration in ms.
-func (r reply) span(i int) time.Duration { return time.Duration(r.num(i)) * time.Millisecond }
-
-func (r reply) list(i int) reply {
-	if i >= len(r) {
+// refused returns the error of a reply, or of a list inside one, that begins with a code of the table
+// refusals, otherwise nil.
+func refused(r *call.Reply, s *call.Script, args ...any) error {
+	code, _ := r.Peek().(string)
+	refusal, ok := refusals[[2]string{s.Name(), code}]
+	if !ok {
+		refusal, ok = refusals[[2]string{"", code}]
+	}
+	if !ok {
 		return nil
 	}
-	l, _ := r[i].([]any)
-	return l
+	_ = r.Text()
+	values := []any{"", ""}
+	for i := range values {
+		if r.More() || strings.Contains(refusal.text, fmt.Sprintf("%%[%d]v", i+1)) {
+			values[i] = r.Text()
+		}
+	}
+	return fmt.Errorf("%s: %w", fmt.Sprintf(refusal.text, append(values, args...)...), refusal.is)
 }
 
-// all returns the values as value reads each of them.
-func all[T any](r reply, value func(r reply, i int) T) []T {
-	out := make([]T, len(r))
-	for i := range r {
-		out[i] = value(r, i)
-	}
-	return out
+// done returns the error of a reply that is only one of these codes.
+func done(r *call.Reply, codes ...string) error {
+	_ = r.Code(codes...)
+	return r.Err()
 }
 
-func (r reply) permits() []Permit {
-	out := make([]Permit, 0, len(r)/2)
-	for pair := range slices.Chunk(r, 2) {
-		out = append(out, Permit{Tenant: pair.str(0), N: pair.num(1)})
+func permits(r *call.Reply) []Permit {
+	all := make([]Permit, 0, r.Len()/2)
+	for r.More() {
+		all = append(all, Permit{Tenant: r.Text(), N: r.Number()})
 	}
-	return out
+	return all
 }
 
-func (r reply) denials() []Denial {
-	out := make([]Denial, 0, len(r)/2)
-	for pair := range slices.Chunk(r, 2) {
-		out = append(out, Denial{Tenant: pair.str(0), Reason: pair.str(1)})
+func denials(r *call.Reply) []Denial {
+	all := make([]Denial, 0, r.Len()/2)
+	for r.More() {
+		all = append(all, Denial{Tenant: r.Text(), Reason: r.Text()})
 	}
-	return out
+	return all
 }
 
 // integer parses the number of a field; it returns 0 for other text.

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -138,8 +139,8 @@ func PermitsUsed(ctx context.Context, c redis.Cmdable, p keyspace.Partition, lim
 	if limit.Permits <= 0 {
 		return 0, nil
 	}
-	r, err := run(ctx, c, limitState, p, limit.args()...)
-	return r.num(0), err
+	r := run(ctx, c, limitState, p, limit.args()...)
+	return call.Done(r, r.Number())
 }
 
 // Quota is the part of the global limit that is assigned to one partition.
@@ -171,11 +172,13 @@ func SetQuota(
 	increase Increase,
 ) (Quota, error) {
 	args := append([]any{fence}, limit.args()...)
-	r, err := run(ctx, c, quota, p, append(args, permits, increase.NotBeforeUS, increase.AtOnce)...)
-	return Quota{
-		Fenced:    r.str(0) == "FENCED",
-		Effective: r.num(1), Freed: r.num(2), FromUS: r.num(3), Demand: r.num(4), Active: r.num(5),
-	}, err
+	r := run(ctx, c, quota, p, append(args, permits, increase.NotBeforeUS, increase.AtOnce)...)
+	if r.Code("OK", "FENCED") == "FENCED" {
+		return call.Done(r, Quota{Fenced: true})
+	}
+	return call.Done(r, Quota{
+		Effective: r.Number(), Freed: r.Number(), FromUS: r.Number(), Demand: r.Number(), Active: r.Number(),
+	})
 }
 
 // rankGroups is the number of groups that one call of the script policy ranks. The call also ranks
@@ -199,10 +202,13 @@ func SetPolicy(ctx context.Context, c redis.Cmdable, p keyspace.Partition, alpha
 		return nil
 	}
 	for from := int64(0); ; {
-		r, err := run(ctx, c, policy, p, want, from, rankGroups)
-		if err != nil || r.num(0) == 0 {
+		r := run(ctx, c, policy, p, want, from, rankGroups)
+		more := r.Flag()
+		if more {
+			from = r.Number()
+		}
+		if err := r.Err(); err != nil || !more {
 			return err
 		}
-		from = r.num(1)
 	}
 }

@@ -40,8 +40,9 @@ func LeadRebalancing(
 func acquireLease(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, process string, length time.Duration, scope string,
 ) (int64, error) {
-	r, err := run(ctx, c, lead, p, process, length.Milliseconds(), scope)
-	return r.num(0), err
+	r := run(ctx, c, lead, p, process, length.Milliseconds(), scope)
+	fence, _ := r.Number(), r.Duration()
+	return call.Done(r, fence)
 }
 
 // CountRenewal adds one to the counter of the leader lease's renewals and returns it. The counter
@@ -68,8 +69,8 @@ func TakeDeletedFound(ctx context.Context, c redis.Cmdable, p keyspace.Partition
 // Retire deletes a type that has no jobs and was not served after latest. It reports whether it
 // has. A new job of the type creates it again. Twice: the second call reports false.
 func Retire(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ string, latest time.Time) (bool, error) {
-	r, err := run(ctx, c, retire, p, typ, latest.UnixMilli())
-	return r.num(0) == 1, err
+	r := run(ctx, c, retire, p, typ, latest.UnixMilli())
+	return call.Done(r, r.Flag())
 }
 
 // DropConsumer deletes a stream's consumer, if it holds no entries and was idle for at least the
@@ -77,6 +78,6 @@ func Retire(ctx context.Context, c redis.Cmdable, p keyspace.Partition, typ stri
 func DropConsumer(
 	ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration,
 ) (bool, error) {
-	r, err := dropConsumer.Run(ctx, c, []string{stream}, []any{group, consumer, idle.Milliseconds()})
-	return r == int64(1), err
+	r := dropConsumer.Read(ctx, c, []string{stream}, []any{group, consumer, idle.Milliseconds()})
+	return call.Done(r, r.Flag())
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -65,21 +66,15 @@ func Reduce(ctx context.Context, c redis.Cmdable, p keyspace.Partition, a Reduce
 	for _, e := range a.Entries {
 		args = append(args, e)
 	}
-	r, err := run(ctx, c, reduce, p, args...)
-	if err != nil {
-		return ReduceReply{}, err
-	}
-	out := ReduceReply{State: ReduceState(r.str(0))}
-	switch out.State {
+	r := run(ctx, c, reduce, p, args...)
+	var out ReduceReply
+	switch out.State = ReduceState(r.Code("OK", "VERSION", "BAD", "GONE")); out.State {
 	case ReduceOK, ReduceVersion:
-		out.Version = r.num(1)
+		out.Version = r.Number()
 	case ReduceBad:
-		out.Bad = all(r.list(1), reply.num)
-	case ReduceGone:
-	default:
-		return out, fmt.Errorf("script reduce: unknown reply %q", out.State)
+		out.Bad = r.List().Numbers()
 	}
-	return out, nil
+	return call.Done(r, out)
 }
 
 // PartialAggregate is one partial aggregate of a group, with what an aggregator needs to know of
@@ -120,10 +115,10 @@ func ReadPartials(
 			out[i].Err = fmt.Errorf("read aggregate of group %s: %w", groups[i], err)
 			continue
 		}
-		fields, values := reply(group), reply(r.partial.Val())
+		fields, partials := values(group), values(r.partial.Val())
 		out[i] = PartialAggregate{
 			Exists: fields.str(0) != "", Tenant: fields.str(1), Aggregates: fields.str(2),
-			Version: values.num(0), State: values.str(1),
+			Version: partials.num(0), State: partials.str(1),
 		}
 	}
 	return out

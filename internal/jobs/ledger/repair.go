@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -33,8 +34,8 @@ func RepairGroup(
 	for _, field := range slices.Sorted(maps.Keys(differences)) {
 		args = append(args, field, differences[field])
 	}
-	r, err := run(ctx, c, repair, p, args...)
-	return err == nil && r.str(0) != "VERSION", err
+	r := run(ctx, c, repair, p, args...)
+	return call.Done(r, r.Code("OK", "VERSION", "GONE") != "VERSION")
 }
 
 // Counter is a counter of a tenant or type that is wrong.
@@ -55,8 +56,8 @@ func RepairCounter(ctx context.Context, c redis.Cmdable, p keyspace.Partition, n
 	if n.Tenant {
 		scope = "tenant"
 	}
-	r, err := run(ctx, c, repairCounter, p, scope, n.Of, n.Name, n.Have, n.Want)
-	return r.num(0) == 1, err
+	r := run(ctx, c, repairCounter, p, scope, n.Of, n.Name, n.Have, n.Want)
+	return call.Done(r, r.Flag())
 }
 
 // Misplaced names an element of a location for RepairMisplaced: a job that seems to be misplaced,
@@ -75,8 +76,8 @@ type Misplaced struct {
 // of a job, RepairMisplaced moves it from its location to the quarantine, and reports true. Twice:
 // the second call reports false.
 func RepairMisplaced(ctx context.Context, c redis.Cmdable, p keyspace.Partition, m Misplaced) (bool, error) {
-	r, err := run(ctx, c, repairMisplaced, p, m.Location, m.Owner, m.Type, m.Item, m.Twin)
-	return r.num(0) == 1, err
+	r := run(ctx, c, repairMisplaced, p, m.Location, m.Owner, m.Type, m.Item, m.Twin)
+	return call.Done(r, r.Flag())
 }
 
 // MaxLose is the most jobs of one Lose.
@@ -103,6 +104,6 @@ func Lose(
 	for _, j := range jobs {
 		args = append(args, j.Ordinal, string(j.State))
 	}
-	r, err := run(ctx, c, lose, p, args...)
-	return all(r, reply.num), err
+	r := run(ctx, c, lose, p, args...)
+	return call.Done(r, r.Numbers())
 }

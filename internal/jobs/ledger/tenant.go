@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger/layout"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -45,8 +46,7 @@ func Resume(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pau
 }
 
 func setPaused(ctx context.Context, c redis.Cmdable, p keyspace.Partition, what Pausable, id string, on int) error {
-	_, err := run(ctx, c, pause, p, string(what), id, on)
-	return err
+	return done(run(ctx, c, pause, p, string(what), id, on), "OK")
 }
 
 // TenantRef names a tenant and its partition.
@@ -125,8 +125,8 @@ type TenantSettings struct {
 // SetTenant replaces all settings of a tenant; a nil field removes that setting. The next admission
 // uses the new settings. Twice: the second call stores the same settings.
 func SetTenant(ctx context.Context, c redis.Cmdable, p keyspace.Partition, tenant string, s TenantSettings) error {
-	_, err := run(ctx, c, setting, p, tenant, orEmpty(s.RPS), orEmpty(s.Weight), orEmpty(s.BasePriority), "")
-	return err
+	return done(run(ctx, c, setting, p, tenant,
+		orEmpty(s.RPS), orEmpty(s.Weight), orEmpty(s.BasePriority), ""), "OK")
 }
 
 // ChangeTenant changes those settings of a tenant that the patch contains; the others stay as they
@@ -144,9 +144,8 @@ func ChangeTenant(
 			kept += name + "|"
 		}
 	}
-	_, err := run(ctx, c, setting, p, tenant,
-		orEmpty(change.RPS.Value), orEmpty(change.Weight.Value), orEmpty(change.BasePriority.Value), kept)
-	return err
+	return done(run(ctx, c, setting, p, tenant,
+		orEmpty(change.RPS.Value), orEmpty(change.Weight.Value), orEmpty(change.BasePriority.Value), kept), "OK")
 }
 
 // orEmpty returns the script argument for an optional value: "" for nil.
@@ -212,43 +211,28 @@ func readTenant(
 	set TenantSettings,
 ) (TenantState, error) {
 	args := append([]any{tenant}, limit.args()...)
-	r, err := run(ctx, c, tenantState, p, append(args, other, orEmpty(set.RPS), orEmpty(set.Weight))...)
-	if err != nil {
-		return TenantState{}, err
-	}
-	s := TenantState{
-		Known:            r.num(0) == 1,
-		Paused:           r.num(4) == 1,
-		Active:           r.num(5) == 1,
-		Wanting:          r.num(6),
-		Unfinished:       r.num(7),
-		NonReady:         r.num(8),
-		Throttles:        r.num(11),
-		Returns:          r.num(12),
-		Waits:            r.span(13),
-		LongestWait:      r.span(14),
-		LastEvent:        r.when(15),
-		Used:             r.num(16),
-		Limit:            r.num(17),
-		GlobalUsed:       r.num(18),
-		GlobalLimit:      r.num(19),
-		ActiveTenants:    r.num(20),
-		NextPermit:       time.UnixMicro(r.num(21)),
-		GlobalPermit:     time.UnixMicro(r.num(22)),
-		Now:              time.UnixMicro(r.num(23)),
-		RateLimitedUntil: r.when(24),
-	}
-	if v, err := strconv.ParseFloat(r.str(1), 64); err == nil {
+	r := run(ctx, c, tenantState, p, append(args, other, orEmpty(set.RPS), orEmpty(set.Weight))...)
+	s := TenantState{Known: r.Flag()}
+	if v, err := strconv.ParseFloat(r.Text(), 64); err == nil {
 		s.Settings.RPS = &v
 	}
-	if v, err := strconv.ParseFloat(r.str(2), 64); err == nil {
+	if v, err := strconv.ParseFloat(r.Text(), 64); err == nil {
 		s.Settings.Weight = &v
 	}
-	if v, err := strconv.ParseInt(r.str(3), 10, 64); err == nil {
+	if v, err := strconv.ParseInt(r.Text(), 10, 64); err == nil {
 		s.Settings.BasePriority = &v
 	}
-	s.PerSecond = pace(r.str(9), r.num(10), s.Now)
-	return s, nil
+	s.Paused, s.Active = r.Flag(), r.Flag()
+	s.Wanting, s.Unfinished, s.NonReady = r.Number(), r.Number(), r.Number()
+	marks, ended := r.Text(), r.Number()
+	s.Throttles, s.Returns = r.Number(), r.Number()
+	s.Waits, s.LongestWait, s.LastEvent = r.Duration(), r.Duration(), r.Time()
+	s.Used, s.Limit, s.GlobalUsed, s.GlobalLimit = r.Number(), r.Number(), r.Number(), r.Number()
+	s.ActiveTenants = r.Number()
+	s.NextPermit, s.GlobalPermit = time.UnixMicro(r.Number()), time.UnixMicro(r.Number())
+	s.Now, s.RateLimitedUntil = time.UnixMicro(r.Number()), r.Time()
+	s.PerSecond = pace(marks, ended, s.Now)
+	return call.Done(r, s)
 }
 
 // pace returns the tenant's present speed: ended jobs a second since the older of two marks, which

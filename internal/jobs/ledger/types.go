@@ -55,7 +55,7 @@ func Loads(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types []s
 			s.InFlight = pending.Count
 		}
 		s.Ready = max(0, read.length.Val()-s.InFlight)
-		load := reply(read.load.Val())
+		load := values(read.load.Val())
 		s.Waiting, s.NonReady, s.StaleOutcomes, s.LeasesLost = load.num(0), load.num(1), load.num(2), load.num(3)
 		s.Backlog = s.Waiting + s.NonReady + s.Ready
 		s.Totals = load[min(4, len(load)):].totals()
@@ -77,9 +77,9 @@ var loadFields = append([]string{
 }, totals...)
 
 // totals converts the values of the fields in the variable totals, in that order.
-func (r reply) totals() api.JobTotals {
+func (v values) totals() api.JobTotals {
 	return api.JobTotals{
-		Accepted: r.num(0), Started: r.num(1), Done: r.num(2), Failed: r.num(3), Retried: r.num(4), Throttled: r.num(5),
+		Accepted: v.num(0), Started: v.num(1), Done: v.num(2), Failed: v.num(3), Retried: v.num(4), Throttled: v.num(5),
 	}
 }
 
@@ -149,7 +149,7 @@ func HaveJobs(ctx context.Context, c redis.Cmdable, p keyspace.Partition, types 
 	}
 	have := make([]bool, len(types))
 	for i, read := range reads {
-		load := reply(read.load.Val())
+		load := values(read.load.Val())
 		have[i] = load.num(0) != 0 || load.num(1) != 0 || read.ready.Val() != 0
 	}
 	return have, nil
@@ -180,6 +180,6 @@ func ReadPartition(ctx context.Context, c redis.Cmdable, p keyspace.Partition) (
 	}
 	return PartitionStats{
 		Types: types.Val(), Groups: groups.Val(), ActiveTenants: active.Val(), DeadLetters: dead.Val(),
-		Retired: reply(retired.Val()).totals(),
+		Retired: values(retired.Val()).totals(),
 	}, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -49,34 +50,19 @@ type WaitingJob struct {
 func Why(
 	ctx context.Context, c redis.Cmdable, p keyspace.Partition, group string, ordinal int64, most int,
 ) (WaitingJob, error) {
-	r, err := run(ctx, c, why, p, group, ordinal, most)
-	if err != nil {
-		return WaitingJob{}, err
+	r := run(ctx, c, why, p, group, ordinal, most)
+	_ = r.Code("OK")
+	w := WaitingJob{
+		Now: r.Time(), State: letterOf(r.Text()), Ordinal: r.Number(), Tenant: r.Text(), Status: api.Status(r.Text()),
+		Type: r.Text(),
 	}
-	paused := r.str(7)
-	return WaitingJob{
-		Now:              time.UnixMilli(r.num(1)),
-		State:            letterOf(r.str(2)),
-		Ordinal:          r.num(3),
-		Tenant:           r.str(4),
-		Status:           api.Status(r.str(5)),
-		Type:             r.str(6),
-		GroupPaused:      strings.Contains(paused, "g"),
-		TenantPaused:     strings.Contains(paused, "t"),
-		TypePaused:       strings.Contains(paused, "y"),
-		HeldUntil:        r.when(8),
-		RateLimitedUntil: r.when(9),
-		Place:            r.num(10),
-		GroupsBefore:     r.num(11),
-		JobsBefore:       r.num(12),
-		ByPriority:       r.num(13) == 1,
-		Started:          r.when(14),
-		Ended:            r.num(15),
-		Accepted:         r.num(16),
-		NonReady:         r.num(17),
-		Ready:            r.num(18),
-		InFlight:         r.num(19),
-		Types:            all(r.list(20), reply.str),
-		Key:              r.str(21),
-	}, nil
+	paused := r.Text()
+	w.GroupPaused, w.TenantPaused = strings.Contains(paused, "g"), strings.Contains(paused, "t")
+	w.TypePaused = strings.Contains(paused, "y")
+	w.HeldUntil, w.RateLimitedUntil = r.Time(), r.Time()
+	w.Place, w.GroupsBefore, w.JobsBefore, w.ByPriority = r.Number(), r.Number(), r.Number(), r.Flag()
+	w.Started, w.Ended = r.Time(), r.Number()
+	w.Accepted, w.NonReady, w.Ready, w.InFlight = r.Number(), r.Number(), r.Number(), r.Number()
+	w.Types, w.Key = r.List().Texts(), r.Text()
+	return call.Done(r, w)
 }

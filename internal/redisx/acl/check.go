@@ -62,7 +62,9 @@ func check(ctx context.Context, server redis.Cmdable, u User) error {
 	for i, p := range probes {
 		args[i] = p.command
 	}
-	reply, err := checkRights.Run(ctx, server, nil, args)
+	r := checkRights.Read(ctx, server, nil, args)
+	denied := r.Numbers()
+	err := r.Err()
 	if call.IsNoPermission(err) {
 		name := "evalsha"
 		if strings.Contains(err.Error(), "'eval'") {
@@ -73,18 +75,13 @@ func check(ctx context.Context, server redis.Cmdable, u User) error {
 	if err != nil {
 		return fmt.Errorf("check rights: %w", err)
 	}
-	denied, ok := reply.([]any)
-	if !ok {
-		return fmt.Errorf("check rights: unexpected reply %T", reply)
-	}
 	if len(denied) == 0 {
 		return nil
 	}
 	var numbers []int
-	for _, d := range denied {
-		n, ok := d.(int64)
-		if !ok || n < 1 || n > int64(len(probes)) {
-			return fmt.Errorf("check rights: unexpected number %v in the reply", d)
+	for _, n := range denied {
+		if n < 1 || n > int64(len(probes)) {
+			return fmt.Errorf("check rights: unexpected number %d in the reply", n)
 		}
 		numbers = append(numbers, int(n)-1)
 	}

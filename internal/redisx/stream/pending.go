@@ -64,19 +64,14 @@ func (r *Reader) Renew(
 		for _, id := range batch {
 			args = append(args, id)
 		}
-		reply, err := renewScript.Run(ctx, r.conn.Cmd, []string{stream}, args)
-		if call.IsNoGroup(err) {
+		reply := renewScript.Read(ctx, r.conn.Cmd, []string{stream}, args)
+		taken := reply.Texts()
+		if err := reply.Err(); call.IsNoGroup(err) {
 			return nil, nil // the next read creates the group again
-		}
-		if err != nil {
+		} else if err != nil {
 			return lost, fmt.Errorf("renew entries of stream %s: %w", stream, err)
 		}
-		taken, _ := reply.([]any)
-		for _, id := range taken {
-			if id, ok := id.(string); ok {
-				lost = append(lost, id)
-			}
-		}
+		lost = append(lost, taken...)
 	}
 	return lost, nil
 }
@@ -84,10 +79,10 @@ func (r *Reader) Renew(
 // ForgetDead deletes the group's consumers that have no pending entries and were idle for longer
 // than age. It returns their number; 0 if the group is missing.
 func (r *Reader) ForgetDead(ctx context.Context, stream string, age time.Duration) (int64, error) {
-	reply, err := forgetScript.Run(ctx, r.conn.Cmd, []string{stream}, []any{r.group, age.Milliseconds()})
+	reply := forgetScript.Read(ctx, r.conn.Cmd, []string{stream}, []any{r.group, age.Milliseconds()})
+	n, err := call.Done(reply, reply.Number())
 	if err != nil && !call.IsNoGroup(err) {
 		return 0, fmt.Errorf("forget dead consumers of stream %s: %w", stream, err)
 	}
-	n, _ := reply.(int64)
 	return n, nil
 }

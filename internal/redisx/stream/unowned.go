@@ -102,20 +102,12 @@ func findUnowned(
 	ctx context.Context, c redis.Cmdable, stream, group, consumer string, idle time.Duration,
 ) (ids []string, err error) {
 	for from := FirstID; from != ""; {
-		reply, err := unownedScript.Run(ctx, c, []string{stream},
+		r := unownedScript.Read(ctx, c, []string{stream},
 			[]any{group, consumer, idle.Milliseconds(), from, pendingPage, unownedPage})
-		if err != nil {
+		from = r.Text()
+		ids = append(ids, r.Texts()...)
+		if err := r.Err(); err != nil {
 			return ids, fmt.Errorf("find entries of stream %s that no consumer owns: %w", stream, err)
-		}
-		page, _ := reply.([]any)
-		if len(page) == 0 {
-			return ids, fmt.Errorf("find entries of stream %s that no consumer owns: %w", stream, errMalformed)
-		}
-		from, _ = page[0].(string)
-		for _, id := range page[1:] {
-			if id, ok := id.(string); ok {
-				ids = append(ids, id)
-			}
 		}
 	}
 	return ids, nil

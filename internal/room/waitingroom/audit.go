@@ -41,7 +41,7 @@ const mostFindings = 100
 // users have are found over several reads; that is safe, because neither is ever given again. pace
 // is called between two pages, with the users and bytes that the first one returned, and may wait;
 // nil: no waits.
-func (r events) Audit(
+func (r *Rooms) Audit(
 	ctx context.Context, event string, pace func(ctx context.Context, elements, bytes int) error,
 ) ([]Finding, error) {
 	a := newRoomAudit(r, event, pace)
@@ -65,8 +65,7 @@ func (r events) Audit(
 
 // roomAudit is an audit of one event.
 type roomAudit struct {
-	events
-
+	rooms *Rooms
 	event string
 	p     keyspace.Partition
 	pace  func(ctx context.Context, elements, bytes int) error
@@ -85,10 +84,10 @@ type roomAudit struct {
 }
 
 func newRoomAudit(
-	r events, event string, pace func(ctx context.Context, elements, bytes int) error,
+	r *Rooms, event string, pace func(ctx context.Context, elements, bytes int) error,
 ) *roomAudit {
 	return &roomAudit{
-		events: r, event: event, p: r.space.OfEvent(event), pace: pace,
+		rooms: r, event: event, p: r.space.OfEvent(event), pace: pace,
 		laws: map[string]int64{}, seen: map[string]bool{}, fences: map[string]string{},
 	}
 }
@@ -104,26 +103,23 @@ type auditRow struct {
 // rows: read calls each with every one.
 func (a *roomAudit) read(ctx context.Context, list string, each func(auditRow)) error {
 	for cursor := "0"; ; {
-		reply, err := a.run(ctx, auditScript, a.p, a.event, list, cursor, MostUsers)
-		if err != nil {
-			return err
-		}
-		cursor = reply.text()
-		tail, rows := reply.number(), reply.list()
+		reply := a.rooms.run(ctx, auditScript, a.p, a.event, list, cursor, MostUsers)
+		cursor = reply.Text()
+		tail, rows := reply.Number(), reply.List()
 		a.recreated = a.recreated || tail < a.tail
 		a.tail = tail
 		elements, bytes := 0, 0
-		for rows.more() {
-			row := auditRow{rows.text(), rows.number(), rows.text()}
+		for rows.More() {
+			row := auditRow{rows.Text(), rows.Number(), rows.Text()}
 			elements++
 			bytes += len(row.user) + len(row.fence)
 			each(row)
 		}
-		for reply.more() {
-			a.add(readFinding(reply.list()))
+		for reply.More() {
+			a.add(readFinding(reply.List()))
 		}
-		if reply.failed != nil || rows.failed != nil {
-			return fmt.Errorf("unexpected reply of %s: %w", auditScript.Name(), firstOf(reply.failed, rows.failed))
+		if err := reply.Err(); err != nil {
+			return err
 		}
 		if cursor == "0" {
 			return nil
@@ -134,15 +130,6 @@ func (a *roomAudit) read(ctx context.Context, list string, each func(auditRow)) 
 			}
 		}
 	}
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // note records the number and the fence of a row, to find those that two users have. It skips a
@@ -178,7 +165,7 @@ func (a *roomAudit) confirmTwice(ctx context.Context) error {
 	}
 	// This second audit serves only to read the users again; its own findings are dropped, because
 	// the first reading has found them already.
-	again := newRoomAudit(a.events, a.event, a.pace)
+	again := newRoomAudit(a.rooms, a.event, a.pace)
 	again.tail, again.recreated = a.tail, a.recreated
 	err := again.read(ctx, "users", func(row auditRow) {
 		for _, what := range []string{fmt.Sprint("number ", row.number), "fence " + row.fence} {
@@ -215,8 +202,8 @@ func (a *roomAudit) add(f Finding) {
 }
 
 // readFinding reads a finding of the script.
-func readFinding(row *reply) Finding {
-	law, what, number, have, want := row.text(), row.text(), row.number(), row.number(), row.number()
+func readFinding(row *call.Reply) Finding {
+	law, what, number, have, want := row.Text(), row.Text(), row.Number(), row.Number(), row.Number()
 	user := fmt.Sprintf("the user with number %d", number)
 	if number == 0 {
 		user = "a user"

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -33,7 +34,7 @@ type Declared struct {
 // changes nothing, if the event has another rev than the caller gave.
 //
 // Twice: SAME; with a rev ErrRev, if the first call has changed something, and with it the rev.
-func (r events) Declare(ctx context.Context, event string, s Settings, o DeclareOptions) (Declared, error) {
+func (r *Rooms) Declare(ctx context.Context, event string, s Settings, o DeclareOptions) (Declared, error) {
 	how := "put"
 	if o.IfAbsent {
 		how = "absent"
@@ -54,7 +55,7 @@ type Changes struct {
 // the mode. It returns ErrUnknown if there is no such event.
 //
 // Twice: SAME.
-func (r events) Change(ctx context.Context, event string, c Changes) (Declared, error) {
+func (r *Rooms) Change(ctx context.Context, event string, c Changes) (Declared, error) {
 	var fields []any
 	if c.Mode != "" {
 		fields = append(fields, "mode", c.Mode)
@@ -74,20 +75,19 @@ func (r events) Change(ctx context.Context, event string, c Changes) (Declared, 
 	return r.declare(ctx, event, "change", 0, fields...)
 }
 
-func (r events) declare(ctx context.Context, event, how string, rev int64, fields ...any) (Declared, error) {
+func (r *Rooms) declare(ctx context.Context, event, how string, rev int64, fields ...any) (Declared, error) {
 	args := append([]any{event, how, rev}, fields...)
-	reply, err := r.run(ctx, declareScript, r.space.OfEvent(event), args...)
-	if err != nil {
-		return Declared{}, err
-	}
-	d := Declared{Code: reply.text(), Rev: reply.number(), Over: reply.number()}
+	reply := r.run(ctx, declareScript, r.space.OfEvent(event), args...)
+	d, err := call.Done(reply, Declared{
+		Code: reply.Code("CREATED", "CHANGED", "SAME", "CONFLICT", string(Unknown)), Rev: reply.Number(), Over: reply.Number(),
+	})
 	switch d.Code {
 	case "CONFLICT":
 		return d, ErrRev
 	case string(Unknown):
 		return Declared{}, ErrUnknown
 	}
-	return d, reply.failed
+	return d, err
 }
 
 // fields returns the settings as fields and values of the event's hash. The value "" removes the
@@ -136,25 +136,26 @@ type Snapshots struct {
 }
 
 // Snapshot reads the states of these events of a partition. The caller gives at most 200.
-func (r events) Snapshot(ctx context.Context, p keyspace.Partition, events ...string) (Snapshots, error) {
+func (r *Rooms) Snapshot(ctx context.Context, p keyspace.Partition, events ...string) (Snapshots, error) {
 	args := make([]any, len(events))
 	for i, event := range events {
 		args[i] = event
 	}
-	reply, err := r.run(ctx, snapshotScript, p, args...)
-	if err != nil {
-		return Snapshots{}, err
-	}
-	s := Snapshots{At: reply.time(), LastMove: reply.text()}
+	reply := r.run(ctx, snapshotScript, p, args...)
+	s := Snapshots{At: reply.Time(), LastMove: reply.Text()}
 	for _, event := range events {
-		fields := reply.pairs()
-		waiting, used, users := reply.number(), reply.number(), reply.number()
+		fields := map[string]string{}
+		for hash := reply.List(); hash.More(); {
+			name := hash.Text()
+			fields[name] = hash.Text()
+		}
+		waiting, used, users := reply.Number(), reply.Number(), reply.Number()
 		if fields["rev"] == "" {
 			continue
 		}
 		s.Events = append(s.Events, newSnapshot(event, fields, waiting, used, users))
 	}
-	return s, reply.failed
+	return call.Done(reply, s)
 }
 
 func newSnapshot(event string, fields map[string]string, waiting, used, users int64) Snapshot {
@@ -199,19 +200,16 @@ func newSnapshot(event string, fields map[string]string, waiting, used, users in
 // nothing more to do; negative: for ever.
 //
 // Twice: removes the next users.
-func (r events) Forget(ctx context.Context, event string) (left int64, wait time.Duration, err error) {
-	reply, err := r.run(ctx, forgetScript, r.space.OfEvent(event), event)
-	if err != nil {
-		return 0, 0, err
-	}
-	left, wait = reply.number(), reply.wait()
-	return left, wait, reply.failed
+func (r *Rooms) Forget(ctx context.Context, event string) (left int64, wait time.Duration, err error) {
+	reply := r.run(ctx, forgetScript, r.space.OfEvent(event), event)
+	left, wait = reply.Number(), reply.Duration()
+	return left, wait, reply.Err()
 }
 
 // Due returns at most n events of a partition in which something is due now, such as a promotion or
 // the end of a place, and how long nothing is due in the other events: an hour at most; negative:
 // there are none.
-func (r events) Due(ctx context.Context, p keyspace.Partition, n int) ([]string, time.Duration, error) {
+func (r *Rooms) Due(ctx context.Context, p keyspace.Partition, n int) ([]string, time.Duration, error) {
 	pipe := r.rdb.Pipeline()
 	now := pipe.Time(ctx)
 	first := pipe.ZRangeWithScores(ctx, p.Rooms(), 0, int64(n))
@@ -234,7 +232,7 @@ func (r events) Due(ctx context.Context, p keyspace.Partition, n int) ([]string,
 
 // Postpone makes an event due only after d. It is for an event whose script has failed, so that it
 // does not hold up other events.
-func (r events) Postpone(ctx context.Context, p keyspace.Partition, event string, d time.Duration) error {
+func (r *Rooms) Postpone(ctx context.Context, p keyspace.Partition, event string, d time.Duration) error {
 	now, err := r.rdb.Time(ctx).Result()
 	if err != nil {
 		return fmt.Errorf("partition %d: read the time: %w", p.Index(), err)
@@ -249,7 +247,7 @@ func (r events) Postpone(ctx context.Context, p keyspace.Partition, event string
 // Events returns a page of the events of all partitions, and the cursor of the next page, "" after
 // the last one. Within a partition, events are ordered by when something is due; an event that
 // changes meanwhile may be listed twice or not at all.
-func (r events) Events(ctx context.Context, cursor string, limit int) (events []string, next string, err error) {
+func (r *Rooms) Events(ctx context.Context, cursor string, limit int) (events []string, next string, err error) {
 	index, offset, err := parseCursor(cursor, r.space.Partitions())
 	if err != nil {
 		return nil, "", err

@@ -34,7 +34,7 @@ const (
 // Moves returns the entries of the stream moves after the entry with the id `after`, at most 1,000.
 // If there are none, it waits for up to block, at most redisx.MaxBlock; 0: not at all. An
 // unreadable entry is returned with an empty Event.
-func (r events) Moves(ctx context.Context, p keyspace.Partition, after string, block time.Duration) ([]Move, error) {
+func (r *Rooms) Moves(ctx context.Context, p keyspace.Partition, after string, block time.Duration) ([]Move, error) {
 	args := &redis.XReadArgs{Streams: []string{p.Moves(), after}, Count: mostMoves, Block: -1}
 	rdb := r.rdb
 	if block > 0 {
@@ -84,7 +84,7 @@ func parseMove(m redis.XMessage) Move {
 // Numbers calls yield with the numbers of all users who are waiting or away, in no order, about
 // 1,000 at a time. A number may be yielded twice. It finds every user who is in the queue during
 // the whole call, even if other users change state meanwhile.
-func (r events) Numbers(ctx context.Context, event string, yield func(numbers []int64)) error {
+func (r *Rooms) Numbers(ctx context.Context, event string, yield func(numbers []int64)) error {
 	p := r.space.OfEvent(event)
 	for cursor := uint64(0); ; {
 		pairs, next, err := r.rdb.HScan(ctx, p.RoomUsers(event), cursor, "", mostNumbers).Result()
@@ -106,7 +106,7 @@ func (r events) Numbers(ctx context.Context, event string, yield func(numbers []
 
 // InPartition returns the events of a partition. If an event changes its place in the list
 // meanwhile, an event may be returned twice or not at all.
-func (r events) InPartition(ctx context.Context, p keyspace.Partition) ([]string, error) {
+func (r *Rooms) InPartition(ctx context.Context, p keyspace.Partition) ([]string, error) {
 	const page = 1000
 	var all []string
 	for {

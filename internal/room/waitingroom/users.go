@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/call"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
@@ -15,25 +16,22 @@ import (
 // such event.
 //
 // Twice: the same answer, with Back instead of Entered, New false and no Replaced.
-func (r users) Enter(
+func (r *Rooms) Enter(
 	ctx context.Context, event string, mode Mode, poll time.Duration, visitors ...Visitor,
 ) (EnterReply, error) {
 	args := append(make([]any, 0, 3+2*len(visitors)), event, string(mode), poll.Milliseconds())
-	reply, err := r.run(ctx, enterScript, r.space.OfEvent(event), withVisitors(args, visitors)...)
-	if err != nil {
-		return EnterReply{}, err
-	}
-	if reply.code() == Unknown {
+	reply := r.run(ctx, enterScript, r.space.OfEvent(event), withVisitors(args, visitors)...)
+	if reply.Code("OK", string(Unknown)) == string(Unknown) {
 		return EnterReply{}, ErrUnknown
 	}
-	e := EnterReply{Change: reply.number(), Entries: make([]Entry, len(visitors))}
+	e := EnterReply{Change: reply.Number(), Entries: make([]Entry, len(visitors))}
 	for i := range e.Entries {
 		e.Entries[i] = Entry{
-			Code: reply.code(), Number: reply.number(), Fence: reply.text(), Expires: reply.time(),
-			Replaced: reply.text(), New: reply.number() == 1,
+			Code: Code(reply.Text()), Number: reply.Number(), Fence: reply.Text(), Expires: reply.Time(),
+			Replaced: reply.Text(), New: reply.Flag(),
 		}
 	}
-	return e, reply.failed
+	return call.Done(reply, e)
 }
 
 func withVisitors(args []any, visitors []Visitor) []any {
@@ -48,16 +46,13 @@ func withVisitors(args []any, visitors []Visitor) []any {
 // unknown, or the user has another conn or polls. Noted and Stale change nothing.
 //
 // Twice: Noted or Stale.
-func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor) ([]Code, error) {
-	reply, err := r.run(ctx, disconnectScript, r.space.OfEvent(event), withVisitors([]any{event}, visitors)...)
-	if err != nil {
-		return nil, err
-	}
+func (r *Rooms) Disconnect(ctx context.Context, event string, visitors ...Visitor) ([]Code, error) {
+	reply := r.run(ctx, disconnectScript, r.space.OfEvent(event), withVisitors([]any{event}, visitors)...)
 	codes := make([]Code, len(visitors))
 	for i := range codes {
-		codes[i] = reply.code()
+		codes[i] = Code(reply.Text())
 	}
-	return codes, reply.failed
+	return call.Done(reply, codes)
 }
 
 // Leave removes a user in any state. It returns whether the user had a record, and the conn of the
@@ -65,21 +60,20 @@ func (r users) Disconnect(ctx context.Context, event string, visitors ...Visitor
 // stream, which may have ended before.
 //
 // Twice: left is false.
-func (r users) Leave(ctx context.Context, event, user string) (conn string, left bool, err error) {
-	reply, err := r.run(ctx, leaveScript, r.space.OfEvent(event), event, user)
-	if err != nil {
-		return "", false, err
-	}
-	left = reply.code() == "LEFT"
-	return reply.text(), left, reply.failed
+func (r *Rooms) Leave(ctx context.Context, event, user string) (conn string, left bool, err error) {
+	reply := r.run(ctx, leaveScript, r.space.OfEvent(event), event, user)
+	left = reply.Code("LEFT", string(None)) == "LEFT"
+	conn = reply.Text()
+	return conn, left, reply.Err()
 }
 
 // Promote gives free slots of an open event, as far as its rate allows, to the users with the
 // lowest numbers who are present, 200 at most.
 //
 // Twice: promotes the next users.
-func (r users) Promote(ctx context.Context, event string) (Progress, error) {
-	return r.progress(r.run(ctx, promoteScript, r.space.OfEvent(event), event, MostUsers))
+func (r *Rooms) Promote(ctx context.Context, event string) (Progress, error) {
+	reply := r.run(ctx, promoteScript, r.space.OfEvent(event), event, MostUsers)
+	return call.Done(reply, progress(reply))
 }
 
 // Expire removes the users of an event whose time has ended, 200 at most: away users after their
@@ -88,22 +82,15 @@ func (r users) Promote(ctx context.Context, event string) (Progress, error) {
 // 5 s starts a hold. With event "" it removes nobody.
 //
 // Twice: removes the next users.
-func (r users) Expire(ctx context.Context, p keyspace.Partition, event string) (Progress, error) {
-	reply, err := r.run(ctx, expireScript, p, event)
-	progress, err := r.progress(reply, err)
-	if err != nil {
-		return Progress{}, err
-	}
-	progress.NoShows = int(reply.number())
-	return progress, reply.failed
+func (r *Rooms) Expire(ctx context.Context, p keyspace.Partition, event string) (Progress, error) {
+	reply := r.run(ctx, expireScript, p, event)
+	done := progress(reply)
+	done.NoShows = int(reply.Number())
+	return call.Done(reply, done)
 }
 
-func (r users) progress(reply *reply, err error) (Progress, error) {
-	if err != nil {
-		return Progress{}, err
-	}
-	p := Progress{N: int(reply.number()), Wait: reply.wait(), At: reply.time(), Mode: reply.text()}
-	return p, reply.failed
+func progress(reply *call.Reply) Progress {
+	return Progress{N: int(reply.Number()), Wait: reply.Duration(), At: reply.Time(), Mode: reply.Text()}
 }
 
 // Claim makes promoted visitors IN_PROGRESS: their tokens begin. The answer for each is Claimed;
@@ -111,34 +98,27 @@ func (r users) progress(reply *reply, err error) (Progress, error) {
 // visitor without a conn is never Stale.
 //
 // Twice: the same fence and expiry.
-func (r users) Claim(ctx context.Context, event string, visitors ...Visitor) ([]Claim, error) {
-	reply, err := r.run(ctx, claimScript, r.space.OfEvent(event), withVisitors([]any{event}, visitors)...)
-	if err != nil {
-		return nil, err
-	}
+func (r *Rooms) Claim(ctx context.Context, event string, visitors ...Visitor) ([]Claim, error) {
+	reply := r.run(ctx, claimScript, r.space.OfEvent(event), withVisitors([]any{event}, visitors)...)
 	claims := make([]Claim, len(visitors))
 	for i := range claims {
-		claims[i] = Claim{Code: reply.code(), Fence: reply.text(), Expires: reply.time()}
+		claims[i] = Claim{Code: Code(reply.Text()), Fence: reply.Text(), Expires: reply.Time()}
 	}
-	return claims, reply.failed
+	return call.Done(reply, claims)
 }
 
 // Renew extends the life of the token with this fence. The answers are Renewed, Over (the event's
 // max_session has passed) and None (the token is not valid any more).
 //
 // Twice: the same expiry or a later one.
-func (r users) Renew(ctx context.Context, event, user, fence string) (Claim, error) {
-	reply, err := r.run(ctx, renewScript, r.space.OfEvent(event), event, user, fence)
-	if err != nil {
-		return Claim{}, err
-	}
-	c := Claim{Code: reply.code(), Fence: fence, Expires: reply.time()}
-	return c, reply.failed
+func (r *Rooms) Renew(ctx context.Context, event, user, fence string) (Claim, error) {
+	reply := r.run(ctx, renewScript, r.space.OfEvent(event), event, user, fence)
+	return call.Done(reply, Claim{Code: Code(reply.Text()), Fence: fence, Expires: reply.Time()})
 }
 
 // Verify returns whether a token is valid now: the code InProgress with the expiry after its latest
 // renewal, or None. It changes nothing.
-func (r users) Verify(ctx context.Context, event, user, fence string) (Claim, error) {
+func (r *Rooms) Verify(ctx context.Context, event, user, fence string) (Claim, error) {
 	p := r.space.OfEvent(event)
 	pipe := r.rdb.Pipeline()
 	record, now := pipe.HMGet(ctx, p.RoomUsers(event), user), pipe.Time(ctx)
@@ -155,7 +135,7 @@ func (r users) Verify(ctx context.Context, event, user, fence string) (Claim, er
 
 // State returns the code of a user's state: Entered (waiting), Away, Ready (holds a slot),
 // InProgress (has a token) or None (no record). It changes nothing.
-func (r users) State(ctx context.Context, event, user string) (Code, error) {
+func (r *Rooms) State(ctx context.Context, event, user string) (Code, error) {
 	p := r.space.OfEvent(event)
 	record, err := r.rdb.HMGet(ctx, p.RoomUsers(event), user).Result()
 	if err != nil {
@@ -175,17 +155,13 @@ func (r users) State(ctx context.Context, event, user string) (Code, error) {
 // expired shortly before.
 //
 // Twice: false, and no second seat is sold.
-func (r users) Complete(ctx context.Context, event, user, fence string, sold bool) (bool, error) {
+func (r *Rooms) Complete(ctx context.Context, event, user, fence string, sold bool) (bool, error) {
 	n := 0
 	if sold {
 		n = 1
 	}
-	reply, err := r.run(ctx, completeScript, r.space.OfEvent(event), event, user, fence, n)
-	if err != nil {
-		return false, err
-	}
-	done := reply.code() == "DONE"
-	return done, reply.failed
+	reply := r.run(ctx, completeScript, r.space.OfEvent(event), event, user, fence, n)
+	return call.Done(reply, reply.Code("DONE", string(None)) == "DONE")
 }
 
 // Sweep makes away each waiting user whose conn belongs to none of the live brokers and is older
@@ -194,19 +170,16 @@ func (r users) Complete(ctx context.Context, event, user, fence string, sold boo
 // hold still forbids to sweep.
 //
 // Twice: makes away only users whom the first call has left.
-func (r users) Sweep(
+func (r *Rooms) Sweep(
 	ctx context.Context, event string, from int64, alive []string,
 ) (next int64, n int, hold time.Duration, err error) {
 	args := append(make([]any, 0, 2+len(alive)), event, from)
 	for _, instance := range alive {
 		args = append(args, instance)
 	}
-	reply, err := r.run(ctx, sweepScript, r.space.OfEvent(event), args...)
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	next, n, hold = reply.number(), int(reply.number()), reply.wait()
-	return next, n, hold, reply.failed
+	reply := r.run(ctx, sweepScript, r.space.OfEvent(event), args...)
+	next, n, hold = reply.Number(), int(reply.Number()), reply.Duration()
+	return next, n, hold, reply.Err()
 }
 
 // record has those fields of a user's record that this package needs. lua/room/README.md describes

@@ -30,18 +30,6 @@ var (
 
 // Rooms calls the scripts. It may be used by several goroutines.
 type Rooms struct {
-	users
-	events
-}
-
-// users has the methods about users of an event, events has the others. Rooms embeds both.
-type (
-	users  struct{ *store }
-	events struct{ *store }
-)
-
-// store runs the scripts.
-type store struct {
 	rdb      redis.UniversalClient
 	blocking redis.UniversalClient // for reads that wait
 	space    keyspace.Space
@@ -51,8 +39,7 @@ type store struct {
 // New returns the Rooms of a key space. observe is called after each script with the script's name,
 // duration and error.
 func New(conn *redisx.Conn, space keyspace.Space, observe func(script string, took time.Duration, err error)) *Rooms {
-	s := &store{rdb: conn.Cmd, blocking: conn.Block, space: space, observe: observe}
-	return &Rooms{users{s}, events{s}}
+	return &Rooms{rdb: conn.Cmd, blocking: conn.Block, space: space, observe: observe}
 }
 
 // Settings are the settings of an event with all defaults filled in. Package

@@ -88,11 +88,12 @@ func put(ctx context.Context, conn *redisx.Conn, key, id string, status any) (kn
 	if err != nil {
 		return false, fmt.Errorf("encode status: %w", err)
 	}
-	reply, err := heartbeat.Run(ctx, conn.Cmd, []string{key}, []any{id, b})
-	if err != nil {
+	r := heartbeat.Read(ctx, conn.Cmd, []string{key}, []any{id, b})
+	known = r.Number() == 0
+	if err := r.Err(); err != nil {
 		return false, fmt.Errorf("publish status: %w", err)
 	}
-	return reply == int64(0), nil
+	return known, nil
 }
 
 // heartbeat is the script that stores a process's status with the time of Redis, because the clocks
@@ -117,23 +118,16 @@ func Stages(ctx context.Context, conn *redisx.Conn, space keyspace.Space) ([]api
 // read returns the statuses of live processes in the hash at key, ordered by id. It deletes
 // statuses that are older than 20 times TTL or can't be read.
 func read[T any](ctx context.Context, conn *redisx.Conn, key string) ([]T, error) {
-	reply, err := heartbeats.Run(ctx, conn.Cmd, []string{key}, nil)
-	if err != nil {
+	r := heartbeats.Read(ctx, conn.Cmd, []string{key}, nil)
+	all := map[string]string{}
+	for r.Len() > 1 {
+		id := r.Text()
+		all[id] = r.Text()
+	}
+	now := r.Time()
+	if err := r.Err(); err != nil {
 		return nil, fmt.Errorf("read status: %w", err)
 	}
-	fields, _ := reply.([]any)
-	text := func(i int) string {
-		s, _ := fields[i].(string)
-		return s
-	}
-	all, nowMS := map[string]string{}, int64(0)
-	for i := 0; i+1 < len(fields); i += 2 {
-		all[text(i)] = text(i + 1)
-	}
-	if len(fields)%2 == 1 {
-		nowMS, _ = strconv.ParseInt(text(len(fields)-1), 10, 64)
-	}
-	now := time.UnixMilli(nowMS)
 	var live []T
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		var s T
