@@ -13,6 +13,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // Read returns two fixed entries, which no action of the test has made, and a cursor. With a cursor
@@ -62,6 +63,6 @@ func TestActivity(t *testing.T) {
 	}
 	w.log.empty = true
 	require.Contains(t, w.page("/ui/activity").text, "Nobody has changed anything yet.")
-	w.with(func(o *Options) { o.Activity = nil })
+	w.with(func(o *httpapi.Options) { o.Activity = nil })
 	require.Contains(t, w.page("/ui/activity").text, "This console has no activity log.")
 }

@@ -26,19 +26,10 @@ type jobMap struct {
 // mapReader returns a function that reads the map of a group at most once per mapInterval. The
 // function returns nil while the group has no jobs.
 func (p groupPages) mapReader(id string) func(context.Context) (*jobMap, error) {
-	var last *jobMap
-	var readAt time.Time
-	return func(ctx context.Context) (*jobMap, error) {
-		if time.Since(readAt) < mapInterval {
-			return last, nil
-		}
+	return every(mapInterval, func(ctx context.Context) (*jobMap, error) {
 		m, err := p.backend.JobMap(ctx, id, mapBuckets)
-		if err != nil {
-			return nil, err
-		}
-		last, readAt = newJobMap(m), time.Now()
-		return last, nil
-	}
+		return newJobMap(m), err
+	})
 }
 
 func newJobMap(m api.JobMap) *jobMap {

@@ -20,7 +20,10 @@ import (
 func TestLimitsOfKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := as(t, acme)
-		api := httpapi.New(httpapi.Options{Backend: w.backend, Keys: w.keys, KeyRPS: 2, UI: w.console})
+		o := w.options()
+		o.KeyRPS = 2
+		o.UI = func(s httpapi.Shared) http.Handler { return New(s, w.console.Options) }
+		api := httpapi.New(o)
 		send := func(method, path string, body io.Reader, header ...string) *httptest.ResponseRecorder {
 			r := httptest.NewRequestWithContext(t.Context(), method, path, body)
 			for i := 0; i < len(header); i += 2 {

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // traced is a fake backend whose jobs have the trace id `id`; "" means that they were not sampled.
@@ -35,7 +36,8 @@ func TestTraceLinks(t *testing.T) {
 	} {
 		links := func(traceID, path string) (found string) {
 			w := newTestConsole(t)
-			w.console = New(Options{Backend: traced{w.backend, traceID}, TraceURL: to})
+			w.console.TraceURL = to
+			w.with(func(o *httpapi.Options) { o.Backend = traced{w.backend, traceID} })
 			for _, a := range w.page(path).all("a") {
 				if attribute(a, "rel") == "noreferrer" {
 					require.Empty(t, found, "one link")

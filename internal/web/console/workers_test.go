@@ -10,14 +10,14 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
-// with makes the console anew, with changed options.
-func (w *testConsole) with(change func(*Options)) *testConsole {
-	o := w.console.Options
-	o.Backend, o.KeyStore = w.backend, w.keyStore
+// with makes the console anew, with changed options of the API.
+func (w *testConsole) with(change func(*httpapi.Options)) *testConsole {
+	o := w.options()
 	change(&o)
-	w.console = New(o)
+	w.console = New(httpapi.Share(o), w.console.Options)
 	return w
 }
 
@@ -54,7 +54,7 @@ func TestWorkers(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
 	stats := statsBackend{w.backend, manyProcesses}
-	w.with(func(o *Options) { o.Backend = stats })
+	w.with(func(o *httpapi.Options) { o.Backend = stats })
 	d := w.page("/ui/workers")
 	for _, want := range []string{
 		"watcher none", "Workers busy 1,004 of 2,010", "No worker serves " + hostile + " ( 1,235 jobs )", "w-1 v1.2.3 SERVED , " + hostile + " 4 of 10 6",
@@ -75,12 +75,12 @@ func TestWorkers(t *testing.T) {
 	require.Equal(t, "workers", attribute(d.all("body")[0], "data-topic"))
 	require.Equal(t, http.StatusForbidden, as(t, acme).get("/ui/workers").Code)
 	figures := as(t, metrics)
-	figures.with(func(o *Options) { o.Backend = statsBackend{figures.backend, manyProcesses} })
+	figures.with(func(o *httpapi.Options) { o.Backend = statsBackend{figures.backend, manyProcesses} })
 	text := figures.get("/ui/workers").Body.String()
 	require.Contains(t, text, "a.b.2")
 	require.NotContains(t, text, "/jobs/2", "a key for figures reads no jobs")
 
-	w.with(func(o *Options) { o.Backend = statsBackend{fakeBackend: w.backend} })
+	w.with(func(o *httpapi.Options) { o.Backend = statsBackend{fakeBackend: w.backend} })
 	require.Contains(t, w.page("/ui/workers").text, "No worker process is alive. This command runs all roles in one process: bulkaction all")
 	w.backend.set(func() { w.backend.err = api.ErrUnavailable })
 	require.Contains(t, w.get("/ui/workers").Body.String(), "Redis does not answer")

@@ -111,15 +111,12 @@ func (g *Gateway) readKeys(ctx context.Context) error {
 }
 
 func (g *Gateway) serve(ctx context.Context) error {
-	closing, closeUI := context.WithCancel(context.WithoutCancel(ctx))
-	defer closeUI()
-	srv := httpapi.NewServer(g.cfg.Addr, g.options(closing))
+	srv := httpapi.NewServer(g.cfg.Addr, g.options())
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		<-ctx.Done()
 		_ = redisx.Sleep(context.WithoutCancel(ctx), g.cfg.DrainDelay) // load balancers still send requests
-		closeUI()
 		srv.Stop(g.cfg.Grace)
 	}()
 	err := srv.Serve(g.listener)
@@ -130,8 +127,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 	return nil
 }
 
-// options returns the API and, if it is served, the console, whose event streams end with closing.
-func (g *Gateway) options(closing context.Context) httpapi.Options {
+func (g *Gateway) options() httpapi.Options {
 	c := g.cfg
 	opt := httpapi.Options{
 		TLS:      c.TLS,
@@ -144,20 +140,13 @@ func (g *Gateway) options(closing context.Context) httpapi.Options {
 		Decoder:  c.Decoder,
 		Version:  g.Version,
 	}
+	ui := console.Options{Secure: c.Secure, TraceURL: c.TraceURL}
 	if c.Keys != nil {
-		opt.Keys, opt.KeyStore = c.Keys, c.KeyStore
+		opt.Keys, opt.KeyStore, ui.Sessions = c.Keys, c.KeyStore, c.Sessions
 	}
-	if !c.UI {
-		return opt
+	if c.UI {
+		opt.UI = func(s httpapi.Shared) http.Handler { return console.New(s, ui) }
+		opt.OnlyUI = c.NoAPI
 	}
-	ui := console.Options{
-		Backend: opt.Backend, Rooms: opt.Rooms, Activity: opt.Activity, Keys: opt.Keys, KeyStore: opt.KeyStore,
-		Proxies: opt.Proxies, Decoder: opt.Decoder, Version: opt.Version, Log: opt.Log, Secure: c.Secure,
-		TLS: c.TLS != nil, TraceURL: c.TraceURL, NoAPI: c.NoAPI, Closing: closing,
-	}
-	if c.Sessions != nil {
-		ui.Sessions = c.Sessions
-	}
-	opt.UI, opt.OnlyUI = console.New(ui), c.NoAPI
 	return opt
 }

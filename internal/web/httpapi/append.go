@@ -19,6 +19,7 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web"
 	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
@@ -68,7 +69,7 @@ var errLongLine = &lineError{fmt.Sprintf("is too long: at most %d bytes of paylo
 
 // appendJobs appends the jobs of a body of any length to a group. Memory use does not grow with the
 // body.
-func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
+func (s *server) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -86,7 +87,7 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	case typ == "text/csv":
 		table, err = tableOptions(q)
 	case len(q) > 0:
-		err = newProblem(api.Invalid,
+		err = web.NewProblem(api.Invalid,
 			"the query parameters delimiter, types and key_column are only for Content-Type text/csv")
 	}
 	if err != nil {
@@ -100,12 +101,12 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 	defer end()
 	bodyOf(r).streamed = true
 	in := bufio.NewReaderSize(r.Body, readBuffer)
-	src, err := newJobSource(in, typ == "text/csv", table, s.decoder)
+	src, err := newJobSource(in, typ == "text/csv", table, s.Decoder)
 	if err != nil {
 		return err
 	}
 	a := &bodyAppender{
-		backend: s.backend, write: s.write, group: id, trace: traceParent(r),
+		backend: s.Backend, write: s.write, group: id, trace: traceParent(r),
 		requestIDPrefix: newRequestIDPrefix(id, key), answer: api.Appended{Rejected: []api.LineError{}}, nextLine: 1,
 	}
 	err = a.run(r.Context(), src)
@@ -122,14 +123,14 @@ func (s *calls) appendJobs(w http.ResponseWriter, r *http.Request) error {
 		default:
 			p.Detail += ": send the same body again with the same Idempotency-Key"
 		}
-		writeJSON(w, p.Status, "application/problem+json", api.AppendProblem{
+		web.WriteJSON(w, p.Status, "application/problem+json", api.AppendProblem{
 			Problem:  p,
 			Appended: a.answer,
 			NextLine: a.nextLine,
 		})
 		return nil
 	}
-	writeJSON(w, http.StatusOK, "application/json", a.answer)
+	web.WriteJSON(w, http.StatusOK, "application/json", a.answer)
 	return nil
 }
 
@@ -270,9 +271,9 @@ func newRecords(in *bufio.Reader, format records.Format) *records.Reader {
 
 // brokenRecord returns the problem for a body that can't be read further: err occurred at the
 // record that begins at the given line.
-func brokenRecord(err error, line int64) *problemError {
+func brokenRecord(err error, line int64) *web.Problem {
 	if errors.Is(err, records.ErrTooLong) {
-		return newProblem(api.TooLarge, fmt.Sprintf(
+		return web.NewProblem(api.TooLarge, fmt.Sprintf(
 			"the record that begins at line %d is longer than %d bytes: it has no line break, or a quote is open",
 			line, maxSkipped))
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // bodyMemory limits the memory for large bodies of all requests together.
@@ -86,6 +87,6 @@ func (m *bodyMemory) full(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return retryLater(api.TooManyRequests, max(m.holdTime, time.Second),
+	return web.RetryLater(api.TooManyRequests, max(m.holdTime, time.Second),
 		"too many large bodies are being read: retry, or stream the jobs")
 }

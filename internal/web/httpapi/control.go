@@ -13,6 +13,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // The limits of a tenant's settings.
@@ -25,9 +26,9 @@ const (
 
 // pauseTenantOrType returns the handler that pauses or resumes a tenant or a type. root is the path
 // of the collection; param is the path parameter with the id.
-func (s *calls) pauseTenantOrType(
+func (s *server) pauseTenantOrType(
 	root, param string, paused bool, do func(context.Context, string) error,
-) handler {
+) web.Handler {
 	return commandOn(s, param, nil, func(ctx context.Context, id string, _ struct{}) (any, error) {
 		links := map[string]string{"pause": root + id + "/pause", "resume": root + id + "/resume"}
 		return api.Paused{ID: id, Paused: paused, Links: links}, do(ctx, id)
@@ -49,7 +50,7 @@ func resizeWorker(b Backend) func(context.Context, string, *int64) (any, error) 
 // of them are known in a partition.
 const maxBusiest = 100
 
-func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
+func (s *server) listTenants(r *http.Request) (l api.TenantList, err error) {
 	cursor, limit, err := pageParams(r)
 	if err != nil {
 		return l, err
@@ -60,7 +61,7 @@ func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
 	}
 	switch q := r.URL.Query(); q.Get("sort") {
 	case "":
-		l, err = s.backend.Tenants(r.Context(), cursor, limit, all)
+		l, err = s.Backend.Tenants(r.Context(), cursor, limit, all)
 	case "backlog":
 		for _, other := range []string{"cursor", "groups"} {
 			if q.Has(other) {
@@ -70,7 +71,7 @@ func (s *calls) listTenants(r *http.Request) (l api.TenantList, err error) {
 		if !q.Has("limit") {
 			limit = maxBusiest
 		}
-		l, err = s.backend.BusiestTenants(r.Context(), limit)
+		l, err = s.Backend.BusiestTenants(r.Context(), limit)
 	default:
 		return l, invalidField("sort", "must be backlog, or absent")
 	}
@@ -95,7 +96,7 @@ func setTenant(b Backend) func(context.Context, string, api.TenantPatch) (api.Te
 // changeTenant returns the function that decodes a tenant's settings from a body in one of these
 // media types, calls do with them, and returns the tenant.
 func changeTenant(
-	s *calls, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
+	s *server, do func(context.Context, string, api.TenantPatch) (api.Tenant, error), types ...string,
 ) func(*http.Request) (api.Tenant, error) {
 	return func(r *http.Request) (t api.Tenant, err error) {
 		id, err := pathID(r)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/web"
 	"github.com/bulkaction/bulkaction/internal/web/records"
 )
 
@@ -44,7 +45,7 @@ func newCSVSource(in *bufio.Reader, o records.TableOptions) (*csvSource, error) 
 }
 
 // headerProblem returns the problem for a CSV body whose header row is refused.
-func headerProblem(bad *records.HeaderError) *problemError {
+func headerProblem(bad *records.HeaderError) *web.Problem {
 	field, detail := "header", bad.Error()
 	switch {
 	case bad.Option != "":
@@ -55,7 +56,7 @@ func headerProblem(bad *records.HeaderError) *problemError {
 	if bad.Looks != 0 {
 		detail += "; send the query parameter delimiter=" + url.QueryEscape(string(bad.Looks))
 	}
-	return newProblem(api.Invalid, detail, api.FieldError{Field: field, Problem: detail})
+	return web.NewProblem(api.Invalid, detail, api.FieldError{Field: field, Problem: detail})
 }
 
 func (s *csvSource) next() (messages.Job, int64, int, error) {

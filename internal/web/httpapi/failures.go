@@ -20,7 +20,7 @@ type FailureQuery struct {
 
 // streamFailures answers with lines of NDJSON, one for each failed job that the query selects. With
 // a limit or a cursor they are one page, and the header Link leads to the next one if there is any.
-func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
+func (s *server) streamFailures(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
@@ -34,7 +34,7 @@ func (s *calls) streamFailures(w http.ResponseWriter, r *http.Request) error {
 		return invalidField("code", fmt.Sprintf("must be at most %d bytes", MaxCodeLength))
 	}
 	lines := func(write func([]byte) error) (next string, err error) {
-		return s.backend.Failures(r.Context(), id, q, func(f api.Failure) error {
+		return s.Backend.Failures(r.Context(), id, q, func(f api.Failure) error {
 			line, err := json.Marshal(f)
 			if err != nil {
 				return fmt.Errorf("encode failure %d of group %s: %w", f.Ordinal, id, err)

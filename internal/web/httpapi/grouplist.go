@@ -28,12 +28,12 @@ type ListQuery struct {
 // groupFilters are the query parameters that select groups.
 var groupFilters = []string{"tenant", "status", "type", "paused", "failed_jobs", "prefix", "since"}
 
-func (s *calls) listGroups(r *http.Request) (l api.GroupList, err error) {
+func (s *server) listGroups(r *http.Request) (l api.GroupList, err error) {
 	query, err := groupQuery(r)
 	if err != nil {
 		return l, err
 	}
-	l, err = s.backend.Groups(r.Context(), query)
+	l, err = s.Backend.Groups(r.Context(), query)
 	l.Groups = orEmpty(l.Groups)
 	for i, g := range l.Groups {
 		l.Groups[i] = withEmptyMaps(g)

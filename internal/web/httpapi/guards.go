@@ -7,6 +7,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 const (
@@ -26,7 +27,7 @@ func guardName(r *http.Request) (string, error) {
 
 // badName returns the problem for a path in which the parameter field is no valid name.
 func badName(field, problem string) error {
-	return newProblem(api.BadParameter, field+": "+problem, api.FieldError{Field: field, Problem: problem})
+	return web.NewProblem(api.BadParameter, field+": "+problem, api.FieldError{Field: field, Problem: problem})
 }
 
 func listGuards(b Backend) func(*http.Request) (api.GuardList, error) {
@@ -61,7 +62,7 @@ func getGuard(b Backend) func(*http.Request) (api.Guard, error) {
 
 // controlGuard returns the handler of an operator's action on a member of a guard. The action runs
 // to its end even if the client disconnects.
-func controlGuard(s *calls, do guard.Action) handler {
+func controlGuard(s *server, do guard.Action) web.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		name, err := guardName(r)
 		if err != nil {
@@ -75,7 +76,7 @@ func controlGuard(s *calls, do guard.Action) handler {
 			return err
 		}
 		err = s.write(r.Context(), func(ctx context.Context) error {
-			return s.backend.ControlGuard(ctx, name, member, do)
+			return s.Backend.ControlGuard(ctx, name, member, do)
 		})
 		if err != nil {
 			return err

@@ -12,13 +12,13 @@ const (
 	streamDelay  = time.Second // a line flushes the buffer if the last flush is as old as this
 )
 
-func (s *calls) streamResults(w http.ResponseWriter, r *http.Request) error {
+func (s *server) streamResults(w http.ResponseWriter, r *http.Request) error {
 	id, err := pathID(r)
 	if err != nil {
 		return err
 	}
 	return streamLines(r.Context(), w, func(write func([]byte) error) error {
-		return s.backend.Results(r.Context(), id, write)
+		return s.Backend.Results(r.Context(), id, write)
 	})
 }
 

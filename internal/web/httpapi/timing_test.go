@@ -12,9 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/jobs/ingest"
-	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/web/gateway"
 )
 
 // timed sends a request, checks the status of the answer, and returns how long the answer took.
@@ -86,12 +85,10 @@ func BenchmarkAuthentication(b *testing.B) {
 	in := newInstallation(b)
 	defer http.DefaultClient.CloseIdleConnections()
 	token := in.key(auth.Producer, "acme").Token
-	role, err := ingest.New(b.Context(), stagetest.Process(in.World, "off"), ingest.Config{
-		APIAddr: "127.0.0.1:0", Lease: stagetest.Patience,
-	}, in.Store, messages.Decoder{})
+	g, err := gateway.New(b.Context(), stagetest.Process(in.World, "off"), gateway.Config{Addr: "127.0.0.1:0", Store: in.Store})
 	require.NoError(b, err)
-	in.Run(role)
-	urls := [2]string{in.url, "http://" + role.APIAddr()}
+	in.Run(g)
+	urls := [2]string{in.url, "http://" + g.Addr()}
 	group := in.group("acme")
 	for name, call := range map[string]func(url string) time.Duration{
 		"group": func(url string) time.Duration { return timed(b, token, "GET", url+"/v1/groups/"+group, "", 200) },
