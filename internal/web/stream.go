@@ -40,7 +40,8 @@ func NewStreams(most int64) *Streams {
 	}
 }
 
-// Stream is an event stream to one client. Only one goroutine may use it.
+// Stream is an event stream to one client. Only one goroutine may use it. It is no pointer, so that a
+// process with many streams has them on the stacks of their goroutines.
 type Stream struct {
 	of      *Streams
 	w       http.ResponseWriter
@@ -55,18 +56,19 @@ type Stream struct {
 // Open reserves a stream for the answer w. It sends nothing yet, so the caller can still send
 // another answer. The stream ends when closing ends. w must not set write deadlines itself. The
 // caller must call Close.
-func (s *Streams) Open(closing context.Context, w http.ResponseWriter) (*Stream, error) {
+func (s *Streams) Open(closing context.Context, w http.ResponseWriter) (Stream, error) {
 	if s.open.Add(1) > s.Max {
 		s.open.Add(-1)
-		return nil, ErrTooManyStreams
+		return Stream{}, ErrTooManyStreams
 	}
-	st := &Stream{
+	st := Stream{
 		of: s, w: w, ctl: http.NewResponseController(w), closing: closing,
 		silence: time.NewTimer(s.KeepAlive), written: time.Now(),
 	}
 	if closing.Done() != nil {
 		// When the server stops, a write that waits for a slow client ends at once.
-		st.stop = context.AfterFunc(closing, func() { _ = st.ctl.SetWriteDeadline(time.Unix(1, 0)) })
+		ctl := st.ctl
+		st.stop = context.AfterFunc(closing, func() { _ = ctl.SetWriteDeadline(time.Unix(1, 0)) })
 	}
 	return st, nil
 }

@@ -15,8 +15,8 @@ var (
 
 // checkChange refuses requests with a method other than GET and HEAD that a page of another origin
 // makes (CSRF).
-func (s *server) checkChange(r *http.Request) error {
-	if s.csrf.Check(r) != nil {
+func (a *API) checkChange(r *http.Request) error {
+	if a.csrf.Check(r) != nil {
 		return errCrossSite
 	}
 	return nil
@@ -25,9 +25,9 @@ func (s *server) checkChange(r *http.Request) error {
 // checkEntry refuses requests that must not enter their user: a POST or DELETE from another origin,
 // a HEAD, and a GET that another site causes, for example by a link or an image, or that only
 // prefetches a page.
-func (s *server) checkEntry(r *http.Request) error {
+func (a *API) checkEntry(r *http.Request) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		return s.checkChange(r)
+		return a.checkChange(r)
 	}
 	if r.Method == http.MethodHead || isPrefetch(r.Header) {
 		return errPrefetch
@@ -36,7 +36,7 @@ func (s *server) checkEntry(r *http.Request) error {
 	case "same-origin", "same-site", "none":
 		return nil
 	case "": // an old browser, or no browser
-		if origin := r.Header.Get("Origin"); origin == "" || origin == s.origin {
+		if origin := r.Header.Get("Origin"); origin == "" || origin == a.origin {
 			return nil
 		}
 	}

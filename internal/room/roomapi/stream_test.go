@@ -2,6 +2,7 @@ package roomapi
 
 import (
 	"math"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ var noon = time.Date(2026, 11, 23, 12, 0, 0, 5_999_999, time.UTC)
 
 // frames returns what the stream would write now.
 func frames(s *Stream) string {
-	b, _ := s.append(nil, false)
+	b, _ := s.append(nil)
 	return string(b)
 }
 
@@ -64,7 +65,7 @@ func TestOrderOfFrames(t *testing.T) {
 			t.Parallel()
 			s := NewStream()
 			c.do(s)
-			b, end := s.append(nil, false)
+			b, end := s.append(nil)
 			require.Equal(t, c.end, end)
 			var got []string
 			for _, frame := range strings.SplitAfter(string(b), "\n\n") {
@@ -109,12 +110,14 @@ func TestETAOfAnyNumber(t *testing.T) {
 
 func TestRetryIsRandom(t *testing.T) {
 	t.Parallel()
-	seen := map[string]bool{}
+	seen, a := map[string]bool{}, New(options(newFakeRoom()))
 	for range 50 {
 		s := NewStream()
 		s.State("a", "b")
-		b, _ := s.append(nil, true)
-		first, _, _ := strings.Cut(string(b), "\n")
+		s.Ended(EndedLeft)
+		rec := httptest.NewRecorder()
+		require.NoError(t, a.pump(rec, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil), s))
+		first, _, _ := strings.Cut(rec.Body.String(), "\n")
 		require.Regexp(t, "^retry: ([1-4][0-9]{3}|5000)$", first)
 		seen[first] = true
 	}
@@ -125,10 +128,10 @@ func TestRetryIsRandom(t *testing.T) {
 func BenchmarkPositionFrame(b *testing.B) {
 	s := NewStream()
 	s.State("IN_ENTRY", "open")
-	buf, _ := s.append(make([]byte, 0, 512), true)
+	buf, _ := s.append(make([]byte, 0, 512))
 	b.ReportAllocs()
 	for n := int64(0); b.Loop(); n++ {
 		s.Position(Position{Position: n, Total: 123456, ETASeconds: float64(n), At: noon})
-		buf, _ = s.append(buf[:0], false)
+		buf, _ = s.append(buf[:0])
 	}
 }

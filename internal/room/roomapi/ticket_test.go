@@ -147,7 +147,7 @@ func TestStatusIsCached(t *testing.T) {
 	room := newFakeRoom()
 	a := New(options(room))
 	now := time.Now()
-	a.statuses.now = func() time.Time { return now }
+	a.statuses.answers.Now = func() time.Time { return now }
 	for range 10 {
 		rec := call(t, a, "GET", "/events/sale", "Origin: https://any.example", "Sec-Fetch-Site: cross-site")
 		require.Equal(t, http.StatusOK, rec.Code)
@@ -168,16 +168,16 @@ func TestStatusesAreBounded(t *testing.T) {
 	t.Parallel()
 	s := newStatuses(func(context.Context, string) (api.EventStatus, error) { return api.EventStatus{}, ErrUnknownEvent })
 	now := time.Now()
-	s.now = func() time.Time { return now }
+	s.answers.Now = func() time.Time { return now }
 	for range 3 {
 		for i := range maxStatuses + 10 {
 			require.ErrorIs(t, s.of(t.Context(), string(rune('a'+i))).err, ErrUnknownEvent)
 		}
-		require.Len(t, s.answers, maxStatuses)
+		require.Len(t, s.answers.All(), maxStatuses)
 		now = now.Add(statusAge)
 	}
 	_ = s.of(t.Context(), "later")
-	require.Len(t, s.answers, 1)
+	require.Len(t, s.answers.All(), 1)
 }
 
 func TestKeysAreServed(t *testing.T) {

@@ -138,7 +138,7 @@ func (l *live) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	viewer := feed.Watch(s.class, func() web.Poll[*regions] { return l.poll(s) })
 	defer viewer.Close()
-	if err := follow(ctx, stream, viewer); err != nil && !errors.Is(err, context.Canceled) &&
+	if err := follow(ctx, &stream, viewer); err != nil && !errors.Is(err, context.Canceled) &&
 		!errors.Is(err, web.ErrClosing) {
 		l.console.Log.DebugContext(ctx, "an event stream of the console ended", "topic", s.name, "error", err)
 	}

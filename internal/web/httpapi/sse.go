@@ -89,7 +89,7 @@ func (s *server) watchGroup(w http.ResponseWriter, r *http.Request) error {
 	who, _ := auth.From(r.Context())
 	viewer := s.groups.Watch(who.Tenant+"\x00"+id, func() web.Poll[*groupEvents] { return s.groupPoll(who, id) })
 	defer viewer.Close()
-	err = follow(r.Context(), w, stream, viewer, parsePosition(r.Header.Get("Last-Event-ID")))
+	err = follow(r.Context(), w, &stream, viewer, parsePosition(r.Header.Get("Last-Event-ID")))
 	if errors.Is(err, web.ErrClosing) {
 		return errShutdown
 	}
