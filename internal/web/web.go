@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -115,6 +116,39 @@ func (t Routes) Register(mux *http.ServeMux, fail func(w http.ResponseWriter, r 
 	handle("/", "", nil)
 	for path, methods := range t {
 		handle(path, strings.Join(slices.Sorted(maps.Keys(methods)), ", "), methods)
+	}
+}
+
+// WhileValid returns a context that ends with the given cause when valid, which it calls each
+// interval, returns false. Then it also interrupts a write of the answer w, unless w is nil, to a
+// client that does not read. The caller must call end.
+func WhileValid(
+	ctx context.Context, w http.ResponseWriter, interval time.Duration, cause error, valid func() bool,
+) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var checks sync.WaitGroup
+	checks.Go(func() {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if valid() {
+				continue
+			}
+			cancel(cause)
+			if w != nil {
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // test servers have no deadlines
+			}
+			return
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		checks.Wait()
 	}
 }
 

@@ -273,42 +273,26 @@ func (l *live) enter(s subscription) (leave func(), err error) {
 }
 
 // whileValid returns a context that ends when the request's session or its API key is not valid any
-// more. Then it also interrupts a write to a client that does not read. The caller must call end.
+// more (see web.WhileValid). The caller must call end.
 func (l *live) whileValid(
 	ctx context.Context, w http.ResponseWriter, r *http.Request,
 ) (_ context.Context, end func()) {
 	if l.console.Keys == nil {
 		return ctx, func() {}
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	who, _ := auth.From(ctx)
-	var checks sync.WaitGroup
-	checks.Go(func() {
-		tick := time.NewTicker(stillInterval)
-		defer tick.Stop()
-		for checked := time.Now(); ; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-			valid := l.console.Keys.Still(who)
-			if now := time.Now(); valid && now.Sub(checked) >= sessionInterval {
-				checked = now
-				_, err := l.console.principal(r, false)
-				valid = !errors.Is(err, errNoSession)
-			}
-			if !valid {
-				cancel()
-				_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // test servers have no deadlines
-				return
-			}
+	checked := time.Now()
+	return web.WhileValid(ctx, w, stillInterval, errNoSession, func() bool {
+		if !l.console.Keys.Still(who) {
+			return false
 		}
+		if now := time.Now(); now.Sub(checked) >= sessionInterval {
+			checked = now
+			_, err := l.console.principal(r, false)
+			return !errors.Is(err, errNoSession)
+		}
+		return true
 	})
-	return ctx, func() {
-		cancel()
-		checks.Wait()
-	}
 }
 
 // poll returns a function that reads a topic with the rights of its first reader and renders the

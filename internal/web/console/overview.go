@@ -12,7 +12,6 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/stage/cache"
-	"github.com/bulkaction/bulkaction/internal/web/console/chart"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -68,7 +67,7 @@ type overviewData struct {
 	Ranges   []historyRange
 	Audit    *api.AuditState
 	Open     int64         // open violations of the audit
-	Laws     []chart.Value // that they break
+	Laws     []quantity // that they break
 	Busiest  []tenantLoad
 	Tenants  bool // the reader may see all tenants
 	Newest   []api.Group

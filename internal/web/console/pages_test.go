@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/html"
@@ -552,4 +554,78 @@ func TestCommandLinesNameTheAPI(t *testing.T) {
 	w.console.OnlyUI = true
 	require.Equal(t, []string{plain + " --api URL"}, commandsOn("localhost:8080"))
 	require.Contains(t, w.get("/ui/audit").Body.String(), "audit --redis-url URL<", "this command asks Redis")
+}
+
+// traced is a fake backend whose jobs have the trace id `id`; "" means that they were not sampled.
+type traced struct {
+	*fakeBackend
+	id string
+}
+
+func (b traced) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
+	j, err := b.fakeBackend.Job(ctx, group, ordinal)
+	j.TraceID = b.id
+	return j, err
+}
+
+// TestTraceLinks: pages of groups and jobs link to a trace if every value that TraceURL needs is
+// known.
+func TestTraceLinks(t *testing.T) {
+	t.Parallel()
+	const id = "0af7651916cd43dd8448eb211c80319c"
+	for to, want := range map[string][3]string{ // the links of a group, of a job that was sampled and of another one
+		"": {},
+		"https://traces.example/trace/{trace_id}":                           {"", "https://traces.example/trace/" + id, ""},
+		"http://jaeger:16686/search?tags=%7B%22a%22%3A%22{group}%22%7D&n=1": {"http://jaeger:16686/search?tags=%7B%22a%22%3A%22failed-1%22%7D&n=1", "http://jaeger:16686/search?tags=%7B%22a%22%3A%22failed-1%22%7D&n=1", "http://jaeger:16686/search?tags=%7B%22a%22%3A%22failed-1%22%7D&n=1"},
+		"https://traces.example/{group}/{ordinal}#{group}":                  {"", "https://traces.example/failed-1/7#failed-1", "https://traces.example/failed-1/7#failed-1"},
+		"https://traces.example/{group}.{ordinal}/{trace_id}":               {"", "https://traces.example/failed-1.7/" + id, ""},
+	} {
+		links := func(traceID, path string) (found string) {
+			w := newTestConsole(t)
+			w.console.TraceURL = to
+			w.with(func(o *httpapi.Options) { o.Backend = traced{w.backend, traceID} })
+			for _, a := range w.page(path).all("a") {
+				if attribute(a, "rel") == "noreferrer" {
+					require.Empty(t, found, "one link")
+					found = attribute(a, "href")
+				}
+			}
+			return found
+		}
+		require.Equal(t, want, [3]string{
+			links(id, "/ui/groups/failed-1"), links(id, "/ui/groups/failed-1/jobs/7"), links("", "/ui/groups/failed-1/jobs/7"),
+		}, to)
+	}
+	require.Equal(t, "https://traces.example/?q=a%26b%7Bordinal%7D7", traceLink("https://traces.example/?q={group}{ordinal}", "a&b{ordinal}", "7", ""))
+}
+
+// TestGroupFilters: a list of groups has its filters in the backend's query, in the link of the
+// next page and in the live topic. The form has its type, prefix and since. Malformed filters get
+// 422.
+func TestGroupFilters(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	d := w.page("/ui/groups?tenant=acme&status=failed&type=SEND_EMAIL&paused=false&failed_jobs=true&prefix=fail&since=2026-01-02")
+	no, yes := false, true
+	require.Equal(t, httpapi.ListQuery{
+		Tenant: "acme", Status: api.StatusFailed, Type: "SEND_EMAIL", Paused: &no, FailedJobs: &yes, Prefix: "fail",
+		Since: time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC), Limit: 50,
+	}, w.backend.queries[0])
+	filter := "failed_jobs=true&paused=false&prefix=fail&since=2026-01-02&status=FAILED&tenant=acme&type=SEND_EMAIL"
+	require.Equal(t, "groups:"+filter, attribute(d.all("body")[0], "data-topic"))
+	require.Equal(t, "/ui/groups?cursor=next%26page&"+filter, nextOf(d))
+	values := map[string]string{}
+	for _, input := range d.all("input") {
+		values[attribute(input, "name")] = attribute(input, "value")
+	}
+	require.Equal(t, "SEND_EMAIL", values["type"])
+	require.Equal(t, "fail", values["prefix"])
+	require.Equal(t, "2026-01-02", values["since"])
+	require.Contains(t, d.text, "All groups")
+
+	w.page("/ui/groups?paused=true")
+	require.True(t, *w.backend.queries[1].Paused)
+	for _, query := range []string{"paused=1", "failed_jobs=1", "since=yesterday", "since=1969-12-31", "type=a%20b", "prefix=a%20b"} {
+		require.Equal(t, http.StatusUnprocessableEntity, w.get("/ui/groups?"+query).Code, query)
+	}
 }

@@ -1,12 +1,13 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
@@ -84,19 +85,17 @@ func (s *server) authorized(rt route, serve web.Handler) web.Handler {
 		}
 		ctx := s.withActor(auth.With(r.Context(), p), w, r, p)
 		if rt.stream {
+			var interrupted http.ResponseWriter // not that of an append, which still gets an answer
 			if r.Method == http.MethodGet {
 				end, err := s.callers.begin(p.KeyID, streamKind)
 				if err != nil {
 					return err
 				}
 				defer end()
+				interrupted = w
 			}
 			var end func()
-			ctx, end = whileValid(ctx, s.Keys, p, func() {
-				if r.Method == http.MethodGet { // an append still gets an answer
-					_ = answer.ctl.SetWriteDeadline(time.Unix(1, 0)) // test servers have no deadlines
-				}
-			})
+			ctx, end = web.WhileValid(ctx, interrupted, stillInterval, errKeyEnded, func() bool { return s.Keys.Still(p) })
 			defer end()
 		}
 		return serve(w, r.WithContext(ctx))
@@ -154,38 +153,9 @@ func (s *server) withActor(
 // ends within ten seconds of the revocation.
 const stillInterval = 2 * time.Second
 
-// errKeyEnded is the cause with which whileValid ends a context: the API key is not valid any more.
+// errKeyEnded is the cause with which the context of a stream ends if the API key is not valid any
+// more.
 var errKeyEnded = web.NewProblem(api.Unauthenticated, "the API key is not valid any more")
-
-// whileValid returns a context that ends with the cause errKeyEnded when the principal's API key is
-// not valid any more, which it checks each stillInterval. Then it also calls interrupt, which ends
-// a write to a client that does not read. The caller must call end.
-func whileValid(
-	ctx context.Context, keys Keys, p auth.Principal, interrupt func(),
-) (_ context.Context, end func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	var checks sync.WaitGroup
-	checks.Go(func() {
-		tick := time.NewTicker(stillInterval)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				if !keys.Still(p) {
-					cancel(errKeyEnded)
-					interrupt()
-					return
-				}
-			}
-		}
-	})
-	return ctx, func() {
-		cancel(nil)
-		checks.Wait()
-	}
-}
 
 // keyEnded returns errKeyEnded if ctx ended because the API key is not valid any more, and nil
 // otherwise.
@@ -194,4 +164,30 @@ func keyEnded(ctx context.Context) error {
 		return errKeyEnded
 	}
 	return nil
+}
+
+//go:embed openapi.yaml
+var openapiDocument []byte
+
+// OpenAPI returns the OpenAPI document of the API.
+func OpenAPI() []byte { return bytes.Clone(openapiDocument) }
+
+// Scopes returns the scope of each call of the API that needs a key, by its method and path, as in
+// "GET /v1/groups/{id}".
+func Scopes() map[string]auth.Scope {
+	// These nil stores are never called. With them, newServer registers the routes of all options.
+	o := Options{Backend: struct{ Backend }{}, Rooms: struct{ Rooms }{}, Activity: struct{ Activity }{}}
+	scopes := map[string]auth.Scope{}
+	for _, rt := range newServer(o).routes() {
+		if rt.scope != open {
+			scopes[rt.method+" "+rt.path] = rt.scope
+		}
+	}
+	return scopes
+}
+
+func getOpenAPI(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, err := w.Write(openapiDocument)
+	return err
 }
