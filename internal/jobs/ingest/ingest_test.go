@@ -3,7 +3,6 @@ package ingest_test
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -32,18 +31,13 @@ func newIngest(w *stagetest.World, cfg ...ingest.Config) *ingest.Ingest {
 	if len(cfg) > 0 {
 		c = cfg[0]
 	}
-	c.APIAddr, c.Grace = "127.0.0.1:0", stagetest.Patience
-	in, err := ingest.New(context.WithoutCancel(w.T.Context()), stagetest.Process(w, "in"), c, w.Store, messages.Decoder{})
-	require.NoError(w.T, err)
-	return in
+	c.Grace = stagetest.Patience
+	return ingest.New(stagetest.Process(w, "in"), c, w.Store, messages.Decoder{})
 }
 
-// startIngest runs an ingest and returns the base URL of its API.
-func startIngest(w *stagetest.World, lease time.Duration) (url string) {
+func startIngest(w *stagetest.World, lease time.Duration) {
 	w.T.Helper()
-	in := newIngest(w, ingest.Config{Lease: lease})
-	w.Run(in)
-	return "http://" + in.APIAddr()
+	w.Run(newIngest(w, ingest.Config{Lease: lease}))
 }
 
 // addEntry adds a message to the ingest stream. more holds further fields and values.
@@ -227,30 +221,6 @@ func TestMessageIsRetriedAfterARedisError(t *testing.T) {
 	awaitGroup(w, "g", func(g api.Group) bool { return g.Counts.Waiting == 1 })
 	awaitEmptyStream(w)
 	require.Empty(t, waitForRejected(w, 0))
-}
-
-func TestServesTheAPI(t *testing.T) {
-	stagetest.Both(t, func(w *stagetest.World) {
-		url := startIngest(w, stagetest.Patience)
-		req, err := http.NewRequestWithContext(context.WithoutCancel(w.T.Context()), http.MethodPost, url+"/v1/groups",
-			strings.NewReader(`{"id":"g","type":"T","seal":true,"jobs":[{"payload":1},{"payload":2}]}`))
-		require.NoError(w.T, err)
-		req.Header.Set("Content-Type", "application/json")
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		resp, err := client.Do(req)
-		require.NoError(w.T, err)
-		require.NoError(w.T, resp.Body.Close())
-		require.Equal(w.T, http.StatusAccepted, resp.StatusCode)
-		require.Equal(w.T, api.Counts{Accepted: 2, Waiting: 2}, w.Counts("g"))
-	})
-}
-
-func TestAddressInUseIsAnError(t *testing.T) {
-	t.Parallel()
-	w := stagetest.Shared(t)
-	url := startIngest(w, stagetest.Patience)
-	_, err := ingest.New(t.Context(), stagetest.Process(w, "other"), ingest.Config{APIAddr: strings.TrimPrefix(url, "http://"), Lease: time.Second}, w.Store, messages.Decoder{})
-	require.ErrorContains(t, err, "set BULKACTION_API_ADDR to another address")
 }
 
 // TestTwoProcessesHandleEachMessageOnce: two processes share the stream: each of 300 submissions is

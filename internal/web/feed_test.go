@@ -1,4 +1,4 @@
-package livefeed
+package web
 
 import (
 	"context"
@@ -16,6 +16,10 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const shortest, longest = 200 * time.Millisecond, time.Second // between two polls
+
+func newTestFeed() *Feed[int] { return NewFeed[int](shortest, longest) }
 
 // next waits for the next value of a viewer.
 func next(v *Viewer[int]) (int, error) {
@@ -45,7 +49,7 @@ func counter(last int) (newPoll func() Poll[int], polls, pollers *atomic.Int64) 
 
 func TestViewersShareAPoller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := New[int]()
+		f := newTestFeed()
 		newPoll, polls, pollers := counter(0)
 		viewers := make([]*Viewer[int], 100)
 		for i := range viewers {
@@ -80,7 +84,7 @@ func TestViewersShareAPoller(t *testing.T) {
 // poller for the topic.
 func TestSlowViewerGetsTheLastValue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := New[int]()
+		f := newTestFeed()
 		newPoll, _, pollers := counter(7)
 		slow := f.Watch("a", newPoll)
 		defer slow.Close()
@@ -114,7 +118,7 @@ func TestErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := 0
-				v := New[int]().Watch("a", func() Poll[int] {
+				v := newTestFeed().Watch("a", func() Poll[int] {
 					return func(context.Context) (State[int], error) {
 						n++
 						return State[int]{Value: n, Changed: true}, c.polls[n-1]
@@ -138,7 +142,7 @@ func TestErrors(t *testing.T) {
 func TestTopicThatDoesNotChangeIsPolledLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		polls := 0
-		v := New[int]().Watch("a", func() Poll[int] {
+		v := newTestFeed().Watch("a", func() Poll[int] {
 			return func(context.Context) (State[int], error) {
 				polls++
 				return State[int]{Changed: polls == 1}, nil
@@ -146,12 +150,12 @@ func TestTopicThatDoesNotChangeIsPolledLess(t *testing.T) {
 		})
 		<-time.After(time.Minute)
 		v.Close()
-		require.InDelta(t, time.Minute/maxInterval, polls, 3)
+		require.InDelta(t, time.Minute/longest, polls, 3)
 	})
 }
 
 func TestPanicEndsThePoller(t *testing.T) {
-	v := New[int]().Watch("a", func() Poll[int] {
+	v := newTestFeed().Watch("a", func() Poll[int] {
 		return func(context.Context) (State[int], error) { panic("secret-payload") }
 	})
 	defer v.Close()
@@ -163,7 +167,7 @@ func TestPanicEndsThePoller(t *testing.T) {
 // TestCloseStopsAPoll: Close of the last viewer ends the ctx of a poll that is running.
 func TestCloseStopsAPoll(t *testing.T) {
 	begun := make(chan struct{})
-	v := New[int]().Watch("a", func() Poll[int] {
+	v := newTestFeed().Watch("a", func() Poll[int] {
 		return func(ctx context.Context) (State[int], error) {
 			close(begun)
 			<-ctx.Done()

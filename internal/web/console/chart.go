@@ -1,54 +1,55 @@
-// Package chart computes the geometry of the console's charts: lines over time, histograms, a bar
-// that is divided into parts, and a map of divided columns. Templates write the results as SVG. The
-// package hides scales, ticks and how small values stay visible; it knows no HTML.
-package chart
+package console
 
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// Tick is a mark of an axis.
-type Tick struct {
+// This file computes the geometry of charts: scales, ticks, and how small values stay visible. It
+// knows no HTML: templates write the results as SVG.
+
+// axisTick is a mark of an axis.
+type axisTick struct {
 	At    float64 // its place along the axis, in units of the figure
 	Label string
 }
 
-// Point is a value at a time. A NaN leaves a gap.
-type Point struct {
+// linePoint is a value at a time. A NaN leaves a gap.
+type linePoint struct {
 	T     time.Time
 	Value float64
 }
 
-// Series is a line of a chart.
-type Series struct {
+// lineSeries is a line of a chart.
+type lineSeries struct {
 	Name, Class string // Class names its color, see app.css
-	Points      []Point
+	Points      []linePoint
 }
 
-// Line is a line that is ready to be drawn.
-type Line struct {
+// drawnLine is a line that is ready to be drawn.
+type drawnLine struct {
 	Name, Class string
 	Paths       []string // the attribute points of a polyline, one for each part without a gap
 	Last        string   // the last value; "": there is none
 }
 
-// Mark is an invisible column of a line chart, with a tooltip of the values at its time.
-type Mark struct {
+// chartMark is an invisible column of a line chart, with a tooltip of the values at its time.
+type chartMark struct {
 	X, Width float64
 	Title    string
 }
 
-// Lines is a line chart.
-type Lines struct {
+// lineChart is a line chart.
+type lineChart struct {
 	Width, Height            float64
 	Left, Right, Top, Bottom float64 // the edges of the plot
-	X, Y                     []Tick
-	Lines                    []Line
-	Marks                    []Mark
+	X, Y                     []axisTick
+	Lines                    []drawnLine
+	Marks                    []chartMark
 }
 
 const (
@@ -57,11 +58,11 @@ const (
 	xTicks                                           = 6
 )
 
-// NewLines returns the geometry of a line chart. The y axis goes from 0 to the first tick that is
+// newLineChart returns the geometry of a line chart. The y axis goes from 0 to the first tick that is
 // not below the greatest value; write formats its values. All series must have points at the same
 // times. ok is false if there are no points with a value.
-func NewLines(width, height float64, series []Series, write func(float64) string) (c Lines, ok bool) {
-	c = Lines{
+func newLineChart(width, height float64, series []lineSeries, write func(float64) string) (c lineChart, ok bool) {
+	c = lineChart{
 		Width: width, Height: height, Left: marginLeft, Right: width - marginRight,
 		Top: marginTop, Bottom: height - marginBottom,
 	}
@@ -82,7 +83,7 @@ func NewLines(width, height float64, series []Series, write func(float64) string
 		}
 	}
 	if !ok {
-		return Lines{}, false
+		return lineChart{}, false
 	}
 	span := max(to.Sub(from), time.Second)
 	step := niceStep(most, yTicks)
@@ -92,7 +93,7 @@ func NewLines(width, height float64, series []Series, write func(float64) string
 	}
 	y := func(v float64) float64 { return c.Bottom - (c.Bottom-c.Top)*v/most }
 	for i := 0.0; i*step <= most*1.001; i++ {
-		c.Y = append(c.Y, Tick{round(y(i * step)), axisLabel(i*step, write)})
+		c.Y = append(c.Y, axisTick{round(y(i * step)), axisLabel(i*step, write)})
 	}
 	c.X = timeTicks(from, span, x)
 	for _, s := range series {
@@ -115,8 +116,8 @@ func axisLabel(v float64, write func(float64) string) string {
 	return write(v)
 }
 
-func newLine(s Series, x func(time.Time) float64, y func(float64) float64, write func(float64) string) Line {
-	l := Line{Name: s.Name, Class: s.Class}
+func newLine(s lineSeries, x func(time.Time) float64, y func(float64) float64, write func(float64) string) drawnLine {
+	l := drawnLine{Name: s.Name, Class: s.Class}
 	var path []string
 	end := func() {
 		if len(path) > 0 {
@@ -138,14 +139,14 @@ func newLine(s Series, x func(time.Time) float64, y func(float64) float64, write
 
 // marks returns the Marks of a line chart: one for each time of the series. If these are more than
 // 40, only every second, third, … time has a mark.
-func marks(series []Series, x func(time.Time) float64, left, right float64, write func(float64) string) []Mark {
+func marks(series []lineSeries, x func(time.Time) float64, left, right float64, write func(float64) string) []chartMark {
 	const most = 40
 	n := 0
 	for _, s := range series {
 		n = max(n, len(s.Points))
 	}
 	step := max(1, (n+most-1)/most)
-	var all []Mark
+	var all []chartMark
 	for i := 0; i < n; i += step {
 		var at time.Time
 		var lines []string
@@ -160,7 +161,7 @@ func marks(series []Series, x func(time.Time) float64, left, right float64, writ
 		}
 		width := (right - left) * float64(step) / float64(max(n, 1))
 		from, to := max(left, x(at)-width/2), min(right, x(at)+width/2)
-		all = append(all, Mark{
+		all = append(all, chartMark{
 			X: round(from), Width: round(to - from),
 			Title: at.UTC().Format("15:04:05 UTC") + ": " + strings.Join(lines, ", "),
 		})
@@ -193,7 +194,7 @@ var timeSteps = []time.Duration{
 	12 * time.Hour, 24 * time.Hour,
 }
 
-func timeTicks(from time.Time, span time.Duration, x func(time.Time) float64) []Tick {
+func timeTicks(from time.Time, span time.Duration, x func(time.Time) float64) []axisTick {
 	step := timeSteps[len(timeSteps)-1]
 	for _, s := range timeSteps {
 		if span/s <= xTicks {
@@ -211,25 +212,25 @@ func timeTicks(from time.Time, span time.Duration, x func(time.Time) float64) []
 	case step >= 24*time.Hour:
 		format = "Jan 2"
 	}
-	var ticks []Tick
+	var ticks []axisTick
 	first := from.UTC().Truncate(step)
 	for t := first; !t.After(from.Add(span)); t = t.Add(step) {
 		if !t.Before(from) {
-			ticks = append(ticks, Tick{round(x(t)), t.Format(format)})
+			ticks = append(ticks, axisTick{round(x(t)), t.Format(format)})
 		}
 	}
 	return ticks
 }
 
-// Value is a number with a name.
-type Value struct {
+// quantity is a number with a name.
+type quantity struct {
 	Name, Class string // Class names its color, see app.css
 	Number      int64
 }
 
-// Part is a part of a divided bar.
-type Part struct {
-	Value
+// barPart is a part of a divided bar.
+type barPart struct {
+	quantity
 	X, Width float64
 	Title    string
 }
@@ -237,10 +238,10 @@ type Part struct {
 // minWidth is the width of a part whose share of the bar is narrower, so that it stays visible.
 const minWidth = 3
 
-// Divide divides a bar of the given width among values in proportion. Parts that would be narrower
+// divideBar divides a bar of the given width among values in proportion. Parts that would be narrower
 // than minWidth get minWidth, at the cost of the others. Values of 0 or less get no part. It
 // returns nil if no value is above 0, or if the bar is too narrow for all parts.
-func Divide(width float64, values []Value) []Part {
+func divideBar(width float64, values []quantity) []barPart {
 	var total, small float64
 	n := 0
 	for _, v := range values {
@@ -260,7 +261,7 @@ func Divide(width float64, values []Value) []Part {
 			rest -= float64(v.Number)
 		}
 	}
-	var parts []Part
+	var parts []barPart
 	x := 0.0
 	for _, v := range values {
 		if v.Number <= 0 {
@@ -270,7 +271,7 @@ func Divide(width float64, values []Value) []Part {
 		if width*float64(v.Number)/total >= minWidth {
 			w = (width - small) * float64(v.Number) / rest
 		}
-		parts = append(parts, Part{v, round(x), round(w), fmt.Sprintf("%s: %d (%.1f%%)", v.Name, v.Number,
+		parts = append(parts, barPart{v, round(x), round(w), fmt.Sprintf("%s: %d (%.1f%%)", v.Name, v.Number,
 			100*float64(v.Number)/total)})
 		x += w
 	}
@@ -279,23 +280,23 @@ func Divide(width float64, values []Value) []Part {
 
 func round(v float64) float64 { return math.Round(v*100) / 100 }
 
-// Bar is a bar of a histogram.
-type Bar struct {
+// histogramBar is a bar of a histogram.
+type histogramBar struct {
 	Name, Title, Label string
 	X, Y, Width        float64
 	Height             float64
 }
 
-// Histogram is a chart of upright bars.
-type Histogram struct {
+// histogram is a chart of upright bars.
+type histogram struct {
 	Width, Height, Bottom float64
-	Bars                  []Bar
+	Bars                  []histogramBar
 }
 
-// NewHistogram returns a histogram with a bar for each of numbers, in this order. names has the
+// newHistogram returns a histogram with a bar for each of numbers, in this order. names has the
 // names of the bars; if the lengths differ, there are no bars. write formats the numbers.
-func NewHistogram(width, height float64, names []string, numbers []float64, write func(float64) string) Histogram {
-	h := Histogram{Width: width, Height: height, Bottom: height - marginBottom}
+func newHistogram(width, height float64, names []string, numbers []float64, write func(float64) string) histogram {
+	h := histogram{Width: width, Height: height, Bottom: height - marginBottom}
 	most := 0.0
 	for _, n := range numbers {
 		if !math.IsNaN(n) && !math.IsInf(n, 0) {
@@ -312,7 +313,7 @@ func NewHistogram(width, height float64, names []string, numbers []float64, writ
 		if most > 0 && n > 0 && !math.IsInf(n, 0) {
 			size = max(1, (h.Bottom-top)*n/most)
 		}
-		h.Bars = append(h.Bars, Bar{
+		h.Bars = append(h.Bars, histogramBar{
 			Name: names[i], Title: names[i] + ": " + write(n), Label: write(n),
 			X: round(slot * (float64(i) + gap/2)), Width: round(slot * (1 - gap)),
 			Y: round(h.Bottom - size), Height: round(size),
@@ -322,7 +323,56 @@ func NewHistogram(width, height float64, names []string, numbers []float64, writ
 }
 
 // Middle returns the x coordinate of the middle of a bar, where its name stands.
-func (b Bar) Middle() float64 { return round(b.X + b.Width/2) }
+func (b histogramBar) Middle() float64 { return round(b.X + b.Width/2) }
 
 // Above returns the y coordinate of a bar's label, just above the bar.
-func (b Bar) Above() float64 { return round(b.Y - 4) }
+func (b histogramBar) Above() float64 { return round(b.Y - 4) }
+
+// mapArea is the part of a map that values of one class cover.
+type mapArea struct {
+	Name, Class string
+	Path        string // the attribute d of a path
+}
+
+// columnMap is the geometry of a chart of columns, each divided among values from the bottom up.
+type columnMap struct {
+	Width, Height float64
+	Areas         []mapArea // of the classes that the columns have, in the order of their first values
+}
+
+// newColumnMap returns a map of columns of the same width. All parts of a class share one SVG path.
+// Parts of a class at the same height in neighboring columns share one rectangle. So a map takes few
+// bytes.
+func newColumnMap(width, height float64, columns [][]quantity) columnMap {
+	m := columnMap{Width: width, Height: height}
+	type part struct{ x, y, width, height float64 }
+	parts := map[string][]part{}
+	each := width / float64(max(len(columns), 1))
+	for i, column := range columns {
+		left := round(float64(i) * each)
+		right := round(float64(i+1) * each)
+		for _, p := range divideBar(height, column) {
+			if !slices.ContainsFunc(m.Areas, func(a mapArea) bool { return a.Class == p.Class }) {
+				m.Areas = append(m.Areas, mapArea{Name: p.Name, Class: p.Class})
+			}
+			next := part{left, round(height - p.X - p.Width), right - left, p.Width}
+			of := parts[p.Class]
+			if n := len(of) - 1; n >= 0 {
+				last := &of[n]
+				if round(last.x+last.width) == left && last.y == next.y && last.height == next.height {
+					last.width = right - last.x
+					continue
+				}
+			}
+			parts[p.Class] = append(of, next)
+		}
+	}
+	for i, a := range m.Areas {
+		var path strings.Builder
+		for _, p := range parts[a.Class] {
+			fmt.Fprintf(&path, "M%g %gh%gv%gh%gz", p.x, p.y, round(p.width), p.height, -round(p.width))
+		}
+		m.Areas[i].Path = path.String()
+	}
+	return m
+}

@@ -1,8 +1,4 @@
-// Package livefeed shows changing data, divided into topics, to any number of viewers. Each topic
-// has one poller for all its viewers in this process. The poller ends when the topic has no viewers
-// or does not change any more, or with an error. All viewers share the result of a poll, so that it
-// is rendered only once. A slow viewer skips values that were replaced, and delays nobody.
-package livefeed
+package web
 
 import (
 	"context"
@@ -13,14 +9,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/redisx"
-)
-
-// Default times between two polls of a topic: minInterval after a change. Without changes the time
-// doubles with each poll, up to maxInterval.
-const (
-	minInterval = 200 * time.Millisecond
-	maxInterval = time.Second
 )
 
 // State is what a poll has found.
@@ -33,7 +21,10 @@ type State[T any] struct {
 // Poll reads a topic once.
 type Poll[T any] func(ctx context.Context) (State[T], error)
 
-// Feed holds the topics that are being watched.
+// Feed shows changing data, divided into topics, to any number of viewers. Each topic has one poller
+// for all its viewers in this process. The poller ends when the topic has no viewers or does not
+// change any more, or with an error. All viewers share the result of a poll, so that it is rendered
+// only once. A slow viewer skips values that were replaced, and delays nobody.
 type Feed[T any] struct {
 	shortest, longest time.Duration // between two polls
 
@@ -41,12 +32,9 @@ type Feed[T any] struct {
 	topics map[string]*topic[T]
 }
 
-// New returns a feed without topics.
-func New[T any]() *Feed[T] { return NewPaced[T](minInterval, maxInterval) }
-
-// NewPaced returns a Feed without topics. A poller reads again after shortest if the topic has
+// NewFeed returns a Feed without topics. A poller reads again after shortest if the topic has
 // changed. Otherwise it doubles the wait with each poll, up to longest.
-func NewPaced[T any](shortest, longest time.Duration) *Feed[T] {
+func NewFeed[T any](shortest, longest time.Duration) *Feed[T] {
 	return &Feed[T]{shortest: shortest, longest: longest, topics: map[string]*topic[T]{}}
 }
 
@@ -135,7 +123,12 @@ func (f *Feed[T]) run(ctx context.Context, t *topic[T], poll Poll[T]) {
 		} else {
 			wait = min(2*wait, f.longest)
 		}
-		if f.publish(t, state, err) || redisx.Sleep(ctx, wait) != nil {
+		if f.publish(t, state, err) {
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
 			return
 		}
 	}
