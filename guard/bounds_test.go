@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -400,4 +401,46 @@ func TestMeasureOfALargePool(t *testing.T) {
 	got := collected()
 	require.EqualValues(t, mostCountedMembers-1, got["x_guard_members{guard=p,state=free}"])
 	require.EqualValues(t, 2, got["x_guard_members{guard=p,state=busy}"])
+}
+
+// sendings is a hook of the Redis client that counts what is sent, a pipeline once, and takes its
+// time.
+type sendings struct{ n atomic.Int64 }
+
+func (s *sendings) count() {
+	s.n.Add(1)
+	time.Sleep(5 * time.Millisecond)
+}
+
+func (s *sendings) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (s *sendings) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		s.count()
+		return next(ctx, cmd)
+	}
+}
+func (s *sendings) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		s.count()
+		return next(ctx, cmds)
+	}
+}
+
+// TestListReadsGuardsTogether: a page of guards costs much fewer round trips than it has guards.
+func TestListReadsGuardsTogether(t *testing.T) {
+	t.Parallel()
+	// A server of its own: a SCAN on the shared one finds keys twice while its table grows.
+	rdb, c := newTestClient(t, redistest.Server(t).URL(), "")
+	const guards = 250
+	for i := range guards {
+		require.NoError(t, c.Lock(fmt.Sprint("l", i)).Do(t.Context(), release))
+	}
+	_, err := c.List(t.Context(), Query{Limit: 1}) // loads the script
+	require.NoError(t, err)
+	seen := &sendings{}
+	rdb.AddHook(seen)
+	page, err := c.List(t.Context(), Query{Limit: guards})
+	require.NoError(t, err)
+	require.Len(t, page.Guards, guards)
+	require.Less(t, seen.n.Load(), int64(guards/2))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -24,8 +25,10 @@ type Query struct {
 }
 
 // The bounds of one page. It takes at most scanSteps calls of SCAN over scanCount keys each.
-// Without Query.Limit it has at most fewListed guards; mostListed is the largest limit.
+// Without Query.Limit it has at most fewListed guards; mostListed is the largest limit. It reads
+// readAtOnce guards together.
 const (
+	readAtOnce = 100
 	scanSteps  = 100
 	scanCount  = 1000
 	mostListed = 1000
@@ -46,13 +49,21 @@ func (o operations) List(ctx context.Context, q Query) (api.GuardList, error) {
 		return api.GuardList{}, err
 	}
 	l := api.GuardList{Guards: make([]api.GuardSummary, 0, len(names)), Cursor: next}
-	for _, name := range names {
-		s, err := o.summary(ctx, name)
-		switch {
-		case err == nil:
-			l.Guards = append(l.Guards, s)
-		case !errors.Is(err, ErrUnknownGuard): // else it has expired since
-			return api.GuardList{}, err
+	for some := range slices.Chunk(names, readAtOnce) {
+		// The calls of one chunk go to Redis together: see Client.pipelined.
+		sums, errs := make([]api.GuardSummary, len(some)), make([]error, len(some))
+		var reads sync.WaitGroup
+		for i, name := range some {
+			reads.Go(func() { sums[i], errs[i] = o.summary(ctx, name) })
+		}
+		reads.Wait()
+		for i, err := range errs {
+			switch {
+			case err == nil:
+				l.Guards = append(l.Guards, sums[i])
+			case !errors.Is(err, ErrUnknownGuard): // else it has expired since
+				return api.GuardList{}, err
+			}
 		}
 	}
 	return l, nil
