@@ -35,16 +35,16 @@ var Tampers = slices.Concat(
 	tampersByCommand(), tampersOfStates(), tampersOfQueues, tampersOfLocations, tampersOfResults, tampersOfGroups,
 )
 
-// EachTamper calls check for each tamper, in a parallel subtest, with a fresh world of three
+// EachTamper calls check for each of the tampers, in a parallel subtest, with a fresh world of three
 // partitions that Inhabit has filled, on a redis-server. For each twelfth tamper it calls check
 // with a world on miniredis too, which is enough to see that miniredis behaves like Redis.
-func EachTamper(t *testing.T, check func(*World, Tamper)) {
+func EachTamper(t *testing.T, tampers []Tamper, check func(*World, Tamper)) {
 	inhabited := func(t *testing.T, url, prefix string) *World {
 		w := New(t, url, prefix, 3)
 		Inhabit(w)
 		return w
 	}
-	for i, tamper := range Tampers {
+	for i, tamper := range tampers {
 		t.Run("redis/"+tamper.Name, func(t *testing.T) {
 			t.Parallel()
 			url, prefix := redistest.Shared(t)
