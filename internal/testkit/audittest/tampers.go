@@ -37,16 +37,16 @@ var Tampers = slices.Concat(
 	tampersByCommand(), tampersOfStates(), tampersOfQueues, tampersOfLocations, tampersOfResults, tampersOfGroups,
 )
 
-// EachTamper calls check for each tamper, in a parallel subtest, with a fresh world of three
+// EachTamper calls check for each of the tampers, in a parallel subtest, with a fresh world of three
 // partitions that Inhabit has filled, on a redis-server. For each twelfth tamper it calls check
 // with a world on miniredis too, which is enough to see that miniredis behaves like Redis.
-func EachTamper(t *testing.T, check func(*World, Tamper)) {
+func EachTamper(t *testing.T, tampers []Tamper, check func(*World, Tamper)) {
 	url, from := redistest.Shared(t)
 	model := New(t, url, from, 3)
 	Inhabit(model)
 	keys, err := model.C.Keys(t.Context(), from+"*").Result()
 	model.OK(err)
-	for i, tamper := range Tampers {
+	for i, tamper := range tampers {
 		t.Run("redis/"+tamper.Name, func(t *testing.T) {
 			t.Parallel()
 			_, prefix := redistest.Shared(t)
