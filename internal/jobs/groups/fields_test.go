@@ -1,29 +1,14 @@
 package groups
 
 import (
-	"encoding/json"
 	"reflect"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
-	"github.com/bulkaction/bulkaction/internal/messages"
 )
-
-// TestNewJobHasAllFields: newJob copies each field of a message's job but the trace, which newJobs
-// sets. ledger.NewJob has no other field.
-func TestNewJobHasAllFields(t *testing.T) {
-	at := time.Now()
-	job := messages.Job{Key: "customer-7", Payload: json.RawMessage(`1`), Type: "T", RunAt: &at, TraceParent: "00-"}
-	requireAllFields(t, job)
-	fresh := newJob(&job)
-	require.Equal(t, ledger.NewJob{Payload: []byte(`1`), Type: "T", RunAt: at, Key: "customer-7"}, fresh)
-	fresh.Trace = "set by newJobs"
-	requireAllFields(t, fresh)
-}
 
 // TestJobViewHasTheTrace: the view of a failed job has the trace id of its error. It has none if
 // there is no error, or if the error's trace is empty or malformed.
@@ -52,12 +37,5 @@ func TestAddStatsAddsEachNumber(t *testing.T) {
 		if f.Kind() == reflect.Int64 {
 			require.EqualValues(t, 6, f.Int(), field.Name)
 		}
-	}
-}
-
-func requireAllFields(t *testing.T, v any) {
-	t.Helper()
-	for field, f := range reflect.ValueOf(v).Fields() {
-		require.False(t, f.IsZero(), field.Name)
 	}
 }

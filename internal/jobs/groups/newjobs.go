@@ -2,30 +2,29 @@ package groups
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 )
 
-// newJobs converts jobs of a request or message to the ledger's form, and records spans. Each job
-// gets a trace context: a job with its own traceparent, or alone in its request or message,
-// continues the producer's trace. Every other job, and each job of a message without a traceparent,
-// starts a trace; it is linked to the producer's if that is known.
-func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []ledger.NewJob {
+// newJobs returns the jobs of a request or message, each with a trace context of its own, and
+// records spans. A job with its own traceparent, or alone in its request or message, continues the
+// producer's trace. Every other job, and each job of a message without a traceparent, starts a
+// trace; it is linked to the producer's if that is known.
+func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messages.Job, o Origin) []messages.Job {
 	message := o.TraceParent
 	if !o.Published {
 		message = s.recordSendSpan(ctx, tenant, group, o.TraceParent, o.At, len(jobs))
 	}
 	link := telemetry.ParseTraceParent(message)
-	fresh := make([]ledger.NewJob, len(jobs))
-	for i := range jobs {
-		j := &jobs[i]
-		fresh[i] = newJob(j)
+	fresh := slices.Clone(jobs)
+	for i := range fresh {
+		j := &fresh[i]
 		attrs := func() []attribute.KeyValue {
 			a := telemetry.MessagingAttributes(telemetry.OpReceive, "ingest", s.space.Ingest())
 			return append(a, telemetry.JobAttributes(tenant, group, -1, 0)...)
@@ -33,23 +32,14 @@ func (s *access) newJobs(ctx context.Context, tenant, group string, jobs []messa
 		switch {
 		case j.TraceParent != "" && !o.Published:
 			parent := s.recordSendSpan(ctx, tenant, group, j.TraceParent, o.At, 1)
-			fresh[i].Trace = s.tel.ContinueJobTrace(parent, "ingest", o.At, attrs)
+			j.TraceParent = s.tel.ContinueJobTrace(parent, "ingest", o.At, attrs)
 		case j.TraceParent != "":
-			fresh[i].Trace = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
+			j.TraceParent = s.tel.ContinueJobTrace(j.TraceParent, "ingest", o.At, attrs)
 		case len(jobs) == 1 && message != "":
-			fresh[i].Trace = s.tel.ContinueJobTrace(message, "ingest", o.At, attrs)
+			j.TraceParent = s.tel.ContinueJobTrace(message, "ingest", o.At, attrs)
 		default:
-			fresh[i].Trace = s.tel.NewJobTrace(link, "ingest", o.At, attrs)
+			j.TraceParent = s.tel.NewJobTrace(link, "ingest", o.At, attrs)
 		}
-	}
-	return fresh
-}
-
-// newJob converts a job of a request to the ledger's form, without its trace context.
-func newJob(j *messages.Job) ledger.NewJob {
-	fresh := ledger.NewJob{Type: j.Type, Payload: j.Payload, Key: j.Key}
-	if j.RunAt != nil {
-		fresh.RunAt = *j.RunAt
 	}
 	return fresh
 }

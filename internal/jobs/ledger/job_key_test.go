@@ -14,12 +14,12 @@ import (
 func TestJobKeyStaysWithTheJob(t *testing.T) {
 	for name, c := range map[string]struct {
 		typ   string // "" is the group's: its blobs are composed by the caller, the others by the script
-		runAt time.Time
+		runAt *time.Time
 		large bool
 	}{
 		"composed by the caller": {},
 		"composed by the script": {typ: "T"},
-		"scheduled":              {runAt: time.Now().Add(30 * time.Millisecond)},
+		"scheduled":              {runAt: new(time.Now().Add(30 * time.Millisecond))},
 		"with a large payload":   {large: true},
 	} {
 		t.Run(name, func(t *testing.T) {

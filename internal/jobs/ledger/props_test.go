@@ -81,7 +81,7 @@ func (w *world) everywhere(group string) {
 	w.outcome("T", other(ledger.OutcomeFailed, run[1], 0))
 	w.outcome("T", other(ledger.OutcomeRetry, run[2], time.Hour))
 	w.admit("T", 1, noLimit)
-	w.appendJobs(ledger.AppendArgs{Group: group, Jobs: []ledger.NewJob{{Payload: large, RunAt: time.Now().Add(time.Hour)}}})
+	w.appendJobs(ledger.AppendArgs{Group: group, Jobs: []ledger.NewJob{{Payload: large, RunAt: new(time.Now().Add(time.Hour))}}})
 	w.append(group, 1)
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("acme"), "w", 0, "n", 1000).Err())
 	require.Equal(w, 1, w.admit("T", 1, limit(20)).NonReady)

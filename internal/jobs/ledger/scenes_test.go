@@ -37,7 +37,7 @@ var lifeScenes = []scene{
 	{"append several types, the last of a total", true, func(w *world) act {
 		w.create("g", "acme", "T", "total", "4")
 		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Request: "r", Mode: ledger.AppendLast, Jobs: []ledger.NewJob{
-			{Payload: []byte("1")}, {Type: "U", Payload: []byte("2")}, {Payload: large}, {Type: "V", Payload: []byte("4"), RunAt: time.Now().Add(time.Hour)},
+			{Payload: []byte("1")}, {Type: "U", Payload: []byte("2")}, {Payload: large}, {Type: "V", Payload: []byte("4"), RunAt: new(time.Now().Add(time.Hour))},
 		}})
 	}},
 	{"append an entry of the ingest stream", true, func(w *world) act {
@@ -56,7 +56,7 @@ var lifeScenes = []scene{
 	}},
 	{"append only jobs for later", true, func(w *world) act {
 		w.create("g", "acme", "T")
-		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: time.Now().Add(time.Hour)}}})
+		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: new(time.Now().Add(time.Hour))}}})
 	}},
 	{"seal", true, func(w *world) act {
 		w.create("g", "acme", "T")

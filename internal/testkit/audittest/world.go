@@ -131,7 +131,7 @@ func large(j *ledger.NewJob) { j.Payload = []byte(`"` + strings.Repeat("x", 5000
 func OfType(typ string) func(*ledger.NewJob) { return func(j *ledger.NewJob) { j.Type = typ } }
 
 // Later makes a job start in an hour.
-func Later(j *ledger.NewJob) { j.RunAt = time.Now().Add(time.Hour) }
+func Later(j *ledger.NewJob) { j.RunAt = new(time.Now().Add(time.Hour)) }
 
 // Append adds jobs to a group.
 func (w *World) Append(group string, all []ledger.NewJob) {
