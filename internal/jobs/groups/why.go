@@ -1,7 +1,4 @@
-// Package why explains why a job is not running: what holds it up, until when, and how many jobs
-// are before it. It reads only. It hides the order in which the reasons are checked, and that jobs
-// move while they are read.
-package why
+package groups
 
 import (
 	"context"
@@ -12,7 +9,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
-	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
@@ -27,43 +23,25 @@ const (
 // again.
 var errMoved = errors.New("the job moved while it was read")
 
-// Explainer explains why jobs wait.
-type Explainer struct {
-	conn  *redisx.Conn
-	space keyspace.Space
-	rate  ledger.Rate // the global rate limit
-}
-
-// New returns an Explainer for an installation with this global rate limit.
-func New(conn *redisx.Conn, space keyspace.Space, rate ledger.Rate) *Explainer {
-	return &Explainer{conn: conn, space: space, rate: rate}
-}
-
-// Group says why the next job of a group is not running. For an unknown group it returns
-// api.ErrNotFound.
-func (e *Explainer) Group(ctx context.Context, p keyspace.Partition, group string) (api.Why, error) {
-	_, w, err := e.Job(ctx, p, group, ledger.NextJob, nil)
-	return w, err
-}
-
-// Job says why a job is not running. lastErr is the record of its latest failed attempt, nil for
+// explainJob says why a job is not running: what holds it up, until when, and how many jobs are
+// before it. It reads only. lastErr is the record of its latest failed attempt, nil for
 // none. The job may move meanwhile: the returned letter is the state that the explanation is about.
 // For an unknown group or job it returns api.ErrNotFound.
-func (e *Explainer) Job(
+func (s *Store) explainJob(
 	ctx context.Context, p keyspace.Partition, group string, ordinal int64, lastErr *ledger.JobError,
 ) (ledger.Letter, api.Why, error) {
 	for try := 1; ; try++ {
-		read, err := ledger.Why(ctx, e.conn.Cmd, p, group, ordinal, mostRead)
+		read, err := ledger.Why(ctx, s.conn.Cmd, p, group, ordinal, mostRead)
 		if err != nil {
 			return 0, api.Why{}, err
 		}
-		j := job{WaitingJob: read, e: e, p: p, group: group, lastErr: lastErr}
+		j := waitingJob{WaitingJob: read, s: s, p: p, group: group, lastErr: lastErr}
 		w, err := j.explain(ctx)
 		switch {
 		case err == nil:
 			now := j.State
 			if j.Ordinal >= 0 {
-				now, err = ledger.ReadLetter(ctx, e.conn.Cmd, p, group, j.Ordinal)
+				now, err = ledger.ReadLetter(ctx, s.conn.Cmd, p, group, j.Ordinal)
 			}
 			if err != nil || now == j.State || try == maxTries {
 				return j.State, w, err
@@ -80,10 +58,10 @@ func (e *Explainer) Job(
 	}
 }
 
-// job is the job that is explained.
-type job struct {
+// waitingJob is the job that is explained.
+type waitingJob struct {
 	ledger.WaitingJob
-	e       *Explainer
+	s       *Store
 	p       keyspace.Partition
 	group   string
 	lastErr *ledger.JobError // nil: no attempt has failed, or it was not read yet
@@ -99,7 +77,7 @@ type job struct {
 }
 
 // id returns the job's id; "" when the group has no next job.
-func (j *job) id() string {
+func (j *waitingJob) id() string {
 	if j.Ordinal < 0 {
 		return ""
 	}
@@ -108,7 +86,7 @@ func (j *job) id() string {
 
 // explain returns the explanation with the first reason that applies. It returns errMoved when the
 // job was not at its location.
-func (j *job) explain(ctx context.Context) (api.Why, error) {
+func (j *waitingJob) explain(ctx context.Context) (api.Why, error) {
 	if j.Ordinal < 0 {
 		if detail := j.noneToStart(); detail != "" {
 			return api.Why{Detail: detail}, nil
@@ -152,7 +130,7 @@ var notWaiting = map[ledger.Letter]string{
 
 // noneToStart returns a text about what a group waits for that has no job left to start; "" if it
 // has such a job.
-func (j *job) noneToStart() string {
+func (j *waitingJob) noneToStart() string {
 	switch {
 	case j.Status.Ended():
 		return "The group has ended: it is " + string(j.Status) + "."
@@ -174,11 +152,11 @@ func (j *job) noneToStart() string {
 // find reads what ledger.Why does not tell: the ordinal and type of a group's next job, the due
 // time and reason of a non-ready job, the number of jobs before a waiting or ready one, and whether
 // the type is paused. It returns errMoved if the job is not at its location.
-func (j *job) find(ctx context.Context) error {
+func (j *waitingJob) find(ctx context.Context) error {
 	var err error
 	switch {
 	case j.State == ledger.Waiting && j.Place < 0:
-		j.Place, err = ledger.CountWaiting(ctx, j.e.conn.Cmd, j.p, j.group, j.Ordinal)
+		j.Place, err = ledger.CountWaiting(ctx, j.s.conn.Cmd, j.p, j.group, j.Ordinal)
 		return err
 	case j.State == ledger.Ready, j.State == 0 && j.Ready > 0:
 		err = j.findReady(ctx)
@@ -193,12 +171,12 @@ func (j *job) find(ctx context.Context) error {
 	if err != nil || j.TypePaused || j.Type == "" {
 		return err
 	}
-	j.TypePaused, err = ledger.TypePaused(ctx, j.e.conn.Cmd, j.p, j.Type)
+	j.TypePaused, err = ledger.TypePaused(ctx, j.s.conn.Cmd, j.p, j.Type)
 	return err
 }
 
-func (j *job) findNonReady(ctx context.Context) error {
-	n, found, err := ledger.FindNonReady(ctx, j.e.conn.Cmd, j.p, j.Tenant, j.group, j.Ordinal)
+func (j *waitingJob) findNonReady(ctx context.Context) error {
+	n, found, err := ledger.FindNonReady(ctx, j.s.conn.Cmd, j.p, j.Tenant, j.group, j.Ordinal)
 	if err != nil {
 		return err
 	}
@@ -210,12 +188,12 @@ func (j *job) findNonReady(ctx context.Context) error {
 	return nil
 }
 
-func (j *job) findReady(ctx context.Context) error {
+func (j *waitingJob) findReady(ctx context.Context) error {
 	types := j.Types
 	if j.Type != "" {
 		types = []string{j.Type}
 	}
-	r, found, err := ledger.FindReady(ctx, j.e.conn.Cmd, j.p, types, j.group, j.Ordinal)
+	r, found, err := ledger.FindReady(ctx, j.s.conn.Cmd, j.p, types, j.group, j.Ordinal)
 	if err != nil {
 		return err
 	}
@@ -232,15 +210,15 @@ const unownedDetail = "It was delivered to a worker, but no worker owns it any m
 
 // isUnowned says whether no consumer owns a job's entry of a ready stream, although it was
 // delivered. It looks at the first mostRead unowned entries of each type of the group.
-func isUnowned(ctx context.Context, j *job) (bool, error) {
+func isUnowned(ctx context.Context, j *waitingJob) (bool, error) {
 	for _, typ := range j.Types {
 		key := j.p.Ready(typ)
-		ids, err := stream.Unowned(ctx, j.e.conn.Cmd, key, keyspace.GroupWorkers)
+		ids, err := stream.Unowned(ctx, j.s.conn.Cmd, key, keyspace.GroupWorkers)
 		if err != nil {
 			return false, err
 		}
 		for _, id := range ids[:min(len(ids), mostRead)] {
-			entries, err := j.e.conn.Cmd.XRange(ctx, key, id, id).Result()
+			entries, err := j.s.conn.Cmd.XRange(ctx, key, id, id).Result()
 			if err != nil {
 				return false, err
 			}
@@ -256,15 +234,106 @@ func isUnowned(ctx context.Context, j *job) (bool, error) {
 }
 
 // readTenant reads the state of the job's tenant, once.
-func (j *job) readTenant(ctx context.Context) error {
+func (j *waitingJob) readTenant(ctx context.Context) error {
 	if j.tenantState != nil {
 		return nil
 	}
-	limit := j.e.rate.Of(j.p.Index(), j.e.space.Partitions())
-	st, err := ledger.Tenant(ctx, j.e.conn.Cmd, j.p, j.Tenant, limit)
+	st, err := j.s.tenantState(ctx, j.p, j.Tenant)
 	if err != nil {
-		return fmt.Errorf("read tenant %s: %w", j.Tenant, err)
+		return err
 	}
 	j.tenantState = &st
 	return nil
+}
+
+// Values of api.WhyLimit.Scope.
+const (
+	scopeTenant = "tenant" // the tenant's own limit
+	scopeShare  = "share"  // the tenant's share of the global limit
+	scopeGlobal = "global"
+)
+
+// rateLimited sets the reason WhyRate for a job that is not ready, if its tenant or the partition
+// has no permit left.
+func (j *waitingJob) rateLimited(ctx context.Context, w *api.Why) error {
+	if j.State == ledger.Ready { // it has spent its permit
+		return nil
+	}
+	if err := j.readTenant(ctx); err != nil {
+		return err
+	}
+	w.Until = timeIfAfter(latestOf(j.nextPermit(), j.tenantState.GlobalPermit), j.now())
+	if w.Until == nil {
+		return nil
+	}
+	w.Reason, w.Limit = api.WhyRate, j.usedUpLimit()
+	w.Detail = j.describeLimit(w.Limit) + ": the next permit comes at " + formatTime(*w.Until) +
+		j.describePlace(w) + "."
+	if least := round(w.Until.Sub(j.Now).Seconds(), 10); w.EstimateSeconds != nil {
+		*w.EstimateSeconds = max(*w.EstimateSeconds, least)
+	}
+	return nil
+}
+
+// now returns the time, by Redis, of the later of the two reads: of the job and of its tenant.
+func (j *waitingJob) now() time.Time { return latestOf(j.Now, j.tenantState.Now) }
+
+// nextPermit returns when the tenant may get a permit for the job, by its own limit or share; not
+// before the time until which the tenant is rate-limited. A tenant whose share is used up may
+// borrow, but the rest of the limit can be reserved for others: so its next own permit counts.
+func (j *waitingJob) nextPermit() time.Time {
+	st := j.tenantState
+	next := latestOf(j.s.cfg.Rate.OwnPermit(*st), j.RateLimitedUntil)
+	if st.Settings.RPS == nil && st.Limit > 0 && st.Used >= st.Limit {
+		next = latestOf(next, st.NextPermit)
+	}
+	return next
+}
+
+// usedUpLimit returns the limit that the tenant waits for: its own limit or its share; the global
+// limit if only that is used up, or if the tenant is the only active one and so has all of it.
+func (j *waitingJob) usedUpLimit() *api.WhyLimit {
+	st, now := j.tenantState, j.now()
+	l := &api.WhyLimit{
+		Scope:        scopeShare,
+		RPS:          j.s.cfg.Rate.PerSecond(st.Limit),
+		PerWindow:    st.Limit,
+		Used:         st.Used,
+		WindowMS:     j.s.cfg.Rate.Window.Milliseconds(),
+		NextPermitAt: timeIfAfter(j.nextPermit(), now),
+	}
+	usedUp := st.Limit > 0 && st.Used >= st.Limit
+	switch {
+	case st.GlobalPermit.After(now) && (!usedUp || st.Settings.RPS == nil && st.ActiveTenants <= 1):
+		l.Scope, l.PerWindow, l.Used = scopeGlobal, st.GlobalLimit, st.GlobalUsed
+		l.NextPermitAt = timeIfAfter(st.GlobalPermit, now)
+		l.RPS = j.s.cfg.Rate.PerSecond(j.s.cfg.Rate.PerWindow())
+	case st.Settings.RPS != nil:
+		l.Scope, l.RPS = scopeTenant, *st.Settings.RPS
+	}
+	return l
+}
+
+// describeLimit returns the beginning of a sentence that says which limit is used up. With several
+// partitions, a tenant shares the partition's quota with the tenants of its partition.
+func (j *waitingJob) describeLimit(l *api.WhyLimit) string {
+	all, partitioned := j.s.cfg.Rate.PerWindow(), j.s.space.Partitions() > 1
+	rps := strconv.FormatFloat(l.RPS, 'f', -1, 64)
+	switch {
+	case l.Used < l.PerWindow: // there were none when the job became non-ready
+		return "Its tenant " + j.Tenant + " had no permit left"
+	case l.Scope == scopeGlobal && partitioned:
+		return fmt.Sprintf("The limit is %s a second for all tenants; its partition has %d of a window's %d, all used",
+			rps, l.PerWindow, all)
+	case l.Scope == scopeGlobal:
+		return "All tenants together have used up the limit of " + rps + " a second"
+	case l.Scope == scopeTenant:
+		return "Its tenant " + j.Tenant + " has used up its own limit of " + rps + " a second"
+	}
+	detail := fmt.Sprintf("Its tenant %s has used up its share of %s a second among %s",
+		j.Tenant, rps, plural(j.tenantState.ActiveTenants, "active tenant"))
+	if partitioned {
+		detail += fmt.Sprintf(" of its partition, which has %d of a window's %d", j.tenantState.GlobalLimit, all)
+	}
+	return detail
 }

@@ -1,14 +1,14 @@
-package why
+package groups
 
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/jobs/groups/apivalue"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
 )
@@ -18,7 +18,7 @@ import (
 
 // paused sets the reason WhyPaused for a job whose group, tenant or type is paused. This reason is
 // checked first: until the pause ends, no other one matters.
-func (j *job) paused(_ context.Context, w *api.Why) error {
+func (j *waitingJob) paused(_ context.Context, w *api.Why) error {
 	var named []string
 	for _, what := range []struct {
 		paused   bool
@@ -47,7 +47,7 @@ func (j *job) paused(_ context.Context, w *api.Why) error {
 
 // scheduled sets the reason WhyScheduled before the start time that was requested for the group or
 // for the job alone.
-func (j *job) scheduled(_ context.Context, w *api.Why) error {
+func (j *waitingJob) scheduled(_ context.Context, w *api.Why) error {
 	start := j.HeldUntil
 	if j.State == ledger.NonReady && j.reason == ledger.ReasonScheduled {
 		start = j.due
@@ -63,11 +63,11 @@ func (j *job) scheduled(_ context.Context, w *api.Why) error {
 
 // unserved sets the reason WhyNoProcessor when no live worker process serves the job's type;
 // otherwise it calls unpermitted.
-func (j *job) unserved(ctx context.Context, w *api.Why) error {
+func (j *waitingJob) unserved(ctx context.Context, w *api.Why) error {
 	if j.Type == "" {
 		return nil
 	}
-	workers, err := presence.Workers(ctx, j.e.conn, j.e.space)
+	workers, err := presence.Workers(ctx, j.s.conn, j.s.space)
 	if err != nil {
 		return err
 	}
@@ -92,14 +92,14 @@ func (j *job) unserved(ctx context.Context, w *api.Why) error {
 	}
 	w.Detail += "When none has come after the watcher's BULKACTION_NO_PROCESSOR_TIMEOUT, it fails with NO_PROCESSOR."
 	if j.State == ledger.NonReady {
-		w.Until = apivalue.TimeIfAfter(j.due, j.Now)
+		w.Until = timeIfAfter(j.due, j.Now)
 	}
 	return nil
 }
 
 // unpermitted sets the reason WhyResource if j is a ready job of a gated type and no worker process
 // can get a permission now. It sets w.Until to the time at which the first process may get one.
-func unpermitted(j *job, w *api.Why) {
+func unpermitted(j *waitingJob, w *api.Why) {
 	if j.State != ledger.Ready || len(j.workers) == 0 {
 		return
 	}
@@ -121,7 +121,7 @@ func unpermitted(j *job, w *api.Why) {
 // nonReady sets the reason of a non-ready job: WhyCongestion if it was throttled, WhyResource if it
 // was deferred, WhyRate if it is a tenant's marker, and WhyRetry if it was retried, released or
 // reclaimed. It sets none for a scheduled job, or one that was paused.
-func (j *job) nonReady(ctx context.Context, w *api.Why) error {
+func (j *waitingJob) nonReady(ctx context.Context, w *api.Why) error {
 	if j.State != ledger.NonReady || j.reason == ledger.ReasonScheduled || j.reason == ledger.ReasonPaused {
 		return nil
 	}
@@ -129,7 +129,7 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 		return err
 	}
 	if j.lastErr == nil && j.reason != ledger.ReasonRate { // it is a group's next job
-		status, err := ledger.ReadJob(ctx, j.e.conn.Cmd, j.p, j.group, j.Ordinal)
+		status, err := ledger.ReadJob(ctx, j.s.conn.Cmd, j.p, j.group, j.Ordinal)
 		if err != nil {
 			return err
 		}
@@ -164,8 +164,8 @@ func (j *job) nonReady(ctx context.Context, w *api.Why) error {
 
 // overdue returns the text about a non-ready job whose due time has passed, and sets w.Position and
 // w.EstimateSeconds. The tenant's jobs that were due earlier come before it.
-func (j *job) overdue(ctx context.Context, w *api.Why) (string, error) {
-	before, err := ledger.DueBefore(ctx, j.e.conn.Cmd, j.p, j.Tenant, j.due)
+func (j *waitingJob) overdue(ctx context.Context, w *api.Why) (string, error) {
+	before, err := ledger.DueBefore(ctx, j.s.conn.Cmd, j.p, j.Tenant, j.due)
 	if err != nil {
 		return "", err
 	}
@@ -180,7 +180,7 @@ func (j *job) overdue(ctx context.Context, w *api.Why) (string, error) {
 
 // behindOthers sets the reason WhyFairness when no other reason applies: the job waits for its
 // turn, or no worker owns the entry of the ready job.
-func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
+func (j *waitingJob) behindOthers(ctx context.Context, w *api.Why) error {
 	w.Reason = api.WhyFairness
 	switch j.State {
 	case ledger.Ready:
@@ -211,7 +211,7 @@ func (j *job) behindOthers(ctx context.Context, w *api.Why) error {
 // describePlace returns the text about the jobs that are dequeued before a waiting job, of its
 // tenant or with ByPriority of all tenants, and sets w.Position and w.EstimateSeconds. For a job
 // that is not waiting it returns "".
-func (j *job) describePlace(w *api.Why) string {
+func (j *waitingJob) describePlace(w *api.Why) string {
 	if j.State != ledger.Waiting {
 		return ""
 	}
@@ -239,17 +239,17 @@ func (j *job) describePlace(w *api.Why) string {
 
 // setStart sets Until and EstimateSeconds for a start at a known time.
 func setStart(w *api.Why, now, start time.Time) {
-	w.Until = apivalue.TimeIfAfter(start, time.Time{})
-	seconds := apivalue.Round(max(0, start.Sub(now).Seconds()), 10)
+	w.Until = timeIfAfter(start, time.Time{})
+	seconds := round(max(0, start.Sub(now).Seconds()), 10)
 	w.EstimateSeconds = &seconds
 }
 
 // setEstimate sets w.EstimateSeconds, the time until the job has ended: the time that it and the
 // w.Position jobs before it take at a speed in jobs per second, which the rate limits bound. It
 // sets nothing if the speed is unknown.
-func (j *job) setEstimate(w *api.Why, speed float64) {
-	if speed = j.e.rate.Bound(*j.tenantState, speed); speed > 0 {
-		seconds := apivalue.Round(float64(*w.Position+1)/speed, 10)
+func (j *waitingJob) setEstimate(w *api.Why, speed float64) {
+	if speed = j.s.cfg.Rate.Bound(*j.tenantState, speed); speed > 0 {
+		seconds := round(float64(*w.Position+1)/speed, 10)
 		w.EstimateSeconds = &seconds
 	}
 }
@@ -270,4 +270,15 @@ func textOf(ctx context.Context, e *ledger.JobError) string {
 		return ""
 	}
 	return " (" + e.Error + ")"
+}
+
+// formatTime writes a time for a person, in UTC and without fractions of a second.
+func formatTime(at time.Time) string { return at.UTC().Format("2006-01-02 15:04:05Z") }
+
+// plural writes "1 job" or "2 jobs".
+func plural(n int64, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return strconv.FormatInt(n, 10) + " " + what + "s"
 }

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
@@ -14,7 +17,7 @@ import (
 )
 
 // Job returns one job. For a waiting, non-ready or ready job it says why the job is not running.
-func (s *views) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
+func (s *Store) Job(ctx context.Context, group string, ordinal int64) (api.Job, error) {
 	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
 		return api.Job{}, err
@@ -34,7 +37,7 @@ func (s *views) Job(ctx context.Context, group string, ordinal int64) (api.Job, 
 	if !mayWait[j.State] {
 		return j, nil
 	}
-	letter, w, err := s.explainer.Job(ctx, p, group, ordinal, status.LastError())
+	letter, w, err := s.explainJob(ctx, p, group, ordinal, status.LastError())
 	if err != nil {
 		return j, apiError(err)
 	}
@@ -56,7 +59,7 @@ type JobQuery struct {
 // Jobs returns a page of a group's jobs. The cursor is the ordinal at which the next page begins. A
 // call looks at a bounded number of jobs, so a page may have fewer than Limit, even none, and a
 // cursor.
-func (s *views) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error) {
+func (s *Store) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList, error) {
 	list := api.JobList{Jobs: []api.Job{}}
 	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
@@ -88,7 +91,7 @@ func (s *views) Jobs(ctx context.Context, group string, q JobQuery) (api.JobList
 
 // jobByKey returns a list with the job that has a key, if there is one and its state is the one
 // that the query asks for. For a group without unique_keys it returns a *messages.ValidationError.
-func (s *views) jobByKey(ctx context.Context, p keyspace.Partition, group string, q JobQuery) (api.JobList, error) {
+func (s *Store) jobByKey(ctx context.Context, p keyspace.Partition, group string, q JobQuery) (api.JobList, error) {
 	list := api.JobList{Jobs: []api.Job{}}
 	ordinal, unique, err := ledger.FindKey(ctx, s.conn.Cmd, p, group, q.Key)
 	switch {
@@ -156,11 +159,35 @@ func errorView(e *ledger.JobError) api.JobError {
 }
 
 // Why says what the next job of a group waits for.
-func (s *views) Why(ctx context.Context, group string) (api.Why, error) {
+func (s *Store) Why(ctx context.Context, group string) (api.Why, error) {
 	p, _, err := s.locateGroup(ctx, group)
 	if err != nil {
 		return api.Why{}, err
 	}
-	w, err := s.explainer.Group(ctx, p, group)
+	_, w, err := s.explainJob(ctx, p, group, ledger.NextJob, nil)
 	return w, apiError(err)
+}
+
+const (
+	mapAge      = 2 * time.Second // how long a map is shown again without reading the group
+	maxKeptMaps = 64              // maps that are kept; one has 72 KB at most
+)
+
+// JobMap counts a group's jobs by state in this many buckets of consecutive ordinals, or in one
+// bucket a job if the group has fewer jobs. The counts may be two seconds old, because they are
+// reused: the states of a million jobs have 2 MB.
+func (s *Store) JobMap(ctx context.Context, id string, buckets int) (m api.JobMap, err error) {
+	p, tenant, err := s.locateGroup(ctx, id)
+	if err != nil {
+		return m, err
+	}
+	key := strings.Join([]string{tenant, id, strconv.Itoa(buckets)}, "/") // ids have no slash
+	m, err = s.maps.get(ctx, key, func(api.JobMap) bool { return true }, func() (api.JobMap, error) {
+		return ledger.ReadJobMap(ctx, s.conn.Cmd, p, id, int64(buckets))
+	})
+	if err != nil {
+		return api.JobMap{}, apiError(err)
+	}
+	m.Buckets = slices.Clone(m.Buckets)
+	return m, nil
 }

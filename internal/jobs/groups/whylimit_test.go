@@ -1,4 +1,4 @@
-package why_test
+package groups_test
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package why_test
+package groups_test
 
 import (
 	"context"
@@ -8,23 +8,16 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
-	"github.com/bulkaction/bulkaction/internal/jobs/groups/why"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/stage/presence"
-	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
-
-var now = groups.Origin{At: time.Now()}
 
 // served publishes the heartbeat of a worker process that serves these types; the process counts as
 // alive for some seconds.
@@ -176,7 +169,7 @@ func TestWhyUnowned(t *testing.T) {
 		require.NoError(w.T, err)
 		require.NoError(w.T, w.Conn.Cmd.XGroupDelConsumer(ctx, w.P.Ready("T"), keyspace.GroupWorkers, "gone").Err())
 		for ordinal := range int64(2) {
-			_, why, err := why.New(w.Conn, w.Space, ledger.Rate{}).Job(ctx, w.P, "g", ordinal, nil)
+			_, why, err := groups.ExplainJob(w.Store, ctx, w.P, "g", ordinal, nil)
 			require.NoError(w.T, err)
 			require.Contains(w.T, why.Detail, "no worker owns it")
 		}
