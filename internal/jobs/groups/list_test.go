@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
@@ -327,9 +326,9 @@ func TestGroupSummary(t *testing.T) {
 
 	w.Admit("T")
 	w.Done("1", w.Take("T", "test", 2)...)
-	asked, err := aggregate.Encode(reducer.NewRegistry(), []messages.Aggregate{{As: "n", Op: "count"}})
+	asked, err := ledger.EncodeAggregates(reducer.NewRegistry(), []messages.Aggregate{{As: "n", Op: "count"}})
 	require.NoError(t, err)
-	plan, err := aggregate.Plan(reducer.NewRegistry(), asked)
+	plan, err := ledger.AggregatePlan(reducer.NewRegistry(), asked)
 	require.NoError(t, err)
 	for _, m := range w.ReadResults("test") {
 		state := plan.New()

@@ -18,7 +18,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -205,7 +204,7 @@ func (s *Store) ReduceFailures(
 	if err != nil || len(groups) == 0 {
 		return err
 	}
-	plan, err := aggregate.Plan(s.reducers, groups[0].Aggregates)
+	plan, err := ledger.AggregatePlan(s.reducers, groups[0].Aggregates)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -275,7 +274,7 @@ func (s *Store) storeIfNone(ctx context.Context, key string, record []byte) ([]b
 
 // groupFields returns those fields of the group's hash whose values come from the submission.
 func (s *Store) groupFields(g *messages.SubmitGroup) (map[string]string, error) {
-	asked, err := aggregate.Encode(s.reducers, g.Aggregate)
+	asked, err := ledger.EncodeAggregates(s.reducers, g.Aggregate)
 	if err != nil {
 		return nil, &messages.ValidationError{Fields: []messages.FieldError{{Field: "aggregate", Problem: err.Error()}}}
 	}

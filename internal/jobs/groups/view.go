@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/reducer"
@@ -117,7 +116,7 @@ func (s *Store) View(from *ledger.Group, at time.Time) (api.Group, error) {
 // Merged returns the aggregate of a group, merged from its partial aggregates. asked is what the
 // group asked for, encoded as in the group's hash.
 func (s *Store) Merged(asked string, partials []string) (*reducer.State, error) {
-	plan, err := aggregate.Plan(s.reducers, asked)
+	plan, err := ledger.AggregatePlan(s.reducers, asked)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -258,7 +257,7 @@ func (w *World) reduceEntry(p keyspace.Partition, partial string, m redis.XMessa
 	for {
 		version, _ := w.C.HGet(w.Context(), p.Aggregate(id), "version:"+partial).Int64() // 0: there is none yet
 		encoded := w.C.HGet(w.Context(), p.Aggregate(id), "partial:"+partial).Val()
-		plan, err := aggregate.Plan(w.Plans, w.C.HGet(w.Context(), p.Group(id), "aggregate").Val())
+		plan, err := ledger.AggregatePlan(w.Plans, w.C.HGet(w.Context(), p.Group(id), "aggregate").Val())
 		w.OK(err)
 		state := plan.New()
 		if encoded != "" {

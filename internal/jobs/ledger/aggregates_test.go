@@ -1,25 +1,25 @@
-package aggregate_test
+package ledger_test
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
+	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// TestPlanIsWhatWasEncoded: the plan of a sum and a count, encoded and compiled again, reduces the
+// TestAggregatePlanIsWhatWasEncoded: the plan of a sum and a count, encoded and compiled again, reduces the
 // costs 2 and 3 to the sum 5 and the count 2.
-func TestPlanIsWhatWasEncoded(t *testing.T) {
+func TestAggregatePlanIsWhatWasEncoded(t *testing.T) {
 	t.Parallel()
 	registry := reducer.NewRegistry()
-	encoded, err := aggregate.Encode(registry, []messages.Aggregate{
+	encoded, err := ledger.EncodeAggregates(registry, []messages.Aggregate{
 		{As: "cost", Op: "sum", Field: "data.cost"}, {As: `a "name"`, Op: "count"},
 	})
 	require.NoError(t, err)
-	plan, err := aggregate.Plan(registry, encoded)
+	plan, err := ledger.AggregatePlan(registry, encoded)
 	require.NoError(t, err)
 	state := plan.New()
 	for _, data := range []string{`{"cost":2}`, `{"cost":3}`} {
@@ -32,28 +32,28 @@ func TestPlanIsWhatWasEncoded(t *testing.T) {
 	require.JSONEq(t, "2", string(values[`a "name"`]))
 }
 
-func TestNothingAsked(t *testing.T) {
+func TestNoAggregates(t *testing.T) {
 	t.Parallel()
 	registry := reducer.NewRegistry()
-	encoded, err := aggregate.Encode(registry, nil)
+	encoded, err := ledger.EncodeAggregates(registry, nil)
 	require.NoError(t, err)
 	require.Empty(t, encoded)
-	plan, err := aggregate.Plan(registry, encoded)
+	plan, err := ledger.AggregatePlan(registry, encoded)
 	require.NoError(t, err)
 	values, err := plan.New().Values()
 	require.NoError(t, err)
 	require.Empty(t, values)
 }
 
-func TestErrors(t *testing.T) {
+func TestAggregateErrors(t *testing.T) {
 	t.Parallel()
 	registry := reducer.NewRegistry()
-	_, err := aggregate.Encode(registry, []messages.Aggregate{{As: "x", Op: "no such operation"}})
+	_, err := ledger.EncodeAggregates(registry, []messages.Aggregate{{As: "x", Op: "no such operation"}})
 	require.ErrorContains(t, err, "no such operation")
-	_, err = aggregate.Plan(registry, "not JSON")
+	_, err = ledger.AggregatePlan(registry, "not JSON")
 	require.ErrorContains(t, err, "read aggregates")
 	// A process that lacks the reducer of an aggregate can't compile it, although another process
 	// has accepted the group.
-	_, err = aggregate.Plan(registry, `[{"as":"x","op":"custom"}]`)
+	_, err = ledger.AggregatePlan(registry, `[{"as":"x","op":"custom"}]`)
 	require.ErrorContains(t, err, "custom")
 }

@@ -1,6 +1,4 @@
-// Package quota divides the global rate limit among partitions by demand: each partition has a
-// quota, and one process at a time moves quota to the partitions where jobs wait.
-package quota
+package fetcher
 
 import (
 	"cmp"
@@ -13,11 +11,12 @@ import (
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Rebalancer moves quota between partitions to where the demand is. Each fetcher process has one if
+// rebalancer divides the global rate limit among partitions by demand: each partition has a quota,
+// and one process at a time moves quota to the partitions where jobs wait. Each fetcher process has one if
 // there are several partitions and a global limit, but only the leader's moves quota. It reduces
 // quotas before it increases others, and only after it has read the quotas of all partitions. So
 // the effective quotas never add up to more than the limit.
-type Rebalancer struct {
+type rebalancer struct {
 	rate  ledger.Rate
 	conn  *redisx.Conn
 	space keyspace.Space
@@ -26,31 +25,31 @@ type Rebalancer struct {
 	peaks []demandPeak // for each partition
 }
 
-// NewRebalancer returns a rebalancer of the limit rate, for the process named id.
-func NewRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id string) *Rebalancer {
-	return &Rebalancer{rate: rate, conn: conn, space: space, id: id}
+// newRebalancer returns a rebalancer of the limit rate, for the process named id.
+func newRebalancer(rate ledger.Rate, conn *redisx.Conn, space keyspace.Space, id string) *rebalancer {
+	return &rebalancer{rate: rate, conn: conn, space: space, id: id}
 }
 
 const (
-	leaderLease = 3 * time.Second // after this time without a step, another process may replace the leader
-	idlePause   = time.Second     // pause without demand, or while another process leads
+	rebalanceLease = 3 * time.Second // after this time without a step, another process may replace the leader
+	rebalancePause = time.Second     // pause without demand, or while another process leads
 )
 
-// Wake returns the key of the list whose wake tokens end the rebalancer's pause early.
-func Wake(space keyspace.Space) string { return space.Partition(0).Wake("rebalancer") }
+// rebalanceWake returns the key of the list whose wake tokens end the rebalancer's pause early.
+func rebalanceWake(space keyspace.Space) string { return space.Partition(0).Wake("rebalancer") }
 
 // pause returns the pause between two steps while there is demand.
-func (r *Rebalancer) pause() time.Duration {
+func (r *rebalancer) pause() time.Duration {
 	return min(max(r.rate.Window/8, 20*time.Millisecond), 200*time.Millisecond)
 }
 
-// Step asks for the leadership or renews it; while another process is the leader, it does nothing
+// step asks for the leadership or renews it; while another process is the leader, it does nothing
 // else. The leader reads the quotas and the demand of all partitions, and moves quota if that is
-// worthwhile and all earlier increases are effective. Step returns the pause until the next step.
-func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
-	fence, err := ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, leaderLease)
+// worthwhile and all earlier increases are effective. step returns the pause until the next step.
+func (r *rebalancer) step(ctx context.Context) (time.Duration, error) {
+	fence, err := ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, rebalanceLease)
 	if err != nil || fence == 0 { // another process is the leader
-		return idlePause, err
+		return rebalancePause, err
 	}
 	quotas := make([]ledger.Quota, r.space.Partitions())
 	allEffective, idle := true, true
@@ -58,7 +57,7 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 		limit := r.rate.Of(i, len(quotas))
 		quotas[i], err = ledger.ReadQuota(ctx, r.conn.Cmd, r.space.Partition(i), fence, limit)
 		if err != nil || quotas[i].Fenced {
-			return idlePause, err
+			return rebalancePause, err
 		}
 		allEffective = allEffective && quotas[i].FromUS == 0
 		idle = idle && quotas[i].Demand == 0
@@ -71,7 +70,7 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	if idle {
-		return idlePause, nil
+		return rebalancePause, nil
 	}
 	return r.pause(), nil
 }
@@ -79,7 +78,7 @@ func (r *Rebalancer) Step(ctx context.Context) (time.Duration, error) {
 // applyPeaks replaces the demand of each partition in quotas by its largest recent demand: of about
 // the last window, or the last second if that is shorter. A partition that has just admitted all
 // its jobs is likely to need its quota again.
-func (r *Rebalancer) applyPeaks(quotas []ledger.Quota) {
+func (r *rebalancer) applyPeaks(quotas []ledger.Quota) {
 	if r.peaks == nil {
 		r.peaks = make([]demandPeak, len(quotas))
 	}
@@ -105,7 +104,7 @@ type demandPeak struct {
 // become free in several steps: a call may give a partition less than want. With token, an increase
 // is effective at once. If this process is not the leader any more, moveQuotas stops and returns
 // nil.
-func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
+func (r *rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledger.Quota, want []int64) error {
 	all, minMove := r.rate.PerWindow(), max(1, r.rate.PerWindow()/50)
 	worthwhile, increases, spare := false, int64(0), all
 	for i, p := range quotas {
@@ -148,16 +147,16 @@ func (r *Rebalancer) moveQuotas(ctx context.Context, fence int64, quotas []ledge
 
 // setQuota changes the quota of one partition to permits a window. If the reply is Fenced, this
 // process is not the leader any more, and nothing has changed.
-func (r *Rebalancer) setQuota(
+func (r *rebalancer) setQuota(
 	ctx context.Context, fence int64, partition int, permits int64, increase ledger.Increase,
 ) (ledger.Quota, error) {
 	return ledger.SetQuota(ctx, r.conn.Cmd, r.space.Partition(partition), fence,
 		r.rate.Of(partition, r.space.Partitions()), permits, increase)
 }
 
-// Resign gives up the leadership, so that another process can lead at once. After an error, the
+// resign gives up the leadership, so that another process can lead at once. After an error, the
 // leader lease ends by itself.
-func (r *Rebalancer) Resign(ctx context.Context) {
+func (r *rebalancer) resign(ctx context.Context) {
 	_, _ = ledger.LeadRebalancing(ctx, r.conn.Cmd, r.space.Partition(0), r.id, 0)
 }
 

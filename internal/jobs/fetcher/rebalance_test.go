@@ -1,4 +1,4 @@
-package quota
+package fetcher
 
 import (
 	"slices"
@@ -7,7 +7,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
@@ -16,8 +15,6 @@ import (
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.IgnoreServers()) }
 
 // TestDivide checks the quotas that divide returns for given quotas and demands.
 func TestDivide(t *testing.T) {
@@ -90,8 +87,8 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 	redistest.Both(t, func(t *testing.T, url, prefix string) {
 		const all = 100
 		w := stagetest.New(t, url, prefix, 4)
-		d := NewRebalancer(ledger.Rate{RPS: 10 * all, Window: 100 * time.Millisecond}, w.Conn, w.Space, "d")
-		other := NewRebalancer(d.rate, w.Conn, w.Space, "other")
+		d := newRebalancer(ledger.Rate{RPS: 10 * all, Window: 100 * time.Millisecond}, w.Conn, w.Space, "d")
+		other := newRebalancer(d.rate, w.Conn, w.Space, "other")
 		demand := func(partition int, jobs int64) {
 			p := w.Space.Partition(partition)
 			require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Types(), redis.Z{Score: 1, Member: "T"}).Err())
@@ -99,7 +96,7 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 			require.NoError(t, w.Conn.Cmd.SAdd(t.Context(), p.Active(), "acme").Err())
 		}
 		quotas := func() (out []int64) {
-			fence, err := ledger.LeadRebalancing(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", leaderLease)
+			fence, err := ledger.LeadRebalancing(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "d", rebalanceLease)
 			require.NoError(t, err)
 			sum := int64(0)
 			for i := range 4 {
@@ -115,9 +112,9 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 		follow := func(want []int64) {
 			t.Helper()
 			require.Eventually(t, func() bool {
-				_, err := d.Step(t.Context())
+				_, err := d.step(t.Context())
 				require.NoError(t, err)
-				_, err = other.Step(t.Context()) // it is not the leader
+				_, err = other.step(t.Context()) // it is not the leader
 				require.NoError(t, err)
 				return slices.Equal(want, quotas())
 			}, 20*time.Second, time.Millisecond)
@@ -129,8 +126,8 @@ func TestRebalancerFollowsTheDemand(t *testing.T) {
 		follow([]int64{0, 50, 0, 50})
 		demand(1, 0)
 		follow([]int64{0, 0, 0, 100})
-		d.Resign(t.Context())
-		fence, err := ledger.LeadRebalancing(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", leaderLease)
+		d.resign(t.Context())
+		fence, err := ledger.LeadRebalancing(t.Context(), w.Conn.Cmd, w.Space.Partition(0), "other", rebalanceLease)
 		require.NoError(t, err)
 		require.Positive(t, fence, "another process can lead")
 	})

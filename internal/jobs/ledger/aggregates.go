@@ -1,6 +1,4 @@
-// Package aggregate encodes the aggregates that a group asks for into the value of a field of the
-// group's hash, and compiles them from this value. It hides the encoding, and stores nothing.
-package aggregate
+package ledger
 
 import (
 	"encoding/json"
@@ -10,9 +8,12 @@ import (
 	"github.com/bulkaction/bulkaction/reducer"
 )
 
-// Encode returns the field's value for the aggregates that a group asks for; "" if it asks for
+// The functions of this file encode the aggregates that a group asks for into the field aggregate of
+// the group's hash, and compile them from its value.
+
+// EncodeAggregates returns the field's value for the aggregates that a group asks for; "" if it asks for
 // none. It returns an error when the registry refuses an aggregate.
-func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, error) {
+func EncodeAggregates(registry *reducer.Registry, asked []messages.Aggregate) (string, error) {
 	if len(asked) == 0 {
 		return "", nil
 	}
@@ -30,10 +31,10 @@ func Encode(registry *reducer.Registry, asked []messages.Aggregate) (string, err
 	return string(b), nil
 }
 
-// Counts returns the names of those aggregates in the field's value that simply count all results.
+// CountingAggregates returns the names of those aggregates in the field's value that simply count all results.
 // It returns none if the value can't be decoded.
-func Counts(encoded string) []string {
-	specs, _ := decode(encoded)
+func CountingAggregates(encoded string) []string {
+	specs, _ := decodeAggregates(encoded)
 	var names []string
 	for _, a := range specs {
 		if a.Op == "count" && a.Field == "" && a.Over == "" {
@@ -43,19 +44,19 @@ func Counts(encoded string) []string {
 	return names
 }
 
-// Plan compiles the aggregates in the field's value; the value "" has none. It returns an error
+// AggregatePlan compiles the aggregates in the field's value; the value "" has none. It returns an error
 // when the registry refuses an aggregate, for example because this process lacks its reducer.
-func Plan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
-	specs, err := decode(encoded)
+func AggregatePlan(registry *reducer.Registry, encoded string) (*reducer.Plan, error) {
+	specs, err := decodeAggregates(encoded)
 	if err != nil {
 		return nil, err
 	}
 	return registry.Compile(specs)
 }
 
-// decode returns the aggregates in the field's value; the value "" has none. If the value can't be
+// decodeAggregates returns the aggregates in the field's value; the value "" has none. If the value can't be
 // decoded, it returns an error.
-func decode(encoded string) ([]reducer.Spec, error) {
+func decodeAggregates(encoded string) ([]reducer.Spec, error) {
 	if encoded == "" {
 		return nil, nil
 	}
