@@ -16,6 +16,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/audit/checkers"
 	"github.com/bulkaction/bulkaction/internal/jobs/aggregator"
 	"github.com/bulkaction/bulkaction/internal/jobs/dispatcher"
 	"github.com/bulkaction/bulkaction/internal/jobs/fetcher"
@@ -309,6 +310,8 @@ func Watcher(reducers *reducer.Registry) BasedRole {
 				Interval:     p.Config.Audit.Interval,
 				FullInterval: p.Config.Audit.DeepInterval,
 				Lease:        p.Config.Worker.Lease,
+				Others:       checkers.CheckRoomsOf,
+				OtherLaws:    checkers.Laws,
 			},
 			Guards: b.Guards,
 		}, store(p, b, reducers, nil), events).Run(ctx)

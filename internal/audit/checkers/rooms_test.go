@@ -1,4 +1,4 @@
-package audit
+package checkers_test
 
 import (
 	"context"
@@ -11,6 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/checkers"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
@@ -52,10 +55,10 @@ func eachRoomWorld(t *testing.T, test func(w *roomWorld)) {
 }
 
 // violations audits all events.
-func (w *roomWorld) violations() []Violation {
+func (w *roomWorld) violations() []api.Violation {
 	w.Helper()
-	var report Report
-	require.NoError(w, CheckRooms(w.Context(), w.conn, w.space, &report))
+	var report audit.Report
+	require.NoError(w, checkers.CheckRooms(w.Context(), w.conn, w.space, &report))
 	require.Equal(w, len(report.Violations) == 0, report.OK)
 	text, err := json.Marshal(report.Violations)
 	require.NoError(w, err)
@@ -74,23 +77,23 @@ func TestCheckRooms(t *testing.T) {
 	}{
 		"state": {func(ctx context.Context, c redis.UniversalClient, p keyspace.Partition) error {
 			return c.ZRem(ctx, p.RoomWaiting(event), "secret-2").Err()
-		}, LawRoomState, "event e7: the user with number 2 is in no set, but should be in waiting"},
+		}, waitingroom.LawState, "event e7: the user with number 2 is in no set, but should be in waiting"},
 		"number": {func(ctx context.Context, c redis.UniversalClient, p keyspace.Partition) error {
 			return c.ZAdd(ctx, p.RoomWaiting(event), redis.Z{Score: 1, Member: "secret-2"}).Err()
-		}, LawRoomNumber, "event e7: the user with number 2 waits in the place of number 1"},
+		}, waitingroom.LawNumber, "event e7: the user with number 2 waits in the place of number 1"},
 		"slots": {func(ctx context.Context, c redis.UniversalClient, p keyspace.Partition) error {
 			return c.ZIncrBy(ctx, p.RoomSlots(event), -10_000, "secret-1").Err()
-		}, LawRoomSlots, "event e7: the slot of the user with number 1 ends at "},
+		}, waitingroom.LawSlots, "event e7: the slot of the user with number 1 ends at "},
 		"unlisted": {func(ctx context.Context, c redis.UniversalClient, p keyspace.Partition) error {
 			return c.ZRem(ctx, p.Rooms(), event).Err()
-		}, LawRoomState, "event e7: it is not in the list of events"},
+		}, waitingroom.LawState, "event e7: it is not in the list of events"},
 		"without settings": {func(ctx context.Context, c redis.UniversalClient, p keyspace.Partition) error {
 			return c.Del(ctx, p.Room(event), p.RoomUsers(event), p.RoomWaiting(event)).Err()
-		}, LawRoomState, "event e7: it has users, but no settings"},
+		}, waitingroom.LawState, "event e7: it has users, but no settings"},
 		"a wrong type": {func(ctx context.Context, c redis.UniversalClient, p keyspace.Partition) error {
 			require.NoError(t, c.Del(ctx, p.RoomSlots(event)).Err())
 			return c.Set(ctx, p.RoomSlots(event), "x", 0).Err()
-		}, LawRoomState, "event e7: a key that its scripts use is of another type than it must be"},
+		}, waitingroom.LawState, "event e7: a key that its scripts use is of another type than it must be"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,13 +111,13 @@ func TestCheckRooms(t *testing.T) {
 				require.Equal(w, p.Index(), found[0].Partition)
 				require.Empty(w, found[0].Group)
 				require.Contains(w, found[0].Detail, test.detail)
-				require.Contains(w, Laws, found[0].Law)
+				require.Contains(w, checkers.Laws, found[0].Law)
 
 				// CheckRoomsOf of the event's partition finds the same violation, unless the event
 				// is missing in the partition's list.
 				for _, other := range w.space.All() {
-					var report Report
-					require.NoError(w, CheckRoomsOf(w.Context(), w.conn, w.space, other, Options{Rate: 1 << 30}, &report))
+					var report audit.Report
+					require.NoError(w, checkers.CheckRoomsOf(w.Context(), w.conn, w.space, other, audit.Options{Rate: 1 << 30}, &report))
 					if other.Index() != p.Index() || name == "unlisted" {
 						require.Empty(w, report.Violations)
 						require.True(w, report.OK)
@@ -137,7 +140,7 @@ func TestCheckRoomsWithoutAList(t *testing.T) {
 		require.NoError(w, w.conn.Cmd.Set(w.Context(), p.Rooms(), "x", 0).Err())
 		var details []string
 		for _, v := range w.violations() {
-			require.Equal(w, LawRoomState, v.Law)
+			require.Equal(w, waitingroom.LawState, v.Law)
 			require.Equal(w, p.Index(), v.Partition)
 			details = append(details, v.Detail)
 		}

@@ -1,7 +1,4 @@
-// Package incremental looks for groups and tenants in which something may be wrong, without reading
-// a job. It hides what it remembers from one check to the next. Package audit then audits its
-// candidates job by job.
-package incremental
+package audit
 
 import (
 	"context"
@@ -12,29 +9,28 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 )
 
-// Check is the incremental check of one partition: each call of its method Run looks for candidates
-// among the open groups. A group is a candidate if its counts do not add up or do not agree with
+// Incremental is the incremental check of one partition: each call of its method Run looks for
+// candidates among the open groups, without reading a job, which [RunGroups] then audits job by job. A group is a candidate if its counts do not add up or do not agree with
 // the lengths of its states, queues and failures. It is one too if it has ready, in-flight or
 // unreduced jobs: they may have vanished with their stream. Such groups are few, because streams
 // are short. A tenant is a candidate if it has fewer non-ready and suspended jobs than its groups
 // count.
 //
 // It remembers some bytes per group from one call to the next. It is not safe for concurrent use.
-type Check struct {
+type Incremental struct {
 	read.Reader
 	p     keyspace.Partition
 	known map[string]read.Header // the open groups of the last check, by id
 }
 
-// New returns a check of a partition that knows no group yet.
-func New(conn *redisx.Conn, p keyspace.Partition) *Check {
-	return &Check{Reader: read.Reader{Cmd: conn.Cmd}, p: p, known: map[string]read.Header{}}
+// NewIncremental returns a check of a partition that knows no group yet.
+func NewIncremental(conn *redisx.Conn, p keyspace.Partition) *Incremental {
+	return &Incremental{Reader: read.Reader{Cmd: conn.Cmd}, p: p, known: map[string]read.Header{}}
 }
 
 // tenantGroups names the open groups of a tenant. They are read in one transaction if they are few.
@@ -45,18 +41,18 @@ type tenantGroups struct {
 }
 
 // Run makes one check of all open groups. It returns the candidates, and how many groups are open.
-func (c *Check) Run(ctx context.Context) (found audit.Candidates, open int, err error) {
+func (c *Incremental) Run(ctx context.Context) (found Candidates, open int, err error) {
 	var ids []string
 	if err := c.ReadByScore(ctx, c.p.Open(), func(page []string) error {
 		ids = append(ids, page...)
 		return nil
 	}); err != nil {
-		return audit.Candidates{}, 0, fmt.Errorf("list open groups: %w", err)
+		return Candidates{}, 0, fmt.Errorf("list open groups: %w", err)
 	}
 	if err := c.updateKnown(ctx, ids); err != nil {
-		return audit.Candidates{}, 0, fmt.Errorf("read groups: %w", err)
+		return Candidates{}, 0, fmt.Errorf("read groups: %w", err)
 	}
-	r := run{Check: c}
+	r := incrementalRun{Incremental: c}
 	cost := func(t *tenantGroups) (int, int64) { return t.commands, 0 }
 	for batch := range read.Batches(c.groupsByTenant(), cost) {
 		check := r.checkTenants
@@ -64,7 +60,7 @@ func (c *Check) Run(ctx context.Context) (found audit.Candidates, open int, err 
 			check = r.checkLargeTenant
 		}
 		if err := check(ctx, batch); err != nil {
-			return audit.Candidates{}, 0, fmt.Errorf("read counts: %w", err)
+			return Candidates{}, 0, fmt.Errorf("read counts: %w", err)
 		}
 	}
 	slices.Sort(r.found.Groups)
@@ -74,7 +70,7 @@ func (c *Check) Run(ctx context.Context) (found audit.Candidates, open int, err 
 
 // updateKnown brings the known groups in line with ids, the open groups: it drops the others and
 // reads the headers of new ones.
-func (c *Check) updateKnown(ctx context.Context, ids []string) error {
+func (c *Incremental) updateKnown(ctx context.Context, ids []string) error {
 	known := make(map[string]read.Header, len(ids))
 	var unknown []string
 	for _, id := range ids {
@@ -93,7 +89,7 @@ func (c *Check) updateKnown(ctx context.Context, ids []string) error {
 }
 
 // groupsByTenant returns the known groups, divided by tenant.
-func (c *Check) groupsByTenant() []*tenantGroups {
+func (c *Incremental) groupsByTenant() []*tenantGroups {
 	byTenant := map[string]*tenantGroups{}
 	for _, g := range c.known {
 		t := byTenant[g.Tenant]
@@ -107,20 +103,20 @@ func (c *Check) groupsByTenant() []*tenantGroups {
 	return slices.Collect(maps.Values(byTenant))
 }
 
-// run is one run of a check.
-type run struct {
-	*Check
-	found audit.Candidates
+// incrementalRun is one run of a check.
+type incrementalRun struct {
+	*Incremental
+	found Candidates
 }
 
 // queue adds to a pipeline the commands that read the counts, status and lengths of a known group.
-func (r *run) queue(ctx context.Context, p redis.Pipeliner, g read.Header) func() *read.Group {
+func (r *incrementalRun) queue(ctx context.Context, p redis.Pipeliner, g read.Header) func() *read.Group {
 	return read.Numbers.Queue(ctx, p, r.p, g)
 }
 
 // checkTenants checks the groups and the non-ready jobs of several tenants, which it reads in one
 // transaction.
-func (r *run) checkTenants(ctx context.Context, tenants []*tenantGroups) error {
+func (r *incrementalRun) checkTenants(ctx context.Context, tenants []*tenantGroups) error {
 	type reply struct {
 		nonReady func() [2]int64
 		groups   []func() *read.Group
@@ -146,7 +142,7 @@ func (r *run) checkTenants(ctx context.Context, tenants []*tenantGroups) error {
 // checkLargeTenant checks tenants[0], which has too many groups for one transaction. It reads
 // everything about the tenant twice, in several transactions, and judges its non-ready jobs only if
 // both readings are equal.
-func (r *run) checkLargeTenant(ctx context.Context, tenants []*tenantGroups) error {
+func (r *incrementalRun) checkLargeTenant(ctx context.Context, tenants []*tenantGroups) error {
 	t := tenants[0]
 	var sums [2]nonReadyCounts
 	var lengths [2][2]int64
@@ -204,7 +200,7 @@ func (c *nonReadyCounts) add(g *read.Group) {
 
 // compareNonReady adds a tenant, and its groups with non-ready jobs, to the candidates if the
 // tenant has fewer non-ready and suspended jobs (lengths) than its groups count.
-func (r *run) compareNonReady(tenant string, counted nonReadyCounts, lengths [2]int64) {
+func (r *incrementalRun) compareNonReady(tenant string, counted nonReadyCounts, lengths [2]int64) {
 	if lengths[0]+lengths[1] < counted.total && !counted.unknown {
 		r.found.Tenants = append(r.found.Tenants, tenant)
 		r.found.Groups = append(r.found.Groups, counted.groups...)
@@ -215,7 +211,7 @@ func (r *run) compareNonReady(tenant string, counted nonReadyCounts, lengths [2]
 // or unreduced jobs, or if one of its keys has the wrong Redis type. It adds the group's count of
 // non-ready jobs to nonReady. It forgets a group that was deleted, or that has other types or
 // another tenant now.
-func (r *run) checkGroup(g *read.Group, nonReady *nonReadyCounts) {
+func (r *incrementalRun) checkGroup(g *read.Group, nonReady *nonReadyCounts) {
 	if len(g.WrongTypes) > 0 {
 		r.found.Groups = append(r.found.Groups, g.ID)
 		nonReady.unknown = true

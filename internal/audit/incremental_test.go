@@ -1,4 +1,4 @@
-package incremental
+package audit
 
 import (
 	"fmt"
@@ -10,21 +10,18 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/testkit/audittest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
 
-func TestMain(m *testing.M) { audittest.Main(m) }
-
 // watch makes an incremental check and audits its candidates job by job. It returns both results.
-func watch(w *audittest.World, s *Check) (audit.Candidates, audit.Report) {
+func watch(w *audittest.World, s *Incremental) (Candidates, Report) {
 	found, _, err := s.Run(w.Context())
 	w.OK(err)
 	if len(found.Groups) == 0 {
-		return found, audit.Report{OK: true}
+		return found, Report{OK: true}
 	}
-	r, err := audit.RunGroups(w.Context(), w.Conn, w.Space, s.p, found, audit.Options{})
+	r, err := RunGroups(w.Context(), w.Conn, w.Space, s.p, found, Options{})
 	w.OK(err)
 	return found, r
 }
@@ -46,7 +43,7 @@ func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 			w := audittest.New(t, url, prefix, 1)
 			audittest.Inhabit(w)
 			p := w.Space.Partition(0)
-			s := New(w.Conn, p)
+			s := NewIncremental(w.Conn, p)
 			for range 2 {
 				_, r := watch(w, s)
 				require.Empty(t, r.Violations)
@@ -58,7 +55,7 @@ func TestCheckFindsWhatStopsAGroup(t *testing.T) {
 			require.NotEmpty(t, got)
 			if missing := strings.Contains(c.Name, "gone") && c.Name != "failure gone"; missing {
 				require.NotEmpty(t, r.Missing)
-				whole, err := audit.Partition(t.Context(), w.Conn, w.Space, p, audit.Options{})
+				whole, err := Partition(t.Context(), w.Conn, w.Space, p, Options{})
 				require.NoError(t, err)
 				require.Equal(t, whole.Missing, r.Missing, "as a full audit finds them")
 			}
@@ -76,7 +73,7 @@ func TestCheckNamesGroupsWithJobsInStreams(t *testing.T) {
 	w.Append("idle", audittest.Jobs(5))
 	w.Create("busy", "acme", "L")
 	w.Append("busy", audittest.Jobs(1))
-	s := New(w.Conn, p)
+	s := NewIncremental(w.Conn, p)
 	candidates := func() []string {
 		found, _ := watch(w, s)
 		return found.Groups
@@ -104,7 +101,7 @@ func TestCheckOfALargeTenant(t *testing.T) {
 		w.Create(id, "acme", "T")
 		w.Append(id, audittest.Jobs(2, audittest.Later))
 	}
-	s := New(w.Conn, p)
+	s := NewIncremental(w.Conn, p)
 	for range 3 {
 		found, _ := watch(w, s)
 		require.Empty(t, found)
@@ -140,7 +137,7 @@ func TestCheckFindsNothingWhileJobsMove(t *testing.T) {
 	c := audittest.NewChurn(w, []string{"a", "b", "c"}, []string{"T", "U"})
 	stop := c.Run(t.Context(), false)
 	t.Cleanup(func() { _ = stop() })
-	s, candidates := New(w.Conn, w.Space.Partition(0)), 0
+	s, candidates := NewIncremental(w.Conn, w.Space.Partition(0)), 0
 	for i := 0; i < 100 || c.Moves.Load() < 500; i++ {
 		found, r := watch(w, s)
 		require.Empty(t, r.Violations, "%v", found)
@@ -166,7 +163,7 @@ func BenchmarkCheck(b *testing.B) {
 				w.Append(id, audittest.Jobs(size.jobs))
 			}
 			w.Admit(w.Space.Partition(0), "T", 200, audittest.NoLimit)
-			s := New(w.Conn, w.Space.Partition(0))
+			s := NewIncremental(w.Conn, w.Space.Partition(0))
 			watch(w, s)
 			cpu, out := usage(w)
 			for b.Loop() {
@@ -176,7 +173,7 @@ func BenchmarkCheck(b *testing.B) {
 			b.ReportMetric((cpuNow-cpu)*1e6/float64(b.N), "redis_us/op")
 			b.ReportMetric((outNow-out)/float64(b.N), "bytes/op")
 			cpu, out = usage(w)
-			_, err := audit.Partition(b.Context(), w.Conn, w.Space, w.Space.Partition(0), audit.Options{})
+			_, err := Partition(b.Context(), w.Conn, w.Space, w.Space.Partition(0), Options{})
 			require.NoError(b, err)
 			cpuNow, outNow = usage(w)
 			b.ReportMetric((cpuNow-cpu)*1e3, "redis_ms_for_full_audit")
@@ -206,9 +203,9 @@ func TestGroupWithKeyOfWrongTypeIsACandidate(t *testing.T) {
 				t.Parallel()
 				w := audittest.New(t, url, prefix, 1)
 				c.Do(w)
-				found, r := watch(w, New(w.Conn, w.Space.Partition(0)))
+				found, r := watch(w, NewIncremental(w.Conn, w.Space.Partition(0)))
 				require.Contains(t, found.Groups, "good")
-				require.Contains(t, audittest.Summary(r.Violations), audittest.Of(audit.LawLocation, "good", 0))
+				require.Contains(t, audittest.Summary(r.Violations), audittest.Of(LawLocation, "good", 0))
 				require.Len(t, r.Missing[0].Jobs, 1)
 				if c.Group != "" && c.Name != "codes" && c.Name != "results" && c.Name != "aggregate" { // these are not read
 					require.True(t, c.IsReported(w, r.Violations), "%v", r.Violations)

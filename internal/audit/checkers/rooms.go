@@ -1,4 +1,4 @@
-package audit
+package checkers
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/audit/read"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
@@ -19,13 +21,13 @@ import (
 
 // CheckRooms adds to the report a violation for each law that an event of the waiting room breaks.
 // It scans the names of all keys in Redis, to find events that are missing in the list of events.
-func CheckRooms(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *Report) error {
+func CheckRooms(ctx context.Context, conn *redisx.Conn, space keyspace.Space, report *audit.Report) error {
 	lost, err := eventsByKey(ctx, conn, space)
 	if err != nil {
 		return fmt.Errorf("look for events: %w", err)
 	}
 	for _, p := range space.All() {
-		if err := checkRooms(ctx, conn, space, p, lost[p.Index()], Options{}, report); err != nil {
+		if err := checkRooms(ctx, conn, space, p, lost[p.Index()], audit.Options{}, report); err != nil {
 			return err
 		}
 	}
@@ -35,7 +37,7 @@ func CheckRooms(ctx context.Context, conn *redisx.Conn, space keyspace.Space, re
 // CheckRoomsOf audits, as CheckRooms does, only the events that the list of one partition names. Of
 // opts it uses Rate.
 func CheckRoomsOf(
-	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts Options, report *Report,
+	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, opts audit.Options, report *audit.Report,
 ) error {
 	return checkRooms(ctx, conn, space, p, map[string]bool{}, opts, report)
 }
@@ -45,20 +47,21 @@ func CheckRoomsOf(
 // violation for that and is not audited further.
 func checkRooms(
 	ctx context.Context, conn *redisx.Conn, space keyspace.Space, p keyspace.Partition, names map[string]bool,
-	opts Options, report *Report,
+	opts audit.Options, report *audit.Report,
 ) error {
-	add := func(v Violation) {
+	var all []api.Violation
+	defer func() { report.Add(all...) }()
+	add := func(v api.Violation) {
 		v.Partition = p.Index()
-		report.Violations = append(report.Violations, v)
+		all = append(all, v)
 	}
-	defer report.finish()
 	rooms := waitingroom.New(conn, space, func(string, time.Duration, error) {})
 	pacer := read.NewPacer(opts.Rate)
 	listed, err := rooms.InPartition(ctx, p)
 	switch {
 	case read.IsWrongType(err):
-		add(Violation{
-			Law: LawRoomState, Key: p.Rooms(), Detail: "the list of events is of another type than it must be",
+		add(api.Violation{
+			Law: waitingroom.LawState, Key: p.Rooms(), Detail: "the list of events is of another type than it must be",
 		})
 	case err != nil:
 		return fmt.Errorf("audit events of partition %d: %w", p.Index(), err)
@@ -69,8 +72,8 @@ func checkRooms(
 	for _, event := range slices.Sorted(maps.Keys(names)) {
 		found, err := rooms.Audit(ctx, event, pacer.Wait)
 		if read.IsWrongType(err) {
-			add(Violation{
-				Law: LawRoomState, Key: event + " type",
+			add(api.Violation{
+				Law: waitingroom.LawState, Key: event + " type",
 				Detail: "event " + event + ": a key that its scripts use is of another type than it must be",
 			})
 			continue
@@ -79,7 +82,7 @@ func checkRooms(
 			return fmt.Errorf("audit partition %d: %w", p.Index(), err)
 		}
 		for _, f := range found {
-			add(Violation{
+			add(api.Violation{
 				Law: f.Law, Detail: "event " + event + ": " + f.Detail, Key: event + " " + f.Key, Count: f.Count,
 			})
 		}
@@ -94,7 +97,7 @@ func eventsByKey(ctx context.Context, conn *redisx.Conn, space keyspace.Space) (
 		all[p.Index()] = map[string]bool{}
 	}
 	var mu sync.Mutex
-	pattern := partitionPattern(space.Partition(0).Room("*"))
+	pattern := read.AnyPartition(space.Partition(0).Room("*"))
 	err := conn.Shards(ctx, func(ctx context.Context, shard redis.UniversalClient) error {
 		for cursor := uint64(0); ; {
 			keys, next, err := shard.Scan(ctx, cursor, pattern, read.PageSize).Result()
