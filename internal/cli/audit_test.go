@@ -23,6 +23,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/audit/repair"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/testkit/certtest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
@@ -75,8 +76,8 @@ func TestAudit(t *testing.T) {
 	for _, v := range report.Violations {
 		laws[v.Law] += v.Detail + "\n"
 	}
-	require.Contains(t, laws[audit.LawRoomState], "event sale: it has users, but no settings")
-	require.Contains(t, laws[audit.LawRoomState], "event sale: the user with number 3 is in waiting and has no record")
+	require.Contains(t, laws[waitingroom.LawState], "event sale: it has users, but no settings")
+	require.Contains(t, laws[waitingroom.LawState], "event sale: the user with number 3 is in waiting and has no record")
 
 	got = console{}.exec(t.Context(), "audit", "--key-prefix", "y:")
 	require.Equal(t, exitError, got.code)

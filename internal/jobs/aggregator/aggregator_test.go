@@ -17,7 +17,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
-	"github.com/bulkaction/bulkaction/internal/jobs/aggregate"
 	"github.com/bulkaction/bulkaction/internal/jobs/aggregator"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
@@ -247,7 +246,7 @@ func TestEntriesOfADeadAggregatorAreClaimed(t *testing.T) {
 		require.Len(w.T, read, 2)
 		// The first entry was reduced, but its acknowledgement was lost.
 		registry := reducer.NewRegistry()
-		plan, err := aggregate.Plan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
+		plan, err := ledger.AggregatePlan(registry, `[{"as":"cost","op":"sum","field":"data.cost"},{"as":"n","op":"count"}]`)
 		require.NoError(w.T, err)
 		state, args := plan.New(), ledger.ReduceArgs{Group: "g", Partial: "9", Lines: []byte(read[0].Values["l"].(string))}
 		for line := range strings.SplitSeq(string(args.Lines), "\n") {

@@ -222,7 +222,7 @@ func TestSummaryIsBounded(t *testing.T) {
 }
 
 func TestRecent(t *testing.T) {
-	k := &newJobMaps(nil).recent
+	k := &recent[api.JobMap]{age: mapAge, most: maxKeptMaps}
 	now := time.Unix(1, 0)
 	for i := range maxKeptMaps + 1 {
 		k.keep(fmt.Sprint(i), api.JobMap{Jobs: int64(i)}, now)
@@ -252,4 +252,13 @@ func TestWithoutData(t *testing.T) {
 	} {
 		require.Equal(t, want, string(withoutData([]byte(line))), line)
 	}
+}
+
+func TestTimesAreShown(t *testing.T) {
+	early, late := time.Unix(1, 1_500_000), time.Unix(2, 0)
+	require.Equal(t, late, latestOf(early, late, time.Time{}))
+	require.Equal(t, late, latestOf(late, early))
+	require.Nil(t, timeIfAfter(early, early))
+	require.Equal(t, time.Unix(1, 1_000_000).UTC(), *timeIfAfter(early, time.Time{}))
+	require.InDelta(t, 2.3, round(2.26, 10), 1e-12)
 }

@@ -430,7 +430,7 @@ func TestAdmitMintsSpans(t *testing.T) {
 		w.create("g", "acme", "T")
 		parent := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
-			{Payload: []byte(`1`), Trace: parent}, {Payload: []byte(`2`)}, {Payload: []byte(`"|"`), Trace: parent},
+			{Payload: []byte(`1`), TraceParent: parent}, {Payload: []byte(`2`)}, {Payload: []byte(`"|"`), TraceParent: parent},
 		}})
 		traced := w.admit("T", 10, noLimit).Traced
 		require.Len(w, traced, 2)

@@ -20,7 +20,7 @@ func TestAppend(t *testing.T) {
 		w.create("g", "acme", "T")
 		trace := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		r := w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
-			{Payload: []byte(`"a|b"`)}, {Type: "U", Payload: []byte(`"\n"`)}, {Payload: []byte(`{}`), Trace: trace},
+			{Payload: []byte(`"a|b"`)}, {Type: "U", Payload: []byte(`"\n"`)}, {Payload: []byte(`{}`), TraceParent: trace},
 		}})
 		require.Equal(w, ledger.AppendReply{First: 0, N: 3}, r)
 		require.Equal(w, ledger.AppendReply{First: 3, N: 2}, w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: jobs(2)}))
@@ -198,7 +198,7 @@ func TestAppendLargePayloads(t *testing.T) {
 		w.create("g", "acme", "T")
 		fits, travels := strings.Repeat("x", 4096), strings.Repeat("y", 4097)
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
-			{Payload: []byte(travels)}, {Payload: []byte(fits)}, {Payload: []byte(travels), RunAt: time.Now().Add(time.Hour)},
+			{Payload: []byte(travels)}, {Payload: []byte(fits)}, {Payload: []byte(travels), RunAt: new(time.Now().Add(time.Hour))},
 		}})
 		require.Equal(w, map[string]string{"0": travels, "2": travels}, w.c.HGetAll(w.Context(), w.p.Payloads("g")).Val())
 		require.Equal(w, []string{"0||", "1||" + fits}, w.queue("g", "T"))
@@ -212,7 +212,7 @@ func TestAppendJobsForLater(t *testing.T) {
 		now, soon := time.Now(), time.Now().Add(time.Hour)
 		w.create("g", "acme", "T")
 		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{
-			{Payload: []byte("1"), RunAt: soon.Add(time.Hour)}, {Payload: []byte("2"), RunAt: now.Add(-time.Hour)}, {Type: "U", Payload: []byte("3"), RunAt: soon},
+			{Payload: []byte("1"), RunAt: new(soon.Add(time.Hour))}, {Payload: []byte("2"), RunAt: new(now.Add(-time.Hour))}, {Type: "U", Payload: []byte("3"), RunAt: new(soon)},
 		}})
 		require.Equal(w, "NWN", w.states("g"))
 		require.Equal(w, map[string]int64{"waiting": 1, "non_ready": 2}, w.ledger("g"))
@@ -227,7 +227,7 @@ func TestAppendJobsForLater(t *testing.T) {
 
 		w.create("later", "beta", "T", "run_at", timestamp(soon))
 		w.appendJobs(ledger.AppendArgs{Group: "later", Jobs: []ledger.NewJob{
-			{Payload: []byte("1"), RunAt: soon.Add(time.Hour)}, {Payload: []byte("2"), RunAt: soon.Add(-time.Minute)}, {Payload: []byte("3")},
+			{Payload: []byte("1"), RunAt: new(soon.Add(time.Hour))}, {Payload: []byte("2"), RunAt: new(soon.Add(-time.Minute))}, {Payload: []byte("3")},
 		}})
 		require.Equal(w, "NWW", w.states("later"))
 	})

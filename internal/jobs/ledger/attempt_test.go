@@ -400,7 +400,7 @@ func (w *world) seven() {
 	jobs := jobs(7)
 	for i := range jobs {
 		if i%2 == 0 {
-			jobs[i].Trace = sampled
+			jobs[i].TraceParent = sampled
 		}
 	}
 	w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: jobs})

@@ -100,7 +100,7 @@ func TestSweepManyJobs(t *testing.T) {
 		w.append("g", waiting)
 		later := jobs(ledger.MaxAppend)
 		for i := range later {
-			later[i].RunAt = time.Now().Add(time.Hour)
+			later[i].RunAt = new(time.Now().Add(time.Hour))
 		}
 		for range nonReady / len(later) {
 			w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: later})
@@ -135,7 +135,7 @@ func TestSweepManyNonReadyJobs(t *testing.T) {
 		w.create("other", "acme", "T")
 		later := jobs(ledger.MaxAppend)
 		for i := range later {
-			later[i].RunAt = time.Now().Add(time.Hour)
+			later[i].RunAt = new(time.Now().Add(time.Hour))
 		}
 		for range nonReady / len(later) {
 			w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: later})

@@ -151,7 +151,7 @@ func (m *model) actAppend() {
 			j.Payload = large
 		}
 		if m.chance("later") {
-			j.RunAt, is.letter = time.Now().Add(2*time.Hour), ledger.NonReady
+			j.RunAt, is.letter = new(time.Now().Add(2*time.Hour)), ledger.NonReady
 		}
 		a.Jobs, added = append(a.Jobs, j), append(added, is)
 	}

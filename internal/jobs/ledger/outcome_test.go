@@ -21,7 +21,7 @@ func TestOutcomeDone(t *testing.T) {
 		w.append("g", 2)
 		w.create("h", "beta", "T")
 		trace := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), Trace: trace}, {Payload: large}}})
+		w.appendJobs(ledger.AppendArgs{Group: "h", Jobs: []ledger.NewJob{{Payload: []byte("1"), TraceParent: trace}, {Payload: large}}})
 		run := w.begin("T", "c", 4)
 		require.Equal(w, ledger.OutcomeReply{Owned: 4}, w.outcome("T", done(run...)))
 		for _, g := range []string{"g", "h"} {

@@ -42,7 +42,7 @@ var lifeScenes = []scene{
 	{"append several types, the last of a total", true, func(w *world) act {
 		w.create("g", "acme", "T", "total", "4")
 		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Request: "r", Mode: ledger.AppendLast, Jobs: []ledger.NewJob{
-			{Payload: []byte("1")}, {Type: "U", Payload: []byte("2")}, {Payload: large}, {Type: "V", Payload: []byte("4"), RunAt: time.Now().Add(time.Hour)},
+			{Payload: []byte("1")}, {Type: "U", Payload: []byte("2")}, {Payload: large}, {Type: "V", Payload: []byte("4"), RunAt: new(time.Now().Add(time.Hour))},
 		}})
 	}},
 	{"append an entry of the ingest stream", true, func(w *world) act {
@@ -61,7 +61,7 @@ var lifeScenes = []scene{
 	}},
 	{"append only jobs for later", true, func(w *world) act {
 		w.create("g", "acme", "T")
-		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: time.Now().Add(time.Hour)}}})
+		return w.appending(ledger.AppendArgs{Group: "g", Limit: 10, Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: new(time.Now().Add(time.Hour))}}})
 	}},
 	{"seal", true, func(w *world) act {
 		w.create("g", "acme", "T")
@@ -398,7 +398,7 @@ func (w *world) everywhere(group string) {
 	w.outcome("T", other(ledger.OutcomeFailed, run[1], 0))
 	w.outcome("T", other(ledger.OutcomeRetry, run[2], time.Hour))
 	w.admit("T", 1, noLimit)
-	w.appendJobs(ledger.AppendArgs{Group: group, Jobs: []ledger.NewJob{{Payload: large, RunAt: time.Now().Add(time.Hour)}}})
+	w.appendJobs(ledger.AppendArgs{Group: group, Jobs: []ledger.NewJob{{Payload: large, RunAt: new(time.Now().Add(time.Hour))}}})
 	w.append(group, 1)
 	require.NoError(w, w.c.HSet(w.Context(), w.p.Tenant("acme"), "w", 0, "n", 1000).Err())
 	require.Equal(w, 1, w.admit("T", 1, limit(20)).NonReady)

@@ -213,7 +213,7 @@ func TestTotals(t *testing.T) {
 		is(api.JobTotals{})
 		w.create("g", "acme", "T")
 		w.append("g", 4)
-		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: time.Now().Add(300 * time.Millisecond)}}})
+		w.appendJobs(ledger.AppendArgs{Group: "g", Jobs: []ledger.NewJob{{Payload: []byte("1"), RunAt: new(time.Now().Add(300 * time.Millisecond))}}})
 		is(api.JobTotals{Accepted: 5})
 		held := w.begin("T", "c", 4)
 		is(api.JobTotals{Accepted: 5, Started: 4})

@@ -16,10 +16,12 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/audit"
+	"github.com/bulkaction/bulkaction/internal/audit/checkers"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/jobs/watcher"
 	"github.com/bulkaction/bulkaction/internal/messages"
+	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
 	"github.com/bulkaction/bulkaction/internal/testkit/tamper"
@@ -335,11 +337,11 @@ func TestFullAuditOfTheWaitingRoom(t *testing.T) {
 	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.Rooms(), redis.Z{Score: 1e15, Member: "sale"}).Err())
 	require.NoError(t, w.Conn.Cmd.ZAdd(t.Context(), p.RoomSlots("sale"), redis.Z{Score: 1e15, Member: "secret"}).Err())
 	cfg := frequentAudit
-	cfg.Audit.FullInterval = 50 * time.Millisecond
+	cfg.Audit.FullInterval, cfg.Audit.Others = 50*time.Millisecond, checkers.CheckRoomsOf
 	run(w, cfg, "w")
 	w.Await("the violations", func() bool { return len(violations(w)) == 2 })
 	for _, e := range violations(w) {
-		require.Equal(t, audit.LawRoomState, e.Violation.Law)
+		require.Equal(t, waitingroom.LawState, e.Violation.Law)
 		require.Equal(t, p.Index(), e.Violation.Partition)
 		require.NotContains(t, e.Violation.Detail, "secret")
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
+	"github.com/bulkaction/bulkaction/internal/audit/checkers"
 	"github.com/bulkaction/bulkaction/internal/jobs/aggregator"
 	"github.com/bulkaction/bulkaction/internal/jobs/dispatcher"
 	"github.com/bulkaction/bulkaction/internal/jobs/fetcher"
@@ -208,6 +209,8 @@ func (o Own) Watcher(ctx context.Context, p *app.Process, b Base) error {
 			Interval:     p.Config.Audit.Interval,
 			FullInterval: p.Config.Audit.DeepInterval,
 			Lease:        p.Config.Worker.Lease,
+			Others:       checkers.CheckRoomsOf,
+			OtherLaws:    checkers.Laws,
 		},
 		Guards: b.Guards,
 	}, store(p, b, o.reducers(), nil), events).Run(ctx)

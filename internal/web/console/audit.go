@@ -29,12 +29,12 @@ type auditPage struct{ backend httpapi.Backend }
 type auditData struct {
 	api.AuditState
 	Laws       []quantity // with open violations, the most first
-	Open       int64         // violations of all laws
-	Unlisted   int64         // open violations that the list does not have
-	Leaderless int           // partitions without a leader
-	Unaudited  int           // partitions that were never looked at
-	LookedAt   *time.Time    // the oldest of the partitions' last checks; nil: a partition had none
-	DeepAt     *time.Time    // the oldest of their last full audits; nil: a partition had none
+	Open       int64      // violations of all laws
+	Unlisted   int64      // open violations that the list does not have
+	Leaderless int        // partitions without a leader
+	Unaudited  int        // partitions that were never looked at
+	LookedAt   *time.Time // the oldest of the partitions' last checks; nil: a partition had none
+	DeepAt     *time.Time // the oldest of their last full audits; nil: a partition had none
 	Shown      []api.AuditedPartition
 	More       int              // partitions that Shown leaves out
 	Lost       []api.DeadLetter // the newest jobs that were ended as LOST

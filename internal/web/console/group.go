@@ -199,14 +199,14 @@ func largest(values []quantity) (some []quantity, more int) {
 // Text, Counts or Histogram.
 type aggregate struct {
 	Name      string
-	Number    string           // a number
-	Text      string           // any other value, as JSON
-	Counts    []quantity    // how often there was which value
-	More      int              // values that Counts leaves out
-	Most      int64            // the largest count
+	Number    string     // a number
+	Text      string     // any other value, as JSON
+	Counts    []quantity // how often there was which value
+	More      int        // values that Counts leaves out
+	Most      int64      // the largest count
 	Histogram *histogram // a distribution
-	Count     int64            // of the distribution's numbers
-	Numbers   []named          // the distribution in numbers
+	Count     int64      // of the distribution's numbers
+	Numbers   []named    // the distribution in numbers
 }
 
 // named is a number with a name.

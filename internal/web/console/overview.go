@@ -66,7 +66,7 @@ type overviewData struct {
 	Minutes  int // of the history
 	Ranges   []historyRange
 	Audit    *api.AuditState
-	Open     int64         // open violations of the audit
+	Open     int64      // open violations of the audit
 	Laws     []quantity // that they break
 	Busiest  []tenantLoad
 	Tenants  bool // the reader may see all tenants
