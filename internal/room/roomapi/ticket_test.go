@@ -148,7 +148,7 @@ func TestStatusIsCached(t *testing.T) {
 	room := newFakeRoom()
 	a := New(options(room))
 	now := time.Now()
-	a.statuses.now = func() time.Time { return now }
+	a.statuses.answers.Now = func() time.Time { return now }
 	for range 10 {
 		rec := call(t, a, "GET", "/events/sale", "Origin: https://any.example", "Sec-Fetch-Site: cross-site")
 		require.Equal(t, http.StatusOK, rec.Code)
@@ -169,16 +169,16 @@ func TestStatusesAreBounded(t *testing.T) {
 	t.Parallel()
 	s := newStatuses(func(context.Context, string) (api.EventStatus, error) { return api.EventStatus{}, ErrUnknownEvent })
 	now := time.Now()
-	s.now = func() time.Time { return now }
+	s.answers.Now = func() time.Time { return now }
 	for range 3 {
 		for i := range maxStatuses + 10 {
 			require.ErrorIs(t, s.of(t.Context(), string(rune('a'+i))).err, ErrUnknownEvent)
 		}
-		require.Len(t, s.answers, maxStatuses)
+		require.Len(t, s.answers.All(), maxStatuses)
 		now = now.Add(statusAge)
 	}
 	_ = s.of(t.Context(), "later")
-	require.Len(t, s.answers, 1)
+	require.Len(t, s.answers.All(), 1)
 }
 
 func TestKeysAreServed(t *testing.T) {
@@ -192,7 +192,7 @@ var noon = time.Date(2026, 11, 23, 12, 0, 0, 5_999_999, time.UTC)
 
 // frames returns what the stream would write now.
 func frames(s *Stream) string {
-	b, _ := s.append(nil, false)
+	b, _ := s.append(nil)
 	return string(b)
 }
 
@@ -241,7 +241,7 @@ func TestOrderOfFrames(t *testing.T) {
 			t.Parallel()
 			s := NewStream()
 			c.do(s)
-			b, end := s.append(nil, false)
+			b, end := s.append(nil)
 			require.Equal(t, c.end, end)
 			var got []string
 			for _, frame := range strings.SplitAfter(string(b), "\n\n") {
@@ -286,12 +286,14 @@ func TestETAOfAnyNumber(t *testing.T) {
 
 func TestRetryIsRandom(t *testing.T) {
 	t.Parallel()
-	seen := map[string]bool{}
+	seen, a := map[string]bool{}, New(options(newFakeRoom()))
 	for range 50 {
 		s := NewStream()
 		s.State("a", "b")
-		b, _ := s.append(nil, true)
-		first, _, _ := strings.Cut(string(b), "\n")
+		s.Ended(EndedLeft)
+		rec := httptest.NewRecorder()
+		require.NoError(t, a.pump(rec, httptest.NewRequestWithContext(t.Context(), "GET", "/", nil), s))
+		first, _, _ := strings.Cut(rec.Body.String(), "\n")
 		require.Regexp(t, "^retry: ([1-4][0-9]{3}|5000)$", first)
 		seen[first] = true
 	}
@@ -302,10 +304,10 @@ func TestRetryIsRandom(t *testing.T) {
 func BenchmarkPositionFrame(b *testing.B) {
 	s := NewStream()
 	s.State("IN_ENTRY", "open")
-	buf, _ := s.append(make([]byte, 0, 512), true)
+	buf, _ := s.append(make([]byte, 0, 512))
 	b.ReportAllocs()
 	for n := int64(0); b.Loop(); n++ {
 		s.Position(Position{Position: n, Total: 123456, ETASeconds: float64(n), At: noon})
-		buf, _ = s.append(buf[:0], false)
+		buf, _ = s.append(buf[:0])
 	}
 }

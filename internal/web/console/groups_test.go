@@ -252,7 +252,8 @@ func TestTraceLinks(t *testing.T) {
 	} {
 		links := func(traceID, path string) (found string) {
 			w := newTestConsole(t)
-			w.console = New(Options{Backend: traced{w.backend, traceID}, TraceURL: to})
+			w.console.TraceURL = to
+			w.with(func(o *httpapi.Options) { o.Backend = traced{w.backend, traceID} })
 			for _, a := range w.page(path).all("a") {
 				if attribute(a, "rel") == "noreferrer" {
 					require.Empty(t, found, "one link")

@@ -18,6 +18,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/access/session"
+	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
 // FirstUse says whether the form with this id is used for the first time, as the real store does.
@@ -163,7 +164,7 @@ func TestCreateKey(t *testing.T) {
 	require.Len(t, w.keyStore.requests, 1)
 	require.Len(t, w.log.entries, 1, "what was not tried is not in the log")
 
-	everything := again.Body.String() + w.get("/ui/keys").Body.String() + w.get("/ui/activity").Body.String() + fmt.Sprintf("%+v %+v", w.console.last.all, w.log.entries)
+	everything := again.Body.String() + w.get("/ui/keys").Body.String() + w.get("/ui/activity").Body.String() + fmt.Sprintf("%+v %+v", w.console.last.All(), w.log.entries)
 	require.NotContains(t, everything, secret)
 	w.keyStore.err = api.ErrUnavailable
 	away := w.get("/ui/keys")
@@ -227,7 +228,7 @@ func TestRevokeKey(t *testing.T) {
 func TestKeysOff(t *testing.T) {
 	t.Parallel()
 	w := newTestConsole(t)
-	w.with(func(o *Options) { o.KeyStore = nil })
+	w.with(func(o *httpapi.Options) { o.KeyStore = nil })
 	require.Contains(t, w.page("/ui/keys").text, "bulkaction key create --role admin --redis-url URL")
 	require.Equal(t, http.StatusConflict, w.post("/ui/keys", url.Values{"form_id": {"a"}, "role": {"admin"}}).Code)
 	require.Equal(t, http.StatusConflict, w.post("/ui/keys/key_old/revoke", nil).Code)

@@ -100,12 +100,11 @@ func TestAuditLooksForLostJobsRarely(t *testing.T) {
 	require.Equal(t, []string{"audit", "dead letters  10 code=LOST", "audit", "audit"}, w.backend.calls)
 }
 
-// with makes the console anew, with changed options.
-func (w *testConsole) with(change func(*Options)) *testConsole {
-	o := w.console.Options
-	o.Backend, o.KeyStore = w.backend, w.keyStore
+// with makes the console anew, with changed options of the API.
+func (w *testConsole) with(change func(*httpapi.Options)) *testConsole {
+	o := w.options()
 	change(&o)
-	w.console = New(o)
+	w.console = New(httpapi.Share(o), w.console.Options)
 	return w
 }
 
@@ -142,7 +141,7 @@ func TestWorkers(t *testing.T) {
 	t.Parallel()
 	w := as(t, operator)
 	stats := statsBackend{w.backend, manyProcesses}
-	w.with(func(o *Options) { o.Backend = stats })
+	w.with(func(o *httpapi.Options) { o.Backend = stats })
 	d := w.page("/ui/workers")
 	for _, want := range []string{
 		"watcher none", "Workers busy 1,004 of 2,010", "No worker serves " + hostile + " ( 1,235 jobs )", "w-1 v1.2.3 SERVED , " + hostile + " 4 of 10 6",
@@ -163,12 +162,12 @@ func TestWorkers(t *testing.T) {
 	require.Equal(t, "workers", attribute(d.all("body")[0], "data-topic"))
 	require.Equal(t, http.StatusForbidden, as(t, acme).get("/ui/workers").Code)
 	figures := as(t, metrics)
-	figures.with(func(o *Options) { o.Backend = statsBackend{figures.backend, manyProcesses} })
+	figures.with(func(o *httpapi.Options) { o.Backend = statsBackend{figures.backend, manyProcesses} })
 	text := figures.get("/ui/workers").Body.String()
 	require.Contains(t, text, "a.b.2")
 	require.NotContains(t, text, "/jobs/2", "a key for figures reads no jobs")
 
-	w.with(func(o *Options) { o.Backend = statsBackend{fakeBackend: w.backend} })
+	w.with(func(o *httpapi.Options) { o.Backend = statsBackend{fakeBackend: w.backend} })
 	require.Contains(t, w.page("/ui/workers").text, "No worker process is alive. This command runs all roles in one process: bulkaction all")
 	w.backend.set(func() { w.backend.err = api.ErrUnavailable })
 	require.Contains(t, w.get("/ui/workers").Body.String(), "Redis does not answer")
@@ -251,7 +250,7 @@ func TestActivity(t *testing.T) {
 	}
 	w.log.empty = true
 	require.Contains(t, w.page("/ui/activity").text, "Nobody has changed anything yet.")
-	w.with(func(o *Options) { o.Activity = nil })
+	w.with(func(o *httpapi.Options) { o.Activity = nil })
 	require.Contains(t, w.page("/ui/activity").text, "This console has no activity log.")
 }
 
@@ -260,7 +259,10 @@ func TestActivity(t *testing.T) {
 func TestLimitsOfKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := as(t, acme)
-		api := httpapi.New(httpapi.Options{Backend: w.backend, Keys: w.keys, KeyRPS: 2, UI: w.console})
+		o := w.options()
+		o.KeyRPS = 2
+		o.UI = func(s httpapi.Shared) http.Handler { return New(s, w.console.Options) }
+		api := httpapi.New(o)
 		send := func(method, path string, body io.Reader, header ...string) *httptest.ResponseRecorder {
 			r := httptest.NewRequestWithContext(t.Context(), method, path, body)
 			for i := 0; i < len(header); i += 2 {

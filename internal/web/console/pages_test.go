@@ -1,6 +1,7 @@
 package console
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -12,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -27,7 +27,7 @@ var paths = []string{
 	"/ui/groups/running-1/jobs/7", "/ui/groups/failed-1/failures", "/ui/submit",
 	"/ui/dead-letters", "/ui/rejected?data=true", "/ui/tenants", "/ui/tenants/acme", "/ui/tenants/globex",
 	"/ui/guards", "/ui/guards/pool%2Fsmtp", "/ui/guards/lock%2Freport?state=off", "/ui/rooms", "/ui/rooms/sale", "/ui/rooms/closed",
-	"/ui/workers", "/ui/audit", "/ui/activity?actor=key_a", "/ui/keys", "/ui/api", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
+	"/ui/workers", "/ui/audit", "/ui/activity?actor=key_a", "/ui/keys", "/ui/groups/unknown", "/ui/nothing", "/ui/?done=groups&n=3&failed=1",
 }
 
 // TestTablesAreComplete: each page, action and topic names the scope that a caller needs, and has a
@@ -38,7 +38,7 @@ func TestTablesAreComplete(t *testing.T) {
 	known := append(slices.Clone(auth.Scopes), open)
 	for _, p := range c.pages {
 		require.Contains(t, known, p.scope, p.path)
-		require.NotNil(t, p.view, p.path)
+		require.Equal(t, p.path == "/openapi.yaml", p.view == nil, p.path)
 	}
 	for _, a := range c.allActions() {
 		require.Contains(t, auth.Scopes, a.scope, a.path)
@@ -65,7 +65,7 @@ func TestPagesAreSafe(t *testing.T) {
 					require.NotEqual(t, "style", a.Key)
 					require.False(t, strings.HasPrefix(a.Key, "on"), a.Key)
 					if a.Key == "href" || a.Key == "src" || a.Key == "action" {
-						require.Regexp(t, `^(/ui/|#)`, a.Val)
+						require.Regexp(t, `^(/ui/|#|/openapi\.yaml$)`, a.Val)
 					}
 					if a.Key == "id" {
 						require.False(t, ids[a.Val], "two elements have the id "+a.Val)
@@ -140,7 +140,7 @@ func TestHeaders(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, stale.Code)
 	require.NotContains(t, stale.Header().Get("Cache-Control"), "immutable")
 
-	w.console.TLS = true
+	w.console.TLS = &tls.Config{}
 	require.Equal(t, "max-age=31536000", w.get("/ui/").Header().Get("Strict-Transport-Security"))
 }
 
@@ -383,9 +383,9 @@ func TestLastViewsArePrivate(t *testing.T) {
 	w.cookie, _ = w.sessions.Create(t.Context(), acme)
 	require.NotContains(t, w.get("/ui/groups").Body.String(), "other-1")
 	for i := range 3 * maxLast {
-		w.console.last.keep(httptest.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprint("/ui/?n=", i), nil), view{}, time.Now())
+		w.console.last.Put(keyOf(httptest.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprint("/ui/?n=", i), nil)), view{})
 	}
-	require.Len(t, w.console.last.all, maxLast)
+	require.Len(t, w.console.last.All(), maxLast)
 }
 
 func TestNumbers(t *testing.T) {
@@ -422,4 +422,43 @@ func TestWayBackFromARefusedForm(t *testing.T) {
 		require.True(t, found, "%s: %s", path, answer.Body)
 	}
 	require.Equal(t, http.StatusMethodNotAllowed, w.do(httptest.NewRequestWithContext(t.Context(), http.MethodHead, "/ui/events?topics=overview", nil)).Code)
+}
+
+// TestLinkToTheAPI: the navigation leads to the API's document, if this address serves it.
+func TestLinkToTheAPI(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	require.Contains(t, w.get("/ui/").Body.String(), `<a href="/openapi.yaml">API</a>`)
+	w.with(func(o *httpapi.Options) { o.OnlyUI = true })
+	require.NotContains(t, w.get("/ui/").Body.String(), "/openapi.yaml")
+}
+
+// TestCommandLinesNameTheAPI: command lines of bulkaction have --api unless the API has the default
+// address, also in live regions.
+func TestCommandLinesNameTheAPI(t *testing.T) {
+	t.Parallel()
+	w := newTestConsole(t)
+	w.backend.groups = nil
+	commandsOn := func(host string) (texts []string) {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+host+"/ui/groups", nil)
+		for _, code := range parse(t, w.do(r).Body.String()).all("code") {
+			texts = append(texts, code.FirstChild.Data)
+		}
+		return texts
+	}
+	plain := "bulkaction submit --type NOOP --payload '{}' --wait"
+	for host, want := range map[string]string{
+		"localhost:8080": plain, "127.0.0.1:8080": plain, "localhost:9090": plain + " --api http://localhost:9090",
+		"jobs.example.com": plain + " --api http://jobs.example.com", "a'b": plain + " --api http://ADDRESS",
+	} {
+		require.Equal(t, []string{want}, commandsOn(host), host)
+	}
+	server := w.server()
+	_, data, _ := w.follow(server, "groups:", "").next()
+	require.Contains(t, data["rows"], "--api "+server)
+	w.console.Secure = true
+	require.Equal(t, []string{plain + " --api https://localhost:8080"}, commandsOn("localhost:8080"))
+	w.console.OnlyUI = true
+	require.Equal(t, []string{plain + " --api URL"}, commandsOn("localhost:8080"))
+	require.Contains(t, w.get("/ui/audit").Body.String(), "audit --redis-url URL<", "this command asks Redis")
 }

@@ -24,11 +24,11 @@ func Routes() []Route {
 var OpenAPIDocument = openapiDocument
 
 // NewCalls is New, with methods of tests.
-func NewCalls(opt Options) *calls { return newServer(opt) }
+func NewCalls(opt Options) *server { return newServer(opt) }
 
-func (s *calls) TakeMemory() bool       { return s.bodyMemory.free.TryAcquire(maxBodyMemory) }
-func (s *calls) FreeMemory()            { s.bodyMemory.free.Release(maxBodyMemory) }
-func (s *calls) SetMostStreams(n int64) { s.streams.Max = n }
+func (s *server) TakeMemory() bool       { return s.bodyMemory.free.TryAcquire(maxBodyMemory) }
+func (s *server) FreeMemory()            { s.bodyMemory.free.Release(maxBodyMemory) }
+func (s *server) SetMostStreams(n int64) { s.streams.Max = n }
 
 // Limits and times that tests use.
 const (

@@ -270,19 +270,25 @@ func TestDeadLetterFilters(t *testing.T) {
 	require.Len(t, f.Letters, 1)
 }
 
-// fakeUI is a console for tests. It calls what the middleware offers to the console, answers with
-// "page " and the request's body, and panics at /ui/panic.
-var fakeUI = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path == "/ui/panic" {
-		panic("a fault")
-	}
-	httpapi.StreamBody(r)
-	w.(interface{ OwnDeadlines() }).OwnDeadlines()
-	_ = w.(interface{ CountRequest(p auth.Principal) error }).CountRequest(auth.Principal{KeyID: "key_1"})
-	w.Header().Set("Cache-Control", "public")
-	body, _ := io.ReadAll(r.Body)
-	_, _ = w.Write(append([]byte("page "), body...))
-})
+// fakeUI makes a console for tests. It calls what the API offers to the console, answers with "page "
+// and the request's body, and panics at /ui/panic.
+func fakeUI(api httpapi.Shared) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/ui/panic" {
+			panic("a fault")
+		}
+		who := auth.Principal{KeyID: "key_1"}
+		_ = api.CountRequest(r, who)
+		end, err := api.BeginAppend(r, who)
+		if err != nil {
+			panic(err)
+		}
+		defer end()
+		w.Header().Set("Cache-Control", "public")
+		body, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(append([]byte("page "), body...))
+	})
+}
 
 func ask(h http.Handler, method, path, accept string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, path, strings.NewReader("x")) //nolint:noctx // a test of the answer alone

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/internal/access/auth"
+	"github.com/bulkaction/bulkaction/internal/web"
 )
 
 // FuzzParsePosition checks that parsePosition returns no negative number for any text, and that it
@@ -72,7 +73,7 @@ func TestBodiesDoNotWaitForEachOther(t *testing.T) {
 		m := newBodyMemory()
 		const n = 8
 		size := int64(maxBodyMemory / n)
-		done, refused := make(chan time.Duration, n), make(chan *problemError, n)
+		done, refused := make(chan time.Duration, n), make(chan *web.Problem, n)
 		for range n {
 			go func() {
 				l := &memoryLease{pool: m}
@@ -82,7 +83,7 @@ func TestBodiesDoNotWaitForEachOther(t *testing.T) {
 				if err == nil {
 					err = l.grow(context.Background(), 2*size)
 				}
-				if p, ok := errors.AsType[*problemError](err); ok {
+				if p, ok := errors.AsType[*web.Problem](err); ok {
 					refused <- p
 					return
 				}
@@ -104,10 +105,10 @@ func TestBodiesDoNotWaitForEachOther(t *testing.T) {
 		require.Positive(t, grown, "the memory of those that were refused")
 		require.LessOrEqual(t, grown, n/2, "a body that grows needs the memory of one that was refused")
 		require.True(t, m.free.TryAcquire(maxBodyMemory))
-		p, ok := errors.AsType[*problemError](m.full(context.Background()))
+		p, ok := errors.AsType[*web.Problem](m.full(context.Background()))
 		require.True(t, ok)
-		require.Greater(t, p.retryAfter, 3*time.Second, "bodies have held memory for 3 to 7 s")
-		require.Less(t, p.retryAfter, 7*time.Second)
+		require.Greater(t, p.RetryAfter, 3*time.Second, "bodies have held memory for 3 to 7 s")
+		require.Less(t, p.RetryAfter, 7*time.Second)
 	})
 }
 

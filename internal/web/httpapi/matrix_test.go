@@ -16,20 +16,21 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/apikey"
 	"github.com/bulkaction/bulkaction/internal/access/auth"
 	"github.com/bulkaction/bulkaction/internal/access/clientaddr"
 	"github.com/bulkaction/bulkaction/internal/jobs/groups"
-	"github.com/bulkaction/bulkaction/internal/jobs/ingest"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/telemetry"
 	"github.com/bulkaction/bulkaction/internal/testkit/apitest"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 	"github.com/bulkaction/bulkaction/internal/testkit/stagetest"
+	"github.com/bulkaction/bulkaction/internal/web/gateway"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
-// installation is an ingest process that asks for API keys, on a real Redis.
+// installation is a gateway that asks for API keys, on a real Redis.
 type installation struct {
 	*stagetest.World
 	url   string
@@ -43,13 +44,14 @@ func newInstallation(t testing.TB) *installation {
 	w := stagetest.Shared(t)
 	in := &installation{World: w, store: keyStore(w, time.Now)}
 	in.auth = apikey.New(apikey.Options{Store: keyStore(w, time.Now), Log: telemetry.Nop().Log, Now: time.Now})
-	role, err := ingest.New(context.WithoutCancel(t.Context()), stagetest.Process(w, "in"), ingest.Config{
-		APIAddr: "127.0.0.1:0", Lease: stagetest.Patience, Keys: in.auth, KeyStore: in.store,
-		Proxies: clientaddr.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Events: apitest.NewRooms(),
-	}, w.Store, messages.Decoder{})
+	p := stagetest.Process(w, "in")
+	g, err := gateway.New(context.WithoutCancel(t.Context()), p, gateway.Config{
+		Addr: "127.0.0.1:0", Store: w.Store, Guards: guard.New(p.Conn.Cmd, guard.Prefix(p.Space.Prefix())), Keys: in.auth,
+		KeyStore: in.store, Proxies: clientaddr.Proxies{netip.MustParsePrefix("127.0.0.0/8")}, Rooms: apitest.NewRooms(),
+	})
 	require.NoError(t, err)
-	w.Run(role)
-	in.url = "http://" + role.APIAddr()
+	w.Run(g)
+	in.url = "http://" + g.Addr()
 	return in
 }
 
@@ -408,12 +410,10 @@ func BenchmarkAuthentication(b *testing.B) {
 	in := newInstallation(b)
 	defer http.DefaultClient.CloseIdleConnections()
 	token := in.key(auth.Producer, "acme").Token
-	role, err := ingest.New(b.Context(), stagetest.Process(in.World, "off"), ingest.Config{
-		APIAddr: "127.0.0.1:0", Lease: stagetest.Patience,
-	}, in.Store, messages.Decoder{})
+	g, err := gateway.New(b.Context(), stagetest.Process(in.World, "off"), gateway.Config{Addr: "127.0.0.1:0", Store: in.Store})
 	require.NoError(b, err)
-	in.Run(role)
-	urls := [2]string{in.url, "http://" + role.APIAddr()}
+	in.Run(g)
+	urls := [2]string{in.url, "http://" + g.Addr()}
 	group := in.group("acme")
 	for name, call := range map[string]func(url string) time.Duration{
 		"group": func(url string) time.Duration { return timed(b, token, "GET", url+"/v1/groups/"+group, "", 200) },

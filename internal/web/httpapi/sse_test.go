@@ -78,6 +78,8 @@ func readEvents(t *testing.T, body io.Reader, limit int) (events []event) {
 				events = append(events, e)
 			}
 			e = event{}
+		case ":":
+			e.comment = ":"
 		case "id":
 			e.id = value
 		case "event":
