@@ -11,6 +11,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/call"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 const (
@@ -27,9 +28,15 @@ type Query struct {
 	Limit         int
 }
 
+// ValidCursor says whether text has the form of a cursor that Read returns.
+func ValidCursor(text string) bool {
+	id, err := stream.ParseID(text)
+	return err == nil && id.MS > 0
+}
+
 // Read returns a page of the log, newest entries first. It looks at maxScanned entries at most: the
 // page may have fewer than q.Limit entries although more follow, and then has a Cursor. q.Cursor
-// must be empty or the complete id of a stream entry; the caller checks that.
+// must be empty or a ValidCursor; the caller checks that.
 func (l *Log) Read(ctx context.Context, q Query) (api.ActivityList, error) {
 	list := api.ActivityList{Activity: []api.Activity{}}
 	top, oldest := "+", "-"

@@ -3,6 +3,7 @@ package groups
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/jobs/ledger"
 	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // DeadLetterQuery selects a page of dead letters. An empty Tenant, Group, Type or Code matches
@@ -117,27 +119,28 @@ func newLetterScan(store *Store, parts []keyspace.Partition, q DeadLetterQuery) 
 	if !q.Since.IsZero() {
 		s.oldest = strconv.FormatInt(q.Since.UnixMilli(), 10)
 	}
-	id, at := "", 0
+	var id stream.ID
+	at := 0
 	if q.Cursor != "" {
-		var index string
-		var err error
-		id, index, _ = strings.Cut(q.Cursor, ",")
-		if at, err = strconv.Atoi(index); err != nil || at < 0 || at >= len(parts) || !messages.ValidEntryID(id) {
+		text, index, _ := strings.Cut(q.Cursor, ",")
+		var err, errIndex error
+		id, err = stream.ParseID(text)
+		at, errIndex = strconv.Atoi(index)
+		if err != nil || id.MS == 0 || errIndex != nil || at < 0 || at >= len(parts) {
 			return nil, badCursor()
 		}
 	}
-	ms, _, _ := strings.Cut(id, "-")
 	for i := range s.from {
 		p := &s.from[i]
 		p.chunk = max(1, letterChunkBytes/messages.MaxPayloadBytes/len(parts))
 		switch {
-		case id == "":
+		case q.Cursor == "":
 		case i < at: // those of this millisecond were returned
-			p.before = ms + "-0"
+			p.before = stream.ID{MS: id.MS}.String()
 		case i == at:
-			p.before = id
+			p.before = id.String()
 		default: // those of this millisecond come next
-			p.before = ms + "-18446744073709551615"
+			p.before = stream.ID{MS: id.MS, Seq: math.MaxUint64}.String()
 		}
 	}
 	return s, nil
@@ -170,8 +173,8 @@ func (s *letterScan) next(ctx context.Context) (api.DeadLetter, bool, error) {
 // set sets the entries that next has not returned yet.
 func (p *letterPart) set(read []api.DeadLetter) {
 	if p.read = read; len(read) > 0 {
-		ms, _, _ := strings.Cut(read[0].EntryID, "-")
-		p.ms, _ = strconv.ParseUint(ms, 10, 64) // Redis has made the id
+		id, _ := stream.ParseID(read[0].EntryID) // Redis has made the id
+		p.ms = id.MS
 	}
 }
 
@@ -230,7 +233,7 @@ func (s *Store) Rejected(ctx context.Context, cursor string, limit int, data boo
 	}
 	top := "+"
 	if cursor != "" {
-		if !messages.ValidEntryID(cursor) {
+		if id, err := stream.ParseID(cursor); err != nil || id.MS == 0 {
 			return list, badCursor()
 		}
 		top = "(" + cursor

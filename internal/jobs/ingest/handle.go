@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -227,16 +225,14 @@ func (in *source) waitForGroup(ctx context.Context, entry string, err error) err
 }
 
 func entryAge(entry string) time.Duration {
-	ms, _, _ := strings.Cut(entry, "-")
-	n, _ := strconv.ParseInt(ms, 10, 64)
-	return time.Since(time.UnixMilli(n))
+	return time.Since(time.UnixMilli(int64(entryID(entry).MS)))
 }
 
 // oldestPending holds the id of the oldest pending entry, as it was last read. For 5 ms it shows,
 // without a call of Redis, that an entry with this id or a smaller one has no older one.
 type oldestPending struct {
 	mu     sync.Mutex
-	id     string
+	id     stream.ID
 	readAt time.Time
 }
 
@@ -244,7 +240,7 @@ func (in *source) hasOlderPending(ctx context.Context, entry string) (bool, erro
 	o := &in.oldest
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if time.Since(o.readAt) < 5*time.Millisecond && !entryBefore(o.id, entry) {
+	if time.Since(o.readAt) < 5*time.Millisecond && !entryID(entry).After(o.id) {
 		return false, nil // entry was the oldest at the last read, and no older one can become pending
 	}
 	id, ok, err := in.consumer.OldestPending(ctx)
@@ -256,22 +252,14 @@ func (in *source) hasOlderPending(ctx context.Context, entry string) (bool, erro
 		// and delivers all entries again.
 		return true, nil
 	}
-	o.id, o.readAt = id, time.Now()
-	return entryBefore(id, entry), nil
+	o.id, o.readAt = entryID(id), time.Now()
+	return entryID(entry).After(o.id), nil
 }
 
-// entryBefore reports whether the entry id a is smaller than b.
-func entryBefore(a, b string) bool {
-	ams, aseq := parseEntryID(a)
-	bms, bseq := parseEntryID(b)
-	return ams < bms || (ams == bms && aseq < bseq)
-}
-
-func parseEntryID(id string) (ms, seq int64) {
-	m, s, _ := strings.Cut(id, "-")
-	ms, _ = strconv.ParseInt(m, 10, 64)
-	seq, _ = strconv.ParseInt(s, 10, 64)
-	return ms, seq
+// entryID returns the id of an entry that Redis has delivered.
+func entryID(entry string) stream.ID {
+	id, _ := stream.ParseID(entry) // Redis returns no other text
+	return id
 }
 
 const (

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 )
 
 // resultChunks is how many chunks of results one read returns; a chunk can have several MB.
@@ -162,8 +163,8 @@ func deadLetter(e redis.XMessage) api.DeadLetter {
 	const year9999 = 253402300799999 // the last time that JSON can express
 	at, err := strconv.ParseInt(text("at"), 10, 64)
 	if err != nil || at < 0 || at > year9999 {
-		ms, _, _ := strings.Cut(e.ID, "-")
-		at = min(integer(ms), year9999)
+		id, _ := stream.ParseID(e.ID)
+		at = int64(min(id.MS, year9999))
 	}
 	d := api.DeadLetter{
 		EntryID:  e.ID,

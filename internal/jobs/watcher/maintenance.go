@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -219,8 +218,11 @@ func (m *maintenance) trimEntryIDs(ctx context.Context) (bool, error) {
 		m.oldest = append(m.oldest, oldestEntry{id, time.Now()})
 	}
 	for len(m.oldest) > 0 && time.Since(m.oldest[0].at) > maxIngestFreeze {
-		ms, _, _ := strings.Cut(m.oldest[0].id, "-")
-		if err := m.Conn.Cmd.ZRemRangeByScore(ctx, m.Entries(), "-inf", "("+ms).Err(); err != nil {
+		id, err := stream.ParseID(m.oldest[0].id)
+		if err == nil {
+			err = m.Conn.Cmd.ZRemRangeByScore(ctx, m.Entries(), "-inf", "("+strconv.FormatUint(id.MS, 10)).Err()
+		}
+		if err != nil {
 			return false, fmt.Errorf("trim entry ids: %w", err)
 		}
 		m.oldest = m.oldest[1:]

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -77,12 +75,10 @@ func renumber(ctx context.Context, c redis.Cmdable, stream string, log *slog.Log
 	return nil
 }
 
-// InFuture reports whether an id is more than futureAge in the future, so that a program and not
-// Redis's clock has made it.
-func InFuture(id string) bool {
-	ms, _, _ := strings.Cut(id, "-")
-	n, err := strconv.ParseUint(ms, 10, 64)
-	return err == nil && n > uint64(time.Now().Add(futureAge).UnixMilli())
+// InFuture says whether text is an id that is in the future (see ID.InFuture).
+func InFuture(text string) bool {
+	id, err := ParseID(text)
+	return err == nil && id.InFuture()
 }
 
 // withoutFuture renumbers the stream if the last of these entries has an id in the future. It

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -27,7 +28,7 @@ type Event struct {
 
 	mu    sync.RWMutex
 	view  *View     // nil: not loaded
-	last  streamID  // the view includes all moves of the event up to this id
+	last  stream.ID // the view includes all moves of the event up to this id
 	loads int       // how many views the event has had
 	asOf  time.Time // Redis's time of the snapshot that the view began with
 	load  loadState
@@ -35,7 +36,7 @@ type Event struct {
 	// ahead is a change number that Redis had reached when the last id of the stream moves was
 	// aheadAt. If it is missing in the view after reading up to there, entries were lost.
 	ahead   int64
-	aheadAt streamID
+	aheadAt stream.ID
 
 	doubtAt  time.Time // a view of another length than the queue is dropped only from then on
 	snapshot waitingroom.Snapshot
@@ -156,7 +157,7 @@ func (e *Event) isUnknown() bool {
 // noteSnapshot stores a snapshot, and drops the view if it contradicts the snapshot. loads is how
 // many loads the event had had when the snapshot was requested: after a newer load the view is not
 // compared. last is the last id of moves at the snapshot's instant.
-func (e *Event) noteSnapshot(s waitingroom.Snapshot, at time.Time, last streamID, loads int) {
+func (e *Event) noteSnapshot(s waitingroom.Snapshot, at time.Time, last stream.ID, loads int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.snapshot, e.seen = s, true
@@ -216,7 +217,7 @@ func (e *Event) read(m entry) {
 // lowers its positions towards the true ones, so that the next load can't raise them. The caller
 // holds mu.
 func (e *Event) apply(m entry) {
-	if e.view == nil || !m.id.after(e.last) {
+	if e.view == nil || !m.id.After(e.last) {
 		return
 	}
 	if m.move.Change <= e.view.Change() {
@@ -233,10 +234,10 @@ func (e *Event) apply(m entry) {
 // checkAhead marks the view as missing changes if it has not reached the change number ahead,
 // although moves were read up to the entry that should contain it: up to the id read, or to the end
 // of the stream.
-func (e *Event) checkAhead(read streamID, end bool) {
+func (e *Event) checkAhead(read stream.ID, end bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.view != nil && e.ahead > e.view.Change() && (end || !e.aheadAt.after(read)) {
+	if e.view != nil && e.ahead > e.view.Change() && (end || !e.aheadAt.After(read)) {
 		e.view.Miss()
 	}
 }
@@ -264,7 +265,7 @@ func (e *Event) beginLoad() bool {
 // install ends a load: it makes v, built from the snapshot s, the event's view, and applies the
 // entries that were read during the load. last is the last id of moves at the snapshot's instant.
 // If Redis has lost data during the load, or too many entries were read, it drops v instead.
-func (e *Event) install(v *View, s waitingroom.Snapshot, at time.Time, last streamID) {
+func (e *Event) install(v *View, s waitingroom.Snapshot, at time.Time, last stream.ID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer e.signal()

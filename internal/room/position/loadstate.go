@@ -3,6 +3,7 @@ package position
 import (
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -34,7 +35,7 @@ type loadState struct {
 
 // entry is an entry of moves.
 type entry struct {
-	id   streamID
+	id   stream.ID
 	move waitingroom.Move
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -45,7 +46,7 @@ func (v *Views) Round(ctx context.Context) error {
 // snapshots are the answer of the source, by event.
 type snapshots struct {
 	events map[string]waitingroom.Snapshot
-	last   streamID // of moves
+	last   stream.ID // of moves
 	at     time.Time
 }
 
@@ -87,7 +88,7 @@ func (v *Views) take(ctx context.Context, events []*Event) (snapshots, error) {
 	if err != nil {
 		return snapshots{}, fmt.Errorf("snapshot of %d events: %w", len(names), err)
 	}
-	last, err := parseStreamID(answer.LastMove)
+	last, err := stream.ParseID(answer.LastMove)
 	if err != nil {
 		return snapshots{}, fmt.Errorf("snapshot of %d events: last id of moves: %w", len(names), err)
 	}
@@ -199,11 +200,11 @@ func (v *Views) readMoves(ctx context.Context, events []*Event, block time.Durat
 	}
 	v.entries = len(moves)
 	for _, m := range moves {
-		id, err := parseStreamID(m.ID)
+		id, err := stream.ParseID(m.ID)
 		if err != nil {
 			return fmt.Errorf("read moves: %w", err)
 		}
-		if id.after(read) {
+		if id.After(read) {
 			read = id
 		}
 		if e := v.lookUp(m.Event); e != nil {

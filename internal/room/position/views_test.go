@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 	"github.com/bulkaction/bulkaction/internal/testkit/redistest"
 )
@@ -413,7 +414,7 @@ func BenchmarkPlace(b *testing.B) {
 		for ctx.Err() == nil {
 			change := e.view.Change() + 1
 			m := waitingroom.Move{Change: change, Gone: gone(change*200, 200, 1_000_000, 1)}
-			e.read(entry{streamID{uint64(change), 0}, m})
+			e.read(entry{stream.ID{MS: uint64(change), Seq: 0}, m})
 			<-tick.C
 		}
 	})
@@ -552,10 +553,10 @@ func TestQueueOfALoadIsBounded(t *testing.T) {
 	require.True(t, e.beginLoad())
 	require.False(t, e.beginLoad(), "a load runs")
 	for i := range maxQueued + 10 {
-		e.read(entry{streamID{1, uint64(i)}, waitingroom.Move{Change: int64(i) + 1}})
+		e.read(entry{stream.ID{MS: 1, Seq: uint64(i)}, waitingroom.Move{Change: int64(i) + 1}})
 		require.LessOrEqual(t, len(e.load.queue), maxQueued)
 	}
-	e.install(&View{}, waitingroom.Snapshot{}, time.Time{}, streamID{})
+	e.install(&View{}, waitingroom.Snapshot{}, time.Time{}, stream.ID{})
 	require.False(t, e.Place(1, 0).Known)
 	require.True(t, e.needsLoad())
 }

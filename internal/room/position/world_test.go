@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
+	"github.com/bulkaction/bulkaction/internal/redisx/stream"
 	"github.com/bulkaction/bulkaction/internal/room/waitingroom"
 )
 
@@ -22,7 +23,7 @@ import (
 type world struct {
 	queues map[string]*queue
 	stream []waitingroom.Move
-	last   streamID
+	last   stream.ID
 	behind time.Duration // how far Redis's clock is behind
 
 	between func() // runs between the pages of Numbers, and before the answer of each call
@@ -62,9 +63,9 @@ func (w *world) now() time.Time { return time.Now().Add(-w.behind) }
 // leave lets numbers leave a queue and writes the move.
 func (w *world) leave(event string, numbers ...int64) {
 	m := w.queues[event].leave(numbers...)
-	id := streamID{uint64(w.now().UnixMilli()), 0}
-	if !id.after(w.last) {
-		id = streamID{w.last.ms, w.last.seq + 1}
+	id := stream.ID{MS: uint64(w.now().UnixMilli()), Seq: 0}
+	if !id.After(w.last) {
+		id = stream.ID{MS: w.last.MS, Seq: w.last.Seq + 1}
 	}
 	w.last = id
 	m.ID, m.Event = id.String(), event
@@ -131,11 +132,11 @@ func (w *world) Moves(ctx context.Context, after string, block time.Duration) ([
 	if err := w.call(ctx, "moves"); err != nil {
 		return nil, err
 	}
-	id, err := parseStreamID(after)
+	id, err := stream.ParseID(after)
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(w.stream, func(m waitingroom.Move) bool { return mustID(m.ID).after(id) })
+	i := slices.IndexFunc(w.stream, func(m waitingroom.Move) bool { return mustID(m.ID).After(id) })
 	if i < 0 {
 		if block > snapshotInterval {
 			return nil, errors.New("blocks for " + block.String())
@@ -148,8 +149,8 @@ func (w *world) Moves(ctx context.Context, after string, block time.Duration) ([
 	return slices.Clone(w.stream[i:min(len(w.stream), i+w.most)]), nil
 }
 
-func mustID(text string) streamID {
-	id, err := parseStreamID(text)
+func mustID(text string) stream.ID {
+	id, err := stream.ParseID(text)
 	if err != nil {
 		panic(err)
 	}
@@ -227,21 +228,5 @@ func TestETA(t *testing.T) {
 			require.Equal(t, c.ok, ok)
 			require.InDelta(t, c.want, got, 1e-9)
 		})
-	}
-}
-
-func TestStreamID(t *testing.T) {
-	t.Parallel()
-	for _, text := range []string{"x", "1-x", "-1-0", "1--1", "99999999999999999999-0"} {
-		_, err := parseStreamID(text)
-		require.ErrorContains(t, err, text)
-	}
-	none, err := parseStreamID("")
-	require.NoError(t, err)
-	require.Equal(t, "0-0", none.String())
-	for _, c := range [][2]string{{"", "0-1"}, {"5-9", "10-1"}, {"10-2", "10-10"}, {"7", "7-1"}} {
-		require.True(t, mustID(c[1]).after(mustID(c[0])), c)
-		require.False(t, mustID(c[0]).after(mustID(c[1])), c)
-		require.False(t, mustID(c[1]).after(mustID(c[1])), c)
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
-	"github.com/bulkaction/bulkaction/internal/messages"
 	"github.com/bulkaction/bulkaction/internal/web/httpapi"
 )
 
@@ -58,7 +57,7 @@ func (p activityPage) view(r *http.Request) (view, error) {
 	switch {
 	case len(query.Actor) > maxActor:
 		return view{}, invalid("actor", "must be at most %d bytes", maxActor)
-	case query.Cursor != "" && !messages.ValidEntryID(query.Cursor):
+	case query.Cursor != "" && !activity.ValidCursor(query.Cursor):
 		return view{}, invalid("cursor", "must be the cursor of an earlier page")
 	}
 	l, err := p.log.Read(r.Context(), query)

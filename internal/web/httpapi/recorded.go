@@ -8,7 +8,6 @@ import (
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/guard"
 	"github.com/bulkaction/bulkaction/internal/access/activity"
-	"github.com/bulkaction/bulkaction/internal/messages"
 )
 
 // Activity is the activity log. Package activity implements it.
@@ -231,7 +230,7 @@ func listActivity(log Activity) func(*http.Request) (api.ActivityList, error) {
 		if query.Cursor, query.Limit, err = pageParams(r); err != nil {
 			return l, err
 		}
-		if query.Cursor != "" && !messages.ValidEntryID(query.Cursor) {
+		if query.Cursor != "" && !activity.ValidCursor(query.Cursor) {
 			return l, invalidField("cursor", "must be the cursor of an earlier page")
 		}
 		if query.Tenant != "" && !api.ValidID(query.Tenant) {
