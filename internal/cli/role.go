@@ -11,12 +11,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
-	"github.com/bulkaction/bulkaction/internal/process/journal"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
-// newRole returns the hidden command that runs one role. Benchmarks start the processes that they
-// measure with it, so that they need no other binary.
+// newRole returns the hidden command that runs one role. The benchmarks (module bench) start the
+// processes that they measure with it.
 func newRole(*Root) *cobra.Command {
 	var dir, profile string
 	cmd := &cobra.Command{
@@ -38,19 +37,19 @@ func newRole(*Root) *cobra.Command {
 }
 
 // withJournal wraps a role so that it writes each permit and each start of a job to a journal in
-// the folder dir, which benchmarks read. "": it returns the role unchanged.
+// the folder dir, which the module bench reads. "": it returns the role unchanged.
 func withJournal(dir string, run roles.Role) roles.Role {
 	if dir == "" {
 		return run
 	}
 	return func(ctx context.Context, p *app.Process) error {
-		j, err := journal.Open(dir, p.Instance)
+		j, err := openJournal(dir, p.Instance)
 		if err != nil {
 			return err
 		}
-		p.OnStop("journal", func(context.Context) error { return j.Close() })
+		p.OnStop("journal", func(context.Context) error { return j.close() })
 		return run(roles.WithHooks(ctx, roles.Hooks{
-			Admitted: j.Admitted, Promoted: j.Promoted, Started: j.Started,
+			Admitted: j.admitted, Promoted: j.promoted, Started: j.started,
 		}), p)
 	}
 }
