@@ -35,7 +35,7 @@ GUARDSFLAGS ?=
 CONSOLEFLAGS ?=
 
 # ROOMFLAGS are flags of bench-room.
-ROOMFLAGS ?= --users 5000 --brokers 3 --events 100
+ROOMFLAGS ?= --users 5000 --brokers 3
 
 LINT_VERSION := 2.15.0
 # LINT is the installed golangci-lint if it has exactly this version; otherwise a copy in .bin.
@@ -76,6 +76,7 @@ VULN := $(CURDIR)/.bin/govulncheck-$(VULN_VERSION)
 .PHONY: vuln
 vuln: $(VULN) ## Check for calls of functions with known vulnerabilities; needs https://vuln.go.dev, or VULNDB=file:///DIR
 	@VULNDB='$(VULNDB)' .ci/vuln $(VULN) $(PKG)
+	@cd bench && VULNDB='$(VULNDB)' ../.ci/vuln $(VULN) ./...
 
 .PHONY: fmt
 fmt: lint-tool ## Format the code
@@ -85,11 +86,12 @@ fmt: lint-tool ## Format the code
 vet: ## Run go vet
 	go vet $(PKG)
 	go vet -tags browser ./tests/browser
-	cd bench/peers && go vet ./...
+	cd bench && go vet ./...
 
 .PHONY: lint
 lint: lint-tool ## Check the format and the rules in .golangci.yml
 	GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run $(PKG)
+	cd bench && GOFLAGS="$$GOFLAGS -buildvcs=false" $(LINT) run --config ../.golangci.yml ./...
 
 .PHONY: lua
 lua: ## Check the Lua scripts with luacheck, which it installs unless it is installed
@@ -103,6 +105,7 @@ check: vet lint deps ## Before a commit: format, vet, lint and short tests
 .PHONY: test
 test: deps ## Run the tests of all packages but those of integration and browser; BENCH=. runs each benchmark once, too
 	go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) $(call chosen,$(TEST)) $(if $(BENCH),-args -test.bench=$(BENCH) -test.benchtime=1x)
+	$(if $(filter file,$(origin PKG)),cd bench && go test $(filter-out -ldflags%,$(TESTFLAGS)) ./...)
 
 .PHONY: race
 race: deps ## Run the tests of packages that share memory between goroutines with the race detector; PKG=./... selects
@@ -162,53 +165,40 @@ newseed: deps ## Run the property tests once with new random seeds, which it pri
 bench: deps ## Run each benchmark once, to check that it works
 	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(call chosen,$(TEST))
 
+# bench-json WHAT,FLAGS stores the output of a benchmark in docs/plots.
+define bench-json
+	@mkdir -p docs/plots
+	cd bench && go run . $(1) $(2) --json > ../docs/plots/$(1).json.new && mv ../docs/plots/$(1).json.new ../docs/plots/$(1).json
+endef
+
 .PHONY: bench-flow
 bench-flow: deps ## Measure flow control (about 25 minutes) and write docs/plots/*.json
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	@set -e; for what in $(FLOW); do \
-		echo "bulkaction bench $$what"; \
-		bin/bulkaction bench $$what $(FLOWFLAGS) --json > docs/plots/$$what.json.new; \
-		mv docs/plots/$$what.json.new docs/plots/$$what.json; \
-	done
+	$(foreach what,$(FLOW),$(call bench-json,$(what),$(FLOWFLAGS))
+	)
 
 .PHONY: bench-peers
-bench-peers: deps ## Compare with asynq and a raw stream (some minutes); PEERSFLAGS='--rounds 5 --json=FILE', see bench/peers
-	go build -o bin/ ./cmd/bulkaction
-	cd bench/peers && go build -o ../../bin/ .
-	@bin/peers $(PEERSFLAGS)
+bench-peers: deps ## Compare with asynq and a raw stream (some minutes); PEERSFLAGS='--rounds 5 --json', see bench/README.md
+	cd bench && go run . peers $(PEERSFLAGS)
 
 .PHONY: bench-guards
-bench-guards: deps ## Measure package guard (6 minutes); write docs/plots/guards.json and its table; GUARDSFLAGS=--quick
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	bin/bulkaction bench guards $(GUARDSFLAGS) --json > docs/plots/guards.json.new
-	mv docs/plots/guards.json.new docs/plots/guards.json
-	go run ./bench/plots docs/plots docs/performance.md
+bench-guards: deps ## Measure package guard (3 minutes); write docs/plots/guards.json and its table; GUARDSFLAGS=--quick
+	$(call bench-json,guards,$(GUARDSFLAGS))
+	@$(MAKE) --no-print-directory plots
 
 .PHONY: bench-room
-bench-room: deps ## Measure the waiting room (3 minutes); write docs/plots/room.json and its table; ROOMFLAGS='--users 3000'
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	bin/bulkaction bench room $(ROOMFLAGS) --json > docs/plots/room.json.new
-	mv docs/plots/room.json.new docs/plots/room.json
-	go run ./bench/plots docs/plots docs/performance.md
+bench-room: deps ## Measure the waiting room (2 minutes); write docs/plots/room.json and its table; ROOMFLAGS='--users 3000'
+	$(call bench-json,room,$(ROOMFLAGS))
+	@$(MAKE) --no-print-directory plots
 
 .PHONY: bench-console
-bench-console: deps ## Measure the web console (4 minutes); write docs/plots/console.json and its table; CONSOLEFLAGS='--viewers 200'
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	bin/bulkaction bench console $(CONSOLEFLAGS) --json > docs/plots/console.json.new
-	mv docs/plots/console.json.new docs/plots/console.json
-	go run ./bench/plots docs/plots docs/performance.md
+bench-console: deps ## Measure the web console (3 minutes); write docs/plots/console.json and its table; CONSOLEFLAGS='--groups 1000'
+	$(call bench-json,console,$(CONSOLEFLAGS))
+	@$(MAKE) --no-print-directory plots
 
 .PHONY: bench-performance
 bench-performance: deps ## Measure speed (10 minutes); write docs/plots/performance.json and the table of docs/performance.md; PERFFLAGS=--quick
-	go build -o bin/ ./cmd/bulkaction
-	@mkdir -p docs/plots
-	bin/bulkaction bench performance $(PERFFLAGS) --json > docs/plots/performance.json.new
-	mv docs/plots/performance.json.new docs/plots/performance.json
-	go run ./bench/plots docs/plots docs/performance.md
+	$(call bench-json,performance,$(PERFFLAGS))
+	@$(MAKE) --no-print-directory plots
 
 .PHONY: bench-compare
 bench-compare: deps ## Compare the speed with that of another revision, in alternating runs; BASE=rev, ROUNDS=5, VARIANTS='base http', COUNT=6, OUT=file.json
@@ -221,7 +211,7 @@ chaos: deps testbin ## Run the system under faults for 15 minutes; CHAOS_SEED, C
 
 .PHONY: plots
 plots: ## Draw docs/plots/*.svg and write the tables of figures in docs, from the JSON files in docs/plots
-	go run ./bench/plots docs/plots $(wildcard docs/flow-control*.md docs/performance.md)
+	cd bench && go run . plots
 
 .PHONY: docs
 docs: ## Generate files, for example docs/configuration.md

@@ -79,7 +79,7 @@ var commands = []Command{
 	newWorker, newGuard, newRoom, newDeadLetters, newRejected, newActivity, newStats, newHistory, newAudit, newKey,
 	newACL,
 	newDev, newDemo, newConsole,
-	newBench, newRole, newGuardLoad, newRoomLoad,
+	newRole,
 }
 
 // Main runs the command line args and returns its exit code. more are commands in addition to those

@@ -14,7 +14,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
 	"github.com/bulkaction/bulkaction/internal/process/builtin"
-	"github.com/bulkaction/bulkaction/internal/process/journal"
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
@@ -133,13 +132,13 @@ func withJournal(dir string, run process) process {
 		return run
 	}
 	return func(ctx context.Context, p *app.Process) error {
-		j, err := journal.Open(dir, p.Instance)
+		j, err := openJournal(dir, p.Instance)
 		if err != nil {
 			return err
 		}
-		p.OnStop("journal", func(context.Context) error { return j.Close() })
+		p.OnStop("journal", func(context.Context) error { return j.close() })
 		return run(roles.WithHooks(ctx, roles.Hooks{
-			Admitted: j.Admitted, Promoted: j.Promoted, Started: j.Started,
+			Admitted: j.admitted, Promoted: j.promoted, Started: j.started,
 		}), p)
 	}
 }
