@@ -32,6 +32,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/bulkaction/bulkaction/internal/process/app"
+	"github.com/bulkaction/bulkaction/internal/process/builtin"
 )
 
 func main() {
@@ -372,7 +373,7 @@ func (f *flags) env() []string {
 		}
 		env[i] = "BULKACTION_" + strings.TrimPrefix(kv, "BULKACTION_")
 	}
-	_, unknown, err := app.Load(env)
+	_, unknown, err := app.Load(env, new(builtin.Config))
 	if len(unknown) > 0 {
 		err = fmt.Errorf("there is no setting %s; docs/configuration.md lists them", unknown[0].Name)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/bulkaction/bulkaction/internal/process/roles"
 )
 
-func runRole(t *testing.T, role roles.Role) int {
+func runRole(t *testing.T, role process) int {
 	t.Helper()
 	var log strings.Builder
 	code := app.Run(t.Context(), app.Options{

@@ -2,7 +2,6 @@ package groups
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -115,18 +114,6 @@ func TestSplitCalls(t *testing.T) {
 	require.Equal(t, [][]*pendingAppend{{a1, a2}, {b1}, {b2, b3}, {a3}, {b4}}, got)
 }
 
-// TestNewJobHasAllFields: newJob copies each field of a message's job but the trace, which newJobs
-// sets. ledger.NewJob has no other field.
-func TestNewJobHasAllFields(t *testing.T) {
-	at := time.Now()
-	job := messages.Job{Key: "customer-7", Payload: json.RawMessage(`1`), Type: "T", RunAt: &at, TraceParent: "00-"}
-	requireAllFields(t, job)
-	fresh := newJob(&job)
-	require.Equal(t, ledger.NewJob{Payload: []byte(`1`), Type: "T", RunAt: at, Key: "customer-7"}, fresh)
-	fresh.Trace = "set by newJobs"
-	requireAllFields(t, fresh)
-}
-
 // TestJobViewHasTheTrace: the view of a failed job has the trace id of its error. It has none if
 // there is no error, or if the error's trace is empty or malformed.
 func TestJobViewHasTheTrace(t *testing.T) {
@@ -154,13 +141,6 @@ func TestAddStatsAddsEachNumber(t *testing.T) {
 		if f.Kind() == reflect.Int64 {
 			require.EqualValues(t, 6, f.Int(), field.Name)
 		}
-	}
-}
-
-func requireAllFields(t *testing.T, v any) {
-	t.Helper()
-	for field, f := range reflect.ValueOf(v).Fields() {
-		require.False(t, f.IsZero(), field.Name)
 	}
 }
 
