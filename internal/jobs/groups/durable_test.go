@@ -178,7 +178,7 @@ func (d *dying) EvalSha(ctx context.Context, sha string, keys []string, args ...
 	d.scripts++
 	if d.unheard(d.scripts - 1) {
 		cmd := redis.NewCmd(ctx)
-		cmd.SetVal([]any{"OK"})
+		cmd.SetVal([]any{"OK", "CREATED"})
 		if _, isAppend := args[4].(int); isAppend { // the number of requests
 			cmd.SetVal([]any{[]any{"OK", int64(0), int64(ledger.MaxAppend)}})
 		}
