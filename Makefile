@@ -165,16 +165,12 @@ newseed: deps ## Run the property tests once with new random seeds, which it pri
 bench: deps ## Run each benchmark once, to check that it works
 	go test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) $(call chosen,$(TEST))
 
-# bench-json WHAT,FLAGS stores the output of a benchmark in docs/plots.
-define bench-json
-	@mkdir -p docs/plots
-	cd bench && go run . $(1) $(2) --json > ../docs/plots/$(1).json.new && mv ../docs/plots/$(1).json.new ../docs/plots/$(1).json
-endef
+# bench-json stores the output of a benchmark, with its flags, in docs/plots.
+bench-json = mkdir -p docs/plots; (cd bench && go run . $(1) $(2) --json) > docs/plots/$(1).json.new && mv docs/plots/$(1).json.new docs/plots/$(1).json || exit 1
 
 .PHONY: bench-flow
 bench-flow: deps ## Measure flow control (about 25 minutes) and write docs/plots/*.json
-	$(foreach what,$(FLOW),$(call bench-json,$(what),$(FLOWFLAGS))
-	)
+	$(foreach what,$(FLOW),$(call bench-json,$(what),$(FLOWFLAGS));)
 
 .PHONY: bench-peers
 bench-peers: deps ## Compare with asynq and a raw stream (some minutes); PEERSFLAGS='--rounds 5 --json', see bench/README.md

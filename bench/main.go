@@ -75,10 +75,7 @@ func runCommand(ctx context.Context, args []string, in io.Reader, out, says io.W
 	if len(args) == 1 && args[0] == guardLoadCommand {
 		return serveGuardLoad(ctx, in, out)
 	}
-	name := ""
-	if len(args) > 0 {
-		name = args[0]
-	}
+	name := strings.Join(args[:min(1, len(args))], "")
 	i := slices.IndexFunc(benchmarks, func(b benchmark) bool { return b.name == name })
 	if i < 0 {
 		text := "usage: go run . WHAT [--json] [flags]; --help shows the flags of"
@@ -102,6 +99,7 @@ func runCommand(ctx context.Context, args []string, in io.Reader, out, says io.W
 		o, done := f.options(ctx, says)
 		defer done()
 		result, err := run(ctx, o)
+		done()
 		if result != nil { // a part may have been measured before the error
 			check(show(out, result, f.json))
 		}
@@ -313,7 +311,7 @@ func (f *flags) parse(args []string, says io.Writer) error {
 
 // options returns the options that all benchmarks share: the program, which it builds unless
 // BULKACTION_BENCH_BIN names it, the variables of --set, the access to the Redis of --redis-url, and
-// the progress. The caller must call done at the end.
+// the progress. The caller must call done at the end, and before it prints the result.
 func (f *flags) options(ctx context.Context, says io.Writer) (o options, done func()) {
 	o = options{aof: f.useAOF, redisURL: f.redisURL, program: os.Getenv("BULKACTION_BENCH_BIN"), env: f.env()}
 	if o.redisURL != "" {
@@ -329,9 +327,15 @@ func (f *flags) options(ctx context.Context, says io.Writer) (o options, done fu
 	if file, ok := says.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
 		o.progress = func(part string, done, total int) { fmt.Fprintf(says, "\r\x1b[K%s: %d of %d", part, done, total) }
 	}
-	if done = func() {}; o.program == "" && !f.noRoles {
-		folder := must(os.MkdirTemp("", "bulkaction-bench-"))
-		done = func() { _ = os.RemoveAll(folder) }
+	folder := ""
+	done = func() {
+		_ = os.RemoveAll(folder) // of "", nothing
+		if o.progress != nil {
+			fmt.Fprint(says, "\r\x1b[K")
+		}
+	}
+	if o.program == "" && !f.noRoles {
+		folder = must(os.MkdirTemp("", "bulkaction-bench-"))
 		o.program = filepath.Join(folder, "head")
 		check(attempt("build the product, or name its binary with BULKACTION_BENCH_BIN",
 			func() { check(buildProduct(ctx, o.program)) }, done))
