@@ -170,5 +170,5 @@ func LogPanic(log *slog.Logger, r *http.Request, v any, attrs ...slog.Attr) {
 
 func logRequest(log *slog.Logger, r *http.Request, text string, attrs ...slog.Attr) {
 	all := append([]slog.Attr{slog.String("method", r.Method), slog.String("path", r.URL.Path)}, attrs...)
-	log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, text, all...)
+	log.LogAttrs(context.WithoutCancel(r.Context()), slog.LevelError, text, all...) //nolint:sloglint // callers give constants
 }

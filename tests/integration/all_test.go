@@ -39,9 +39,10 @@ func TestAllRolesInOneProcess(t *testing.T) {
 	g, err := a.Wait(ctx, "g")
 	require.NoError(t, err)
 	require.Equal(t, api.StatusCompleted, g.Status)
-	stats, err := a.Stats(ctx)
-	require.NoError(t, err)
-	require.Len(t, stats.Workers, 2)
+	require.Eventually(t, func() bool {
+		stats, err := a.Stats(ctx)
+		return err == nil && len(stats.Workers) == 2
+	}, time.Minute, 20*time.Millisecond, "two worker processes are listed")
 	for _, p := range []*proctest.Process{all, worker} {
 		p.Signal(syscall.SIGTERM)
 		require.Zero(t, p.Wait(time.Minute))
