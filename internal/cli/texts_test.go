@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/process/demo"
+	"github.com/bulkaction/bulkaction/internal/process/dev"
 )
 
 func TestCounted(t *testing.T) {
@@ -99,7 +99,7 @@ func TestEmptyLists(t *testing.T) {
 
 func TestResultOfTheDemo(t *testing.T) {
 	var out bytes.Buffer
-	d := demo.Result{Jobs: 1, Done: 1, ElapsedSeconds: 0.5, JobsPerSecond: 2, SinkReceived: 1, Audit: demo.Audit{OK: true}}
+	d := dev.DemoResult{Jobs: 1, Done: 1, ElapsedSeconds: 0.5, JobsPerSecond: 2, SinkReceived: 1, Audit: dev.DemoAudit{OK: true}}
 	require.NoError(t, (&Root{IO: IO{Out: &out}}).showDemo(d))
 	require.Contains(t, out.String(), "\n1 of 1 e-mails done in 0.5 s (2 a second), 1 received by the sink, audit clean\n")
 
