@@ -17,7 +17,6 @@ import (
 
 	"github.com/bulkaction/bulkaction/api"
 	"github.com/bulkaction/bulkaction/internal/process/app"
-	"github.com/bulkaction/bulkaction/internal/process/demo"
 	"github.com/bulkaction/bulkaction/internal/process/dev"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 )
@@ -235,7 +234,7 @@ func withoutPassword(redis string) string {
 }
 
 func newDemo(r *Root) *cobra.Command {
-	var o demo.Options
+	var o dev.DemoOptions
 	var stay bool
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -278,7 +277,7 @@ func newDemo(r *Root) *cobra.Command {
 			}
 			shown := false
 			if stay {
-				o.Stay = func(result demo.Result, address string) {
+				o.Stay = func(result dev.DemoResult, address string) {
 					bars.stop()
 					shown = true
 					_ = r.showDemo(result)
@@ -290,7 +289,7 @@ func newDemo(r *Root) *cobra.Command {
 					<-cmd.Context().Done()
 				}
 			}
-			result, err := demo.Run(cmd.Context(), o)
+			result, err := dev.Demo(cmd.Context(), o)
 			bars.stop()
 			if err != nil {
 				return err
@@ -321,7 +320,7 @@ func newDemo(r *Root) *cobra.Command {
 }
 
 // showDemo prints the result.
-func (r *Root) showDemo(d demo.Result) error {
+func (r *Root) showDemo(d dev.DemoResult) error {
 	if r.JSON {
 		return r.Print(d)
 	}

@@ -333,7 +333,9 @@ func LoadSettings(settings map[string]string, processors any) (Config, error) {
 // but counts as live heap. Go collects garbage when the heap has doubled since the last collection.
 // The live heap of a role is only a few MiB, so under load there would be dozens of collections a
 // second, a tenth of all CPU time. With the ballast, the heap grows by at least this size before
-// each collection.
+// each collection. No setting of the runtime does the same: a higher GOGC multiplies large heaps,
+// too, such as that of a broker with many streams, and a memory limit makes those collect all the
+// time.
 const ballastBytes = 16 << 20
 
 // newBallast allocates the ballast. It returns nil if the environment sets GOGC or GOMEMLIMIT.

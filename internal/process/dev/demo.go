@@ -1,6 +1,4 @@
-// Package demo shows the system at work: e-mails of several tenants, sent by SMTP to a mail sink on
-// this machine, through all roles, with an audit at the end.
-package demo
+package dev
 
 import (
 	"context"
@@ -18,14 +16,13 @@ import (
 	"github.com/bulkaction/bulkaction/client"
 	"github.com/bulkaction/bulkaction/internal/audit"
 	"github.com/bulkaction/bulkaction/internal/process/app"
-	"github.com/bulkaction/bulkaction/internal/process/dev"
 	"github.com/bulkaction/bulkaction/internal/redisx"
 	"github.com/bulkaction/bulkaction/internal/redisx/keyspace"
 	"github.com/bulkaction/bulkaction/processor/email/smtpsink"
 )
 
-// Options say how many e-mails the demo sends, and which Redis it uses.
-type Options struct {
+// DemoOptions say how many e-mails the demo sends, and which Redis it uses.
+type DemoOptions struct {
 	Jobs, Tenants int
 	RedisURL      string // "": an embedded Redis
 	Addr          string // address of the API; "": a free port on loopback
@@ -35,11 +32,11 @@ type Options struct {
 	Progress func([]api.Group)
 	// Stay, if it is not nil, is called with the result and the URL of the API before the roles are
 	// stopped; they run until it returns.
-	Stay func(Result, string)
+	Stay func(DemoResult, string)
 }
 
-// GroupResult is the final state of one tenant's group.
-type GroupResult struct {
+// DemoGroup is the final state of one tenant's group.
+type DemoGroup struct {
 	ID     string     `json:"id"`
 	Tenant string     `json:"tenant"`
 	Status api.Status `json:"status"`
@@ -47,21 +44,21 @@ type GroupResult struct {
 	Failed int64      `json:"failed"`
 }
 
-// Result is the summary of a demo.
-type Result struct {
-	Jobs            int64         `json:"jobs"`
-	Done            int64         `json:"done"`
-	Failed          int64         `json:"failed"`
-	ElapsedSeconds  float64       `json:"elapsed_seconds"`
-	JobsPerSecond   float64       `json:"jobs_per_second"`
-	ThrottlesPerJob float64       `json:"throttles_per_job"`
-	Groups          []GroupResult `json:"groups"`
-	SinkReceived    int64         `json:"sink_received"`
-	Audit           Audit         `json:"audit"`
+// DemoResult is the summary of a demo.
+type DemoResult struct {
+	Jobs            int64       `json:"jobs"`
+	Done            int64       `json:"done"`
+	Failed          int64       `json:"failed"`
+	ElapsedSeconds  float64     `json:"elapsed_seconds"`
+	JobsPerSecond   float64     `json:"jobs_per_second"`
+	ThrottlesPerJob float64     `json:"throttles_per_job"`
+	Groups          []DemoGroup `json:"groups"`
+	SinkReceived    int64       `json:"sink_received"`
+	Audit           DemoAudit   `json:"audit"`
 }
 
-// Audit is the result of the audit.
-type Audit struct {
+// DemoAudit is the result of the audit.
+type DemoAudit struct {
 	OK         bool              `json:"ok"`
 	Violations []audit.Violation `json:"violations"`
 }
@@ -76,18 +73,19 @@ func tenant(i int) string {
 	return "tenant-" + strconv.Itoa(i+1)
 }
 
-// Run runs the demo to its end: it waits until all groups have ended and the data is audited. It
-// returns an error if the demo could not run; failed jobs and violations are part of the result.
-func Run(ctx context.Context, o Options) (Result, error) {
+// Demo shows the system at work: it sends e-mails of several tenants, by SMTP to a mail sink on this
+// machine, through all roles, waits until all groups have ended, and audits the data. It returns an
+// error if the demo could not run; failed jobs and violations are part of the result.
+func Demo(ctx context.Context, o DemoOptions) (DemoResult, error) {
 	if o.Addr == "" {
 		o.Addr = "127.0.0.1:0"
 	}
 	if o.RedisURL == "" {
-		o.Environ = dev.ForEmbedded(o.Environ)
+		o.Environ = ForEmbedded(o.Environ)
 	}
 	sink, err := smtpsink.Start("127.0.0.1:0", smtpsink.Options{})
 	if err != nil {
-		return Result{}, fmt.Errorf("start the mail sink: %w", err)
+		return DemoResult{}, fmt.Errorf("start the mail sink: %w", err)
 	}
 	defer sink.Close() //nolint:errcheck // the sink has no data to save
 	host, port, _ := strings.Cut(sink.Addr(), ":")
@@ -96,7 +94,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	type place struct{ api, redis string }
 	started, ended := make(chan place, 1), make(chan int, 1)
 	go func() {
-		ended <- dev.Run(devCtx, dev.Options{
+		ended <- Run(devCtx, Options{
 			RedisURL: o.RedisURL, Addr: o.Addr, Log: o.Log, Environ: append(slices.Clone(o.Environ),
 				"BULKACTION_SMTP_HOST="+host, "BULKACTION_SMTP_PORT="+port, "BULKACTION_SMTP_TLS=none",
 				"BULKACTION_SMTP_AUTH=none", "BULKACTION_SMTP_ACCOUNTS_FILE=", // no mail leaves this host
@@ -110,9 +108,9 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	case at = <-started:
 	case code := <-ended:
 		ended <- code
-		return Result{}, errors.New("the roles did not start: the lines above say why")
+		return DemoResult{}, errors.New("the roles did not start: the lines above say why")
 	case <-ctx.Done():
-		return Result{}, ctx.Err()
+		return DemoResult{}, ctx.Err()
 	}
 
 	r, err := send(ctx, client.NewAPI("http://"+at.api), o)
@@ -130,7 +128,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 }
 
 // send submits one group of e-mails for each tenant, and waits until all groups have ended.
-func send(ctx context.Context, c *client.API, o Options) (Result, error) {
+func send(ctx context.Context, c *client.API, o DemoOptions) (DemoResult, error) {
 	began := time.Now()
 	run := strconv.FormatInt(began.UnixMilli(), 36)
 	ids := make([]string, o.Tenants)
@@ -146,18 +144,18 @@ func send(ctx context.Context, c *client.API, o Options) (Result, error) {
 			},
 		})
 		if err != nil {
-			return Result{}, fmt.Errorf("submit group %s: %w", id, err)
+			return DemoResult{}, fmt.Errorf("submit group %s: %w", id, err)
 		}
 		if _, err := c.Append(ctx, id, mails(tenant(i), jobs), client.WithIdempotencyKey(id)); err != nil {
-			return Result{}, fmt.Errorf("append to group %s: %w", id, err)
+			return DemoResult{}, fmt.Errorf("append to group %s: %w", id, err)
 		}
 		if _, err := c.Seal(ctx, id, nil); err != nil {
-			return Result{}, fmt.Errorf("seal group %s: %w", id, err)
+			return DemoResult{}, fmt.Errorf("seal group %s: %w", id, err)
 		}
 	}
 	groups, err := follow(ctx, c, ids, o.Progress)
 	if err != nil {
-		return Result{}, err
+		return DemoResult{}, err
 	}
 	return summarise(groups, time.Since(began)), nil
 }
@@ -203,15 +201,15 @@ func follow(ctx context.Context, c *client.API, ids []string, progress func([]ap
 	}
 }
 
-func summarise(groups []api.Group, elapsed time.Duration) Result {
-	r := Result{Groups: []GroupResult{}}
+func summarise(groups []api.Group, elapsed time.Duration) DemoResult {
+	r := DemoResult{Groups: []DemoGroup{}}
 	var throttles int64
 	for _, g := range groups {
 		r.Jobs += g.Counts.Accepted
 		r.Done += g.Counts.Done
 		r.Failed += g.Counts.Failed
 		throttles += g.Throttles
-		r.Groups = append(r.Groups, GroupResult{
+		r.Groups = append(r.Groups, DemoGroup{
 			ID:     g.ID,
 			Tenant: g.Tenant,
 			Status: g.Status,
@@ -228,23 +226,23 @@ func summarise(groups []api.Group, elapsed time.Duration) Result {
 }
 
 // check runs a full audit of the data in Redis.
-func check(ctx context.Context, redisURL string, environ []string) (Audit, error) {
+func check(ctx context.Context, redisURL string, environ []string) (DemoAudit, error) {
 	cfg, err := app.LoadRedis(environ, redisURL)
 	if err != nil {
-		return Audit{}, err
+		return DemoAudit{}, err
 	}
 	conn, err := redisx.Connect(ctx, cfg.Connection())
 	if err != nil {
-		return Audit{}, err
+		return DemoAudit{}, err
 	}
 	defer conn.Close() //nolint:errcheck // the connection was used only for reading
 	space, err := keyspace.New(cfg.KeyPrefix, cfg.Partitions)
 	if err != nil {
-		return Audit{}, err
+		return DemoAudit{}, err
 	}
 	report, err := audit.Run(ctx, conn, space, audit.Options{})
 	if err != nil {
-		return Audit{}, fmt.Errorf("audit: %w", err)
+		return DemoAudit{}, fmt.Errorf("audit: %w", err)
 	}
-	return Audit{OK: report.OK, Violations: report.Violations}, nil
+	return DemoAudit{OK: report.OK, Violations: report.Violations}, nil
 }
