@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/bulkaction/bulkaction/api"
-	"github.com/bulkaction/bulkaction/internal/process/demo"
+	"github.com/bulkaction/bulkaction/internal/process/dev"
 )
 
 func TestBusiestTenants(t *testing.T) {
@@ -227,7 +227,7 @@ func TestEmptyLists(t *testing.T) {
 
 func TestResultOfTheDemo(t *testing.T) {
 	var out bytes.Buffer
-	d := demo.Result{Jobs: 1, Done: 1, ElapsedSeconds: 0.5, JobsPerSecond: 2, SinkReceived: 1, Audit: demo.Audit{OK: true}}
+	d := dev.DemoResult{Jobs: 1, Done: 1, ElapsedSeconds: 0.5, JobsPerSecond: 2, SinkReceived: 1, Audit: dev.DemoAudit{OK: true}}
 	require.NoError(t, (&Root{IO: IO{Out: &out}}).showDemo(d))
 	require.Contains(t, out.String(), "\n1 of 1 e-mails done in 0.5 s (2 a second), 1 received by the sink, audit clean\n")
 
