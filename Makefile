@@ -10,10 +10,10 @@ chosen     = $(if $(filter file,$(origin PKG)),$(1),$(PKG))
 TEST       = $(shell go list ./... | grep -vE '/tests/(integration|chaos|guards|browser)$$|/acl/(derive|gen)$$')
 # RACE lists packages whose goroutines share memory: the roles and their consumers of streams, guards
 # and accounts, the servers and their event streams, and what batches or caches calls.
-RACE      := ./client/... ./entry ./guard ./processor/... ./run ./internal/process/app ./internal/access/auth/... ./internal/web/console \
-	./internal/room/entrytoken ./internal/jobs/groups/... ./internal/web/httpapi ./internal/calls/lending ./internal/web/livefeed ./internal/stage/presence \
-	./internal/redisx ./internal/redisx/stream ./internal/redisx/wm ./internal/process/roles ./internal/room/roomapi ./internal/web/sse \
-	./internal/stage/... ./internal/telemetry ./internal/room/position
+RACE      := ./client/... ./entry ./guard ./processor/... ./run ./internal/access/... ./internal/calls/lending ./internal/process/app \
+	./internal/process/roles ./internal/redisx ./internal/redisx/stream ./internal/redisx/wm ./internal/room/broker \
+	./internal/room/entrytoken ./internal/room/position ./internal/room/roomapi ./internal/stage/... ./internal/telemetry ./internal/web/... \
+	$(addprefix ./internal/jobs/,aggregator dispatcher fetcher groups/... ingest watcher worker)
 TESTFLAGS ?=
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
