@@ -105,7 +105,7 @@ check: vet lint deps ## Before a commit: format, vet, lint and short tests
 .PHONY: test
 test: deps ## Run the tests of all packages but those of integration and browser; BENCH=. runs each benchmark once, too
 	go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) $(call chosen,$(TEST)) $(if $(BENCH),-args -test.bench=$(BENCH) -test.benchtime=1x)
-	$(if $(filter file,$(origin PKG)),cd bench && go test $(filter-out -ldflags%,$(TESTFLAGS)) ./...)
+	$(if $(filter file,$(origin PKG)),cd bench && go test -timeout 20m $(TESTFLAGS) ./...)
 
 .PHONY: race
 race: deps ## Run the tests of packages that share memory between goroutines with the race detector; PKG=./... selects
@@ -123,7 +123,7 @@ testbin:
 
 .PHONY: integration
 integration: deps testbin ## Run the tests across processes, and the commands of the documents
-	BULKACTION_TEST_BIN=$(TESTBIN) go test -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) ./tests/integration ./tests/chaos ./tests/guards
+	BULKACTION_TEST_BIN=$(TESTBIN) go test -timeout 20m -p $(PARALLEL) -parallel $(PARALLEL) $(TESTFLAGS) ./tests/integration ./tests/chaos ./tests/guards
 
 AXE := $(CURDIR)/.bin/axe-core-4.14.1.js
 
