@@ -407,6 +407,7 @@ func TestRedisAlone(t *testing.T) {
 }
 
 func TestShownConfiguration(t *testing.T) {
+	t.Setenv("BULKACTION_WORKER_COUNT", "7") // the environment of the process is not asked for defaults
 	c, _, err := load([]string{
 		"BULKACTION_WORKER_COUNT=7", "BULKACTION_WORKER_TYPES=A,B", "BULKACTION_LEASE=30s",
 		"BULKACTION_REDIS_URL=redis://user:secret@h:1/0", "BULKACTION_SMTP_USERNAME=u", "BULKACTION_SMTP_PASSWORD=secret",

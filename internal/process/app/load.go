@@ -212,7 +212,7 @@ func (c Config) LogValue() slog.Value {
 	for _, v := range c.variables() {
 		unset := v
 		unset.value = reflect.New(v.field.Type).Elem()
-		_ = unset.parse(nil) // gives it its default, which is valid
+		_ = unset.parse(map[string]string{}) // gives it its default, which is valid; nil would be os.Environ
 		if value := v.show(); value != unset.show() {
 			attrs = append(attrs, slog.String(strings.ToLower(strings.TrimPrefix(v.Name, envPrefix)), value))
 		}
